@@ -1,0 +1,29 @@
+"""`holdfast completion`."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from holdfast.cli.app import Command, Settings, holdfast, settings_of
+from holdfast.cli.printing import lines
+
+EXAMPLE = """\
+eval "$(holdfast completion bash)"       # in ~/.bashrc
+eval "$(holdfast completion zsh)"        # in ~/.zshrc
+holdfast completion fish > ~/.config/fish/completions/holdfast.fish"""
+
+
+@click.command("completion", cls=Command, example=EXAMPLE)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@settings_of
+def completion(settings: Settings, shell: str) -> None:
+    """Print the script that completes commands, options, sessions and refs in a shell."""
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.ClickException(f"This click cannot complete in {shell}.")
+    script = kind(holdfast, {}, "holdfast", "_HOLDFAST_COMPLETE").source()
+    settings.show({"shell": shell, "script": script}, lambda _: lines([script]))
+
+
+COMMANDS = {"completion": completion}

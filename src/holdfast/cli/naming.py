@@ -1,0 +1,90 @@
+"""Which session and which checkpoint a command line means, and how they complete in a shell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+
+from holdfast import operations
+from holdfast.api import Store
+from holdfast.cli.app import Settings
+from holdfast.cli.printing import clean
+from holdfast.errors import HoldfastError
+
+
+def session_named(argument: str | None, option: str | None, *, use_environment: bool = True) -> str:
+    """The session of a command: the argument, else `--session`, else the environment."""
+    if argument is not None and option is not None:
+        raise click.UsageError("The session is given twice: as argument and by --session.")
+    environment = os.environ.get("HOLDFAST_SESSION") if use_environment else None
+    for key in (argument, option, environment or None):
+        if key is not None:
+            return key
+    hint = (
+        "as argument, by --session, or in HOLDFAST_SESSION"
+        if use_environment
+        else "as argument or by --session"
+    )
+    raise click.UsageError(f"Which session? Name it {hint}.")
+
+
+def optional_session(argument: str | None, option: str | None) -> str | None:
+    """The session of a command that also works without one; the environment does not count."""
+    if argument is None and option is None:
+        return None
+    return session_named(argument, option)
+
+
+def session_and_refs(
+    arguments: Iterable[str | None], option: str | None, *, use_environment: bool = True
+) -> tuple[str, list[str]]:
+    """SESSION and REFs; where `--session` names the session, all arguments are refs."""
+    given = [argument for argument in arguments if argument is not None]
+    if option is not None:
+        return option, given
+    key = session_named(given[0] if given else None, None, use_environment=use_environment)
+    return key, given[1:]
+
+
+def session_argument() -> Callable[[Any], Any]:
+    return click.argument("session", required=False, metavar="[SESSION]", shell_complete=_complete_session)
+
+
+def session_option() -> Callable[[Any], Any]:
+    return click.option(
+        "--session",
+        "session_option",
+        metavar="KEY",
+        shell_complete=_complete_session,
+        help="The session, instead of the argument. Default: $HOLDFAST_SESSION.",
+    )
+
+
+def ref_argument(*, many: bool = False) -> Callable[[Any], Any]:
+    metavar = "[REF]..." if many else "[REF]"
+    name = "refs" if many else "ref"
+    return click.argument(
+        name, nargs=-1 if many else 1, required=False, metavar=metavar, shell_complete=_complete_ref
+    )
+
+
+def _complete_session(ctx: click.Context, _param: click.Parameter, prefix: str) -> list[str]:
+    return _completions(ctx, lambda store: operations.complete_sessions(store, prefix))
+
+
+def _complete_ref(ctx: click.Context, _param: click.Parameter, prefix: str) -> list[str]:
+    key = ctx.params.get("session_option") or ctx.params.get("session")
+    key = key or os.environ.get("HOLDFAST_SESSION")
+    return _completions(ctx, lambda store: operations.complete_refs(store, key, prefix)) if key else []
+
+
+def _completions(ctx: click.Context, find: Callable[[Store], Iterable[str]]) -> list[str]:
+    """Completion never complains and never makes a store; what a shell could not take is left out."""
+    try:
+        with operations.open_store(ctx.ensure_object(Settings).store) as store:
+            return [name for name in find(store) if name == clean(name)]
+    except HoldfastError:
+        return []

@@ -1,0 +1,179 @@
+"""How things look: text that cannot harm a terminal, sizes, times, tables, JSON, progress."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import click
+import msgspec
+
+# Controls, bidirectional controls, line separators, invisible tags, and lone surrogates.
+_HARMFUL: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+_NAMED: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+MAX_CELL: Final = 35
+"""The width of an id. Longer texts in a table on a terminal are cut off, except in the last column."""
+MAX_NARROW_CELL: Final = 20
+NARROW: Final = 100
+"""Terminals with fewer columns get no room for whole ids in tables."""
+
+
+def clean(text: str) -> str:
+    """One line of text, with everything a terminal would act upon or hide written as an escape."""
+    return _HARMFUL.sub(lambda match: _NAMED.get(match[0]) or _escape(match[0]), text)
+
+
+def _escape(char: str) -> str:
+    code = ord(char)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def clean_json(document: bytes) -> str:
+    """JSON text that means the same, with harmful characters in its strings written as escapes."""
+    return _HARMFUL.sub(_json_escape, document.decode())
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    char = match[0]
+    if char in "\n\t":
+        return char  # between values: inside a string JSON has them escaped already
+    units = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+def size(count: int) -> str:
+    """`950B`, `1.5KB`, `950KB`, `1.2MB`."""
+    if count < 1000:
+        return f"{count}B"
+    if count < 9950:
+        return f"{count / 1e3:.1f}KB"
+    if count < 999_500:
+        return f"{count / 1e3:.0f}KB"
+    if count < 999_950_000:
+        return f"{count / 1e6:.1f}MB"
+    return f"{count / 1e9:.1f}GB"
+
+
+def moment(when: datetime) -> str:
+    """The time in UTC, as a ref understands it."""
+    return f"{when:%Y-%m-%d %H:%M:%S}"
+
+
+def ratio(value: float | None) -> str:
+    """How many times smaller it is stored."""
+    return "-" if value is None else f"{value:.1f}x"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def width() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def is_narrow() -> bool:
+    return is_terminal() and width() < NARROW
+
+
+def lines(texts: Iterable[str]) -> None:
+    """Print lines that are already clean."""
+    write("".join(f"{text}\n" for text in texts).encode("utf-8", "backslashreplace"))
+
+
+def write(data: bytes) -> None:
+    """Send bytes to stdout. A reader that has seen enough ends the command quietly."""
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # What is still buffered would complain again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit(141) from None
+
+
+def json_document(value: Any) -> None:
+    """Print a result as indented JSON."""
+    document = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    lines([clean_json(document)])
+
+
+def note(text: str) -> None:
+    """Say something on stderr."""
+    click.echo(clean(text), err=True)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    """Print rows under titles: with rich on a terminal, as aligned text elsewhere. On a terminal long texts are cut
+    off; texts are cleaned here."""
+    cells = [[clean(cell) for cell in row] for row in rows]
+    if is_terminal():
+        _rich_table(columns, cells, right)
+        return
+    widths = [max(len(row[at]) for row in [list(columns), *cells]) for at in range(len(columns))]
+    pads = [str.rjust if title in right else str.ljust for title in columns]
+    lines(
+        "  ".join(pad(cell, width) for pad, cell, width in zip(pads, row, widths, strict=True)).rstrip()
+        for row in [[title.upper() for title in columns], *cells]
+    )
+
+
+def _rich_table(columns: Sequence[str], cells: list[list[str]], right: Sequence[str]) -> None:
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    most = MAX_CELL if console.width >= NARROW else MAX_NARROW_CELL
+    needed = [max(cell_len(row[at]) for row in [list(columns), *cells]) for at in range(len(columns))]
+    widths = [min(each, most) for each in needed[:-1]]
+    # Only the last column gives way, so that numbers and times stay readable.
+    room = console.width - sum(each + 2 for each in widths)
+    widths.append(max(len(columns[-1]), min(needed[-1], room)))
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title, each in zip(columns, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if title in right else "left"
+        drawn.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", width=each)
+    for row in cells:
+        drawn.add_row(*(Text(cell) for cell in row))
+    with console.capture() as capture:
+        console.print(drawn)
+    write(capture.get().encode("utf-8", "backslashreplace"))
+
+
+class ProgressLine:
+    """`verifying 120/1000`, renewed in place on stderr; silent when that is no terminal."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total, self._done, self._shown = what, total, 0, 0.0
+        self._is_shown = sys.stderr.isatty() and total > 0
+
+    def advance(self, by: int) -> None:
+        self._done += by
+        now = time.monotonic()
+        if self._is_shown and now - self._shown > 0.1:
+            self._shown = now
+            click.echo(f"\r{self._what} {self._done:,}/{self._total:,}", nl=False, err=True)
+
+    def close(self) -> None:
+        if self._shown:
+            click.echo("\r\x1b[K", nl=False, err=True)

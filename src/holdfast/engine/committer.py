@@ -1,0 +1,146 @@
+"""Group commit: whoever waits first commits for all who queued meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from holdfast.errors import BackendUnavailable, HoldfastError
+from holdfast.storage.port import Append, Appended
+
+Outcome: TypeAlias = Appended | HoldfastError
+
+MAX_BATCH: Final = 128
+MAX_BATCH_BYTES: Final = 32 * 1024 * 1024
+
+
+Again: TypeAlias = Callable[[HoldfastError], Append | None]
+"""What to send instead after a refusal; None when the refusal stands."""
+
+
+class Ticket:
+    """One queued append, and what became of it."""
+
+    __slots__ = ("_committer", "_outcome", "again", "item")
+
+    def __init__(self, committer: Committer, item: Append, again: Again) -> None:
+        self._committer = committer
+        self._outcome: Outcome | None = None
+        self.item = item
+        self.again = again
+
+    @property
+    def is_done(self) -> bool:
+        return self._outcome is not None
+
+    def settle(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    def result(self) -> Appended:
+        """Wait until the checkpoint is durable; raise what kept it from being stored."""
+        self._committer.settle(self)
+        if isinstance(self._outcome, Appended):
+            return self._outcome
+        assert self._outcome is not None
+        raise self._outcome
+
+
+class Committer:
+    """A first-in first-out queue of appends that any waiting thread empties, one commit at a time.
+
+    One thread alone commits its own append at once: nothing is handed to another thread.
+    """
+
+    def __init__(self, append: Callable[[Sequence[Append]], list[Outcome]]) -> None:
+        self._append = append
+        self._queue: deque[Ticket] = deque()
+        self._leader = threading.Lock()
+
+    def enqueue(self, item: Append, again: Again) -> Ticket:
+        ticket = Ticket(self, item, again)
+        self._queue.append(ticket)
+        return ticket
+
+    def settle(self, ticket: Ticket) -> None:
+        """Return when the ticket's outcome is known; lead a commit if nobody else does."""
+        while not ticket.is_done:
+            with self._leader:
+                if not ticket.is_done:
+                    self._commit_batch()
+
+    def flush(self) -> None:
+        """Return when everything queued so far is settled."""
+        while self._queue:
+            with self._leader:
+                self._commit_batch()
+
+    def _commit_batch(self) -> None:
+        batch = self._take_batch()
+        try:
+            while batch:
+                batch = self._attempt(batch)
+        except HoldfastError as exc:
+            _settle_rest(batch, exc)
+        except BaseException:
+            # Interrupted between "sent" and "heard": those who wait must not wait for ever. A repeat is safe,
+            # because the checkpoint's own id is an idempotency key.
+            _settle_rest(
+                batch, BackendUnavailable("the commit was interrupted: its outcome is unknown, save again")
+            )
+            raise
+
+    def _attempt(self, batch: list[Ticket]) -> list[Ticket]:
+        """Commit a batch; those that are to be sent again, in their order and before anything that came later."""
+        outcomes = self._append([ticket.item for ticket in batch])
+        repeats = []
+        for ticket, outcome in zip(batch, outcomes, strict=True):
+            instead = _instead(ticket, outcome)
+            if isinstance(instead, Append):
+                ticket.item = instead
+                repeats.append(ticket)
+            else:
+                ticket.settle(instead)
+        return repeats
+
+    def _take_batch(self) -> list[Ticket]:
+        batch: list[Ticket] = []
+        size = 0
+        while self._queue and len(batch) < MAX_BATCH and size < MAX_BATCH_BYTES:
+            ticket = self._queue.popleft()
+            size += sum(body.stored_size for body in ticket.item.bodies)
+            batch.append(ticket)
+        return batch
+
+    def before_fork(self) -> None:
+        self._leader.acquire()
+
+    def after_fork(self, *, is_child: bool) -> None:
+        if is_child:
+            _settle_rest(
+                list(self._queue),
+                BackendUnavailable(
+                    "this save was queued before a fork: the parent commits it",
+                    code="forked",
+                    retryable=False,
+                ),
+            )
+            self._queue.clear()
+        self._leader.release()
+
+
+def _instead(ticket: Ticket, outcome: Outcome) -> Outcome | Append:
+    """The outcome of an attempt, or what to send instead of it."""
+    if isinstance(outcome, Appended):
+        return outcome
+    try:
+        return ticket.again(outcome) or outcome
+    except HoldfastError as exc:
+        return exc
+
+
+def _settle_rest(tickets: list[Ticket], outcome: HoldfastError) -> None:
+    for ticket in tickets:
+        if not ticket.is_done:
+            ticket.settle(outcome)

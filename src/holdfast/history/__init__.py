@@ -1,0 +1,1 @@
+"""Looking back: how a person names a checkpoint."""

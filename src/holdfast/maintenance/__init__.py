@@ -1,0 +1,1 @@
+"""Looking after a store: first a plan or a report, then the change."""

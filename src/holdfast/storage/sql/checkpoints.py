@@ -1,0 +1,417 @@
+"""Headers: appending, finding, removing and adopting checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from holdfast.codec.integrity import chain_of, open_header
+from holdfast.errors import Conflict, HoldfastError, InvalidInput
+from holdfast.model import Branch, Draft, Header, Session
+from holdfast.storage.port import (
+    Append,
+    Appended,
+    Blob,
+    Body,
+    HeaderQuery,
+    HeaderRow,
+    Removed,
+    Seal,
+)
+from holdfast.storage.sql import bodies, events, leases, notes, sessions
+from holdfast.storage.sql.connection import Connection, Row, Value, marks
+from holdfast.storage.sql.rows import HEADER_COLUMNS, header_row
+
+FIRST_PAGE: Final = 16
+PAGE: Final = 256
+
+_INSERT = (
+    "INSERT INTO checkpoints (sid, seq, id, branch, time_us, step, status, external_id, idempotency_key, header)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_FROM = "FROM checkpoints c JOIN sessions s ON s.sid = c.sid"
+
+
+# --- append ----------------------------------------------------------------------------------------------------
+
+
+def append(tx: Connection, item: Append, seal: Seal) -> Appended:
+    """Store one checkpoint. All checks come before the first write, so a refusal leaves nothing behind."""
+    draft = item.draft
+    sid, session = sessions.by_uid(tx, draft.session)
+    leases.check_fence(tx, sid, session.uid, item.fence)
+    original = _original(tx, sid, draft)
+    if original is not None:
+        return Appended(row=_same_content(original, draft), is_new=False)
+    if item.on_current and session.branch != draft.branch:
+        raise Conflict(
+            f"session {session.key!r} is on branch {session.branch!r} now, not {draft.branch!r}",
+            code="branch_switched",
+            session=session.uid,
+            branch=session.branch,
+        )
+    branch = sessions.branch(tx, sid, draft.branch)
+    sessions.check_head(branch, draft.branch, session.uid, item.expect_head)
+    _check_external_id(tx, sid, draft.branch, draft.external_id)
+    for required in draft.requires:
+        sessions.place(tx, sid, session.uid, required)
+    bodies.check_references(tx, sid, item.bodies, item.blobs)
+
+    parents = _parents(draft, branch)
+    seq = max(session.last_seq, _highest_seq(tx, sid)) + 1
+    raw = seal(draft, seq, parents, [_chain_of(tx, parent) for parent in parents])
+    _insert(tx, sid, seq, draft, raw)
+    bodies.insert_blobs(tx, item.blobs)
+    bodies.insert(tx, sid, item.bodies)
+    _advance_branch(tx, sid, branch, draft, seq, parents)
+    _advance_session(tx, sid, session, draft, seq)
+    return Appended(
+        row=HeaderRow(id=draft.id, session=session.uid, seq=seq, branch=draft.branch, raw=raw), is_new=True
+    )
+
+
+def _highest_seq(tx: Connection, sid: int) -> int:
+    """No number is given twice (V3), even if damage raised one of those that are stored."""
+    row = tx.one("SELECT seq FROM checkpoints WHERE sid = ? ORDER BY seq DESC LIMIT 1", (sid,))
+    return row[0] if row is not None and isinstance(row[0], int) else 0
+
+
+def _parents(draft: Draft, branch: Branch | None) -> tuple[str, ...]:
+    if draft.parents is not None:
+        return draft.parents
+    return (branch.head,) if branch and branch.head else ()
+
+
+def _chain_of(tx: Connection, checkpoint: str) -> str | None:
+    row = tx.one("SELECT header FROM checkpoints WHERE id = ?", (checkpoint,))
+    return chain_of(row[0]) if row is not None and isinstance(row[0], bytes) else None
+
+
+def _original(tx: Connection, sid: int, draft: Draft) -> HeaderRow | None:
+    """The checkpoint that already holds the draft's idempotency key, or its id."""
+    row = tx.one(f"SELECT {HEADER_COLUMNS} {_FROM} WHERE c.id = ?", (draft.id,))
+    if row is None and bodies.is_stored(tx, sid, draft.id):
+        raise Conflict(
+            f"{draft.id} was removed, and others still need its body",
+            code="id_taken",
+            retryable=False,
+            checkpoint=draft.id,
+        )
+    if row is None and draft.idempotency_key is not None:
+        row = tx.one(
+            f"SELECT {HEADER_COLUMNS} {_FROM} WHERE c.sid = ? AND c.idempotency_key = ?",
+            (sid, draft.idempotency_key),
+        )
+    return None if row is None else header_row(row)
+
+
+def _same_content(original: HeaderRow, draft: Draft) -> HeaderRow:
+    header = open_header(original.raw, expect_id=original.id)
+    is_same = (
+        header.session == draft.session
+        and header.contents == draft.contents
+        and header.step == draft.step
+        and header.status == draft.status
+    )
+    if not is_same:
+        raise Conflict(
+            f"{original.id} already holds the key of this save, with other content",
+            code="idempotency_mismatch",
+            retryable=False,
+            session=draft.session,
+            checkpoint=original.id,
+        )
+    return original
+
+
+def _check_external_id(tx: Connection, sid: int, branch: str, external_id: str | None) -> None:
+    if external_id is None:
+        return
+    row = tx.one(
+        "SELECT id FROM checkpoints WHERE sid = ? AND branch = ? AND external_id = ?",
+        (sid, branch, external_id),
+    )
+    if row is not None:
+        raise Conflict(
+            f"branch {branch!r} already has a checkpoint with external id {external_id!r}",
+            code="external_id_exists",
+            retryable=False,
+            branch=branch,
+            checkpoint=row[0],
+        )
+
+
+def _insert(tx: Connection, sid: int, seq: int, record: Draft | Header, raw: bytes) -> None:
+    tx.run(
+        _INSERT,
+        (
+            sid,
+            seq,
+            record.id,
+            record.branch,
+            record.time_us,
+            record.step,
+            str(record.status),
+            record.external_id,
+            record.idempotency_key,
+            raw,
+        ),
+    )
+    if record.tags:
+        tx.run_many(
+            "INSERT INTO tags (sid, seq, tag) VALUES (?, ?, ?)", [(sid, seq, tag) for tag in set(record.tags)]
+        )
+    if record.requires:
+        tx.run_many(
+            "INSERT INTO requirements (sid, seq, required) VALUES (?, ?, ?)",
+            [(sid, seq, required) for required in set(record.requires)],
+        )
+
+
+def _advance_branch(
+    tx: Connection, sid: int, branch: Branch | None, record: Draft | Header, seq: int, parents: Sequence[str]
+) -> None:
+    if branch is None:
+        branch = _new_branch(tx, sid, record, parents)
+    sessions.put_branch(tx, sid, msgspec.structs.replace(branch, head=record.id, head_seq=seq))
+
+
+def _new_branch(tx: Connection, sid: int, record: Draft | Header, parents: Sequence[str]) -> Branch:
+    """A branch begun by a checkpoint: it forks where the first parent is."""
+    branch = Branch(name=record.branch, created_us=record.time_us)
+    row = (
+        tx.one("SELECT seq, branch FROM checkpoints WHERE id = ? AND sid = ?", (parents[0], sid))
+        if parents
+        else None
+    )
+    if row is None:
+        return branch
+    return msgspec.structs.replace(branch, fork=parents[0], fork_seq=row[0], fork_branch=row[1])
+
+
+def _advance_session(tx: Connection, sid: int, session: Session, draft: Draft, seq: int) -> None:
+    is_finished = draft.status.is_finished
+    changed = msgspec.structs.replace(
+        session,
+        updated_us=max(session.updated_us, draft.time_us),
+        status=draft.status,
+        finished_us=draft.time_us if is_finished else None,
+        error=session.error if is_finished else None,
+        last_seq=seq,
+    )
+    sessions.write_after_append(tx, sid, changed)
+    if session.status.is_finished and not is_finished:
+        data = {"was": str(session.status), "checkpoint": draft.id}
+        events.record(tx, sid, "session_reopened", data, time_us=draft.time_us)
+
+
+# --- find ------------------------------------------------------------------------------------------------------
+
+
+def page(
+    tx: Connection, sid: int | None, query: HeaderQuery, after: tuple[int, str] | None, limit: int
+) -> list[tuple[tuple[int, str], HeaderRow]]:
+    """One page of (place in the order, header)."""
+    where, values = _conditions(sid, query, after)
+    order = "DESC" if query.newest_first else "ASC"
+    # An id begins with its time, so its index is the order by (time, id).
+    by = f"c.seq {order}" if sid is not None else f"c.id {order}"
+    found = tx.all(
+        f"SELECT {HEADER_COLUMNS}, c.time_us {_FROM} WHERE {where} ORDER BY {by} LIMIT ?", (*values, limit)
+    )
+    return [((row[2] if sid is not None else row[5], row[0]), header_row(row)) for row in found]
+
+
+def _conditions(
+    sid: int | None, query: HeaderQuery, after: tuple[int, str] | None
+) -> tuple[str, list[Value]]:
+    conditions: list[str] = ["1 = 1"]
+    values: list[Value] = []
+
+    def add(condition: str, *bound: Value) -> None:
+        conditions.append(condition)
+        values.extend(bound)
+
+    if sid is not None:
+        add("c.sid = ?", sid)
+    for column, wanted in (
+        ("s.project", query.project),
+        ("c.branch", query.branch),
+        ("c.external_id", query.external_id),
+        ("c.step", query.step),
+        ("c.status", None if query.status is None else str(query.status)),
+    ):
+        if wanted is not None:
+            add(f"{column} = ?", wanted)
+    if query.ids is not None:
+        add(f"c.id IN ({marks(len(query.ids))})", *query.ids)
+    if query.id_prefix is not None:
+        add("c.id >= ? AND substr(c.id, 1, ?) = ?", query.id_prefix, len(query.id_prefix), query.id_prefix)
+    if query.tag is not None:
+        add("EXISTS (SELECT 1 FROM tags t WHERE t.sid = c.sid AND t.seq = c.seq AND t.tag = ?)", query.tag)
+    for condition, bound in (
+        ("c.seq >= ?", query.min_seq),
+        ("c.seq <= ?", query.max_seq),
+        ("c.time_us >= ?", query.since_us),
+        ("c.time_us <= ?", query.until_us),
+    ):
+        if bound is not None:
+            add(condition, bound)
+    if after is not None:
+        beyond = "<" if query.newest_first else ">"
+        if sid is not None:
+            add(f"c.seq {beyond} ?", after[0])
+        else:
+            add(
+                f"(c.time_us {beyond} ? OR (c.time_us = ? AND c.id {beyond} ?))", after[0], after[0], after[1]
+            )
+    return " AND ".join(conditions), values
+
+
+def inconsistencies(tx: Connection, sid: int) -> list[tuple[str, str]]:
+    """Columns and side tables that differ from the intact headers they were made from."""
+    tags = _by_seq(tx, "SELECT seq, tag FROM tags WHERE sid = ?", sid)
+    required = _by_seq(tx, "SELECT seq, required FROM requirements WHERE sid = ?", sid)
+    found: list[tuple[str, str]] = []
+    for id, seq, raw, *columns in tx.all(
+        "SELECT id, seq, header, branch, time_us, step, status, external_id, idempotency_key FROM checkpoints"
+        " WHERE sid = ?",
+        (sid,),
+    ):
+        try:
+            header = open_header(raw if isinstance(raw, bytes) else b"")
+        except HoldfastError:
+            continue  # a damaged header is found by whoever reads it
+        expected = [header.branch, header.time_us, header.step, str(header.status), header.external_id]
+        if columns != [*expected, header.idempotency_key]:
+            found.append((header.id, f"the columns of {id} differ from its header"))
+        if tags.get(seq, set()) != set(header.tags) or required.get(seq, set()) != set(header.requires):
+            found.append((header.id, f"the tags or requirements of {id} differ from its header"))
+    return found
+
+
+def _by_seq(tx: Connection, sql: str, sid: int) -> dict[int, set[str]]:
+    values: dict[int, set[str]] = {}
+    for seq, value in tx.all(sql, (sid,)):
+        values.setdefault(seq, set()).add(value)
+    return values
+
+
+# --- remove ----------------------------------------------------------------------------------------------------
+
+
+def remove(tx: Connection, sid: int, session: Session, ids: Sequence[str]) -> Removed:
+    wanted = list(dict.fromkeys(ids))
+    found = {
+        row[0]: row
+        for row in tx.all(
+            f"SELECT id, seq, branch, external_id FROM checkpoints WHERE sid = ? AND id IN ({marks(len(wanted))})",
+            (sid, *wanted),
+        )
+    }
+    refused = _required(tx, sid, set(found))
+    going = [row for id, row in found.items() if id not in refused]
+    freed = sum(_remove_one(tx, sid, row) for row in sorted(going, key=lambda row: row[1], reverse=True))
+    _retreat_heads(tx, sid, {row[0] for row in going})
+    gaps = merge_gaps(session.gaps, [row[1] for row in going])
+    if gaps != session.gaps:
+        sessions.write_after_append(tx, sid, msgspec.structs.replace(session, gaps=gaps))
+    return Removed(
+        removed=tuple(id for id in wanted if id in found and id not in refused),
+        refused=tuple(id for id in wanted if id in refused),
+        missing=tuple(id for id in wanted if id not in found),
+        stored_bytes=freed,
+    )
+
+
+def _required(tx: Connection, sid: int, going: set[str]) -> set[str]:
+    """Those of the ids that a remaining checkpoint requires; what these require remains as well."""
+    refused: set[str] = set()
+    while True:
+        candidates = sorted(going - refused)
+        required = {
+            row[0]
+            for row in tx.all(
+                "SELECT r.required, c.id FROM requirements r JOIN checkpoints c ON c.sid = r.sid AND c.seq = r.seq"
+                f" WHERE r.sid = ? AND r.required IN ({marks(len(candidates))})",
+                (sid, *candidates),
+            )
+            if row[1] not in going or row[1] in refused
+        }
+        if required <= refused:
+            return refused
+        refused |= required
+
+
+def _remove_one(tx: Connection, sid: int, row: Row) -> int:
+    checkpoint, seq, branch, external_id = row
+    targets = [checkpoint] if external_id is None else [checkpoint, (branch, external_id)]
+    notes.remove(tx, sid, targets)
+    for table in ("checkpoints", "tags", "requirements"):
+        tx.run(f"DELETE FROM {table} WHERE sid = ? AND seq = ?", (sid, seq))
+    return bodies.drop_or_hide(tx, sid, checkpoint)
+
+
+def _retreat_heads(tx: Connection, sid: int, removed: set[str]) -> None:
+    """Move heads that went to the newest checkpoint that remains of their branch, else to its fork (V6)."""
+    for branch in sessions.branches(tx, sid):
+        if branch.head not in removed:
+            continue
+        row = tx.one(
+            "SELECT id, seq FROM checkpoints WHERE sid = ? AND branch = ? ORDER BY seq DESC LIMIT 1",
+            (sid, branch.name),
+        ) or tx.one("SELECT id, seq FROM checkpoints WHERE sid = ? AND id = ?", (sid, branch.fork))
+        head, head_seq = row or (None, 0)
+        sessions.put_branch(tx, sid, msgspec.structs.replace(branch, head=head, head_seq=head_seq))
+
+
+def merge_gaps(gaps: Sequence[tuple[int, int]], removed: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Closed ranges of removed numbers, as few as possible."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted([*gaps, *((seq, seq) for seq in removed)]):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return tuple(merged)
+
+
+# --- adopt -----------------------------------------------------------------------------------------------------
+
+
+def adopt(
+    tx: Connection, sid: int, session: Session, raw: bytes, incoming: Sequence[Body], blobs: Sequence[Blob]
+) -> bool:
+    """Store a sealed checkpoint of another store under its own number."""
+    header = open_header(raw)
+    if header.session != session.uid:
+        raise InvalidInput(
+            f"{header.id} belongs to session {header.session}, not {session.uid}", code="foreign_checkpoint"
+        )
+    for held in tx.all(
+        "SELECT header FROM checkpoints WHERE id = ? OR (sid = ? AND seq = ?) OR (sid = ? AND idempotency_key = ?)",
+        (header.id, sid, header.seq, sid, header.idempotency_key),
+    ):
+        if held[0] == raw:
+            return False
+        raise Conflict(
+            f"{header.id} (seq {header.seq}) cannot be adopted: its id, number or key is taken",
+            code="place_taken",
+            retryable=False,
+            checkpoint=header.id,
+        )
+    _check_external_id(tx, sid, header.branch, header.external_id)
+    bodies.check_references(tx, sid, incoming, blobs)
+    branch = sessions.branch(tx, sid, header.branch)
+    _insert(tx, sid, header.seq, header, raw)
+    bodies.insert_blobs(tx, blobs)
+    # A hidden body stays in the encoding that others are patched against, and shows again.
+    bodies.insert(tx, sid, [body for body in incoming if not bodies.is_hidden(tx, sid, header.id, body.name)])
+    bodies.show(tx, sid, header.id)
+    if branch is None or header.seq > branch.head_seq:
+        _advance_branch(tx, sid, branch, header, header.seq, header.parents)
+    if header.seq > session.last_seq:
+        sessions.write_after_append(tx, sid, msgspec.structs.replace(session, last_seq=header.seq))
+    return True

@@ -1,0 +1,68 @@
+"""Who may run a session: leases with fencing tokens that only ever grow."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.errors import Conflict
+from holdfast.storage.port import Lease, Owner
+from holdfast.storage.sql.connection import Connection
+
+
+def check_fence(tx: Connection, sid: int, uid: str, fence: int | None) -> None:
+    """Refuse a writer whose lease was taken over or released; expiry alone does not make a token stale."""
+    if fence is None:
+        return
+    row = tx.one("SELECT token, is_held FROM leases WHERE sid = ?", (sid,))
+    if row is None or row[0] != fence or not row[1]:
+        raise lost(uid)
+
+
+def lost(uid: str) -> Conflict:
+    return Conflict(
+        f"the lease on session {uid} was taken over or released: this writer must stop",
+        code="lease_lost",
+        retryable=False,
+        session=uid,
+    )
+
+
+def read(tx: Connection, sid: int) -> Lease | None:
+    row = tx.one("SELECT token, owner, expires_us FROM leases WHERE sid = ? AND is_held = 1", (sid,))
+    if row is None:
+        return None
+    return Lease(token=row[0], owner=msgspec.json.decode(row[1], type=Owner), expires_us=row[2])
+
+
+def acquire(
+    tx: Connection, sid: int, uid: str, owner: Owner, *, now_us: int, expires_us: int, replacing: int | None
+) -> Lease:
+    held = read(tx, sid)
+    if held is not None and held.expires_us > now_us and held.token != replacing:
+        raise Conflict(
+            f"session {uid} is run by {held.owner.label or 'another process'}"
+            f" (pid {held.owner.pid} on {held.owner.host})",
+            code="lease_held",
+            session=uid,
+        )
+    row = tx.one("SELECT token FROM leases WHERE sid = ?", (sid,))
+    token = (row[0] if row else 0) + 1
+    tx.run(
+        "INSERT INTO leases (sid, token, owner, expires_us, is_held) VALUES (?, ?, ?, ?, 1) ON CONFLICT (sid)"
+        " DO UPDATE SET token = excluded.token, owner = excluded.owner, expires_us = excluded.expires_us, is_held = 1",
+        (sid, token, msgspec.json.encode(owner).decode(), expires_us),
+    )
+    return Lease(token=token, owner=owner, expires_us=expires_us)
+
+
+def renew(tx: Connection, sid: int, uid: str, token: int, *, expires_us: int) -> Lease:
+    check_fence(tx, sid, uid, token)
+    tx.run("UPDATE leases SET expires_us = ? WHERE sid = ?", (expires_us, sid))
+    lease = read(tx, sid)
+    if lease is None:
+        raise lost(uid)
+    return lease
+
+
+def release(tx: Connection, sid: int, token: int) -> None:
+    tx.run("UPDATE leases SET is_held = 0 WHERE sid = ? AND token = ?", (sid, token))

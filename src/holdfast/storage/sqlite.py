@@ -1,0 +1,511 @@
+"""The default backend: one SQLite database file, safe for threads, processes and forks.
+
+Durability (V1): WAL with `synchronous=FULL`, every pragma's answer checked, and the directory synced by hand when
+files appear in it. SQLite comes with apsw, so its version is known: releases before 3.51.3 can lose a WAL reset.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import quote
+
+import apsw
+
+from holdfast import forks
+from holdfast.errors import WRITE_FAILED, BackendUnavailable, Corrupt, InvalidInput, Unsupported
+from holdfast.model import new_uid, utc_now_us
+from holdfast.storage.disk import make_private_directory, network_file_system, sync_directory
+from holdfast.storage.sql.backend import SqlBackend
+from holdfast.storage.sql.connection import Connection, Row, Value
+from holdfast.storage.sql.schema import MIGRATIONS, SCHEMA_VERSION, Dialect, statements
+
+log = logging.getLogger("holdfast.storage")
+
+T = TypeVar("T")
+
+APPLICATION_ID: Final = 0x48464153  # "HFAS"
+DIALECT: Final = Dialect(
+    integer="INTEGER", blob="BLOB", serial="INTEGER PRIMARY KEY AUTOINCREMENT", clustered="WITHOUT ROWID"
+)
+OLDEST_SQLITE: Final = (3, 51, 3)
+BUSY_SECONDS: Final = 60.0
+_MAX_IDLE_READERS: Final = 8
+
+
+class SqliteBackend(SqlBackend):
+    """A store in one database file; the file and its directory are made on demand, readable only by their owner."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Callable[[], int] = utc_now_us,
+        busy_seconds: float = BUSY_SECONDS,
+    ) -> None:
+        super().__init__(clock=clock)
+        self._path = Path(path).absolute()
+        self._busy_seconds = busy_seconds
+        self._pool = threading.Condition(threading.Lock())  # guards the four below
+        self._idle: list[_SqliteConnection] = []
+        self._writer: _SqliteConnection | None = None
+        self._borrowed = 0
+        self._is_closed = False
+        self._writing_lock = threading.Lock()
+        with _translated(self._path):
+            _check_library()
+            _prepare(self._path, busy_seconds)
+        forks.register(self)
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:{self._path}"
+
+    # --- transactions
+
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        with _translated(self._path), self._reader() as connection:
+            return work(connection)
+
+    def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
+        with _translated(self._path), self._writing_lock, self._borrow_writer() as connection:
+            connection.set_secure_delete(secure)
+            result = _transaction(connection, work)
+            if secure and not connection.truncate_wal():
+                log.warning(
+                    "another process reads %s: removed bytes stay in its log until it stops", self._path
+                )
+            return result
+
+    @contextmanager
+    def _reader(self) -> Iterator[_SqliteConnection]:
+        connection = self._take_idle()
+        try:
+            if connection is None:
+                connection = _connect(self._path, self._busy_seconds)
+            yield connection
+        finally:
+            self._give_back(connection)
+
+    def _take_idle(self) -> _SqliteConnection | None:
+        with self._pool:
+            self._check_open()
+            self._borrowed += 1
+            if self._idle:
+                return self._idle.pop()
+        return None
+
+    def _give_back(self, connection: _SqliteConnection | None) -> None:
+        if connection is not None and len(self._idle) >= _MAX_IDLE_READERS:
+            connection.close()
+            connection = None
+        with self._pool:
+            self._borrowed -= 1
+            if connection is not None:
+                self._idle.append(connection)
+            self._pool.notify_all()
+
+    @contextmanager
+    def _borrow_writer(self) -> Iterator[_SqliteConnection]:
+        with self._pool:
+            self._check_open()
+            self._borrowed += 1
+        try:
+            if self._writer is None:
+                self._writer = _connect(self._path, self._busy_seconds)
+            yield self._writer
+        except apsw.IOError:
+            # After a failed write or sync nothing in this connection's memory is to be believed.
+            self._drop_writer()
+            raise
+        finally:
+            with self._pool:
+                self._borrowed -= 1
+                self._pool.notify_all()
+
+    def _drop_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise BackendUnavailable(
+                f"the store {self._path} is closed", code="store_closed", retryable=False
+            )
+
+    # --- space
+
+    def _store_bytes(self) -> int:
+        return sum(
+            file.stat().st_size for suffix in ("", "-wal") if (file := Path(f"{self._path}{suffix}")).exists()
+        )
+
+    def reclaim(self, max_bytes: int) -> int:
+        def vacuum(connection: _SqliteConnection) -> int:
+            (page_size,) = connection.one("PRAGMA page_size") or (4096,)
+            (before,) = connection.one("PRAGMA freelist_count") or (0,)
+            connection.all(f"PRAGMA incremental_vacuum({max(1, max_bytes // page_size)})")
+            (after,) = connection.one("PRAGMA freelist_count") or (0,)
+            connection.truncate_wal()
+            return int((before - after) * page_size)
+
+        with _translated(self._path), self._writing_lock, self._borrow_writer() as connection:
+            return vacuum(connection)
+
+    # --- closing and forking
+
+    def close(self) -> None:
+        with self._writing_lock:
+            with self._pool:
+                if self._is_closed:
+                    return
+                self._is_closed = True
+                self._pool.wait_for(lambda: self._borrowed == 0)
+            with _translated(self._path):
+                self._close_connections(truncate=True)
+
+    def _close_connections(self, *, truncate: bool) -> None:
+        if self._writer is not None and truncate:
+            self._writer.truncate_wal()
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+        self._drop_writer()
+
+    def before_fork(self) -> None:
+        self._writing_lock.acquire()
+        self._pool.acquire()
+        self._pool.wait_for(lambda: self._borrowed == 0)
+        self._close_connections(truncate=False)
+
+    def after_fork(self, *, is_child: bool) -> None:  # noqa: ARG002  (both sides only go on)
+        self._pool.release()
+        self._writing_lock.release()
+
+
+class _SqliteConnection:
+    """`Connection` over apsw; one statement per call."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        self._is_secure = False
+
+    def _execute(self, sql: str, values: Sequence[Value]) -> apsw.Cursor:
+        try:
+            return self._connection.execute(sql, tuple(values))
+        except (UnicodeEncodeError, OverflowError, TypeError) as exc:
+            raise InvalidInput(
+                f"a value cannot be stored or looked for: {exc}", code="invalid_value"
+            ) from exc
+
+    def all(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
+        try:
+            return self._execute(sql, values).fetchall()
+        except UnicodeDecodeError:
+            return self._all_with_damaged_text(sql, values)
+
+    def _all_with_damaged_text(self, sql: str, values: Sequence[Value]) -> list[Row]:
+        """The rows again, with replacement characters where text is no UTF-8: their digests tell the damage."""
+        names = self._column_names(sql, values)
+        cast = ", ".join(
+            f"""CASE typeof("{name}") WHEN 'text' THEN CAST("{name}" AS BLOB) ELSE "{name}" END, typeof("{name}")"""
+            for name in names
+        )
+        rows = self._connection.execute(f"SELECT {cast} FROM ({sql})", tuple(values)).fetchall()
+        return [
+            tuple(
+                value.decode("utf-8", "replace") if kind == "text" and isinstance(value, bytes) else value
+                for value, kind in zip(row[::2], row[1::2], strict=True)
+            )
+            for row in rows
+        ]
+
+    def _column_names(self, sql: str, values: Sequence[Value]) -> list[str]:
+        names: list[str] = []
+
+        def note(cursor: apsw.Cursor, sql: str, bindings: object) -> bool:  # noqa: ARG001
+            names.extend(column[0] for column in cursor.get_description())
+            return True
+
+        cursor = self._connection.cursor()
+        cursor.exec_trace = note
+        cursor.execute(f"SELECT * FROM ({sql}) LIMIT 0", tuple(values))
+        return names
+
+    def one(self, sql: str, values: Sequence[Value] = ()) -> Row | None:
+        try:
+            for row in self._execute(sql, values):
+                return tuple(row)
+        except UnicodeDecodeError:
+            return next(iter(self._all_with_damaged_text(sql, values)), None)
+        return None
+
+    def run(self, sql: str, values: Sequence[Value] = ()) -> int:
+        self._execute(sql, values)
+        return self._connection.changes()
+
+    def run_many(self, sql: str, rows: Iterable[Sequence[Value]]) -> None:
+        self._connection.executemany(sql, rows)
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._connection.in_transaction
+
+    def set_secure_delete(self, secure: bool) -> None:
+        """Overwrite freed pages too; what is freed inside a page is overwritten always, which costs nothing."""
+        if secure != self._is_secure:
+            self.pragma("secure_delete", *(("ON", 1) if secure else ("FAST", 2)))
+            self._is_secure = secure
+
+    def truncate_wal(self) -> bool:
+        """Move the write-ahead log into the database; False when another process is reading in it all the time."""
+        busy, _, _ = self.one("PRAGMA wal_checkpoint(TRUNCATE)") or (1, 0, 0)
+        return not busy
+
+    def pragma(self, name: str, value: str | int, expect: str | int) -> None:
+        """Set a pragma and believe it only when it answers with the expected value."""
+        self.all(f"PRAGMA {name} = {value}")
+        answer = self.one(f"PRAGMA {name}")
+        if answer != (expect,):
+            raise BackendUnavailable(
+                f"SQLite did not accept {name}={value} (it says {answer})",
+                code="pragma_refused",
+                retryable=False,
+            )
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _transaction(connection: _SqliteConnection, work: Callable[[Connection], T]) -> T:
+    connection.run("BEGIN IMMEDIATE")
+    try:
+        result = work(connection)
+        connection.run("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.run("ROLLBACK")
+        raise
+    return result
+
+
+# --- opening ---------------------------------------------------------------------------------------------------
+
+
+def _check_library() -> None:
+    version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
+    if version < OLDEST_SQLITE:
+        raise Unsupported(
+            f"SQLite {apsw.sqlite_lib_version()} can corrupt a store: apsw with SQLite 3.51.3 or newer is needed",
+            code="sqlite_too_old",
+        )
+
+
+def _prepare(path: Path, busy_seconds: float) -> None:
+    """Make the file if need be, check that it is a store of ours, and bring its schema up to date."""
+    if path.is_dir():
+        raise InvalidInput(f"{path} is a directory: name a database file in it", code="not_a_store")
+    make_private_directory(path.parent)
+    if kind := network_file_system(path.parent):
+        raise Unsupported(
+            f"{path} is on a network file system ({kind}), where SQLite's write-ahead log is not safe: "
+            "use a local disk, or PostgreSQL",
+            code="network_file_system",
+        )
+    with _creation.locked(path.parent) as directory:
+        _check_foreign(path)
+        has_wal = Path(f"{path}-wal").exists()
+        is_new = _create_file(path)
+        connection = _connect(path, busy_seconds)
+        try:
+            _check_identity(connection, path)
+            _migrate(connection, path)
+            _check_schema(connection, path)
+            if is_new:
+                connection.truncate_wal()
+        finally:
+            connection.close()
+        if is_new or not has_wal:
+            sync_directory(directory)
+
+
+class _Creation:
+    """Lets one process at a time create or upgrade a store, by a lock that the kernel drops when its holder dies.
+
+    A child forked meanwhile would share that lock for as long as it lives, so forks wait for the end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        forks.register(self)
+
+    @contextmanager
+    def locked(self, directory: Path) -> Iterator[int]:
+        with self._lock:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield descriptor
+            finally:
+                os.close(descriptor)
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork(self, *, is_child: bool) -> None:  # noqa: ARG002  (both sides only go on)
+        self._lock.release()
+
+
+_creation = _Creation()
+
+
+def _create_file(path: Path) -> bool:
+    """Pre-create the database 0600, so that -wal and -shm follow; True if it is new."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return path.stat().st_size == 0
+    return True
+
+
+def _connect(path: Path, busy_seconds: float) -> _SqliteConnection:
+    raw = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=200)
+    connection = _SqliteConnection(raw)
+    try:
+        raw.set_busy_timeout(round(busy_seconds * 1000))
+        raw.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        raw.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+        if path.stat().st_size == 0:
+            connection.all("PRAGMA auto_vacuum = INCREMENTAL")  # has an effect only before the first page
+        connection.pragma("journal_mode", "WAL", expect="wal")
+        connection.pragma("synchronous", "FULL", expect=2)
+        connection.pragma("fullfsync", 1, expect=1)  # macOS syncs for real only when asked
+        connection.pragma("checkpoint_fullfsync", 1, expect=1)
+        connection.pragma("mmap_size", 0, expect=0)
+        connection.pragma("cell_size_check", 1, expect=1)
+        connection.pragma("temp_store", 2, expect=2)
+        connection.pragma("secure_delete", "FAST", expect=2)
+    except BaseException:
+        raw.close()
+        raise
+    return connection
+
+
+def _check_foreign(path: Path) -> None:
+    """Refuse a file of another program before SQLite changes anything in it."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(100)
+    except FileNotFoundError:
+        return
+    if header and not header.startswith(b"SQLite format 3\0"):
+        raise InvalidInput(f"{path} is not a Holdfast store", code="not_a_store")
+    application_id = int.from_bytes(header[68:72], "big")
+    # 0 is a new database, or one of ours whose creation was interrupted, with its first page still in the log.
+    if application_id not in (0, APPLICATION_ID) or (header and application_id == 0 and _has_tables(path)):
+        raise InvalidInput(f"{path} is a database of another program", code="not_a_store")
+
+
+def _has_tables(path: Path) -> bool:
+    """Whether the database file itself has tables; nothing is locked, created or changed."""
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    connection = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
+    try:
+        return bool(connection.execute("SELECT count(*) FROM sqlite_master").fetchall()[0][0])
+    finally:
+        connection.close()
+
+
+def _check_identity(connection: _SqliteConnection, path: Path) -> None:
+    (application_id,) = connection.one("PRAGMA application_id") or (0,)
+    (tables,) = connection.one("SELECT count(*) FROM sqlite_master") or (0,)
+    if application_id != APPLICATION_ID and (application_id or tables):
+        raise InvalidInput(f"{path} is a database of another program", code="not_a_store")
+
+
+def _migrate(connection: _SqliteConnection, path: Path) -> None:
+    def upgrade(tx: Connection) -> None:
+        (version,) = connection.one("PRAGMA user_version") or (0,)
+        if version > SCHEMA_VERSION:
+            raise Unsupported(
+                f"{path} has schema {version}, newer than {SCHEMA_VERSION}: upgrade holdfast",
+                code="schema_newer",
+            )
+        for step in range(version + 1, SCHEMA_VERSION + 1):
+            for statement in statements(step, DIALECT):
+                tx.run(statement)
+        if version == 0:
+            tx.run("INSERT INTO meta (name, value) VALUES ('store_id', ?)", (new_uid(),))
+            tx.run(f"PRAGMA application_id = {APPLICATION_ID}")
+        if version < SCHEMA_VERSION:
+            tx.run(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    (version,) = connection.one("PRAGMA user_version") or (0,)
+    if version != SCHEMA_VERSION:
+        _transaction(connection, upgrade)
+
+
+def _check_schema(connection: _SqliteConnection, path: Path) -> None:
+    """Damage to the schema can turn an index into nonsense unseen, so it is compared with what was created."""
+    expected = {sql for version in MIGRATIONS for sql in statements(version, DIALECT)}
+    found = {
+        row[0]
+        for row in connection.all(
+            "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'"
+        )
+    }
+    if found != expected:
+        raise Corrupt(
+            f"the schema of {path} is not the expected one: recover it into a new store",
+            code="schema_damaged",
+        )
+    (mode,) = connection.one("PRAGMA auto_vacuum") or (0,)
+    if mode != 2:
+        raise Corrupt(f"{path} lost its auto_vacuum setting", code="schema_damaged")
+
+
+# --- errors ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Turn errors of SQLite and of the file system into errors of this package."""
+    try:
+        yield
+    except (apsw.BusyError, apsw.LockedError) as exc:
+        raise BackendUnavailable(f"{path} is locked by another process: {exc}", code="store_busy") from exc
+    except apsw.NotADBError as exc:
+        raise InvalidInput(f"{path} is not a Holdfast store: {exc}", code="not_a_store") from exc
+    except apsw.CorruptError as exc:
+        raise Corrupt(f"{path} is damaged: {exc}; recover it into a new store") from exc
+    except apsw.FullError as exc:
+        raise BackendUnavailable(
+            f"the disk of {path} is full: {exc}; free space or prune", code=WRITE_FAILED, retryable=False
+        ) from exc
+    except (apsw.ReadOnlyError, apsw.PermissionsError, apsw.CantOpenError, apsw.AuthError) as exc:
+        raise BackendUnavailable(
+            f"{path} cannot be opened for writing: {exc}", code="store_not_writable", retryable=False
+        ) from exc
+    except apsw.TooBigError as exc:
+        raise InvalidInput(
+            f"a record is larger than SQLite can store: {exc}", code="state_too_large"
+        ) from exc
+    except (apsw.IOError, apsw.NoMemError) as exc:
+        raise BackendUnavailable(f"{path} could not be read or written: {exc}", code=WRITE_FAILED) from exc
+    except apsw.Error as exc:
+        raise BackendUnavailable(f"SQLite refused: {exc}", code="sqlite_error", retryable=False) from exc
+    except OSError as exc:
+        raise BackendUnavailable(
+            f"{path} cannot be used: {exc.strerror or exc}", code="store_not_writable", retryable=False
+        ) from exc

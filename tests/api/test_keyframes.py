@@ -1,0 +1,216 @@
+"""How bodies are stored: groups of patches, keyframes with spares, and what damage to one costs."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import holdfast
+from holdfast.storage.port import BodyInfo
+from tests.api import programs
+
+# Lines that compress little, so that a keyframe is much larger than the patches of its group.
+TEXT = [f"line {n}: {random.Random(n).randbytes(12).hex()}" for n in range(400)]
+
+
+def grown(n: int) -> dict[str, Any]:
+    return {"n": n, "log": TEXT[: 200 + n]}
+
+
+def fill(session: holdfast.Session, count: int, start: int = 0) -> None:
+    for n in range(start, start + count):
+        session.save(grown(n))
+
+
+def bodies(session: holdfast.Session) -> list[BodyInfo]:
+    return [info for info in session.bodies() if not info.is_spare]
+
+
+def keyframes(session: holdfast.Session) -> list[int]:
+    """The seq of every checkpoint that is stored as a keyframe."""
+    standing = {info.checkpoint for info in bodies(session) if info.base is None}
+    return [header.seq for header in session.history(newest_first=False) if header.id in standing]
+
+
+def flip(connection: apsw.Connection, checkpoint: str, *, is_spare: int = 0) -> None:
+    sql = "SELECT data FROM bodies WHERE checkpoint = ? AND is_spare = ?"
+    ((data,),) = programs.rows(connection, sql, (checkpoint, is_spare))
+    connection.execute(
+        "UPDATE bodies SET data = ? WHERE checkpoint = ? AND is_spare = ?",
+        (programs.flipped(data, len(data) // 2, 3), checkpoint, is_spare),
+    )
+
+
+def loadable(session: holdfast.Session) -> list[int]:
+    found = []
+    for header in session.history(newest_first=False):
+        try:
+            assert session.load(header.id).state == grown(header.seq - 1)
+        except holdfast.Corrupt:
+            continue
+        found.append(header.seq)
+    return found
+
+
+def test_groups_are_half_of_what_is_kept(store: holdfast.Store) -> None:
+    """Profile `agent` keeps 10, so every fifth checkpoint is a keyframe; `archive` has one in 128."""
+    agent, archive = store.session("a", profile="agent"), store.session("b", profile="archive")
+    fill(agent, 17)
+    for n in range(130):
+        archive.save({"n": n, "log": TEXT})
+    assert keyframes(agent) == [1, 6, 11, 16]
+    assert keyframes(archive) == [1, 129]
+
+
+def test_bases_form_two_levels(store: holdfast.Store) -> None:
+    """Member k is patched against k-8 when 8 divides it, else against its neighbour."""
+    session = store.session("b", profile="archive")
+    fill(session, 30)
+    seq = {header.id: header.seq for header in session.history()}
+    bases = {seq[info.checkpoint] - 1: seq[info.base] - 1 for info in bodies(session) if info.base}
+    assert bases == {k: k - 8 if k % 8 == 0 else k - 1 for k in range(1, 30)}
+
+
+def test_a_cold_writer_continues_the_group(url: str) -> None:
+    """A new process patches against what is stored, on both levels, and keeps the place in the group."""
+    for n in range(20):
+        with holdfast.open(url) as store:
+            fill(store.session("run", profile="archive"), 1, start=n)
+    with holdfast.open(url) as store:
+        session = store.session("run")
+        assert keyframes(session) == [1]
+        seq = {header.id: header.seq for header in session.history()}
+        bases = {seq[info.checkpoint] - 1: seq[info.base] - 1 for info in bodies(session) if info.base}
+        assert bases == {k: k - 8 if k % 8 == 0 else k - 1 for k in range(1, 20)}
+        assert loadable(session) == list(range(1, 21))
+
+
+def test_full_copies_where_asked_for(url: str) -> None:
+    """`keyframe_every=1` stores no patch and no spare."""
+    with holdfast.open(url, keyframe_every=1) as store:
+        session = store.session("run")
+        fill(session, 5)
+        assert keyframes(session) == [1, 2, 3, 4, 5]
+        assert len(session.bodies()) == 5
+
+
+@pytest.mark.parametrize("status", ["paused", "completed", "failed", "cancelled"])
+def test_a_checkpoint_that_ends_the_work_stands_alone(store: holdfast.Store, status: str) -> None:
+    """A save with such a status is a keyframe; so is the head after the verb."""
+    session = store.session("run", profile="archive")
+    fill(session, 3)
+    session.save(grown(3), status=status)
+    assert keyframes(session) == [1, 4]
+    fill(session, 2, start=4)
+    verb = {"paused": session.pause, "completed": session.complete, "cancelled": session.cancel}
+    verb.get(status, session.fail)()
+    assert keyframes(session) == [1, 4, 6]
+    assert loadable(session) == list(range(1, 7))
+    fill(session, 2, start=6)
+    assert loadable(session) == list(range(1, 9))
+    assert session.verify().is_intact
+
+
+def test_a_damaged_keyframe_with_a_spare_loses_nothing(store: holdfast.Store, path: Path) -> None:
+    """Each keyframe but the first has a spare: damage to one, or to all of them in a row, costs no checkpoint."""
+    session = store.session("run", profile="agent")
+    fill(session, 18)
+    with programs.raw(path) as connection:
+        flip(connection, session.header("#11").id)
+        assert loadable(session) == list(range(1, 19))
+        latest = session.latest()
+        assert latest is not None
+        assert latest.fallback is None
+        for seq in (6, 16):
+            flip(connection, session.header(seq).id)
+        assert loadable(session) == list(range(1, 19))
+
+
+def test_a_missing_keyframe_with_a_spare_loses_nothing(store: holdfast.Store, path: Path) -> None:
+    """The spare serves as well when the row of the keyframe is gone altogether."""
+    session = store.session("run", profile="agent")
+    fill(session, 13)
+    with programs.raw(path) as connection:
+        sql = "DELETE FROM bodies WHERE checkpoint = ? AND is_spare = 0"
+        connection.execute(sql, (session.header(11).id,))
+    assert loadable(session) == list(range(1, 14))
+
+
+def test_one_damaged_keyframe_leaves_older_checkpoints(store: holdfast.Store, path: Path) -> None:
+    """With 10 kept and no spare to help, one damaged keyframe never takes all of them."""
+    session = store.session("run", profile="agent")
+    fill(session, 30)
+    kept = [header.id for header in session.history(limit=10)]
+    gone = [header.id for header in session.history() if header.id not in kept]
+    session._engine.backend.remove(session.uid, gone)
+    session._engine.backend.sweep(session=session.uid)
+    with programs.raw(path) as connection:
+        connection.execute("DELETE FROM bodies WHERE is_spare = 1")
+        for seq in (21, 26):
+            flip(connection, session.header(seq).id)
+            left = loadable(session)
+            assert left == [n for n in range(21, 31) if not seq <= n < seq + 5]
+            latest = session.latest()
+            assert latest is not None
+            assert latest.seq == max(left)
+            flip(connection, session.header(seq).id)  # the same bit again: whole
+
+
+def test_one_damaged_patch_costs_at_most_the_rest_of_its_group(store: holdfast.Store, path: Path) -> None:
+    """What lies before the patch, and the next groups, still load."""
+    session = store.session("run", profile="agent")
+    fill(session, 15)
+    with programs.raw(path) as connection:
+        connection.execute("DELETE FROM bodies WHERE is_spare = 1")
+        flip(connection, session.header(8).id)
+    left = loadable(session)
+    assert set(left) >= {1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 14, 15}
+    assert 8 not in left
+
+
+def test_a_spare_goes_with_its_base(store: holdfast.Store) -> None:
+    """Removing the checkpoint a spare is patched against removes the spare, and nothing else."""
+    session = store.session("run", profile="agent")
+    fill(session, 7)
+    assert sum(info.is_spare for info in session.bodies()) == 1
+    session.delete(session.header(5).id)
+    assert sum(info.is_spare for info in session.bodies()) == 0
+    assert loadable(session) == [1, 2, 3, 4, 6, 7]
+
+
+def test_a_damaged_place_in_the_group_does_not_stop_saving(url: str, path: Path) -> None:
+    """The number of a member is only a hint: with a wrong one a new process still saves."""
+    with holdfast.open(url) as store:
+        fill(store.session("run", profile="archive"), 3)
+    with programs.raw(path) as connection:
+        connection.execute("UPDATE bodies SET member = member + 1")
+    with holdfast.open(url) as store:
+        session = store.session("run")
+        fill(session, 10, start=3)
+        assert loadable(session) == list(range(1, 14))
+
+
+def test_branches_have_groups_of_their_own(store: holdfast.Store) -> None:
+    """Saving on two branches in turn keeps each one's patches together."""
+    session = store.session("run", profile="archive")
+    session.save(grown(0))
+    for n in range(1, 9):
+        session.save(grown(n), branch="side" if n % 2 else "main")
+    assert loadable(session) == list(range(1, 10))
+    assert sum(info.base is not None for info in bodies(session)) >= 6
+
+
+def test_history_stays_small(store: holdfast.Store) -> None:
+    """A growing conversation takes a few times one state, not the sum of all of them."""
+    session = store.session("run", profile="archive")
+    states = [
+        {"log": [f"message {n}: {n * 7919 % 10007}" for n in range(count)]} for count in range(100, 400)
+    ]
+    for state in states:
+        session.save(state)
+    total = sum(header.size_bytes for header in session.history())
+    assert session.usage().body_bytes < total / 50

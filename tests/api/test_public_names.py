@@ -1,0 +1,87 @@
+"""The public names, and what importing them costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import holdfast
+from tests.api import programs
+
+NAMES = [
+    "BackendUnavailable",
+    "Branch",
+    "Checkpoint",
+    "Conflict",
+    "Corrupt",
+    "Fallback",
+    "Header",
+    "HoldfastError",
+    "InvalidInput",
+    "NotFound",
+    "Pending",
+    "SaveOptions",
+    "Session",
+    "SessionInfo",
+    "Status",
+    "Store",
+    "Trigger",
+    "TriggerKind",
+    "Unsupported",
+    "VerifyReport",
+    "open",
+]
+
+
+def test_the_public_names_are_these() -> None:
+    """Adding or removing a public name is a decision: it changes this list and the reference."""
+    assert holdfast.__all__ == NAMES
+    assert sorted(NAMES) == NAMES
+    assert all(hasattr(holdfast, name) for name in NAMES)
+
+
+def test_every_error_is_of_one_tree_and_has_a_code() -> None:
+    """One `except HoldfastError` catches all; the codes differ."""
+    errors = [
+        holdfast.NotFound,
+        holdfast.Conflict,
+        holdfast.Corrupt,
+        holdfast.BackendUnavailable,
+        holdfast.Unsupported,
+        holdfast.InvalidInput,
+    ]
+    assert all(issubclass(error, holdfast.HoldfastError) for error in errors)
+    assert len({error.code for error in errors}) == len(errors)
+    assert issubclass(holdfast.NotFound, LookupError)
+    assert issubclass(holdfast.InvalidInput, ValueError)
+
+
+def imported_by(statement: str) -> set[str]:
+    """The top-level modules that a statement imports in a fresh interpreter."""
+    run = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", statement],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=programs.environment(),
+        timeout=60,
+    )
+    lines = [line for line in run.stderr.splitlines() if line.startswith("import time:")]
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+
+
+def test_importing_holdfast_imports_no_surface() -> None:
+    """What only a command, a server or a file needs is imported when it is needed."""
+    modules = imported_by("import holdfast")
+    assert "holdfast" in modules
+    assert not modules & {"rich", "click", "mcp", "pydantic", "asyncio", "yaml"}
+
+
+def test_saving_imports_no_surface_either() -> None:
+    """Opening a store, saving and loading stay as lean as the import."""
+    modules = imported_by(
+        "import holdfast, tempfile\n"
+        "with tempfile.TemporaryDirectory() as folder, holdfast.open(folder + '/h.db') as store:\n"
+        "    store.session('k').save({}); store.session('k').load().state"
+    )
+    assert not modules & {"rich", "click", "mcp", "pydantic", "asyncio", "yaml", "platformdirs", "pickle"}

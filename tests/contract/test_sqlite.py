@@ -1,0 +1,78 @@
+"""The SQLite backend keeps the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from holdfast.storage.port import Backend
+from holdfast.storage.sqlite import SqliteBackend
+from holdfast.testing import BackendContract, FakeClock, RawAccess
+
+
+class SqliteAccess:
+    """A connection of its own to the database file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def damage_header(self, checkpoint: str) -> None:
+        self._flip("checkpoints", "header", "id = ?", (checkpoint,))
+
+    def damage_body(self, checkpoint: str, name: str) -> None:
+        self._flip("bodies", "data", "checkpoint = ? AND name = ?", (checkpoint, name))
+
+    def damage_session(self, uid: str) -> None:
+        self._run("UPDATE sessions SET updated_us = updated_us + 1 WHERE uid = ?", (uid,))
+
+    def _flip(self, table: str, column: str, where: str, values: tuple[str, ...]) -> None:
+        """Exchange the middle byte of a column."""
+        half = f"length({column}) / 2"
+        self._run(
+            f"UPDATE {table} SET {column} = CAST(substr({column}, 1, {half}) || X'00' ||"
+            f" substr({column}, {half} + 2) AS BLOB) WHERE {where}",
+            values,
+        )
+
+    def _run(self, sql: str, values: tuple[str, ...]) -> None:
+        connection = apsw.Connection(str(self._path))
+        connection.set_busy_timeout(10_000)
+        connection.execute(sql, values)
+        connection.close()
+
+
+class TestSqlite(BackendContract):
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return tmp_path / "store" / "holdfast.db"
+
+    @pytest.fixture
+    def opened(self) -> Iterator[list[SqliteBackend]]:
+        """Every backend a test opened, the newest last."""
+        backends: list[SqliteBackend] = []
+        yield backends
+        for backend in backends:
+            backend.close()
+
+    @pytest.fixture
+    def backend(self, path: Path, clock: FakeClock, opened: list[SqliteBackend]) -> Backend:
+        opened.append(SqliteBackend(path, clock=clock))
+        return opened[-1]
+
+    @pytest.fixture
+    def reopen(
+        self, path: Path, clock: FakeClock, backend: Backend, opened: list[SqliteBackend]
+    ) -> Callable[[], Backend]:
+        def again() -> Backend:
+            opened[-1].close()
+            opened.append(SqliteBackend(path, clock=clock))
+            return opened[-1]
+
+        return again
+
+    @pytest.fixture
+    def raw(self, path: Path, backend: Backend) -> RawAccess:
+        return SqliteAccess(path)
