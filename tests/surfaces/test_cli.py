@@ -849,11 +849,13 @@ def test_a_closed_pipe_is_quiet(cli: Cli) -> None:
 
 def test_an_interrupt_is_130(cli: Cli) -> None:
     """Ctrl-C while waiting for a state ends the command without a traceback."""
+    # A shell starts background work with the signal ignored, and children inherit that.
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from holdfast.cli import main; raise SystemExit(main(['save', 'run', '--state', '-']))"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-m", "holdfast", "save", "run", "--state", "-"],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=cli.environment,
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=cli.environment
     )
     wchan = Path(f"/proc/{process.pid}/wchan")
     for _ in range(100):  # until it waits for the pipe
