@@ -376,6 +376,7 @@ def test_a_deleted_base_is_not_brought_back_by_a_late_saver(
 def test_a_load_that_races_with_a_delete_is_not_called_damage(session: holdfast.Session, url: str) -> None:
     """A checkpoint deleted while it is being loaded is `NotFound`, not `Corrupt`."""
     ids = fill(session, 2)
+    session._engine.forget(session.uid)  # nothing comes from memory
     backend = session._engine.backend
     chain = backend.body_chain
 

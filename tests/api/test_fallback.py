@@ -185,3 +185,19 @@ def test_a_lost_newest_row_is_noticed(
     assert latest is not None
     assert latest.seq == 4
     assert latest.fallback is not None
+
+
+def test_what_is_in_memory_is_returned_only_with_its_record_intact(store: holdfast.Store, path: Path) -> None:
+    """The newest state may come from memory; damage to its own record is noticed all the same."""
+    session = store.session("memory")
+    for number in range(3):
+        session.save({"n": number, "text": "same words " * 60})
+    newest = session.latest()
+    assert newest is not None
+    assert newest.fallback is None
+    with programs.raw(path) as connection:
+        connection.execute("UPDATE bodies SET data = X'00' WHERE checkpoint = ?", (newest.id,))
+    older = session.latest()
+    assert older is not None
+    assert older.fallback is not None
+    assert older.state["n"] == 1

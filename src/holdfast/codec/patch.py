@@ -141,8 +141,9 @@ def starts_group(
 ) -> bool:
     """Whether the next body must be a keyframe rather than the patch made for it.
 
-    `members` counts the group so far, `patches_bytes` sums its patches, `patch_bytes` is the patch in
-    question, None when none could be made. Sizes are as stored.
+    `members` counts the group so far, `keyframe_bytes` is what a keyframe would take now, `patches_bytes` sums
+    the group's patches, `patch_bytes` is the patch in question, None when none could be made. Sizes are as
+    stored.
     """
     if members < 1 or members >= limit or patch_bytes is None:
         return True

@@ -354,7 +354,7 @@ class Engine:
 
     def latest(self, session: Session, branch: str | None = None) -> Loaded | None:
         """The newest checkpoint of a branch that verifies; see `reader.load_latest`."""
-        return reader.load_latest(self.backend, session, branch or session.branch)
+        return reader.load_latest(self.backend, session, branch or session.branch, self._remembered)
 
     def headers(
         self,
@@ -399,7 +399,10 @@ class Engine:
 
     def load(self, header: Header) -> Loaded:
         """A checkpoint with all its contents, verified; no fallback."""
-        return reader.load(self.backend, header)
+        return reader.load(self.backend, header, self._remembered)
+
+    def _remembered(self, header: Header, name: str) -> bytes | None:
+        return self._lines.remembered(LineKey(header.session, header.branch, name), header.id)
 
     def _find_row(self, session: str | None, checkpoint: str) -> HeaderRow | None:
         return next(self.backend.headers(HeaderQuery(session=session, ids=(checkpoint,), limit=1)), None)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from holdfast.codec import exact, patch
-from holdfast.codec.integrity import check_content, check_stored, open_header
+from holdfast.codec.integrity import check_content, check_stored, digest, open_header
 from holdfast.engine.writer import Member, plain
 from holdfast.errors import Corrupt, NotFound, Unsupported
 from holdfast.model import STATE, Header, Session, from_us
@@ -50,15 +50,24 @@ def verified(row: HeaderRow) -> Header:
     return header
 
 
-def load(backend: Backend, header: Header) -> Loaded:
+Remembered: TypeAlias = Callable[[Header, str], bytes | None]
+"""The content of a body that is still in memory: of this header and name, or None."""
+
+
+def load(backend: Backend, header: Header, remembered: Remembered | None = None) -> Loaded:
     """All contents of a checkpoint, each verified against the header.
+
+    What is `remembered` was verified when it was saved or read; then only its own stored record is checked.
 
     Raises:
         Corrupt: a body is damaged.
         NotFound: the checkpoint was removed meanwhile.
     """
     try:
-        contents = {name: load_body(backend, header, name) for name in header.contents}
+        contents = {
+            name: _from_memory(backend, header, name, remembered) or load_body(backend, header, name)
+            for name in header.contents
+        }
     except Corrupt as exc:
         query = HeaderQuery(session=header.session, ids=(header.id,), limit=1)
         if next(backend.headers(query), None) is None:
@@ -69,6 +78,14 @@ def load(backend: Backend, header: Header) -> Loaded:
             ) from exc
         raise
     return Loaded(header=header, contents=contents)
+
+
+def _from_memory(backend: Backend, header: Header, name: str, remembered: Remembered | None) -> bytes | None:
+    content = None if remembered is None else remembered(header, name)
+    if content is None or len(content) != header.contents[name].size:
+        return None
+    record = backend.body(header.session, header.id, name)
+    return content if record is not None and digest(record.data) == record.digest else None
 
 
 def load_body(backend: Backend, header: Header, name: str) -> bytes:
@@ -137,7 +154,9 @@ def line_of(backend: Backend, session: Session, branch: str) -> Iterator[HeaderR
         record = backend.branch(session.uid, record.fork_branch) if record.fork_branch is not None else None
 
 
-def load_latest(backend: Backend, session: Session, branch: str) -> Loaded | None:
+def load_latest(
+    backend: Backend, session: Session, branch: str, remembered: Remembered | None = None
+) -> Loaded | None:
     """The head of a branch, or the newest before it that verifies; None when the branch has no checkpoint.
 
     Raises:
@@ -146,7 +165,7 @@ def load_latest(backend: Backend, session: Session, branch: str) -> Loaded | Non
     head = _head(backend, session, branch)
     while head is not None:
         try:
-            loaded = load(backend, _header(backend, session, head))
+            loaded = load(backend, _header(backend, session, head), remembered)
         except (Corrupt, NotFound) as exc:
             now = _head(backend, session, branch)
             if now != head:

@@ -44,7 +44,12 @@ class LineState(msgspec.Struct, frozen=True, kw_only=True):
     anchor: Member
     number: int
     keyframe_bytes: int
+    keyframe_size: int
     group_bytes: int
+
+    def keyframe_bytes_for(self, size: int) -> int:
+        """What a keyframe of `size` bytes of content would take, judging by the group's own."""
+        return self.keyframe_bytes * size // max(1, self.keyframe_size)
 
 
 class Line:
@@ -54,6 +59,7 @@ class Line:
         self.lock = threading.Lock()
         self.state: LineState | None = None
         self.is_cold = True
+        self.counted_bytes = 0
 
     @property
     def size_bytes(self) -> int:
@@ -68,6 +74,7 @@ class Lines:
         self._lock = threading.Lock()
         self._lines: OrderedDict[LineKey, Line] = OrderedDict()
         self._cache_bytes = cache_bytes
+        self._held_bytes = 0
 
     @contextmanager
     def locked(self, keys: list[LineKey]) -> Iterator[list[Line]]:
@@ -81,7 +88,7 @@ class Lines:
         finally:
             for line in reversed(held):
                 line.lock.release()
-            self._trim()
+            self._recount(lines)
 
     def _line(self, key: LineKey) -> Line:
         with self._lock:
@@ -89,18 +96,30 @@ class Lines:
             self._lines.move_to_end(key)
             return line
 
-    def _trim(self) -> None:
+    def _recount(self, lines: dict[LineKey, Line]) -> None:
         with self._lock:
-            size = sum(line.size_bytes for line in self._lines.values())
-            while size > self._cache_bytes and len(self._lines) > 1:
-                _, line = self._lines.popitem(last=False)
-                size -= line.size_bytes
+            for key, line in lines.items():
+                if self._lines.get(key) is line:
+                    self._held_bytes += line.size_bytes - line.counted_bytes
+                    line.counted_bytes = line.size_bytes
+            while self._held_bytes > self._cache_bytes and len(self._lines) > 1:
+                self._drop(next(iter(self._lines)))
+
+    def _drop(self, key: LineKey) -> None:
+        self._held_bytes -= self._lines.pop(key).counted_bytes
 
     def forget(self, session: str) -> None:
         """Start cold on every line of a session, because what they remember may not be stored."""
         with self._lock:
             for key in [key for key in self._lines if key.session == session]:
-                del self._lines[key]
+                self._drop(key)
+
+    def remembered(self, key: LineKey, checkpoint: str) -> bytes | None:
+        """The content of a checkpoint's body, if it is the newest of its line."""
+        with self._lock:
+            line = self._lines.get(key)
+        state = None if line is None else line.state
+        return state.last.content if state is not None and state.last.checkpoint == checkpoint else None
 
 
 def encode(
@@ -118,7 +137,7 @@ def encode(
     if as_keyframe or patch.starts_group(
         members=number,
         limit=limit,
-        keyframe_bytes=line.keyframe_bytes,
+        keyframe_bytes=line.keyframe_bytes_for(len(new.content)),
         patches_bytes=line.group_bytes,
         patch_bytes=None if encoded is None else len(encoded.data),
     ):
@@ -133,6 +152,7 @@ def encode(
         anchor=member if number % patch.GROUP_STRIDE == 0 else line.anchor,
         number=number,
         keyframe_bytes=line.keyframe_bytes,
+        keyframe_size=line.keyframe_size,
         group_bytes=group_bytes,
     )
     return [body], after
@@ -146,7 +166,14 @@ def _group_start(name: str, line: LineState | None, new: Member) -> tuple[list[B
     if line is not None and spare is not None and len(spare.data) <= len(encoded.data) // 2:
         without_blobs = new._replace(blobs=frozenset())  # a spare is never a reference
         bodies.append(_record(name, without_blobs, spare, base=line.last.checkpoint, is_spare=True))
-    return bodies, LineState(last=new, anchor=new, number=0, keyframe_bytes=len(encoded.data), group_bytes=0)
+    return bodies, LineState(
+        last=new,
+        anchor=new,
+        number=0,
+        keyframe_bytes=len(encoded.data),
+        keyframe_size=len(new.content),
+        group_bytes=0,
+    )
 
 
 def _record(
@@ -196,6 +223,7 @@ def warm(chain: list[Body], rebuild: Callable[[list[Body]], bytes]) -> LineState
         anchor=anchor,
         number=chain[0].member,
         keyframe_bytes=chain[-1].stored_size,
+        keyframe_size=chain[-1].size,
         group_bytes=chain[0].group_bytes,
     )
 

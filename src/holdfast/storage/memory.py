@@ -165,6 +165,9 @@ class MemoryBackend:
         wanted = [((s.header.time_us if by_time else s.header.seq, s.header.id), s.row) for s in stored]
         return iter(page(wanted, newest_first=query.newest_first, after=query.after, limit=query.limit))
 
+    def body(self, uid: str, checkpoint: str, name: str) -> Body | None:
+        return self._reading().shelf(uid).bodies.get((checkpoint, name))
+
     def body_chain(self, uid: str, checkpoint: str, name: str) -> list[Body]:
         bodies = self._reading().shelf(uid).bodies
         chain: list[Body] = []

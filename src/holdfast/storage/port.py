@@ -312,6 +312,9 @@ class Records(Protocol):
     def headers(self, query: HeaderQuery) -> Iterator[HeaderRow]:
         """Stored headers as found, page by page without holding a transaction between pages. Bodies are not read."""
 
+    def body(self, uid: str, checkpoint: str, name: str) -> Body | None:
+        """One body record with its bytes, also of a hidden body."""
+
     def body_chain(self, uid: str, checkpoint: str, name: str) -> list[Body]:
         """A body and every body it is rebuilt from, target first; empty when there is none.
 

@@ -221,11 +221,18 @@ class SqlBackend(ABC):
     ) -> list[tuple[tuple[int, str], HeaderRow]]:
         return self._read(lambda tx: checkpoint_rows.page(tx, sid, query, after, size))
 
+    def body(self, uid: str, checkpoint: str, name: str) -> Body | None:
+        return self._reading(
+            lambda tx: body_rows.one(tx, session_rows.sid_of(tx, uid), checkpoint, name, is_spare=False)
+        )
+
     def body_chain(self, uid: str, checkpoint: str, name: str) -> list[Body]:
         return self._reading(lambda tx: body_rows.chain(tx, session_rows.sid_of(tx, uid), checkpoint, name))
 
     def spare(self, uid: str, checkpoint: str, name: str) -> Body | None:
-        return self._reading(lambda tx: body_rows.spare(tx, session_rows.sid_of(tx, uid), checkpoint, name))
+        return self._reading(
+            lambda tx: body_rows.one(tx, session_rows.sid_of(tx, uid), checkpoint, name, is_spare=True)
+        )
 
     def bodies(self, uid: str) -> list[BodyInfo]:
         return self._reading(lambda tx: body_rows.infos(tx, session_rows.sid_of(tx, uid)))

@@ -89,24 +89,33 @@ def check_references(tx: Connection, sid: int, bodies: Sequence[Body], blobs: Se
 
 def chain(tx: Connection, sid: int, checkpoint: str, name: str) -> list[Body]:
     found = tx.all(_CHAIN, (checkpoint, sid, name, sid, name))
-    return [rows.body(row, blobs_of(tx, sid, row[0], name, is_spare=False)) for row in found]
+    blobs = _blobs_of(tx, sid, [row[0] for row in found], name, is_spare=False)
+    return [rows.body(row, blobs.get(row[0], ())) for row in found]
 
 
-def spare(tx: Connection, sid: int, checkpoint: str, name: str) -> Body | None:
+def one(tx: Connection, sid: int, checkpoint: str, name: str, *, is_spare: bool) -> Body | None:
     row = tx.one(
         f"SELECT {rows.INFO_COLUMNS}, b.data FROM bodies b"
-        " WHERE b.sid = ? AND b.checkpoint = ? AND b.name = ? AND b.is_spare = 1",
-        (sid, checkpoint, name),
-    )
-    return None if row is None else rows.body(row, blobs_of(tx, sid, checkpoint, name, is_spare=True))
-
-
-def blobs_of(tx: Connection, sid: int, checkpoint: str, name: str, *, is_spare: bool) -> tuple[str, ...]:
-    found = tx.all(
-        "SELECT digest FROM blob_refs WHERE sid = ? AND checkpoint = ? AND name = ? AND is_spare = ? ORDER BY digest",
+        " WHERE b.sid = ? AND b.checkpoint = ? AND b.name = ? AND b.is_spare = ?",
         (sid, checkpoint, name, int(is_spare)),
     )
-    return tuple(digest for (digest,) in found)
+    if row is None:
+        return None
+    return rows.body(row, _blobs_of(tx, sid, [checkpoint], name, is_spare=is_spare).get(checkpoint, ()))
+
+
+def _blobs_of(
+    tx: Connection, sid: int, checkpoints: Sequence[str], name: str, *, is_spare: bool
+) -> dict[str, tuple[str, ...]]:
+    """The blobs that the records of a body name, by checkpoint, sorted."""
+    blobs: dict[str, tuple[str, ...]] = {}
+    for checkpoint, digest in tx.all(
+        f"SELECT checkpoint, digest FROM blob_refs WHERE sid = ? AND checkpoint IN ({marks(len(checkpoints))})"
+        " AND name = ? AND is_spare = ? ORDER BY digest",
+        (sid, *checkpoints, name, int(is_spare)),
+    ):
+        blobs[checkpoint] = (*blobs.get(checkpoint, ()), digest)
+    return blobs
 
 
 def infos(tx: Connection, sid: int) -> list[BodyInfo]:
