@@ -183,6 +183,7 @@ def from_us(time_us: int) -> datetime:
 
 
 _ID_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # base32 without letters that read like digits
+_PUNCTUATION = str.maketrans("", "", "-:.")
 _CHECKPOINT_ID = re.compile(r"cp_\d{8}T\d{12}_[0-9a-hjkmnp-tv-z]{10}")
 
 
@@ -195,7 +196,8 @@ def new_checkpoint_id(time_us: int) -> str:
 
 def id_prefix(time_us: int) -> str:
     """How the id of a checkpoint of that time begins; ids sort like times."""
-    return f"cp_{from_us(time_us):%Y%m%dT%H%M%S%f}"
+    text = from_us(time_us).isoformat(timespec="microseconds")  # several times faster than strftime
+    return "cp_" + text[:26].translate(_PUNCTUATION)
 
 
 def is_checkpoint_id(text: str) -> bool:

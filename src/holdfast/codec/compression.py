@@ -7,6 +7,7 @@ digests of the record decide whether bytes are right.
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Final
 
 from holdfast.errors import Corrupt
@@ -19,8 +20,10 @@ else:
 __all__ = ["MIN_PREFIX_BYTES", "compress", "decompress", "zstd"]
 
 # Keyframes of text are a tenth smaller than at level 1, for a little more time in one save of many; higher levels
-# cost more than they gain, and patches are too small to care.
+# cost more than they gain.
 _LEVEL: Final = 3
+# With a prefix the lowest level finds long matches best, and is the fastest.
+_PREFIX_LEVEL: Final = 1
 # The library refuses a shorter prefix.
 MIN_PREFIX_BYTES: Final = 8
 _MIN_WINDOW_LOG: Final = 10
@@ -33,9 +36,9 @@ def compress(content: bytes, *, prefix: bytes | None = None) -> bytes:
     The same prefix of at least `MIN_PREFIX_BYTES` is needed to decompress.
     """
     if prefix is None:
-        return zstd.compress(content, _LEVEL)
+        return _compressor().compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
     options: dict[int, int] = {
-        zstd.CompressionParameter.compression_level: _LEVEL,
+        zstd.CompressionParameter.compression_level: _PREFIX_LEVEL,
         # A low level alone loses sight of a base of a megabyte or more.
         zstd.CompressionParameter.enable_long_distance_matching: 1,
         zstd.CompressionParameter.window_log: _window_log(len(prefix) + len(content)),
@@ -64,6 +67,17 @@ def decompress(frame: bytes, *, limit: int, prefix: bytes | None = None) -> byte
     if not decompressor.eof or decompressor.unused_data:
         raise Corrupt("stored bytes are not exactly one compressed frame")
     return content
+
+
+_local = threading.local()
+
+
+def _compressor() -> zstd.ZstdCompressor:
+    """This thread's compressor: making one costs more than compressing a patch."""
+    if not hasattr(_local, "compressor"):
+        _local.compressor = zstd.ZstdCompressor(_LEVEL)
+    compressor: zstd.ZstdCompressor = _local.compressor
+    return compressor
 
 
 def _as_prefix(prefix: bytes) -> tuple[zstd.ZstdDict, int]:

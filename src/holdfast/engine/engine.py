@@ -582,6 +582,8 @@ def plain_metadata(metadata: object) -> dict[str, Any]:
     """A copy of metadata as plain JSON values, or `InvalidInput`."""
     if not isinstance(metadata, Mapping):
         raise InvalidInput(f"metadata is a dict, not {type(metadata).__name__}", code="metadata_not_plain")
+    if not metadata:
+        return {}
     encoding, content = exact.encode(dict(metadata))
     if encoding != exact.JSON:
         raise InvalidInput(
