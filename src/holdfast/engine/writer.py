@@ -23,6 +23,10 @@ CACHE_BYTES: Final = 256 * 1024 * 1024
 """How much content the writers of one engine remember together."""
 
 
+PATCH_FLOOR: Final = 512
+"""Smaller contents are stored whole: a patch would save less than its header takes, and cost more time."""
+
+
 class LineKey(NamedTuple):
     session: str
     branch: str
@@ -130,6 +134,8 @@ def encode(
     `new` carries the blobs its content names; a record lists those that its base does not keep alive already.
     """
     if line is None:
+        return _group_start(name, None, new)
+    if len(new.content) < PATCH_FLOOR:
         return _group_start(name, None, new)
     number = line.number + 1
     base = line.anchor if number % patch.GROUP_STRIDE == 0 else line.last

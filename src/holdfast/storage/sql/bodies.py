@@ -15,7 +15,7 @@ MAX_CHAIN: Final = 256
 
 _INSERT = (
     "INSERT INTO bodies (sid, checkpoint, name, is_spare, is_hidden, codec, size, stored_size, digest, base, member,"
-    " group_bytes, data) VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " group_bytes, data) VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 )
 _CHAIN = f"""WITH RECURSIVE chain (n, checkpoint) AS (
   SELECT 0, CAST(? AS TEXT)
@@ -37,30 +37,43 @@ _IS_NEEDED = (
 _IS_OWNED = "EXISTS (SELECT 1 FROM checkpoints c WHERE c.id = b.checkpoint AND c.sid = b.sid)"
 
 
-def insert(tx: Connection, sid: int, bodies: Iterable[Body]) -> None:
+def insert(tx: Connection, sid: int, bodies: Sequence[Body]) -> bool:
+    """Store records; False, and nothing of them, when a hidden one is in the place of one of them."""
     for body in bodies:
-        tx.run(
-            _INSERT,
-            (
-                sid,
-                body.checkpoint,
-                body.name,
-                int(body.is_spare),
-                body.codec,
-                body.size,
-                body.stored_size,
-                body.digest,
-                body.base,
-                body.member,
-                body.group_bytes,
-                body.data,
-            ),
-        )
-        if body.blobs:
-            tx.run_many(
-                "INSERT INTO blob_refs (sid, checkpoint, name, is_spare, digest) VALUES (?, ?, ?, ?, ?)",
-                [(sid, body.checkpoint, body.name, int(body.is_spare), blob) for blob in body.blobs],
+        if not _insert_one(tx, sid, body):
+            tx.run(
+                "DELETE FROM bodies WHERE sid = ? AND checkpoint = ? AND is_hidden = 0",
+                (sid, body.checkpoint),
             )
+            tx.run("DELETE FROM blob_refs WHERE sid = ? AND checkpoint = ?", (sid, body.checkpoint))
+            return False
+    return True
+
+
+def _insert_one(tx: Connection, sid: int, body: Body) -> bool:
+    is_new = tx.run(
+        _INSERT,
+        (
+            sid,
+            body.checkpoint,
+            body.name,
+            int(body.is_spare),
+            body.codec,
+            body.size,
+            body.stored_size,
+            body.digest,
+            body.base,
+            body.member,
+            body.group_bytes,
+            body.data,
+        ),
+    )
+    if is_new and body.blobs:
+        tx.run_many(
+            "INSERT INTO blob_refs (sid, checkpoint, name, is_spare, digest) VALUES (?, ?, ?, ?, ?)",
+            [(sid, body.checkpoint, body.name, int(body.is_spare), blob) for blob in body.blobs],
+        )
+    return bool(is_new)
 
 
 def check_references(tx: Connection, sid: int, bodies: Sequence[Body], blobs: Sequence[Blob] = ()) -> None:
@@ -173,13 +186,6 @@ def is_hidden(tx: Connection, sid: int, checkpoint: str, name: str) -> bool:
         (sid, checkpoint, name),
     )
     return row is not None
-
-
-def is_stored(tx: Connection, sid: int, checkpoint: str) -> bool:
-    """Whether a checkpoint has any body, also a hidden one."""
-    return (
-        tx.one("SELECT 1 FROM bodies WHERE sid = ? AND checkpoint = ? LIMIT 1", (sid, checkpoint)) is not None
-    )
 
 
 def show(tx: Connection, sid: int, checkpoint: str) -> None:

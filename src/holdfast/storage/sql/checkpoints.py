@@ -31,6 +31,7 @@ _INSERT = (
     "INSERT INTO checkpoints (sid, seq, id, branch, time_us, step, status, external_id, idempotency_key, header)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
+_HEADER_OF = "(SELECT header FROM checkpoints WHERE id = ?)"
 _FROM = "FROM checkpoints c JOIN sessions s ON s.sid = c.sid"
 
 
@@ -60,22 +61,23 @@ def append(tx: Connection, item: Append, seal: Seal) -> Appended:
     bodies.check_references(tx, sid, item.bodies, item.blobs)
 
     parents = _parents(draft, branch)
-    seq = max(session.last_seq, _highest_seq(tx, sid)) + 1
-    raw = seal(draft, seq, parents, [_chain_of(tx, parent) for parent in parents])
+    highest, chains = _highest_seq_and_chains(tx, sid, parents)
+    seq = max(session.last_seq, highest) + 1
+    raw = seal(draft, seq, parents, chains)
+    if not bodies.insert(tx, sid, item.bodies):
+        raise Conflict(
+            f"{draft.id} was removed, and others still need its body",
+            code="id_taken",
+            retryable=False,
+            checkpoint=draft.id,
+        )
     _insert(tx, sid, seq, draft, raw)
     bodies.insert_blobs(tx, item.blobs)
-    bodies.insert(tx, sid, item.bodies)
     _advance_branch(tx, sid, branch, draft, seq, parents)
     _advance_session(tx, sid, session, draft, seq)
     return Appended(
         row=HeaderRow(id=draft.id, session=session.uid, seq=seq, branch=draft.branch, raw=raw), is_new=True
     )
-
-
-def _highest_seq(tx: Connection, sid: int) -> int:
-    """No number is given twice (V3), even if damage raised one of those that are stored."""
-    row = tx.one("SELECT seq FROM checkpoints WHERE sid = ? ORDER BY seq DESC LIMIT 1", (sid,))
-    return row[0] if row is not None and isinstance(row[0], int) else 0
 
 
 def _parents(draft: Draft, branch: Branch | None) -> tuple[str, ...]:
@@ -84,21 +86,20 @@ def _parents(draft: Draft, branch: Branch | None) -> tuple[str, ...]:
     return (branch.head,) if branch and branch.head else ()
 
 
-def _chain_of(tx: Connection, checkpoint: str) -> str | None:
-    row = tx.one("SELECT header FROM checkpoints WHERE id = ?", (checkpoint,))
-    return chain_of(row[0]) if row is not None and isinstance(row[0], bytes) else None
+def _highest_seq_and_chains(tx: Connection, sid: int, parents: Sequence[str]) -> tuple[int, list[str | None]]:
+    """The highest number that is stored, and the chain value of each parent, None where it is not stored.
+
+    No number is given twice (V3), even if damage raised one of those that are stored.
+    """
+    columns = ", ".join(["(SELECT max(seq) FROM checkpoints WHERE sid = ?)", *[_HEADER_OF] * len(parents)])
+    highest, *headers = tx.one(f"SELECT {columns}", (sid, *parents)) or (0,)
+    chains = [chain_of(raw) if isinstance(raw, bytes) else None for raw in headers]
+    return highest if isinstance(highest, int) else 0, chains
 
 
 def _original(tx: Connection, sid: int, draft: Draft) -> HeaderRow | None:
     """The checkpoint that already holds the draft's idempotency key, or its id."""
     row = tx.one(f"SELECT {HEADER_COLUMNS} {_FROM} WHERE c.id = ?", (draft.id,))
-    if row is None and bodies.is_stored(tx, sid, draft.id):
-        raise Conflict(
-            f"{draft.id} was removed, and others still need its body",
-            code="id_taken",
-            retryable=False,
-            checkpoint=draft.id,
-        )
     if row is None and draft.idempotency_key is not None:
         row = tx.one(
             f"SELECT {HEADER_COLUMNS} {_FROM} WHERE c.sid = ? AND c.idempotency_key = ?",
