@@ -29,17 +29,21 @@ class SqliteAccess:
         self._run("UPDATE sessions SET updated_us = updated_us + 1 WHERE uid = ?", (uid,))
 
     def _flip(self, table: str, column: str, where: str, values: tuple[str, ...]) -> None:
-        """Exchange the middle byte of a column."""
-        half = f"length({column}) / 2"
-        self._run(
-            f"UPDATE {table} SET {column} = CAST(substr({column}, 1, {half}) || X'00' ||"
-            f" substr({column}, {half} + 2) AS BLOB) WHERE {where}",
-            values,
-        )
+        """Flip a bit in the middle of a column."""
+        connection = self._connect()
+        ((data,),) = connection.execute(f"SELECT {column} FROM {table} WHERE {where} LIMIT 1", values)
+        middle = len(data) // 2
+        changed = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+        connection.execute(f"UPDATE {table} SET {column} = ? WHERE {where}", (changed, *values))
+        connection.close()
 
-    def _run(self, sql: str, values: tuple[str, ...]) -> None:
+    def _connect(self) -> apsw.Connection:
         connection = apsw.Connection(str(self._path))
         connection.set_busy_timeout(10_000)
+        return connection
+
+    def _run(self, sql: str, values: tuple[str, ...]) -> None:
+        connection = self._connect()
         connection.execute(sql, values)
         connection.close()
 

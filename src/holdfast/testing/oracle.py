@@ -80,7 +80,8 @@ class SessionModel:
         if wish.idempotency_key is None:
             return None
         return next(
-            (saved for saved in self.kept.values() if saved.wish.idempotency_key == wish.idempotency_key), None
+            (saved for saved in self.kept.values() if saved.wish.idempotency_key == wish.idempotency_key),
+            None,
         )
 
     def refusals(self, wish: Wish) -> set[str]:
@@ -94,8 +95,6 @@ class SessionModel:
             codes.add("head_moved")
         if self._is_taken(branch, wish.external_id):
             codes.add("external_id_exists")
-        if not self.kept.keys() >= set(wish.requires):
-            codes.add("not_found")
         return codes
 
     def _is_taken(self, branch: str, external_id: str | None) -> bool:
