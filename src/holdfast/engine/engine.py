@@ -104,7 +104,12 @@ class Pending:
 
 
 class Engine:
-    """Saves, loads and removes checkpoints on a backend. Safe for threads and forks."""
+    """Saves, loads and removes checkpoints on a backend. Safe for threads and forks.
+
+    Three callbacks let a keeper watch: `on_append` before a save is queued, and raising there refuses it;
+    `on_saved` when one is durable; `on_finished` when a session got its final status. They are called on the
+    saver's thread, so they are quick, and the last two never raise.
+    """
 
     def __init__(
         self,
@@ -122,6 +127,9 @@ class Engine:
         self._lines = Lines()
         self._sessions: dict[str, Session] = {}
         self._background = _Background()
+        self.on_append: Callable[[Append], None] | None = None
+        self.on_saved: Callable[[Header], None] | None = None
+        self.on_finished: Callable[[Session], None] | None = None
         forks.register(self)
 
     # --- sessions
@@ -175,6 +183,8 @@ class Engine:
         self.backend.record_event(uid, f"session_{status}", {"error": error} if error else {}, time_us=now_us)
         if status is not Status.IN_PROGRESS:
             self._make_head_stand_alone(session, fence)
+        if status.is_finished and self.on_finished is not None:
+            self.on_finished(session)
         return session
 
     def _make_head_stand_alone(self, session: Session, fence: int | None) -> None:
@@ -184,7 +194,7 @@ class Engine:
         try:
             for name in reader.verified(head).contents:
                 self._reencode(session.uid, head.id, name, fence)
-        except (Conflict, Corrupt) as exc:
+        except (Conflict, Corrupt, NotFound) as exc:
             log.warning("the newest checkpoint of %r was not made to stand alone: %s", session.key, exc)
         self.forget(session.uid)
 
@@ -263,7 +273,17 @@ class Engine:
                 for body in self._encode(key, line, save, draft, session)
             ]
             append = _append(save, draft, bodies, self._missing(save.blobs))
+            self._admit(append)
             return self._committer.enqueue(append, _Repeats(self, save, draft))
+
+    def _admit(self, append: Append) -> None:
+        if self.on_append is None:
+            return
+        try:
+            self.on_append(append)
+        except HoldfastError:
+            self.forget(append.draft.session)  # the lines already count on it
+            raise
 
     def _encode(self, key: LineKey, line: Line, save: Save, draft: Draft, session: Session) -> list[Body]:
         """The records for the next body of a line."""
@@ -320,7 +340,10 @@ class Engine:
             raise
         if not appended.is_new:
             self.forget(draft.session)
-        return reader.verified(appended.row)
+        header = reader.verified(appended.row)
+        if self.on_saved is not None:
+            self.on_saved(header)
+        return header
 
     def forget(self, uid: str) -> None:
         """Forget what is remembered of a session: it may not be what is stored."""
@@ -448,7 +471,12 @@ class Engine:
         """Re-encode every body that is patched against one of these; False when there was none."""
         dependents = self._dependents(uid, going)
         for dependent in dependents:
-            self._reencode(uid, dependent.checkpoint, dependent.name, fence)
+            try:
+                self._reencode(uid, dependent.checkpoint, dependent.name, fence)
+            except (Corrupt, NotFound):
+                if self.backend.body(uid, dependent.checkpoint, dependent.name) is not None:
+                    raise
+                # It was pruned meanwhile, and depends on nothing any more.
         self.forget(uid)
         return bool(dependents)
 

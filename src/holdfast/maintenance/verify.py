@@ -94,10 +94,16 @@ def _chain_findings(session: Session, headers: list[Header]) -> Iterator[Finding
 
 
 def _numbering_findings(engine: Engine, session: Session) -> Iterator[Finding]:
-    """Numbers that are neither stored nor recorded as removed: checkpoints that were lost."""
+    """Numbers that are neither stored nor recorded as removed: checkpoints that were lost.
+
+    The gaps are read after the headers, and numbers given since `session` was read do not count: others may save
+    and prune meanwhile.
+    """
     stored = [(row.seq, row.seq) for row in engine.backend.headers(HeaderQuery(session=session.uid))]
+    gaps = engine.backend.session(session.uid).gaps
+    end = session.last_seq + 1
     expected = 1
-    for first, last in [*sorted([*stored, *session.gaps]), (session.last_seq + 1, session.last_seq + 1)]:
+    for first, last in [*sorted(each for each in [*stored, *gaps] if each[0] < end), (end, end)]:
         if first > expected:
             missing = f"#{expected}" if first == expected + 1 else f"#{expected} to #{first - 1}"
             yield Finding(
@@ -117,11 +123,19 @@ def _body_findings(engine: Engine, session: Session, header: Header) -> Iterator
         try:
             check_content(reader.from_chain(chain), content, checkpoint=header.id, body=name)
         except HoldfastError as exc:
+            if _is_removed(engine, header):
+                return
             served = ", but its spare serves" if _loads(engine, header, name) else ""
             yield _finding(session, header, f"{exc}{served}", exc.code)
         spare = backend.spare(session.uid, header.id, name)
         if spare is not None and digest(spare.data) != spare.digest:
             yield _finding(session, header, f"the spare of body {name!r} of {header.id} is damaged")
+
+
+def _is_removed(engine: Engine, header: Header) -> bool:
+    """Whether someone removed the checkpoint while it was being looked at."""
+    query = HeaderQuery(session=header.session, ids=(header.id,), limit=1)
+    return next(engine.backend.headers(query), None) is None
 
 
 def _loads(engine: Engine, header: Header, name: str) -> bool:
