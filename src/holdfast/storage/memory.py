@@ -128,9 +128,19 @@ class MemoryBackend:
             shelf.put_session(replace(changed, version=session.version + 1))
             return shelf.session
 
-    def delete_session(self, uid: str, *, secure: bool = False, fence: int | None = None) -> None:  # noqa: ARG002
+    def delete_session(
+        self,
+        uid: str,
+        *,
+        secure: bool = False,  # noqa: ARG002
+        fence: int | None = None,
+        expect: Session | None = None,
+    ) -> None:
         with self._writing() as tables:
-            tables.shelf(uid, fence)
+            shelf = tables.shelf(uid, fence)
+            if expect is not None:
+                shelf.check_unchanged(expect)
+                shelf.check_not_leased(self._clock(), fence)
             del tables.shelves[uid]
 
     def branch(self, uid: str, name: str) -> Branch | None:
@@ -212,12 +222,15 @@ class MemoryBackend:
         *,
         secure: bool = False,  # noqa: ARG002
         fence: int | None = None,
+        keep_heads: bool = False,
     ) -> Removed:
         with self._writing(uid) as tables:
             shelf = tables.shelf(uid, fence)
             named = dict.fromkeys(checkpoints)
             there = [checkpoint for checkpoint in named if checkpoint in shelf.headers]
-            refused = shelf.refused(there)
+            held = shelf.held() if keep_heads else set()
+            refused = shelf.refused(checkpoint for checkpoint in there if checkpoint not in held)
+            refused |= held.intersection(there)
             going = [checkpoint for checkpoint in there if checkpoint not in refused]
             shelf.drop_headers(going)
             _, stored_bytes = shelf.peel([key for key in shelf.bodies if key[0] in set(going)])

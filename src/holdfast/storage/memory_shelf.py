@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.codec import integrity
 from holdfast.errors import Conflict, Corrupt, NotFound
-from holdfast.model import Branch, Draft, Header, Session
+from holdfast.model import Branch, BranchState, Draft, Header, Session
 from holdfast.storage.port import MAX_EVENTS, Annotation, Body, Event, HeaderRow, Lease, Target
 
 T = TypeVar("T")
@@ -178,6 +178,18 @@ class Shelf:
         if fence is not None and (self.lease is None or self.lease.token != fence):
             raise Conflict(f"lease {fence} is no longer current: another runner took over", code="lease_lost")
 
+    def check_unchanged(self, expect: Session) -> None:
+        if self.session != expect:
+            raise Conflict(
+                f"session {expect.key!r} changed meanwhile", code="session_changed", session=expect.uid
+            )
+
+    def check_not_leased(self, now_us: int, fence: int | None) -> None:
+        """Refuse while another holds the lease."""
+        lease = self.lease
+        if lease is not None and lease.expires_us > now_us and lease.token != fence:
+            raise Conflict(f"session {self.key!r} is run by {lease.owner.label}", code="lease_held")
+
     def check_external_id(self, branch: str, external_id: str | None) -> None:
         place = (branch, external_id)
         if external_id is not None and any(place in names_of(s.header) for s in self.headers.values()):
@@ -237,14 +249,27 @@ class Shelf:
             )
         )
 
+    def held(self) -> set[str]:
+        """The newest checkpoint, and heads and forks of branches that are current, or open and pinned."""
+        current = self.session.branch
+        branches = [
+            branch
+            for branch in self.all_branches()
+            if branch.name == current or (branch.is_pinned and branch.state is BranchState.OPEN)
+        ]
+        newest = max(self.headers.values(), key=lambda stored: stored.header.seq, default=None)
+        named = {id_ for branch in branches for id_ in (branch.head, branch.fork) if id_ is not None}
+        return named if newest is None else named | {newest.header.id}
+
     def refused(self, checkpoints: Iterable[str]) -> set[str]:
         """Those of the checkpoints that must stay: what stays requires them, directly or through another."""
-        going = set(checkpoints)
+        named = set(checkpoints)
+        going = set(named)
         while True:
             staying = [stored.header for id_, stored in self.headers.items() if id_ not in going]
             required = {id_ for header in staying for id_ in header.requires} & going
             if not required:
-                return set(checkpoints) - going
+                return named - going
             going -= required
 
     def drop_headers(self, checkpoints: Sequence[str]) -> None:

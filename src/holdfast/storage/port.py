@@ -188,7 +188,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """What `remove` did: `refused` are ids that a kept checkpoint requires, and `missing` those not there."""
+    """What `remove` did: `refused` are ids that must stay, and `missing` those not there."""
 
     removed: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -263,8 +263,22 @@ class Sessions(Protocol):
             NotFound: `changes` name a current branch that does not exist.
         """
 
-    def delete_session(self, uid: str, *, secure: bool = False, fence: int | None = None) -> None:
-        """Remove a session with all that belongs to it; blobs are left to `sweep`. `secure` overwrites the bytes."""
+    def delete_session(
+        self,
+        uid: str,
+        *,
+        secure: bool = False,
+        fence: int | None = None,
+        expect: Session | None = None,
+    ) -> None:
+        """Remove a session with all that belongs to it; blobs are left to `sweep`. `secure` overwrites the bytes.
+
+        With `expect` it goes only if it is still exactly that, and nobody runs it.
+
+        Raises:
+            Conflict: `expect` was given, and the stored session differs from it (code `session_changed`), or
+                another holds its lease, not expired (code `lease_held`). Nothing is removed.
+        """
 
     def branch(self, uid: str, name: str) -> Branch | None:
         """One branch of a session."""
@@ -341,12 +355,20 @@ class Records(Protocol):
         """Those of the digests that are stored."""
 
     def remove(
-        self, uid: str, checkpoints: Sequence[str], *, secure: bool = False, fence: int | None = None
+        self,
+        uid: str,
+        checkpoints: Sequence[str],
+        *,
+        secure: bool = False,
+        fence: int | None = None,
+        keep_heads: bool = False,
     ) -> Removed:
         """Remove checkpoints with their annotations, record the gap, and move heads to the newest that remain.
 
         Their bodies go too, unless another body is patched against them: those stay hidden until `sweep` (V5).
-        Spares patched against a removed body go. What a remaining checkpoint requires is refused.
+        Spares patched against a removed body go. What a remaining checkpoint requires is refused. With
+        `keep_heads` so are the session's newest checkpoint, and heads and fork points of branches that are
+        current, or open and pinned.
         """
 
     def sweep(

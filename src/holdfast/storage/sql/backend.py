@@ -168,8 +168,23 @@ class SqlBackend(ABC):
             fence=fence,
         )
 
-    def delete_session(self, uid: str, *, secure: bool = False, fence: int | None = None) -> None:
-        self._in_session(uid, lambda tx, sid, _: session_rows.delete(tx, sid), fence=fence, secure=secure)
+    def delete_session(
+        self,
+        uid: str,
+        *,
+        secure: bool = False,
+        fence: int | None = None,
+        expect: Session | None = None,
+    ) -> None:
+        def transaction(tx: Connection, sid: int, session: Session) -> None:
+            if expect is not None:
+                session_rows.check_unchanged(session, expect)
+                lease = leases.read(tx, sid)
+                if lease is not None and lease.token != fence and lease.expires_us > self._now_us(tx):
+                    raise leases.is_run(uid, lease)
+            session_rows.delete(tx, sid)
+
+        self._in_session(uid, transaction, fence=fence, secure=secure)
 
     def branch(self, uid: str, name: str) -> Branch | None:
         return self._reading(lambda tx: session_rows.branch(tx, session_rows.sid_of(tx, uid), name))
@@ -247,14 +262,24 @@ class SqlBackend(ABC):
         return self._read(lambda tx: body_rows.stored_blobs(tx, digests))
 
     def remove(
-        self, uid: str, checkpoints: Sequence[str], *, secure: bool = False, fence: int | None = None
+        self,
+        uid: str,
+        checkpoints: Sequence[str],
+        *,
+        secure: bool = False,
+        fence: int | None = None,
+        keep_heads: bool = False,
     ) -> Removed:
-        return self._in_session(
-            uid,
-            lambda tx, sid, session: checkpoint_rows.remove(tx, sid, session, checkpoints),
-            fence=fence,
-            secure=secure,
-        )
+        def transaction(tx: Connection, sid: int, session: Session) -> Removed:
+            held = session_rows.held(tx, sid, session) if keep_heads else frozenset()
+            free = [checkpoint for checkpoint in checkpoints if checkpoint not in held]
+            done = checkpoint_rows.remove(tx, sid, session, free)
+            refused = {*done.refused, *held}
+            return msgspec.structs.replace(
+                done, refused=tuple(id for id in dict.fromkeys(checkpoints) if id in refused)
+            )
+
+        return self._in_session(uid, transaction, fence=fence, secure=secure)
 
     def sweep(
         self,

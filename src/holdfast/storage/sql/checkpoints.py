@@ -357,7 +357,7 @@ def _remove_one(tx: Connection, sid: int, row: Row) -> int:
 
 def _retreat_heads(tx: Connection, sid: int, removed: set[str]) -> None:
     """Move heads that went to the newest checkpoint that remains of their branch, else to its fork (V6)."""
-    for branch in sessions.branches(tx, sid):
+    for branch in sessions.stored_branches(tx, sid):
         if branch.head not in removed:
             continue
         row = tx.one(

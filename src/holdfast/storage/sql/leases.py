@@ -18,6 +18,15 @@ def check_fence(tx: Connection, sid: int, uid: str, fence: int | None) -> None:
         raise lost(uid)
 
 
+def is_run(uid: str, lease: Lease) -> Conflict:
+    return Conflict(
+        f"session {uid} is run by {lease.owner.label or 'another process'}"
+        f" (pid {lease.owner.pid} on {lease.owner.host})",
+        code="lease_held",
+        session=uid,
+    )
+
+
 def lost(uid: str) -> Conflict:
     return Conflict(
         f"the lease on session {uid} was taken over or released: this writer must stop",
@@ -39,12 +48,7 @@ def acquire(
 ) -> Lease:
     held = read(tx, sid)
     if held is not None and held.expires_us > now_us and held.token != replacing:
-        raise Conflict(
-            f"session {uid} is run by {held.owner.label or 'another process'}"
-            f" (pid {held.owner.pid} on {held.owner.host})",
-            code="lease_held",
-            session=uid,
-        )
+        raise is_run(uid, held)
     row = tx.one("SELECT token FROM leases WHERE sid = ?", (sid,))
     token = (row[0] if row else 0) + 1
     tx.run(

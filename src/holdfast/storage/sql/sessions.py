@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.codec.integrity import digest, open_header
 from holdfast.errors import Conflict, Corrupt, HoldfastError, InvalidInput, NotFound
-from holdfast.model import Branch, Header, Session
+from holdfast.model import Branch, BranchState, Header, Session
 from holdfast.storage.port import ANY_HEAD, SessionQuery
 from holdfast.storage.sql.connection import Connection, Row, Value, marks
 from holdfast.storage.sql.rows import (
@@ -199,6 +199,13 @@ def write_after_append(tx: Connection, sid: int, session: Session) -> None:
     tx.run(_AFTER_APPEND, (*(row[at] for at in _CHANGED_BY_APPEND), sid))
 
 
+def check_unchanged(session: Session, expect: Session) -> None:
+    if session != expect:
+        raise Conflict(
+            f"session {session.key!r} changed meanwhile", code="session_changed", session=session.uid
+        )
+
+
 def delete(tx: Connection, sid: int) -> None:
     for table in SESSION_TABLES:
         tx.run(f"DELETE FROM {table} WHERE sid = ?", (sid,))
@@ -219,9 +226,14 @@ def branch(tx: Connection, sid: int, name: str) -> Branch | None:
     return None
 
 
-def branches(tx: Connection, sid: int) -> list[Branch]:
+def stored_branches(tx: Connection, sid: int) -> list[Branch]:
+    """The branches whose rows are there. Unlike `branches` this reads no checkpoints, so it is always fast."""
     rows = tx.all(f"SELECT {BRANCH_COLUMNS} FROM branches WHERE sid = ? ORDER BY created_us, name", (sid,))
-    found = [_intact_branch(row) for row in rows]
+    return [_intact_branch(row) for row in rows]
+
+
+def branches(tx: Connection, sid: int) -> list[Branch]:
+    found = stored_branches(tx, sid)
     used = tx.all(
         "SELECT branch FROM sessions WHERE sid = ? UNION SELECT branch FROM checkpoints WHERE sid = ?",
         (sid, sid),
@@ -231,6 +243,21 @@ def branches(tx: Connection, sid: int) -> list[Branch]:
         if name not in known and is_branch(tx, sid, name):
             raise DamagedRow(f"the row of branch {name!r} is lost")
     return found
+
+
+def held(tx: Connection, sid: int, session: Session) -> frozenset[str]:
+    """The newest checkpoint, and heads and forks of branches that are current, or open and pinned; if stored."""
+    newest = tx.one("SELECT id FROM checkpoints WHERE sid = ? ORDER BY seq DESC LIMIT 1", (sid,))
+    named = {
+        checkpoint
+        for branch in stored_branches(tx, sid)
+        if branch.name == session.branch or (branch.is_pinned and branch.state is BranchState.OPEN)
+        for checkpoint in (branch.head, branch.fork)
+        if checkpoint is not None
+    }
+    forks = sorted(named)
+    found = tx.all(f"SELECT id FROM checkpoints WHERE sid = ? AND id IN ({marks(len(forks))})", (sid, *forks))
+    return frozenset(row[0] for row in [*found, *([newest] if newest else [])])
 
 
 def is_branch(tx: Connection, sid: int, name: object) -> bool:

@@ -6,16 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.errors import Conflict, InvalidInput, NotFound
-from holdfast.model import MAIN_BRANCH, Branch, Session, Status, new_uid
+from holdfast.model import MAIN_BRANCH, Branch, BranchState, Session, Status, new_uid
 from holdfast.storage.port import Backend, HeaderQuery, SessionQuery
+from holdfast.testing.clock import FakeClock
 from holdfast.testing.contract.fixtures import Fixtures
 from holdfast.testing.contract.names import HOSTILE_NAMES
 from holdfast.testing.records import (
     START_US,
     draft,
     headers,
+    ids,
     item,
     keyframe,
     new_blob,
@@ -266,6 +269,76 @@ class SessionContract(Fixtures):
         assert save(backend, again.uid).seq == 1
         with pytest.raises(NotFound):
             save(backend, session.uid)
+
+    def test_a_session_that_is_as_expected_is_deleted(self, backend: Backend, session: Session) -> None:
+        """Nothing about it changed since it was read, so it goes."""
+        save(backend, session.uid)
+        backend.delete_session(session.uid, expect=backend.session(session.uid))
+        with pytest.raises(NotFound):
+            backend.session(session.uid)
+
+    def test_a_session_that_changed_is_not_deleted(self, backend: Backend, session: Session) -> None:
+        """A save, an update or a removal since it was read is a conflict, and nothing of it goes."""
+        changes: list[Callable[[], object]] = [
+            lambda: save(backend, session.uid),
+            lambda: backend.update_session(session.uid, {}),
+            lambda: backend.remove(session.uid, [headers(backend, session=session.uid)[0].id]),
+        ]
+        for change in changes:
+            seen = backend.session(session.uid)
+            change()
+            now = backend.session(session.uid)
+            with pytest.raises(Conflict) as refusal:
+                backend.delete_session(session.uid, expect=seen)
+            assert refusal.value.code == "session_changed"
+            assert backend.session(session.uid) == now
+
+    def test_a_leased_session_is_not_deleted_as_expected(
+        self, backend: Backend, session: Session, clock: FakeClock
+    ) -> None:
+        """While somebody runs it that is a conflict; once the lease has expired or ended it goes."""
+        backend.acquire_lease(session.uid, new_owner(), seconds=15)
+        with pytest.raises(Conflict) as refusal:
+            backend.delete_session(session.uid, expect=session)
+        assert refusal.value.code == "lease_held"
+        assert backend.session(session.uid) == session
+        clock.advance(15)
+        backend.delete_session(session.uid, expect=session)
+        with pytest.raises(NotFound):
+            backend.session(session.uid)
+
+    def test_who_runs_a_session_may_delete_it_as_expected(self, backend: Backend, session: Session) -> None:
+        """The lease of the one who deletes is no obstacle."""
+        lease = backend.acquire_lease(session.uid, new_owner(), seconds=15)
+        backend.delete_session(session.uid, fence=lease.token, expect=session)
+        with pytest.raises(NotFound):
+            backend.session(session.uid)
+
+    # --- what stays when heads are to be kept ---
+
+    def test_heads_and_forks_are_refused_when_they_are_to_be_kept(self, backend: Backend, uid: str) -> None:
+        """Of the current branch and of pinned open ones; what they require stays with them."""
+        first, fork, required, head = (save(backend, uid) for _ in range(4))
+        side = save(backend, uid, branch="side", parents=(fork.id,), requires=(required.id,))
+        newest = save(backend, uid, branch="left")
+        every = [one.id for one in (first, fork, required, head, side, newest)]
+        for change in ({"is_pinned": False}, {"state": BranchState.MERGED}):
+            left = backend.branch(uid, "left")
+            assert left is not None
+            backend.set_branch(uid, replace(left, **change))
+            removed = backend.remove(uid, ["cp_none", *every], keep_heads=True)
+            assert removed.refused == tuple(every[1:])
+            assert "cp_none" in removed.missing
+        assert ids(backend, session=uid, newest_first=False) == every[1:]
+        later = save(backend, uid)
+        removed = backend.remove(uid, every, keep_heads=True)
+        assert removed.removed == (head.id, newest.id)
+        assert set(ids(backend, session=uid)) == {fork.id, required.id, side.id, later.id}
+
+    def test_heads_go_when_they_are_not_to_be_kept(self, backend: Backend, uid: str) -> None:
+        """Whoever deletes on purpose is not held up by a head."""
+        header = save(backend, uid)
+        assert backend.remove(uid, [header.id]).removed == (header.id,)
 
     # --- usage ---
 
