@@ -18,20 +18,11 @@ from hypothesis import strategies as st
 
 from holdfast.codec import exact
 from holdfast.errors import InvalidInput
-from holdfast.history.compare import (
-    Added,
-    Change,
-    Changed,
-    Comparison,
-    Moved,
-    Removed,
-    change_text,
-    compare,
-    is_same,
-    lines,
-    value_text,
-)
+from holdfast.history.changes import Added, Change, Changed, Comparison, Moved, Removed
+from holdfast.history.compare import compare
 from holdfast.history.paths import Item, Member, Path, find, format_path, parse_path
+from holdfast.history.rendering import change_text, lines, value_text
+from holdfast.history.sameness import is_same
 from tests.unit.test_exact import states
 
 NAN = math.nan

@@ -1,4 +1,4 @@
-"""What differs between two states: typed changes by path, counted, summed up and written as text.
+"""What differs between two states: typed changes by path, counted and summed up.
 
 Strict: `True`, `1` and `1.0` differ, so do `0.0` and `-0.0`, a list and a tuple, and one moment in two zones.
 NaN equals NaN. The order of the keys of a dict is no difference.
@@ -11,85 +11,30 @@ the size of the states, never with its square.
 from __future__ import annotations
 
 import difflib
-import json
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import date, datetime, time, timedelta, timezone, tzinfo
-from decimal import Decimal
-from itertools import chain, pairwise
-from typing import Any, Final, TypeVar
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final
 from uuid import UUID
 
-import msgspec
-
-from holdfast.errors import InvalidInput, Unsupported
-from holdfast.history.paths import Item, Member, Path, Step, format_path
-
-T = TypeVar("T")
+from holdfast.errors import InvalidInput
+from holdfast.history.changes import Added, Change, Changed, Comparison, Moved, Removed
+from holdfast.history.paths import Item, Member, Path
+from holdfast.history.rendering import cut, is_workflow_pair, short_path
+from holdfast.history.sameness import (
+    CONTAINERS,
+    SEQUENCES,
+    Sameness,
+    are_same_kinds,
+    is_equal,
+    names_of,
+    token_of,
+    with_room,
+)
 
 ID_FIELDS: Final = ("id", "uid", "key", "step_id", "stepId", "name")
-WIDTH: Final = 60
-"""How long the text of a value may be before it is shortened."""
-
-
-class Added(msgspec.Struct, frozen=True):
-    """A value that is only in the new state."""
-
-    path: Path
-    value: Any
-
-
-class Removed(msgspec.Struct, frozen=True):
-    """A value that is only in the old state; an index in the last step is that of the old list."""
-
-    path: Path
-    value: Any
-
-
-class Changed(msgspec.Struct, frozen=True):
-    """Another value, or a value of another type, in the same place; indexes are those of the new lists."""
-
-    path: Path
-    old: Any
-    new: Any
-
-
-class Moved(msgspec.Struct, frozen=True):
-    """An item with an id that changed places with others of its list."""
-
-    path: Path
-    old_index: int
-    new_index: int
-
-
-Change = Added | Removed | Changed | Moved
-
-
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The changes that lead from one state to another.
-
-    The numbers count all of them; `changes` may be only the first ones. Values are those of the states, not
-    copies. `is_workflow` says that the states are those of a workflow, with variables and steps.
-    """
-
-    changes: tuple[Change, ...]
-    added: int
-    removed: int
-    changed: int
-    moved: int
-    summary: str
-    is_workflow: bool
-
-    @property
-    def total(self) -> int:
-        return self.added + self.removed + self.changed + self.moved
-
-    @property
-    def is_equal(self) -> bool:
-        return self.total == 0
 
 
 def compare(old: object, new: object, *, limit: int | None = None) -> Comparison:
@@ -101,12 +46,7 @@ def compare(old: object, new: object, *, limit: int | None = None) -> Comparison
     """
     if limit is not None and limit < 0:
         raise InvalidInput(f"limit is {limit}; it counts changes: 0 or more", code="invalid_option")
-    return _with_room(lambda: _compare(old, new, limit))
-
-
-def is_same(old: object, new: object) -> bool:
-    """Whether two values are equal in value, type, sign and zone, all the way down; NaN equals NaN."""
-    return _with_room(lambda: _Sameness().of(old, new))
+    return with_room(lambda: _compare(old, new, limit))
 
 
 def _compare(old: object, new: object, limit: int | None) -> Comparison:
@@ -120,189 +60,8 @@ def _compare(old: object, new: object, limit: int | None) -> Comparison:
         changed=counts[Changed],
         moved=counts[Moved],
         summary=_summary(walk.places),
-        is_workflow=_is_workflow(old, new),
+        is_workflow=is_workflow_pair(old, new),
     )
-
-
-def _with_room(work: Callable[[], T]) -> T:
-    """Run `work`; where the caller's stack leaves it too little room, run it again on a fresh one."""
-    try:
-        return work()
-    except RecursionError:
-        pass
-    try:
-        with ThreadPoolExecutor(1) as fresh:
-            return fresh.submit(work).result()
-    except RecursionError:
-        raise Unsupported("the states are nested deeper than this interpreter can follow") from None
-
-
-# --- strict equality
-
-# Types for which == says all, once the types are the same.
-_PLAIN: Final = frozenset({type(None), bool, int, str, bytes, bytearray, date, timedelta, UUID})
-# Types for which it does not: signs of zero, trailing zeros, zones, NaN.
-_SUBTLE: Final = frozenset({float, Decimal, datetime, time})
-_SEQUENCES: Final = frozenset({list, tuple})
-_SETS: Final = frozenset({set, frozenset})
-_CONTAINERS: Final = _SEQUENCES | _SETS | {dict}
-_BLOCK: Final = 512
-
-
-class _Sameness:
-    """Strict equality of values that stay alive meanwhile. Remembers pairs that it had to walk through."""
-
-    def __init__(self) -> None:
-        self._walked: dict[tuple[int, int], bool] = {}
-
-    def of(self, old: Any, new: Any) -> bool:
-        kind = type(old)
-        if kind is not type(new):
-            return False
-        if old is new:
-            return True
-        if kind in _PLAIN:
-            return bool(old == new)
-        if kind in _SUBTLE:
-            return _token(old) == _token(new)
-        if kind not in _CONTAINERS:
-            return _is_equal(old, new)
-        if len(old) != len(new):
-            return False
-        pair = (id(old), id(new))
-        if pair not in self._walked:
-            if _is_equal(old, new):
-                return _are_same_kinds([old], [new])
-            # NaN is not equal to itself: it may be all that differs.
-            self._walked[pair] = self._of_parts(kind, old, new)
-        return self._walked[pair]
-
-    def _of_parts(self, kind: type, old: Any, new: Any) -> bool:
-        if kind is dict:
-            olds, news = _names(old), _names(new)
-            return olds.keys() == news.keys() and all(
-                self.of(old[key], new[news[name]]) for name, key in olds.items()
-            )
-        return all(map(self.of, old, new)) if kind in _SEQUENCES else _token(old) == _token(new)
-
-    def beginning(self, old: Sequence[Any], new: Sequence[Any]) -> int:
-        """How many items at the beginning are the same; where == can tell, whole blocks of them at a time."""
-        most = min(len(old), len(new))
-        for at in range(0, most, _BLOCK):
-            olds, news = old[at : min(at + _BLOCK, most)], new[at : min(at + _BLOCK, most)]
-            if _is_equal(olds, news) and _are_same_kinds([olds], [news]):
-                continue
-            for place, (before, after) in enumerate(zip(olds, news, strict=True), at):
-                if not self.of(before, after):
-                    return place
-        return most
-
-
-def _is_equal(old: Any, new: Any) -> bool:
-    """What == says. Signalling decimals and foreign objects raise, which counts as different."""
-    try:
-        return bool(old == new)
-    except Exception:
-        return False
-
-
-def _are_same_kinds(olds: list[Any], news: list[Any]) -> bool:
-    """Whether values that are equal by == are also the same in what == overlooks, all the way down.
-
-    Goes level by level with whole lists at a time, which is several times faster than value by value.
-    """
-    while olds:
-        kinds = list(map(type, olds))
-        if kinds != list(map(type, news)):
-            return False
-        present = set(kinds)
-        if present & _SUBTLE and not _are_same_subtle(olds, news):
-            return False
-        if present & _SETS and not _are_same_sets(olds, news):
-            return False
-        if not present & _CONTAINERS:
-            return True
-        old_values = _values_of(dict_pairs := _both(olds, news, {dict}))
-        if old_values is None:
-            return False
-        new_values = [new[key] for old, new in dict_pairs for key in old]
-        olds = [*_items_of(olds), *old_values]
-        news = [*_items_of(news), *new_values]
-        # Most values are texts, and a text equals nothing but the same text.
-        olds = [value for value in olds if type(value) is not str]
-        news = [value for value in news if type(value) is not str]
-    return True
-
-
-def _both(olds: list[Any], news: list[Any], kinds: set[type] | frozenset[type]) -> list[tuple[Any, Any]]:
-    return [(old, new) for old, new in zip(olds, news, strict=True) if type(old) in kinds]
-
-
-def _are_same_subtle(olds: list[Any], news: list[Any]) -> bool:
-    return all(_token(old) == _token(new) for old, new in _both(olds, news, _SUBTLE) if old is not new)
-
-
-def _are_same_sets(olds: list[Any], news: list[Any]) -> bool:
-    return all(_token(old) == _token(new) for old, new in _both(olds, news, _SETS) if old is not new)
-
-
-def _items_of(values: list[Any]) -> Iterator[Any]:
-    return chain.from_iterable(value for value in values if type(value) in _SEQUENCES)
-
-
-def _values_of(pairs: list[tuple[Any, Any]]) -> list[Any] | None:
-    """The values of the old dicts, in order; None when a key of the new ones is of another kind."""
-    kinds = set(map(type, chain.from_iterable(chain.from_iterable(pairs))))
-    if not kinds <= {str}:
-        for old, new in pairs:
-            if _names(old).keys() != _names(new).keys():
-                return None
-    return list(chain.from_iterable(old.values() for old, _ in pairs))
-
-
-def _names(values: dict[Any, Any]) -> dict[Hashable, Any]:
-    """The keys of a dict by what tells them apart strictly."""
-    if set(map(type, values)) <= {str}:
-        return {key: key for key in values}
-    names: dict[Hashable, Any] = {}
-    seen: Counter[Hashable] = Counter()
-    for key in values:
-        name = _token(key)
-        names[(name, seen[name]) if seen[name] else name] = key  # several NaN are several keys
-        seen[name] += 1
-    return names
-
-
-def _token(value: Any) -> Hashable:
-    """Something hashable that is equal for two values exactly when they are the same."""
-    kind = type(value)
-    if kind is str:
-        return str(value)
-    if kind is float:
-        return (kind, repr(value))
-    if kind is list or kind is tuple:
-        return (kind, *map(_token, value))
-    if kind is dict:
-        return (kind, _bag((_token(key), _token(item)) for key, item in value.items()))
-    if kind in _SETS:
-        return (kind, _bag(map(_token, value)))
-    if kind is datetime or kind is time:
-        return (kind, value.replace(tzinfo=None).isoformat(), value.fold, _zone(value.tzinfo))
-    if kind is Decimal:
-        return (kind, value.as_tuple())
-    if kind is bytearray:
-        return (kind, bytes(value))
-    return (kind, value) if kind in _PLAIN else (kind, id(value))
-
-
-def _bag(tokens: Iterable[Hashable]) -> frozenset[tuple[Hashable, int]]:
-    return frozenset(Counter(tokens).items())
-
-
-def _zone(zone: tzinfo | None) -> Hashable:
-    if type(zone) is timezone:
-        return (zone.utcoffset(None), zone.tzname(None))
-    return zone and (type(zone), str(zone))
 
 
 # --- walking both states
@@ -321,17 +80,17 @@ class _Walk:
         self.places: dict[tuple[str, str], Counter[type[Change]]] = {}
         self._limit = math.inf if limit is None else limit
         self._cells = _ALIGN_CELLS
-        self._same = _Sameness()
+        self._same = Sameness()
 
     def pair(self, path: Path, old: Any, new: Any) -> None:
         kind = type(old)
-        if kind is not type(new) or kind not in _CONTAINERS:
+        if kind is not type(new) or kind not in CONTAINERS:
             if not self._same.of(old, new):
                 self._note(Changed(path, old, new))
         elif not self._is_skipped(len(path), old, new):
             if kind is dict:
                 self._dicts(path, old, new)
-            elif kind in _SEQUENCES:
+            elif kind in SEQUENCES:
                 self._lists(path, old, new)
             else:
                 self._sets(path, old, new)
@@ -340,7 +99,7 @@ class _Walk:
         if old is new:
             return True
         is_checked = depth < _CHECKED_DEPTH or depth & (depth - 1) == 0
-        return is_checked and _is_equal(old, new) and _are_same_kinds([old], [new])
+        return is_checked and is_equal(old, new) and are_same_kinds([old], [new])
 
     def _note(self, change: Change, *, is_item: bool = False) -> None:
         kind = type(change)
@@ -350,7 +109,7 @@ class _Walk:
             self.changes.append(change)
 
     def _dicts(self, path: Path, old: dict[Any, Any], new: dict[Any, Any]) -> None:
-        olds, news = _names(old), _names(new)
+        olds, news = names_of(old), names_of(new)
         for name, key in olds.items():
             if name not in news:
                 self._note(Removed((*path, key), old[key]))
@@ -363,7 +122,7 @@ class _Walk:
                 self.pair((*path, key), before, after)
 
     def _sets(self, path: Path, old: Iterable[Any], new: Iterable[Any]) -> None:
-        olds, news = _names(dict.fromkeys(old)), _names(dict.fromkeys(new))
+        olds, news = names_of(dict.fromkeys(old)), names_of(dict.fromkeys(new))
         for name, value in olds.items():
             if name not in news:
                 self._note(Removed((*path, Member(value)), value), is_item=True)
@@ -398,8 +157,8 @@ class _Walk:
         old_range: range,
         new_range: range,
     ) -> None:
-        olds = {_token(old[at][field]): at for at in old_range}
-        news = {_token(new[at][field]): at for at in new_range}
+        olds = {token_of(old[at][field]): at for at in old_range}
+        news = {token_of(new[at][field]): at for at in new_range}
         for name, at in olds.items():
             if name not in news:
                 self._note(Removed((*path, Item(field, old[at][field], at)), old[at]), is_item=True)
@@ -434,8 +193,8 @@ class _Walk:
             if len(same) * 2 >= len(olds):
                 return same
         numbers: dict[Hashable, int] = {}
-        old_numbers = [numbers.setdefault(_token(old[at]), len(numbers)) for at in olds]
-        new_numbers = [numbers.setdefault(_token(new[at]), len(numbers)) for at in news]
+        old_numbers = [numbers.setdefault(token_of(old[at]), len(numbers)) for at in olds]
+        new_numbers = [numbers.setdefault(token_of(new[at]), len(numbers)) for at in news]
         pairs = self._aligned(old_numbers, new_numbers)
         return [(olds[old_at], news[new_at]) for old_at, new_at in pairs]
 
@@ -529,7 +288,6 @@ _VERBS: Final[dict[type[Change], str]] = {
     Changed: "changed",
     Moved: "moved",
 }
-_SIGNS: Final[dict[type[Change], str]] = {Added: "+", Removed: "-", Changed: "~", Moved: ">"}
 _MAX_PLACES: Final = 6
 _WHOLE: Final = "whole"
 _TOP: Final = "top"
@@ -545,7 +303,7 @@ def _place(path: Path, is_item: bool) -> tuple[str, str]:
         return _ITEMS, next((step for step in reversed(path[:-1]) if type(step) is str), "items")
     if len(path) == 1:
         return _TOP, ""
-    return _WITHIN, _short_path(path[:1])
+    return _WITHIN, short_path(path[:1])
 
 
 def _summary(places: dict[tuple[str, str], Counter[type[Change]]]) -> str:
@@ -567,226 +325,7 @@ def _phrase(kind: str, name: str, counts: Counter[type[Change]]) -> str:
 
 
 def _noun(name: str, count: int) -> str:
-    name = _cut(name)
+    name = cut(name)
     if count != 1 or not name.endswith("s") or name.endswith(("ss", "us", "is")):
         return name
     return name[:-3] + "y" if name.endswith("ies") else name[:-1]
-
-
-# --- text
-
-
-def lines(comparison: Comparison, *, width: int = WIDTH) -> list[str]:
-    """The changes as text, one line each: `+` added, `-` removed, `~` changed, `>` moved.
-
-    Those of a workflow stand under headings for its variables and steps. The text is plain, and the caller's
-    to clean: values may hold what a terminal would act upon.
-    """
-    if comparison.is_equal:
-        return ["No differences."]
-    texts = (
-        _workflow_lines(comparison, width) if comparison.is_workflow else _lines(comparison.changes, width)
-    )
-    more = comparison.total - len(comparison.changes)
-    return [*texts, *([f"… {more:,} more {'change' if more == 1 else 'changes'}"] if more else [])]
-
-
-def value_text(value: object, width: int = WIDTH) -> str:
-    """A value in about `width` characters: whole, or its beginning and how much there is of it."""
-    inline = _inline(value, max(width, 0))
-    if inline is not None:
-        return inline
-    if isinstance(value, str):
-        return f'{_quoted(value[:width])[:-1]}…" ({len(value):,} characters)'
-    if isinstance(value, bytes | bytearray):
-        return f"{value[: width // 4]!r}… ({len(value):,} bytes)"
-    if isinstance(value, dict | list | tuple | set | frozenset):
-        return _outline(value)
-    return _cut(_atom(value), max(width, 1))
-
-
-def change_text(old: object, new: object, width: int = WIDTH) -> str:
-    """`old → new`, shortened so that the difference is in what is shown."""
-    if isinstance(old, str) and isinstance(new, str) and max(len(old), len(new)) > width:
-        return _texts_around_difference(old, new, width)
-    old_text, new_text = value_text(old, width), value_text(new, width)
-    if old_text == new_text:
-        if type(old) is type(new):
-            return f"{old_text} → {new_text} (differs in what is not shown)"
-        return f"{old_text} ({type(old).__name__}) → {new_text} ({type(new).__name__})"
-    return f"{old_text} → {new_text}"
-
-
-def _lines(changes: Iterable[Change], width: int, *, indent: str = "") -> list[str]:
-    return [indent + _line(change, _short_path(change.path), width) for change in changes]
-
-
-def _line(change: Change, name: str, width: int) -> str:
-    head = f"{_SIGNS[type(change)]} {name}: "
-    match change:
-        case Changed(_, old, new):
-            return head + change_text(old, new, width)
-        case Moved(_, old_index, new_index):
-            return f"{head}moved from [{old_index}] to [{new_index}]"
-        case _:
-            return head + value_text(change.value, width)
-
-
-def _short_path(path: Path) -> str:
-    return _cut(format_path(path), 200)
-
-
-def _cut(text: str, most: int = 80) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _texts_around_difference(old: str, new: str, width: int) -> str:
-    start = max(0, _common_length(old, new) - width // 3)
-    return f"{_excerpt(old, start, width)} → {_excerpt(new, start, width)}"
-
-
-def _common_length(old: str, new: str) -> int:
-    """How many characters two texts share at the beginning, by halving: a loop in C, not in Python."""
-    low, high = 0, min(len(old), len(new))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if old[low:middle] == new[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _excerpt(text: str, start: int, width: int) -> str:
-    end = start + width
-    lead, tail = "…" if start else "", "…" if end < len(text) else ""
-    note = f" ({len(text):,} characters)" if lead or tail else ""
-    return f'"{lead}{_quoted(text[start:end])[1:-1]}{tail}"{note}'
-
-
-def _inline(value: object, room: int) -> str | None:
-    """The whole value if its text fits. Looks at no more of it than that takes."""
-    if isinstance(value, str):
-        text = _quoted(value) if len(value) <= room else None
-    elif isinstance(value, bytes | bytearray):
-        text = repr(value) if len(value) <= room else None
-    elif isinstance(value, dict | list | tuple | set | frozenset):
-        text = _inline_container(value, room) if len(value) * 2 <= room else None
-    else:
-        text = _atom(value)
-    return text if text is not None and len(text) <= room else None
-
-
-def _inline_container(value: Any, room: int) -> str | None:
-    opening, closing = _BRACKETS[next(kind for kind in _BRACKETS if isinstance(value, kind))]
-    room -= len(opening) + len(closing)
-    parts: list[str] = []
-    for part in _parts(value, room):
-        room -= 0 if part is None else len(part) + 2
-        if part is None or room < -2:
-            return None
-        parts.append(part)
-    if isinstance(value, set | frozenset):
-        parts.sort()
-    return f"{opening}{', '.join(parts)}{closing}"
-
-
-def _parts(value: Any, room: int) -> Iterator[str | None]:
-    if not isinstance(value, dict):
-        yield from (_inline(item, room) for item in value)
-        return
-    for key, item in value.items():
-        name, text = _inline(key, room), _inline(item, room)
-        yield None if name is None or text is None else f"{name}: {text}"
-
-
-def _outline(value: Any) -> str:
-    noun = "key" if isinstance(value, dict) else "member" if isinstance(value, set | frozenset) else "item"
-    opening, closing = _BRACKETS[next(kind for kind in _BRACKETS if isinstance(value, kind))]
-    return f"{opening}…{len(value):,} {noun}{'' if len(value) == 1 else 's'}{closing}"
-
-
-_BRACKETS: Final[dict[type, tuple[str, str]]] = {
-    dict: ("{", "}"),
-    list: ("[", "]"),
-    tuple: ("(", ")"),
-    set: ("set{", "}"),
-    frozenset: ("frozenset{", "}"),
-}
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _atom(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, int) and value.bit_length() > 1024:
-        return f"an integer of {value.bit_length():,} bits"  # its digits may be more than Python writes
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
-    return str(value) if isinstance(value, float | int | Decimal | UUID | timedelta) else repr(value)
-
-
-# --- workflows
-
-_VARIABLES: Final = "variables"
-_STEPS: Final = ("completed_steps", "steps")
-
-
-def _is_workflow(old: object, new: object) -> bool:
-    """Whether both states have variables, and steps with commands."""
-    states = [state for state in (old, new) if isinstance(state, dict)]
-    if len(states) < 2 or not all(isinstance(state.get(_VARIABLES), dict) for state in states):
-        return False
-    steps = [state[name] for state in states for name in _STEPS if name in state]
-    if not all(isinstance(each, list) for each in steps):
-        return False
-    items = list(chain.from_iterable(steps))
-    return bool(items) and all(isinstance(item, dict) and "command" in item for item in items)
-
-
-def _workflow_lines(comparison: Comparison, width: int) -> list[str]:
-    sections: dict[str, list[str]] = {
-        "Variables changed:": [],
-        "Steps added:": [],
-        "Steps removed:": [],
-        "Steps changed:": [],
-        "Also changed:": [],
-    }
-    for change in comparison.changes:
-        heading, text = _workflow_line(change, width)
-        sections[heading].append(f"  {text}")
-    return [text for heading, texts in sections.items() if texts for text in (heading, *texts)]
-
-
-def _workflow_line(change: Change, width: int) -> tuple[str, str]:
-    """The heading that a change belongs to, and its line."""
-    path = change.path
-    if len(path) > 1 and path[0] == _VARIABLES:
-        name = path[1] if type(path[1]) is str and len(path) == 2 else format_path(path[1:])
-        return "Variables changed:", _line(change, _cut(name, 200), width)
-    at = _index(path[1]) if len(path) > 1 and path[0] in _STEPS else None
-    if at is not None:
-        if len(path) == 2 and isinstance(change, Added | Removed):
-            text = f"{_SIGNS[type(change)]} {_step_text(change.value, at, width)}"
-            return ("Steps added:" if isinstance(change, Added) else "Steps removed:"), text
-        inside = format_path(path[2:]) if len(path) > 2 else ""
-        return "Steps changed:", _line(change, f"Step {at + 1}{inside and f', {inside}'}", width)
-    return "Also changed:", _line(change, _short_path(path), width)
-
-
-def _index(step: Step) -> int | None:
-    """The place of a list that a step names; None for a key."""
-    if isinstance(step, Item):
-        return step.index
-    return step if type(step) is int else None
-
-
-def _step_text(step: Any, at: int, width: int) -> str:
-    """`Step 6: shell: "make test"`; the number is the step's own, else its place."""
-    number = next((step[name] for name in ("step", "number") if type(step.get(name)) is int), at + 1)
-    kind = next((step[name] for name in ("kind", "type") if isinstance(step.get(name), str)), None)
-    command = value_text(step["command"], width)
-    return f"Step {number}: {command}" if kind is None else f"Step {number}: {_cut(kind)}: {command}"
