@@ -3,7 +3,8 @@
 What `save` acknowledged is never lost, and what `load` returns is exactly what was saved.
 """
 
-from holdfast.api import Checkpoint, SaveOptions, Session, Store, open
+from holdfast.api import Checkpoint, RetentionRules, SaveOptions, Session, Store, open
+from holdfast.config import Settings
 from holdfast.engine import Fallback, Pending
 from holdfast.errors import (
     BackendUnavailable,
@@ -14,6 +15,8 @@ from holdfast.errors import (
     NotFound,
     Unsupported,
 )
+from holdfast.maintenance.clean import CleanReport
+from holdfast.maintenance.prune import PrunePlan, PruneReport
 from holdfast.maintenance.verify import VerifyReport
 from holdfast.model import Branch, Header, Status, Trigger, TriggerKind
 from holdfast.model import Session as SessionInfo
@@ -22,6 +25,7 @@ __all__ = [
     "BackendUnavailable",
     "Branch",
     "Checkpoint",
+    "CleanReport",
     "Conflict",
     "Corrupt",
     "Fallback",
@@ -30,9 +34,13 @@ __all__ = [
     "InvalidInput",
     "NotFound",
     "Pending",
+    "PrunePlan",
+    "PruneReport",
+    "RetentionRules",
     "SaveOptions",
     "Session",
     "SessionInfo",
+    "Settings",
     "Status",
     "Store",
     "Trigger",

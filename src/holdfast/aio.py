@@ -31,6 +31,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, Unpack
 from holdfast import api
 from holdfast.api import SaveOptions, Session, Store
 from holdfast.codec import exact
+from holdfast.config import Settings
 from holdfast.errors import BackendUnavailable, InvalidInput
 from holdfast.model import Header, utc_now_us
 from holdfast.model import Session as SessionInfo
@@ -51,6 +52,7 @@ PAGE: Final = 200
 def open(
     url: str | os.PathLike[str] | None = None,
     *,
+    config: Settings | None = None,
     keyframe_every: int | None = None,
     max_state_bytes: int = exact.MAX_BYTES,
     clock: Callable[[], int] = utc_now_us,
@@ -63,7 +65,12 @@ def open(
     if threads < 1:
         raise InvalidInput("threads counts the calls that run at a time: 1 or more", code="invalid_option")
     opener = partial(
-        api.open, url, keyframe_every=keyframe_every, max_state_bytes=max_state_bytes, clock=clock
+        api.open,
+        url,
+        config=config,
+        keyframe_every=keyframe_every,
+        max_state_bytes=max_state_bytes,
+        clock=clock,
     )
     return Opening(opener, threads)
 
@@ -279,6 +286,7 @@ class AsyncSession(_Facade[Session]):
     cancel = _writing(Session.cancel)
     pause = _writing(Session.pause)
 
+    prune = _writing(Session.prune)
     delete = _writing(Session.delete)
     clear = _writing(Session.clear)
 
@@ -295,6 +303,10 @@ class AsyncStore(_Facade[Store]):
         """The store underneath, for what must run outside the event loop. Leave closing it to `aclose`."""
         return self._sync
 
+    @property
+    def settings(self) -> Settings:
+        return self._sync.settings
+
     session = _finding(Store.session)
     get = _finding(Store.get)
     sessions = _listing(Store.sessions)
@@ -302,6 +314,8 @@ class AsyncStore(_Facade[Store]):
     checkpoints = _listing(Store.checkpoints)
     verify = _reading(Store.verify)
     usage = _reading(Store.usage)
+    prune = _writing(Store.prune)
+    clean = _writing(Store.clean)
 
     async def flush(self) -> None:
         """Return when every write whose wait was cancelled is settled."""

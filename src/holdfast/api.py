@@ -4,54 +4,105 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
-from functools import cached_property
+from datetime import datetime, timedelta
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
+from holdfast import config as configuration
 from holdfast.codec import exact
+from holdfast.config import Settings
+from holdfast.config.rules import CLEANUP, retention_of
 from holdfast.engine import Engine, Fallback, Loaded, Pending, Save
-from holdfast.errors import InvalidInput, NotFound
+from holdfast.errors import HoldfastError, InvalidInput, NotFound
 from holdfast.history import refs
+from holdfast.maintenance.budget import Budget, Limits
+from holdfast.maintenance.clean import CleanEntry, CleanReport, apply_clean
+from holdfast.maintenance.keeper import Keeper, plans_to_clean
+from holdfast.maintenance.prune import PrunePlan, PruneReport, apply_prune, plan_prune
+from holdfast.maintenance.space import reclaim
 from holdfast.maintenance.verify import Progress, VerifyReport, verify
 from holdfast.model import STATE, Branch, Header, Status, Trigger, TriggerKind, check_name, to_us, utc_now_us
 from holdfast.model import Session as SessionInfo
+from holdfast.policy.cleanup import rule_from
+from holdfast.policy.profiles import retention_for
+from holdfast.policy.retention import Retention
 from holdfast.storage.port import ANY_HEAD, Backend, BodyInfo, Event, HeaderQuery, SessionQuery, Usage
 from holdfast.storage.urls import open_backend
 
 T = TypeVar("T")
 
 DETAILS = "details"
+KEEPS_ALL = "archive"
+"""The profile that rules are checked against, and to which those of `Session.prune` are added."""
 
 
 def open(
     url: str | os.PathLike[str] | None = None,
     *,
+    config: Settings | None = None,
     keyframe_every: int | None = None,
     max_state_bytes: int = exact.MAX_BYTES,
     clock: Callable[[], int] = utc_now_us,
 ) -> Store:
     """Open a store, creating it if need be.
 
-    `url` is `sqlite:PATH` (or just a path) or `memory:`. Without one: the environment's `HOLDFAST_STORE`, then a
-    database in the user's data folder. `keyframe_every=1` stores full copies instead of patches. States that
+    `url` is `sqlite:PATH` (or just a path) or `memory:`. Without one: the environment's `HOLDFAST_STORE`, then the
+    store that a configuration file names, then a database in the user's data folder. `config` replaces the
+    settings from environment and files. `keyframe_every=1` stores full copies instead of patches. States that
     encode to more than `max_state_bytes` are refused. `clock` gives the time in microseconds since 1970.
+
+    Raises:
+        InvalidInput: the configuration, the URL or an option makes no sense.
     """
     if keyframe_every is not None and keyframe_every < 1:
         raise InvalidInput("keyframe_every counts checkpoints: 1 or more", code="invalid_option")
+    settings = configuration.here() if config is None else config
     if isinstance(url, os.PathLike):
         url = f"sqlite:{os.fspath(url)}"
-    backend = open_backend(default_url() if url is None else url)
-    return Store(backend, keyframe_every=keyframe_every, max_state_bytes=max_state_bytes, clock=clock)
+    backend = open_backend(default_url(settings) if url is None else url)
+    return Store(
+        backend,
+        settings=settings,
+        keyframe_every=keyframe_every,
+        max_state_bytes=max_state_bytes,
+        clock=clock,
+    )
 
 
-def default_url() -> str:
-    """The store used when none is named."""
-    if url := os.environ.get("HOLDFAST_STORE"):
+def default_url(settings: Settings | None = None) -> str:
+    """The store used when none is named: that of the settings, else the one in the user's data folder."""
+    if url := (configuration.here() if settings is None else settings).store_url():
         return url
     from platformdirs import user_data_path
 
     return f"sqlite:{user_data_path('holdfast') / 'holdfast.db'}"
+
+
+class RetentionRules(TypedDict, total=False):
+    """Which checkpoints of a session stay; see the reference of the section `retention` in the configuration.
+
+    Durations are a `timedelta` or text such as `12h`, sizes a number of bytes or text such as `20MB`. None switches
+    a rule off.
+    """
+
+    keep_last: int | None
+    keep_within: timedelta | str | None
+    keep_hourly: timedelta | str | None
+    keep_daily: timedelta | str | None
+    keep_weekly: timedelta | str | None
+    keep_manual: bool
+    keep_tags: Iterable[str]
+    keep_terminal: bool
+    max_age: timedelta | str | None
+    max_bytes: int | str | None
+
+
+class CleanupRules(TypedDict, total=False):
+    """When the whole session may go: never if `enabled` is False, else so many days after its end."""
+
+    enabled: bool
+    retention_days: int
 
 
 class SaveOptions(TypedDict, total=False):
@@ -82,12 +133,16 @@ class SaveOptions(TypedDict, total=False):
 
 
 class Store:
-    """An open store. Use it as a context manager, or call `close`. Safe for threads and forks."""
+    """An open store. Use it as a context manager, or call `close`. Safe for threads and forks.
+
+    Made without settings, it has no keeper and no limits.
+    """
 
     def __init__(
         self,
         backend: Backend,
         *,
+        settings: Settings | None = None,
         keyframe_every: int | None = None,
         max_state_bytes: int = exact.MAX_BYTES,
         clock: Callable[[], int] = utc_now_us,
@@ -95,6 +150,13 @@ class Store:
         self._engine = Engine(
             backend, keyframe_every=keyframe_every, max_state_bytes=max_state_bytes, clock=clock
         )
+        self._settings = configuration.load(cwd=None, environ={}) if settings is None else settings
+        self._keeper = None if settings is None else _keeper_of(self._engine, settings)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings this store was opened with: every key, its value, and where that came from."""
+        return self._settings
 
     @property
     def url(self) -> str:
@@ -114,9 +176,15 @@ class Store:
         workflow: str | None = None,
         test: bool | None = None,
         metadata: Mapping[str, Any] | None = None,
+        retention: RetentionRules | None = None,
+        cleanup: CleanupRules | None = None,
     ) -> Session:
-        """The session with that key, created if there is none. Fields that are given are stored; others stay."""
-        given = {
+        """The session with that key, created if there is none. Fields that are given are stored; others stay.
+
+        A new one gets profile and project of the settings unless they are given. `retention` and `cleanup` are
+        its own rules and come before those of settings and profile; `{}` takes them back.
+        """
+        given: dict[str, Any] = {
             name: value
             for name, value in (
                 ("profile", profile),
@@ -127,15 +195,22 @@ class Store:
             )
             if value is not None
         }
-        info = self._engine.open_session(key, **given)
+        defaults = {name: self._settings[name] for name in ("profile", "project") if self._settings[name]}
+        policy = _policy(None, retention, cleanup)
+        info = self._engine.open_session(key, **{**defaults, "policy": policy, **given})
+        if retention is not None or cleanup is not None:
+            given["policy"] = _policy(info.policy, retention, cleanup)
         changed = {name: value for name, value in given.items() if getattr(info, name) != value}
         if changed:
             info = self._engine.describe_session(info.uid, changed)
-        return Session(self._engine, info)
+        return self._session(info)
+
+    def _session(self, info: SessionInfo) -> Session:
+        return Session(self._engine, info, self._settings)
 
     def get(self, key: str) -> Session:
         """The existing session with that key, or `NotFound`."""
-        return Session(self._engine, self._engine.find_session(key))
+        return self._session(self._engine.find_session(key))
 
     def sessions(
         self,
@@ -168,12 +243,73 @@ class Store:
     def usage(self) -> Usage:
         return self._engine.backend.usage()
 
+    @overload
+    def prune(self, *, dry_run: Literal[False] = False) -> tuple[PruneReport, ...]: ...
+
+    @overload
+    def prune(self, *, dry_run: Literal[True]) -> tuple[PrunePlan, ...]: ...
+
+    def prune(self, *, dry_run: bool = False) -> tuple[PruneReport, ...] | tuple[PrunePlan, ...]:
+        """Remove from every session what its rules do not keep, and give the space back.
+
+        A dry run returns the plans and changes nothing. A session that fails does not stop the others; its error
+        is raised at the end.
+        """
+        plans: list[PrunePlan] = []
+        reports: list[PruneReport] = []
+        errors: list[HoldfastError] = []
+        for info in list(self._engine.backend.sessions(SessionQuery())):
+            session = self._session(info)
+            try:
+                if dry_run:
+                    plans.append(session.prune(dry_run=True))
+                else:
+                    reports.append(session.prune())
+            except NotFound:
+                continue  # deleted meanwhile
+            except HoldfastError as exc:
+                errors.append(exc)
+        if not dry_run:
+            reclaim(self._engine)
+        if errors:
+            raise errors[0]
+        return tuple(plans) if dry_run else tuple(reports)
+
+    @overload
+    def clean(self, *, dry_run: Literal[False] = False) -> CleanReport: ...
+
+    @overload
+    def clean(self, *, dry_run: Literal[True]) -> tuple[CleanEntry, ...]: ...
+
+    def clean(self, *, dry_run: bool = False) -> CleanReport | tuple[CleanEntry, ...]:
+        """Remove the sessions whose time has come, and give the space back. Active and leased ones stay.
+
+        A dry run returns every session with what would become of it and why, and changes nothing. A session that
+        fails does not stop the others; the report names it.
+        """
+        now_us = self._engine.clock()
+        plans = tuple(plans_to_clean(self._engine, self._settings.cleanup_policies, now_us=now_us))
+        if dry_run:
+            return tuple(entry for plan in plans for entry in plan.entries)
+        reports = [apply_clean(self._engine, plan, now_us=now_us) for plan in plans]
+        reclaim(self._engine)
+        return CleanReport(
+            cleaned=sum(report.cleaned for report in reports),
+            retained=sum(report.retained for report in reports),
+            missing=sum(report.missing for report in reports),
+            errors=tuple(error for report in reports for error in report.errors),
+            stored_bytes=sum(report.stored_bytes for report in reports),
+        )
+
     def flush(self) -> None:
         """Return when every save that was started is settled."""
         self._engine.flush()
 
     def close(self) -> None:
-        """Finish saves that are under way and release everything. Repeating it is harmless."""
+        """Finish saves that are under way, prune what is due, release everything. Repeating it is harmless."""
+        if self._keeper is not None:
+            self._engine.flush()
+            self._keeper.close()
         self._engine.close()
 
     def __enter__(self) -> Store:
@@ -189,8 +325,9 @@ class Session:
     """One run of an agent or workflow in a store. A handle stays with its incarnation: after the session was
     deleted, saving raises `NotFound`, even when a new one has the same key."""
 
-    def __init__(self, engine: Engine, info: SessionInfo) -> None:
+    def __init__(self, engine: Engine, info: SessionInfo, settings: Settings | None = None) -> None:
         self._engine = engine
+        self._settings = settings
         self._uid = info.uid
         self._key = info.key
 
@@ -373,7 +510,31 @@ class Session:
     def pause(self) -> SessionInfo:
         return self._engine.finish(self._uid, Status.PAUSED)
 
-    # --- deleting
+    # --- removing
+
+    @overload
+    def prune(self, *, dry_run: Literal[False] = False, **rules: Unpack[RetentionRules]) -> PruneReport: ...
+
+    @overload
+    def prune(self, *, dry_run: Literal[True], **rules: Unpack[RetentionRules]) -> PrunePlan: ...
+
+    def prune(self, *, dry_run: bool = False, **rules: Unpack[RetentionRules]) -> PruneReport | PrunePlan:
+        """Remove the checkpoints that the session's rules, or instead of all of them the given ones, do not keep.
+
+        A dry run returns the plan, each checkpoint with the reason it stays or goes, and changes nothing.
+
+        Raises:
+            InvalidInput: a rule makes no sense.
+            BackendUnavailable: code `checkpoint_retention_prune_failed`; what stays is intact, prune again.
+        """
+        info = self.info
+        retention = retention_for(KEEPS_ALL, rules) if rules else self._retention(info)
+        plan = plan_prune(self._engine, info, retention, now_us=self._engine.clock())
+        return plan if dry_run else apply_prune(self._engine, plan)
+
+    def _retention(self, info: SessionInfo) -> Retention:
+        settings = self._settings
+        return retention_of(configuration.load(cwd=None, environ={}) if settings is None else settings, info)
 
     def delete(self, *ids: str) -> None:
         """Remove checkpoints for good: their bytes are overwritten, what depends on them is re-encoded."""
@@ -435,6 +596,48 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.id} #{self.seq}>"
+
+
+def _keeper_of(engine: Engine, settings: Settings) -> Keeper | None:
+    """Let a keeper watch the engine, unless it is switched off; limits hold in either case."""
+    limits = Limits(max_bytes=settings["limits.max_bytes"], min_free_bytes=settings["limits.min_free_bytes"])
+    keeper, budget = None, Budget(engine, limits)
+    if settings["keeper.enabled"]:
+        keeper = Keeper(
+            engine,
+            retention_of=partial(retention_of, settings),
+            policies=settings.cleanup_policies,
+            limits=limits,
+            keeps_history=settings["checkpoint.history.enabled"],
+            interval_seconds=settings["keeper.interval_seconds"],
+        )
+        engine.on_saved, engine.on_finished, budget = keeper.saved, keeper.finished, keeper.budget
+    if limits.is_set:
+        engine.on_append = budget.admit
+    return keeper
+
+
+def _policy(
+    stored: Mapping[str, Any] | None, retention: RetentionRules | None, cleanup: CleanupRules | None
+) -> dict[str, Any] | None:
+    """The policy of a session after the given parts replaced the stored ones; None when nothing is left."""
+    policy = dict(stored or {})
+    if retention is not None:
+        retention_for(KEEPS_ALL, retention)
+        own = {CLEANUP: policy[CLEANUP]} if CLEANUP in policy else {}
+        policy = own | {key: _plain(value) for key, value in retention.items()}
+    if cleanup is not None:
+        rule_from(CLEANUP, cleanup)
+        policy = {key: value for key, value in policy.items() if key != CLEANUP}
+        policy |= {CLEANUP: dict(cleanup)} if cleanup else {}
+    return policy or None
+
+
+def _plain(value: object) -> object:
+    """A checked value of a rule as JSON has it."""
+    if isinstance(value, timedelta):
+        return f"{-(-value // timedelta(seconds=1))}s"
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
 
 
 def _ref(ref: str | int | datetime) -> refs.Ref:

@@ -139,7 +139,7 @@ def save_with_key(url: str, key: str, idempotency_key: str, state: object) -> li
 def save_in_background(url: str, key: str, count: int) -> int:
     """Queue saves and leave the `with` block at once, asking for no result."""
     with holdfast.open(url) as store:
-        session = store.session(key)
+        session = store.session(key, profile="archive")
         for number in range(count):
             session.save(state_of("background", number), wait=False)
     return count

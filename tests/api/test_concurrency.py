@@ -341,7 +341,7 @@ def test_a_blob_is_kept_by_every_member_that_names_it(
     blob = engine.make_blob(b"kept " * 50)
     ids = []
     for n in range(3):
-        body = NewBody(b'{"text":"' + b"same " * 50 + b'%d"}' % n, "json", frozenset({blob.digest}))
+        body = NewBody(b'{"text":"' + b"same " * 150 + b'%d"}' % n, "json", frozenset({blob.digest}))
         ids.append(engine.save(Save(session=session.uid, bodies={"state": body}, blobs=(blob,))).id)
     assert [len(info.blobs) for info in engine.backend.bodies(session.uid)] == [1, 0, 0]
     engine.backend.remove(session.uid, ids[:2])

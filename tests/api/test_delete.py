@@ -171,7 +171,8 @@ def test_dependents_load_equal_after_any_deletion(url: str) -> None:
     chooser = random.Random(3)
     for round_ in range(6):
         with holdfast.open(url) as store:
-            session = store.session(f"r{round_}", profile=chooser.choice(["archive", "agent"]))
+            rules = chooser.choice([{}, {"keep_last": 10, "keep_within": "1d"}])  # groups of 128, or of 5
+            session = store.session(f"r{round_}", profile="archive", retention=rules)
             left = {session.save({"n": n, "text": TEXT + "x" * n}).id: n for n in range(30)}
             while len(left) > 4:
                 doomed = chooser.sample(sorted(left), min(chooser.randrange(1, 6), len(left) - 2))

@@ -477,7 +477,8 @@ def test_a_failure_has_its_code_and_leaves_a_valid_history(
             prune(session)
         assert (failure.value.code, failure.value.session) == (PRUNE_FAILED, "run")
         assert failure.value.retryable
-        assert session.events()[-1].type == "prune_failed"
+        event = session.events()[-1]
+        assert (event.type, event.data["code"]) == ("prune_failed", "checkpoint_retention_prune_failed")
         assert [each.levelname for each in caplog.records if "Pruning session 'run' failed" in each.message]
         assert_sound(session)
         prune(session)

@@ -264,7 +264,11 @@ def test_save_keeps_every_option(cli: Cli) -> None:
         *("contents", "chain"),
     }
     assert (saved["session"], saved["seq"], saved["branch"], saved["step"]) == ("run", 1, "main", -4)
-    assert (saved["status"], saved["trigger"], saved["message"]) == ("paused", {"kind": "manual"}, "hello")
+    assert (saved["status"], saved["trigger"], saved["message"]) == (
+        "paused",
+        {"kind": "manual", "event": None},
+        "hello",
+    )
     assert (saved["tags"], saved["metadata"]) == (["a", "b", "c"], {"k": [1]})
     assert (saved["external_id"], saved["idempotency_key"], saved["size_bytes"]) == ("ext", "key", 1)
     with holdfast.open(cli.url) as store:
@@ -486,10 +490,10 @@ def test_status_shows_store_and_session(cli: Cli) -> None:
     """Counts and sizes of the store, and where one session stands."""
     cli.fill()
     whole = cli.here("status", "--json").json
-    assert set(whole) == {"store", "statuses", "usage"}
+    assert set(whole) == {"store", "statuses", "usage", "oldest", "newest", "sessions", "next_clean"}
     assert (whole["statuses"]["in_progress"], whole["usage"]["checkpoints"]) == (1, 3)
     one = cli.here("status", "run", "--json").json
-    assert set(one) == {"store", "session", "usage", "latest"}
+    assert set(one) == {"store", "session", "usage", "latest", "takes", "rules", "cleanup"}
     assert one["latest"]["step"] == 3
     assert "checkpoints: 3" in cli.here("status").out
     assert "session:     run" in cli.here("status", "run").out

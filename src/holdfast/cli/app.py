@@ -20,15 +20,20 @@ T = TypeVar("T")
 
 COMMANDS: Final = {
     "cancel": ("finish", "Mark a session as cancelled."),
+    "clean": ("clean", "Remove whole sessions that are old enough."),
+    "cleanup": ("clean", "The same as clean."),
     "complete": ("finish", "Mark a session as completed."),
     "completion": ("completion", "Print the completion script for a shell."),
+    "config": ("config", "Show the configuration, and what is wrong with it."),
     "delete": ("delete", "Remove checkpoints or a session for good."),
     "demo": ("demo", "Show a crash and damage, and how both are survived."),
+    "diff": ("diff", "Show what changed between two checkpoints."),
     "export": ("export", "Write a checkpoint as readable JSON."),
     "fail": ("finish", "Mark a session as failed."),
     "history": ("history", "Show what led to where a session stands."),
     "list": ("listing", "List sessions, or checkpoints."),
     "pause": ("finish", "Mark a session as paused."),
+    "prune": ("prune", "Remove old checkpoints that no rule keeps."),
     "save": ("save", "Save a state as the next checkpoint."),
     "show": ("show", "Show a checkpoint and its state."),
     "status": ("status", "Show how much is stored and where it stands."),
@@ -74,7 +79,7 @@ def _common_options() -> list[click.Parameter]:
             metavar="URL",
             expose_value=False,
             callback=_remember,
-            help="Store to use, such as sqlite:PATH. Default: $HOLDFAST_STORE, then the user's data folder.",
+            help="Store to use, such as sqlite:PATH. Default: $HOLDFAST_STORE, then the configuration.",
         ),
         click.Option(
             ["--json"], is_flag=True, expose_value=False, callback=_remember, help="Print the result as JSON."

@@ -67,7 +67,7 @@ def ref_argument(*, many: bool = False) -> Callable[[Any], Any]:
     metavar = "[REF]..." if many else "[REF]"
     name = "refs" if many else "ref"
     return click.argument(
-        name, nargs=-1 if many else 1, required=False, metavar=metavar, shell_complete=_complete_ref
+        name, nargs=-1 if many else 1, required=False, metavar=metavar, shell_complete=complete_ref
     )
 
 
@@ -75,7 +75,7 @@ def _complete_session(ctx: click.Context, _param: click.Parameter, prefix: str) 
     return _completions(ctx, lambda store: operations.complete_sessions(store, prefix))
 
 
-def _complete_ref(ctx: click.Context, _param: click.Parameter, prefix: str) -> list[str]:
+def complete_ref(ctx: click.Context, _param: click.Parameter, prefix: str) -> list[str]:
     key = ctx.params.get("session_option") or ctx.params.get("session")
     key = key or os.environ.get("HOLDFAST_SESSION")
     return _completions(ctx, lambda store: operations.complete_refs(store, key, prefix)) if key else []

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import zip_longest
 from typing import Any, Final, Literal
 
 import click
@@ -94,6 +95,16 @@ def is_narrow() -> bool:
     return is_terminal() and width() < NARROW
 
 
+def styled(text: str, colour: str | None) -> str:
+    """The text in a colour on a terminal that shows colours, and plain elsewhere."""
+    is_plain = colour is None or not is_terminal() or os.environ.get("NO_COLOR") or _is_dumb()
+    return text if is_plain else click.style(text, fg=colour)
+
+
+def _is_dumb() -> bool:
+    return os.environ.get("TERM") == "dumb"
+
+
 def lines(texts: Iterable[str]) -> None:
     """Print lines that are already clean."""
     write("".join(f"{text}\n" for text in texts).encode("utf-8", "backslashreplace"))
@@ -121,12 +132,20 @@ def note(text: str) -> None:
     click.echo(clean(text), err=True)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    colours: Sequence[str | None] = (),
+    wrap: bool = False,
+) -> None:
     """Print rows under titles: with rich on a terminal, as aligned text elsewhere. On a terminal long texts are cut
-    off; texts are cleaned here."""
+    off, with `wrap` those of the last column continue below; `colours` are those of the rows. Texts are cleaned
+    here."""
     cells = [[clean(cell) for cell in row] for row in rows]
     if is_terminal():
-        _rich_table(columns, cells, right)
+        _rich_table(columns, cells, right, colours, wrap)
         return
     widths = [max(len(row[at]) for row in [list(columns), *cells]) for at in range(len(columns))]
     pads = [str.rjust if title in right else str.ljust for title in columns]
@@ -136,7 +155,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seque
     )
 
 
-def _rich_table(columns: Sequence[str], cells: list[list[str]], right: Sequence[str]) -> None:
+def _rich_table(
+    columns: Sequence[str],
+    cells: list[list[str]],
+    right: Sequence[str],
+    colours: Sequence[str | None],
+    wrap: bool,
+) -> None:
     from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
@@ -152,9 +177,12 @@ def _rich_table(columns: Sequence[str], cells: list[list[str]], right: Sequence[
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title, each in zip(columns, widths, strict=True):
         justify: Literal["left", "right"] = "right" if title in right else "left"
-        drawn.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", width=each)
-    for row in cells:
-        drawn.add_row(*(Text(cell) for cell in row))
+        is_cut = not wrap or title != columns[-1]
+        drawn.add_column(
+            title, justify=justify, no_wrap=is_cut, overflow="ellipsis" if is_cut else "fold", width=each
+        )
+    for row, colour in zip_longest(cells, colours[: len(cells)]):
+        drawn.add_row(*(Text(cell) for cell in row), style=colour)
     with console.capture() as capture:
         console.print(drawn)
     write(capture.get().encode("utf-8", "backslashreplace"))

@@ -37,6 +37,8 @@ make-state | holdfast save research-42 --state -"""
 @click.option("--auto/--manual", "is_auto", default=True, help="Why it is saved.  [default: auto]")
 @click.option("--profile", help="The session's profile, such as agent or archive.")
 @click.option("--project", help="The project the session belongs to.")
+@click.option("--workflow", metavar="NAME", help="The workflow the session runs, for cleanup policies.")
+@click.option("--test", is_flag=True, default=None, help="A test session: cleaned as soon as it ends.")
 @click.option("--metadata", "metadata_document", metavar="@FILE|-|JSON", help="A JSON object, up to 64 KiB.")
 @click.option("--idempotency-key", metavar="KEY", help="A repeat with this key saves nothing new.")
 @click.option(
@@ -57,6 +59,8 @@ def save(
     is_auto: bool,
     profile: str | None,
     project: str | None,
+    workflow: str | None,
+    test: bool | None,
     metadata_document: str | None,
     expect_head: str | None,
     step: int | None,
@@ -85,7 +89,9 @@ def save(
         options["expect_head"] = None if expect_head == "none" else _head(expect_head)
     state = read_document("the state", document)
     with operations.open_store(settings.store, create=True) as store:
-        saved = operations.save(store, key, state, profile=profile, project=project, **options)
+        saved = operations.save(
+            store, key, state, profile=profile, project=project, workflow=workflow, test=test, **options
+        )
     settings.show(saved, _print)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from holdfast.config.settings import Settings
 from holdfast.model import Session
-from holdfast.policy.cleanup import CleanupPolicies
-from holdfast.policy.profiles import retention_for
+from holdfast.policy.profiles import profile_named, retention_for
 from holdfast.policy.retention import Retention
 
 CLEANUP = "cleanup"
@@ -15,13 +14,12 @@ CLEANUP = "cleanup"
 def retention_of(settings: Settings, session: Session) -> Retention:
     """Which checkpoints of a session stay. Of each rule the session's own word counts, then the configuration's.
 
+    The configuration does not touch a profile that keeps everything, as `archive` does.
+
     Raises:
         InvalidInput: the session's profile or policy makes no sense; nothing may be removed.
     """
     own = {key: value for key, value in (session.policy or {}).items() if key != CLEANUP}
+    if not profile_named(session.profile).is_cleaned:
+        return retention_for(session.profile, own)
     return retention_for(session.profile, settings.retention_overrides(session.profile) | own)
-
-
-def policies_of(settings: Settings, session: Session) -> CleanupPolicies:
-    """What the configuration says about cleaning this session; `policy.cleanup.decide` knows the rest."""
-    return settings.cleanup_policies(session.profile)

@@ -226,8 +226,9 @@ def _index(step: Step) -> int | None:
 
 
 def _step_text(step: Any, at: int, width: int) -> str:
-    """`Step 6: shell: "make test"`; the number is the step's own, else its place."""
-    number = next((step[name] for name in ("step", "number") if type(step.get(name)) is int), at + 1)
+    """`Step 6: shell: "make test"`; the number is the step's own, else the one after its index or place."""
+    index = step["index"] if type(step.get("index")) is int else at
+    number = next((step[name] for name in ("step", "number") if type(step.get(name)) is int), index + 1)
     kind = next((step[name] for name in ("kind", "type") if isinstance(step.get(name), str)), None)
     command = value_text(step["command"], width)
     return f"Step {number}: {command}" if kind is None else f"Step {number}: {cut(kind)}: {command}"

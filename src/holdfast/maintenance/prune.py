@@ -266,9 +266,9 @@ def _record(engine: Engine, uid: str, type: str, report: PruneReport) -> None:
 
 def _failed(engine: Engine, session: Session, cause: HoldfastError) -> HoldfastError:
     """The error for a prune that failed, after it was logged and, if that is possible, recorded."""
-    log.error("Pruning session %r failed: %s (%s)", session.key, cause, cause.code)
+    log.error("Pruning session %r failed: %s (%s: %s)", session.key, cause, PRUNE_FAILED, cause.code)
     try:
-        data = {"error": str(cause), "code": cause.code}
+        data = {"error": str(cause), "code": PRUNE_FAILED, "cause": cause.code}
         engine.backend.record_event(session.uid, "prune_failed", data, time_us=engine.clock())
     except HoldfastError as exc:
         log.warning("The failed prune of session %r could not be recorded: %s", session.key, exc)

@@ -1,0 +1,173 @@
+"""The byte budget and the free-disk floor: history gives way first, and then a save says so."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import config
+from holdfast.config import Settings
+from holdfast.maintenance import budget as budgets
+from holdfast.maintenance.budget import Limits, Room
+
+KIB, MIB = 1024, 1024 * 1024
+random.seed(7)
+
+
+def settings(**flags: object) -> Settings:
+    given = {name.replace("__", "."): value for name, value in flags.items()}
+    return config.load(cwd=None, environ={}, flags=given)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "store" / "holdfast.db"
+
+
+def fill(session: holdfast.Session, count: int, size: int = 100 * KIB) -> None:
+    """Checkpoints that share nothing and do not compress."""
+    for number in range(count):
+        session.save({"number": number, "noise": random.randbytes(size)})
+
+
+def size_of(file: Path) -> int:
+    return sum(path.stat().st_size for path in file.parent.iterdir() if not path.name.endswith("-shm"))
+
+
+def test_levels() -> None:
+    """The level is the larger share of the two limits; the excess is what must go to be at a level."""
+    limits = Limits(max_bytes=1000, min_free_bytes=100)
+    assert Room(500, 1000).level(limits) == 0.5
+    assert Room(500, 125).level(limits) == 0.8
+    assert Room(1100, None).level(limits) == 1.1
+    assert Room(900, 10_000).excess(limits, 0.8) == 100
+    assert Room(100, 100).excess(limits, 0.8) == 25
+    assert Room(100, 10_000).excess(limits, 0.8) == 0
+    assert Room(100, 10_000).level(Limits()) == 0.0
+
+
+def test_history_gives_way_before_the_budget_is_hit(file: Path) -> None:
+    """Saving much more than the budget never fails while older history can go, and the file stays within it."""
+    limit = 12 * MIB
+    with holdfast.open(file, config=settings(limits__max_bytes=limit)) as store:
+        for number in range(4):
+            session = store.session(f"run-{number}")
+            fill(session, 60)
+            session.complete()
+            assert size_of(file) <= limit
+        assert all(store.get(f"run-{number}").load().state["number"] == 59 for number in range(4))
+        assert store.verify().is_intact
+    assert size_of(file) <= limit
+
+
+def test_finished_sessions_are_squeezed_first_and_the_oldest_of_them(file: Path) -> None:
+    """No more is given up than needed: the oldest finished history goes, the active one and the newer stay."""
+    with holdfast.open(file, config=settings()) as store:
+        for key in ("old", "new", "active"):
+            fill(store.session(key), 30)
+            if key != "active":
+                store.get(key).complete()
+    with holdfast.open(file, config=settings(limits__max_bytes=10 * MIB)) as store:
+        store.session("other").save({})
+        assert store._keeper is not None
+        store._keeper.make_pass()
+        assert [store.get(key).usage().checkpoints for key in ("old", "new", "active")] == [1, 30, 30]
+        assert size_of(file) <= 8 * MIB
+
+
+def test_a_save_that_cannot_fit_is_refused_before_it_is_written(file: Path) -> None:
+    """When nothing may be pruned any more the save says so; what is stored stays whole, and small saves go on."""
+    with holdfast.open(file, config=settings(limits__max_bytes=3 * MIB)) as store:
+        session = store.session("run")
+        session.save({"number": 0})
+        with pytest.raises(holdfast.BackendUnavailable, match=r"limits\.max_bytes") as caught:
+            session.save({"noise": random.randbytes(4 * MIB)})
+        assert (caught.value.code, caught.value.retryable) == ("store_budget_exceeded", False)
+        assert session.load().state == {"number": 0}
+        assert session.save({"number": 1}).seq == 2
+        assert session.load().state == {"number": 1}
+        assert session.verify().is_intact
+
+
+def test_an_archive_is_never_squeezed(file: Path) -> None:
+    """Profile `archive` keeps all: the limit refuses saves instead."""
+    with holdfast.open(file, config=settings(limits__max_bytes=4 * MIB)) as store:
+        session = store.session("run", profile="archive")
+        with pytest.raises(holdfast.BackendUnavailable, match="no more history may be pruned"):
+            fill(session, 60)
+        saved = session.usage().checkpoints
+        assert saved > 10
+        assert session.info.last_seq == saved
+
+
+def test_without_a_keeper_the_limit_still_holds(file: Path) -> None:
+    """With the keeper off nothing is pruned, and the refusal says how to change that."""
+    with holdfast.open(file, config=settings(limits__max_bytes=4 * MIB, keeper__enabled=False)) as store:
+        with pytest.raises(holdfast.BackendUnavailable, match=r"keeper\.enabled"):
+            fill(store.session("run"), 60)
+        assert size_of(file) <= 5 * MIB
+
+
+def disk_with(free: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "_free", lambda _: free())
+
+
+def test_the_disk_floor(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """History goes when the disk gets full; when that does not help, the save is refused."""
+    disk = 14 * MIB
+    disk_with(lambda: disk - size_of(file), monkeypatch)
+    with holdfast.open(file, config=settings(limits__min_free_bytes=2 * MIB)) as store:
+        session = store.session("run")
+        fill(session, 150)
+        assert disk - size_of(file) >= 2 * MIB
+        assert session.usage().checkpoints < 150
+        with pytest.raises(holdfast.BackendUnavailable) as caught:
+            session.save({"noise": random.randbytes(13 * MIB)})
+        assert (caught.value.code, caught.value.retryable) == ("disk_floor_reached", False)
+
+
+def test_nothing_is_given_up_in_vain(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When others filled the disk so far that even an empty store would not help, history stays."""
+    with holdfast.open(file, config=settings(limits__min_free_bytes=100 * MIB)) as store:
+        session = store.session("run")
+        fill(session, 20)
+        disk_with(lambda: MIB, monkeypatch)
+        assert store._keeper is not None
+        store._keeper.budget.measure()
+        with pytest.raises(holdfast.BackendUnavailable, match="free some space"):
+            session.save({})
+        assert session.usage().checkpoints == 20
+
+
+def test_free_space_is_that_of_the_disk(file: Path) -> None:
+    """The floor looks at the file system of the store."""
+    with holdfast.open(file, config=settings(limits__min_free_bytes=1)) as store:
+        assert store._keeper is not None
+        room = store._keeper.budget.measure()
+        disk = os.statvfs(file.parent)
+        assert room.free_bytes is not None
+        assert room.free_bytes <= disk.f_blocks * disk.f_frsize
+        assert room.store_bytes == size_of(file)
+
+
+def test_a_store_in_memory_has_a_budget_too() -> None:
+    """Without a file the backend's own count is used, and there is no floor."""
+    limits = settings(limits__max_bytes=MIB, limits__min_free_bytes="999TB")
+    with holdfast.open("memory:", config=limits) as store:
+        store.session("run").save({})
+
+
+def test_a_save_that_can_never_fit_costs_no_history(file: Path) -> None:
+    """Where not even an empty store would have room, nothing is pruned in vain."""
+    with holdfast.open(file, config=settings(limits__max_bytes=4 * MIB)) as store:
+        session = store.session("run")
+        fill(session, 6)
+        with pytest.raises(holdfast.BackendUnavailable) as refusal:
+            session.save({"noise": random.randbytes(5 * MIB)})
+        assert refusal.value.code == "store_budget_exceeded"
+        assert len(list(session.history())) == 6
