@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks import floor, growth, peers, profile, report, startup, throughput
+from benchmarks import care, floor, growth, peers, profile, report, startup, throughput
 from benchmarks.cold import ROOT
 from benchmarks.plot import write_svg
 from benchmarks.report import Report
@@ -18,7 +18,14 @@ from benchmarks.workloads import WORKLOADS, W
 
 _BUILD: Final = ROOT / "build" / "bench"
 _STEPS: Final = (50, 200, 1000)
-PARTS: Final = (*(workload.name for workload in WORKLOADS), "floor", "throughput", "startup", "profile")
+PARTS: Final = (
+    *(workload.name for workload in WORKLOADS),
+    "floor",
+    "throughput",
+    "care",
+    "startup",
+    "profile",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,6 +94,10 @@ def _run(options: argparse.Namespace, directory: Path) -> Report:
             if quick
             else throughput.run(directory, rounds=5, seconds=1.0)
         )
+    if "care" in wanted:
+        sizes = (300, 50, 50) if quick else (10_000, 10_000, 500)
+        checkpoints, sessions, samples = sizes
+        found.care = care.run(directory / "care", checkpoints=checkpoints, sessions=sessions, samples=samples)
     if "startup" in wanted:
         found.starts = startup.run(directory, repeats=1 if quick else 15)
     if "profile" in wanted:

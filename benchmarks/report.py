@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import apsw
 
+from benchmarks.care import Care
 from benchmarks.floor import Floor
 from benchmarks.growth import Result
 from benchmarks.profile import Profile
@@ -41,6 +42,7 @@ class Report:
     rates: list[Rate] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
     profiles: list[Profile] = field(default_factory=list)
+    care: Care | None = None
 
     def result(self, workload: str, steps: int, subject: str) -> Result | None:
         wanted = (workload, steps, subject)
@@ -95,6 +97,16 @@ def rows(report: Report) -> list[Row]:
             rate[16] / rate[1] if rate else None,
             2.5,
             is_ceiling=False,
+        ),
+        Row(
+            "save with history ÷ without (only the newest kept)",
+            report.care and report.care.with_history_p50 / report.care.without_history_p50,
+            1.05,
+        ),
+        Row(
+            "save p95 while the keeper prunes 10,000 checkpoints ÷ idle",
+            report.care and report.care.pruning_p95 / report.care.idle_p95,
+            1.5,
         ),
     ]
 
@@ -174,6 +186,8 @@ def as_text(report: Report) -> str:
         parts.append(_floor_table(report.floors))
     if report.rates:
         parts.append(_rates_table(report.rates))
+    if report.care is not None:
+        parts.append(_care_table(report.care))
     if report.starts:
         parts.append(_starts_table(report.starts))
     parts += [_profile_table(profile) for profile in report.profiles]
@@ -256,6 +270,20 @@ def _rates_table(rates: Iterable[Rate]) -> str:
         for rate in rates
     ]
     return table("Durable small saves per second", ("savers", "sessions", "saves/s"), lines)
+
+
+def _care_table(care: Care) -> str:
+    lines = [
+        ("save of 20 KB, the last 100 kept, p50", ms(care.with_history_p50)),
+        ("the same, only the newest kept, p50", ms(care.without_history_p50)),
+        ("small save, idle, p95", ms(care.idle_p95)),
+        (f"small save while the keeper prunes ({care.pruned:,} gone meanwhile), p95", ms(care.pruning_p95)),
+        (f"load one of {care.checkpoints:,} checkpoints by its number", ms(care.look_up)),
+        (f"list {care.checkpoints:,} headers", ms(care.list_all)),
+        (f"decide about {care.sessions:,} sessions", ms(care.plan_clean)),
+        (f"remove {care.sessions:,} sessions", ms(care.apply_clean)),
+    ]
+    return table("Keeping history small (milliseconds)", ("what", "time"), lines)
 
 
 def _starts_table(starts: Iterable[Start]) -> str:
