@@ -100,4 +100,6 @@ def _load_cold(directory: Path, results: Mapping[str, Result], repeats: int) -> 
 
 
 def _bytes_in(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    """What is stored. SQLite's `-shm` file is an index in shared memory, made anew at opening: it holds no data."""
+    files = [path for path in directory.rglob("*") if path.is_file() and not path.name.endswith("-shm")]
+    return sum(path.stat().st_size for path in files)

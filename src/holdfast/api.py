@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 from holdfast import config as configuration
 from holdfast.codec import exact
 from holdfast.config import Settings
-from holdfast.config.rules import CLEANUP, retention_of
+from holdfast.config.rules import CLEANUP, compresses, retention_of
 from holdfast.engine import Engine, Fallback, Loaded, Pending, Save
 from holdfast.errors import HoldfastError, InvalidInput, NotFound
 from holdfast.history import refs
@@ -147,10 +147,14 @@ class Store:
         max_state_bytes: int = exact.MAX_BYTES,
         clock: Callable[[], int] = utc_now_us,
     ) -> None:
-        self._engine = Engine(
-            backend, keyframe_every=keyframe_every, max_state_bytes=max_state_bytes, clock=clock
-        )
         self._settings = configuration.load(cwd=None, environ={}) if settings is None else settings
+        self._engine = Engine(
+            backend,
+            keyframe_every=keyframe_every,
+            max_state_bytes=max_state_bytes,
+            compresses=partial(compresses, self._settings),
+            clock=clock,
+        )
         self._keeper = None if settings is None else _keeper_of(self._engine, settings)
 
     @property

@@ -235,3 +235,17 @@ def test_the_same_with_asyncio(url: str) -> None:
             assert (await store.clean()).retained == 1
 
     asyncio.run(main())
+
+
+def test_states_of_agents_are_stored_as_they_are_if_that_is_wanted(tmp_path: Path) -> None:
+    """`agent.checkpoints.compressState: false` holds for the profile `agent` alone."""
+    plain = config.load(cwd=None, environ={}, flags={"agent.checkpoints.compress_state": False})
+    state = {"text": "the same words again " * 100}
+    with holdfast.open(tmp_path / "h.db", config=plain) as store:
+        codecs = {}
+        for profile in ("agent", "archive"):
+            session = store.session(profile, profile=profile)
+            session.save(state)
+            codecs[profile] = session.bodies()[0].codec
+            assert session.load().state == state
+    assert codecs == {"agent": "raw", "archive": "zstd"}

@@ -46,8 +46,10 @@ class Link:
     size: int
 
 
-def encode_keyframe(content: bytes) -> Encoded:
-    """Encode content so that it stands alone, compressed where that makes it smaller."""
+def encode_keyframe(content: bytes, *, compress_it: bool = True) -> Encoded:
+    """Encode content so that it stands alone, compressed where that is wanted and makes it smaller."""
+    if not compress_it:
+        return Encoded(RAW, content)
     data = compress(content)
     return Encoded(ZSTD, data) if len(data) < len(content) else Encoded(RAW, content)
 

@@ -23,3 +23,8 @@ def retention_of(settings: Settings, session: Session) -> Retention:
     if not profile_named(session.profile).is_cleaned:
         return retention_for(session.profile, own)
     return retention_for(session.profile, settings.retention_overrides(session.profile) | own)
+
+
+def compresses(settings: Settings, session: Session) -> bool:
+    """Whether states of a session are compressed where they are stored whole."""
+    return session.profile != "agent" or bool(settings["agent.checkpoints.compress_state"])

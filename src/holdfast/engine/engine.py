@@ -118,10 +118,12 @@ class Engine:
         clock: Callable[[], int] = utc_now_us,
         keyframe_every: int | None = None,
         max_state_bytes: int = exact.MAX_BYTES,
+        compresses: Callable[[Session], bool] = lambda _: True,
     ) -> None:
         self.backend = backend
         self.clock = clock
         self._keyframe_every = keyframe_every
+        self._compresses = compresses
         self._max_state_bytes = max_state_bytes
         self._committer = Committer(lambda batch: backend.append(batch, seal))
         self._lines = Lines()
@@ -300,6 +302,7 @@ class Engine:
             member,
             limit=self._group_limit(session),
             as_keyframe=save.status is not Status.IN_PROGRESS,
+            compress=self._compresses(session),
         )
         return bodies
 

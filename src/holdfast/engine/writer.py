@@ -127,16 +127,16 @@ class Lines:
 
 
 def encode(
-    name: str, line: LineState | None, new: Member, *, limit: int, as_keyframe: bool
+    name: str, line: LineState | None, new: Member, *, limit: int, as_keyframe: bool, compress: bool = True
 ) -> tuple[list[Body], LineState]:
     """The records for the next body of a line, and the state after it. Pure.
 
     `new` carries the blobs its content names; a record lists those that its base does not keep alive already.
     """
     if line is None:
-        return _group_start(name, None, new)
+        return _group_start(name, None, new, compress)
     if len(new.content) < PATCH_FLOOR:
-        return _group_start(name, None, new)
+        return _group_start(name, None, new, compress)
     number = line.number + 1
     base = line.anchor if number % patch.GROUP_STRIDE == 0 else line.last
     encoded = None if as_keyframe or limit <= 1 else patch.encode_patch(new.content, base.content)
@@ -147,7 +147,7 @@ def encode(
         patches_bytes=line.group_bytes,
         patch_bytes=None if encoded is None else len(encoded.data),
     ):
-        return _group_start(name, line if limit > 1 else None, new)
+        return _group_start(name, line if limit > 1 else None, new, compress)
     assert encoded is not None
     group_bytes = line.group_bytes + len(encoded.data)
     member = new._replace(blobs=new.blobs | base.blobs)
@@ -164,9 +164,11 @@ def encode(
     return [body], after
 
 
-def _group_start(name: str, line: LineState | None, new: Member) -> tuple[list[Body], LineState]:
+def _group_start(
+    name: str, line: LineState | None, new: Member, compress: bool
+) -> tuple[list[Body], LineState]:
     """A keyframe, with a spare against the body before it where that one is small."""
-    encoded = patch.encode_keyframe(new.content)
+    encoded = patch.encode_keyframe(new.content, compress_it=compress)
     bodies = [_record(name, new, encoded)]
     spare = patch.encode_patch(new.content, line.last.content) if line is not None else None
     if line is not None and spare is not None and len(spare.data) <= len(encoded.data) // 2:
