@@ -29,6 +29,8 @@ import holdfast
 from holdfast import config
 from holdfast.testing import FakeClock
 
+pytestmark = pytest.mark.full
+
 DAY = 86_400
 HOUR = 3_600
 SESSION = "session-abc123"

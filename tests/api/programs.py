@@ -120,7 +120,7 @@ def save_many(url: str, key: str, writer: object, count: int, profile: str = "ar
 def save_until_killed(url: str, key: str, round_: int) -> None:
     """Save for ever; `ACK seq n` is written once the save has returned."""
     with holdfast.open(url) as store:
-        session = store.session(key)
+        session = store.session(key, profile="archive")
         for number in range(1_000_000):
             header = session.save(state_of(round_, number))
             os.write(1, f"ACK {header.seq} {number}\n".encode())

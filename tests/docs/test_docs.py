@@ -78,6 +78,7 @@ def _commands(page: Path) -> list[str]:
     return [line for line in lines if line.startswith("holdfast ")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("page", [page for page in PAGES if _commands(page)], ids=_name)
 def test_commands_run(page: Path, in_empty_folder: None) -> None:
     """The command lines of a page succeed one after the other, beginning with an empty folder."""

@@ -503,6 +503,10 @@ def _translated(path: Path) -> Iterator[None]:
         ) from exc
     except (apsw.IOError, apsw.NoMemError) as exc:
         raise BackendUnavailable(f"{path} could not be read or written: {exc}", code=WRITE_FAILED) from exc
+    except apsw.SQLError as exc:
+        if "unsupported file format" in str(exc):
+            raise Corrupt(f"{path} is damaged: {exc}; recover it into a new store") from exc
+        raise BackendUnavailable(f"SQLite refused: {exc}", code="sqlite_error", retryable=False) from exc
     except apsw.Error as exc:
         raise BackendUnavailable(f"SQLite refused: {exc}", code="sqlite_error", retryable=False) from exc
     except OSError as exc:

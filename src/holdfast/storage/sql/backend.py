@@ -203,6 +203,12 @@ class SqlBackend(ABC):
 
     def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | HoldfastError]:
         try:
+            return self._append(batch, seal)
+        except checkpoint_rows.DamagedPage as exc:
+            raise Corrupt(f"{self.url} is damaged: {exc}; recover it into a new store") from exc
+
+    def _append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | HoldfastError]:
+        try:
             return self._write(
                 lambda tx: append_in_order(batch, lambda item: checkpoint_rows.append(tx, item, seal))
             )

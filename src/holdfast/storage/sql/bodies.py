@@ -76,6 +76,14 @@ def _insert_one(tx: Connection, sid: int, body: Body) -> bool:
     return bool(is_new)
 
 
+def is_in_place(tx: Connection, sid: int, body: Body) -> bool:
+    row = tx.one(
+        "SELECT data FROM bodies WHERE sid = ? AND checkpoint = ? AND name = ? AND is_spare = ?",
+        (sid, body.checkpoint, body.name, int(body.is_spare)),
+    )
+    return row is not None and row[0] == body.data
+
+
 def check_references(tx: Connection, sid: int, bodies: Sequence[Body], blobs: Sequence[Blob] = ()) -> None:
     """Refuse bodies whose base or blobs are not stored: a sweep may have been faster than this save (V5).
 

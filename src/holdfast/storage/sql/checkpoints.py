@@ -75,6 +75,7 @@ def append(tx: Connection, item: Append, seal: Seal) -> Appended:
     bodies.insert_blobs(tx, item.blobs)
     _advance_branch(tx, sid, branch, draft, seq, parents)
     _advance_session(tx, sid, session, draft, seq)
+    _check_stored(tx, sid, seq, raw, item.bodies)
     return Appended(
         row=HeaderRow(id=draft.id, session=session.uid, seq=seq, branch=draft.branch, raw=raw), is_new=True
     )
@@ -84,6 +85,21 @@ def _parents(draft: Draft, branch: Branch | None) -> tuple[str, ...]:
     if draft.parents is not None:
         return draft.parents
     return (branch.head,) if branch and branch.head else ()
+
+
+def _check_stored(tx: Connection, sid: int, seq: int, raw: bytes, stored: Sequence[Body]) -> None:
+    """Read back what was written: in a damaged page an insert can go astray without any error.
+
+    Raises:
+        DamagedPage: it did; the whole transaction must be undone.
+    """
+    row = tx.one("SELECT header FROM checkpoints WHERE sid = ? AND seq = ?", (sid, seq))
+    if row is None or row[0] != raw or not all(bodies.is_in_place(tx, sid, body) for body in stored):
+        raise DamagedPage("what was just written does not read back")
+
+
+class DamagedPage(Exception):
+    """The database itself is damaged where a save would go."""
 
 
 def _highest_seq_and_chains(tx: Connection, sid: int, parents: Sequence[str]) -> tuple[int, list[str | None]]:
