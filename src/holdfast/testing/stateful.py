@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -79,16 +80,19 @@ def run_machine(
     )
 
 
+_OVERRIDE = "a machine for a backend overrides `open_backend` and `raw_access`"
+
+
 class StoreMachine(RuleBasedStateMachine):
     """Every public action and its effect. A subclass says which backend is under test."""
 
     def open_backend(self) -> Backend:
         """Open the store: an empty one at first, and the same one again whenever it was closed."""
-        raise NotImplementedError
+        return pytest.fail(_OVERRIDE)
 
     def raw_access(self) -> RawAccess:
         """Raw access to the store that is open now."""
-        raise NotImplementedError
+        return pytest.fail(_OVERRIDE)
 
     def __init__(self) -> None:
         super().__init__()
