@@ -12,6 +12,8 @@ import pytest
 from holdfast.testing import run_machine
 from tests.stateful import broken
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 
 NOTICED_BY = {

@@ -18,6 +18,8 @@ from holdfast.storage.port import Backend
 from holdfast.storage.sqlite import SqliteBackend
 from holdfast.testing import Fault, Faults, Stopped, delay, fail, histories, same, stop
 
+pytestmark = pytest.mark.full
+
 LAST = {"text": " ".join(str(number * number) for number in range(300)), "step": 3}
 STATES = [{**LAST, "step": step} for step in range(3)]
 MAX_CALLS = 60

@@ -13,6 +13,8 @@ import pytest
 from holdfast.cli import demo
 from holdfast.errors import HoldfastError
 
+pytestmark = pytest.mark.full
+
 
 def run_demo(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
