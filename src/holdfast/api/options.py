@@ -1,0 +1,127 @@
+"""The options that saving and describing a session take, and what their values become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final, TypedDict
+
+from holdfast.config.rules import CLEANUP
+from holdfast.errors import InvalidInput
+from holdfast.history import refs
+from holdfast.model import Status, Trigger, TriggerKind, check_name, to_us
+from holdfast.policy.cleanup import rule_from
+from holdfast.policy.profiles import retention_for
+
+KEEPS_ALL: Final = "archive"
+"""The profile that rules are checked against, and to which those of `Session.prune` are added."""
+
+
+class RetentionRules(TypedDict, total=False):
+    """Which checkpoints of a session stay; see the reference of the section `retention` in the configuration.
+
+    Durations are a `timedelta` or text such as `12h`, sizes a number of bytes or text such as `20MB`. None switches
+    a rule off.
+    """
+
+    keep_last: int | None
+    keep_within: timedelta | str | None
+    keep_hourly: timedelta | str | None
+    keep_daily: timedelta | str | None
+    keep_weekly: timedelta | str | None
+    keep_manual: bool
+    keep_tags: Iterable[str]
+    keep_terminal: bool
+    max_age: timedelta | str | None
+    max_bytes: int | str | None
+
+
+class CleanupRules(TypedDict, total=False):
+    """When the whole session may go: never if `enabled` is False, else so many days after its end."""
+
+    enabled: bool
+    retention_days: int
+
+
+class SaveOptions(TypedDict, total=False):
+    """What `Session.save` takes beside the state.
+
+    `step` and `message` say where the work stands; `tags`, `metadata` (plain JSON, up to 64 KiB) and `details`
+    (any state) describe it. `status` also becomes the session's. `trigger` says why it is saved. `branch` is
+    the current one unless given, and `parents` the branch's head. `requires` are ids that must stay as long as
+    this checkpoint. `external_id` is the caller's own name for it, unique on the branch. A repeat with the same
+    `idempotency_key` and content returns the first checkpoint. `expect_head` names the checkpoint that must
+    still be the branch's newest (None: there must be none), else `Conflict`. `fence` is a lease's token.
+    """
+
+    step: int | None
+    message: str
+    tags: Iterable[str]
+    status: Status | str
+    trigger: Trigger | TriggerKind | str
+    metadata: Mapping[str, Any] | None
+    details: object
+    branch: str | None
+    parents: Iterable[str] | None
+    requires: Iterable[str]
+    external_id: str | None
+    idempotency_key: str | None
+    expect_head: str | None
+    fence: int | None
+
+
+def policy_of(
+    stored: Mapping[str, Any] | None, retention: RetentionRules | None, cleanup: CleanupRules | None
+) -> dict[str, Any] | None:
+    """The policy of a session after the given parts replaced the stored ones; None when nothing is left."""
+    policy = dict(stored or {})
+    if retention is not None:
+        retention_for(KEEPS_ALL, retention)
+        own = {CLEANUP: policy[CLEANUP]} if CLEANUP in policy else {}
+        policy = own | {key: _plain(value) for key, value in retention.items()}
+    if cleanup is not None:
+        rule_from(CLEANUP, cleanup)
+        policy = {key: value for key, value in policy.items() if key != CLEANUP}
+        policy |= {CLEANUP: dict(cleanup)} if cleanup else {}
+    return policy or None
+
+
+def _plain(value: object) -> object:
+    """A checked value of a rule as JSON has it."""
+    if isinstance(value, timedelta):
+        return f"{-(-value // timedelta(seconds=1))}s"
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
+
+
+def ref_of(ref: str | int | datetime) -> refs.Ref:
+    if isinstance(ref, datetime):
+        return refs.Moment(to_us(ref))
+    if isinstance(ref, int):
+        return refs.Seq(ref)
+    return refs.parse(ref)
+
+
+def status_of(status: Status | str) -> Status:
+    try:
+        return Status(status)
+    except ValueError:
+        raise InvalidInput(
+            f"no status {status!r}: choose one of {', '.join(Status)}", code="invalid_status"
+        ) from None
+
+
+def trigger_of(trigger: Trigger | TriggerKind | str) -> Trigger:
+    if isinstance(trigger, Trigger):
+        return trigger
+    try:
+        return Trigger(TriggerKind(trigger))
+    except ValueError:
+        raise InvalidInput(
+            f"no trigger {trigger!r}: choose one of {', '.join(TriggerKind)}", code="invalid_trigger"
+        ) from None
+
+
+def names_of(what: str, names: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InvalidInput(f"{what} takes a list of texts, not {names!r}", code="invalid_name")
+    return tuple(check_name(f"each of {what}", name) for name in names)
