@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.postgres.server import Server
 
 # A deadline would be a timed assertion; the blob repeats one failing example without its seed.
 settings.register_profile("holdfast", deadline=None, print_blob=True)
@@ -39,3 +44,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     profile = settings.get_current_profile_name()
     seed = config.option.hypothesis_seed
     terminalreporter.write_line(f"hypothesis: profile {profile}, repeat with --hypothesis-seed={seed}")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    """A PostgreSQL server for the tests of this process. One that cannot start is a failure."""
+    from tests.postgres.server import Server
+
+    server = Server()
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -222,6 +222,31 @@ def check_name(what: str, text: object) -> str:
     return str(text)
 
 
+_REF_WORDS: Final = re.compile(
+    r"latest|newest|now|latest[~@].*|\#\d+|(?:seq|tag|branch):.*|step--?\d+|cp_.*", re.IGNORECASE | re.DOTALL
+)
+_TIME_WORDS: Final = re.compile(
+    r"(?:today|yesterday)(?:\s.*)?|.*\sago|\d{1,2}:\d\d(?::\d\d.*)?|\d{4,}-\d\d-\d\d(?:[T\s]\d.*)?"
+    r"|\d{8}(?:[T\s]\d.*)?|\d{4}-?W\d\d.*",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def check_branch_name(name: object) -> str:
+    """`name` if a user may give it to a branch: a name, and none that reads like a ref or a time.
+
+    Stored branches may have any name; what comes from a user must stay apart from what names a checkpoint.
+    """
+    text = check_name("a branch", name)
+    if _REF_WORDS.fullmatch(text) or _TIME_WORDS.fullmatch(text):
+        raise InvalidInput(
+            f"{text[:80]!r} cannot be the name of a branch: it reads like a checkpoint's ref",
+            code="reserved_name",
+            branch=text,
+        )
+    return text
+
+
 def check_text(what: str, text: object, limit: int = MAX_MESSAGE_BYTES) -> str:
     """`text` if it may be a message: any Unicode text within the limit, also empty."""
     if not isinstance(text, str):

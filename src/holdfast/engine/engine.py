@@ -25,6 +25,7 @@ from holdfast.model import (
     Session,
     Status,
     Trigger,
+    check_branch_name,
     check_metadata,
     check_name,
     check_text,
@@ -249,7 +250,7 @@ class Engine:
         return Draft(
             id=new_checkpoint_id(time_us),
             session=session.uid,
-            branch=session.branch if save.branch is None else check_name("a branch", save.branch),
+            branch=session.branch if save.branch is None else check_branch_name(save.branch),
             time_us=time_us,
             contents={name: describe(body.content, body.encoding) for name, body in save.bodies.items()},
             parents=save.parents,
@@ -300,13 +301,13 @@ class Engine:
             key.name,
             line.state,
             member,
-            limit=self._group_limit(session),
+            limit=self.group_limit(session),
             as_keyframe=save.status is not Status.IN_PROGRESS,
             compress=self._compresses(session),
         )
         return bodies
 
-    def _group_limit(self, session: Session) -> int:
+    def group_limit(self, session: Session) -> int:
         keep_last = (session.policy or {}).get("keep_last", profile_named(session.profile).keep_last)
         return patch.group_limit(keep_last, self._keyframe_every)
 
@@ -602,8 +603,10 @@ def _checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of a session that its user chooses, or `InvalidInput`."""
     if "profile" in fields:
         profile_named(fields["profile"])
-    for name in fields.keys() & {"project", "workflow", "branch"}:
+    for name in fields.keys() & {"project", "workflow"}:
         check_name(f"a {name}", fields[name])
+    if "branch" in fields:
+        check_branch_name(fields["branch"])
     if "metadata" in fields:
         return {**fields, "metadata": plain_metadata(fields["metadata"])}
     return fields

@@ -142,14 +142,23 @@ def from_chain(chain: list[Body]) -> bytes:
 # --- the line of a branch, and falling back along it -----------------------------------------------------------
 
 
-def line_of(backend: Backend, session: Session, branch: str) -> Iterator[HeaderRow]:
-    """The stored headers of a branch from its head backwards, followed through its fork points."""
+def line_of(
+    backend: Backend, session: Session, branch: str, *, matching: HeaderQuery | None = None
+) -> Iterator[HeaderRow]:
+    """The stored headers of a branch from its head backwards, followed through its fork points.
+
+    With `matching` only those that its tag, step, status, `until_us` and `max_seq` let through, unverified.
+    """
+    wanted = HeaderQuery() if matching is None else matching
     record = backend.branch(session.uid, branch)
     max_seq = 0 if record is None else record.head_seq
     seen: set[str] = set()
     while record is not None and record.name not in seen:
         seen.add(record.name)
-        yield from backend.headers(HeaderQuery(session=session.uid, branch=record.name, max_seq=max_seq))
+        last = max_seq if wanted.max_seq is None else min(max_seq, wanted.max_seq)
+        yield from backend.headers(
+            msgspec.structs.replace(wanted, session=session.uid, branch=record.name, max_seq=last)
+        )
         max_seq = record.fork_seq
         record = backend.branch(session.uid, record.fork_branch) if record.fork_branch is not None else None
 

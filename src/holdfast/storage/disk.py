@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from pathlib import Path
 from typing import Final
 
@@ -80,3 +81,38 @@ def make_private_directory(path: Path) -> None:
         if not path.is_dir():
             raise
     sync_directory(path.parent)
+
+
+def temporary_beside(path: Path, ending: str = "tmp") -> Path:
+    """A name that nothing has yet, in the same directory, so that it can be moved into place."""
+    return path.with_name(f".holdfast-{secrets.token_hex(8)}.{ending}")
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Write a new file durably, for its owner only; its name becomes durable with the directory."""
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def put_in_place(temporary: Path, path: Path, *, replace: bool) -> None:
+    """Give a finished file its name, durably; without `replace` an existing one is `FileExistsError`."""
+    if replace or not _linked(temporary, path):
+        temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def _linked(temporary: Path, path: Path) -> bool:
+    """Link the file under its name, which unlike a rename never replaces; False where links are not possible."""
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        raise
+    except OSError:
+        if path.exists():
+            raise FileExistsError(path) from None
+        return False
+    temporary.unlink()
+    return True

@@ -190,8 +190,9 @@ class MemoryBackend:
     def spare(self, uid: str, checkpoint: str, name: str) -> Body | None:
         return self._reading().shelf(uid).spares.get((checkpoint, name))
 
-    def bodies(self, uid: str) -> list[BodyInfo]:
-        return [_info(body) for body in self._reading().shelf(uid).records()]
+    def bodies(self, uid: str, checkpoints: Sequence[str] | None = None) -> list[BodyInfo]:
+        records = self._reading().shelf(uid).records()
+        return [_info(body) for body in records if checkpoints is None or body.checkpoint in checkpoints]
 
     def replace_body(self, uid: str, body: Body, *, expect_digest: str, fence: int | None = None) -> None:
         with self._writing(uid) as tables:

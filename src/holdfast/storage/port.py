@@ -17,7 +17,8 @@ Promises common to all methods:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -338,8 +339,9 @@ class Records(Protocol):
     def spare(self, uid: str, checkpoint: str, name: str) -> Body | None:
         """The second encoding of a keyframe, where it still exists."""
 
-    def bodies(self, uid: str) -> list[BodyInfo]:
-        """All body records of a session without their bytes, hidden ones and spares included."""
+    def bodies(self, uid: str, checkpoints: Sequence[str] | None = None) -> list[BodyInfo]:
+        """The body records of these checkpoints (None: all of the session) without their bytes, hidden ones and
+        spares included."""
 
     def replace_body(self, uid: str, body: Body, *, expect_digest: str, fence: int | None = None) -> None:
         """Exchange how a body is stored, and drop its spare. The content must be the same: V4 is the caller's duty.
@@ -489,3 +491,88 @@ class Backend(Sessions, Records, Annotations, Events, Leases, Protocol):
 
     def close(self) -> None:
         """Release everything. Repeating it is harmless; any other call afterwards is `BackendUnavailable`."""
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend says of itself: how it makes saves durable, or why it does not, and the size of its log."""
+
+    durability: str
+    weakness: str | None = None
+    log_bytes: int = 0
+
+
+@runtime_checkable
+class TellsFacts(Protocol):
+    """A backend that can say how durable its saves are."""
+
+    def facts(self) -> Facts:
+        """As it is set right now, asked from the store itself."""
+
+
+@runtime_checkable
+class TakesSnapshots(Protocol):
+    """A backend that can copy itself into one file while others go on saving."""
+
+    def snapshot(self, path: Path, *, progress: Callable[[float], None] | None = None) -> None:
+        """Write a store with everything acknowledged before this call to a new file, durably.
+
+        `progress` gets the fraction that is done. On an exception the file may be there, and is no store.
+        """
+
+
+@runtime_checkable
+class Compresses(Protocol):
+    """A backend that can store old checkpoints smaller, as they are."""
+
+    def compressible(self, before_us: int, *, session: str | None = None) -> int:
+        """How many checkpoints, of one session or of all, `compress` would look at."""
+
+    def compress(self, before_us: int, *, session: str | None = None, limit: int | None = None) -> int:
+        """Compress checkpoints saved before that time, of one session or of all, at most `limit`; how many were.
+
+        The compressed form is durable before the other one goes; it may be stopped anywhere and repeated.
+        """
+
+
+class ClaimQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which sessions may be claimed: those with a status of these and with this part in their stored metadata."""
+
+    statuses: tuple[Status, ...]
+    metadata_part: str
+
+
+class Claimed(msgspec.Struct, frozen=True, kw_only=True):
+    """A session, and the lease on it that was taken."""
+
+    session: Session
+    lease: Lease
+
+
+@runtime_checkable
+class ClaimsSessions(Protocol):
+    """A backend that can hand sessions out: of many who ask at once, each gets another one without waiting."""
+
+    def claim(
+        self,
+        query: ClaimQuery,
+        owner: Owner,
+        *,
+        seconds: float,
+        may_take: Callable[[Session, Lease | None], bool],
+    ) -> Claimed | None:
+        """Take the lease of the session that was longest not updated and that `may_take` agrees to.
+
+        `may_take` is pure. It gets the session and the lease that someone holds and that has not run out; if it
+        agrees to such a one, its holder is known to be dead. Sessions that others claim right now are passed over.
+        """
+
+
+@runtime_checkable
+class LooksOver(Protocol):
+    """A backend that can look over all its sessions in one statement, however many there are."""
+
+    def session_bytes(self) -> dict[str, int]:
+        """The stored bytes of the bodies of each session that has any, by uid."""
+
+    def leased(self) -> frozenset[str]:
+        """The sessions whose lease is held and has not run out, by the store's own clock."""

@@ -22,8 +22,9 @@ from holdfast import forks
 from holdfast.errors import WRITE_FAILED, BackendUnavailable, Corrupt, InvalidInput, Unsupported
 from holdfast.model import new_uid, utc_now_us
 from holdfast.storage.disk import make_private_directory, network_file_system, sync_directory
+from holdfast.storage.port import Facts
 from holdfast.storage.sql.backend import SqlBackend
-from holdfast.storage.sql.connection import Connection, Row, Value
+from holdfast.storage.sql.connection import NO_LOCKS, Connection, Query, Row, Value
 from holdfast.storage.sql.schema import MIGRATIONS, SCHEMA_VERSION, Dialect, statements
 
 log = logging.getLogger("holdfast.storage")
@@ -37,6 +38,7 @@ DIALECT: Final = Dialect(
 OLDEST_SQLITE: Final = (3, 51, 3)
 BUSY_SECONDS: Final = 60.0
 _MAX_IDLE_READERS: Final = 8
+_PAGES_A_STEP: Final = 1024
 
 
 class SqliteBackend(SqlBackend):
@@ -48,7 +50,9 @@ class SqliteBackend(SqlBackend):
         *,
         clock: Callable[[], int] = utc_now_us,
         busy_seconds: float = BUSY_SECONDS,
+        tables: Sequence[str] = (),
     ) -> None:
+        """`tables` are statements for tables that a backend built on this one keeps beside the common ones."""
         super().__init__(clock=clock)
         self._path = Path(path).absolute()
         self._busy_seconds = busy_seconds
@@ -60,7 +64,7 @@ class SqliteBackend(SqlBackend):
         self._writing_lock = threading.Lock()
         with _translated(self._path):
             _check_library()
-            _prepare(self._path, busy_seconds)
+            _prepare(self._path, busy_seconds, tables)
         forks.register(self)
 
     @property
@@ -163,6 +167,30 @@ class SqliteBackend(SqlBackend):
         with _translated(self._path), self._writing_lock, self._borrow_writer() as connection:
             return vacuum(connection)
 
+    def facts(self) -> Facts:
+        def ask(connection: Connection) -> tuple[str, int]:
+            (mode,) = connection.one("PRAGMA journal_mode") or ("",)
+            (level,) = connection.one("PRAGMA synchronous") or (0,)
+            return str(mode), int(level)
+
+        mode, level = self._read(ask)
+        log = Path(f"{self._path}-wal")
+        is_full = (mode, level) == ("wal", 2)
+        return Facts(
+            durability="full: write-ahead log, every commit is synced",
+            weakness=None if is_full else f"journal mode {mode}, synchronous {level}: a crash may lose saves",
+            log_bytes=log.stat().st_size if log.exists() else 0,
+        )
+
+    def fill(self, write: Callable[[Connection], None]) -> None:
+        """Write rows of another database into a new store, in one transaction."""
+        self._write(write)
+
+    def snapshot(self, path: Path, *, progress: Callable[[float], None] | None = None) -> None:
+        with _translated(path), self._reader() as connection:
+            _create_file(path)
+            connection.copy_to(path, progress)
+
     # --- closing and forking
 
     def close(self) -> None:
@@ -196,6 +224,9 @@ class SqliteBackend(SqlBackend):
 
 class _SqliteConnection:
     """`Connection` over apsw; one statement per call."""
+
+    locks = NO_LOCKS  # a write transaction keeps all other writers out
+    trusts_storage = False  # SQLite's pages have no checksums
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
@@ -255,8 +286,14 @@ class _SqliteConnection:
         self._execute(sql, values)
         return self._connection.changes()
 
+    def put(self, sql: str, values: Sequence[Value] = ()) -> None:
+        self._execute(sql, values)
+
     def run_many(self, sql: str, rows: Iterable[Sequence[Value]]) -> None:
         self._connection.executemany(sql, rows)
+
+    def ask(self, queries: Sequence[Query]) -> list[list[Row]]:
+        return [self.all(sql, values) for sql, values in queries]
 
     @property
     def in_transaction(self) -> bool:
@@ -283,6 +320,24 @@ class _SqliteConnection:
                 code="pragma_refused",
                 retryable=False,
             )
+
+    def copy_to(self, path: Path, progress: Callable[[float], None] | None) -> None:
+        """Copy the database page by page into an empty file.
+
+        One read transaction spans all steps: what others commit meanwhile neither shows nor makes it start anew.
+        """
+        target = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        self.run("BEGIN")
+        try:
+            self.one("SELECT count(*) FROM sqlite_master")  # the transaction begins with its first read
+            with target.backup("main", self._connection, "main") as backup:
+                while not backup.done:
+                    backup.step(_PAGES_A_STEP)
+                    if progress is not None:
+                        progress(1 - backup.remaining / max(1, backup.page_count))
+        finally:
+            self.run("ROLLBACK")
+            target.close()
 
     def close(self) -> None:
         self._connection.close()
@@ -312,7 +367,7 @@ def _check_library() -> None:
         )
 
 
-def _prepare(path: Path, busy_seconds: float) -> None:
+def _prepare(path: Path, busy_seconds: float, tables: Sequence[str] = ()) -> None:
     """Make the file if need be, check that it is a store of ours, and bring its schema up to date."""
     if path.is_dir():
         raise InvalidInput(f"{path} is a directory: name a database file in it", code="not_a_store")
@@ -330,8 +385,8 @@ def _prepare(path: Path, busy_seconds: float) -> None:
         connection = _connect(path, busy_seconds)
         try:
             _check_identity(connection, path)
-            _migrate(connection, path)
-            _check_schema(connection, path)
+            _migrate(connection, path, tables)
+            _check_schema(connection, path, tables)
             if is_new:
                 connection.truncate_wal()
         finally:
@@ -434,7 +489,7 @@ def _check_identity(connection: _SqliteConnection, path: Path) -> None:
         raise InvalidInput(f"{path} is a database of another program", code="not_a_store")
 
 
-def _migrate(connection: _SqliteConnection, path: Path) -> None:
+def _migrate(connection: _SqliteConnection, path: Path, tables: Sequence[str]) -> None:
     def upgrade(tx: Connection) -> None:
         (version,) = connection.one("PRAGMA user_version") or (0,)
         if version > SCHEMA_VERSION:
@@ -446,6 +501,8 @@ def _migrate(connection: _SqliteConnection, path: Path) -> None:
             for statement in statements(step, DIALECT):
                 tx.run(statement)
         if version == 0:
+            for statement in tables:
+                tx.run(statement)
             tx.run("INSERT INTO meta (name, value) VALUES ('store_id', ?)", (new_uid(),))
             tx.run(f"PRAGMA application_id = {APPLICATION_ID}")
         if version < SCHEMA_VERSION:
@@ -456,9 +513,9 @@ def _migrate(connection: _SqliteConnection, path: Path) -> None:
         _transaction(connection, upgrade)
 
 
-def _check_schema(connection: _SqliteConnection, path: Path) -> None:
+def _check_schema(connection: _SqliteConnection, path: Path, tables: Sequence[str]) -> None:
     """Damage to the schema can turn an index into nonsense unseen, so it is compared with what was created."""
-    expected = {sql for version in MIGRATIONS for sql in statements(version, DIALECT)}
+    expected = {sql for version in MIGRATIONS for sql in statements(version, DIALECT)} | set(tables)
     found = {
         row[0]
         for row in connection.all(
@@ -513,3 +570,17 @@ def _translated(path: Path) -> Iterator[None]:
         raise BackendUnavailable(
             f"{path} cannot be used: {exc.strerror or exc}", code="store_not_writable", retryable=False
         ) from exc
+
+
+def make_single_file(path: Path) -> None:
+    """Move the write-ahead log into the database and remove it, so that the file alone is the store.
+
+    Raises:
+        BackendUnavailable: another process, or another part of this one, has the store open.
+    """
+    with _translated(path):
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+        finally:
+            connection.close()

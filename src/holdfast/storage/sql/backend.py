@@ -21,6 +21,8 @@ from holdfast.storage.port import (
     Body,
     BodyInfo,
     Capabilities,
+    Claimed,
+    ClaimQuery,
     Event,
     HeaderQuery,
     HeaderRow,
@@ -35,8 +37,8 @@ from holdfast.storage.port import (
 )
 from holdfast.storage.sql import bodies as body_rows
 from holdfast.storage.sql import checkpoints as checkpoint_rows
+from holdfast.storage.sql import claims, leases, notes
 from holdfast.storage.sql import events as event_rows
-from holdfast.storage.sql import leases, notes
 from holdfast.storage.sql import sessions as session_rows
 from holdfast.storage.sql.connection import Connection
 from holdfast.storage.sql.repair import repair
@@ -68,6 +70,10 @@ class SqlBackend(ABC):
     @abstractmethod
     def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
         """Run statements in one transaction that is durable on return; an exception leaves nothing behind."""
+
+    def _write_keyed(self, work: Callable[[Connection], T]) -> T:
+        """Like `_write`, for work that finds by their keys the records it stored before: it may be done again."""
+        return self._write(work)
 
     @abstractmethod
     def _store_bytes(self) -> int:
@@ -209,13 +215,11 @@ class SqlBackend(ABC):
 
     def _append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | HoldfastError]:
         try:
-            return self._write(
-                lambda tx: append_in_order(batch, lambda item: checkpoint_rows.append(tx, item, seal))
-            )
+            return self._write_keyed(lambda tx: _append_batch(tx, batch, seal, checkpoint_rows.append))
         except session_rows.DamagedRow:
             self._write(repair)
         # What could not be rebuilt is refused alone: a damaged session must not fail the saves of others.
-        return self._write(lambda tx: append_in_order(batch, lambda item: _append_or_refuse(tx, item, seal)))
+        return self._write_keyed(lambda tx: _append_batch(tx, batch, seal, _append_or_refuse))
 
     def headers(self, query: HeaderQuery) -> Iterator[HeaderRow]:
         sid = None
@@ -255,8 +259,8 @@ class SqlBackend(ABC):
             lambda tx: body_rows.one(tx, session_rows.sid_of(tx, uid), checkpoint, name, is_spare=True)
         )
 
-    def bodies(self, uid: str) -> list[BodyInfo]:
-        return self._reading(lambda tx: body_rows.infos(tx, session_rows.sid_of(tx, uid)))
+    def bodies(self, uid: str, checkpoints: Sequence[str] | None = None) -> list[BodyInfo]:
+        return self._reading(lambda tx: body_rows.infos(tx, session_rows.sid_of(tx, uid), checkpoints))
 
     def replace_body(self, uid: str, body: Body, *, expect_digest: str, fence: int | None = None) -> None:
         self._in_session(uid, lambda tx, sid, _: body_rows.replace(tx, sid, body, expect_digest), fence=fence)
@@ -396,6 +400,32 @@ class SqlBackend(ABC):
     def lease(self, uid: str) -> Lease | None:
         return self._reading(lambda tx: leases.read(tx, session_rows.sid_of(tx, uid)))
 
+    def leased(self) -> frozenset[str]:
+        def look(tx: Connection) -> frozenset[str]:
+            rows = tx.all(
+                "SELECT uid FROM leases JOIN sessions ON sessions.sid = leases.sid"
+                " WHERE is_held = 1 AND expires_us > ?",
+                (self._now_us(tx),),
+            )
+            return frozenset(uid for (uid,) in rows)
+
+        return self._read(look)
+
+    def claim(
+        self,
+        query: ClaimQuery,
+        owner: Owner,
+        *,
+        seconds: float,
+        may_take: Callable[[Session, Lease | None], bool],
+    ) -> Claimed | None:
+        def transaction(tx: Connection) -> Claimed | None:
+            now_us = self._now_us(tx)
+            expires_us = _later(now_us, seconds)
+            return claims.claim(tx, query, owner, may_take, now_us=now_us, expires_us=expires_us)
+
+        return self._write(transaction)
+
     def _now_us(self, tx: Connection) -> int:  # noqa: ARG002  (a server is asked through it)
         """The time leases are measured by; a server uses its own."""
         return self._clock()
@@ -408,7 +438,15 @@ class SqlBackend(ABC):
         return self._reading(lambda tx: checkpoint_rows.inconsistencies(tx, session_rows.sid_of(tx, uid)))
 
     def usage(self, uid: str | None = None) -> Usage:
-        return self._reading(lambda tx: self._usage(tx, uid))
+        counted = self._reading(lambda tx: self._usage(tx, uid))
+        return msgspec.structs.replace(counted, store_bytes=self._store_bytes())
+
+    def session_bytes(self) -> dict[str, int]:
+        sizes = "SELECT sid, sum(stored_size) AS total FROM bodies GROUP BY sid"
+        rows = self._read(
+            lambda tx: tx.all(f"SELECT uid, total FROM sessions JOIN ({sizes}) AS b ON b.sid = sessions.sid")
+        )
+        return {uid: int(total) for uid, total in rows}
 
     def _usage(self, tx: Connection, uid: str | None) -> Usage:
         where, values = ("", ()) if uid is None else (" WHERE sid = ?", (session_rows.sid_of(tx, uid),))
@@ -433,13 +471,24 @@ class SqlBackend(ABC):
             hidden_bytes=int(hidden_bytes),
             blobs=blob_count,
             blob_bytes=int(blob_bytes),
-            store_bytes=self._store_bytes(),
         )
 
 
-def _append_or_refuse(tx: Connection, item: Append, seal: Seal) -> Appended:
+def _append_batch(
+    tx: Connection,
+    batch: Sequence[Append],
+    seal: Seal,
+    append: Callable[[Connection, session_rows.Opened, Append, Seal], Appended],
+) -> list[Appended | HoldfastError]:
+    opened = session_rows.Opened(tx, (item.draft.session for item in batch))
+    outcomes = append_in_order(batch, lambda item: append(tx, opened, item, seal))
+    opened.flush()
+    return outcomes
+
+
+def _append_or_refuse(tx: Connection, opened: session_rows.Opened, item: Append, seal: Seal) -> Appended:
     try:
-        return checkpoint_rows.append(tx, item, seal)
+        return checkpoint_rows.append(tx, opened, item, seal)
     except session_rows.DamagedRow as exc:
         raise _beyond_repair(exc) from exc
 

@@ -21,7 +21,7 @@ from holdfast.storage.port import (
     Seal,
 )
 from holdfast.storage.sql import bodies, events, leases, notes, sessions
-from holdfast.storage.sql.connection import Connection, Row, Value, marks
+from holdfast.storage.sql.connection import Connection, Lookups, Query, Row, Value, marks
 from holdfast.storage.sql.rows import HEADER_COLUMNS, header_row
 
 FIRST_PAGE: Final = 16
@@ -31,21 +31,33 @@ _INSERT = (
     "INSERT INTO checkpoints (sid, seq, id, branch, time_us, step, status, external_id, idempotency_key, header)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
+_BY_EXTERNAL_ID = "SELECT id FROM checkpoints WHERE sid = ? AND branch = ? AND external_id = ?"
+# No number is given twice (V3), even if damage raised one of those that are stored.
+_HIGHEST = "(SELECT max(seq) FROM checkpoints WHERE sid = ?)"
 _HEADER_OF = "(SELECT header FROM checkpoints WHERE id = ?)"
+_HEADER_OF_HEAD = (
+    "(SELECT c.header FROM branches b JOIN checkpoints c ON c.id = b.head WHERE b.sid = ? AND b.name = ?)"
+)
 _FROM = "FROM checkpoints c JOIN sessions s ON s.sid = c.sid"
 
 
 # --- append ----------------------------------------------------------------------------------------------------
 
 
-def append(tx: Connection, item: Append, seal: Seal) -> Appended:
-    """Store one checkpoint. All checks come before the first write, so a refusal leaves nothing behind."""
+def append(tx: Connection, opened: sessions.Opened, item: Append, seal: Seal) -> Appended:
+    """Store one checkpoint; its session and branch are written when the batch is complete.
+
+    All checks come before the first write, so a refusal leaves nothing behind.
+    """
     draft = item.draft
-    sid, session = sessions.by_uid(tx, draft.session)
-    leases.check_fence(tx, sid, session.uid, item.fence)
-    original = _original(tx, sid, draft)
+    sid, session = opened.get(draft.session)
+    branch = opened.branch(sid, draft.branch)
+    found = _look_up(tx, sid, item, branch)
+    if item.fence is not None:
+        leases.check_held(_first(found, "lease"), session.uid, item.fence)
+    original = _first(found, "original")
     if original is not None:
-        return Appended(row=_same_content(original, draft), is_new=False)
+        return Appended(row=_same_content(header_row(original), draft), is_new=False)
     if item.on_current and session.branch != draft.branch:
         raise Conflict(
             f"session {session.key!r} is on branch {session.branch!r} now, not {draft.branch!r}",
@@ -53,32 +65,64 @@ def append(tx: Connection, item: Append, seal: Seal) -> Appended:
             session=session.uid,
             branch=session.branch,
         )
-    branch = sessions.branch(tx, sid, draft.branch)
+    if branch is None:
+        branch = sessions.branch_found(tx, sid, draft.branch, _first(found, "branch"))
     sessions.check_head(branch, draft.branch, session.uid, item.expect_head)
-    _check_external_id(tx, sid, draft.branch, draft.external_id)
+    _check_free(_first(found, "external"), draft.branch, draft.external_id)
     for required in draft.requires:
         sessions.place(tx, sid, session.uid, required)
-    bodies.check_references(tx, sid, item.bodies, item.blobs)
-
-    parents = _parents(draft, branch)
-    highest, chains = _highest_seq_and_chains(tx, sid, parents)
-    seq = max(session.last_seq, highest) + 1
-    raw = seal(draft, seq, parents, chains)
-    if not bodies.insert(tx, sid, item.bodies):
+    bodies.check_found(found, item.bodies, item.blobs)
+    if _first(found, "remains"):
         raise Conflict(
             f"{draft.id} was removed, and others still need its body",
             code="id_taken",
             retryable=False,
             checkpoint=draft.id,
         )
-    _insert(tx, sid, seq, draft, raw)
+
+    parents = _parents(draft, branch)
+    highest, *headers = _first(found, "chains") or (0,)
+    seq = max(session.last_seq, highest if isinstance(highest, int) else 0) + 1
+    raw = seal(draft, seq, parents, _chains(headers, parents))
     bodies.insert_blobs(tx, item.blobs)
-    _advance_branch(tx, sid, branch, draft, seq, parents)
-    _advance_session(tx, sid, session, draft, seq)
-    _check_stored(tx, sid, seq, raw, item.bodies)
+    bodies.insert(tx, sid, item.bodies)
+    _insert(tx, sid, seq, draft, raw)
+    advanced = _advanced(branch or _new_branch(tx, sid, draft, parents), draft.id, seq)
+    opened.put(sid, _advanced_session(tx, sid, session, draft, seq), advanced)
+    if not tx.trusts_storage:
+        _check_stored(tx, sid, seq, raw, item.bodies)
     return Appended(
         row=HeaderRow(id=draft.id, session=session.uid, seq=seq, branch=draft.branch, raw=raw), is_new=True
     )
+
+
+def _look_up(tx: Connection, sid: int, item: Append, branch: Branch | None) -> dict[str, list[Row]]:
+    """Everything that decides about a save, asked for at once; the branch where it is not known yet."""
+    draft = item.draft
+    lookups = Lookups()
+    if item.fence is not None:
+        lookups.add("lease", leases.HELD, (sid,))
+    lookups.add("original", f"SELECT {HEADER_COLUMNS} {_FROM} WHERE c.id = ?", (draft.id,))
+    if draft.idempotency_key is not None:
+        by_key = f"SELECT {HEADER_COLUMNS} {_FROM} WHERE c.sid = ? AND c.idempotency_key = ?"
+        lookups.add("original", by_key, (sid, draft.idempotency_key))
+    if branch is None:
+        lookups.add("branch", sessions.BY_NAME, (sid, draft.branch))
+    if draft.external_id is not None:
+        lookups.add("external", _BY_EXTERNAL_ID, (sid, draft.branch, draft.external_id))
+    bodies.look_for_references(tx, lookups, sid, item.bodies, item.blobs)
+    lookups.add("remains", bodies.ANY_OF, (sid, draft.id))
+    if draft.parents is None and branch is None:
+        lookups.add("chains", f"SELECT {_HIGHEST}, {_HEADER_OF_HEAD}", (sid, sid, draft.branch))
+    else:
+        parents = _parents(draft, branch)
+        columns = ", ".join([_HIGHEST, *[_HEADER_OF] * len(parents)])
+        lookups.add("chains", f"SELECT {columns}", (sid, *parents))
+    return lookups.ask(tx)
+
+
+def _first(found: dict[str, list[Row]], name: str) -> Row | None:
+    return next(iter(found.get(name, ())), None)
 
 
 def _parents(draft: Draft, branch: Branch | None) -> tuple[str, ...]:
@@ -102,26 +146,11 @@ class DamagedPage(Exception):
     """The database itself is damaged where a save would go."""
 
 
-def _highest_seq_and_chains(tx: Connection, sid: int, parents: Sequence[str]) -> tuple[int, list[str | None]]:
-    """The highest number that is stored, and the chain value of each parent, None where it is not stored.
-
-    No number is given twice (V3), even if damage raised one of those that are stored.
-    """
-    columns = ", ".join(["(SELECT max(seq) FROM checkpoints WHERE sid = ?)", *[_HEADER_OF] * len(parents)])
-    highest, *headers = tx.one(f"SELECT {columns}", (sid, *parents)) or (0,)
-    chains = [chain_of(raw) if isinstance(raw, bytes) else None for raw in headers]
-    return highest if isinstance(highest, int) else 0, chains
-
-
-def _original(tx: Connection, sid: int, draft: Draft) -> HeaderRow | None:
-    """The checkpoint that already holds the draft's idempotency key, or its id."""
-    row = tx.one(f"SELECT {HEADER_COLUMNS} {_FROM} WHERE c.id = ?", (draft.id,))
-    if row is None and draft.idempotency_key is not None:
-        row = tx.one(
-            f"SELECT {HEADER_COLUMNS} {_FROM} WHERE c.sid = ? AND c.idempotency_key = ?",
-            (sid, draft.idempotency_key),
-        )
-    return None if row is None else header_row(row)
+def _chains(headers: Sequence[object], parents: Sequence[str]) -> list[str | None]:
+    """The chain value of each parent, None where it is not stored."""
+    return [
+        chain_of(raw) if isinstance(raw, bytes) else None for raw, _ in zip(headers, parents, strict=False)
+    ]
 
 
 def _same_content(original: HeaderRow, draft: Draft) -> HeaderRow:
@@ -146,10 +175,11 @@ def _same_content(original: HeaderRow, draft: Draft) -> HeaderRow:
 def _check_external_id(tx: Connection, sid: int, branch: str, external_id: str | None) -> None:
     if external_id is None:
         return
-    row = tx.one(
-        "SELECT id FROM checkpoints WHERE sid = ? AND branch = ? AND external_id = ?",
-        (sid, branch, external_id),
-    )
+    _check_free(tx.one(_BY_EXTERNAL_ID, (sid, branch, external_id)), branch, external_id)
+
+
+def _check_free(row: Row | None, branch: str, external_id: str | None) -> None:
+    """The same for the row that `_BY_EXTERNAL_ID` found."""
     if row is not None:
         raise Conflict(
             f"branch {branch!r} already has a checkpoint with external id {external_id!r}",
@@ -161,7 +191,7 @@ def _check_external_id(tx: Connection, sid: int, branch: str, external_id: str |
 
 
 def _insert(tx: Connection, sid: int, seq: int, record: Draft | Header, raw: bytes) -> None:
-    tx.run(
+    tx.put(
         _INSERT,
         (
             sid,
@@ -187,12 +217,8 @@ def _insert(tx: Connection, sid: int, seq: int, record: Draft | Header, raw: byt
         )
 
 
-def _advance_branch(
-    tx: Connection, sid: int, branch: Branch | None, record: Draft | Header, seq: int, parents: Sequence[str]
-) -> None:
-    if branch is None:
-        branch = _new_branch(tx, sid, record, parents)
-    sessions.put_branch(tx, sid, msgspec.structs.replace(branch, head=record.id, head_seq=seq))
+def _advanced(branch: Branch, head: str, seq: int) -> Branch:
+    return msgspec.structs.replace(branch, head=head, head_seq=seq)
 
 
 def _new_branch(tx: Connection, sid: int, record: Draft | Header, parents: Sequence[str]) -> Branch:
@@ -208,9 +234,13 @@ def _new_branch(tx: Connection, sid: int, record: Draft | Header, parents: Seque
     return msgspec.structs.replace(branch, fork=parents[0], fork_seq=row[0], fork_branch=row[1])
 
 
-def _advance_session(tx: Connection, sid: int, session: Session, draft: Draft, seq: int) -> None:
+def _advanced_session(tx: Connection, sid: int, session: Session, draft: Draft, seq: int) -> Session:
+    """What a save makes of its session; that it reopens is recorded."""
     is_finished = draft.status.is_finished
-    changed = msgspec.structs.replace(
+    if session.status.is_finished and not is_finished:
+        data = {"was": str(session.status), "checkpoint": draft.id}
+        events.record(tx, sid, "session_reopened", data, time_us=draft.time_us)
+    return msgspec.structs.replace(
         session,
         updated_us=max(session.updated_us, draft.time_us),
         status=draft.status,
@@ -218,10 +248,6 @@ def _advance_session(tx: Connection, sid: int, session: Session, draft: Draft, s
         error=session.error if is_finished else None,
         last_seq=seq,
     )
-    sessions.write_after_append(tx, sid, changed)
-    if session.status.is_finished and not is_finished:
-        data = {"was": str(session.status), "checkpoint": draft.id}
-        events.record(tx, sid, "session_reopened", data, time_us=draft.time_us)
 
 
 # --- find ------------------------------------------------------------------------------------------------------
@@ -281,9 +307,7 @@ def _conditions(
         if sid is not None:
             add(f"c.seq {beyond} ?", after[0])
         else:
-            add(
-                f"(c.time_us {beyond} ? OR (c.time_us = ? AND c.id {beyond} ?))", after[0], after[0], after[1]
-            )
+            add(f"c.id {beyond} ?", after[1])
     return " AND ".join(conditions), values
 
 
@@ -330,7 +354,8 @@ def remove(tx: Connection, sid: int, session: Session, ids: Sequence[str]) -> Re
     }
     refused = _required(tx, sid, set(found))
     going = [row for id, row in found.items() if id not in refused]
-    freed = sum(_remove_one(tx, sid, row) for row in sorted(going, key=lambda row: row[1], reverse=True))
+    newest_first = sorted(going, key=lambda row: row[1], reverse=True)
+    freed = bodies.freed_bytes(tx.ask([query for row in newest_first for query in _remove_one(tx, sid, row)]))
     _retreat_heads(tx, sid, {row[0] for row in going})
     gaps = merge_gaps(session.gaps, [row[1] for row in going])
     if gaps != session.gaps:
@@ -362,13 +387,14 @@ def _required(tx: Connection, sid: int, going: set[str]) -> set[str]:
         refused |= required
 
 
-def _remove_one(tx: Connection, sid: int, row: Row) -> int:
+def _remove_one(tx: Connection, sid: int, row: Row) -> list[Query]:
+    """Remove a checkpoint but for its bodies, and the statements that remove these."""
     checkpoint, seq, branch, external_id = row
     targets = [checkpoint] if external_id is None else [checkpoint, (branch, external_id)]
     notes.remove(tx, sid, targets)
     for table in ("checkpoints", "tags", "requirements"):
-        tx.run(f"DELETE FROM {table} WHERE sid = ? AND seq = ?", (sid, seq))
-    return bodies.drop_or_hide(tx, sid, checkpoint)
+        tx.put(f"DELETE FROM {table} WHERE sid = ? AND seq = ?", (sid, seq))
+    return bodies.drop_or_hide(sid, checkpoint)
 
 
 def _retreat_heads(tx: Connection, sid: int, removed: set[str]) -> None:
@@ -425,10 +451,12 @@ def adopt(
     _insert(tx, sid, header.seq, header, raw)
     bodies.insert_blobs(tx, blobs)
     # A hidden body stays in the encoding that others are patched against, and shows again.
-    bodies.insert(tx, sid, [body for body in incoming if not bodies.is_hidden(tx, sid, header.id, body.name)])
+    hidden = bodies.hidden(tx, sid, header.id)
+    bodies.insert(tx, sid, [body for body in incoming if body.name not in hidden])
     bodies.show(tx, sid, header.id)
     if branch is None or header.seq > branch.head_seq:
-        _advance_branch(tx, sid, branch, header, header.seq, header.parents)
+        branch = branch or _new_branch(tx, sid, header, header.parents)
+        sessions.put_branch(tx, sid, _advanced(branch, header.id, header.seq))
     if header.seq > session.last_seq:
         sessions.write_after_append(tx, sid, msgspec.structs.replace(session, last_seq=header.seq))
     return True

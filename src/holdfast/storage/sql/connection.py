@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
 
 Value: TypeAlias = str | int | bytes | None
 Row: TypeAlias = tuple[Any, ...]
+Query: TypeAlias = tuple[str, Sequence[Value]]
+
+
+class Locks(msgspec.Struct, frozen=True):
+    """What ends a SELECT to hold its rows until the transaction ends; nothing where writers come one by one."""
+
+    change: str = ""
+    """For rows that this transaction changes: other writers of them wait."""
+    keep: str = ""
+    """For rows that must not go, whoever else keeps them too."""
+    free: str = ""
+    """For rows that this transaction changes; those that others hold are passed over."""
+
+
+NO_LOCKS: Final = Locks()
 
 
 class Connection(Protocol):
     """One connection inside a transaction, or reading outside one."""
+
+    @property
+    def locks(self) -> Locks: ...
+
+    @property
+    def trusts_storage(self) -> bool:
+        """Whether damaged pages are noticed below: then nothing goes astray or hides without an error."""
 
     def all(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
         """All rows of one statement."""
@@ -21,8 +45,33 @@ class Connection(Protocol):
     def run(self, sql: str, values: Sequence[Value] = ()) -> int:
         """Execute one statement; how many rows it changed."""
 
+    def put(self, sql: str, values: Sequence[Value] = ()) -> None:
+        """Execute one statement of which nothing need be known; it may travel with the next one."""
+
     def run_many(self, sql: str, rows: Iterable[Sequence[Value]]) -> None:
         """Execute one statement for each of the rows."""
+
+    def ask(self, queries: Sequence[Query]) -> list[list[Row]]:
+        """The rows of several statements, executed in order; a server is asked for all of them at once."""
+
+
+class Lookups:
+    """Statements that do not depend on one another, asked together and found again by name."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._queries: list[Query] = []
+
+    def add(self, name: str, sql: str, values: Sequence[Value]) -> None:
+        """One more statement; the rows of several under one name are joined."""
+        self._names.append(name)
+        self._queries.append((sql, values))
+
+    def ask(self, tx: Connection) -> dict[str, list[Row]]:
+        found: dict[str, list[Row]] = {}
+        for name, rows in zip(self._names, tx.ask(self._queries), strict=True):
+            found.setdefault(name, []).extend(rows)
+        return found
 
 
 def marks(count: int) -> str:

@@ -14,12 +14,12 @@ def record(tx: Connection, sid: int, type: str, data: dict[str, Any], *, time_us
     row = tx.one("SELECT max(number) FROM events WHERE sid = ?", (sid,))
     number = (row[0] or 0) + 1 if row else 1
     insert(tx, sid, Event(number=number, time_us=time_us, type=type, data=data))
-    tx.run("DELETE FROM events WHERE sid = ? AND number <= ?", (sid, number - MAX_EVENTS))
+    tx.put("DELETE FROM events WHERE sid = ? AND number <= ?", (sid, number - MAX_EVENTS))
     return Event(number=number, time_us=time_us, type=type, data=data)
 
 
 def insert(tx: Connection, sid: int, event: Event) -> None:
-    tx.run(
+    tx.put(
         "INSERT INTO events (sid, number, time_us, type, data) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
         (sid, event.number, event.time_us, event.type, msgspec.json.encode(event.data).decode()),
     )

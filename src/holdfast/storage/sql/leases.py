@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from holdfast.errors import Conflict
 from holdfast.storage.port import Lease, Owner
-from holdfast.storage.sql.connection import Connection
+from holdfast.storage.sql.connection import Connection, Row
 
 
 def check_fence(tx: Connection, sid: int, uid: str, fence: int | None) -> None:
     """Refuse a writer whose lease was taken over or released; expiry alone does not make a token stale."""
-    if fence is None:
-        return
-    row = tx.one("SELECT token, is_held FROM leases WHERE sid = ?", (sid,))
+    if fence is not None:
+        check_held(tx.one(HELD, (sid,)), uid, fence)
+
+
+HELD: Final = "SELECT token, is_held FROM leases WHERE sid = ?"
+
+
+def check_held(row: Row | None, uid: str, fence: int) -> None:
+    """The same for the row that `HELD` found."""
     if row is None or row[0] != fence or not row[1]:
         raise lost(uid)
 
@@ -38,8 +46,11 @@ def lost(uid: str) -> Conflict:
 
 def read(tx: Connection, sid: int) -> Lease | None:
     row = tx.one("SELECT token, owner, expires_us FROM leases WHERE sid = ? AND is_held = 1", (sid,))
-    if row is None:
-        return None
+    return None if row is None else from_row(row)
+
+
+def from_row(row: Row) -> Lease:
+    """The lease in the columns `token, owner, expires_us`."""
     return Lease(token=row[0], owner=msgspec.json.decode(row[1], type=Owner), expires_us=row[2])
 
 
@@ -51,7 +62,7 @@ def acquire(
         raise is_run(uid, held)
     row = tx.one("SELECT token FROM leases WHERE sid = ?", (sid,))
     token = (row[0] if row else 0) + 1
-    tx.run(
+    tx.put(
         "INSERT INTO leases (sid, token, owner, expires_us, is_held) VALUES (?, ?, ?, ?, 1) ON CONFLICT (sid)"
         " DO UPDATE SET token = excluded.token, owner = excluded.owner, expires_us = excluded.expires_us, is_held = 1",
         (sid, token, msgspec.json.encode(owner).decode(), expires_us),
@@ -61,7 +72,7 @@ def acquire(
 
 def renew(tx: Connection, sid: int, uid: str, token: int, *, expires_us: int) -> Lease:
     check_fence(tx, sid, uid, token)
-    tx.run("UPDATE leases SET expires_us = ? WHERE sid = ?", (expires_us, sid))
+    tx.put("UPDATE leases SET expires_us = ? WHERE sid = ?", (expires_us, sid))
     lease = read(tx, sid)
     if lease is None:
         raise lost(uid)
@@ -69,4 +80,4 @@ def renew(tx: Connection, sid: int, uid: str, token: int, *, expires_us: int) ->
 
 
 def release(tx: Connection, sid: int, token: int) -> None:
-    tx.run("UPDATE leases SET is_held = 0 WHERE sid = ? AND token = ?", (sid, token))
+    tx.put("UPDATE leases SET is_held = 0 WHERE sid = ? AND token = ?", (sid, token))

@@ -8,9 +8,10 @@ import msgspec
 
 from holdfast.codec.integrity import digest
 from holdfast.storage.port import Annotation, Target
-from holdfast.storage.sql.connection import Connection, Value, marks
+from holdfast.storage.sql.connection import Connection, Query, Value, marks
 
 _COLUMNS = "target, kind, name, data, time_us, digest"
+_PLACE = "sid = ? AND target = ? AND kind = ? AND name = ?"
 
 
 def column_of(target: Target) -> str:
@@ -26,25 +27,17 @@ def _target_of(column: str) -> Target:
 
 
 def put(tx: Connection, sid: int, annotation: Annotation, *, replace: bool) -> bool:
-    on_conflict = (
-        "DO UPDATE SET data = excluded.data, time_us = excluded.time_us, digest = excluded.digest"
-        if replace
-        else "DO NOTHING"
-    )
-    changed = tx.run(
-        f"INSERT INTO annotations (sid, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
-        f" ON CONFLICT (sid, target, kind, name) {on_conflict}",
-        (
-            sid,
-            column_of(annotation.target),
-            annotation.kind,
-            annotation.name,
-            annotation.data,
-            annotation.time_us,
-            annotation.digest,
-        ),
-    )
-    return changed > 0
+    """Store it; False when one was in its place and stays. The session is held, so nobody else puts one there."""
+    place = (sid, column_of(annotation.target), annotation.kind, annotation.name)
+    stored = (annotation.data, annotation.time_us, annotation.digest)
+    is_there = tx.one(f"SELECT 1 FROM annotations WHERE {_PLACE}", place)
+    if is_there and not replace:
+        return False
+    if is_there:
+        tx.put(f"UPDATE annotations SET data = ?, time_us = ?, digest = ? WHERE {_PLACE}", (*stored, *place))
+    else:
+        tx.put(f"INSERT INTO annotations (sid, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", (*place, *stored))
+    return True
 
 
 def new(target: Target, kind: str, name: str, data: bytes, time_us: int) -> Annotation:
@@ -74,27 +67,25 @@ def read(tx: Connection, sid: int, targets: Sequence[Target] | None, kind: str |
 
 def aliases(tx: Connection, sid: int, targets: Sequence[Target]) -> list[str]:
     """Every way the targets may be written: an id also as its (branch, external id), and the other way round."""
-    found = {column_of(target) for target in targets}
-    for target in targets:
-        if isinstance(target, str):
-            row = tx.one(
-                "SELECT branch, external_id FROM checkpoints WHERE id = ? AND sid = ? AND external_id IS NOT NULL",
-                (target, sid),
-            )
-            if row is not None:
-                found.add(column_of((row[0], row[1])))
-        else:
-            row = tx.one(
-                "SELECT id FROM checkpoints WHERE sid = ? AND branch = ? AND external_id = ?", (sid, *target)
-            )
-            if row is not None:
-                found.add(row[0])
-    return sorted(found)
+    other = tx.ask([_other_name(sid, target) for target in targets])
+    found = {column_of(row[0] if len(row) == 1 else row) for rows in other for row in rows}
+    return sorted(found | {column_of(target) for target in targets})
+
+
+def _other_name(sid: int, target: Target) -> Query:
+    """Finds the (branch, external id) of an id, or the id of a (branch, external id)."""
+    if isinstance(target, str):
+        pair = (
+            "SELECT branch, external_id FROM checkpoints WHERE id = ? AND sid = ? AND external_id IS NOT NULL"
+        )
+        return pair, (target, sid)
+    return "SELECT id FROM checkpoints WHERE sid = ? AND branch = ? AND external_id = ?", (sid, *target)
 
 
 def remove(tx: Connection, sid: int, targets: Sequence[Target]) -> None:
-    columns = aliases(tx, sid, targets)
-    tx.run(f"DELETE FROM annotations WHERE sid = ? AND target IN ({marks(len(columns))})", (sid, *columns))
+    """Remove what is attached to these targets, as they are written."""
+    columns = [column_of(target) for target in targets]
+    tx.put(f"DELETE FROM annotations WHERE sid = ? AND target IN ({marks(len(columns))})", (sid, *columns))
 
 
 def sweep(tx: Connection, sid: int | None, before_us: int, limit: int) -> int:
@@ -106,9 +97,8 @@ def sweep(tx: Connection, sid: int | None, before_us: int, limit: int) -> int:
         (before_us, *values),
     )
     orphans = [number for number, owner, target in rows if not _pair_is_stored(tx, owner, target)][:limit]
-    for number in orphans:
-        tx.run("DELETE FROM annotations WHERE number = ?", (number,))
-    return len(orphans)
+    gone = tx.ask([("DELETE FROM annotations WHERE number = ? RETURNING number", (n,)) for n in orphans])
+    return sum(map(len, gone))
 
 
 def _pair_is_stored(tx: Connection, sid: int, column: str) -> bool:

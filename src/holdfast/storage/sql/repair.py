@@ -15,7 +15,7 @@ from holdfast.codec.integrity import digest
 from holdfast.errors import Corrupt
 from holdfast.model import MAIN_BRANCH, MAX_SEQ, Branch, Header, Session
 from holdfast.storage.sql import events
-from holdfast.storage.sql.connection import Connection, Row
+from holdfast.storage.sql.connection import Connection, Row, marks
 from holdfast.storage.sql.rows import (
     BRANCH_COLUMNS,
     SESSION_COLUMNS,
@@ -36,20 +36,40 @@ def repair(tx: Connection, *, key: str | None = None) -> None:
 
     `key` is a key known to exist.
     """
-    for row in tx.all(f"SELECT sid, {SESSION_COLUMNS} FROM sessions"):
-        if intact_or_none(row) is None:
-            _repair_session(tx, row, key)
-    for row in tx.all(f"SELECT sid, {BRANCH_COLUMNS} FROM branches"):
-        if _intact_branch(row[1:]) is None:
-            _repair_branch(tx, row)
-    for sid, name in tx.all(
-        "SELECT c.sid, c.branch FROM checkpoints c WHERE NOT EXISTS"
-        " (SELECT 1 FROM branches b WHERE b.sid = c.sid AND b.name = c.branch)"
-        " UNION SELECT s.sid, s.branch FROM sessions s WHERE NOT EXISTS"
-        " (SELECT 1 FROM branches b WHERE b.sid = s.sid AND b.name = s.branch)"
-    ):
+    if tx.locks.change:
+        _hold_damaged(tx)
+    for row in _damaged_sessions(tx):
+        _repair_session(tx, row, key)
+    for row in _damaged_branches(tx):
+        _repair_branch(tx, row)
+    for sid, name in tx.all(_LOST_BRANCHES):
         if is_branch(tx, sid, name):
             _rebuild_branch(tx, sid, name, {})
+
+
+_LOST_BRANCHES: Final = (
+    "SELECT c.sid, c.branch FROM checkpoints c WHERE NOT EXISTS"
+    " (SELECT 1 FROM branches b WHERE b.sid = c.sid AND b.name = c.branch)"
+    " UNION SELECT s.sid, s.branch FROM sessions s WHERE NOT EXISTS"
+    " (SELECT 1 FROM branches b WHERE b.sid = s.sid AND b.name = s.branch)"
+)
+
+
+def _hold_damaged(tx: Connection) -> None:
+    """Keep other writers away from what will be rebuilt; what they rebuilt or saved meanwhile is seen afterwards."""
+    rows = [*_damaged_sessions(tx), *_damaged_branches(tx), *tx.all(_LOST_BRANCHES)]
+    sids = sorted({row[0] for row in rows})
+    tx.all(f"SELECT sid FROM sessions WHERE sid IN ({marks(len(sids))}) ORDER BY sid{tx.locks.change}", sids)
+
+
+def _damaged_sessions(tx: Connection) -> list[Row]:
+    rows = tx.all(f"SELECT sid, {SESSION_COLUMNS} FROM sessions")
+    return [row for row in rows if intact_or_none(row) is None]
+
+
+def _damaged_branches(tx: Connection) -> list[Row]:
+    rows = tx.all(f"SELECT sid, {BRANCH_COLUMNS} FROM branches")
+    return [row for row in rows if _intact_branch(row[1:]) is None]
 
 
 def _intact_branch(row: Row) -> Branch | None:

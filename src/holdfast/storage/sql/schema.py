@@ -8,72 +8,77 @@ import msgspec
 
 
 class Dialect(msgspec.Struct, frozen=True):
-    """What the servers spell differently. `clustered` is said of tables whose rows live in their primary key."""
+    """What the servers spell differently. `clustered` is said of tables whose rows live in their primary key.
+
+    A statement in `instead` takes the place of the one that begins with its key.
+    """
 
     integer: str
     blob: str
     serial: str
     clustered: str
+    text: str = "TEXT"
+    instead: dict[str, str] = {}
 
 
 SCHEMA_VERSION: Final = 1
 
 _VERSION_1: Final = (
     """CREATE TABLE meta (
-  name TEXT PRIMARY KEY,
-  value TEXT NOT NULL
+  name {text} PRIMARY KEY,
+  value {text} NOT NULL
 ) {clustered}""",
     """CREATE TABLE sessions (
   sid {serial},
-  uid TEXT NOT NULL UNIQUE,
-  key TEXT NOT NULL UNIQUE,
-  key_digest TEXT NOT NULL UNIQUE,
+  uid {text} NOT NULL UNIQUE,
+  key {text} NOT NULL UNIQUE,
+  key_digest {text} NOT NULL UNIQUE,
   created_us {integer} NOT NULL,
   updated_us {integer} NOT NULL,
-  project TEXT,
-  workflow TEXT,
-  profile TEXT NOT NULL,
+  project {text},
+  workflow {text},
+  profile {text} NOT NULL,
   is_test {integer} NOT NULL,
-  status TEXT NOT NULL,
-  branch TEXT NOT NULL,
+  status {text} NOT NULL,
+  branch {text} NOT NULL,
   finished_us {integer},
-  error TEXT,
-  policy TEXT,
-  fingerprint TEXT,
-  metadata TEXT NOT NULL,
+  error {text},
+  policy {text},
+  fingerprint {text},
+  metadata {text} NOT NULL,
   version {integer} NOT NULL,
   last_seq {integer} NOT NULL,
-  gaps TEXT NOT NULL,
-  description TEXT NOT NULL,
-  digest TEXT NOT NULL
+  gaps {text} NOT NULL,
+  description {text} NOT NULL,
+  digest {text} NOT NULL
 )""",
     "CREATE INDEX sessions_updated ON sessions (updated_us)",
     "CREATE INDEX sessions_project ON sessions (project, updated_us) WHERE project IS NOT NULL",
     """CREATE TABLE branches (
   sid {integer} NOT NULL,
-  name TEXT NOT NULL,
+  name {text} NOT NULL,
   created_us {integer} NOT NULL,
-  head TEXT,
+  head {text},
   head_seq {integer} NOT NULL,
-  fork TEXT,
-  fork_branch TEXT,
+  fork {text},
+  fork_branch {text},
   fork_seq {integer} NOT NULL,
-  state TEXT NOT NULL,
+  state {text} NOT NULL,
   is_pinned {integer} NOT NULL,
-  metadata TEXT NOT NULL,
-  digest TEXT NOT NULL,
+  metadata {text} NOT NULL,
+  digest {text} NOT NULL,
   PRIMARY KEY (sid, name)
 ) {clustered}""",
     """CREATE TABLE checkpoints (
   sid {integer} NOT NULL,
   seq {integer} NOT NULL,
-  id TEXT NOT NULL UNIQUE,
-  branch TEXT NOT NULL,
+  id {text} NOT NULL UNIQUE,
+  branch {text} NOT NULL,
   time_us {integer} NOT NULL,
   step {integer},
-  status TEXT NOT NULL,
-  external_id TEXT,
-  idempotency_key TEXT,
+  status {text} NOT NULL,
+  external_id {text},
+  idempotency_key {text},
   header {blob} NOT NULL,
   PRIMARY KEY (sid, seq)
 ) {clustered}""",
@@ -85,28 +90,28 @@ _VERSION_1: Final = (
     """CREATE TABLE tags (
   sid {integer} NOT NULL,
   seq {integer} NOT NULL,
-  tag TEXT NOT NULL,
+  tag {text} NOT NULL,
   PRIMARY KEY (sid, seq, tag)
 ) {clustered}""",
     "CREATE INDEX tags_tag ON tags (tag)",
     """CREATE TABLE requirements (
   sid {integer} NOT NULL,
   seq {integer} NOT NULL,
-  required TEXT NOT NULL,
+  required {text} NOT NULL,
   PRIMARY KEY (sid, seq, required)
 ) {clustered}""",
     "CREATE INDEX requirements_required ON requirements (sid, required)",
     """CREATE TABLE bodies (
   sid {integer} NOT NULL,
-  checkpoint TEXT NOT NULL,
-  name TEXT NOT NULL,
+  checkpoint {text} NOT NULL,
+  name {text} NOT NULL,
   is_spare {integer} NOT NULL,
   is_hidden {integer} NOT NULL,
-  codec TEXT NOT NULL,
+  codec {text} NOT NULL,
   size {integer} NOT NULL,
   stored_size {integer} NOT NULL,
-  digest TEXT NOT NULL,
-  base TEXT,
+  digest {text} NOT NULL,
+  base {text},
   member {integer} NOT NULL,
   group_bytes {integer} NOT NULL,
   data {blob} NOT NULL
@@ -115,30 +120,30 @@ _VERSION_1: Final = (
     "CREATE INDEX bodies_base ON bodies (sid, base) WHERE base IS NOT NULL",
     "CREATE INDEX bodies_hidden ON bodies (sid) WHERE is_hidden = 1",
     """CREATE TABLE blobs (
-  digest TEXT PRIMARY KEY,
+  digest {text} PRIMARY KEY,
   size {integer} NOT NULL,
-  codec TEXT NOT NULL,
-  stored_digest TEXT NOT NULL,
+  codec {text} NOT NULL,
+  stored_digest {text} NOT NULL,
   stored_size {integer} NOT NULL,
   data {blob} NOT NULL
 )""",
     """CREATE TABLE blob_refs (
   sid {integer} NOT NULL,
-  checkpoint TEXT NOT NULL,
-  name TEXT NOT NULL,
+  checkpoint {text} NOT NULL,
+  name {text} NOT NULL,
   is_spare {integer} NOT NULL,
-  digest TEXT NOT NULL,
+  digest {text} NOT NULL,
   PRIMARY KEY (sid, checkpoint, name, is_spare, digest)
 ) {clustered}""",
     "CREATE INDEX blob_refs_digest ON blob_refs (digest)",
     """CREATE TABLE annotations (
   number {serial},
   sid {integer} NOT NULL,
-  target TEXT NOT NULL,
-  kind TEXT NOT NULL,
-  name TEXT NOT NULL,
+  target {text} NOT NULL,
+  kind {text} NOT NULL,
+  name {text} NOT NULL,
   time_us {integer} NOT NULL,
-  digest TEXT NOT NULL,
+  digest {text} NOT NULL,
   data {blob} NOT NULL
 )""",
     "CREATE UNIQUE INDEX annotations_place ON annotations (sid, target, kind, name)",
@@ -146,14 +151,14 @@ _VERSION_1: Final = (
   sid {integer} NOT NULL,
   number {integer} NOT NULL,
   time_us {integer} NOT NULL,
-  type TEXT NOT NULL,
-  data TEXT NOT NULL,
+  type {text} NOT NULL,
+  data {text} NOT NULL,
   PRIMARY KEY (sid, number)
 ) {clustered}""",
     """CREATE TABLE leases (
   sid {integer} PRIMARY KEY,
   token {integer} NOT NULL,
-  owner TEXT NOT NULL,
+  owner {text} NOT NULL,
   expires_us {integer} NOT NULL,
   is_held {integer} NOT NULL
 )""",
@@ -177,12 +182,9 @@ SESSION_TABLES: Final = (
 
 
 def statements(version: int, dialect: Dialect) -> tuple[str, ...]:
-    return tuple(
-        sql.format(
-            integer=dialect.integer,
-            blob=dialect.blob,
-            serial=dialect.serial,
-            clustered=dialect.clustered,
-        ).rstrip()
-        for sql in MIGRATIONS[version]
-    )
+    words = {name: getattr(dialect, name) for name in ("integer", "blob", "serial", "clustered", "text")}
+    return tuple(_spelled(sql, dialect).format(**words).rstrip() for sql in MIGRATIONS[version])
+
+
+def _spelled(sql: str, dialect: Dialect) -> str:
+    return next((own for start, own in dialect.instead.items() if sql.startswith(start)), sql)

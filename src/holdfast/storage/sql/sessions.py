@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +28,9 @@ from holdfast.storage.sql.schema import SESSION_TABLES
 _CHANGEABLE: Final = frozenset(SESSION_FIELDS) - {"uid", "key", "created_us", "version", "last_seq", "gaps"}
 _PAGE: Final = 200
 
-_INSERT = f"INSERT INTO sessions ({SESSION_COLUMNS}) VALUES ({marks(len(SESSION_NAMES))})"
+_INSERT = (
+    f"INSERT INTO sessions ({SESSION_COLUMNS}) VALUES ({marks(len(SESSION_NAMES))}) ON CONFLICT DO NOTHING"
+)
 _BY_UID = f"SELECT sid, {SESSION_COLUMNS} FROM sessions WHERE uid = ?"
 # Either column finds the row, so that damage to one of them cannot hide the session.
 _BY_KEY = f"SELECT sid, {SESSION_COLUMNS} FROM sessions WHERE key_digest = ? OR key = ?"
@@ -56,38 +59,90 @@ class MissingRow(DamagedRow):
 
 
 def create(tx: Connection, session: Session) -> Session:
-    if tx.one(_BY_KEY, (digest(session.key.encode()), session.key)) or tx.one(_BY_UID, (session.uid,)):
+    is_taken = tx.one(_BY_KEY, (digest(session.key.encode()), session.key)) or tx.one(_BY_UID, (session.uid,))
+    if is_taken or not tx.run(_INSERT, session_row(session)):
         raise Conflict(
             f"a session {session.key!r} exists already", code="session_exists", session=session.key
         )
-    tx.run(_INSERT, session_row(session))
     sid = sid_of(tx, session.uid)
     put_branch(tx, sid, Branch(name=session.branch, created_us=session.created_us))
     return session
 
 
 def sid_of(tx: Connection, uid: str) -> int:
-    row = tx.one("SELECT sid FROM sessions WHERE uid = ?", (uid,))
+    row = tx.one(f"SELECT sid FROM sessions WHERE uid = ?{tx.locks.change}", (uid,))
     if row is None:
         raise _missing(tx, uid)
     return int(row[0])
 
 
 def by_uid(tx: Connection, uid: str) -> tuple[int, Session]:
-    """The session and its number; `DamagedRow` when it must be rebuilt first."""
-    row = tx.one(_BY_UID, (uid,))
+    """The session and its number; `DamagedRow` when it must be rebuilt first.
+
+    A transaction that writes holds it from here on: of the writers of one session each sees what the last one left.
+    """
+    row = tx.one(_BY_UID + tx.locks.change, (uid,))
     if row is None:
         raise _missing(tx, uid)
     return int(row[0]), _intact(row)
 
 
+class Opened:
+    """The sessions that a batch writes to, held from the start in one order for all.
+
+    What the batch makes of them and of their branches is kept here, and written once by `flush`.
+    """
+
+    def __init__(self, tx: Connection, uids: Iterable[str]) -> None:
+        self._tx = tx
+        wanted = sorted(set(uids))
+        rows = tx.all(
+            f"SELECT sid, {SESSION_COLUMNS} FROM sessions WHERE uid IN ({marks(len(wanted))})"
+            f" ORDER BY sid{tx.locks.change}",
+            wanted,
+        )
+        self._rows = {row[1 + SESSION_NAMES.index("uid")]: row for row in rows}
+        self._sessions: dict[str, tuple[int, Session]] = {}
+        self._changed: dict[int, Session] = {}
+        self._branches: dict[tuple[int, str], Branch] = {}
+
+    def get(self, uid: str) -> tuple[int, Session]:
+        """The session and its number; `DamagedRow` when it must be rebuilt first."""
+        known = self._sessions.get(uid)
+        if known is None:
+            row = self._rows.get(uid)
+            if row is None:
+                raise _missing(self._tx, uid)
+            known = self._sessions[uid] = int(row[0]), _intact(row)
+        return known
+
+    def branch(self, sid: int, name: str) -> Branch | None:
+        """The branch, if this batch changed it."""
+        return self._branches.get((sid, name))
+
+    def put(self, sid: int, session: Session, branch: Branch) -> None:
+        """What a save made of its session and branch."""
+        self._sessions[session.uid] = sid, session
+        self._changed[sid] = session
+        self._branches[sid, branch.name] = branch
+
+    def flush(self) -> None:
+        """Write what changed."""
+        for (sid, _), branch in self._branches.items():
+            put_branch(self._tx, sid, branch)
+        for sid, session in self._changed.items():
+            write_after_append(self._tx, sid, session)
+
+
 def _missing(tx: Connection, uid: str) -> Exception:
+    if tx.trusts_storage:
+        return no_session(uid)
     rows = tx.all(f"SELECT {SESSION_COLUMNS} FROM sessions")
     return MissingRow(uid) if any(intact_or_none((0, *row)) is None for row in rows) else no_session(uid)
 
 
 def by_key(tx: Connection, key: str) -> Session | None:
-    row = tx.one(_BY_KEY, (digest(key.encode()), key))
+    row = tx.one(_BY_KEY + tx.locks.change, (digest(key.encode()), key))
     return None if row is None else _intact(row)
 
 
@@ -161,7 +216,7 @@ def _conditions(query: SessionQuery, after: tuple[int, str] | None) -> tuple[str
     if query.updated_before_us is not None:
         add("updated_us < ?", query.updated_before_us)
     if after is not None:
-        add("(updated_us < ? OR (updated_us = ? AND uid < ?))", after[0], after[0], after[1])
+        add("(updated_us, uid) < (?, ?)", *after)
     return (" WHERE " + " AND ".join(conditions) if conditions else ""), values
 
 
@@ -190,13 +245,13 @@ def update(
 def write(tx: Connection, sid: int, session: Session) -> None:
     """Replace the row of a session."""
     sets = ", ".join(f"{name} = ?" for name in SESSION_NAMES)
-    tx.run(f"UPDATE sessions SET {sets} WHERE sid = ?", (*session_row(session), sid))
+    tx.put(f"UPDATE sessions SET {sets} WHERE sid = ?", (*session_row(session), sid))
 
 
 def write_after_append(tx: Connection, sid: int, session: Session) -> None:
     """Replace only the columns that an append or a removal changes."""
     row = session_row(session)
-    tx.run(_AFTER_APPEND, (*(row[at] for at in _CHANGED_BY_APPEND), sid))
+    tx.put(_AFTER_APPEND, (*(row[at] for at in _CHANGED_BY_APPEND), sid))
 
 
 def check_unchanged(session: Session, expect: Session) -> None:
@@ -208,15 +263,22 @@ def check_unchanged(session: Session, expect: Session) -> None:
 
 def delete(tx: Connection, sid: int) -> None:
     for table in SESSION_TABLES:
-        tx.run(f"DELETE FROM {table} WHERE sid = ?", (sid,))
-    tx.run("DELETE FROM sessions WHERE sid = ?", (sid,))
+        tx.put(f"DELETE FROM {table} WHERE sid = ?", (sid,))
+    tx.put("DELETE FROM sessions WHERE sid = ?", (sid,))
 
 
 # --- branches --------------------------------------------------------------------------------------------------
 
 
+BY_NAME: Final = f"SELECT {BRANCH_COLUMNS} FROM branches WHERE sid = ? AND name = ?"
+
+
 def branch(tx: Connection, sid: int, name: str) -> Branch | None:
-    row = tx.one(f"SELECT {BRANCH_COLUMNS} FROM branches WHERE sid = ? AND name = ?", (sid, name))
+    return branch_found(tx, sid, name, tx.one(BY_NAME, (sid, name)))
+
+
+def branch_found(tx: Connection, sid: int, name: str, row: Row | None) -> Branch | None:
+    """The branch in the row that `BY_NAME` found; `DamagedRow` when it must be rebuilt first."""
     if row is not None:
         return _intact_branch(row)
     if tx.one("SELECT 1 FROM checkpoints WHERE sid = ? AND branch = ? LIMIT 1", (sid, name)) and is_branch(
@@ -285,7 +347,7 @@ def _intact_branch(row: Row) -> Branch:
 
 
 def put_branch(tx: Connection, sid: int, branch: Branch) -> None:
-    tx.run(_PUT_BRANCH, (sid, *branch_row(branch)))
+    tx.put(_PUT_BRANCH, (sid, *branch_row(branch)))
 
 
 def set_branch(tx: Connection, sid: int, uid: str, wanted: Branch, expect_head: str | None) -> Branch:

@@ -90,6 +90,15 @@ class BodyContract(Fixtures):
         append_one(backend, item(new, bodies=[keyframe(new.id), body]))
         assert backend.body_chain(uid, new.id, name) == [body]
 
+    def test_body_records_of_some_checkpoints(self, backend: Backend, uid: str) -> None:
+        """Only theirs are read; of none, none; of very many, all of theirs."""
+        saved = [save(backend, uid) for _ in range(3)]
+        assert [info.checkpoint for info in backend.bodies(uid, [saved[1].id])] == [saved[1].id]
+        assert backend.bodies(uid, []) == []
+        many = [f"cp_{number}" for number in range(1000)]
+        assert backend.bodies(uid, [*many, saved[0].id]) == backend.bodies(uid, [saved[0].id])
+        assert len(backend.bodies(uid)) == 3
+
     def test_bodies_lists_every_record_without_bytes(self, backend: Backend, uid: str) -> None:
         """Hidden bodies and spares are listed, other sessions' are not."""
         save(backend, backend.create_session(new_session()).uid)

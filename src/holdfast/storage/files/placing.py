@@ -1,0 +1,295 @@
+"""Where each document goes, and in which order its bytes and names become durable.
+
+`run` and `phase`: the document under its own name, synced, then its folder; in `run` an independent copy as
+`latest.json` follows. `workflow`: the new document under a temporary name, synced; the old `checkpoint.json` linked
+into the history, that folder synced; then the new one renamed over it, and its folder synced.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from holdfast.codec.integrity import open_header
+from holdfast.codec.readable import Layout
+from holdfast.errors import Corrupt, HoldfastError, Unsupported
+from holdfast.model import Header
+from holdfast.storage.files import index
+from holdfast.storage.files.index import Entry, Leftover
+from holdfast.storage.files.layouts import CHECKSUM, GZIP, Names, compressed, plain, second_of
+from holdfast.storage.files.reading import checksum_file, read_bytes, read_document
+from holdfast.storage.files.writing import Folder, Tree, split
+from holdfast.storage.sql.connection import Connection
+
+log = logging.getLogger("holdfast.storage")
+
+
+class Changes:
+    """What one transaction did to the files, so that it can be undone if its commit fails."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._undo)
+
+    def add(self, undo: Callable[[], None]) -> None:
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Take everything back, the last first. What cannot be taken back is found by whoever writes next."""
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except (OSError, HoldfastError) as exc:
+                log.warning("a document of a save that failed could not be removed: %s", exc)
+
+
+class Placer:
+    """Puts documents into their places within one transaction of the sidecar."""
+
+    def __init__(self, tree: Tree, names: Names, tx: Connection, changes: Changes) -> None:
+        self._tree = tree
+        self._names = names
+        self._tx = tx
+        self._changes = changes
+
+    # --- one document
+
+    def place(self, key: str, header: Header, content: bytes, *, is_newest: bool) -> None:
+        """Store a document durably, and remember where it is."""
+        if is_newest and self._names.layout is Layout.WORKFLOW:
+            self._place_newest(key, header, content)
+        else:
+            self._place_in_history(key, header, content)
+
+    def _place_in_history(self, key: str, header: Header, content: bytes) -> None:
+        place = self._names.history(key)
+        with self._tree.folder(place, create=True) as folder:
+            temporary = folder.write_temporary(content)
+            try:
+                name = self._name(header, lambda name: folder.give_name(temporary, name))
+            except BaseException:
+                folder.discard(temporary)
+                raise
+            self._changes.add(lambda: self._take_back(place, name))
+            folder.sync()
+            self._remember(folder, f"{place}/{name}", header.id, header.session)
+
+    def _name(self, header: Header, take: Callable[[str], None]) -> str:
+        """The first name for a document that nothing else has."""
+        for name in self._names.names(header):
+            with suppress(FileExistsError):
+                take(name)
+                return name
+        raise AssertionError("there is always another name")
+
+    def _take_back(self, place: str, name: str) -> None:
+        with self._tree.folder(place) as folder:
+            folder.remove(name)
+            folder.sync()
+
+    def _remember(self, folder: Folder, file: str, checkpoint: str, session: str) -> None:
+        fingerprint = folder.fingerprint(split(file)[1])
+        index.put(self._tx, Entry(file=file, fingerprint=fingerprint, checkpoint=checkpoint, session=session))
+
+    # --- workflow: the newest record is checkpoint.json itself
+
+    def _place_newest(self, key: str, header: Header, content: bytes) -> None:
+        place, pointer = self._names.folder(key), self._names.pointer or ""
+        with self._tree.folder(place, create=True) as folder:
+            temporary = folder.write_temporary(content)
+            try:
+                archived = self._archive(key, folder) if folder.has(pointer) else None
+                folder.replace(temporary, pointer)
+            except BaseException:
+                folder.discard(temporary)
+                raise
+            self._changes.add(lambda: self._put_back(key, archived))
+            folder.sync()
+            self._remember(folder, f"{place}/{pointer}", header.id, header.session)
+
+    def _archive(self, key: str, folder: Folder) -> str:
+        """Link checkpoint.json into the history under the name of its own time; that name."""
+        place, pointer = self._names.history(key), self._names.pointer or ""
+        file = f"{self._names.folder(key)}/{pointer}"
+        entry = index.at(self._tx, file)
+        with self._tree.folder(place, create=True) as history:
+            header = self._indexed_header(entry)
+            if header is None:  # somebody else's file: it is kept, and stays a file that is none of ours
+                seconds = second_of(folder.fingerprint(pointer).mtime_ns // 1000)
+                name = f"checkpoint-{seconds}-found.json"
+                folder.link(pointer, history, name)
+            else:
+                name = self._name(header, lambda name: folder.link(pointer, history, name))
+            history.sync()
+            if header is not None:
+                self._remember(history, f"{place}/{name}", header.id, header.session)
+            log.debug("Archived checkpoint to history: %s", history.path / name)
+        return name
+
+    def _indexed_header(self, entry: Entry | None) -> Header | None:
+        raw = index.header_of(self._tx, entry.checkpoint) if entry and entry.checkpoint else None
+        try:
+            return None if raw is None else open_header(raw)
+        except HoldfastError:
+            return None
+
+    def _put_back(self, key: str, archived: str | None) -> None:
+        pointer = self._names.pointer or ""
+        with self._tree.folder(self._names.folder(key)) as folder:
+            if archived is None:
+                folder.remove(pointer)
+            else:
+                with self._tree.folder(self._names.history(key)) as history:
+                    history.move(archived, folder, pointer)
+                    history.sync()
+            folder.sync()
+
+    # --- run: latest.json shows the newest
+
+    def show_latest(self, key: str, content: bytes, *, before: str | None) -> None:
+        """Write the independent copy of the newest document. It is a hint: a failure only leaves it stale.
+
+        `before` is the file that it showed until now.
+        """
+        if self._names.layout is not Layout.RUN:
+            return
+        try:
+            self._write_pointer(key, content)
+        except OSError as exc:
+            log.warning("latest.json of %r is not up to date: %s", key, exc)
+            return
+        self._changes.add(lambda: self._show_again(key, before))
+
+    def _write_pointer(self, key: str, content: bytes) -> None:
+        with self._tree.folder(self._names.folder(key), create=True) as folder:
+            temporary = folder.write_temporary(content)
+            try:
+                folder.replace(temporary, self._names.pointer or "")
+            except BaseException:
+                folder.discard(temporary)
+                raise
+            folder.sync()
+
+    def _show_again(self, key: str, before: str | None) -> None:
+        if before is None:
+            with self._tree.folder(self._names.folder(key)) as folder:
+                folder.remove(self._names.pointer or "")
+        else:
+            self._write_pointer(key, read_bytes(self._tree, before))
+
+    # --- other forms of the same document
+
+    def rewrite(self, entry: Entry, content: bytes) -> None:
+        """Exchange the bytes of a document, in one step."""
+        file = plain(entry.file)
+        place, name = split(file)
+        old = read_bytes(self._tree, entry.file)
+        with self._tree.folder(place) as folder:
+            folder.replace(folder.write_temporary(content), name)
+            self._changes.add(lambda: self._write_over(file, old))
+            folder.sync()
+            self._remember(folder, file, entry.checkpoint or "", entry.session or "")
+        if file != entry.file:
+            index.leave(self._tx, [Leftover(file=entry.file, session=entry.session or "")])
+
+    def _write_over(self, file: str, content: bytes) -> None:
+        place, name = split(file)
+        with self._tree.folder(place) as folder:
+            folder.replace(folder.write_temporary(content), name)
+            folder.sync()
+
+    def compress(self, entry: Entry, packed: bytes) -> None:
+        """Put the compressed form beside a document, durably, and let the plain one go after the commit."""
+        file = compressed(entry.file)
+        place, name = split(file)
+        with self._tree.folder(place) as folder:
+            # The checksum first: without it the compressed form would be a document without integrity.
+            for found, content in ((name + CHECKSUM, checksum_file(name, packed)), (name, packed)):
+                folder.replace(folder.write_temporary(content), found)
+                self._changes.add(lambda found=found: self._take_back(place, found))  # type: ignore[misc]
+                folder.sync()
+            self._remember(folder, file, entry.checkpoint or "", entry.session or "")
+        index.leave(self._tx, [Leftover(file=entry.file, session=entry.session or "")])
+
+    # --- files that are to go
+
+    def clear_leftovers(self) -> None:
+        """Remove what earlier transactions left to remove, and let the pointers show what is newest now."""
+        going = index.leftovers(self._tx)
+        if not going:
+            return
+        places: set[str] = set()
+        for leftover in going:
+            places.add(split(leftover.file)[0])
+            if self._names.is_pointer(leftover.file):
+                self._refresh(leftover)
+            else:
+                self._remove(leftover)
+        for place in sorted(places, key=len, reverse=True):  # a history before the folder it is in
+            self._sync_or_remove(place)
+        index.cleared(self._tx)
+
+    def _remove(self, leftover: Leftover) -> None:
+        place, name = split(leftover.file)
+        with suppress(FileNotFoundError, NotADirectoryError), self._tree.folder(place) as folder:
+            folder.remove(name, secure=leftover.is_secure)
+            if name.endswith(GZIP) or not folder.has(compressed(name)):
+                folder.remove(compressed(plain(name)) + CHECKSUM)
+        log.debug("Removed %s", leftover.file)
+
+    def _refresh(self, leftover: Leftover) -> None:
+        """Let a pointer whose checkpoint went show the newest that remains, or go with the last."""
+        checkpoint = index.newest(self._tx, leftover.session)
+        entry = None if checkpoint is None else index.of_checkpoints(self._tx, [checkpoint]).get(checkpoint)
+        if entry is not None and entry.file == leftover.file:
+            return
+        if entry is None or leftover.is_secure:
+            self._remove(leftover)
+        if entry is None:
+            return
+        try:
+            if not self._shows(leftover.file, entry):
+                self._promote(entry, leftover.file)
+        except (OSError, Corrupt) as exc:
+            log.warning("%s does not show the newest checkpoint: %s", leftover.file, exc)
+
+    def _shows(self, pointer: str, entry: Entry) -> bool:
+        """Whether a pointer already shows the checkpoint, because an earlier attempt got that far."""
+        try:
+            shown = read_document(self._tree, self._names.layout, pointer).header.id
+        except (Corrupt, Unsupported):
+            return False
+        if shown == entry.checkpoint and self._names.layout is Layout.WORKFLOW:
+            with self._tree.folder(split(pointer)[0]) as folder:
+                self._remember(folder, pointer, entry.checkpoint, entry.session or "")
+        return shown == entry.checkpoint
+
+    def _promote(self, entry: Entry, pointer: str) -> None:
+        place, name = split(pointer)
+        with self._tree.folder(place) as folder:
+            if self._names.layout is Layout.WORKFLOW:
+                from_place, from_name = split(entry.file)
+                with self._tree.folder(from_place) as history:
+                    history.move(from_name, folder, name)
+                    self._changes.add(lambda: self._move_back(pointer, entry.file))
+                    history.sync()
+                self._remember(folder, pointer, entry.checkpoint or "", entry.session or "")
+            else:
+                folder.replace(folder.write_temporary(read_bytes(self._tree, entry.file)), name)
+            folder.sync()
+
+    def _move_back(self, pointer: str, file: str) -> None:
+        (place, name), (from_place, from_name) = split(pointer), split(file)
+        with self._tree.folder(place) as folder, self._tree.folder(from_place) as history:
+            folder.move(name, history, from_name)
+
+    def _sync_or_remove(self, place: str) -> None:
+        is_empty = False
+        with suppress(FileNotFoundError, NotADirectoryError), self._tree.folder(place) as folder:
+            folder.sync()
+            is_empty = not folder.entries()
+        if is_empty and place != self._names.top:
+            self._tree.remove_empty(place)

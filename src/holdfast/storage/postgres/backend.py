@@ -1,0 +1,155 @@
+"""The PostgreSQL backend: any number of machines on one server, also behind a transaction pooler.
+
+Every call is one transaction that brings its settings along: no prepared statements, no session settings, no session
+locks. Writers of one session take turns by its row (V3, V9); those of other sessions do not wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Final, TypeVar
+
+import psycopg
+
+from holdfast import forks
+from holdfast.storage.postgres import address, schema
+from holdfast.storage.postgres.connection import Raw
+from holdfast.storage.postgres.errors import is_collision, is_lost, translate
+from holdfast.storage.postgres.pool import Pool
+from holdfast.storage.postgres.transaction import Transaction, settings
+from holdfast.storage.sql.backend import SqlBackend
+from holdfast.storage.sql.connection import Connection
+
+log = logging.getLogger("holdfast.storage")
+
+T = TypeVar("T")
+
+COLLISION_REPEATS: Final = 20
+LOST_REPEATS: Final = 3
+_LONGEST_PAUSE_SECONDS: Final = 0.5
+
+_NOW: Final = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"
+
+
+class PostgresBackend(SqlBackend):
+    """A store in one schema of a database, made on demand.
+
+    Leases are measured by the server's clock, so those of the clients may differ; a `clock` replaces it in tests.
+    """
+
+    def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
+        super().__init__()
+        self._server_clock = clock
+        self._address = address.parse(url)
+        self._start = settings(self._address)
+        self._pool = Pool(
+            self._connect,
+            name=self._address.url,
+            size=self._address.pool_size,
+            wait_seconds=self._address.timeout_seconds,
+        )
+        try:
+            self._prepare()
+        except BaseException:
+            self._pool.close()
+            raise
+        forks.register(self)
+
+    @property
+    def url(self) -> str:
+        return self._address.url
+
+    def _connect(self) -> Raw:
+        raw = psycopg.Connection.connect(**self._address.parameters, autocommit=True, prepare_threshold=None)
+        try:
+            schema.check_server(raw.info.server_version, raw.info.parameter_status("server_encoding"))
+        except BaseException:
+            raw.close()
+            raise
+        return raw
+
+    def _prepare(self) -> None:
+        name, url = self._address.schema, self._address.url
+        is_current, fsync = self._read(lambda tx: (schema.is_current(tx, name, url), tx.one("SHOW fsync")))
+        if not is_current:
+            self._write(lambda tx: schema.migrate(tx, name, url))
+        if fsync == ("off",):
+            log.warning("%s runs with fsync off: a loss of power can take saves that were acknowledged", url)
+
+    # --- transactions
+
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        return self._repeatedly(Transaction(work, self._start, is_write=False), is_keyed=True)
+
+    def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
+        result = self._repeatedly(Transaction(work, self._start, is_write=True), is_keyed=False)
+        if secure:
+            log.warning(
+                "%s keeps removed bytes in dead rows until it is vacuumed, and in its log", self._address.url
+            )
+        return result
+
+    def _write_keyed(self, work: Callable[[Connection], T]) -> T:
+        return self._repeatedly(Transaction(work, self._start, is_write=True), is_keyed=True)
+
+    def _repeatedly(self, transaction: Transaction[T], *, is_keyed: bool) -> T:
+        """Do it again where that is safe: always when nothing was stored, else when the work is keyed."""
+        is_unknown = False  # stays so: a later try that fails says nothing about the commit of an earlier one
+        for done in count(1):
+            try:
+                with self._pool.borrow() as raw:
+                    return transaction.run(raw)
+            except psycopg.Error as exc:
+                if is_lost(exc):
+                    self._pool.drop_idle()
+                    is_unknown = is_unknown or transaction.is_unknown
+                    may_repeat = done <= LOST_REPEATS and (is_keyed or not is_unknown)
+                else:
+                    may_repeat = done <= COLLISION_REPEATS and is_collision(exc)
+                if not may_repeat:
+                    raise translate(exc, self._address.url, is_unknown=is_unknown) from exc
+                time.sleep(_pause(done))
+        raise AssertionError("unreachable")
+
+    def _now_us(self, tx: Connection) -> int:
+        if self._server_clock is not None:
+            return self._server_clock()
+        (now_us,) = tx.one(_NOW) or (0,)
+        return int(now_us)
+
+    # --- space
+
+    def _store_bytes(self) -> int:
+        (total,) = self._read(lambda tx: tx.one(_STORE_BYTES, (self._address.schema,))) or (0,)
+        return int(total)
+
+    def reclaim(self, max_bytes: int) -> int:  # noqa: ARG002  (the server's own vacuum does it)
+        self._pool.check_open()
+        return 0
+
+    # --- closing and forking
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def before_fork(self) -> None:
+        self._pool.before_fork()
+
+    def after_fork(self, *, is_child: bool) -> None:
+        self._pool.after_fork(is_child=is_child)
+
+
+_STORE_BYTES: Final = (
+    "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0) FROM pg_class c"
+    " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = ? AND c.relkind = 'r'"
+)
+
+
+def _pause(attempt: int) -> float:
+    """A little longer each time, and not the same for all who collided."""
+    longest: float = min(_LONGEST_PAUSE_SECONDS, 0.005 * 2**attempt)
+    return random.uniform(longest / 5, longest)

@@ -1,0 +1,121 @@
+"""Errors of psycopg and of the server, as errors of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import psycopg
+
+from holdfast.errors import (
+    WRITE_FAILED,
+    BackendUnavailable,
+    Corrupt,
+    HoldfastError,
+    InvalidInput,
+)
+
+# The server rolled the transaction back because of another one; the same work may well succeed now. A unique key that
+# another transaction took first is seen, and answered properly, when the work is done again.
+_COLLISIONS: Final = frozenset({"40001", "40P01", "23505"})
+# The server ends the connection, or has no place for one.
+_ENDED: Final = frozenset({"57P01", "57P02", "57P03", "25P03", "25P04"})
+
+# Before a connection exists, libpq gives only text, without a code.
+_REFUSED: Final = (
+    "password",
+    "pg_hba.conf",
+    "authentication",
+    "does not exist",
+    "permission denied",
+    "not permitted to log in",
+    "no password supplied",
+    "certificate",
+    "sslmode",
+    "SSL",
+)
+
+
+def is_collision(exc: psycopg.Error) -> bool:
+    """Whether another transaction is the cause: this one is undone and may be done again."""
+    return exc.sqlstate in _COLLISIONS
+
+
+def is_lost(exc: psycopg.Error) -> bool:
+    """Whether the connection is gone, or could not be made though it may be later."""
+    if exc.sqlstate is None:
+        return isinstance(exc, psycopg.OperationalError) and not _is_refused(exc)
+    return exc.sqlstate.startswith("08") or exc.sqlstate in _ENDED
+
+
+def _is_refused(exc: psycopg.Error) -> bool:
+    return any(sign in str(exc) for sign in _REFUSED)
+
+
+@contextmanager
+def translated(url: str) -> Iterator[None]:
+    """Let no error of the driver out."""
+    try:
+        yield
+    except psycopg.Error as exc:
+        raise translate(exc, url) from exc
+
+
+def translate(exc: psycopg.Error, url: str, *, is_unknown: bool = False) -> HoldfastError:
+    """The error of this package; `is_unknown` when it is not known whether the transaction was committed."""
+    state = exc.sqlstate or ""
+    if is_lost(exc):
+        return _lost(exc, url, is_unknown=is_unknown)
+    if is_collision(exc):
+        return BackendUnavailable(f"{url} is too busy: {_text(exc)}", code="store_busy")
+    if isinstance(exc, psycopg.DataError):
+        return InvalidInput(f"a value cannot be stored or looked for: {_text(exc)}", code="invalid_value")
+    return _by_state(exc, state, url)
+
+
+def _lost(exc: psycopg.Error, url: str, *, is_unknown: bool) -> HoldfastError:
+    if is_unknown:
+        return BackendUnavailable(
+            f"the connection to {url} broke during the commit, so it may or may not be stored:"
+            f" repeat it with the same key, or look ({_text(exc)})",
+            code="connection_lost",
+        )
+    return BackendUnavailable(
+        f"{url} cannot be reached, and nothing was stored: {_text(exc)}", code="server_unreachable"
+    )
+
+
+def _by_state(exc: psycopg.Error, state: str, url: str) -> HoldfastError:
+    def unavailable(what: str, *, code: str, retryable: bool) -> HoldfastError:
+        return BackendUnavailable(f"{what}: {_text(exc)}", code=code, retryable=retryable)
+
+    match state[:2], state:
+        case ("", _) if isinstance(exc, psycopg.OperationalError):
+            return unavailable(f"{url} lets nobody in with this URL", code="access_denied", retryable=False)
+        case ("28" | "3D", _) | (_, "42501"):
+            return unavailable(f"{url} denies access", code="access_denied", retryable=False)
+        case (_, "53100"):
+            return unavailable(
+                f"the disk of {url} is full; free space or prune", code=WRITE_FAILED, retryable=False
+            )
+        case (_, "53300" | "55P03"):
+            return unavailable(f"{url} is too busy", code="store_busy", retryable=True)
+        case (_, "57014"):
+            return unavailable(f"{url} took longer than allowed", code="statement_timeout", retryable=True)
+        case (_, "25006"):
+            return unavailable(f"{url} is read-only", code="store_not_writable", retryable=False)
+        case (_, "42P01" | "42703" | "3F000"):
+            return Corrupt(f"tables of {url} are missing or changed: {_text(exc)}", code="schema_damaged")
+        case (_, "XX001" | "XX002"):
+            return Corrupt(f"{url} is damaged: {_text(exc)}; restore it from a backup")
+        case ("53" | "58", _):
+            return unavailable(f"{url} could not read or write", code=WRITE_FAILED, retryable=True)
+        case ("54", _):
+            return InvalidInput(f"a record is too large to store: {_text(exc)}", code="state_too_large")
+    return unavailable(f"{url} refused", code="server_error", retryable=False)
+
+
+def _text(exc: psycopg.Error) -> str:
+    """The server's own words, on one line."""
+    return " ".join((exc.diag.message_primary or str(exc) or type(exc).__name__).split())

@@ -1,0 +1,96 @@
+"""One transaction over one connection: its settings, the work, and what is known when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Generic, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from holdfast.errors import BackendUnavailable
+from holdfast.storage.postgres.address import Address
+from holdfast.storage.postgres.connection import ROW_LOCKS, PostgresConnection, Raw
+from holdfast.storage.postgres.schema import quoted
+from holdfast.storage.sql.connection import NO_LOCKS, Connection, Query, Value
+
+T = TypeVar("T")
+
+_WRITE: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
+_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # one state of the store for all statements
+
+# A server that acknowledges before it wrote is not believed (V1); a stricter setting than `on` stays.
+_DURABLE: Final = (
+    "set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'"
+    " ELSE current_setting('synchronous_commit') END, true)"
+)
+
+
+def settings(address: Address) -> Query:
+    """The statement that says, for one transaction, where the tables are and how long things may take."""
+    milliseconds = str(max(1, round(address.timeout_seconds * 1000)))
+    wanted = {
+        "search_path": f"{quoted(address.schema)}, pg_temp",
+        "statement_timeout": milliseconds,
+        # A client that froze must not hold the rows of a session for ever.
+        "idle_in_transaction_session_timeout": milliseconds,
+    }
+    if address.project is not None:
+        wanted["holdfast.project"] = address.project
+    values: list[Value] = [text for pair in wanted.items() for text in pair]
+    return f"SELECT {', '.join(['set_config(?, ?, true)'] * len(wanted))}, {_DURABLE}", values
+
+
+class Transaction(Generic[T]):
+    """Work that can be tried several times, on a new connection each time.
+
+    `is_unknown` tells of the last try whether its commit was under way: if the connection broke, it may have been made.
+    """
+
+    def __init__(self, work: Callable[[Connection], T], start: Query, *, is_write: bool) -> None:
+        self._work = work
+        self._start = start
+        self._is_write = is_write
+        self.is_unknown = False
+
+    def run(self, raw: Raw) -> T:
+        """Do the work and commit. The last statements and the commit travel together."""
+        self.is_unknown = False
+        results: list[T] = []
+        failure: BaseException | None = None
+        try:
+            with raw.pipeline() as pipeline:
+                tx = PostgresConnection(raw, pipeline, ROW_LOCKS if self._is_write else NO_LOCKS)
+                try:
+                    results.append(self._commit(tx))
+                except BaseException as exc:
+                    failure = exc  # the pipeline ends in order, whatever happened in it
+        except psycopg.Error as exc:
+            failure = failure or exc
+        if failure is not None:
+            _undo(raw)
+            raise failure
+        self.is_unknown = False
+        return results[0]
+
+    def _commit(self, tx: PostgresConnection) -> T:
+        tx.put(_WRITE if self._is_write else _READ)
+        tx.put(*self._start)
+        result = self._work(tx)
+        self.is_unknown = self._is_write
+        if tx.commit() != "COMMIT":
+            raise BackendUnavailable(
+                "the server undid a transaction without saying why", code="server_error", retryable=True
+            )
+        return result
+
+
+def _undo(raw: Raw) -> None:
+    """Leave the transaction, or the connection where that is not possible."""
+    with suppress(psycopg.Error):
+        if raw.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+            raw.execute("ROLLBACK")
+        if raw.info.transaction_status is TransactionStatus.IDLE:
+            return
+    raw.close()

@@ -1,0 +1,49 @@
+"""The PostgreSQL backend keeps the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from holdfast.storage.port import Backend
+from holdfast.storage.postgres import PostgresBackend
+from holdfast.testing import BackendContract, FakeClock, RawAccess
+from tests.postgres.access import PostgresAccess
+from tests.postgres.server import Server
+
+pytestmark = pytest.mark.full
+
+
+class TestPostgres(BackendContract):
+    @pytest.fixture
+    def url(self, postgres: Server) -> str:
+        return postgres.fresh_url()
+
+    @pytest.fixture
+    def opened(self) -> Iterator[list[PostgresBackend]]:
+        """Every backend a test opened, the newest last."""
+        backends: list[PostgresBackend] = []
+        yield backends
+        for backend in backends:
+            backend.close()
+
+    @pytest.fixture
+    def backend(self, url: str, clock: FakeClock, opened: list[PostgresBackend]) -> Backend:
+        opened.append(PostgresBackend(url, clock=clock))
+        return opened[-1]
+
+    @pytest.fixture
+    def reopen(
+        self, url: str, clock: FakeClock, backend: Backend, opened: list[PostgresBackend]
+    ) -> Callable[[], Backend]:
+        def again() -> Backend:
+            opened[-1].close()
+            opened.append(PostgresBackend(url, clock=clock))
+            return opened[-1]
+
+        return again
+
+    @pytest.fixture
+    def raw(self, postgres: Server, url: str, backend: Backend) -> RawAccess:
+        return PostgresAccess(postgres, url)

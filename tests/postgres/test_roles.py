@@ -1,0 +1,158 @@
+"""The roles that the guide describes can do their work, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.api import Store
+from holdfast.errors import BackendUnavailable, Conflict, NotFound
+from holdfast.storage.port import HeaderQuery
+from holdfast.storage.postgres import PostgresBackend
+from holdfast.testing.records import append_one, draft, item, keyframe, new_blob, new_session
+from tests.postgres.server import Server
+
+pytestmark = pytest.mark.full
+
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "use-postgresql.md"
+ROLES, GRANTS, POLICIES = re.findall(r"^```sql\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def database(postgres: Server) -> Iterator[str]:
+    """A database set up as the guide says, up to the grants."""
+    name = postgres.fresh_database()
+    postgres.execute(ROLES.replace("agents", name))
+    try:
+        with holdfast.open(postgres.url(user="holdfast_owner", database=name)):
+            postgres.execute(f"SET ROLE holdfast_owner; {GRANTS}", database=name)
+        yield name
+    finally:
+        postgres.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        postgres.execute("DROP ROLE holdfast_owner; DROP ROLE holdfast_app")
+
+
+def test_the_application_role_can_do_everything_a_program_does(postgres: Server, database: str) -> None:
+    """Saving, reading, branching, pruning, sweeping, deleting need no more than the guide grants."""
+    with Store(PostgresBackend(postgres.url(user="holdfast_app", database=database))) as store:
+        session = store.session("run", profile="archive")
+        headers = [session.save({"n": number}, tags=["t"]) for number in range(5)]
+        backend = store.engine.backend
+        backend.annotate(session.uid, headers[0].id, "k", "n", b"note", time_us=1)
+        backend.remove(session.uid, [headers[1].id])
+        backend.sweep()
+        session.complete()
+        assert session.verify().findings == ()
+        assert backend.usage().checkpoints == 4
+        backend.delete_session(session.uid)
+        assert backend.usage().sessions == 0
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DROP TABLE holdfast.bodies",
+        "ALTER TABLE holdfast.bodies DISABLE ROW LEVEL SECURITY",
+        "UPDATE holdfast.meta SET value = '9'",
+        "CREATE TABLE holdfast.mine (a int)",
+        "TRUNCATE holdfast.sessions",
+    ],
+)
+def test_the_application_role_can_change_no_table(postgres: Server, database: str, sql: str) -> None:
+    """It neither makes, drops nor empties tables, and does not say which version they are."""
+    url = postgres.url(user="holdfast_app", database=database)
+    with psycopg.connect(url) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute(sql)  # type: ignore[call-overload]
+
+
+def test_who_may_only_look_is_refused_a_save(postgres: Server, database: str) -> None:
+    """Reading works; a save is refused for good."""
+    url = postgres.url(user="holdfast_app", database=database)
+    with holdfast.open(url) as store:
+        store.session("run").save({"n": 1})
+        postgres.execute(
+            "REVOKE INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA holdfast FROM holdfast_app",
+            database=database,
+        )
+        latest = store.get("run").latest()
+        assert latest is not None
+        with pytest.raises(BackendUnavailable) as refusal:
+            store.get("run").save({"n": 2})
+    assert (refusal.value.code, refusal.value.retryable) == ("access_denied", False)
+
+
+# --- projects kept apart ---
+
+
+@pytest.fixture
+def apart(postgres: Server, database: str) -> str:
+    """The same database with the policies of the guide."""
+    postgres.execute(f"SET ROLE holdfast_owner; {POLICIES}", database=database)
+    return database
+
+
+def client(postgres: Server, database: str, project: str, user: str = "holdfast_app") -> PostgresBackend:
+    return PostgresBackend(postgres.url(user=user, database=database, project=project))
+
+
+def test_a_project_sees_only_its_own(postgres: Server, apart: str) -> None:
+    """Sessions, headers, bodies, blobs and usage of another project do not exist for it, also for the owner."""
+    mine, yours = client(postgres, apart, "mine"), client(postgres, apart, "yours")
+    uid = mine.create_session(new_session("mine", project="mine")).uid
+    blob = new_blob(b"content")
+    first = draft(uid)
+    header = append_one(mine, item(first, bodies=[keyframe(first.id, blobs=(blob.digest,))], blobs=[blob]))
+    owner = client(postgres, apart, "yours", user="holdfast_owner")
+    for other in (yours, owner):
+        assert other.session_by_key("mine") is None
+        assert list(other.headers(HeaderQuery())) == []
+        assert other.blob(blob.digest) is None
+        assert other.has_blobs([blob.digest]) == set()
+        assert other.usage().sessions == other.usage().bodies == other.usage().blobs == 0
+        with pytest.raises(NotFound):
+            other.body_chain(uid, header.id, "state")
+        with pytest.raises(NotFound):
+            other.delete_session(uid)
+        assert other.sweep().blobs == 0
+    assert [row.id for row in mine.headers(HeaderQuery(session=uid))] == [header.id]
+    assert mine.blob(blob.digest) == blob
+    for backend in (mine, yours, owner):
+        backend.close()
+
+
+def test_equal_blobs_of_two_projects_are_two(postgres: Server, apart: str) -> None:
+    """Each project keeps and sweeps its own copy."""
+    blob = new_blob(b"the same")
+    clients = {name: client(postgres, apart, name) for name in ("mine", "yours")}
+    for name, backend in clients.items():
+        uid = backend.create_session(new_session(name, project=name)).uid
+        first = draft(uid)
+        append_one(backend, item(first, bodies=[keyframe(first.id, blobs=(blob.digest,))], blobs=[blob]))
+    mine = clients["mine"]
+    session = mine.session_by_key("mine")
+    assert session is not None
+    mine.delete_session(session.uid)
+    assert mine.sweep().blobs == 1
+    assert mine.blob(blob.digest) is None
+    assert clients["yours"].blob(blob.digest) == blob
+    for backend in clients.values():
+        backend.close()
+
+
+def test_nobody_writes_into_another_project(postgres: Server, apart: str) -> None:
+    """A session of another project, or of none, is refused, and so is a key that another project has."""
+    mine, yours = client(postgres, apart, "mine"), client(postgres, apart, "yours")
+    mine.create_session(new_session("taken", project="mine"))
+    for project in ("mine", None):
+        with pytest.raises(BackendUnavailable) as refusal:
+            yours.create_session(new_session("new", project=project))
+        assert (refusal.value.code, refusal.value.retryable) == ("access_denied", False)
+    with pytest.raises(Conflict):
+        yours.create_session(new_session("taken", project="yours"))
+    mine.close()
+    yours.close()

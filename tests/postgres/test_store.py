@@ -1,0 +1,197 @@
+"""How a store lies in a database, and what its URL can say."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.errors import BackendUnavailable, InvalidInput, Unsupported
+from holdfast.storage.postgres import PostgresBackend, address
+from holdfast.storage.postgres.pool import Pool
+from holdfast.storage.urls import open_backend
+from tests.postgres.access import PostgresAccess
+from tests.postgres.server import Server
+
+
+def test_a_store_is_opened_by_its_url(url: str) -> None:
+    """What was saved is there for whoever opens the same URL again."""
+    with holdfast.open(url) as store:
+        store.session("run").save({"n": 1}, message="first")
+        shown = store.engine.backend.url
+    with holdfast.open(shown) as store:
+        latest = store.session("run").latest()
+        assert latest is not None
+        assert (latest.state, latest.seq) == ({"n": 1}, 1)
+
+
+def test_tables_live_in_the_schema_of_the_url(postgres: Server) -> None:
+    """Two schemas of one database are two stores; the default is `holdfast`, and nothing goes elsewhere."""
+    database = postgres.fresh_database()
+    for name in ("holdfast", 'odd "name"; --'):
+        options = {} if name == "holdfast" else {"schema": name}
+        with holdfast.open(postgres.url(database=database, **options)) as store:
+            store.session("run").save({"in": name})
+            assert [session.key for session in store.sessions()] == ["run"]
+    found = postgres.execute(
+        "SELECT DISTINCT table_schema FROM information_schema.tables"
+        " WHERE table_schema NOT IN ('pg_catalog', 'information_schema') ORDER BY 1",
+        database=database,
+    )
+    assert [row[0] for row in found] == ["holdfast", 'odd "name"; --']
+
+
+def test_bodies_are_not_compressed_twice(postgres: Server, url: str) -> None:
+    """Bodies and blobs are kept as they come, headers are bytes, and text is compared byte by byte."""
+    PostgresBackend(url).close()
+    access = PostgresAccess(postgres, url)
+    storage = access.run(
+        "SELECT relname, attstorage FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = '{}' AND attname = 'data'"
+        " AND relname IN ('bodies', 'blobs')"
+    )
+    assert dict(storage) == {"bodies": "e", "blobs": "e"}
+    collations = access.run(
+        "SELECT DISTINCT collation_name FROM information_schema.columns"
+        " WHERE table_schema = '{}' AND data_type = 'text'"
+    )
+    assert collations == [("C",)]
+
+
+def test_usage_does_not_read_bodies(postgres: Server, url: str) -> None:
+    """The sizes of bodies are summed up from an index alone."""
+    with holdfast.open(url) as store:
+        session = store.session("run", profile="archive")
+        for number in range(50):
+            session.save({"n": number})
+    access = PostgresAccess(postgres, url)
+    with postgres.connect() as connection:
+        connection.execute(f"SET search_path = {access.schema}")
+        connection.execute("VACUUM ANALYZE bodies")
+        connection.execute("SET enable_seqscan = off")
+        plan = connection.execute(
+            "EXPLAIN SELECT count(*), sum(stored_size), sum(stored_size * is_hidden) FROM bodies"
+        ).fetchall()
+    assert "Index Only Scan using bodies_place" in "\n".join(row[0] for row in plan)
+
+
+@pytest.fixture
+def pooled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lets every transaction find a connection as a pooler may hand it over: with nothing of the one before."""
+    left: list[str] = []
+    take = Pool._take
+
+    def take_clean(pool: Pool) -> object:
+        raw = take(pool)
+        if raw is not None:
+            left.extend(name for (name,) in raw.execute("SELECT name FROM pg_prepared_statements"))
+            left.extend(
+                str(lock) for lock in raw.execute("SELECT * FROM pg_locks WHERE locktype = 'advisory'")
+            )
+            raw.execute("DISCARD ALL")
+        return raw
+
+    monkeypatch.setattr(Pool, "_take", take_clean)
+    return left
+
+
+def test_a_transaction_needs_nothing_of_the_one_before(url: str, pooled: list[str]) -> None:
+    """No prepared statement, setting or lock outlives its transaction, so a transaction pooler may be between."""
+    with holdfast.open(url + "&pool_size=1") as store:
+        session = store.session("run", profile="archive")
+        for number in range(20):
+            session.save({"n": number})
+        assert [header.seq for header in session.history()] == list(range(20, 0, -1))
+    assert pooled == []
+
+
+@pytest.mark.full
+def test_a_save_is_believed_only_when_it_is_on_disk(
+    own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A role that commits without waiting is made to wait, and a server without fsync is warned about."""
+    own_server.execute("ALTER ROLE postgres SET synchronous_commit = off")
+    with caplog.at_level(logging.WARNING):
+        backend = PostgresBackend(own_server.fresh_url())
+    assert "fsync off" in caplog.text
+    assert backend._write(lambda tx: tx.one("SHOW synchronous_commit")) == ("on",)
+    own_server.execute("ALTER ROLE postgres SET synchronous_commit = remote_apply")
+    backend._pool.drop_idle()
+    assert backend._write(lambda tx: tx.one("SHOW synchronous_commit")) == ("remote_apply",)
+    backend.close()
+
+
+def test_who_finds_no_free_connection_waits_and_is_told(url: str) -> None:
+    """A pool has a size; waiting ends with an error that may be repeated."""
+    backend = PostgresBackend(url + "&pool_size=1&statement_timeout=0.2")
+    with backend._pool.borrow(), pytest.raises(BackendUnavailable, match="pool_size") as refusal:
+        backend.usage()
+    assert (refusal.value.code, refusal.value.retryable) == ("store_busy", True)
+    backend.usage()
+    backend.close()
+
+
+# --- URLs ---
+
+
+def test_a_password_is_not_shown() -> None:
+    """What is printed and logged opens the store with a password from elsewhere."""
+    found = address.parse("postgres://me:s3cret@host:1/db?sslmode=require&password=more&schema=s")
+    assert found.url == "postgres://me@host:1/db?sslmode=require&schema=s"
+    assert found.parameters["password"] in ("s3cret", "more")
+
+
+def test_options_of_libpq_are_left_to_it() -> None:
+    """TLS and time-outs are libpq's; ours are taken out."""
+    found = address.parse(
+        "postgresql://host/db?sslmode=verify-full&sslrootcert=%2Fca%20file&connect_timeout=3&pool_size=2"
+        "&statement_timeout=1.5&project=a%20b"
+    )
+    assert found.parameters["sslmode"] == "verify-full"
+    assert found.parameters["sslrootcert"] == "/ca file"
+    assert found.parameters["connect_timeout"] == "3"
+    assert (found.pool_size, found.timeout_seconds, found.project) == (2, 1.5, "a b")
+    assert "pool_size" not in found.parameters
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "pool_size=0",
+        "pool_size=many",
+        "statement_timeout=-1",
+        "statement_timeout=nan",
+        "schema=",
+        "schema=pg_mine",
+        f"schema={'x' * 64}",
+        "project=",
+        "unknown_option=1",
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused(options: str) -> None:
+    """It is the caller's mistake, found before any connection."""
+    with pytest.raises(InvalidInput) as refusal:
+        open_backend(f"postgresql://nowhere.invalid/db?{options}")
+    assert refusal.value.code == "unknown_store_url"
+
+
+def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without psycopg the error says what to install."""
+    for name in [name for name in sys.modules if name.startswith(("psycopg", "holdfast.storage.postgres"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(Unsupported, match=r"pip install holdfast\[postgres\]") as refusal:
+        open_backend("postgresql://host/db")
+    assert refusal.value.code == "driver_missing"
+
+
+def test_the_driver_is_imported_only_for_such_a_store() -> None:
+    """Opening another store needs no psycopg."""
+    import subprocess
+
+    code = "import sys, holdfast; holdfast.open('memory:').close(); sys.exit('psycopg' in sys.modules)"
+    source = str(Path(holdfast.__file__).parents[1])
+    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": source}).returncode == 0
