@@ -3,20 +3,22 @@
 | ref | the checkpoint |
 |---|---|
 | `latest`, `latest~2` | the head of the current branch, and so many before it on that line |
+| `latest@before` | what `latest` was before the last restore or switch of branches |
 | `newest` | the highest seq of the session |
 | `#12`, `seq:12` | the one with that seq |
 | `step-5` | the newest with that step on the current branch |
 | `tag:verified` | the newest with that tag on the current branch |
 | `branch:name` | the head of that branch |
 | an id, or a prefix of one | that one |
-| `2025-01-20 14:30:00` | the newest at or before that time on the current branch; UTC unless a zone is given |
+| `2 hours ago`, `2025-01-20 14:30:00` | the newest at or before that time on the current branch; see `times` |
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, tzinfo
 from itertools import islice
 from typing import Final
 
@@ -24,14 +26,24 @@ import msgspec
 
 from holdfast.engine import Engine, reader
 from holdfast.errors import HoldfastError, InvalidInput, NotFound
-from holdfast.model import MAX_SEQ, Header, Session, check_text, to_us
-from holdfast.storage.port import HeaderQuery, HeaderRow
+from holdfast.history import hints, times
+from holdfast.model import MAX_SEQ, Header, Session, check_text
+from holdfast.storage.port import Event, HeaderQuery, HeaderRow
+
+log = logging.getLogger("holdfast")
+
+SWITCHED: Final = "branch_switched"
+"""The event that remembers, as `from_head`, what was latest before a restore, a fork or a switch."""
 
 
 class Back(msgspec.Struct, frozen=True):
     """So many checkpoints before the head of the current branch."""
 
     count: int = 0
+
+
+class Before(msgspec.Struct, frozen=True):
+    """The head before the last restore or switch."""
 
 
 class Newest(msgspec.Struct, frozen=True):
@@ -61,26 +73,31 @@ class Id(msgspec.Struct, frozen=True):
 
 
 class Moment(msgspec.Struct, frozen=True):
+    """The newest at or before that time; with `tag` the newest of those that have it."""
+
     time_us: int
+    tag: str | None = None
 
 
-Ref = Back | Newest | Seq | Step | Tag | OnBranch | Id | Moment
+Ref = Back | Before | Newest | Seq | Step | Tag | OnBranch | Id | Moment
 
-_BACK: Final = re.compile(r"latest(?:~(\d{1,9}))?")
-_SEQ: Final = re.compile(r"(?:#|seq:)(\d{1,18})")
-_STEP: Final = re.compile(r"step-(-?\d{1,18})")
+_BACK: Final = re.compile(r"latest(?:~(\d{1,9}))?", re.ASCII)
+_SEQ: Final = re.compile(r"(?:#|seq:)(\d{1,18})", re.ASCII)
+_STEP: Final = re.compile(r"step-(-?\d{1,18})", re.ASCII)
 _ID: Final = re.compile(r"cp_[0-9a-zT_]*")
 
 
-def parse(text: str) -> Ref:
-    """What a ref asks for. Pure.
+def parse(text: str, *, now_us: int, zone: tzinfo = UTC) -> Ref:
+    """What a ref asks for, at that time and in that zone. Pure.
 
     Raises:
-        InvalidInput: it is none of the forms above.
+        InvalidInput: it is none of the forms above (`invalid_ref`), or a time that there is not.
     """
     check_text("a ref", text)
     if text == "newest":
         return Newest()
+    if text == "latest@before":
+        return Before()
     if match := _BACK.fullmatch(text):
         return Back(int(match[1] or 0))
     if match := _SEQ.fullmatch(text):
@@ -93,43 +110,59 @@ def parse(text: str) -> Ref:
         return OnBranch(text.removeprefix("branch:"))
     if _ID.fullmatch(text):
         return Id(text)
-    try:
-        return Moment(to_us(datetime.fromisoformat(text)))
-    except ValueError:
-        raise InvalidInput(
-            f"{text!r} names no checkpoint: use latest, latest~2, newest, #12, step-5, tag:NAME, branch:NAME, "
-            "an id or its beginning, or a time such as 2025-01-20 14:30:00",
-            code="invalid_ref",
-        ) from None
+    moment_us = times.parse(text, now_us=now_us, zone=zone)
+    if moment_us is not None:
+        return Moment(moment_us)
+    shown = text if len(text) <= times.MAX_CHARACTERS else f"{text[: times.MAX_CHARACTERS]}…"
+    raise InvalidInput(
+        f"{shown!r} names no checkpoint: use latest, latest~2, newest, #12, step-5, tag:NAME, branch:NAME, "
+        "an id or its beginning, or a time such as '2 hours ago' or '2025-01-20 14:30:00'",
+        code="invalid_ref",
+    )
 
 
-def resolve(engine: Engine, session: Session, ref: Ref) -> Header:
+def resolve(engine: Engine, session: Session, ref: Ref, *, zone: tzinfo = UTC) -> Header:
     """The verified header that a ref names in a session.
 
+    By step, tag and time the newest that verifies is found, by anything else exactly one. A time beyond now is
+    noted in the log. Messages name times in `zone`.
+
     Raises:
-        NotFound: there is none.
+        NotFound: there is none; the message says what is near.
         InvalidInput: a prefix that several ids share.
         Corrupt: the header is damaged.
     """
-    rows = list(islice(_matches(engine, session, ref), 2))
-    if not rows:
-        raise NotFound(
-            f"session {session.key!r} has no checkpoint {describe(ref)}",
-            code="checkpoint_not_found",
-            session=session.key,
+    if isinstance(ref, Moment) and ref.time_us > engine.clock():
+        log.warning(
+            "%s is in the future: the newest checkpoint so far is taken", times.written(ref.time_us, zone)
         )
-    if isinstance(ref, Id) and len(rows) > 1:
-        raise InvalidInput(
-            f"{ref.text} is the beginning of several ids, such as {rows[0].id} and {rows[1].id}",
-            code="ambiguous_ref",
-        )
-    return reader.verified(rows[0])
+    header = find(engine, session, ref, zone=zone)
+    if header is None:
+        raise _not_found(engine, session, ref, zone)
+    return header
 
 
-def describe(ref: Ref) -> str:
+def find(engine: Engine, session: Session, ref: Ref, *, zone: tzinfo = UTC) -> Header | None:
+    """As `resolve`, but None when there is none, and nothing is noted."""
+    match ref:
+        case Step() | Tag() | Moment():
+            found = map(_intact, _matches(engine, session, ref))
+            return next((header for header in found if header is not None and _is_match(header, ref)), None)
+        case Id(text):
+            rows = list(islice(_matches(engine, session, ref), hints.MOST_IDS + 1))
+            if len(rows) > 1:
+                raise hints.ambiguous(text, rows, zone)
+        case _:
+            rows = list(islice(_matches(engine, session, ref), 1))
+    return reader.verified(rows[0]) if rows else None
+
+
+def describe(ref: Ref, zone: tzinfo = UTC) -> str:
     match ref:
         case Back(count):
             return f"latest~{count}" if count else "latest"
+        case Before():
+            return "latest@before"
         case Newest():
             return "newest"
         case Seq(number):
@@ -143,31 +176,49 @@ def describe(ref: Ref) -> str:
         case Id(text):
             return text
         case Moment(time_us):
-            return f"at or before {time_us} µs"
+            return f"at or before {times.written(time_us, zone)}"
+
+
+# --- finding
 
 
 def _matches(engine: Engine, session: Session, ref: Ref) -> Iterator[HeaderRow]:
-    line = reader.line_of(engine.backend, session, session.branch)
-    query = HeaderQuery(session=session.uid)
+    """Rows that may be meant, those to take first. Their columns match; their headers may be damaged."""
+    backend, query = engine.backend, HeaderQuery(session=session.uid)
     match ref:
         case Back(count):
-            return islice(line, count, None)
+            return islice(reader.line_of(backend, session, session.branch), count, None)
+        case Before():
+            head = _head_before(engine, session)
+            return backend.headers(msgspec.structs.replace(query, ids=(head,))) if head else iter(())
         case Newest():
-            return engine.backend.headers(query)
+            return backend.headers(query)
         case Seq(number) if not 0 < number < MAX_SEQ:
             return iter(())
         case Seq(number):
-            return engine.backend.headers(msgspec.structs.replace(query, min_seq=number, max_seq=number))
+            return backend.headers(msgspec.structs.replace(query, min_seq=number, max_seq=number))
         case Step(number):
-            return (row for row in line if (header := _intact(row)) and header.step == number)
+            return reader.line_of(backend, session, session.branch, matching=HeaderQuery(step=number))
         case Tag(name):
-            return (row for row in line if (header := _intact(row)) and name in header.tags)
+            return reader.line_of(backend, session, session.branch, matching=HeaderQuery(tag=name))
         case OnBranch(name):
-            return reader.line_of(engine.backend, session, name)
+            return reader.line_of(backend, session, name)
         case Id(text):
-            return engine.backend.headers(msgspec.structs.replace(query, id_prefix=text))
-        case Moment(time_us):
-            return (row for row in line if (header := _intact(row)) and header.time_us <= time_us)
+            return backend.headers(msgspec.structs.replace(query, id_prefix=text))
+        case Moment(time_us, tag):
+            matching = HeaderQuery(until_us=time_us, tag=tag)
+            return reader.line_of(backend, session, session.branch, matching=matching)
+
+
+def _is_match(header: Header, ref: Step | Tag | Moment) -> bool:
+    """Whether the sealed header says what the columns it was found by say."""
+    match ref:
+        case Step(number):
+            return header.step == number
+        case Tag(name):
+            return name in header.tags
+        case Moment(time_us, tag):
+            return header.time_us <= time_us and (tag is None or tag in header.tags)
 
 
 def _intact(row: HeaderRow) -> Header | None:
@@ -175,3 +226,55 @@ def _intact(row: HeaderRow) -> Header | None:
         return reader.verified(row)
     except HoldfastError:
         return None
+
+
+def _last_switch(engine: Engine, session: Session) -> Event | None:
+    events = reversed(engine.backend.events(session.uid))
+    return next((event for event in events if event.type == SWITCHED), None)
+
+
+def _head_before(engine: Engine, session: Session) -> str | None:
+    switch = _last_switch(engine, session)
+    head = None if switch is None else switch.data.get("from_head")
+    return head if isinstance(head, str) else None
+
+
+# --- not finding
+
+
+def _not_found(engine: Engine, session: Session, ref: Ref, zone: tzinfo) -> NotFound:
+    what = f"session {session.key!r} has no checkpoint"
+    code = "checkpoint_not_found"
+    if next(engine.backend.headers(HeaderQuery(session=session.uid, limit=1)), None) is None:
+        text = f"{what} yet" if session.last_seq == 0 else f"{what} any more"
+    else:
+        near = _near(engine, session, ref, zone)
+        text = f"{what} {describe(ref, zone)}{near and f': {near}'}"
+    if isinstance(ref, OnBranch) and engine.backend.branch(session.uid, ref.name) is None:
+        code = "branch_not_found"
+    return NotFound(text, code=code, session=session.key)
+
+
+def _near(engine: Engine, session: Session, ref: Ref, zone: tzinfo) -> str:
+    match ref:
+        case Back():
+            return hints.length(engine, session)
+        case Before() if _last_switch(engine, session) is None:
+            return "it was never restored or switched to another branch"
+        case Before():
+            head = _head_before(engine, session)
+            return f"{head} was removed" if head else "the branch it was on before had none"
+        case Seq(number):
+            return hints.numbers(engine, session, number)
+        case Step(number):
+            return hints.steps(engine, session, number)
+        case Tag(name):
+            return hints.tags(engine, session, name)
+        case OnBranch(name):
+            return hints.branches(engine, session, name)
+        case Id(text):
+            return hints.elsewhere(engine, text)
+        case Moment():
+            return hints.first(engine, session, zone)
+        case Newest():
+            return ""
