@@ -155,6 +155,23 @@ def test_free_space_is_that_of_the_disk(file: Path) -> None:
         assert room.store_bytes == size_of(file)
 
 
+def test_a_store_of_files_has_both_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its size is that of documents and index, and the floor looks at the file system of its directory."""
+    url = f"files:{tmp_path}/store?layout=run"
+    with holdfast.open(url, config=settings(limits__min_free_bytes=MIB)) as store:
+        session = store.session("run")
+        session.save({"noise": "x" * 100_000})
+        assert store._keeper is not None
+        room = store._keeper.budget.measure()
+        assert room.free_bytes is not None
+        assert room.store_bytes > 100_000
+        disk_with(lambda: 1000, monkeypatch)
+        store._keeper.budget.measure()
+        with pytest.raises(holdfast.BackendUnavailable) as caught:
+            session.save({})
+        assert caught.value.code == "disk_floor_reached"
+
+
 def test_a_store_in_memory_has_a_budget_too() -> None:
     """Without a file the backend's own count is used, and there is no floor."""
     limits = settings(limits__max_bytes=MIB, limits__min_free_bytes="999TB")

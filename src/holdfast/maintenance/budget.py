@@ -24,7 +24,7 @@ from holdfast.model import Session, Status
 from holdfast.policy.profiles import profile_named
 from holdfast.policy.retention import Retention, size_text
 from holdfast.storage.port import Append, SessionQuery
-from holdfast.storage.urls import database_file
+from holdfast.storage.urls import database_file, directory_of
 
 SQUEEZE_AT: Final = 0.9
 SQUEEZE_TO: Final = 0.8
@@ -106,6 +106,7 @@ class Budget:
         self._on_pressure = on_pressure
         self._monotonic = monotonic
         self._file = database_file(engine.backend.url)
+        self._folder = directory_of(engine.backend.url) if self._file is None else self._file.parent
         self._lock = threading.Lock()
         self._room = Room(0, None)
         self._measured_at = float("-inf")
@@ -165,10 +166,9 @@ class Budget:
 
     def measure(self) -> Room:
         """What the store takes and its disk has left, now."""
-        if self._file is None:
-            self._room = Room(self._engine.backend.usage().store_bytes, None)
-        else:
-            self._room = Room(_size(self._file), _free(self._file))
+        file = self._file
+        size = self._engine.backend.usage().store_bytes if file is None else _size(file)
+        self._room = Room(size, None if self._folder is None else _free(self._folder))
         self._measured_at = self._monotonic()
         self._admitted_bytes = 0
         return self._room
@@ -266,9 +266,9 @@ def _stat_size(path: Path) -> int:
         return 0
 
 
-def _free(file: Path) -> int | None:
+def _free(folder: Path) -> int | None:
     try:
-        disk = os.statvfs(file.parent)
+        disk = os.statvfs(folder)
     except OSError:
         return None
     return disk.f_bavail * disk.f_frsize

@@ -18,7 +18,7 @@ from holdfast.errors import Conflict, HoldfastError, InvalidInput, NotFound
 from holdfast.maintenance.space import in_turn, sweep
 from holdfast.model import Session
 from holdfast.policy.cleanup import CleanupDecision, CleanupPolicies, cleaning_order, decide
-from holdfast.storage.port import SessionQuery
+from holdfast.storage.port import LooksOver, SessionQuery
 
 log = logging.getLogger("holdfast")
 
@@ -79,9 +79,10 @@ def plan_clean(engine: Engine, policies: CleanupPolicies, *, now_us: int) -> Cle
     """Decide for each session whether it may go. Reads only."""
     entries: list[CleanEntry] = []
     errors: list[CleanError] = []
+    leases = _Leases(engine)
     for session in engine.backend.sessions(SessionQuery()):
         try:
-            entries.append(CleanEntry(session, _decide(engine, session, policies, now_us)))
+            entries.append(CleanEntry(session, _decide(leases, session, policies, now_us)))
         except NotFound:
             continue
         except HoldfastError as exc:
@@ -141,7 +142,7 @@ def apply_clean(
 def _clean(engine: Engine, planned: Session, policies: CleanupPolicies, now_us: int) -> int | None:
     """Remove a session if it may still go; the stored bytes of its bodies, None when it stays."""
     session = engine.backend.session(planned.uid)
-    decision = _decide(engine, session, policies, now_us)
+    decision = _decide(_Leases(engine), session, policies, now_us)
     if not decision.clean:
         return None
     stored_bytes = engine.backend.usage(session.uid).body_bytes
@@ -160,14 +161,27 @@ def _clean(engine: Engine, planned: Session, policies: CleanupPolicies, now_us: 
     return stored_bytes
 
 
-def _decide(engine: Engine, session: Session, policies: CleanupPolicies, now_us: int) -> CleanupDecision:
+class _Leases:
+    """Which sessions someone runs: all of them asked for at once, where the backend can, when the first is needed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._backend = engine.backend
+        self._leased: frozenset[str] | None = None
+
+    def has(self, uid: str, now_us: int) -> bool:
+        if isinstance(self._backend, LooksOver):
+            self._leased = self._backend.leased() if self._leased is None else self._leased
+            return uid in self._leased
+        lease = self._backend.lease(uid)
+        return lease is not None and lease.expires_us > now_us
+
+
+def _decide(leases: _Leases, session: Session, policies: CleanupPolicies, now_us: int) -> CleanupDecision:
     """The lease is looked up only where it matters."""
     decision = decide(session, policies, now_us)
-    if not decision.clean:
+    if not decision.clean or not leases.has(session.uid, now_us):
         return decision
-    lease = engine.backend.lease(session.uid)
-    has_lease = lease is not None and lease.expires_us > now_us
-    return decide(session, policies, now_us, has_lease) if has_lease else decision
+    return decide(session, policies, now_us, has_lease=True)
 
 
 def _failure(session: Session, exc: HoldfastError) -> CleanError:

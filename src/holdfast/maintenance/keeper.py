@@ -6,6 +6,9 @@ bounded, stops between two batches when it is asked to, and never raises: what f
 of the session, and tried again later. Closing ends the thread and makes one short pass more, so that processes
 which only save once keep the limits too.
 
+Where the backend can, it also compresses history that is old enough: now and then, when a session ends, and at the
+end.
+
 With history switched off, checkpoints saved from then on are marked by an annotation, and of those that are marked
 only the newest stays. What was saved before is not touched.
 """
@@ -27,6 +30,7 @@ from holdfast.engine import Engine
 from holdfast.errors import PRUNE_FAILED, HoldfastError, NotFound
 from holdfast.maintenance.budget import Budget, Limits, stored_count
 from holdfast.maintenance.clean import CleanEntry, CleanPlan, apply_clean, plan_clean
+from holdfast.maintenance.compress import compress_history
 from holdfast.maintenance.prune import PrunePlan, PruneReport, apply_prune, plan_prune
 from holdfast.maintenance.space import reclaim
 from holdfast.model import Header, Session
@@ -38,7 +42,7 @@ log = logging.getLogger("holdfast")
 
 INTERVAL_SECONDS: Final = 300.0
 CLEAN_SECONDS: Final = 3600.0
-"""How often the whole store is looked through for sessions that may go."""
+"""How often the whole store is looked through for sessions that may go, and for history to compress."""
 
 MIN_SLACK: Final = 10
 BATCH: Final = 25
@@ -78,6 +82,7 @@ class Keeper:
         policies: Callable[[str], CleanupPolicies],
         limits: Limits | None = None,
         keeps_history: bool = True,
+        compress_after_hours: int | None = None,
         interval_seconds: float = INTERVAL_SECONDS,
         clock: Callable[[], int] | None = None,
     ) -> None:
@@ -85,10 +90,12 @@ class Keeper:
         self._retention_of = retention_of
         self._policies = policies
         self._keeps_history = keeps_history
+        self._compress_after_hours = compress_after_hours
         self._interval_seconds = interval_seconds
         self._clock = engine.clock if clock is None else clock
         self.budget = Budget(engine, limits or Limits(), prune=self._prune_for_room, on_pressure=self.wake)
         self._clean_at = time.monotonic() + min(interval_seconds, CLEAN_SECONDS)
+        self._compress_at = self._clean_at
         self._freed_bytes = 0
         self._is_closed = False
         self._start_afresh()
@@ -118,6 +125,8 @@ class Keeper:
                 job.ids.append(header.id)
             is_due = job.saves >= self._allowances.get(header.session, MIN_SLACK)
             self._is_behind |= is_due
+            if header.status.is_finished:
+                self._compress_at = 0.0
         if is_due or header.status.is_finished:
             self.wake()
 
@@ -125,6 +134,7 @@ class Keeper:
         """Note that a session ended: it is looked at soon."""
         with self._lock:
             self._job(session.uid)
+            self._compress_at = 0.0
         self.wake()
 
     def _job(self, uid: str) -> _Job:
@@ -162,6 +172,7 @@ class Keeper:
             job.saves = 0  # after some more saves, or the interval
             self._put_back(uid, job)
         self._try("squeezing the store", lambda: self._squeeze(should_stop))
+        self._try("compressing old history", lambda: self._compress(should_stop))
         return is_left
 
     def _put_back(self, uid: str, job: _Job) -> None:
@@ -294,6 +305,18 @@ class Keeper:
             self._freed_bytes = 0
             reclaim(self._engine, max_bytes=RECLAIM_BYTES)
 
+    # --- compressing
+
+    def _compress(self, should_stop: Callable[[], bool]) -> None:
+        """Compress what is old enough, when it is time to look for it. What is left over comes with the next pass."""
+        hours = self._compress_after_hours
+        if hours is None or should_stop() or time.monotonic() < self._compress_at:
+            return
+        self._compress_at = time.monotonic() + CLEAN_SECONDS
+        compress_history(self._engine, after_hours=hours, now_us=self._clock(), should_stop=should_stop)
+        if should_stop():
+            self._compress_at = 0.0
+
     # --- cleaning
 
     def _clean(self, session: Session) -> bool:
@@ -331,9 +354,11 @@ class Keeper:
             if self._is_closed:
                 return
             self._is_closed = True
+            self._compress_at = 0.0
+        was_used = self._helper.is_started
         self._helper.stop()
         self._helper = _Helper(self._interval_seconds)
-        if self._jobs:
+        if self._jobs or was_used:
             self.make_pass(LAST_PASS_SECONDS)
 
     def before_fork(self) -> None:

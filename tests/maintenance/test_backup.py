@@ -1,0 +1,268 @@
+"""Backups of a store in use, and putting one back."""
+
+from __future__ import annotations
+
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import operations
+from holdfast.api import Store
+from holdfast.errors import BackendUnavailable, Corrupt, InvalidInput, NotFound
+from holdfast.maintenance.backup import PARTIAL, dated_name
+from holdfast.storage.sqlite import SqliteBackend
+from tests.api.programs import environment, raw
+from tests.maintenance.mixed import contents, fill
+
+SAVER = """
+import sys
+from holdfast.api import Store
+from holdfast.storage.sqlite import SqliteBackend
+path, key = sys.argv[1:]
+with Store(SqliteBackend(path)) as store:
+    session = store.session(key, profile="archive")
+    for number in range(1_000_000):
+        header = session.save({"n": number, "log": ["the same words"] * (number % 50)})
+        print(header.id, flush=True)
+"""
+
+
+def bare(path: Path) -> Store:
+    """A store without a keeper."""
+    return Store(SqliteBackend(path))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "store.db"
+    with bare(path) as store:
+        fill(store)
+    return path
+
+
+def test_a_backup_equals_the_store(source: Path, tmp_path: Path) -> None:
+    """Everything is in one file that only its owner may read, and nothing else is left beside it."""
+    target = tmp_path / "backup" / "b.db"
+    target.parent.mkdir()
+    with bare(source) as store:
+        report = operations.backup(store, target)
+        before = contents(store)
+    assert (report.sessions, report.checkpoints, report.findings) == (3, 14, ())
+    assert [path.name for path in target.parent.iterdir()] == ["b.db"]
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    with bare(target) as copy:
+        assert contents(copy) == before
+
+
+def test_a_store_without_a_file_is_backed_up_too(tmp_path: Path) -> None:
+    """By copying its sessions into one."""
+    with holdfast.open("memory:") as store:
+        fill(store)
+        before = contents(store)
+        operations.backup(store, tmp_path / "b.db")
+    with bare(tmp_path / "b.db") as copy:
+        assert contents(copy) == before
+
+
+def test_an_existing_file_is_replaced_only_by_force(source: Path, tmp_path: Path) -> None:
+    """Without it, it stays as it was."""
+    target = tmp_path / "b.db"
+    target.write_text("precious")
+    with bare(source) as store:
+        with pytest.raises(InvalidInput) as error:
+            operations.backup(store, target)
+        assert error.value.code == "file_exists"
+        assert target.read_text() == "precious"
+        operations.backup(store, target, force=True)
+    with bare(target) as copy:
+        assert copy.verify().is_intact
+
+
+def test_keep_rotates_the_backups_in_a_directory(source: Path, tmp_path: Path) -> None:
+    """The newest N stay, and files that are no dated backups are not touched."""
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    (folder / "holdfast-notes.db").write_text("mine")
+    with bare(source) as store:
+        reports = [operations.backup(store, folder, keep=2) for _ in range(4)]
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == [*(Path(report.path).name for report in reports[-2:]), "holdfast-notes.db"]
+    assert [len(report.removed) for report in reports] == [0, 0, 1, 1]
+
+
+def test_keep_needs_a_directory(source: Path, tmp_path: Path) -> None:
+    """A single file cannot be rotated."""
+    with bare(source) as store, pytest.raises(InvalidInput):
+        operations.backup(store, tmp_path / "b.db", keep=3)
+
+
+def test_names_of_backups_sort_like_their_times() -> None:
+    """Which is what the rotation relies on."""
+    assert dated_name(0) == "holdfast-19700101T000000000000.db"
+    assert dated_name(10**15) < dated_name(10**15 + 1)
+
+
+def test_damage_in_the_store_is_in_the_backup_and_told(source: Path, tmp_path: Path) -> None:
+    """A store with damage still gets a backup; older ones are then not rotated away."""
+    with raw(source) as connection:
+        connection.execute("UPDATE bodies SET data = x'00' WHERE rowid = (SELECT max(rowid) FROM bodies)")
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    (folder / dated_name(0)).write_text("an older one")
+    with bare(source) as store:
+        report = operations.backup(store, folder, keep=1)
+    assert len(report.findings) == 1
+    assert (folder / dated_name(0)).exists()
+
+
+def test_a_directory_that_is_not_there_is_an_error(source: Path, tmp_path: Path) -> None:
+    """Nothing is made."""
+    with bare(source) as store, pytest.raises(BackendUnavailable):
+        operations.backup(store, tmp_path / "no" / "b.db")
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.full
+def test_a_backup_while_four_processes_save_has_all_that_was_acknowledged(tmp_path: Path) -> None:
+    """Every id that was printed before the backup began is in it, and it verifies."""
+    path = tmp_path / "store.db"
+    bare(path).close()
+    logs = [(tmp_path / f"log{number}").open("w+") for number in range(4)]
+    savers = [
+        subprocess.Popen([sys.executable, "-c", SAVER, path, f"s{n}"], stdout=log, env=environment())
+        for n, log in enumerate(logs)
+    ]
+    try:
+        for round in range(3):
+            time.sleep(1.0)
+            acknowledged = {line for n in range(4) for line in _whole_lines(tmp_path / f"log{n}")}
+            with bare(path) as store:
+                report = operations.backup(store, tmp_path / f"b{round}.db")
+            assert report.findings == ()
+            with bare(tmp_path / f"b{round}.db") as copy:
+                assert acknowledged
+                assert acknowledged <= {header.id for header in copy.checkpoints()}
+    finally:
+        for saver in savers:
+            saver.kill()
+            saver.wait()
+        for log in logs:
+            log.close()
+
+
+def _whole_lines(path: Path) -> list[str]:
+    return path.read_text().split("\n")[:-1]
+
+
+@pytest.mark.full
+def test_a_killed_backup_leaves_no_half_one(tmp_path: Path) -> None:
+    """Whenever it is killed: the name is free or whole, and the store is as it was."""
+    path = tmp_path / "store.db"
+    with bare(path) as store:
+        session = store.session("s", profile="archive")
+        for number in range(120):
+            session.save({"n": number, "noise": random.Random(number).randbytes(40_000)})
+        before = contents(store)
+    target = tmp_path / "b.db"
+    command = [sys.executable, "-m", "holdfast", "--store", f"sqlite:{path}", "backup", str(target)]
+    outcomes = set()
+    for delay in (0.2, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.8):
+        target.unlink(missing_ok=True)
+        process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        outcomes.add(target.exists())
+        if target.exists():
+            with bare(target) as copy:
+                assert contents(copy) == before
+    assert False in outcomes
+    with bare(path) as store:
+        assert contents(store) == before
+    names = [path.name for path in tmp_path.iterdir()]
+    assert all(name.startswith((".holdfast-", "store.db", "b.db")) for name in names)
+    assert all(name.startswith(".holdfast-") for name in names if PARTIAL in name)
+
+
+# --- putting one back ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(source: Path, tmp_path: Path) -> Path:
+    """A backup of the store, which went on since."""
+    target = tmp_path / "b.db"
+    with bare(source) as store:
+        operations.backup(store, target)
+        store.get("finished").save({"later": True})
+    return target
+
+
+def test_a_backup_becomes_the_store(source: Path, made: Path) -> None:
+    """What was there is kept under another name; the backup stays as it is."""
+    with bare(source) as store:
+        later = contents(store)
+    before = made.read_bytes()
+    report = operations.restore_backup(made, f"sqlite:{source}", force=True)
+    with bare(source) as store:
+        assert [header.seq for header in store.get("finished").history()] == [1]
+    assert report.replaced is not None
+    with bare(Path(report.replaced)) as store:
+        assert contents(store) == later
+    assert made.read_bytes() == before
+
+
+def test_a_store_is_replaced_only_by_force(source: Path, made: Path) -> None:
+    """Without it nothing changes."""
+    with pytest.raises(InvalidInput) as error:
+        operations.restore_backup(made, f"sqlite:{source}")
+    assert error.value.code == "file_exists"
+    with bare(source) as store:
+        assert len(list(store.get("finished").history())) == 2
+
+
+def test_a_store_in_use_is_not_replaced(source: Path, made: Path) -> None:
+    """Whoever has it open would go on in the old file; the error says so and nothing changes."""
+    with bare(source) as store:
+        store.get("finished").save({"in": "use"})
+        with pytest.raises(BackendUnavailable):
+            operations.restore_backup(made, f"sqlite:{source}", force=True)
+        assert len(list(store.get("finished").history())) == 3
+
+
+def test_a_backup_is_put_where_nothing_was(made: Path, tmp_path: Path) -> None:
+    """The directory is made."""
+    operations.restore_backup(made, f"sqlite:{tmp_path}/new/store.db")
+    with bare(tmp_path / "new" / "store.db") as store:
+        assert store.verify().is_intact
+
+
+def test_a_damaged_backup_is_refused(source: Path, made: Path) -> None:
+    """The store stays."""
+    with raw(made) as connection:
+        connection.execute("UPDATE checkpoints SET header = x'00'")
+    with pytest.raises(Corrupt):
+        operations.restore_backup(made, f"sqlite:{source}", force=True)
+    with bare(source) as store:
+        assert len(list(store.get("finished").history())) == 2
+
+
+def test_what_is_no_backup_is_refused(source: Path, tmp_path: Path) -> None:
+    """A missing file, a file of another program, the store itself, and a store that is no file."""
+    (tmp_path / "notes.txt").write_text("notes")
+    with pytest.raises(NotFound):
+        operations.restore_backup(tmp_path / "nothing.db", f"sqlite:{source}", force=True)
+    with pytest.raises(InvalidInput):
+        operations.restore_backup(tmp_path / "notes.txt", f"sqlite:{source}", force=True)
+    with pytest.raises(InvalidInput):
+        operations.restore_backup(source, f"sqlite:{source}", force=True)
+    with pytest.raises(InvalidInput):
+        operations.restore_backup(source, "memory:", force=True)
+    with bare(source) as store:
+        assert store.verify().is_intact
