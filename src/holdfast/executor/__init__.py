@@ -1,0 +1,1 @@
+"""Running work and resuming it: plans, leases, scripts, workflow files."""

@@ -1,0 +1,162 @@
+"""Where a run begins: afresh, or where a checkpoint says an earlier one stopped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.engine import Engine, Loaded
+from holdfast.errors import Conflict, InvalidInput, NotFound
+from holdfast.executor.fingerprint import differences, fingerprint
+from holdfast.executor.plan import PlanStep, StepStatus
+from holdfast.executor.progress import Progress, Shape, StepProgress
+from holdfast.history import refs
+from holdfast.model import Header, Session
+
+log = logging.getLogger("holdfast")
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress a run begins with. `header` is the checkpoint it comes from.
+
+    `needs_mark`: the newest checkpoint tells something else, so that a run killed before its first save would be
+    resumed in the wrong place.
+    """
+
+    progress: Progress
+    header: Header | None = None
+    needs_mark: bool = True
+
+    @property
+    def recovered(self) -> int:
+        """How many steps an earlier run completed."""
+        return sum(entry.status is StepStatus.COMPLETED for entry in self.progress.steps)
+
+    @property
+    def duration_ms(self) -> int:
+        """How long the work took up to here."""
+        told = 0 if self.header is None else self.header.metadata.get("durationMs", 0)
+        return int(told) if isinstance(told, int | float) else 0
+
+
+def start_afresh(plan: Sequence[PlanStep], *, context: Mapping[str, Any], query: str) -> Start:
+    """Every step pending, whatever its status says."""
+    steps = tuple(StepProgress(step=_with_status(step, StepStatus.PENDING)) for step in plan)
+    return Start(progress=Progress(steps=steps, context=dict(context), query=query))
+
+
+def start_again(
+    engine: Engine,
+    session: Session,
+    plan: Sequence[PlanStep],
+    *,
+    shape: Shape,
+    ref: str | None = None,
+    force: bool = False,
+) -> Start:
+    """Go on from the newest valid checkpoint of the current branch, or from the one `ref` names.
+
+    Raises:
+        NotFound: (`nothing_to_resume`) the session has no checkpoint; or none that `ref` names.
+        Conflict: (`plan_changed`) the checkpoint was saved with another plan, and `force` is not given.
+        InvalidInput: (`not_resumable`) the checkpoint holds another kind of state.
+    """
+    loaded = _load(engine, session, ref)
+    stored = _stored_progress(loaded, shape)
+    changed = differences(stored.plan, plan)
+    if changed and not force:
+        raise _plan_changed(session, loaded.header, changed)
+    progress = Progress(
+        steps=_merged(stored, plan),
+        context=stored.context,
+        query=stored.query,
+        last_error=None if changed else stored.last_error,
+    )
+    log.info("Resuming from checkpoint at step %d", progress.current_step_index)
+    needs_mark = bool(changed) or ref is not None or loaded.fallback is not None
+    return Start(progress=progress, header=loaded.header, needs_mark=needs_mark)
+
+
+def _load(engine: Engine, session: Session, ref: str | None) -> Loaded:
+    if ref is not None and ref != "latest":
+        return engine.load(refs.resolve(engine, session, refs.parse(ref, now_us=engine.clock())))
+    loaded = engine.latest(session)
+    if loaded is None:
+        raise NotFound(
+            f"session {session.key!r} has no checkpoint to resume from: run it without resume",
+            code="nothing_to_resume",
+            session=session.key,
+        )
+    return loaded
+
+
+def _stored_progress(loaded: Loaded, shape: Shape) -> Progress:
+    try:
+        return shape.load(loaded.value())
+    except InvalidInput as exc:
+        raise InvalidInput(
+            f"checkpoint {loaded.header.id} holds no state of a plan that could be resumed: {exc}",
+            code="not_resumable",
+            checkpoint=loaded.header.id,
+            path=exc.path,
+        ) from exc
+
+
+def _plan_changed(session: Session, header: Header, changed: Sequence[str]) -> Conflict:
+    return Conflict(
+        f"the plan of session {session.key!r} is not the one of checkpoint {header.id}: {'; '.join(changed)}."
+        " Resume with force to go on with the new plan, or run without resume to start over",
+        code="plan_changed",
+        retryable=False,
+        session=session.key,
+        checkpoint=header.id,
+    )
+
+
+def _merged(stored: Progress, plan: Sequence[PlanStep]) -> tuple[StepProgress, ...]:
+    """The plan with what is known of its steps: completed ones stay so, all others are to be done."""
+    known = {entry.step.id: entry for entry in stored.steps}
+    kept = {
+        step.id
+        for step in plan
+        if step.id in known and known[step.id].status in (StepStatus.COMPLETED, StepStatus.SKIPPED)
+    }
+    # A step skipped by choice stays skipped; one skipped for a failure waits for something undone.
+    grows = True
+    while grows:
+        waiting = {
+            step.id
+            for step in plan
+            if step.id in kept
+            and known[step.id].status is StepStatus.SKIPPED
+            and any(name not in kept for name in step.dependencies)
+        }
+        kept -= waiting
+        grows = bool(waiting)
+    return tuple(_carried(step, known.get(step.id), step.id in kept) for step in plan)
+
+
+def _carried(step: PlanStep, known: StepProgress | None, is_kept: bool) -> StepProgress:
+    if known is None:
+        return StepProgress(step=_with_status(step, StepStatus.PENDING))
+    status = known.status if is_kept else StepStatus.PENDING
+    return StepProgress(
+        step=_with_status(step, status),
+        result=known.result if status is StepStatus.COMPLETED else None,
+        attempts=known.attempts,
+        error=known.error if status is StepStatus.SKIPPED else None,
+    )
+
+
+def _with_status(step: PlanStep, status: StepStatus) -> PlanStep:
+    return msgspec.structs.replace(step, status=status)
+
+
+def remember_plan(engine: Engine, session: Session, plan: Sequence[PlanStep], *, fence: int) -> None:
+    """Store the plan's fingerprint with the session."""
+    mark = fingerprint(plan)
+    if session.fingerprint != mark:
+        engine.backend.update_session(session.uid, {"fingerprint": mark}, fence=fence)

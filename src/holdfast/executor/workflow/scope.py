@@ -1,0 +1,132 @@
+"""The values a step sees: variables, its environment, and what the steps before it gave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.executor.steps import StepContext
+from holdfast.executor.workflow.document import Kind, Setting, Step, Workflow
+from holdfast.executor.workflow.expressions import BadExpression, Ref, as_text, fill, resolve
+from holdfast.executor.workflow.outputs import STREAMS, stream_text
+from holdfast.executor.workflow.redaction import Redactor, looks_secret
+
+LoadBlob = Callable[[str], bytes]
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is given from outside, beside the file.
+
+    Steps run in `folder`; `run` names the run to them. `secrets` are the values of secret variables, which are
+    never stored. `environ` is our own environment.
+    """
+
+    folder: Path
+    run: str
+    agent_command: tuple[str, ...]
+    secrets: Mapping[str, Any] = {}
+    environ: Mapping[str, str] = {}
+
+
+def redactor_of(workflow: Workflow, given: Given) -> Redactor:
+    """Hides the secret variables, and what is passed on from the environment under a name that looks secret."""
+    settings = [*workflow.env, *(setting for step in workflow.steps for setting in step.env)]
+    passed = [setting.name for setting in settings if setting.template is None and looks_secret(setting.name)]
+    values = [as_text(value) for value in given.secrets.values()]
+    values += [as_text(variable.value) for variable in workflow.variables if variable.is_secret]
+    return Redactor([*values, *(given.environ[name] for name in passed if name in given.environ)])
+
+
+class StepValues:
+    """What a completed step gave, by field."""
+
+    def __init__(self, kind: Kind, output: Mapping[str, Any], load_blob: LoadBlob) -> None:
+        self._kind = kind
+        self._output = output
+        self._load_blob = load_blob
+
+    def at(self, path: tuple[str, ...]) -> Any:
+        """The value at a path such as `output.items.0`, or `BadExpression`."""
+        return resolve(Ref(("steps", "it", *path)), self)
+
+    def value(self, ref: Ref) -> Any:
+        field = ref.path[2]
+        if field == "status":
+            return "completed"
+        if field == "exit_code":
+            return self._output["exit_code"]
+        if field in STREAMS:
+            return stream_text(self._output, field, self._load_blob)
+        if self._kind is Kind.PYTHON:
+            return self._output.get("value")
+        return _from_json(stream_text(self._output, "stdout", self._load_blob))
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise BadExpression(f"what it printed is no JSON: {str(exc)[:200]}") from None
+
+
+class StepScope:
+    """Everything one step may refer to."""
+
+    def __init__(
+        self, workflow: Workflow, step: Step, given: Given, context: StepContext, load_blob: LoadBlob
+    ) -> None:
+        self._workflow = workflow
+        self._given = given
+        self._context = context
+        self._load_blob = load_blob
+        self._defaults = {variable.name: variable.value for variable in workflow.variables}
+        self._settings = {setting.name: setting for setting in (*workflow.env, *step.env)}
+
+    def value(self, ref: Ref) -> Any:
+        space, name = ref.path[0], ref.path[1]
+        if space == "env":
+            return self.environment(name)
+        if space == "vars":
+            return self._variable(name)
+        return self._of_step(ref)
+
+    def environment(self, name: str) -> str | None:
+        """A variable of the step's environment; None when it is not set."""
+        setting = self._settings.get(name, Setting(name))
+        if setting.template is None:
+            return self._given.environ.get(name)
+        return fill(setting.template, _Outside(self, self._given.environ))
+
+    def _variable(self, name: str) -> Any:
+        if name not in self._workflow.secret_names:
+            # A variable that came into the file since the run began has its default there; one that a skipped
+            # step would have set has no value.
+            return self._context.context.get(name, self._defaults.get(name))
+        if name not in self._given.secrets:
+            raise BadExpression(f"the secret variable {name!r} has no value: give it with --var {name}=…")
+        return self._given.secrets[name]
+
+    def _of_step(self, ref: Ref) -> Any:
+        id, field = ref.path[1], ref.path[2]
+        if id not in self._context.outputs:
+            return "skipped" if field == "status" else None
+        kind = self._workflow.step(id).kind
+        try:
+            return StepValues(kind, self._context.outputs[id], self._load_blob).value(ref)
+        except BadExpression as exc:
+            raise BadExpression(f"${{{ref}}}: {exc}") from None
+
+
+class _Outside:
+    """The same values, but the environment is the one from outside: so no setting can contain itself."""
+
+    def __init__(self, scope: StepScope, environ: Mapping[str, str]) -> None:
+        self._scope = scope
+        self._environ = environ
+
+    def value(self, ref: Ref) -> Any:
+        return self._environ.get(ref.path[1]) if ref.path[0] == "env" else self._scope.value(ref)

@@ -1,0 +1,92 @@
+"""Values in shell commands come out as they are, and never become part of the command."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from holdfast.executor.workflow.expressions import BadExpression, parse_template
+from holdfast.executor.workflow.quoting import PREFIX, quotable, shell_command
+
+NASTY = "a  b\n'\"`$(touch pwned)${HOME}\\\t*; touch pwned #é"
+
+PLACES = {
+    "bare": "printf %s ${vars.x}",
+    "double": 'printf %s "${vars.x}"',
+    "single": "printf %s '${vars.x}'",
+    "joined": "printf %s ''${vars.x}\"\"",
+    "after an apostrophe in a comment": "# it's a comment\nprintf %s ${vars.x}",
+    "after an escaped quote": "printf %s \\'${vars.x} | cut -c2- | head -c -0 >/dev/null; printf %s ${vars.x}",
+    "in a command substitution": 'out=$(printf %s. ${vars.x}); printf %s "${vars.x}"',
+    "in a subshell": "(printf %s ${vars.x})",
+    "in a function": "f() { printf %s ${vars.x}; }; f",
+    "in a here-document": "cat <<END | head -c -1\n${vars.x}\nEND",
+    "after a here-document": "cat >/dev/null <<'END'\nit's\nEND\nprintf %s ${vars.x}",
+    "in an indented here-document": "cat <<-END | head -c -1\n${vars.x}\n\tEND",
+}
+
+
+def run(text: str, value: str, folder: Path) -> str:
+    command, refs = shell_command(quotable(parse_template(text)))
+    assert value not in command
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        env={f"{PREFIX}{number}": value for number in range(1, len(refs) + 1)} | {"PATH": "/usr/bin:/bin"},
+        cwd=folder,
+        capture_output=True,
+        check=True,
+    )
+    return done.stdout.decode()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_nasty_value_comes_out_as_it_is(place: str, tmp_path: Path) -> None:
+    """Quotes, newlines, substitutions and globs in a value mean nothing, wherever it stands."""
+    assert run(PLACES[place], NASTY, tmp_path) == NASTY
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.full
+@settings(max_examples=60)
+@given(value=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30))
+@example("")
+@example("-n")
+def test_any_value_comes_out_as_it_is(value: str) -> None:
+    """Whatever text a process can be given arrives unchanged."""
+    text = "printf '%s|%s|%s' ${vars.x} \"${vars.x}\" '${vars.x}'"
+    if not value:
+        value = "x"  # an empty text is in every command
+    command, _ = shell_command(quotable(parse_template(text)))
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        env={f"{PREFIX}1": value, "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.decode() == "|".join([value] * 3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "echo $((${vars.x} + 1))",
+        'echo "$(( 1 + ${vars.x} ))"',
+        "cat <<'END'\n${vars.x}\nEND",
+        "cat <<\\END\n${vars.x}\nEND",
+    ],
+)
+def test_places_where_no_value_can_stand(text: str) -> None:
+    """Arithmetic would evaluate a value, and a quoted here-document shows no variable: both are refused."""
+    with pytest.raises(BadExpression):
+        quotable(parse_template(text))
+
+
+def test_one_value_has_one_name() -> None:
+    """A reference that occurs twice is passed once."""
+    command, refs = shell_command(parse_template("echo ${vars.x} ${vars.y} ${vars.x}"))
+    assert [str(ref) for ref in refs] == ["vars.x", "vars.y"]
+    assert command.count(f"{PREFIX}1") == 2
