@@ -1,0 +1,51 @@
+"""Where a hook saves, and where it logs: the places that every command uses, found without heavy imports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from holdfast.lifecycle.agent.folders import folder_of, home_of
+
+BUSY_SECONDS = 1.5
+"""How long a hook waits for a store that others write to. The agent waits for the hook."""
+
+_FILE = "holdfast.yaml"
+
+
+def store_url(given: str | None, environ: Mapping[str, str], cwd: str | None) -> str:
+    """The store of a hook: the one it was given, else that of the environment, of the configuration, of the user.
+
+    Raises:
+        InvalidInput: the configuration is wrong.
+    """
+    if url := given or environ.get("HOLDFAST_STORE"):
+        return url
+    if _has_configuration(environ, cwd):
+        from holdfast import config
+
+        if url := config.here().store_url():
+            return url
+    return f"sqlite:{data_folder(environ)}/holdfast.db"
+
+
+def _has_configuration(environ: Mapping[str, str], cwd: str | None) -> bool:
+    """Whether a file may name a store. Reading one takes longer than all the rest."""
+    if os.path.lexists(f"{folder_of(environ, 'XDG_CONFIG_HOME', '.config')}/config.yaml"):
+        return True
+    folder = cwd
+    while folder:
+        if os.path.lexists(f"{folder.rstrip('/')}/{_FILE}"):
+            return True
+        folder = os.path.dirname(folder) if folder != "/" else ""  # noqa: PTH120
+    return False
+
+
+def data_folder(environ: Mapping[str, str]) -> str:
+    return folder_of(environ, "XDG_DATA_HOME", ".local/share")
+
+
+def phases_home(environ: Mapping[str, str]) -> str | None:
+    """The folder with the phase checkpoints of other programs, None when there is none."""
+    home = environ.get("HOLDFAST_PHASES") or f"{home_of(environ)}/.pai"
+    return home if os.path.isdir(f"{home}/checkpoints") else None  # noqa: PTH112

@@ -1,0 +1,404 @@
+"""The recorder an agent loop drives: it decides when a snapshot is due, and what goes into it.
+
+```python
+with session.recorder(state=lambda: agent.state) as recorder:
+    for ordinal, step in enumerate(plan, 1):
+        recorder.step_started(step.id, ordinal)
+        outcome = run(step)
+        recorder.command(outcome)
+        recorder.step_finished(step.id, "completed")
+    recorder.complete()
+```
+
+A save that fails raises where it was asked for, and what was to be saved is in the next snapshot. Only the
+heartbeat keeps its failures to itself: they are logged, and an event of the session.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.codec import words
+from holdfast.codec.integrity import digest
+from holdfast.codec.readable import CommandOutcome, ContextDigest, ResumeHints, TodoCompliance, timestamp
+from holdfast.engine import Engine, NewBody, Save
+from holdfast.engine.engine import shortened
+from holdfast.errors import HoldfastError, InvalidInput
+from holdfast.lifecycle import resumption
+from holdfast.lifecycle.digest import context_digest
+from holdfast.lifecycle.heartbeat import Heartbeat, Wait
+from holdfast.lifecycle.hints import Interruption, classified, resume_hints
+from holdfast.lifecycle.merged import MergedTrigger, merge
+from holdfast.lifecycle.outcomes import MAX_OUTCOMES
+from holdfast.lifecycle.picture import Picture, Step
+from holdfast.lifecycle.resumption import HasArtifact
+from holdfast.model import STATE, Header, Session, Status, Trigger, TriggerKind, check_name
+from holdfast.policy import triggers
+from holdfast.policy.triggers import Decision, Last, Material
+
+log = logging.getLogger("holdfast")
+
+DETAILS: Final = "details"
+MAX_VIOLATIONS: Final = 100
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """The snapshot a trigger made, or was merged into."""
+
+    header: Header
+    is_merged: bool = False
+
+
+class Recorder:
+    """Records the life of one run. Safe for threads; entered with `with`, it beats while work is in progress.
+
+    `state` is called for every snapshot, on whichever thread takes it, the heartbeat's included: it should return
+    a copy of what others may change meanwhile. Instead of it, `update` sets the state.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        session: Session,
+        *,
+        state: Callable[[], object] | None = None,
+        plan_path: str | None = None,
+        heartbeat_seconds: float = triggers.HEARTBEAT_SECONDS,
+        coalesce_seconds: float = triggers.COALESCE_SECONDS,
+        max_outcomes: int = MAX_OUTCOMES,
+        fence: int | None = None,
+        has_artifact: HasArtifact = os.path.exists,
+        wait: Wait | None = None,
+    ) -> None:
+        if heartbeat_seconds <= 0 or coalesce_seconds < 0 or max_outcomes < 1:
+            raise InvalidInput(
+                "a recorder needs heartbeat_seconds above 0, coalesce_seconds from 0, max_outcomes from 1",
+                code="invalid_option",
+            )
+        self._engine = engine
+        self._uid = session.uid
+        self._profile = session.profile
+        self._state = state
+        self._body: NewBody | None = None
+        self._every_seconds = heartbeat_seconds
+        self._window_seconds = coalesce_seconds
+        self._fence = fence
+        self._has_artifact = has_artifact
+        self._lock = threading.RLock()
+        self._heart = Heartbeat(self._beat, self._seconds_left, wait)
+        self._now = Picture(plan_path=plan_path, max_outcomes=max_outcomes)
+        self._steps: dict[str, Step] = {}
+        self._attempts: dict[str | None, int] = {}
+        self._last: Last | None = None
+        self._newest: Header | None = None
+        self._merged = 0
+        self._began_us = engine.clock()
+        self._pid = os.getpid()
+
+    # --- lifetime
+
+    def __enter__(self) -> Recorder:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the heartbeat. An exception that ends the block is a forced stop."""
+        self.stop()
+        is_forked = os.getpid() != self._pid
+        if isinstance(error, Exception) and not self._now.status.is_finished and not is_forked:
+            try:
+                self.before_forced_stop(f"{type(error).__name__}: {error}")
+            except HoldfastError as exc:
+                error.add_note(f"holdfast could not save the stop: {exc} ({exc.code})")
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._heart.start()
+
+    def stop(self) -> None:
+        """Stop beating; no beat comes after this returned."""
+        self._heart.stop()
+
+    # --- what is true now
+
+    def update(self, state: object) -> None:
+        """Set the state that the next snapshot saves. It may be changed afterwards.
+
+        Raises:
+            InvalidInput: it would not come back equal; `.path` names the place.
+        """
+        body = self._engine.encode(state)
+        with self._lock:
+            self._state, self._body = None, body
+
+    def command(self, outcome: CommandOutcome) -> None:
+        """Note what a command or tool did; the next snapshot holds it. The newest ones are kept."""
+        with self._lock:
+            self._now.outcomes.add(outcome)
+
+    def context(self, digest: ContextDigest) -> None:
+        """Note how the context window stands; every snapshot from now on says so. See `lifecycle.digest`."""
+        checked = context_digest(
+            window_pressure=digest.window_pressure,
+            protected_artifacts=digest.protected_artifacts,
+            dropped_items=digest.dropped_items,
+            policy_profile=digest.policy_profile or self._profile,
+        )
+        with self._lock:
+            self._now.context = checked
+
+    def todo_compliance(self, result: str, violations: Iterable[Any] = ()) -> None:
+        """Note the result of a check of the to-do list, and when it was made."""
+        listed = list(violations)[:MAX_VIOLATIONS]
+        self._engine.encode(listed)  # refused here, by its caller, rather than by the next snapshot
+        with self._lock:
+            checked_at = timestamp(self._engine.clock())
+            self._now.todo = TodoCompliance(
+                result=check_name("a result", result), violations=listed, checked_at=checked_at
+            )
+
+    # --- boundaries
+
+    def step_started(
+        self,
+        id: str,
+        ordinal: int | None = None,
+        *,
+        is_idempotent: bool = True,
+        artifacts: Iterable[str] = (),
+    ) -> Recorded:
+        """A step begins. `is_idempotent` False: it must not simply be repeated; `artifacts` is what it needs."""
+        step = Step(
+            id=check_name("a step", id),
+            ordinal=ordinal,
+            is_idempotent=is_idempotent,
+            artifacts=tuple(check_name("an artifact", name) for name in artifacts),
+        )
+        with self._lock:
+            self._steps[step.id] = step
+            return self._progress(step)
+
+    def step_finished(self, id: str, status: str = "completed") -> Recorded:
+        """A step reached its end: `completed`, `failed` or `skipped`.
+
+        Raises:
+            InvalidInput: the step was not started, or the status is no end.
+        """
+        ours = words.step_status(status)
+        if ours in ("pending", "running"):
+            raise InvalidInput(
+                f"a step does not end as {status!r}: say completed, failed or skipped", code="invalid_status"
+            )
+        with self._lock:
+            started = self._steps.get(id)
+            if started is None and ours != "skipped":
+                raise InvalidInput(
+                    f"step {id!r} was not started: call step_started first", code="unknown_step"
+                )
+            step = Step(id=check_name("a step", id)) if started is None else started
+            recorded = self._progress(msgspec.structs.replace(step, status=ours))
+            self._steps.pop(id, None)
+            return recorded
+
+    def _progress(self, step: Step) -> Recorded:
+        self._now.at_step(step)
+        boundary = Trigger(TriggerKind.AUTO, triggers.STEP_BOUNDARY)
+        return self._trigger(boundary, message=f"Step {step.id}: {step.status}")
+
+    def recoverable_error(
+        self, error: BaseException | str, classification: Interruption | str | None = None
+    ) -> Recorded:
+        """An error was classified, and the work may go on: as tool_failure, timeout, context_reset, process_crash."""
+        interruption = classified(classification)
+        with self._lock:
+            return self._interrupt(error, interruption, triggers.RECOVERABLE_ERROR)
+
+    def before_forced_stop(
+        self, reason: BaseException | str, classification: Interruption | str | None = None
+    ) -> Recorded:
+        """The work is about to be stopped by what it cannot recover from: the run is failed."""
+        interruption = classified(classification)
+        with self._lock:
+            self._now.status = Status.FAILED
+            recorded = self._interrupt(reason, interruption, triggers.FORCED_STOP)
+            self._engine.finish(self._uid, Status.FAILED, error=_text(reason), fence=self._fence)
+            return recorded
+
+    def _interrupt(
+        self, error: BaseException | str, interruption: Interruption | None, event: str
+    ) -> Recorded:
+        self._now.facts = msgspec.structs.replace(
+            self._now.facts,
+            is_interrupted=True,
+            interruption=interruption,
+            interrupted_us=self._engine.clock(),
+            message=_text(error),
+        )
+        return self._trigger(Trigger(TriggerKind.ERROR, event), message=_text(error))
+
+    def manual(self, message: str = "", tags: Iterable[str] = ()) -> Recorded:
+        """Someone asks for a snapshot. One with tags, by which it is to be found, is never merged into another."""
+        if isinstance(tags, str):
+            raise InvalidInput(f"tags takes a list of texts, not {tags!r}", code="invalid_name")
+        with self._lock:
+            return self._trigger(Trigger(TriggerKind.MANUAL), message=message, tags=tuple(tags))
+
+    def compaction_warning(self, message: str = "") -> Recorded:
+        """The context is about to be compacted: saved at once, whatever came before."""
+        with self._lock:
+            return self._trigger(Trigger(TriggerKind.AUTO, triggers.COMPACTION_WARNING), message=message)
+
+    def pause(self, message: str = "") -> Recorded:
+        """The work rests: no heartbeat until a step goes on."""
+        return self._end(Status.PAUSED, message)
+
+    def complete(self, message: str = "") -> Recorded:
+        """The work is done."""
+        return self._end(Status.COMPLETED, message)
+
+    def _end(self, status: Status, message: str) -> Recorded:
+        with self._lock:
+            self._now.status = status
+            recorded = self._trigger(Trigger(TriggerKind.AUTO, f"run_{status}"), message=message)
+            self._engine.finish(self._uid, status, fence=self._fence)
+            return recorded
+
+    # --- resuming
+
+    def may_resume(self) -> ResumeHints:
+        """Whether the work of this session may be resumed at this moment, why not, and what to do."""
+        return resumption.may_resume(self._engine, self._uid, has_artifact=self._has_artifact)
+
+    def try_resume(self) -> ResumeHints:
+        """The same, and the attempt counts, unless it is refused."""
+        with self._lock:
+            self._attempts.clear()
+            return resumption.try_resume(self._engine, self._uid, has_artifact=self._has_artifact)
+
+    # --- the heartbeat
+
+    def heartbeat(self) -> Recorded | None:
+        """Take a snapshot if work is in progress and the last one is long enough ago. The thread calls this."""
+        with self._lock:
+            is_due = triggers.heartbeat_due(
+                now_us=self._engine.clock(),
+                last_us=self._last_us,
+                status=self._current(),
+                every_seconds=self._every_seconds,
+            )
+            if not is_due:
+                return None
+            return self._trigger(Trigger(TriggerKind.TIMER, triggers.HEARTBEAT))
+
+    def _current(self) -> Status:
+        """Where the run stands, also when another handle or process paused or ended it."""
+        if self._now.status is not Status.IN_PROGRESS:
+            return self._now.status
+        return self._engine.backend.session(self._uid).status
+
+    @property
+    def _last_us(self) -> int:
+        return self._began_us if self._last is None else self._last.time_us
+
+    def _seconds_left(self) -> float:
+        with self._lock:
+            return triggers.seconds_to_heartbeat(
+                now_us=self._engine.clock(), last_us=self._last_us, every_seconds=self._every_seconds
+            )
+
+    def _beat(self) -> None:
+        try:
+            self.heartbeat()
+        except Exception as exc:  # the state is foreign code; nothing may end the thread
+            code = exc.code if isinstance(exc, HoldfastError) else type(exc).__name__
+            log.error("a heartbeat of session %s failed: %s (%s)", self._uid, exc, code)
+            self._note_failure(code, str(exc))
+
+    def _note_failure(self, code: str, message: str) -> None:
+        data = {"code": code, "message": message[:1000]}
+        try:
+            self._engine.backend.record_event(
+                self._uid, "heartbeat_failed", data, time_us=self._engine.clock()
+            )
+        except HoldfastError as exc:
+            log.error("that could not be recorded either: %s", exc)
+
+    # --- snapshots
+
+    def _trigger(self, trigger: Trigger, *, message: str = "", tags: tuple[str, ...] = ()) -> Recorded:
+        body, now_us = self._state_body(), self._engine.clock()
+        material = Material(digest(body.content), self._now.status, self._now.step_key, tags)
+        decision = triggers.decide(
+            trigger.event,
+            now_us=now_us,
+            last=self._last,
+            material=material,
+            window_seconds=self._window_seconds,
+        )
+        if decision is Decision.COALESCE and self._newest is not None:
+            return self._merge(self._newest, trigger, message, now_us)
+        header = self._save(body, trigger, message, tags, now_us)
+        self._last, self._newest = Last(header.time_us, material), header
+        self._now.outcomes.clear()
+        return Recorded(header=header)
+
+    def _merge(self, newest: Header, trigger: Trigger, message: str, now_us: int) -> Recorded:
+        self._merged += 1
+        interruption = self._now.facts.interruption if trigger.kind is TriggerKind.ERROR else None
+        merged = MergedTrigger(
+            trigger=trigger, time_us=now_us, message=message, interruption=interruption and str(interruption)
+        )
+        merge(self._engine, newest, merged, place=self._merged, fence=self._fence)
+        return Recorded(header=newest, is_merged=True)
+
+    def _save(
+        self, body: NewBody, trigger: Trigger, message: str, tags: tuple[str, ...], now_us: int
+    ) -> Header:
+        return self._engine.save(
+            Save(
+                session=self._uid,
+                bodies={STATE: body, DETAILS: self._engine.encode(self._now.details(self._hints(now_us)))},
+                fence=self._fence,
+                step=None if self._now.step is None else self._now.step.ordinal,
+                status=self._now.status,
+                trigger=trigger,
+                message=message,
+                tags=tags,
+            )
+        )
+
+    def _state_body(self) -> NewBody:
+        if self._state is not None:
+            return self._engine.encode(self._state())
+        return self._engine.encode({}) if self._body is None else self._body
+
+    def _hints(self, now_us: int) -> ResumeHints | None:
+        """What the one who finds a snapshot of this moment may do."""
+        step = self._now.step
+        if step is None or not self._now.has_work_to_resume:
+            return None
+        given = resumption.circumstances(
+            self._now.facts,
+            self._now.status,
+            attempts=self._attempts_at(step.id),
+            has_artifact=self._has_artifact,
+        )
+        return resume_hints(given, now_us=now_us)
+
+    def _attempts_at(self, step: str) -> int:
+        if step not in self._attempts:
+            self._attempts = {step: len(resumption.attempts_at(self._engine, self._uid, step))}
+        return self._attempts[step]
+
+
+def _text(error: BaseException | str) -> str:
+    return shortened(error if isinstance(error, str) else f"{type(error).__name__}: {error}")

@@ -1,0 +1,200 @@
+"""Installing hooks: once, beside what is there, shown before it is done, and taken out again without a trace."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.lifecycle.agent.settings_file import events_of, installed, uninstalled
+from tests.hooks.conftest import Agent, Answer
+
+FILES = {
+    "claude-code": ".claude/settings.json",
+    "gemini": ".gemini/settings.json",
+    "codex": ".codex/hooks.json",
+}
+OTHER = {
+    "model": "a-model",
+    "permissions": {"allow": ["Bash(ls:*)"]},
+    "hooks": {
+        "PostToolUse": [{"matcher": "Edit|Write", "hooks": [{"type": "command", "command": "fmt ü"}]}],
+        "Notification": [{"hooks": [{"type": "command", "command": "say hi"}]}],
+    },
+    "zeta": [1, 2],
+}
+COMMENTED = '{\n  // mine\n  "model": "x", /* why */\n  "url": "http://a//b",\n}\n'
+
+
+def hooks(agent: Agent, verb: str, client: str, *options: str) -> Answer:
+    return agent.holdfast("hooks", verb, "--client", client, *options)
+
+
+def settings(agent: Agent, client: str) -> Path:
+    return agent.folder / FILES[client]
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def commands(document: dict[str, Any], event: str) -> list[str]:
+    return [hook["command"] for group in document["hooks"][event] for hook in group["hooks"]]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("client", FILES)
+def test_hooks_go_in_once_and_out_again(agent: Agent, client: str) -> None:
+    """Other hooks and settings stay; repeating changes nothing; taking out gives the file back."""
+    path = settings(agent, client)
+    before = json.dumps(OTHER, indent=4, ensure_ascii=False) + "\n"
+    write(path, before)
+
+    shown = hooks(agent, "install", client, "--dry-run")
+    assert shown.code == 0
+    assert "+" in shown.out
+    assert path.read_text(encoding="utf-8") == before, "a dry run changes nothing"
+
+    assert hooks(agent, "install", client).code == 0
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert list(document) == list(OTHER)
+    for event in events_of(client):
+        ours = [
+            line for line in commands(document, event) if f"holdfast hook {event} --client {client}" in line
+        ]
+        assert len(ours) == 1
+    assert "fmt ü" in commands(document, "PostToolUse")
+    assert commands(document, "Notification") == ["say hi"]
+    assert '    "model"' in path.read_text(encoding="utf-8"), "indented as it was"
+    backup = path.with_name(path.name + ".before-holdfast")
+    assert backup.read_text(encoding="utf-8") == before
+
+    after = path.read_text(encoding="utf-8")
+    again = hooks(agent, "install", client, "--json")
+    assert json.loads(again.out)["is_changed"] is False
+    assert path.read_text(encoding="utf-8") == after
+
+    status = json.loads(hooks(agent, "status", client, "--json").out)
+    assert [file["missing"] for file in status["files"]] == [[], []]
+    assert set(status["files"][0]["events"]) == set(events_of(client))
+
+    assert hooks(agent, "uninstall", client).code == 0
+    assert path.read_text(encoding="utf-8") == before
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("client", FILES)
+def test_hooks_go_into_no_file_and_into_the_users(agent: Agent, client: str) -> None:
+    """The file is made where it is missing: in the project, or in the user's folder."""
+    assert hooks(agent, "install", client, "--project").code == 0
+    assert hooks(agent, "install", client, "--user").code == 0
+    mine = agent.home / FILES[client]
+    assert json.loads(mine.read_text(encoding="utf-8")) == json.loads(
+        settings(agent, client).read_text(encoding="utf-8")
+    )
+    assert mine.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.full
+def test_the_installed_command_works(agent: Agent) -> None:
+    """What was written into the file is what an agent can run: it saves, into the store that was asked for."""
+    store = f"sqlite:{agent.folder / 'own store.db'}"
+    assert hooks(agent, "install", "claude-code", "--store", store).code == 0
+    document = json.loads(settings(agent, "claude-code").read_text(encoding="utf-8"))
+    (line,) = commands(document, "Stop")
+    answer = agent.raw(["/bin/sh", "-c", line], agent.input("Stop"), HOLDFAST_STORE="")
+    if shutil.which("holdfast"):
+        assert (answer.code, answer.out, answer.err) == (0, "", "")
+        assert (agent.folder / "own store.db").exists()
+    assert re.search(r"--store 'sqlite:[^']*own store.db'$", line)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("client", FILES)
+def test_a_file_with_comments_is_not_touched(agent: Agent, client: str) -> None:
+    """It is refused, with what to paste."""
+    path = settings(agent, client)
+    write(path, COMMENTED)
+    refused = hooks(agent, "install", client)
+    assert refused.code == 2
+    assert "has comments" in refused.err
+    assert f"hook {events_of(client)[0]} --client {client}" in refused.err
+    assert path.read_text(encoding="utf-8") == COMMENTED
+    assert "has comments" in hooks(agent, "status", client).out
+
+
+BROKEN = ["{", "[]", '{"hooks": []}', '{"hooks": {"Stop": {}}}', "\xff\xfe", '"text"']
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_broken_file_is_not_touched(agent: Agent, text: str) -> None:
+    """Whatever is wrong with it, it is named and stays."""
+    path = settings(agent, "claude-code")
+    path.parent.mkdir()
+    path.write_bytes(text.encode("latin-1"))
+    refused = hooks(agent, "install", "claude-code")
+    assert refused.code == 2
+    assert "settings file" in refused.err or "UTF-8" in refused.err
+    assert path.read_bytes() == text.encode("latin-1")
+    assert hooks(agent, "uninstall", "claude-code").code == 2
+    assert hooks(agent, "status", "claude-code").code == 0
+
+
+@pytest.mark.full
+def test_a_read_only_file_is_not_touched(agent: Agent) -> None:
+    """Someone made it so on purpose."""
+    path = settings(agent, "claude-code")
+    write(path, "{}\n")
+    path.chmod(0o444)
+    refused = hooks(agent, "install", "claude-code")
+    assert refused.code == 1
+    assert "read-only" in refused.err
+    assert path.read_text(encoding="utf-8") == "{}\n"
+
+
+@pytest.mark.full
+def test_a_linked_file_stays_a_link(agent: Agent, tmp_path: Path) -> None:
+    """Settings that are kept elsewhere are changed there."""
+    kept = tmp_path / "dotfiles.json"
+    kept.write_text("{}", encoding="utf-8")
+    path = settings(agent, "claude-code")
+    path.parent.mkdir()
+    path.symlink_to(kept)
+    assert hooks(agent, "install", "claude-code").code == 0
+    assert path.is_symlink()
+    assert "PreCompact" in json.loads(kept.read_text(encoding="utf-8"))["hooks"]
+
+
+@pytest.mark.full
+def test_the_command_file_comes_on_request(agent: Agent) -> None:
+    """`--command` also writes `/checkpoint`, for the client that has such files."""
+    assert hooks(agent, "install", "claude-code", "--command").code == 0
+    assert "holdfast create" in (agent.folder / ".claude/commands/checkpoint.md").read_text(encoding="utf-8")
+    assert hooks(agent, "install", "gemini", "--command").code == 2
+
+
+def test_hooks_of_an_older_install_are_replaced() -> None:
+    """Another program path or store changes our entries in place of adding more."""
+    once = installed(None, "claude-code", "holdfast", None).after
+    twice = installed(once, "claude-code", "/opt/venv/bin/python -m holdfast", "sqlite:x.db").after
+    assert twice is not None
+    document = json.loads(twice)
+    assert [len(groups) for groups in document["hooks"].values()] == [1] * len(events_of("claude-code"))
+    assert uninstalled(twice).after == "{}\n"
+    assert uninstalled(None).is_changed is False
+    assert uninstalled('{"a": 1}').is_changed is False
+
+
+def test_a_group_shared_with_others_keeps_theirs() -> None:
+    """Our command goes out of a group, the other commands in it stay."""
+    group = {"matcher": "", "hooks": [{"type": "command", "command": "other"}]}
+    text = json.dumps({"hooks": {"Stop": [group]}})
+    ours = {"type": "command", "command": "holdfast hook Stop --client claude-code"}
+    mixed = json.dumps({"hooks": {"Stop": [{**group, "hooks": [*group["hooks"], ours]}]}})
+    assert json.loads(uninstalled(mixed).after or "") == json.loads(text)

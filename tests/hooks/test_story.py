@@ -1,0 +1,176 @@
+"""A coding agent's session that is compacted and crashes: the next one offers to continue."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hooks.conftest import Agent, Answer
+
+PROGRAM = Path(__file__).with_name("program.py")
+
+pytestmark = pytest.mark.full
+
+
+class Living:
+    """An agent whose process lives for the whole session."""
+
+    def __init__(self, agent: Agent, session: str) -> None:
+        self._agent = agent
+        self._session = session
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=agent.environment,
+            cwd=agent.folder,
+        )
+
+    def hook(self, event: str, **fields: Any) -> Answer:
+        content = self._agent.input(event, session_id=self._session, **fields).decode()
+        return self._run(self._agent.command(event), content)
+
+    def shell(self, command: str) -> Answer:
+        """What the agent runs by itself, as a text in its context told it."""
+        words = command.split()
+        return self._run([sys.executable, "-m", *words], "")
+
+    def _run(self, command: list[str], content: str) -> Answer:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([command, content]) + "\n")
+        self._process.stdin.flush()
+        code, out, err = json.loads(self._process.stdout.readline())
+        return Answer(subprocess.CompletedProcess(command, code, out.encode(), err.encode()))
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@contextmanager
+def living(agent: Agent, session: str) -> Iterator[Living]:
+    one = Living(agent, session)
+    try:
+        yield one
+    finally:
+        one.kill()
+
+
+def test_the_story(agent: Agent) -> None:
+    """Starts, works, is compacted, is killed; the next one is offered the work, takes it up, and completes it."""
+    with living(agent, "one") as first:
+        assert first.hook("SessionStart").out == "", "nothing to offer"
+        first.hook("UserPromptSubmit", prompt="Repair the login form of the admin area and test it well")
+        first.hook("PostToolUse", tool_name="Read", tool_input={"file_path": "auth.py"})
+        todos = [
+            {"content": "Repair the login form", "status": "in_progress"},
+            {"content": "Write a test for it", "status": "pending"},
+        ]
+        first.hook("PostToolUse", tool_name="TodoWrite", tool_input={"todos": todos})
+        first.hook("PostToolUse", tool_name="Edit", tool_input={"file_path": "auth.py"})
+        first.hook("PostToolUseFailure", error="1 failed, 11 passed")
+        assert first.hook("PreCompact").out == "", "what it prints is thrown away"
+
+        back = first.hook("SessionStart", source="compact")
+        assert back.json["hookSpecificOutput"]["hookEventName"] == "SessionStart"
+        assert "[in_progress] Repair the login form" in back.context
+        assert "FAIL npm test (1 failed, 11 passed)" in back.context
+        assert "Last request: Repair the login form of the admin area" in back.context
+        first.hook("PostToolUse", tool_name="Edit", tool_input={"file_path": "auth.py"})
+
+        with living(agent, "neighbour") as other:
+            assert other.hook("SessionStart").out == "", "work that somebody is at is not offered"
+        first.kill()
+
+    with living(agent, "two") as second:
+        offer = second.hook("SessionStart")
+        line = offer.context.splitlines()[0]
+        assert re.fullmatch(r"Checkpoint: Resume from Phase [1-7]\? \(Repair the login form\)", line)
+        assert line == "Checkpoint: Resume from Phase 4? (Repair the login form)"
+        assert offer.message == line, "the person sees it too"
+        assert "Do not resume it without a yes" in offer.context
+
+        listed = agent.holdfast("resume")
+        assert "claude-code:one" in listed.out
+        assert "Phase 4 (build): Repair the login form" in listed.out
+        assert "Name one to resume it" in listed.err, "listing resumes nothing"
+        with agent.store() as store:
+            assert "taken_up_us" not in store.get("claude-code:one").info.metadata
+
+        accept = next(found for found in re.findall(r"`(holdfast resume [^`]*)`", offer.context))
+        taken = second.shell(accept)
+        assert taken.code == 0
+        assert "[in_progress] Repair the login form" in taken.out
+        second.hook("UserPromptSubmit", prompt="yes, go on")
+        done = [{**todo, "status": "completed"} for todo in todos]
+        second.hook("PostToolUse", tool_name="TodoWrite", tool_input={"todos": done})
+        with agent.store() as store:
+            session = store.get("claude-code:one")
+            newest = session.load()
+            assert newest.state["agent_session"] == "two", "the work goes on in its session"
+            assert [task["status"] for task in newest.state["tasks"]] == ["completed", "completed"]
+            assert "resume_accepted" in [event.type for event in session.events()]
+        with living(agent, "neighbour") as other:
+            assert other.hook("SessionStart").out == "", "it is being worked on again"
+
+        finish = next(found for found in re.findall(r"`(holdfast complete [^`]*)`", offer.context))
+        assert second.shell(finish).code == 0
+        second.hook("Stop")
+        second.hook("SessionEnd")
+
+    for session in ("three", "one", "two"):
+        with living(agent, session) as later:
+            assert later.hook("SessionStart").out == "", "nothing is offered any more"
+    with agent.store() as store:
+        assert store.get("claude-code:one").info.status == "completed"
+        assert store.verify().is_intact
+    assert agent.problems() == []
+
+
+def test_a_no_is_an_answer_too(agent: Agent) -> None:
+    """Declined work is cancelled, and not offered again."""
+    agent.hook("UserPromptSubmit", session_id="one")
+    offer = agent.hook("SessionStart", session_id="two")
+    decline = next(found for found in re.findall(r"`(holdfast cancel [^`]*)`", offer.context))
+    assert agent.holdfast(*decline.split()[1:]).code == 0
+    assert agent.hook("SessionStart", session_id="three").out == ""
+
+
+def test_work_of_another_project_is_not_offered(agent: Agent, tmp_path: Path) -> None:
+    """What is unfinished elsewhere is listed by the command, and not brought up here."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    agent.hook("UserPromptSubmit", session_id="one", cwd=str(elsewhere))
+    assert agent.hook("SessionStart", session_id="two").out == ""
+    assert "Fix the login bug" in agent.holdfast("resume").out
+    assert "Checkpoint: Resume from Phase 1? (Fix the login bug in the admin area)" in (
+        agent.hook("SessionStart", session_id="two", cwd=str(elsewhere)).context
+    )
+
+
+def test_phases_of_other_programs_are_offered(agent: Agent) -> None:
+    """Unfinished phases in the user's folder are found when a session starts, with the store they are in."""
+    import holdfast
+
+    home = agent.home / ".pai"
+    with holdfast.open_phases(home) as phases:
+        made = phases.create_checkpoint("verify", session_id="pai-1", task_summary="Move the mail server")
+        assert made.ok
+    offer = agent.hook("SessionStart")
+    assert offer.context.startswith("Checkpoint: Resume from Phase 6? (Move the mail server)")
+    assert f"--store 'files:{home}?layout=phase'" in offer.context
+    taken = agent.holdfast("resume", "pai-1", "--store", f"files:{home}?layout=phase")
+    assert taken.code == 0
+    assert "Move the mail server" in taken.out
+    assert agent.holdfast("complete", "pai-1", "--store", f"files:{home}?layout=phase").code == 0
+    assert agent.hook("SessionStart").out == ""
