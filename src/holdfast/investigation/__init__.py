@@ -1,0 +1,1 @@
+"""A debugging session: hypotheses, beliefs, gaps, experiments, verifications, and when to save them."""

@@ -1,0 +1,1 @@
+"""Project files beside the state: capture, compare, restore."""

@@ -1,0 +1,165 @@
+"""What earlier captures say: finding them, and saving a new one beside a state."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from holdfast.engine import Engine, Save, reader
+from holdfast.errors import Conflict, NotFound
+from holdfast.model import Header, Session
+from holdfast.storage.port import HeaderQuery
+from holdfast.workspace.capture import DEFAULT_LIMITS, Captured, Limits, capture
+from holdfast.workspace.manifest import FILES, Manifest, body_of, manifest_of
+
+log = logging.getLogger("holdfast")
+
+TRIES: Final = 3
+REMEMBERED: Final = 8
+
+_memory: WeakKeyDictionary[Engine, OrderedDict[tuple[str, str], Manifest]] = WeakKeyDictionary()
+"""The newest captures of an engine, by session and root: only to save reading them again."""
+
+
+def has_files(header: Header) -> bool:
+    return FILES in header.contents
+
+
+def load_manifest(engine: Engine, header: Header) -> Manifest:
+    """The files of a checkpoint, verified.
+
+    Raises:
+        NotFound: it was saved without files (`files_not_captured`).
+        Corrupt: the list is damaged.
+    """
+    if not has_files(header):
+        before = next(captures(engine, header.session, before=header.seq), None)
+        hint = (
+            "and no earlier one has"
+            if before is None
+            else f"the capture before it is #{before.seq} ({before.id})"
+        )
+        raise NotFound(
+            f"checkpoint #{header.seq} ({header.id}) holds no files: {hint}",
+            code="files_not_captured",
+            checkpoint=header.id,
+        )
+    return manifest_of(reader.load_body(engine.backend, header, FILES))
+
+
+def captures(engine: Engine, uid: str, *, before: int | None = None) -> Iterator[Header]:
+    """The checkpoints of a session that hold files, newest first, on whichever branch."""
+    query = HeaderQuery(session=uid, max_seq=None if before is None else before - 1)
+    return (header for header in engine.headers(query) if has_files(header))
+
+
+def newest_capture(engine: Engine, uid: str, root: str | None = None) -> tuple[Header, Manifest] | None:
+    """The newest capture of a session, of that tree if one is named."""
+    for header in captures(engine, uid):
+        manifest = load_manifest(engine, header)
+        if root is None or manifest.root == root:
+            return header, manifest
+    return None
+
+
+def latest_capture(engine: Engine, session: Session) -> Header:
+    """The newest checkpoint on the current line that holds files, or `NotFound`."""
+    for row in reader.line_of(engine.backend, session, session.branch):
+        header = reader.verified(row)
+        if has_files(header):
+            return header
+    raise NotFound(
+        f"session {session.key!r} has no checkpoint with files: save one with `workspace`",
+        code="files_not_captured",
+        session=session.key,
+    )
+
+
+def look_at(
+    engine: Engine,
+    uid: str,
+    root: str,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    also: Sequence[str] = (),
+    with_blobs: bool = False,
+) -> Captured:
+    """The live tree, read as far as it changed since the newest capture; nothing is stored.
+
+    With blobs it can be stored: then files whose content the store has no more are read again too.
+    """
+    previous = _previous(engine, uid, root)
+    previous = _still_stored(engine, previous) if with_blobs else previous
+    return capture(engine, root, previous=previous, limits=limits, also=also, with_blobs=with_blobs)
+
+
+def save_with_files(
+    engine: Engine, save: Save, root: str, *, limits: Limits = DEFAULT_LIMITS, also: Sequence[str] = ()
+) -> tuple[Header, Captured]:
+    """Store a checkpoint with the tree as it is now.
+
+    What could not be captured is in the manifest, and logged.
+
+    Raises:
+        InvalidInput: the root is no directory (`invalid_workspace`).
+        Conflict, NotFound, BackendUnavailable: as for any save; nothing is stored.
+    """
+    previous = _previous(engine, save.session, root)
+    for left in reversed(range(TRIES)):
+        captured = capture(engine, root, previous=previous, limits=limits, also=also)
+        try:
+            header = engine.save(with_files(save, captured))
+        except Conflict as exc:
+            if exc.code != "blob_gone" or not left:
+                raise
+            previous = _still_stored(engine, previous)  # a sweep was faster: those files are read again
+            continue
+        _remember(engine, save.session, captured.manifest)
+        _tell(header, captured.manifest)
+        return header, captured
+    raise AssertionError("unreachable")
+
+
+def with_files(save: Save, captured: Captured) -> Save:
+    """The save with a captured tree."""
+    bodies = {**save.bodies, FILES: body_of(captured.manifest)}
+    return msgspec.structs.replace(save, bodies=bodies, blobs=(*save.blobs, *captured.blobs))
+
+
+def _tell(header: Header, manifest: Manifest) -> None:
+    for each in manifest.skipped[:20]:
+        log.warning("%s has not captured %r: %s", header.id, each.path, each.reason)
+    if len(manifest.skipped) > 20:
+        log.warning("%s has not captured %d more", header.id, len(manifest.skipped) - 20)
+
+
+def _previous(engine: Engine, uid: str, root: str) -> Manifest | None:
+    remembered = _memory.get(engine, OrderedDict()).get((uid, root))
+    if remembered is not None:
+        return remembered
+    found = newest_capture(engine, uid, root)
+    if found is None:
+        return None
+    _remember(engine, uid, found[1])
+    return found[1]
+
+
+def _remember(engine: Engine, uid: str, manifest: Manifest) -> None:
+    known = _memory.setdefault(engine, OrderedDict())
+    known[uid, manifest.root] = manifest
+    known.move_to_end((uid, manifest.root))
+    while len(known) > REMEMBERED:
+        known.popitem(last=False)
+
+
+def _still_stored(engine: Engine, manifest: Manifest | None) -> Manifest | None:
+    if manifest is None:
+        return None
+    stored = engine.backend.has_blobs(sorted(manifest.blobs))
+    entries = tuple(each for each in manifest.entries if each.is_link or each.digest in stored)
+    return msgspec.structs.replace(manifest, entries=entries)

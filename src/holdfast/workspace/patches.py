@@ -1,0 +1,211 @@
+"""Differences of files in the form that `git apply` takes: text as hunks, everything else as binary patches."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from holdfast.engine import Engine
+from holdfast.errors import NotFound
+from holdfast.workspace.compare import SkippedPaths
+from holdfast.workspace.git import Git, is_commit
+from holdfast.workspace.manifest import Entry, Manifest
+from holdfast.workspace.names import is_safe
+from holdfast.workspace.text import hunks, is_text, lines_of
+
+_LINK: Final = 0o120000
+_FILE: Final = 0o100644
+_PROGRAM: Final = 0o100755
+_MODES: Final = {"100644": _FILE, "100755": _PROGRAM, "120000": _LINK}
+_QUOTED: Final = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One side of a difference: the mode git would record, and the content; of a link its target."""
+
+    mode: int
+    content: bytes
+
+
+class CommitPatches(msgspec.Struct, frozen=True, kw_only=True):
+    """How to rebuild a captured tree elsewhere by hand: check the commit out, then `git apply` each patch there."""
+
+    commit: str | None
+    branch: str | None
+    patches: tuple[str, ...]
+
+
+def side_of(entry: Entry, content: Callable[[Entry], bytes]) -> Side:
+    """A captured file as git would record it."""
+    if entry.is_link:
+        return Side(_LINK, os.fsencode(entry.target))
+    return Side(_PROGRAM if entry.mode & 0o100 else _FILE, content(entry))
+
+
+def patch_of(path: str, old: Side | None, new: Side | None, *, algorithm: str = "sha1") -> str:
+    """The patch that turns one side into the other; empty when they are equal. None stands for: not there."""
+    if old == new:
+        return ""
+    if old is not None and new is not None and (old.mode == _LINK) != (new.mode == _LINK):
+        parts = patch_of(path, old, None, algorithm=algorithm), patch_of(path, None, new, algorithm=algorithm)
+        return "".join(parts)
+    before, after = quoted(f"a/{path}"), quoted(f"b/{path}")
+    head = [f"diff --git {before} {after}\n", *_mode_lines(old, new)]
+    was, becomes = b"" if old is None else old.content, b"" if new is None else new.content
+    if was == becomes and old is not None and new is not None:
+        return "".join(head)
+    ids = [_id_or_zeros(side, algorithm) for side in (old, new)]
+    head.append(f"index {ids[0]}..{ids[1]}\n")
+    if not (is_text(was) and is_text(becomes)):
+        return "".join([*head, "GIT binary patch\n", _literal(becomes), _literal(was)])
+    if was == becomes:
+        return "".join(head)
+    names = [f"--- {_marked(old, before)}\n", f"+++ {_marked(new, after)}\n"]
+    return "".join([*head, *names, *hunks(lines_of(was), lines_of(becomes))])
+
+
+def _marked(side: Side | None, name: str) -> str:
+    """A name with a space needs a mark where it ends."""
+    if side is None:
+        return "/dev/null"
+    return f"{name}\t" if " " in name and not name.startswith('"') else name
+
+
+def _mode_lines(old: Side | None, new: Side | None) -> Iterator[str]:
+    if old is None and new is not None:
+        yield f"new file mode {new.mode:o}\n"
+    elif new is None and old is not None:
+        yield f"deleted file mode {old.mode:o}\n"
+    elif old is not None and new is not None and old.mode != new.mode:
+        yield f"old mode {old.mode:o}\n"
+        yield f"new mode {new.mode:o}\n"
+
+
+def _id_or_zeros(side: Side | None, algorithm: str) -> str:
+    name = object_id(b"" if side is None else side.content, algorithm)
+    return "0" * len(name) if side is None else name
+
+
+def object_id(content: bytes, algorithm: str = "sha1") -> str:
+    """The name git gives to content."""
+    return hashlib.new(algorithm, b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _literal(content: bytes) -> str:
+    packed = zlib.compress(content)
+    rows = [f"literal {len(content)}\n"]
+    for at in range(0, len(packed), 52):
+        piece = packed[at : at + 52]
+        length = chr(ord("A") + len(piece) - 1) if len(piece) <= 26 else chr(ord("a") + len(piece) - 27)
+        rows.append(length + base64.b85encode(piece, pad=True).decode() + "\n")
+    return "".join([*rows, "\n"])
+
+
+def quoted(path: str) -> str:
+    """A name as git writes it in a patch: in quotes where it has bytes that a line cannot show."""
+    raw = os.fsencode(path)
+    if all(32 <= byte < 127 and byte not in (34, 92) for byte in raw):
+        return path
+    return '"' + "".join(map(_escaped, raw)) + '"'
+
+
+def _escaped(byte: int) -> str:
+    if byte in _QUOTED:
+        return "\\" + _QUOTED[byte]
+    return chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}"
+
+
+# --- against a commit --------------------------------------------------------------------------------------------
+
+
+def commit_patches(engine: Engine, manifest: Manifest, root: str) -> CommitPatches:
+    """The commit that a captured tree was based on, and the patches from there to the captured files.
+
+    `root` is where the repository is now; it is only read. Without a commit every file is a patch that adds it.
+    Removals come first, so that the patches apply one after the other.
+
+    Raises:
+        NotFound: the repository at `root` does not have that commit (`commit_not_found`).
+    """
+    git, where = manifest.git, Git(root)
+    commit = None if git is None else git.commit
+    base = {} if commit is None else _tree(where, commit)
+    algorithm = "sha256" if len(commit or "") == 64 else "sha1"
+    differing = list(_differing(engine, manifest, base, algorithm))
+    contents = _contents(where, [base[path].id for path in differing if path in base])
+    entries, prefix = manifest.by_path(), "" if git is None else git.prefix
+    patches = []
+    for path in sorted(differing, key=lambda path: (path in entries, path)):
+        recorded = base.get(path)
+        old = None if recorded is None else Side(recorded.mode, contents[recorded.id])
+        new = _captured(engine, entries.get(path))
+        patches.append(patch_of(prefix + path, old, new, algorithm=algorithm))
+    branch = None if git is None else git.branch
+    return CommitPatches(commit=commit, branch=branch, patches=tuple(patches))
+
+
+class _Recorded(msgspec.Struct, frozen=True):
+    """A file in a commit: its mode, and the name of its content."""
+
+    mode: int
+    id: str
+
+
+def _captured(engine: Engine, entry: Entry | None) -> Side | None:
+    return None if entry is None else side_of(entry, lambda each: engine.load_blob(each.digest))
+
+
+def _differing(
+    engine: Engine, manifest: Manifest, base: dict[str, _Recorded], algorithm: str
+) -> Iterator[str]:
+    """The paths that are not in the commit as they were captured; what a capture skipped is left out."""
+    entries, skipped = manifest.by_path(), SkippedPaths(manifest)
+    for path in sorted(base.keys() | entries.keys()):
+        new = _captured(engine, entries.get(path))
+        if new is None:
+            if path not in skipped:
+                yield path
+        elif base.get(path) != _Recorded(new.mode, object_id(new.content, algorithm)):
+            yield path
+
+
+def _tree(git: Git, commit: str) -> dict[str, _Recorded]:
+    """The files of a commit at and below the workspace; other repositories inside it are left out."""
+    output = (
+        git.call("ls-tree", "-r", "-z", "--end-of-options", commit).output() if is_commit(commit) else None
+    )
+    if output is None:
+        raise NotFound(
+            f"the repository has no commit {commit[:64]!r}: fetch it, or name another workspace",
+            code="commit_not_found",
+        )
+    found = {}
+    for record in output.split(b"\0"):
+        facts, _, path = record.partition(b"\t")
+        mode, _, name = facts.decode("ascii").partition(" ")
+        if mode in _MODES and is_safe(os.fsdecode(path)):
+            found[os.fsdecode(path)] = _Recorded(_MODES[mode], name.partition(" ")[2])
+    return found
+
+
+def _contents(git: Git, ids: list[str]) -> dict[str, bytes]:
+    if not ids:
+        return {}
+    wanted = sorted(set(ids))
+    output = git.call("cat-file", "--batch", reads=True).output("\n".join([*wanted, ""]).encode()) or b""
+    found, at = {}, 0
+    for name in wanted:
+        end = output.find(b"\n", at)
+        words = output[at:end].split(b" ")
+        if end < 0 or len(words) != 3:
+            raise NotFound(f"the repository has no object {name}: fetch it", code="commit_not_found")
+        size = int(words[2])
+        found[name] = output[end + 1 : end + 1 + size]
+        at = end + 1 + size + 1
+    return found

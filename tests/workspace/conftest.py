@@ -1,0 +1,48 @@
+"""A store on disk, a tree to capture, and a session that captures it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests.workspace.repositories import init
+
+
+@pytest.fixture(autouse=True)
+def _own_git_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing of the user's own git settings counts."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:{tmp_path / 'store' / 'holdfast.db'}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[holdfast.Store]:
+    with holdfast.open(url) as store:
+        yield store
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An empty tree outside of a repository."""
+    root = tmp_path / "tree"
+    root.mkdir()
+    return root
+
+
+@pytest.fixture
+def repository(root: Path) -> Path:
+    """The tree as a repository."""
+    return init(root)
+
+
+@pytest.fixture
+def run(store: holdfast.Store, root: Path) -> holdfast.Session:
+    return store.session("run", profile="archive", workspace=root)

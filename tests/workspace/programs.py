@@ -1,0 +1,79 @@
+"""Programs that the tests run in processes of their own, to be killed or limited."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+RESTORE = """
+import sys, holdfast
+url, root, ref = sys.argv[1:4]
+with holdfast.open(url) as store:
+    print("ready", flush=True)
+    done = store.get("run").restore_files(ref, workspace=root)
+    print(done.is_complete, [(each.path, each.reason) for each in done.failures], flush=True)
+"""
+
+LIMITED = """
+import resource, signal, sys, holdfast
+url, root, ref, limit = sys.argv[1:5]
+with holdfast.open(url) as store:
+    run = store.get("run")
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    try:
+        run.restore_files(ref, workspace=root)
+    except holdfast.BackendUnavailable as exc:
+        print(exc.code)
+"""
+
+UNPRIVILEGED = """
+import os, sys, tempfile, holdfast
+url, root = sys.argv[1:3]
+with tempfile.TemporaryDirectory() as warm, holdfast.open("memory:") as store:
+    run = store.session("run", workspace=warm)  # imports all that is needed, while it can be read
+    run.restore_files(run.save(1).id)
+os.setgid(65534)
+os.setuid(65534)
+with holdfast.open(url) as store:
+    run = store.session("run", profile="archive")
+    first = run.save(1, workspace=root)
+    print(sorted((each.path, each.reason) for each in run.files().skipped), [each.path for each in run.files()])
+    os.chmod(root + "/a", 0o644)
+    open(root + "/a", "w").write("changed")
+    run.save(2, workspace=root)
+    os.chmod(root, 0o555)
+    try:
+        run.restore_files(first.id, workspace=root)
+    except holdfast.BackendUnavailable as exc:
+        print(exc.code)
+    os.chmod(root, 0o755)
+    print(open(root + "/a").read())
+"""
+
+
+def command(program: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", program, *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+
+
+def run(program: str, *arguments: str) -> str:
+    """Run a program to its end; what it printed."""
+    done = subprocess.run(
+        command(program, *arguments),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+        timeout=120,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,515 @@
+"""What a capture holds, what it reports, and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.workspace import reading
+from holdfast.workspace.capture import Limits, capture
+from tests.workspace.repositories import commit, git, init, outside_view
+from tests.workspace.trees import tree_of, write
+
+
+def paths(run: holdfast.Session, ref: str | int = "latest") -> list[str]:
+    return [entry.path for entry in run.files(ref)]
+
+
+def reasons(run: holdfast.Session) -> dict[str, str]:
+    return {each.path: each.reason for each in run.files().skipped}
+
+
+def test_a_checkpoint_holds_the_files_beside_the_state(url: str, root: Path) -> None:
+    """After reopening, contents, permissions and links are those of the tree, and the state is untouched."""
+    write(root, {"a.py": "print(1)\n", "data/b.bin": bytes(range(256)), "empty": ""})
+    (root / "a.py").chmod(0o755)
+    (root / "link").symlink_to("data/b.bin")
+    with holdfast.open(url) as store:
+        store.session("run").save({"n": 1}, workspace=root)
+    with holdfast.open(url) as store:
+        run = store.get("run")
+        files = run.files()
+        assert [entry.path for entry in files] == ["a.py", "data/b.bin", "empty", "link"]
+        assert files.read("data/b.bin") == bytes(range(256))
+        assert files.entry("a.py").mode & 0o777 == 0o755
+        assert files.entry("link").target == "data/b.bin"
+        assert files.git is None
+        assert not files.skipped
+        latest = run.latest()
+        assert latest is not None
+        assert latest.state == {"n": 1}
+        assert store.verify().findings == ()
+
+
+def test_an_unchanged_tree_costs_next_to_nothing(run: holdfast.Session, root: Path) -> None:
+    """The second capture stores no file and a tiny list."""
+    write(root, {f"{number}.txt": f"{number}" * 100 for number in range(200)})
+    for path in root.iterdir():
+        os.utime(path, (1, 1))
+    first = run.save(1)
+    stored = run.usage()
+    second = run.save(2)
+    files = [body for body in run.bodies() if body.name == "files"]
+    assert run.usage().blobs == stored.blobs == 200
+    assert {body.checkpoint: body.base for body in files}[second.id] == first.id
+    assert next(body for body in files if body.checkpoint == second.id).stored_size < 8000
+
+
+def test_only_changed_files_are_read_again(store: holdfast.Store, root: Path) -> None:
+    """A file that looks the same is not opened; one that is too young to trust is."""
+    write(root, {"old": "old", "young": "young"})
+    later = [10**18 * 4]
+    before = capture(store.engine, str(root), now_ns=lambda: later[0])
+    assert before.read_files == 2
+    assert capture(store.engine, str(root), previous=before.manifest).read_files == 0
+    racy = capture(store.engine, str(root), now_ns=lambda: (root / "young").stat().st_ctime_ns)
+    assert capture(store.engine, str(root), previous=racy.manifest).read_files == 2
+
+
+def test_an_edit_that_keeps_size_and_time_is_seen(run: holdfast.Session, root: Path) -> None:
+    """mtime can be set back, ctime cannot."""
+    write(root, {"a": "one"})
+    os.utime(root / "a", (1, 1))
+    run.save(1)
+    write(root, {"a": "two"})
+    os.utime(root / "a", (1, 1))
+    run.save(2)
+    assert run.files().read("a") == b"two"
+
+
+def test_content_is_stored_once_over_all_sessions(store: holdfast.Store, tmp_path: Path) -> None:
+    """Two sessions with the same files share them; deleting one leaves the other whole."""
+    for name in ("one", "two"):
+        write(tmp_path / name, {"a": "same" * 100, "b": "same" * 100})
+        store.session(name).save(1, workspace=tmp_path / name)
+    assert store.usage().blobs == 1
+    store.get("one").clear()
+    assert store.get("two").files().read("a") == b"same" * 100
+    store.get("two").clear()
+    assert store.usage().blobs == 0
+
+
+def test_pruning_removes_the_files_that_no_kept_checkpoint_needs(run: holdfast.Session, root: Path) -> None:
+    """Their bytes are swept; what stays can be read."""
+    for number in range(12):
+        write(root, {"a": f"{number}" * 1000, "same": "stays"})
+        run.save(number)
+    run.prune(keep_last=1, keep_terminal=False)
+    run.save(99)
+    run.prune(keep_last=1, keep_terminal=False)
+    assert run.files().read("a") == b"11" * 1000
+    run.complete()  # the head stands alone: nothing hangs on what was pruned
+    run.prune(keep_last=1, keep_terminal=False)
+    assert run.usage().blobs == 2
+
+
+def test_a_swept_blob_is_stored_again(store: holdfast.Store, run: holdfast.Session, root: Path) -> None:
+    """A capture that counts on contents of a deleted checkpoint reads those files again."""
+    write(root, {"a": "content"})
+    os.utime(root / "a", (1, 1))
+    run.save(1)
+    header = run.save(2)
+    run.delete(*[each.id for each in run.history()])
+    assert store.usage().blobs == 0
+    assert header.id != run.save(3).id
+    assert run.files().read("a") == b"content"
+
+
+def test_saving_in_the_background_keeps_the_order(run: holdfast.Session, root: Path) -> None:
+    """The tree is captured off the caller's path; a later save does not overtake it."""
+    write(root, {"a": "one"})
+    pending = run.save(1, wait=False)
+    after = run.save(2)
+    assert pending.result().seq < after.seq
+    assert pending.is_done
+    assert run.files(pending.id).read("a") == b"one"
+
+
+def test_a_failed_capture_in_the_background_is_told(run: holdfast.Session, root: Path) -> None:
+    """Who asks for the result gets the error."""
+    pending = run.save(1, wait=False)
+    root.rmdir()
+    with pytest.raises(holdfast.InvalidInput) as caught:
+        [run._files.submit(*run._save_of(1, workspace=None)).result(), pending.result()]
+    assert caught.value.code == "invalid_workspace"
+
+
+def test_a_save_may_leave_the_files_out(run: holdfast.Session, root: Path) -> None:
+    """`workspace=False` overrides the session; the checkpoint then says where the nearest files are."""
+    write(root, {"a": "one"})
+    first = run.save(1)
+    second = run.save(2, workspace=False)
+    with pytest.raises(holdfast.NotFound, match=first.id) as caught:
+        run.files(second.id)
+    assert caught.value.code == "files_not_captured"
+    assert run.files().checkpoint == first.id
+
+
+# --- rules
+
+
+def test_rules_leave_files_out(run: holdfast.Session, repository: Path) -> None:
+    """Built-in rules, `.gitignore`, `.git/info/exclude` and `.holdfastignore`; a line takes a built-in rule back."""
+    write(
+        repository,
+        {
+            ".gitignore": "*.log\n",
+            ".holdfastignore": "secret.env\n!.cache/\n",
+            ".git/info/exclude": "local.txt\n",
+            "a.py": "",
+            "x.log": "",
+            "secret.env": "",
+            "local.txt": "",
+            ".cache/kept": "",
+            "node_modules/m/index.js": "",
+            "sub/__pycache__/a.pyc": "",
+            "sub/.gitignore": "!x.log\n",
+            "sub/x.log": "",
+        },
+    )
+    run.save(1)
+    assert paths(run) == [
+        ".cache/kept",
+        ".gitignore",
+        ".holdfastignore",
+        "a.py",
+        "sub/.gitignore",
+        "sub/x.log",
+    ]
+
+
+def test_what_git_tracks_is_captured_in_spite_of_rules(run: holdfast.Session, repository: Path) -> None:
+    """A file that was added by force belongs to the project; `.holdfastignore` still leaves it out."""
+    write(
+        repository,
+        {".gitignore": "*.log\nbuild/\n", "t.log": "x", "build/t": "x", "venv/t": "x", "un.log": ""},
+    )
+    git(repository, "add", "-f", "t.log", "build/t", "venv/t")
+    run.save(1)
+    assert paths(run) == [".gitignore", "build/t", "t.log", "venv/t"]
+    write(repository, {".holdfastignore": "build/\n"})
+    run.save(2)
+    assert paths(run) == [".gitignore", ".holdfastignore", "t.log", "venv/t"]
+
+
+def test_a_subfolder_of_a_repository_obeys_the_rules_above(store: holdfast.Store, repository: Path) -> None:
+    """In a monorepo the `.gitignore` files up to the top hold; one that ignores the workspace itself does not."""
+    write(repository, {".gitignore": "*.log\n/apps/web/out\nscratch/\n", "apps/.gitignore": "*.tmp\n"})
+    write(repository, {"apps/web/a": "", "apps/web/a.log": "", "apps/web/a.tmp": "", "apps/web/out/x": ""})
+    write(repository, {"scratch/a": "", "scratch/a.log": ""})
+    run = store.session("run")
+    run.save(1, workspace=repository / "apps" / "web")
+    assert paths(run) == ["a"]
+    state = run.files().git
+    assert state is not None
+    assert state.prefix == "apps/web/"
+    run.save(2, workspace=repository / "scratch")
+    assert paths(run) == ["a", "a.log"]
+
+
+def test_nested_repositories_submodules_and_worktrees(store: holdfast.Store, tmp_path: Path) -> None:
+    """Their files are captured, their `.git` never, and rules of the outer repository end where they begin."""
+    inner = init(write_and(tmp_path / "inner", {"i.txt": "", "i.log": "", ".gitignore": "own\n", "own": ""}))
+    commit(inner)
+    outer = init(write_and(tmp_path / "outer", {".gitignore": "*.log\n", "o.txt": "", "o.log": ""}))
+    git(outer, "-c", "protocol.file.allow=always", "submodule", "-q", "add", str(inner), "module")
+    commit(outer)
+    init(write_and(outer / "nested", {"n.txt": "", "n.log": ""}))
+    git(outer, "worktree", "add", "-q", str(tmp_path / "tree"), "-b", "other")
+    run = store.session("run")
+    run.save(1, workspace=outer)
+    found = paths(run)
+    assert {"o.txt", "module/i.txt", "nested/n.txt", "nested/n.log"} <= set(found)
+    assert not {"o.log", "module/own"} & set(found)
+    assert not any(".git/" in path or path.endswith("/.git") for path in found)
+    run.save(2, workspace=tmp_path / "tree")
+    state = run.files().git
+    assert state is not None
+    assert state.branch == "other"
+    run.save(3, workspace=outer / "module")
+    assert paths(run) == [".gitignore", "i.log", "i.txt"]
+
+
+def write_and(root: Path, files: dict[str, str | bytes]) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    write(root, files)
+    return root
+
+
+# --- the repository is only read
+
+
+def test_commit_branch_and_dirty_state_are_recorded(run: holdfast.Session, repository: Path) -> None:
+    """As git has them, and nothing of the repository is changed by any number of captures."""
+    write(repository, {"a": "one"})
+    head = commit(repository)
+    write(repository, {"untracked": "x", "b": "y"})
+    git(repository, "add", "b")
+    before = outside_view(repository)
+    for number in range(5):
+        run.save(number)
+    write(repository, {"a": "two"})
+    os.utime(repository / "a", (2, 2))
+    changed = outside_view(repository)
+    run.save(6)
+    state = run.files().git
+    assert state is not None
+    assert (state.commit, state.branch, state.is_dirty) == (head, "main", True)
+    assert outside_view(repository) == changed
+    assert before[1:] == changed[1:]
+    git(repository, "checkout", "-q", "--detach", "-f")
+    run.save(7)
+    state = run.files().git
+    assert state is not None
+    assert (state.branch, state.is_dirty) == (None, False)
+
+
+def test_git_runs_nothing_a_repository_names(run: holdfast.Session, repository: Path, tmp_path: Path) -> None:
+    """Filters, file watchers, hooks and pagers of a foreign repository are not started by a capture."""
+    trap, mark = tmp_path / "trap.sh", tmp_path / "sprung"
+    trap.write_text(f"#!/bin/sh\ntouch {mark}\ncat\n")
+    trap.chmod(0o755)
+    write(repository, {"a.txt": "one", ".gitattributes": "*.txt filter=evil diff=evil\n"})
+    commit(repository)
+    for key in ("filter.evil.clean", "filter.evil.smudge", "filter.evil.process", "core.fsmonitor"):
+        git(repository, "config", key, str(trap))
+    for key in ("diff.external", "core.pager", "pager.status", "diff.evil.textconv", "core.sshCommand"):
+        git(repository, "config", key, str(trap))
+    (repository / ".git" / "hooks" / "post-index-change").write_text(trap.read_text())
+    (repository / ".git" / "hooks" / "post-index-change").chmod(0o755)
+    write(repository, {"a.txt": "two"})
+    mark.unlink(missing_ok=True)
+    run.save(1)
+    run.code_patches()
+    assert not mark.exists()
+
+
+def test_without_git_everything_else_works(
+    run: holdfast.Session, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only commit and branch are missing; ignore files hold all the same."""
+    write(repository, {".gitignore": "*.log\n", "a": "", "a.log": ""})
+    monkeypatch.setenv("PATH", "/nowhere")
+    run.save(1)
+    assert paths(run) == [".gitignore", "a"]
+    assert run.files().git is None
+
+
+# --- bad input
+
+
+def test_special_files_are_reported(
+    run: holdfast.Session, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pipes and sockets are named, never opened."""
+    write(root, {"a": ""})
+    os.mkfifo(root / "pipe")
+    monkeypatch.chdir(root)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("door")
+        run.save(1)
+    assert reasons(run) == {"pipe": "a pipe", "door": "a socket"}
+    assert paths(run) == ["a"]
+
+
+def test_caps_are_reported(store: holdfast.Store, root: Path) -> None:
+    """A file over its cap, sparse or not, is named with its size; over the total the largest go first."""
+    write(root, {"small": "x" * 10, "middle": "x" * 300, "large": "x" * 600})
+    with (root / "sparse").open("wb") as file:
+        file.truncate(10**12)
+    captured = capture(
+        store.engine, str(root), limits=Limits(max_file_bytes=1000, max_total_bytes=500)
+    ).manifest
+    assert [entry.path for entry in captured.entries] == ["middle", "small"]
+    assert [(each.path, each.size) for each in captured.skipped] == [("large", 600), ("sparse", 10**12)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"new\nline",
+        b'quo"te',
+        b"back\\slash",
+        b"\xff\xfe not utf-8",
+        "ünï".encode(),
+        b" lead",
+        b"-x",
+        b"\\x41",
+    ],
+)
+def test_any_name_comes_back(run: holdfast.Session, root: Path, name: bytes) -> None:
+    """Names are bytes: each is stored readable, and restored exactly."""
+    path = root / os.fsdecode(name)
+    path.write_bytes(b"content")
+    (root / "link").symlink_to(os.fsdecode(name))
+    header = run.save(1)
+    before = tree_of(root)
+    path.unlink()
+    (root / "link").unlink()
+    assert run.restore_files(header.id).is_complete
+    assert tree_of(root) == before
+
+
+def test_names_that_differ_only_in_case_are_two_files(run: holdfast.Session, root: Path) -> None:
+    """On a file system that tells them apart both are captured."""
+    write(root, {"readme": "a", "README": "b"})
+    run.save(1)
+    assert (run.files().read("readme"), run.files().read("README")) == (b"a", b"b")
+
+
+def test_a_file_that_changes_while_it_is_read_is_reported(
+    run: holdfast.Session, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half old and half new is never stored."""
+    write(root, {"busy": "x" * 1000, "calm": "y"})
+    original = reading._at_most
+
+    def growing(descriptor: int, limit: int) -> bytes:
+        content = original(descriptor, limit)
+        if content.startswith(b"x"):
+            with (root / "busy").open("ab") as file:
+                file.write(b"x")
+        return content
+
+    monkeypatch.setattr(reading, "_at_most", growing)
+    run.save(1)
+    assert reasons(run) == {"busy": "changes while it is read"}
+    assert paths(run) == ["calm"]
+
+
+def test_files_come_and_go_during_a_capture(run: holdfast.Session, root: Path) -> None:
+    """Whatever vanishes or turns into something else meanwhile, the capture ends, and verifies."""
+    stop = threading.Event()
+
+    def churn() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            path = root / f"d{number % 7}" / "f"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(str(number))
+            path.unlink()
+            path.parent.rmdir()
+            (root / f"d{(number + 3) % 7}").symlink_to("elsewhere")
+            (root / f"d{(number + 3) % 7}").unlink()
+
+    write(root, {f"stay{number}": f"{number}" for number in range(50)})
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for number in range(20):
+            run.save(number)
+            assert {path for path in paths(run) if path.startswith("stay")} == {f"stay{n}" for n in range(50)}
+    finally:
+        stop.set()
+        thread.join()
+    assert run.verify().findings == ()
+
+
+def test_the_store_in_the_tree_is_not_captured(root: Path) -> None:
+    """Nor is any database that this process has open: reading it would take its locks away."""
+    with holdfast.open(f"sqlite:{root / 'runs.db'}") as store:
+        other = sqlite3.connect(root / "app.db")
+        other.execute("CREATE TABLE t (x)")
+        other.commit()
+        write(root, {"a": "", "runs.dbx": ""})
+        (root / "alias").hardlink_to(root / "runs.db")
+        run = store.session("run", workspace=root)
+        run.save(1)
+        run.save(2)
+        assert paths(run) == ["a", "runs.dbx"]
+        assert set(reasons(run)) == {"app.db", "alias"}
+        other.close()
+
+
+def test_a_link_that_leads_out_is_captured_as_a_link(
+    run: holdfast.Session, root: Path, tmp_path: Path
+) -> None:
+    """Nothing behind it is read."""
+    write(tmp_path / "elsewhere", {"secret": "x"})
+    (root / "out").symlink_to(tmp_path / "elsewhere")
+    (root / "loop").symlink_to("loop")
+    run.save(1)
+    assert paths(run) == ["loop", "out"]
+
+
+def test_a_workspace_that_is_no_directory_is_refused(store: holdfast.Store, root: Path) -> None:
+    """Before anything is stored."""
+    write(root, {"file": ""})
+    run = store.session("run")
+    for place in (root / "nowhere", root / "file"):
+        with pytest.raises(holdfast.InvalidInput) as caught:
+            run.save(1, workspace=place)
+        assert caught.value.code == "invalid_workspace"
+    assert run.latest() is None
+
+
+def test_a_very_deep_tree_is_reported(run: holdfast.Session, root: Path) -> None:
+    """What lies deeper than the limit is named, the rest is captured."""
+    descriptor = os.open(root, os.O_RDONLY)
+    for _ in range(230):
+        os.mkdir("d", dir_fd=descriptor)
+        below = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)
+    write(root, {"a": ""})
+    run.save(1)
+    assert paths(run) == ["a"]
+    assert [each.reason for each in run.files().skipped] == ["more than 200 directories deep"]
+
+
+# --- whether something changed
+
+
+def test_code_changed_tells_paths_and_commit(run: holdfast.Session, repository: Path) -> None:
+    """Nothing is stored; who is to be notified gets exactly these two."""
+    told: list[tuple[tuple[str, ...], str | None]] = []
+    write(repository, {"a": "one", "b": "one"})
+    commit(repository)
+    run.save(1)
+    assert run.code_changed(lambda paths, commit: told.append((paths, commit))) is None
+    write(repository, {"a": "two"})
+    head = commit(repository)
+    changes = run.code_changed(lambda paths, commit: told.append((paths, commit)))
+    assert changes is not None
+    assert changes.is_commit_new
+    assert told == [(("a",), head)]
+    assert run.info.last_seq == 1
+
+
+@pytest.mark.full
+def test_a_tree_of_20_000_files(run: holdfast.Session, root: Path) -> None:
+    """It is captured whole, and one edit costs one file."""
+    _many(root, 20_000)
+    run.save(1)
+    write(root, {"d7/f7": "edited"})
+    run.save(2)
+    assert len(run.files()) == 20_000
+    assert run.diff_files(1, 2).summary == "1 changed"
+    assert run.code_changed() is None
+
+
+@pytest.mark.slow
+def test_a_tree_of_200_000_files(run: holdfast.Session, root: Path) -> None:
+    """The same for a very large one, and it is restored."""
+    _many(root, 200_000)
+    first = run.save(1)
+    write(root, {"d7/f7": "edited", "d8/new": "x"})
+    run.save(2)
+    assert run.restore_files(first.id).is_complete
+    assert run.diff_files(first.id).summary == "no changes"
+
+
+def _many(root: Path, count: int) -> None:
+    for number in range(count):
+        folder = root / f"d{number % 100}"
+        if number < 100:
+            folder.mkdir()
+        (folder / f"f{number}").write_bytes(b"%d" % number)

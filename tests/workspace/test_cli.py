@@ -1,0 +1,147 @@
+"""Project files on the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from tests.surfaces.test_cli import Cli
+from tests.workspace.repositories import commit, git, init
+from tests.workspace.trees import tree_of, write
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """A project with two captures: in the second a file changed, one was added and one removed."""
+    work = tmp_path / "work"
+    work.mkdir()
+    cli = Cli(tmp_path)
+    write(work, {"a.py": "one\n", "old.txt": "x\n", "pic": bytes(range(256))})
+    assert cli.here("save", "k", "--state", "1", "--profile", "archive", "--workspace", str(work)).code == 0
+    write(work, {"a.py": "one\ntwo\n", "new.txt": "y\n", "pic": bytes(range(255, -1, -1))})
+    (work / "old.txt").unlink()
+    assert cli.here("create", "second", "--session", "k", "--workspace", str(work)).code == 0
+    return cli
+
+
+@pytest.fixture
+def work(cli: Cli) -> Path:
+    return cli.folder / "work"
+
+
+def test_diff_shows_names_lines_and_texts(cli: Cli) -> None:
+    """Names by default, counts with --stat, the whole difference with --patch; a picture is noted as binary."""
+    names = cli.here("diff", "k", "#1", "#2", "--files").out
+    assert [line[:9] for line in names.splitlines()[2:]] == [
+        "M a.py (4",
+        "A new.txt",
+        "D old.txt",
+        "M pic (25",
+        "4 files: ",
+    ]
+    assert "M a.py (+1 -0)" in cli.here("diff", "k", "#1", "#2", "--files", "--stat").out
+    patch = cli.here("diff", "k", "#1", "#2", "--files", "--patch").out
+    assert "+++ b/a.py\n@@ -1 +1,2 @@\n one\n+two\n" in patch
+    assert "GIT binary patch" in patch
+
+
+def test_a_printed_patch_is_applied_by_git(cli: Cli, work: Path, tmp_path: Path) -> None:
+    """What goes into a pipe is exactly what git needs."""
+    other = tmp_path / "other"
+    other.mkdir()
+    init(other)
+    write(other, {"a.py": "one\n", "old.txt": "x\n", "pic": bytes(range(256))})
+    commit(other)
+    git(other, "apply", "-", given=cli("diff", "k", "#1", "#2", "--files", "-p").out.encode())
+    assert tree_of(other) == tree_of(work)
+
+
+def test_diff_against_the_live_tree(cli: Cli, work: Path) -> None:
+    """Without a second checkpoint the tree as it is now is meant; where that is must be clear."""
+    write(work, {"a.py": "three\n"})
+    done = cli.here("diff", "k", "--files", "--workspace", str(work), "--json")
+    assert [change["path"] for change in done.json["changes"]] == ["a.py"]
+    assert done.json["newer"] is None
+    assert cli("diff", "k", "--files").code == 2
+
+
+def test_restore_previews_restores_and_undoes(cli: Cli, work: Path) -> None:
+    """The safety checkpoint is named, and plain --undo knows that files came last."""
+    before = tree_of(work)
+    place = ["--workspace", str(work)]
+    preview = cli.here("restore", "k", "#1", "--files", "--dry-run", *place)
+    assert (preview.code, tree_of(work)) == (0, before)
+    done = cli.here("restore", "k", "#1", "--files", *place, "--json")
+    assert (done.code, done.json["is_complete"], done.json["total"]) == (0, True, 4)
+    assert sorted(tree_of(work)) == ["a.py", "old.txt", "pic"]
+    assert done.json["safety"] in cli.here("list", "k", "--json").out
+    assert cli.here("restore", "k", "--undo", "--files", *place).code == 0
+    assert tree_of(work) == before
+
+
+def test_restore_of_single_paths_and_conflicts(cli: Cli, work: Path) -> None:
+    """PATHs follow the REF; unsaved work stops the command with exit code 5."""
+    place = ["--workspace", str(work)]
+    assert cli.here("restore", "--session", "k", "#1", "a.py", "--files", *place).code == 0
+    assert (work / "a.py").read_text() == "one\n"
+    assert not (work / "old.txt").exists()
+    write(work, {"a.py": "precious\n"})
+    refused = cli.here("restore", "k", "#2", "--files", *place)
+    assert refused.code == 5
+    assert (work / "a.py").read_text() == "precious\n"
+    assert cli.here("restore", "k", "#2", "--files", "--force", *place).code == 0
+
+
+def test_undo_takes_back_whichever_came_last(cli: Cli, work: Path) -> None:
+    """After a restore of the session, --undo is about the session again."""
+    place = ["--workspace", str(work)]
+    cli.here("restore", "k", "#1", "--files", *place)
+    assert cli.here("restore", "k", "#1").code == 0
+    files = tree_of(work)
+    undone = cli.here("restore", "k", "--undo", "--json")
+    assert undone.json["branch"] == "main"
+    assert tree_of(work) == files
+
+
+def test_export_writes_an_archive(cli: Cli, work: Path) -> None:
+    """To a file or to stdout."""
+    written = subprocess.run(
+        [sys.executable, "-m", "holdfast", "export", "k", "--files", "--output", "-"],
+        capture_output=True,
+        env=cli.environment,
+        check=True,
+    ).stdout
+    with tarfile.open(fileobj=BytesIO(written)) as archive:
+        assert sorted(archive.getnames()) == sorted(tree_of(work))
+    done = cli.here("export", "k", "#1", "--files", "--output", str(cli.folder / "f.tar"), "--json")
+    assert done.json["files"] == 3
+
+
+def test_what_was_not_captured_is_told(cli: Cli, work: Path) -> None:
+    """On stderr, with its name and the reason."""
+    (work / "link").symlink_to("a.py")
+    os.mkfifo(work / "pipe")
+    done = cli.here("save", "k", "--state", "3", "--workspace", str(work))
+    assert "has not captured 'pipe': a pipe" in done.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("diff", "k", "--stat"),
+        ("restore", "k", "#1", "--dry-run"),
+        ("restore", "k", "--files"),
+        ("restore", "k", "#1", "--files", "--branch", "x"),
+        ("save", "k", "--state", "1", "--workspace", "nowhere"),
+        ("restore", "k", "#1", "--files", "../x"),
+    ],
+)
+def test_options_that_make_no_sense_are_usage_errors(cli: Cli, words: tuple[str, ...]) -> None:
+    """Exit code 2, and nothing happens."""
+    assert cli.here(*words).code == 2
