@@ -1,0 +1,121 @@
+"""Real graphs behave the same with HoldfastSaver as with LangGraph's saver in memory, invoked and awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
+
+from holdfast.adapters.langgraph import HoldfastSaver
+from tests.interop.graphs import Graph, counter, deltas, seen, workflow
+
+DURABILITIES = ["sync", "async", "exit"]
+
+Saver = BaseCheckpointSaver[Any]
+
+
+class Drive:
+    """One graph on one thread, invoked or awaited."""
+
+    def __init__(self, graph: Graph, *, is_async: bool, durability: Any) -> None:
+        self.graph = graph
+        self.config: Any = {"configurable": {"thread_id": "t"}}
+        self._is_async = is_async
+        self._durability = durability
+        self.names: dict[str, str] = {}
+
+    async def invoke(self, given: Any, config: Any = None) -> Any:
+        at, how = config or self.config, self._durability
+        if self._is_async:
+            found = await self.graph.ainvoke(given, at, durability=how)
+        else:
+            found = await asyncio.to_thread(self.graph.invoke, given, at, durability=how)
+        # The id of an interrupt depends on that of its checkpoint.
+        return {**found, "__interrupt__": [each.value for each in found.get("__interrupt__", ())]}
+
+    async def update(self, config: Any, values: Any, **options: Any) -> Any:
+        if self._is_async:
+            return await self.graph.aupdate_state(config, values, **options)
+        return self.graph.update_state(config, values, **options)
+
+    async def history(self) -> list[Any]:
+        if self._is_async:
+            return [each async for each in self.graph.aget_state_history(self.config)]
+        return list(self.graph.get_state_history(self.config))
+
+    async def state(self, **options: Any) -> Any:
+        if self._is_async:
+            return await self.graph.aget_state(self.config, **options)
+        return self.graph.get_state(self.config, **options)
+
+    async def picture(self) -> list[Any]:
+        """All that can be seen of the thread, oldest first."""
+        return [seen(each, self.names) for each in reversed(await self.history())]
+
+
+async def interrupted(saver: Saver, **how: Any) -> list[Any]:
+    """Run into the interrupt of a subgraph, look around, resume, and go a second round."""
+    drive = Drive(workflow(saver), **how)
+    found: list[Any] = [await drive.invoke({"log": ["start"]})]
+    state = await drive.state(subgraphs=True)
+    (task,) = state.tasks
+    found.append((task.name, task.state.values, task.state.next, [each.value for each in task.interrupts]))
+    found.append(await drive.invoke(Command(resume="yes")))
+    found.append(await drive.invoke({"log": ["again"]}))
+    found.append(await drive.invoke(Command(resume="no")))
+    return [*found, await drive.picture()]
+
+
+async def time_travel(saver: Saver, **how: Any) -> list[Any]:
+    """Replay from an old checkpoint, change an old state, fork by copying, and go on from each."""
+    drive = Drive(counter(saver), **how)
+    found = [await drive.invoke({"log": ["one"]}), await drive.invoke({"log": ["two"], "count": 3})]
+    history = await drive.history()
+    old = history[len(history) // 2].config
+    found.append(await drive.invoke(None, old))
+    changed = await drive.update(old, {"log": ["changed"], "count": 10})
+    found.append(await drive.invoke(None, changed))
+    copied = await drive.update(old, None, as_node="__copy__")
+    found.append(await drive.invoke(None, copied))
+    found.append(await drive.update(drive.config, {"log": ["last"]}, as_node="step") and None)
+    return [*found, await drive.picture()]
+
+
+async def delta_channels(saver: Saver, **how: Any) -> list[Any]:
+    """A channel stored as its changes, over snapshots, an old checkpoint and a changed state."""
+    drive = Drive(deltas(saver), **how)
+    found = [await drive.invoke({"items": [f"in{number}"]}) for number in range(5)]
+    history = await drive.history()
+    old = history[len(history) // 2].config
+    found.append(await drive.invoke({"items": ["forked"]}, old))
+    found.append(await drive.update(drive.config, {"items": ["by hand"]}, as_node="b") and None)
+    found.append(await drive.invoke({"items": ["after"]}))
+    return [*found, await drive.picture()]
+
+
+GRAPHS = {interrupted: workflow, time_travel: counter, delta_channels: deltas}
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_async", [False, True], ids=["invoked", "awaited"])
+@pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.parametrize("program", [interrupted, time_travel, delta_channels])
+def test_a_graph_behaves_as_in_memory(
+    url: str, program: Callable[..., Any], durability: str, is_async: bool
+) -> None:
+    """The same results, the same history, the same tasks and interrupts at every checkpoint."""
+    how = {"durability": durability, "is_async": is_async}
+    expected = asyncio.run(program(InMemorySaver(), **how))
+    with HoldfastSaver(url) as saver:
+        assert asyncio.run(program(saver, **how)) == expected
+    with HoldfastSaver(url) as saver:
+        again = Drive(
+            {interrupted: workflow, time_travel: counter, delta_channels: deltas}[program](saver), **how
+        )  # type: ignore[index]
+        assert asyncio.run(again.picture()) == expected[-1]
