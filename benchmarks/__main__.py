@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks import care, floor, growth, peers, profile, report, startup, throughput
+from benchmarks import care, floor, growth, hook, parts, peers, profile, report, startup, throughput
 from benchmarks.cold import ROOT
 from benchmarks.plot import write_svg
 from benchmarks.report import Report
@@ -24,7 +24,9 @@ PARTS: Final = (
     "throughput",
     "care",
     "startup",
+    "hook",
     "profile",
+    *parts.MODULES,
 )
 
 
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--peers", action="store_true", help="also measure LangGraph's SqliteSaver")
+    parser.add_argument("--peers", action="store_true", help="also measure LangGraph's savers")
     parser.add_argument("--quick", action="store_true", help="50 steps and few repeats: does it run at all?")
     parser.add_argument("--only", action="append", choices=PARTS, metavar="NAME", help=", ".join(PARTS))
     parser.add_argument("--steps", type=_numbers, metavar="N,N", help="numbers of steps (50,200,1000)")
@@ -100,9 +102,15 @@ def _run(options: argparse.Namespace, directory: Path) -> Report:
         found.care = care.run(directory / "care", checkpoints=checkpoints, sessions=sessions, samples=samples)
     if "startup" in wanted:
         found.starts = startup.run(directory, repeats=1 if quick else 15)
+    if "hook" in wanted:
+        sizes = (1, 20) if quick else (15, 1000)
+        print(hook.as_text(hook.run(directory / "hook", repeats=sizes[0], sessions=sizes[1])))
     if "profile" in wanted:
         for size in profile.SIZES[: 1 if quick else None]:
             found.profiles.append(profile.run(size, directory, samples=20 if quick else 200))
+    for name in parts.MODULES:
+        if name in wanted:
+            found.parts[name] = parts.run(name, directory, quick=quick, with_peers=options.peers)
     return found
 
 

@@ -77,7 +77,7 @@ class Holdfast:
         }
 
     def size_bytes(self) -> int:
-        return _database_bytes(self._path)
+        return database_bytes(self._path)
 
     def close(self) -> None:
         self._store.close()
@@ -104,7 +104,7 @@ class BareInsert:
         return {}
 
     def size_bytes(self) -> int:
-        return _database_bytes(self._path)
+        return database_bytes(self._path)
 
     def close(self) -> None:
         self._connection.close()
@@ -201,7 +201,7 @@ class LangGraphSqlite:
         self._connection.close()
 
 
-def _database_bytes(path: Path) -> int:
+def database_bytes(path: Path) -> int:
     """The size of a database with what its write-ahead log still holds, without touching either."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     try:

@@ -17,6 +17,7 @@ import apsw
 from benchmarks.care import Care
 from benchmarks.floor import Floor
 from benchmarks.growth import Result
+from benchmarks.parts import Part, Row
 from benchmarks.profile import Profile
 from benchmarks.startup import Start
 from benchmarks.throughput import Rate
@@ -29,6 +30,8 @@ _PACKAGES: Final = (
     "backports.zstd",
     "langgraph-checkpoint",
     "langgraph-checkpoint-sqlite",
+    "langgraph-checkpoint-postgres",
+    "langgraph",
 )
 
 
@@ -43,6 +46,7 @@ class Report:
     starts: list[Start] = field(default_factory=list)
     profiles: list[Profile] = field(default_factory=list)
     care: Care | None = None
+    parts: dict[str, Part] = field(default_factory=dict)
 
     def result(self, workload: str, steps: int, subject: str) -> Result | None:
         wanted = (workload, steps, subject)
@@ -50,27 +54,6 @@ class Report:
 
 
 # --- the figures to reach
-
-
-@dataclass(frozen=True)
-class Row:
-    """One figure: a ratio within this run, None where its parts did not run, and what it should reach."""
-
-    what: str
-    ratio: float | None
-    target: float
-    is_ceiling: bool = True
-
-    @property
-    def verdict(self) -> str:
-        if self.ratio is None:
-            return "not run"
-        reached = self.ratio <= self.target if self.is_ceiling else self.ratio >= self.target
-        return "ok" if reached else "short"
-
-    @property
-    def reach(self) -> str:
-        return f"{'≤' if self.is_ceiling else '≥'} {self.target:g}"
 
 
 def rows(report: Report) -> list[Row]:
@@ -108,6 +91,7 @@ def rows(report: Report) -> list[Row]:
             report.care and report.care.pruning_p95 / report.care.idle_p95,
             1.5,
         ),
+        *(row for part in report.parts.values() for row in part.rows),
     ]
 
 
@@ -191,6 +175,9 @@ def as_text(report: Report) -> str:
     if report.starts:
         parts.append(_starts_table(report.starts))
     parts += [_profile_table(profile) for profile in report.profiles]
+    parts += [
+        table(each.title, each.names, each.lines) for part in report.parts.values() for each in part.tables
+    ]
     return "\n\n".join(parts)
 
 

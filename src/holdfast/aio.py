@@ -19,24 +19,46 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
 from functools import partial, wraps
 from itertools import islice
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, Unpack
 
 from holdfast import api
-from holdfast.api import SaveOptions, Session, Store
+from holdfast.api import ExecuteOptions, SaveOptions, Session, Store
 from holdfast.codec import exact
 from holdfast.config import Settings
 from holdfast.errors import BackendUnavailable, InvalidInput
+from holdfast.executor.agents import AgentStore
+from holdfast.executor.async_scripts import AsyncRun
+from holdfast.executor.interrupts import Cancellation
+from holdfast.executor.plan import PlanStep
+from holdfast.executor.result import ExecutionResult
+from holdfast.executor.steps import Handler
+from holdfast.lifecycle.phases import Phases
+from holdfast.lifecycle.recorder import Recorder
 from holdfast.model import Header, utc_now_us
 from holdfast.model import Session as SessionInfo
 
-__all__ = ["THREADS", "AsyncSession", "AsyncStore", "Opening", "open"]
+if TYPE_CHECKING:
+    from holdfast.api.investigating import Investigation
+
+__all__ = [
+    "THREADS",
+    "AsyncAgentStore",
+    "AsyncInvestigation",
+    "AsyncPhases",
+    "AsyncRecorder",
+    "AsyncRun",
+    "AsyncSession",
+    "AsyncStore",
+    "Opening",
+    "open",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -234,6 +256,46 @@ def _finding(
     return call
 
 
+class AsyncRecorder(_Facade[Recorder]):
+    """`Recorder` for asyncio, entered with `async with`. The state it is given is called on a thread."""
+
+    def __init__(self, sync: Recorder, workers: _Workers, owner: str) -> None:
+        super().__init__(sync, workers)
+        self._session = owner
+
+    @property
+    def _owner(self) -> str:
+        return self._session
+
+    async def __aenter__(self) -> AsyncRecorder:
+        self._sync.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leave = partial(self._sync.__exit__, kind, error, trace)
+        await self._workers.run(self._owner, leave, is_write=True)
+
+    update = _writing(Recorder.update)
+    command = _writing(Recorder.command)
+    context = _writing(Recorder.context)
+    todo_compliance = _writing(Recorder.todo_compliance)
+    step_started = _writing(Recorder.step_started)
+    step_finished = _writing(Recorder.step_finished)
+    recoverable_error = _writing(Recorder.recoverable_error)
+    before_forced_stop = _writing(Recorder.before_forced_stop)
+    manual = _writing(Recorder.manual)
+    compaction_warning = _writing(Recorder.compaction_warning)
+    pause = _writing(Recorder.pause)
+    complete = _writing(Recorder.complete)
+    may_resume = _reading(Recorder.may_resume)
+    try_resume = _writing(Recorder.try_resume)
+    heartbeat = _writing(Recorder.heartbeat)
+    start = _writing(Recorder.start)
+    stop = _writing(Recorder.stop)
+
+
 class AsyncSession(_Facade[Session]):
     """`holdfast.Session` for asyncio: the same methods, awaited; lists are read with `async for`."""
 
@@ -265,21 +327,54 @@ class AsyncSession(_Facade[Session]):
         When this is cancelled the outcome is unknown, but never half a checkpoint; the next call on this
         session waits until it is known.
         """
-        save = self._sync._save_of(state, **options)
-        return await self._workers.run(self._owner, partial(self._sync._engine.save, save), is_write=True)
+        save, root = self._sync._save_of(state, **options)
+        work = partial(self._sync._files.save, save, root)
+        return await self._workers.run(self._owner, work, is_write=True)
 
     latest = _reading(Session.latest)
     newest = _reading(Session.newest)
     load = _reading(Session.load)
     at = _reading(Session.at)
     header = _reading(Session.header)
+    query = _reading(Session.query)
+    compare = _reading(Session.compare)
+    diff = _reading(Session.diff)
+    log = _listing(Session.log)
     history = _listing(Session.history)
 
+    timeline = _reading(Session.timeline)
     bodies = _reading(Session.bodies)
     branches = _reading(Session.branches)
     events = _reading(Session.events)
     usage = _reading(Session.usage)
+    run_document = _reading(Session.run_document)
+
+    async def recorder(self, **options: Any) -> AsyncRecorder:
+        """A recorder whose methods are awaited, with the options of `Session.recorder`."""
+        make = partial(self._sync.recorder, **options)
+        return AsyncRecorder(await self._workers.run(self._owner, make), self._workers, self._owner)
+
     verify = _reading(Session.verify)
+
+    fork = _writing(Session.fork)
+    switch = _writing(Session.switch)
+    merge = _writing(Session.merge)
+    abandon = _writing(Session.abandon)
+    archive = _writing(Session.archive)
+    reopen = _writing(Session.reopen)
+    restore = _writing(Session.restore)
+    connect = _reading(Session.connect)
+    disconnect = _reading(Session.disconnect)
+    checkpoint = _writing(Session.checkpoint)
+    auto_checkpoint = _writing(Session.auto_checkpoint)
+    recovery_point = _reading(Session.recovery_point)
+
+    files = _reading(Session.files)
+    diff_files = _reading(Session.diff_files)
+    restore_files = _writing(Session.restore_files)
+    undo_files = _writing(Session.undo_files)
+    code_changed = _reading(Session.code_changed)
+    code_patches = _reading(Session.code_patches)
 
     complete = _writing(Session.complete)
     fail = _writing(Session.fail)
@@ -289,6 +384,48 @@ class AsyncSession(_Facade[Session]):
     prune = _writing(Session.prune)
     delete = _writing(Session.delete)
     clear = _writing(Session.clear)
+
+
+class AsyncInvestigation(_Facade["Investigation"]):
+    """An investigation for asyncio: what is done with it runs on a thread."""
+
+    @property
+    def _owner(self) -> str:
+        return self._sync.session.uid
+
+    async def do(self, work: Callable[[Investigation], R]) -> R:
+        """Call `work` with the investigation: `await found.do(lambda found: found.hypotheses.add("…"))`."""
+        return await self._workers.run(self._owner, partial(work, self._sync), is_write=True)
+
+    async def __aenter__(self) -> AsyncInvestigation:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.do(lambda found: found.save())
+
+
+class AsyncAgentStore(_Facade[AgentStore]):
+    """`holdfast.AgentStore` for asyncio: the same methods, awaited."""
+
+    save = _writing(AgentStore.save)
+    load_latest = _reading(AgentStore.load_latest)
+    load = _reading(AgentStore.load)
+    list = _reading(AgentStore.list)
+    delete = _writing(AgentStore.delete)
+    clear_session = _writing(AgentStore.clear_session)
+
+
+class AsyncPhases(_Facade[Phases]):
+    """`holdfast.Phases` for asyncio: the same methods, awaited."""
+
+    create_checkpoint = _writing(Phases.create_checkpoint)
+    load_checkpoint = _reading(Phases.load_checkpoint)
+    list_checkpoints = _reading(Phases.list_checkpoints)
+    detect_incomplete_checkpoint = _reading(Phases.detect_incomplete_checkpoint)
+    complete_checkpoint = _writing(Phases.complete_checkpoint)
+    cleanup_checkpoints = _writing(Phases.cleanup_checkpoints)
 
 
 class AsyncStore(_Facade[Store]):
@@ -314,8 +451,80 @@ class AsyncStore(_Facade[Store]):
     checkpoints = _listing(Store.checkpoints)
     verify = _reading(Store.verify)
     usage = _reading(Store.usage)
+    metrics = _reading(Store.metrics)
     prune = _writing(Store.prune)
     clean = _writing(Store.clean)
+
+    def run(
+        self,
+        key: str,
+        *,
+        resume: bool = True,
+        force: bool = False,
+        profile: str | None = None,
+        project: str | None = None,
+    ) -> AsyncRun:
+        """A resumable script: `async with store.run("nightly") as run: await run.step("fetch", fetch, url)`.
+
+        Steps are coroutine functions, or plain functions that are called on a thread. Otherwise as `Store.run`.
+        """
+        script = self._sync.run(key, resume=resume, force=force, profile=profile, project=project)
+        return AsyncRun(script, partial(self._workers.run, None, is_write=True))
+
+    async def investigation(self, session: str | AsyncSession) -> AsyncInvestigation:
+        """The debugging session of that key, see `Store.investigation`."""
+        named = session._sync if isinstance(session, AsyncSession) else session
+        found = await self._workers.run(None, partial(self._sync.investigation, named))
+        return AsyncInvestigation(found, self._workers)
+
+    @property
+    def agents(self) -> AsyncAgentStore:
+        """Checkpoints of agents by session and project, with typed states."""
+        return AsyncAgentStore(self._sync.agents, self._workers)
+
+    @property
+    def phases(self) -> AsyncPhases:
+        """Checkpoints at the phases of a task, and what is not finished."""
+        return AsyncPhases(self._sync.phases, self._workers)
+
+    async def execute(
+        self,
+        key: str,
+        plan: Iterable[PlanStep | Mapping[str, Any]],
+        handler: Handler | None = None,
+        **options: Unpack[ExecuteOptions],
+    ) -> ExecutionResult:
+        """Work through a plan as `Store.execute` does. Coroutine functions are awaited on this event loop.
+
+        When this is cancelled the run stops, and the cancellation goes on once the `paused` checkpoint is saved.
+        Signals are the business of the event loop's owner: `asyncio.run` turns Ctrl-C into such a cancellation.
+        Hooks are called on the thread of the run.
+        """
+        given = options.pop("cancel", None)
+        cancellation = Cancellation()
+        work = partial(
+            self._sync._execute,
+            key,
+            plan,
+            handler,
+            **options,
+            cancel=cancellation,
+            loop=asyncio.get_running_loop(),
+        )
+        if given is not None:
+            given.subscribe(cancellation.cancel)
+        run = asyncio.ensure_future(self._workers.run(None, work, is_write=True))
+        try:
+            return await asyncio.shield(run)
+        except asyncio.CancelledError:
+            cancellation.cancel()
+            await asyncio.wait([run])
+            if not run.cancelled() and (error := run.exception()) is not None:
+                raise error from None
+            raise
+        finally:
+            if given is not None:
+                given.unsubscribe(cancellation.cancel)
 
     async def flush(self) -> None:
         """Return when every write whose wait was cancelled is settled."""

@@ -466,22 +466,24 @@ def test_show_prints_header_and_state(cli: Cli) -> None:
     assert "step:       2" in text
     assert '  "n": 2,' in text
     shown = cli.here("show", "run", "latest~2", "--json").json
-    assert set(shown) == {"checkpoint", "encoding", "state", "details_encoding", "details", "fallback"}
+    assert set(shown) == {
+        *("checkpoint", "encoding", "state", "details_encoding", "details", "fallback", "merged_triggers")
+    }
     assert (shown["state"]["n"], shown["encoding"], shown["fallback"]) == (1, "json", None)
     assert cli.here("show", "run", "step-99").code == 3
     assert cli.here("show", "run", "nonsense ref").code == 2
-    assert cli.here("show", "run", "latest", "more").code == 2
+    assert cli.here("show", "--session", "run", "latest", "n", "more").code == 2
     assert cli.here("--json", "show", "gone").error["session"] == "gone"
 
 
 def test_the_session_may_come_from_option_or_environment(cli: Cli) -> None:
-    """The argument, then --session, then HOLDFAST_SESSION; with --session all arguments are refs."""
+    """The argument, then --session, then HOLDFAST_SESSION, then the current one; with --session all are refs."""
     cli.fill()
     assert cli.here("show", "--session", "run", "step-2", "--json").json["checkpoint"]["step"] == 2
     assert cli.here("show", "--json", HOLDFAST_SESSION="run").json["checkpoint"]["step"] == 3
     assert cli.here("history", HOLDFAST_SESSION="gone").code == 3
     assert cli.here("history", "run", HOLDFAST_SESSION="gone").code == 0
-    assert cli.here("history").code == 2
+    assert cli.here("history").err == "session run (the most recently updated one)\n"
     assert cli.here("history", "run", "--session", "run").code == 2
     assert cli.here("delete", "--yes", HOLDFAST_SESSION="run").code == 2
 
@@ -531,7 +533,7 @@ def test_export_writes_a_readable_file(cli: Cli) -> None:
     assert (refused.code, refused.error["code"]) == (2, "file_exists")
     assert output.read_text(encoding="utf-8") == "mine"
     forced = cli("export", "run", "step-1", "--output", "debug.json", "--force", "--json").json
-    assert set(forced) == {"checkpoint", "encoding", "output", "size_bytes", "fallback"}
+    assert set(forced) == {"checkpoint", "encoding", "output", "size_bytes", "fallback", "format"}
     assert json.loads(output.read_bytes())["state"]["n"] == 1
     assert forced["size_bytes"] == output.stat().st_size
     assert json.loads(cli("export", "run", "--output", "-").out)["state"]["n"] == 3
@@ -563,7 +565,9 @@ def test_damage_is_reported_and_survived(cli: Cli) -> None:
     assert f"DAMAGED run #3: stored bytes of body 'state' of {headers[-1].id}" in done.out
     report = cli.here("verify", "run", "--json")
     assert report.code == 4
-    assert set(report.json) == {"is_intact", "sessions", "checkpoints", "bodies", "pruned", "findings"}
+    assert set(report.json) == {
+        *("is_intact", "sessions", "checkpoints", "bodies", "pruned", "findings", "result", "fixes")
+    }
     assert [set(each) for each in report.json["findings"]] == [
         {"session", "code", "message", "checkpoint", "seq"}
     ]
@@ -726,6 +730,8 @@ def test_errors_as_json_have_one_shape(cli: Cli) -> None:
         "branch": None,
         "checkpoint": None,
         "path": None,
+        "result": "FAIL",
+        "fixes": ["holdfast list"],
     }
 
 

@@ -182,7 +182,8 @@ def test_diff_as_json_is_typed(cli: Filled) -> None:
         session.save({"a": True, "b": [{"id": "y"}, {"id": "x"}], "new": {"k": [1]}, "raw": b"y"})
     found = cli.here("diff", "run", "--json").json
     assert set(found) == {
-        *("from", "to", "total", "added", "removed", "changed", "moved", "summary", "is_workflow", "changes")
+        *("from", "to", "elapsed_seconds", "total", "added", "removed", "changed", "moved", "summary"),
+        *("is_workflow", "changes"),
     }
     assert (found["from"]["seq"], found["to"]["seq"]) == (1, 2)
     changes = {change["path"]: change for change in found["changes"]}
@@ -221,8 +222,7 @@ def test_diff_refuses_what_contradicts_itself(cli: Filled) -> None:
     _is_refused(cli, "diff", "run", "--limit", "0")
     _is_refused(cli, "diff", "run", "--limit", "-3")
     _is_refused(cli, "diff", "run", "--from", "no such ref")
-    _is_refused(cli, "diff")
-    assert "no checkpoint before #1" in cli.here("diff", "run").err
+    assert "no checkpoint before #1" in cli.here("diff").err
     assert cli.here("diff", "run").code == 3
     assert cli.here("diff", "other").code == 3
 
@@ -287,7 +287,9 @@ def test_prune_as_json_has_these_fields(cli: Filled) -> None:
     cli.save("run", [HOUR, HOUR / 2])
     found = cli.here("prune", "run", "--dry-run", "--keep-last", "1", "--json").json
     totals = {"total", "kept", "deleted", "refused", "missing", "stored_bytes"}
-    assert set(found) == totals | {"is_dry_run", "reclaimed_bytes", "sessions", "errors"}
+    assert set(found) == totals | {
+        *("is_dry_run", "reclaimed_bytes", "sessions", "errors", "compressed", "result", "fixes")
+    }
     (session,) = found["sessions"]
     assert set(session) == totals | {"session", "rules", "warnings", "decisions"}
     assert session["rules"] == ["keep the last 1"]
@@ -367,12 +369,16 @@ def test_prune_refuses_what_makes_no_sense(cli: Filled, args: tuple[str, ...], m
     assert cli.seqs("run") == [1, 2]
 
 
-def test_prune_wants_the_session_to_be_named(cli: Filled) -> None:
-    """The environment names no session that loses checkpoints, and a missing one is not found."""
+def test_prune_wants_a_session_or_rules(cli: Filled) -> None:
+    """Without both nothing is pruned; with rules it is the current session, which is told; a missing one is not found."""
     cli.save("run", [HOUR, HOUR])
-    assert cli.here("prune", "--keep-last", "1", HOLDFAST_SESSION="run").code == 2
+    assert cli.here("prune", HOLDFAST_SESSION="run").code == 2
     assert cli.here("prune", "other", "--keep-last", "1").code == 3
+    assert cli.here("prune", "--keep-last", "1", HOLDFAST_SESSION="other").code == 3
     assert cli.seqs("run") == [1, 2]
+    done = cli.here("prune", "--keep-last", "1")
+    assert (done.code, "session run" in done.err) == (0, True)
+    assert cli.seqs("run") == [2]
 
 
 def test_prune_rules_unite(cli: Filled) -> None:
@@ -446,12 +452,15 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "store": ("sqlite:/srv/other.db", "sqlite:/srv/other.db"),
     "profile": ("agent", "agent"),
     "project": ("web", "web"),
+    "agent.command": ("my-agent --ask {prompt}", "my-agent --ask {prompt}"),
+    "time.zone": ("Europe/Berlin", "Europe/Berlin"),
     "retention.keep_tags": ("[release, plan]", ["release", "plan"]),
 }
 BY_KIND: dict[str, tuple[str, object]] = {
     "`true` or `false`": ("no", False),
     "whole number": ("7", 7),
     "whole days": ("3", 3),
+    "whole hours": ("48", 48),
     "duration": ("12h", 12 * 3600),
     "size": ("20MB", 20_000_000),
     "number of seconds": ("10m", 600),
@@ -572,13 +581,19 @@ OTHERWISE_TESTED = {
     "profile",
     "project",
     "checkpoint.history.enabled",
+    "checkpoint.compress_after_hours",
+    "agent.command",
     "agent.checkpoints.enabled",
     "agent.checkpoints.auto_checkpoint",
     "agent.checkpoints.compress_state",
     "limits.max_bytes",
     "limits.min_free_bytes",
+    "workflow.warn_stored_bytes",
+    "workflow.max_stored_bytes",
+    "workflow.max_raw_bytes",
     "keeper.enabled",
     "keeper.interval_seconds",
+    "time.zone",
 }
 """Keys that neither `prune` nor `clean` looks at."""
 
@@ -737,10 +752,13 @@ def test_the_reference_has_every_command_and_option(name: str) -> None:
     sections = {
         word: section
         for section in text.split("\n## ")[1:]
-        for word in re.findall(r"`([a-z]+)`", section.splitlines()[0])
+        for word in re.findall(r"`([a-z-]+)`", section.splitlines()[0])
     }
     common = {"--session", *(name for param in group.params for name in param.opts)}
-    options = {opt for param in _commands()[name].params for opt in (*param.opts, *param.secondary_opts)}
+    command = _commands()[name]
+    within = command.commands.values() if isinstance(command, click.Group) else ()
+    params = [param for each in (command, *within) for param in each.params]
+    options = {opt for param in params for opt in (*param.opts, *param.secondary_opts)}
     wanted = {option for option in options if option.startswith("--")} - common
     named = set(re.findall(r"(--[a-z][a-z-]*)", "\n".join(sections[name].splitlines()[1:])))
     assert wanted <= named

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from holdfast.cli import demo
 from holdfast.errors import HoldfastError
 
@@ -29,44 +30,54 @@ def run_demo(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_demo_tells_its_story_and_cleans_up(tmp_path: Path) -> None:
-    """It shows the kill, the history, the fallback and the finding, and leaves nothing behind."""
+    """Kill, resume, damage, compare, travel back, prune: it shows all of it, and leaves nothing behind."""
     done = run_demo(tmp_path)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("SIGKILL") == 2
     for part in (
-        "SIGKILL",
-        "are there and equal",
-        "Latest: cp_",
+        "[1/5] fetch: done before",
         "warning: Latest checkpoint corrupted, using history checkpoint from",
-        "DAMAGED research",
+        "completed: 3 steps",
+        "fetch 1x, check 1x, analyse 3x, report 2x, publish 1x",
+        'Variables changed:\n       + highest: "12.1"',
+        "Restored to: ",
+        "[main]",
+        "beyond the last 4",
+        ": intact",
         "Everything was as promised.",
-        "now removed",
     ):
         assert part in done.stdout
     assert done.stderr == ""
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_demo_really_damages_its_store(tmp_path: Path) -> None:
-    """The kept store has the damaged checkpoint, and it is the only finding."""
+def test_what_the_demo_did_can_be_looked_at(tmp_path: Path) -> None:
+    """The kept store holds the finished work on two branches, without the damaged checkpoint that was pruned."""
     done = run_demo(tmp_path, "--keep", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert set(result) == {
-        *("acknowledged", "unconfirmed", "found", "damaged", "recovered", "store", "is_kept")
-    }
-    assert result["acknowledged"] >= demo.SAVES_BEFORE_KILL
-    assert result["found"] in (result["acknowledged"], result["unconfirmed"])
-    command = [sys.executable, "-m", "holdfast", "verify", "--store", result["store"], "--json"]
-    verified = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert verified.returncode == 4
-    findings = json.loads(verified.stdout)["findings"]
-    assert [finding["checkpoint"] for finding in findings] == [result["damaged"]]
+    assert result["begun"] == {"fetch": 1, "check": 1, "analyse": 3, "report": 2, "publish": 1}
+    assert result["damaged"] != result["recovered"]
+    with holdfast.open(result["store"]) as store:
+        session = store.get("tides")
+        ids = {header.id for header in session.history(branch=None)}
+        assert (session.info.branch, session.info.status) == (result["branch"], "completed")
+        assert session.load().state["variables"]["report"] == "highest of 4: 12.1 m"
+        assert len(ids) == result["kept"]
+        assert result["damaged"] not in ids
+        assert store.verify().is_intact
 
 
-def test_the_demo_fails_when_a_promise_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state that does not come back as it was saved ends the story with an error."""
-    story = demo._Story(tmp_path / "demo.db", is_told=False)
-    acknowledged, unconfirmed = story._kill_a_writer()
-    monkeypatch.setattr(demo, "state_at", lambda step: {"other": step})
+@pytest.mark.parametrize("promise", ["once", "damage", "result"])
+def test_the_demo_fails_when_a_promise_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, promise: str
+) -> None:
+    """A step that runs again, damage that nobody notices, a wrong result: each ends it with an error."""
+    if promise == "once":
+        monkeypatch.setattr(demo, "WORKFLOW", demo.WORKFLOW.replace("echo fetch", "echo fetch fetch"))
+    elif promise == "damage":
+        monkeypatch.setattr(demo._Story, "_damage_newest", lambda _: ("cp_none", "cp_none"))
+    else:
+        monkeypatch.setattr(demo, "WORKFLOW", demo.WORKFLOW.replace("12.1", "12.3"))
     with pytest.raises(HoldfastError, match="not as promised"):
-        story._check_all(acknowledged, unconfirmed)
+        demo._Story(tmp_path, is_told=False).run(is_kept=True)

@@ -34,6 +34,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "project": ("2024", "2024"),
     "checkpoint.history.enabled": ("false", False),
     "checkpoint.history.max_count": ("25", 25),
+    "checkpoint.compress_after_hours": ("48", 48),
     "checkpoint.cleanup.enabled": ("no", False),
     "checkpoint.cleanup.completed_retention_days": ("3", 3),
     "checkpoint.cleanup.failed_retention_days": ("60", 60),
@@ -41,6 +42,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "checkpoint.cleanup.stale_days": ("45", 45),
     "checkpoint.cleanup.workflows.*.retention_days": ("90", 90),
     "checkpoint.cleanup.workflows.*.enabled": ("false", False),
+    "agent.command": ("ask {prompt}", "ask {prompt}"),
     "agent.checkpoints.enabled": ("off", False),
     "agent.checkpoints.auto_checkpoint": ("false", False),
     "agent.checkpoints.max_checkpoints_per_session": ("all", None),
@@ -58,8 +60,19 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "retention.max_bytes": ("500MB", 500_000_000),
     "limits.max_bytes": ("2GiB", 2 * 1024**3),
     "limits.min_free_bytes": ("1GB", 10**9),
+    "workflow.warn_stored_bytes": ("1MB", 10**6),
+    "workflow.max_stored_bytes": ("2MB", 2 * 10**6),
+    "workflow.max_raw_bytes": ("3MB", 3 * 10**6),
     "keeper.enabled": ("false", False),
     "keeper.interval_seconds": ("10m", 600),
+    "metrics.enabled": ("false", False),
+    "recorder.heartbeat_seconds": ("5m", 300),
+    "recorder.coalesce_seconds": ("1", 1),
+    "recorder.significant_seconds": ("10m", 600),
+    "workspace.max_file_bytes": ("10MB", 10_000_000),
+    "workspace.max_total_bytes": ("2GB", 2_000_000_000),
+    "workspace.ignore": ('["*.bin"]', ("*.bin",)),
+    "time.zone": ("Europe/Berlin", "Europe/Berlin"),
 }
 
 Load = Callable[..., Settings]
@@ -142,7 +155,8 @@ def test_every_key_can_be_a_flag(load: Load, name: str) -> None:
     """A flag sets any key, as text or as a value, in either spelling."""
     text, value = EXAMPLES[name]
     concrete = name.replace(ANY, "a.b")
-    given = ("a", "b", "a") if name == "retention.keep_tags" else text.strip('"')
+    lists = {"retention.keep_tags": ("a", "b", "a"), "workspace.ignore": ("*.bin",)}
+    given = lists.get(name, text.strip('"'))
     assert load(flags={concrete: given})[concrete] == value
     assert load(flags={camel(concrete): given}).origin(concrete).layer == "flag"
 
@@ -810,7 +824,8 @@ def test_yaml_is_imported_only_for_a_file(tmp_path: Path) -> None:
 
 
 def _row(key: Key) -> str:
-    default = key.unset if key.default is None else f"`{str(key.default).lower()}`"
+    value = str(key.default).lower() if isinstance(key.default, bool) else key.default
+    default = key.unset if value is None else f"`{value}`"
     name = key.name.replace(ANY, "NAME")
     return f"| `{name}` | {key.kind.label} | {default} | {key.meaning} |"
 
@@ -827,7 +842,7 @@ def test_the_reference_has_every_key() -> None:
 
 def test_the_reference_has_every_variable() -> None:
     """The page lists exactly the variables that set a key."""
-    listed = dict(re.findall(r"^\| `(HOLDFAST_\w+)` \| `(\w+)` \|", _page(), re.MULTILINE))
+    listed = dict(re.findall(r"^\| `(HOLDFAST_\w+)` \| `([\w.]+)` \|", _page(), re.MULTILINE))
     assert listed == VARIABLES
 
 

@@ -6,6 +6,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from holdfast.codec import exact
 from holdfast.engine import Fallback, Loaded
 from holdfast.model import STATE, Header
@@ -66,3 +68,44 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.id} #{self.seq}>"
+
+
+class Restored(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that goes on from an old checkpoint: on which branch, and what it left behind."""
+
+    checkpoint: Checkpoint
+    branch: str
+    is_new_branch: bool
+    previous_branch: str
+    previous_head: str | None
+    undo: str
+    parts: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> Any:
+        """The state to go on with."""
+        return self.checkpoint.state
+
+    @property
+    def restored_to(self) -> str:
+        """The id of the checkpoint."""
+        return self.checkpoint.id
+
+    @property
+    def timestamp(self) -> datetime:
+        """When it was saved."""
+        return self.checkpoint.created_at
+
+    @property
+    def message(self) -> str:
+        return self.checkpoint.header.message
+
+    @property
+    def recovery_complete(self) -> bool:
+        """Whether every connected part was in the checkpoint, and every part of it is connected.
+
+        With no part connected the state is the caller's, and nothing is missing.
+        """
+        return not self.missing and not (self.parts and self.extra)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
+from os import PathLike
 from typing import Any, Final, TypedDict
 
 from holdfast.config.rules import CLEANUP
 from holdfast.errors import InvalidInput
-from holdfast.history import refs
-from holdfast.model import Status, Trigger, TriggerKind, check_name, to_us
+from holdfast.history import refs, times
+from holdfast.model import Status, Trigger, TriggerKind, check_name
 from holdfast.policy.cleanup import rule_from
 from holdfast.policy.profiles import retention_for
 
@@ -52,6 +53,8 @@ class SaveOptions(TypedDict, total=False):
     this checkpoint. `external_id` is the caller's own name for it, unique on the branch. A repeat with the same
     `idempotency_key` and content returns the first checkpoint. `expect_head` names the checkpoint that must
     still be the branch's newest (None: there must be none), else `Conflict`. `fence` is a lease's token.
+    `workspace` captures the project files: a directory, or True for the session's or the current one; False leaves
+    out what the session would capture.
     """
 
     step: int | None
@@ -68,6 +71,7 @@ class SaveOptions(TypedDict, total=False):
     idempotency_key: str | None
     expect_head: str | None
     fence: int | None
+    workspace: bool | str | PathLike[str] | None
 
 
 def policy_of(
@@ -93,12 +97,42 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
 
 
-def ref_of(ref: str | int | datetime) -> refs.Ref:
+def ref_of(ref: str | int | datetime, *, now_us: int, zone: tzinfo = UTC) -> refs.Ref:
     if isinstance(ref, datetime):
-        return refs.Moment(to_us(ref))
+        return refs.Moment(times.of_datetime(ref, zone))
     if isinstance(ref, int):
         return refs.Seq(ref)
-    return refs.parse(ref)
+    return refs.parse(ref, now_us=now_us, zone=zone)
+
+
+def time_of(time: str | datetime, *, now_us: int, zone: tzinfo = UTC) -> int:
+    if isinstance(time, datetime):
+        return times.of_datetime(time, zone)
+    return times.read(time, now_us=now_us, zone=zone)
+
+
+def query_of(
+    *,
+    time: str | datetime | None,
+    seq: int | None,
+    id: str | None,
+    tag: str | None,
+    now_us: int,
+    zone: tzinfo,
+) -> refs.Ref:
+    """The ref for the first of time, seq and id that is given."""
+    if isinstance(time, datetime):
+        return refs.Moment(times.of_datetime(time, zone), tag)
+    if time is not None:
+        return refs.Moment(times.read(time, now_us=now_us, zone=zone), tag)
+    if seq is not None:
+        return refs.Seq(seq)
+    if id is None:
+        raise InvalidInput("a query needs a time, a seq or an id", code="invalid_query")
+    ref = refs.parse(id, now_us=now_us, zone=zone)
+    if not isinstance(ref, refs.Id):
+        raise InvalidInput(f"{id!r} is no id, nor the beginning of one", code="invalid_query")
+    return ref
 
 
 def status_of(status: Status | str) -> Status:

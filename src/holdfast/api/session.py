@@ -2,44 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
-from typing import Any, Literal, Unpack, overload
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, tzinfo
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from holdfast import config as configuration
-from holdfast.api.checkpoint import DETAILS, Checkpoint
+from holdfast.api.checkpoint import DETAILS, Checkpoint, Restored
+from holdfast.api.connecting import parts_of, restore_with_parts, undo_with_parts
+from holdfast.api.files import Files, Workspace
 from holdfast.api.options import (
     KEEPS_ALL,
     RetentionRules,
     SaveOptions,
     names_of,
+    query_of,
     ref_of,
     status_of,
+    time_of,
     trigger_of,
 )
 from holdfast.config import Settings
 from holdfast.config.rules import retention_of
 from holdfast.engine import Engine, Pending, Save
 from holdfast.errors import NotFound
-from holdfast.history import refs
+from holdfast.history import branches as branching
+from holdfast.history import merging, refs, restore, times
+from holdfast.history.between import CheckpointComparison, between
+from holdfast.history.compare import compare
+from holdfast.history.merge import Side
+from holdfast.history.merging import Merged, Strategy
+from holdfast.history.paths import parse_path
+from holdfast.history.timeline import Timeline
+from holdfast.history.tracing import ValueChange, trace
+from holdfast.lifecycle.heartbeat import Wait
+from holdfast.lifecycle.merged import snapshot_fields
+from holdfast.lifecycle.recorder import Recorder
+from holdfast.lifecycle.resumption import HasArtifact
 from holdfast.maintenance.prune import PrunePlan, PruneReport, apply_prune, plan_prune
 from holdfast.maintenance.verify import Progress, VerifyReport, verify
-from holdfast.model import STATE, Branch, Header, Status, Trigger, TriggerKind
+from holdfast.model import STATE, Branch, BranchState, Header, Status, Trigger, TriggerKind
 from holdfast.model import Session as SessionInfo
+from holdfast.parts.automatic import AutoTrigger
+from holdfast.parts.connected import Extra, Missing, PutBack
+from holdfast.parts.environment import ALLOWED, captured
+from holdfast.parts.port import Part
+from holdfast.parts.recovery import CodeState, RecoveryPoint, ReplayCommand, recovery_point
 from holdfast.policy.profiles import retention_for
 from holdfast.policy.retention import Retention
 from holdfast.storage.port import ANY_HEAD, BodyInfo, Event, HeaderQuery, Usage
+
+if TYPE_CHECKING:
+    from holdfast.workspace.changed import CodeChanges
+    from holdfast.workspace.compare import FileComparison
+    from holdfast.workspace.patches import CommitPatches
+    from holdfast.workspace.recorded import CapturedFiles
+    from holdfast.workspace.restore import FilesRestored
 
 
 class Session:
     """One run of an agent or workflow in a store. A handle stays with its incarnation: after the session was
     deleted, saving raises `NotFound`, even when a new one has the same key."""
 
-    def __init__(self, engine: Engine, info: SessionInfo, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        info: SessionInfo,
+        settings: Settings | None = None,
+        *,
+        workspace: Workspace = None,
+    ) -> None:
         self._engine = engine
         self._settings = settings
         self._uid = info.uid
         self._key = info.key
+        self._files = Files(engine, info.uid, settings, workspace)
+        self._parts = parts_of(engine, info.uid, settings, save=self._save_captured)
 
     @property
     def key(self) -> str:
@@ -72,7 +110,8 @@ class Session:
 
         With `wait=False` the state is encoded at once, a handle is returned, and a background thread commits;
         `handle.result()` tells when it is durable. A state that would not come back equal is refused before
-        anything is written. The options are those of `SaveOptions`.
+        anything is written. The options are those of `SaveOptions`. With `workspace` the project files are
+        captured too, with `wait=False` in the background.
 
         Raises:
             InvalidInput: the state or an option cannot be saved; `.path` names the place in the state.
@@ -80,8 +119,8 @@ class Session:
             NotFound: the session was deleted.
             BackendUnavailable: nothing was stored; `.retryable` says whether to repeat.
         """
-        save = self._save_of(state, **options)
-        return self._engine.save(save) if wait else self._engine.submit_in_background(save)
+        save, root = self._save_of(state, **options)
+        return self._files.save(save, root) if wait else self._files.submit(save, root)
 
     def _save_of(
         self,
@@ -101,11 +140,13 @@ class Session:
         idempotency_key: str | None = None,
         expect_head: str | None = ANY_HEAD,
         fence: int | None = None,
-    ) -> Save:
+        workspace: Workspace = None,
+    ) -> tuple[Save, str | None]:
+        """The save, and the tree to capture with it."""
         bodies = {STATE: self._engine.encode(state)}
         if details is not None:
             bodies[DETAILS] = self._engine.encode(details)
-        return Save(
+        save = Save(
             session=self._uid,
             bodies=bodies,
             branch=branch,
@@ -122,6 +163,7 @@ class Session:
             metadata={} if metadata is None else metadata,
             requires=names_of("requires", requires),
         )
+        return save, self._files.root_to_capture(workspace)
 
     # --- loading
 
@@ -163,7 +205,76 @@ class Session:
 
     def header(self, ref: str | int | datetime) -> Header:
         """The verified header a ref names, without its bodies."""
-        return refs.resolve(self._engine, self.info, ref_of(ref))
+        zone = self._zone
+        return refs.resolve(
+            self._engine, self.info, ref_of(ref, now_us=self._engine.clock(), zone=zone), zone=zone
+        )
+
+    @property
+    def _zone(self) -> tzinfo:
+        """Where a time that names no zone is at home."""
+        return times.zone_named("UTC" if self._settings is None else self._settings["time.zone"])
+
+    def query(
+        self,
+        *,
+        time: str | datetime | None = None,
+        seq: int | None = None,
+        id: str | None = None,
+        tag: str | None = None,
+    ) -> Checkpoint | None:
+        """The checkpoint at a time, else with that seq, else with that id: the first of them that is given counts.
+
+        With `tag` only one that has it: by time the newest of those at or before. None when there is none.
+
+        Raises:
+            InvalidInput: neither time, seq nor id is given (`invalid_query`), or one of them makes no sense.
+            Corrupt: it is damaged.
+        """
+        ref = query_of(time=time, seq=seq, id=id, tag=tag, now_us=self._engine.clock(), zone=self._zone)
+        header = refs.find(self._engine, self.info, ref, zone=self._zone)
+        if header is None or (tag is not None and tag not in header.tags):
+            return None
+        return Checkpoint(self._engine.load(header))
+
+    def compare(
+        self,
+        older: str | int | datetime,
+        newer: str | int | datetime = "latest",
+        *,
+        limit: int | None = None,
+    ) -> CheckpointComparison:
+        """What changed from one checkpoint to another: typed changes, counts, a summary, and the time between.
+
+        Keeps at most `limit` changes and counts all.
+        """
+        before, after = self.load(older), self.load(newer)
+        return between(before.header, after.header, compare(before.state, after.state, limit=limit))
+
+    def diff(
+        self,
+        older: str | int | datetime,
+        newer: str | int | datetime = "latest",
+        *,
+        limit: int | None = None,
+    ) -> CheckpointComparison:
+        """Short for `compare`."""
+        return self.compare(older, newer, limit=limit)
+
+    def log(
+        self, path: str, *, ref: str | int | datetime = "latest", limit: int | None = None
+    ) -> Iterator[ValueChange]:
+        """Where one value of the state changed on the way to a checkpoint, oldest first; the last `limit` ones.
+
+        `path` reads like `context.messages[-1]`. Checkpoints that do not verify are left out and logged.
+
+        Raises:
+            InvalidInput: the path is none (`invalid_path`).
+            NotFound: there is no such checkpoint.
+        """
+        steps = parse_path(path)
+        until = None if ref == "latest" else self.header(ref)
+        return trace(self._engine, self.info, steps, until=until, limit=limit)
 
     def history(
         self,
@@ -188,9 +299,33 @@ class Session:
         )
         return self._engine.headers(query, metadata=metadata)
 
-    def bodies(self) -> list[BodyInfo]:
-        """How the contents of this session are stored: codec and size of every body."""
-        return self._engine.backend.bodies(self._uid)
+    def timeline(
+        self,
+        *,
+        since: str | datetime | None = None,
+        branch: str | None = None,
+        tag: str | None = None,
+        limit: int | None = None,
+        fold: bool = False,
+    ) -> Timeline:
+        """All branches of this session as one graph, rows newest first. Headers are read, states are not.
+
+        What does not match a filter is folded into rows that say how much it is, so that the graph stays
+        connected. `fold` does the same with long runs of plain automatic checkpoints; `limit` is in rows.
+
+        Raises:
+            NotFound: there is no such branch, or no checkpoint with that tag; the message says what there is.
+            InvalidInput: `since` is no time, or `limit` below 1.
+        """
+        from holdfast.history.timeline.reading import Filter, read_timeline  # only who draws pays for it
+
+        since_us = None if since is None else time_of(since, now_us=self._engine.clock(), zone=self._zone)
+        wanted = Filter(since_us=since_us, branch=branch, tag=tag)
+        return read_timeline(self._engine, self.info, wanted=wanted, fold=fold, limit=limit)
+
+    def bodies(self, *ids: str) -> list[BodyInfo]:
+        """How contents are stored: codec and size of every body of these checkpoints, of all unless given."""
+        return self._engine.backend.bodies(self._uid, ids or None)
 
     def branches(self) -> list[Branch]:
         return self._engine.backend.branches(self._uid)
@@ -205,6 +340,313 @@ class Session:
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
         """Check every byte of this session."""
         return verify(self._engine, self.info, progress=progress)
+
+    # --- the life of a run
+
+    def recorder(
+        self,
+        *,
+        state: Callable[[], object] | None = None,
+        plan_path: str | None = None,
+        heartbeat_seconds: float | None = None,
+        coalesce_seconds: float | None = None,
+        fence: int | None = None,
+        has_artifact: HasArtifact = os.path.exists,
+        wait: Wait | None = None,
+    ) -> Recorder:
+        """A recorder for an agent loop: it takes a snapshot at every boundary that matters, and a heartbeat.
+
+        `state` returns what to save; without it, `update` sets that. `has_artifact` tells whether what a step needs
+        is there. The timers are those of the settings unless given; `wait` replaces waiting, for tests.
+        """
+        settings = configuration.load(cwd=None, environ={}) if self._settings is None else self._settings
+        every, window = settings["recorder.heartbeat_seconds"], settings["recorder.coalesce_seconds"]
+        return Recorder(
+            self._engine,
+            self.info,
+            state=state,
+            plan_path=plan_path,
+            heartbeat_seconds=every if heartbeat_seconds is None else heartbeat_seconds,
+            coalesce_seconds=window if coalesce_seconds is None else coalesce_seconds,
+            fence=fence,
+            has_artifact=has_artifact,
+            wait=wait,
+        )
+
+    def run_document(self, ref: str | int | datetime = "latest") -> dict[str, Any]:
+        """The fields of the snapshot document for a checkpoint: source, status, step, context, outcomes.
+
+        `source_details` also names the triggers that were merged into it later. What nobody gave is left out.
+        """
+        loaded = self.load(ref)._loaded
+        return snapshot_fields(self._engine, self.info, loaded)
+
+    # --- branches
+
+    def fork(
+        self,
+        ref: str | int | datetime = "latest",
+        name: str | None = None,
+        *,
+        switch: bool = True,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Branch:
+        """Begin a branch at a checkpoint, and unless `switch` is False go on there. Nothing is copied.
+
+        Without a name it gets one such as `from-12`, after the number of the checkpoint.
+
+        Raises:
+            NotFound: there is no such checkpoint.
+            Conflict: a branch has that name (`branch_exists`).
+        """
+        return branching.fork(self._engine, self.header(ref), name, switch=switch, metadata=metadata)
+
+    def switch(self, name: str) -> Branch:
+        """Go on with another branch: `latest` is its head, and saves go there, whoever saves.
+
+        Raises:
+            NotFound: there is none of that name (`branch_not_found`).
+            Conflict: it was merged, abandoned or archived (`branch_closed`).
+        """
+        return branching.switch(self._engine, self._uid, name)
+
+    def merge(
+        self, name: str, *, strategy: Strategy = "union", message: str = "", on_conflict: Side | None = None
+    ) -> Merged:
+        """Merge a branch into the current one, as a checkpoint with both heads as parents, and close it.
+
+        `union` merges the two states, compared with the one both began from; `ours` and `theirs` take one of
+        them. What both sides changed differently is a conflict, unless `on_conflict` names the side to take.
+
+        Raises:
+            MergeConflict: with all `clashes`; nothing is written.
+            Conflict: someone saved meanwhile (`head_moved`), or the branch is current or closed.
+            NotFound: there is no such branch, or nothing on it.
+            Corrupt: a state that is needed is damaged.
+        """
+        return merging.merge(
+            self._engine, self.info, name, strategy=strategy, message=message, on_conflict=on_conflict
+        )
+
+    def abandon(self, name: str) -> Branch:
+        """Close a branch that led nowhere. Its checkpoints stay until the session's rules let them go."""
+        return branching.close(self._engine, self._uid, name, BranchState.ABANDONED)
+
+    def archive(self, name: str) -> Branch:
+        """Close a branch that is done. Its checkpoints stay until the session's rules let them go."""
+        return branching.close(self._engine, self._uid, name, BranchState.ARCHIVED)
+
+    def reopen(self, name: str) -> Branch:
+        """Open a branch again that was merged, abandoned or archived."""
+        return branching.reopen(self._engine, self._uid, name)
+
+    def restore(
+        self,
+        ref: str | int | datetime,
+        *,
+        branch: str | None = None,
+        expect_head: str | None = ANY_HEAD,
+        missing: Missing = "error",
+        extra: Extra = "ignore",
+    ) -> Restored:
+        """Go on from an old checkpoint, on a branch that has it as head; one is forked if there is none.
+
+        Nothing is deleted: what came after stays on the branch that is left. `restore("latest@before")` goes back
+        there. `branch` names the new branch. `expect_head` is the id that `latest` must still have.
+
+        Where parts are connected they get what the checkpoint holds of them, all or none, and the session moves only
+        if nobody saves meanwhile. What they held and nobody saved is gone. A connected part that the checkpoint
+        lacks is an error, or with `missing="keep"` stays as it is; what the checkpoint has and nobody connected is
+        ignored, or with `extra="error"` an error. The result names both.
+
+        Raises:
+            NotFound: there is no such checkpoint, or it lacks a part (`part_not_saved`).
+            Corrupt: it is damaged; nothing changed.
+            Conflict: someone saved meanwhile (`head_moved`), or the branch is taken or closed.
+            PartFailed: a part failed; all parts and the session are as before, but for what the error names.
+        """
+        parts = PutBack()
+        if ref == restore.BEFORE and branch is None:
+            if self._parts.names:
+                done, parts = undo_with_parts(
+                    self._engine,
+                    self._parts,
+                    self.info,
+                    expect_head=expect_head,
+                    missing=missing,
+                    extra=extra,
+                )
+            else:
+                done = restore.undo(self._engine, self.info, expect_head=expect_head)
+        elif self._parts.names:
+            done, parts = restore_with_parts(
+                self._engine,
+                self._parts,
+                self.header(ref),
+                branch=branch,
+                expect_head=expect_head,
+                missing=missing,
+                extra=extra,
+            )
+        else:
+            done = restore.restore(self._engine, self.header(ref), branch=branch, expect_head=expect_head)
+        return Restored(
+            checkpoint=Checkpoint(done.loaded),
+            branch=done.branch.name,
+            is_new_branch=done.is_new_branch,
+            previous_branch=done.left.name,
+            previous_head=done.left.head,
+            undo=done.undo,
+            parts=parts.restored,
+            missing=parts.missing,
+            extra=parts.extra,
+        )
+
+    # --- project files
+
+    def files(self, ref: str | int | datetime = "latest") -> CapturedFiles:
+        """The files that a checkpoint holds; for `latest` those of the newest one that holds any.
+
+        Raises:
+            NotFound: it was saved without (`files_not_captured`).
+        """
+        return self._files.captured(self._header_with_files(ref))
+
+    def diff_files(
+        self,
+        older: str | int | datetime = "latest",
+        newer: str | int | datetime | None = None,
+        *,
+        paths: Iterable[str] = (),
+        workspace: Workspace = None,
+    ) -> FileComparison:
+        """Which files differ between two checkpoints; without `newer`, between one and the files as they are now.
+
+        Raises:
+            NotFound: one of them has no files. InvalidInput: it is not clear where the files are now.
+        """
+        before = self._header_with_files(older)
+        after = None if newer is None else self._header_with_files(newer)
+        return self._files.compare(before, after, paths=paths, workspace=workspace)
+
+    def restore_files(
+        self,
+        ref: str | int | datetime,
+        paths: Iterable[str] = (),
+        *,
+        workspace: Workspace = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> FilesRestored:
+        """Make the project files, or these paths, what they were at a checkpoint; the state stays as it is.
+
+        A safety checkpoint is taken first. Every file is replaced whole, and files that are not captured are never
+        touched. A dry run only tells what would change.
+
+        Raises:
+            NotFound: the checkpoint has no files, or not these.
+            Conflict: files changed since the newest capture (`files_changed`): use `force`, or save first.
+            BackendUnavailable: the files cannot be prepared (`files_not_restored`). Nothing changed.
+        """
+        header = self._header_with_files(ref)
+        return self._files.restore(header, paths=paths, workspace=workspace, dry_run=dry_run, force=force)
+
+    def undo_files(
+        self, *, workspace: Workspace = None, dry_run: bool = False, force: bool = False
+    ) -> FilesRestored:
+        """Take the last restore of files back; undoing twice is doing it again.
+
+        Raises:
+            NotFound: there was none (`nothing_to_undo`).
+            Conflict: files changed since (`files_changed`).
+        """
+        return self._files.undo(self.info, workspace=workspace, dry_run=dry_run, force=force)
+
+    def code_changed(
+        self,
+        notify: Callable[[tuple[str, ...], str | None], object] | None = None,
+        *,
+        workspace: Workspace = None,
+    ) -> CodeChanges | None:
+        """What changed in the project since its newest capture, None if nothing; `notify` gets paths and commit."""
+        return self._files.changed(workspace, notify)
+
+    def code_patches(
+        self, ref: str | int | datetime = "latest", *, workspace: Workspace = None
+    ) -> CommitPatches:
+        """The commit of a checkpoint's files, and the patches for `git apply` that lead from there to them.
+
+        Raises:
+            NotFound: the checkpoint has no files, or the repository not that commit (`commit_not_found`).
+        """
+        return self._files.patches(self._header_with_files(ref), workspace)
+
+    def _header_with_files(self, ref: str | int | datetime) -> Header:
+        return self._files.latest(self.info) if ref == "latest" else self.header(ref)
+
+    # --- connected parts
+
+    def connect(self, name: str, part: Part) -> None:
+        """Let a part be saved and restored with this handle: anything with `snapshot()` and `restore(data)`.
+
+        One that also has `validate(data)` is asked before anything is restored.
+
+        Raises:
+            InvalidInput: it is no part (`not_a_part`), or it or its name is connected already (`part_connected`).
+        """
+        self._parts.connect(name, part)
+
+    def _save_captured(self, save: Save) -> Header:
+        return self._files.save(save, self._files.root_to_capture(None))
+
+    def disconnect(self, name: str) -> None:
+        """Let a connected part go; `NotFound` (`part_not_connected`) if there is none of that name."""
+        self._parts.disconnect(name)
+
+    def checkpoint(
+        self, message: str = "", tags: Iterable[str] = (), *, expect_head: str | None = ANY_HEAD
+    ) -> Header:
+        """Save what all connected parts hold, as a manual checkpoint whose state has each under its name.
+
+        Raises:
+            InvalidInput: no part is connected (`no_parts`), or one gave something that cannot be saved; `.path`
+                begins with its name.
+            PartFailed: a part failed (`part_snapshot_failed`). Nothing was saved.
+            Conflict: someone wrote first.
+        """
+        return self._parts.checkpoint(message, tags, expect_head=expect_head)
+
+    def auto_checkpoint(self, trigger: AutoTrigger | str, *, tags: Iterable[str] = ()) -> Header | None:
+        """Save what all connected parts hold because of an event, with message `Auto: …` and its tags.
+
+        `significant_time_passed` is held back, and None returned, until `recorder.significant_seconds` (300) after
+        the last checkpoint, whoever saved it; the warning of a compaction never is. The same trigger within 3 s that
+        finds nothing changed is noted on the checkpoint before, which is returned. Otherwise as `checkpoint`.
+        """
+        return self._parts.auto_checkpoint(trigger, tags=tags)
+
+    def recovery_point(
+        self,
+        ref: str | int | datetime = "latest",
+        *,
+        commit: str | None = None,
+        patches: Iterable[str] = (),
+        environment: Mapping[str, str] | None = None,
+        allowed: Iterable[str] = ALLOWED,
+        commands: Iterable[str] = (),
+    ) -> RecoveryPoint:
+        """What a person does to be where a checkpoint was: as data, as text, and as a script that nothing runs.
+
+        Of `environment` only the variables in `allowed` are taken, and what looks like a secret is hidden.
+
+        Raises:
+            NotFound: there is no such checkpoint.
+            InvalidInput: the commit is none (`invalid_commit`).
+        """
+        checkpoint = self.load(ref)
+        code = CodeState(commit=commit, patches=tuple(patches), env_vars=captured(environment or {}, allowed))
+        replays = [ReplayCommand(command=command) for command in commands]
+        return recovery_point(self._key, checkpoint.id, code=code, commands=replays)
 
     # --- status
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from holdfast import config as configuration
 from holdfast.api.checkpoint import Checkpoint
+from holdfast.api.counting import CountedRun, counted, meter_of
+from holdfast.api.executing import ExecuteOptions, execute
+from holdfast.api.files import Workspace
 from holdfast.api.options import CleanupRules, RetentionRules, policy_of, status_of
 from holdfast.api.session import Session
 from holdfast.codec import exact
@@ -16,15 +19,27 @@ from holdfast.config import Settings
 from holdfast.config.rules import compresses, retention_of
 from holdfast.engine import Engine
 from holdfast.errors import HoldfastError, NotFound
+from holdfast.executor.agents import AgentStore
+from holdfast.executor.plan import PlanStep
+from holdfast.executor.result import ExecutionResult
+from holdfast.executor.scripts import Run
+from holdfast.executor.steps import Handler
+from holdfast.lifecycle.phases import Phases, phases_home
 from holdfast.maintenance.budget import Budget, Limits
 from holdfast.maintenance.clean import CleanEntry, CleanReport, apply_clean
 from holdfast.maintenance.keeper import Keeper, plans_to_clean
+from holdfast.maintenance.metering import MeteredEngine
+from holdfast.maintenance.metrics import Metrics, metrics_of, totals_of
 from holdfast.maintenance.prune import PrunePlan, PruneReport
 from holdfast.maintenance.space import reclaim
 from holdfast.maintenance.verify import Progress, VerifyReport, verify
 from holdfast.model import Header, Status, utc_now_us
 from holdfast.model import Session as SessionInfo
 from holdfast.storage.port import Backend, HeaderQuery, SessionQuery, Usage
+from holdfast.workspace import background
+
+if TYPE_CHECKING:
+    from holdfast.api.investigating import Investigation
 
 
 class Store:
@@ -43,8 +58,9 @@ class Store:
         clock: Callable[[], int] = utc_now_us,
     ) -> None:
         self._settings = configuration.load(cwd=None, environ={}) if settings is None else settings
-        self._engine = Engine(
+        self._engine = MeteredEngine(
             backend,
+            meter=meter_of(backend.url, settings, clock=clock),
             keyframe_every=keyframe_every,
             max_state_bytes=max_state_bytes,
             compresses=partial(compresses, self._settings),
@@ -77,11 +93,13 @@ class Store:
         metadata: Mapping[str, Any] | None = None,
         retention: RetentionRules | None = None,
         cleanup: CleanupRules | None = None,
+        workspace: Workspace = None,
     ) -> Session:
         """The session with that key, created if there is none. Fields that are given are stored; others stay.
 
         A new one gets profile and project of the settings unless they are given. `retention` and `cleanup` are
-        its own rules and come before those of settings and profile; `{}` takes them back.
+        its own rules and come before those of settings and profile; `{}` takes them back. With `workspace`, a
+        directory, every save by this handle captures the project files there.
         """
         given: dict[str, Any] = {
             name: value
@@ -102,7 +120,91 @@ class Store:
         changed = {name: value for name, value in given.items() if getattr(info, name) != value}
         if changed:
             info = self._engine.describe_session(info.uid, changed)
-        return self._session(info)
+        return Session(self._engine, info, self._settings, workspace=workspace)
+
+    def run(
+        self,
+        key: str,
+        *,
+        resume: bool = True,
+        force: bool = False,
+        profile: str | None = None,
+        project: str | None = None,
+    ) -> Run:
+        """A resumable script: `with store.run("nightly") as run: pages = run.step("fetch", fetch, url)`.
+
+        Steps that finished, in whichever process, return their stored output without being called. One process
+        runs a script at a time. With `resume=False` all steps are called again, in a new run of the same session.
+        `force` lets a finished step that is called with other arguments run again, instead of refusing it. A new
+        session has the profile `agent` unless another is given.
+        """
+
+        def find() -> SessionInfo:
+            is_new = self._engine.backend.session_by_key(key) is None
+            return self.session(key, profile=profile or ("agent" if is_new else None), project=project).info
+
+        return CountedRun(self._engine, find, resume=resume, force=force)
+
+    def execute(
+        self,
+        key: str,
+        plan: Iterable[PlanStep | Mapping[str, Any]],
+        handler: Handler | None = None,
+        **options: Unpack[ExecuteOptions],
+    ) -> ExecutionResult:
+        """Work through a plan in a session: `handler` does each step, and every completed step is saved.
+
+        A step that fails is part of the result; with `resume=True` the same call goes on where the work stopped:
+        completed steps are never done again, one that was interrupted or failed is. The handler gets a
+        `StepContext` and returns what is to be saved, or an `Outcome`; plain functions are called on threads, and
+        coroutine functions awaited on an event loop. The options are those of `ExecuteOptions`.
+
+        Raises:
+            InvalidInput: the plan (`invalid_plan`) or an option makes no sense.
+            NotFound: (`nothing_to_resume`) there is no checkpoint to resume from.
+            Conflict: someone else runs the session (`lease_held`) or took it over (`lease_lost`), or the plan is
+                not the one that was saved (`plan_changed`).
+            BackendUnavailable: a save failed; the run stopped, and no step is marked because of it.
+            Interrupted: SIGINT or SIGTERM came; the work is saved as `paused`.
+        """
+        return self._execute(key, plan, handler, **options)
+
+    def _execute(self, key: str, plan: Any, handler: Handler | None, **options: Any) -> ExecutionResult:
+        def open_session(key: str, profile: str | None, project: str | None) -> SessionInfo:
+            return self.session(key, profile=profile, project=project).info
+
+        result: ExecutionResult = counted(
+            self._engine,
+            execute,
+            self._engine,
+            self._settings,
+            open_session,
+            key,
+            plan,
+            handler,
+            **options,
+        )
+        return result
+
+    def investigation(self, session: str | Session) -> Investigation:
+        """The debugging session of that key, taken up where it stands, or begun with the profile `debug`.
+
+        Raises:
+            InvalidInput: the session holds something else (`not_an_investigation`).
+        """
+        from holdfast.api.investigating import Investigation  # only who investigates pays for it
+
+        return Investigation(self, session)
+
+    @property
+    def agents(self) -> AgentStore:
+        """Checkpoints of agents by session and project, with typed states."""
+        return AgentStore(self._engine, project=self._settings["project"])
+
+    @property
+    def phases(self) -> Phases:
+        """Checkpoints at the phases of a task, and what is not finished; with `seed.json` in the `phase` layout."""
+        return Phases(self._engine, home=phases_home(self._engine))
 
     def _session(self, info: SessionInfo) -> Session:
         return Session(self._engine, info, self._settings)
@@ -141,6 +243,10 @@ class Store:
 
     def usage(self) -> Usage:
         return self._engine.backend.usage()
+
+    def metrics(self) -> Metrics:
+        """What was counted in this store by all processes: saves, sizes, latencies, failures, resumes."""
+        return metrics_of(totals_of(self._engine.meter.counts()))
 
     @overload
     def prune(self, *, dry_run: Literal[False] = False) -> tuple[PruneReport, ...]: ...
@@ -206,6 +312,7 @@ class Store:
 
     def close(self) -> None:
         """Finish saves that are under way, prune what is due, release everything. Repeating it is harmless."""
+        background.close(self._engine)
         if self._keeper is not None:
             self._engine.flush()
             self._keeper.close()
@@ -231,6 +338,7 @@ def _keeper_of(engine: Engine, settings: Settings) -> Keeper | None:
             policies=settings.cleanup_policies,
             limits=limits,
             keeps_history=settings["checkpoint.history.enabled"],
+            compress_after_hours=settings["checkpoint.compress_after_hours"],
             interval_seconds=settings["keeper.interval_seconds"],
         )
         engine.on_saved, engine.on_finished, budget = keeper.saved, keeper.finished, keeper.budget

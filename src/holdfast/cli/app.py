@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,37 +12,59 @@ from typing import Any, Final, TypeVar
 import click
 import msgspec
 
-from holdfast.cli.printing import clean, clean_json, json_document
+from holdfast.cli.printing import clean, clean_json, json_document, note
 from holdfast.errors import Conflict, Corrupt, HoldfastError, InvalidInput, NotFound
 
 T = TypeVar("T")
 
 COMMANDS: Final = {
+    "at": ("at", "Show the state as it was at a time."),
+    "backup": ("backup", "Write the whole store to a file, while it is in use."),
+    "branch": ("branch", "List, fork, switch, merge and close branches."),
     "cancel": ("finish", "Mark a session as cancelled."),
     "clean": ("clean", "Remove whole sessions that are old enough."),
     "cleanup": ("clean", "The same as clean."),
     "complete": ("finish", "Mark a session as completed."),
     "completion": ("completion", "Print the completion script for a shell."),
     "config": ("config", "Show the configuration, and what is wrong with it."),
+    "copy": ("copying", "Copy sessions into another store."),
+    "create": ("create", "Create a checkpoint by hand."),
     "delete": ("delete", "Remove checkpoints or a session for good."),
     "demo": ("demo", "Show a crash and damage, and how both are survived."),
     "diff": ("diff", "Show what changed between two checkpoints."),
+    "doctor": ("doctor", "Look a store over, and say what to do about what is wrong."),
     "export": ("export", "Write a checkpoint as readable JSON."),
     "fail": ("finish", "Mark a session as failed."),
     "history": ("history", "Show what led to where a session stands."),
+    "hook": ("hooks", "Answer an event of a coding agent."),
+    "hooks": ("hooks", "Install the hooks of coding agents, and see after them."),
+    "investigate": ("investigate", "Keep a debugging session: hypotheses, beliefs, gaps."),
+    "import": ("importing", "Bring in what another system saved."),
     "list": ("listing", "List sessions, or checkpoints."),
+    "log": ("log", "Show what was done, or how one value changed."),
+    "mcp": ("mcp", "Serve checkpoints to agents by the Model Context Protocol."),
     "pause": ("finish", "Mark a session as paused."),
     "prune": ("prune", "Remove old checkpoints that no rule keeps."),
+    "recover": ("copying", "Salvage a damaged store into a new one."),
+    "restore": ("restore", "Go on from an old checkpoint, on a branch."),
+    "restore-backup": ("backup", "Make a backup the store."),
+    "resume": ("resume", "Go on with a workflow where it stopped."),
+    "run": ("run", "Run a workflow file, saving after every step."),
     "save": ("save", "Save a state as the next checkpoint."),
     "show": ("show", "Show a checkpoint and its state."),
+    "stats": ("stats", "Show what was counted: saves, sizes, latencies, resumes."),
     "status": ("status", "Show how much is stored and where it stands."),
+    "timeline": ("timeline", "Draw the branches of a session as a graph."),
     "verify": ("verify", "Check every stored byte."),
+    "worker": ("worker", "Run the workflows that wait in a queue."),
 }
 """Command -> the module that has it, and its line in the overview, which is printed without importing it."""
 
 EXIT_CODES: Final = ((InvalidInput, 2), (NotFound, 3), (Corrupt, 4), (Conflict, 5))
 DAMAGE: Final = 4
 INTERRUPTED: Final = 130
+REPEAT_SECONDS: Final = 5.0
+"""How long a log line is not repeated."""
 
 
 @dataclass
@@ -144,8 +165,8 @@ holdfast = LazyGroup(
     name="holdfast",
     help=(
         "Durable checkpoints for AI agents and workflows.\n\n"
-        "Times are UTC. A REF names a checkpoint: latest, latest~2, newest, seq:12, step-5, tag:NAME, "
-        "branch:NAME, an id or its beginning, or a time such as '2025-01-20 14:30:00'."
+        "Times are shown in UTC. A REF names a checkpoint: latest, latest~2, latest@before, newest, seq:12, step-5, "
+        "tag:NAME, branch:NAME, an id or its beginning, or a time such as '2 hours ago' or '2025-01-20 14:30:00'."
     ),
     epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 damage, 5 conflict.",
     params=[
@@ -200,20 +221,39 @@ def _report(error: HoldfastError, *, as_json: bool) -> None:
     names = ("code", "message", "retryable", "session", "branch", "checkpoint", "path")
     fields = {name: getattr(error, name) for name in names}
     fields["message"] = clean(error.message)
+    from holdfast.operations.fixes import FAIL, fixes_for  # only an error reported as JSON pays for it
+
+    fields |= {"result": FAIL, "fixes": fixes_for(error)}
     click.echo(clean_json(msgspec.json.encode({"error": fields}, enc_hook=str)), err=True)
 
 
-class _LogLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return f"{record.levelname.lower()}: {clean(record.getMessage())}"
+class _LogHandler(logging.Handler):
+    """Writes to what stderr is at the moment: a live view takes it over, so that lines go above it.
+
+    A command may come across the same damage twice: what was told a moment ago is not told again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = f"{record.levelname.lower()}: {record.getMessage()}"
+            oldest = record.created - REPEAT_SECONDS
+            self._told = {told: when for told, when in self._told.items() if when > oldest}
+            if text not in self._told:
+                self._told[text] = record.created
+                note(text)
+        except Exception:  # as every handler does: a log line never ends what it tells of
+            self.handleError(record)
 
 
 @contextmanager
 def _logs_on_stderr(settings: Settings) -> Iterator[None]:
     """Show warnings, and with `--verbose` everything."""
     logger = logging.getLogger("holdfast")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LogLines())
+    handler = _LogHandler()
     handler.addFilter(lambda record: settings.verbose or record.levelno >= logging.WARNING)
     before = logger.level, logger.propagate
     logger.addHandler(handler)

@@ -1,185 +1,215 @@
-"""`holdfast demo`: a crash and damage, for real, and what is left afterwards."""
+"""`holdfast demo`: a workflow, two kills and a damaged checkpoint, for real, and how the work is finished all the same.
+
+Everything is done by the real commands in processes of their own, and what they promise is checked: the demo ends with
+an error where anything did not happen as it was told.
+"""
 
 from __future__ import annotations
 
-import random
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import click
 import msgspec
 
 from holdfast import api, config
-from holdfast.cli.app import DAMAGE, Command, Settings, settings_of
-from holdfast.cli.printing import is_terminal, lines, width
+from holdfast.cli.app import Command, Settings, settings_of
+from holdfast.cli.printing import is_terminal, lines, styled, width
 from holdfast.errors import HoldfastError
 from holdfast.model import STATE
 
-SESSION: Final = "research"
-SAVES_BEFORE_KILL: Final = 8
-MAX_ROUNDS: Final = 20
+SESSION: Final = "tides"
+STEPS: Final = ("fetch", "check", "analyse", "report", "publish")
 EXAMPLE: Final = "holdfast demo --keep"
-WRITER: Final = "import sys; from holdfast.cli.demo import write; write(sys.argv[1])"
+KEEP_LAST: Final = 4
+PATIENCE_SECONDS: Final = 20
+
+WORKFLOW: Final = """\
+name: tides
+checkpoint: { profile: archive }
+steps:
+  - id: fetch
+    shell: echo fetch >>begun.log; echo 10.9 12.1 11.7 9.8
+    capture: levels
+  - id: check
+    shell: echo check >>begun.log; echo ${vars.levels} | wc -w | tr -d ' '
+    capture: count
+  - id: analyse
+    shell: sh slowly.sh analyse; echo ${vars.levels} | tr ' ' '\\n' | sort -n | tail -n 1
+    capture: highest
+  - id: report
+    shell: 'sh slowly.sh report; echo highest of ${vars.count}: ${vars.highest} m'
+    capture: report
+  - id: publish
+    shell: echo publish >>begun.log; echo ${vars.report}
+"""
+
+SLOWLY: Final = """\
+# A long step. It notes that it began, and lasts until somebody makes the file that lets it end.
+echo "$1" >>begun.log
+until test -e "let-$1-end"; do sleep 0.05; done
+"""
 
 
 class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened. `acknowledged` saves were confirmed, `unconfirmed` was under way when the writer was killed."""
+    """What happened. `begun` says how often each step was begun; the run was killed twice, and begun three times.
 
-    acknowledged: int
-    unconfirmed: int
-    found: int
+    `damaged` is the checkpoint whose bytes were changed, `recovered` the one the work went on from. `branch` is the
+    one that the work was repeated on after going back in time.
+    """
+
+    begun: dict[str, int]
     damaged: str
     recovered: str
+    branch: str
+    pruned: int
+    kept: int
     store: str
     is_kept: bool
 
 
 @click.command("demo", cls=Command, example=EXAMPLE)
-@click.option("--keep", is_flag=True, help="Keep the store to look at it.")
+@click.option("--keep", is_flag=True, help="Keep the folder to look at it.")
 @settings_of
 def demo(settings: Settings, keep: bool) -> None:
-    """Save, kill the writer, damage the file, and see what is left.
+    """Run a workflow, kill it, damage its newest checkpoint, and see the work finished all the same.
 
-    Works in a temporary folder of its own. Exits with an error when anything is not as promised.
+    Then compare, travel back, and prune. Works in a temporary folder of its own, in a few seconds. Exits with an error
+    when anything is not as promised.
     """
-    folder = tempfile.mkdtemp(prefix="holdfast-demo-")
-    story = _Story(Path(folder) / "demo.db", is_told=not settings.json)
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     try:
-        result = story.run(keep)
+        result = _Story(folder, is_told=not settings.json).run(keep)
     finally:
         if not keep:
             shutil.rmtree(folder)
-    settings.show(result, _print_end)
+    settings.show(result, lambda result: _print_end(result, folder))
 
 
-def _print_end(result: DemoResult) -> None:
-    place = (
-        f"kept at {result.store}" if result.is_kept else f"was {result.store}, now removed (--keep keeps it)"
-    )
-    lines(["", "Everything was as promised.", *_wrapped(f"The store {place}")])
-
-
-# --- the writer, which runs in a process of its own ------------------------------------------------------------
-
-
-def state_at(step: int) -> dict[str, Any]:
-    """The state at a step; both sides compute it, so that nothing has to be believed."""
-    notes = [f"Source {number}: what it says about tides, in a sentence or two." for number in range(step)]
-    return {"question": "Why are there two tides a day?", "step": step, "notes": notes}
-
-
-def _open(url: str) -> api.Store:
-    """The demo's store, which nobody's configuration prunes or limits."""
-    settings = config.load(cwd=None, environ={}, flags={"profile": "archive", "keeper.enabled": False})
-    return api.open(url, config=settings)
-
-
-def write(url: str) -> None:
-    """Save as fast as possible, for ever. Says SAVE before each and ACK after it."""
-    with _open(url) as store:
-        session = store.session(SESSION)
-        step = 1 + max((header.step or 0 for header in session.history(limit=1)), default=0)
-        while True:
-            print(f"SAVE {step}", flush=True)
-            session.save(state_at(step), step=step, message=f"read source {step}")
-            print(f"ACK {step}", flush=True)
-            step += 1
+def _print_end(result: DemoResult, folder: Path) -> None:
+    place = f"kept in {folder}" if result.is_kept else "removed; --keep keeps it"
+    lines(["", *_wrapped("Everything was as promised."), *_wrapped(f"The store is {place}.")])
 
 
 # --- the story -------------------------------------------------------------------------------------------------
 
 
 class _Story:
-    def __init__(self, file: Path, *, is_told: bool) -> None:
-        self._file = file
-        self._url = f"sqlite:{file}"
+    def __init__(self, folder: Path, *, is_told: bool) -> None:
+        self._folder = folder
+        self._file = folder / "demo.db"
         self._is_told = is_told
+        self._chapter = 0
 
     def run(self, is_kept: bool) -> DemoResult:
-        self._tell("1. An agent saves its growing state. In the middle of a save it is killed.")
-        acknowledged, unconfirmed = self._kill_a_writer()
-        self._say(f"SIGKILL. {acknowledged} saves had been acknowledged; save {unconfirmed} was under way.")
-        self._tell("2. The store is opened again. Every acknowledged save must be there, exactly.")
-        found = self._check_all(acknowledged, unconfirmed)
-        half = "had arrived whole" if found == unconfirmed else "left no trace"
-        self._say(f"All {acknowledged} are there and equal. Save {unconfirmed}, cut off, {half}.")
-        self._tell("3. The history:")
-        self._holdfast("history", SESSION)
-        self._tell("4. One bit of the newest checkpoint is flipped in the database file.")
-        damaged = self._damage_newest()
-        self._say(f"Damaged: {damaged}")
-        self._tell("5. Loading notices, says so, and falls back to the newest intact checkpoint.")
-        recovered = self._check_fallback(damaged, found)
-        self._tell("6. `verify` finds the damaged checkpoint:")
-        report = self._holdfast("verify", SESSION, expect=DAMAGE)
-        findings = [line for line in report.splitlines() if line.startswith("DAMAGED")]
-        _expect(
-            bool(findings) and all(damaged in line for line in findings),
-            "verify names the damaged checkpoint, and only it",
+        self._write_files()
+        self._tell("A workflow of five steps runs, saving after each. In its third step it is killed.")
+        self._kill_in("analyse", "run", "flow.yaml", "--session", SESSION)
+        self._tell(
+            "It is resumed. The finished steps are not run again. In its fourth step it is killed, too."
         )
+        self._let_end("analyse")
+        before = self._kill_in("report", "resume", SESSION)
+        _expect(_done_before(before) == ["fetch", "check"], "the finished steps are skipped")
+        self._tell("Worse: a bit of the newest checkpoint flips. Resuming notices, and takes the one before.")
+        damaged, recovered = self._survive_damage()
+        begun = self._begun()
+        _expect(tuple(begun.values()) == (1, 1, 3, 2, 1), "a step that was saved is not run again")
+        counts = ", ".join(f"{step} {number}x" for step, number in begun.items())
+        self._say(f"The command was started three times, and the steps: {counts}")
+        self._tell("What did the work change? Any two checkpoints can be compared.")
+        self._compare()
+        self._tell(
+            "And back in time: to where two steps were done, and on from there. Nothing is lost by that."
+        )
+        branch = self._travel_back()
+        self._tell("Old checkpoints are pruned by rules, and each one says why it stays or goes.")
+        kept, pruned = self._prune()
         return DemoResult(
-            acknowledged=acknowledged,
-            unconfirmed=unconfirmed,
-            found=found,
+            begun=begun,
             damaged=damaged,
             recovered=recovered,
+            branch=branch,
+            pruned=pruned,
+            kept=kept,
             store=self._url,
             is_kept=is_kept,
         )
 
-    def _kill_a_writer(self) -> tuple[int, int]:
-        """The last save that was acknowledged, and the one that was under way."""
-        for _ in range(MAX_ROUNDS):
-            said = self._said_until_killed()
-            last = said[-1].split() if said else []
-            acknowledged = max((int(line.split()[1]) for line in said if line.startswith("ACK")), default=0)
-            if acknowledged and last[0] == "SAVE":
-                return acknowledged, int(last[1])
-        raise HoldfastError("the writer was never caught in the middle of a save", code="demo_failed")
+    @property
+    def _url(self) -> str:
+        return f"sqlite:{self._file}"
 
-    def _said_until_killed(self) -> list[str]:
-        with _process([sys.executable, "-c", WRITER, self._url]) as writer:
-            assert writer.stdout is not None
-            said = []
-            for line in writer.stdout:
-                said.append(line.strip())
-                if len(said) == 2 * SAVES_BEFORE_KILL:
-                    time.sleep(random.uniform(0, 0.02))
-                    writer.kill()
-            return said
+    def _write_files(self) -> None:
+        (self._folder / "flow.yaml").write_text(WORKFLOW, encoding="utf-8")
+        (self._folder / "slowly.sh").write_text(SLOWLY, encoding="utf-8")
 
-    def _check_all(self, acknowledged: int, unconfirmed: int) -> int:
+    def _let_end(self, step: str) -> None:
+        (self._folder / f"let-{step}-end").touch()
+
+    def _begun(self) -> dict[str, int]:
+        """How often each step was begun, by what the steps themselves noted outside the store."""
+        log = self._folder / "begun.log"
+        counts = Counter(log.read_text(encoding="utf-8").split() if log.exists() else [])
+        return {step: counts[step] for step in STEPS}
+
+    # --- chapters
+
+    def _kill_in(self, step: str, *args: str) -> list[str]:
+        """Start a command and kill it while it runs a step; what it said until then."""
+        begun = self._begun()[step]
+
+        def is_reached(line: str) -> bool:
+            return line.endswith(f"{step}: running") and _wait_until(lambda: self._begun()[step] > begun)
+
+        said, code = self._holdfast(*args, kill_at=is_reached)
+        _expect(code == -signal.SIGKILL, f"the command is killed in step {step!r}")
+        self._say("SIGKILL", colour="red")
+        with _open(self._url) as store:
+            latest = store.get(SESSION).header("latest")
+        _expect(latest.step == STEPS.index(step), "every finished step is saved")
+        return said
+
+    def _survive_damage(self) -> tuple[str, str]:
+        damaged, expected = self._damage_newest()
+        self._say(f"Damaged: {damaged}", colour="red")
+        self._let_end("report")
+        said, code = self._holdfast("resume", SESSION)
+        _expect(code == 0, "the work comes to its end")
+        _expect(
+            any("Latest checkpoint corrupted, using history checkpoint from" in line for line in said),
+            "the damage is announced",
+        )
+        _expect(_done_before(said) == ["fetch", "check"], "only the step that was damaged is repeated")
         with _open(self._url) as store:
             session = store.get(SESSION)
-            steps = [header.step for header in session.history(newest_first=False)]
-            _expect(
-                steps in ([*range(1, acknowledged + 1)], [*range(1, unconfirmed + 1)]),
-                f"the steps 1 to {acknowledged} are there",
-            )
-            for step in range(1, len(steps) + 1):
-                state = session.load(f"step-{step}").state
-                _expect(state == state_at(step), f"the state of step {step} came back exactly")
-            return len(steps)
+            state = session.load().state
+            origins = {parent for header in session.history() for parent in header.parents}
+        _expect(state["variables"]["report"] == "highest of 4: 12.1 m", "the result is right")
+        _expect(expected in origins and damaged not in origins, "it went on from the one before")
+        return damaged, expected
 
-    def _damage_newest(self) -> str:
-        """Flip a bit of the stored bytes behind the library's back, spare copies included."""
+    def _damage_newest(self) -> tuple[str, str]:
+        """Flip a bit of the stored bytes behind the library's back; the checkpoint, and the one before it."""
         import apsw
 
         with _open(self._url) as store:
-            checkpoint = store.get(SESSION).header("latest").id
+            newest, before = (header.id for header in store.get(SESSION).history(limit=2))
         connection = apsw.Connection(str(self._file))
         try:
-            place = "FROM bodies WHERE checkpoint = ? AND name = ?"
             rows: list[Any] = connection.execute(
-                f"SELECT rowid, data {place}", (checkpoint, STATE)
+                "SELECT rowid, data FROM bodies WHERE checkpoint = ? AND name = ?", (newest, STATE)
             ).fetchall()
             for row, data in rows:
                 middle = len(data) // 2
@@ -188,81 +218,148 @@ class _Story:
             _expect(connection.total_changes() > 0, "bytes were damaged")
         finally:
             connection.close()
-        return checkpoint
+        return newest, before
 
-    def _check_fallback(self, damaged: str, found: int) -> str:
-        text = self._holdfast("show", SESSION, limit=4)
-        _expect(
-            "Latest checkpoint corrupted, using history checkpoint from" in text, "the fallback is announced"
-        )
-        with _quiet(), _open(self._url) as store:
-            checkpoint = store.get(SESSION).latest()
-        _expect(checkpoint is not None and checkpoint.fallback is not None, "an older checkpoint is loaded")
-        assert checkpoint is not None
-        _expect(checkpoint.id != damaged and checkpoint.id in text, "it is not the damaged one")
-        _expect(checkpoint.step == found - 1, "it is the one before the damaged one")
-        _expect(checkpoint.state == state_at(found - 1), "its state is exact")
-        return checkpoint.id
+    def _compare(self) -> None:
+        said, code = self._holdfast("diff", SESSION, "--from", "step-2", "--to", "latest")
+        _expect(code == 0, "two checkpoints can be compared")
+        _expect(any('+ highest: "12.1"' in line for line in said), "the difference names the new variable")
 
-    def _holdfast(self, *args: str, expect: int = 0, limit: int | None = None) -> str:
-        """Run the real command, show what it prints, and return it."""
-        self._say(f"$ holdfast {' '.join(args)}")
-        command = [sys.executable, "-m", "holdfast", "--store", self._url, *args]
-        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
-        logs, data = done.stderr.splitlines(), done.stdout.splitlines()
-        for line in logs + data[:limit]:
-            self._say(f"  {line}")
-        if limit is not None and len(data) > limit:
-            self._say("  …")
-        _expect(done.returncode == expect, f"`holdfast {args[0]}` exits with {expect}, not {done.returncode}")
-        return done.stderr + done.stdout
+    def _travel_back(self) -> str:
+        _, code = self._holdfast("restore", SESSION, "step-2")
+        _expect(code == 0, "an old checkpoint can be restored")
+        with _open(self._url) as store:
+            session = store.get(SESSION)
+            branch, state = session.info.branch, session.load().state
+            end = session.load("branch:main").state
+        _expect(state["current_step"] == 2, "the session is back at step 2")
+        _expect(end["current_step"] == len(STEPS), "what came after is still there")
+        _, code = self._holdfast("resume", SESSION)
+        _expect(code == 0, "the work can be done again from there")
+        said, code = self._holdfast("timeline", SESSION)
+        _expect(code == 0 and any(f"[{branch}]" in line for line in said), "the timeline shows both branches")
+        return branch
+
+    def _prune(self) -> tuple[int, int]:
+        """How many checkpoints were kept and removed."""
+        rules = ("prune", SESSION, "--keep-last", str(KEEP_LAST))
+        said, code = self._holdfast(*rules, "--dry-run")
+        with _open(self._url) as store:
+            before = store.usage().checkpoints
+        reasons = [line for line in said if "  stays  " in line or "  goes   " in line]
+        _expect(code == 0 and len(reasons) == before, "every checkpoint has its reason")
+        _, code = self._holdfast(*rules)
+        _expect(code == 0, "pruning works")
+        with _open(self._url) as store:
+            session = store.get(SESSION)
+            after, state = store.usage().checkpoints, session.load().state
+        _expect(after < before and state["current_step"] == len(STEPS), "the newest state stays")
+        _, code = self._holdfast("verify")
+        _expect(code == 0, "what is left is intact")
+        return after, before - after
+
+    # --- doing and telling
+
+    def _holdfast(
+        self, *args: str, kill_at: Callable[[str], bool] = lambda _: False
+    ) -> tuple[list[str], int]:
+        """Run the real command and show what it prints, until a line at which it is killed; its lines and exit code."""
+        self._say(f"$ holdfast {' '.join(args)}", colour="cyan")
+        said = []
+        with _process([sys.executable, "-m", "holdfast", *args], self._folder, self._url) as (child, output):
+            for line in output:
+                said.append(line.rstrip("\n"))
+                self._show(f"     {said[-1]}")
+                if kill_at(said[-1]):
+                    child.kill()
+                    break
+            return said, child.wait()
 
     def _tell(self, text: str) -> None:
+        self._chapter += 1
         if self._is_told:
-            lines(["", *_wrapped(text)])
+            lines(["", *_wrapped(f"{self._chapter}. {text}")])
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, *, colour: str | None = None) -> None:
         if self._is_told:
-            lines(_wrapped(f"   {text}"))
+            lines(styled(line, colour) for line in _wrapped(f"   {text}"))
+
+    def _show(self, line: str) -> None:
+        """A line of a command: sentences continue below, tables are cut off where the terminal ends."""
+        if self._is_told:
+            lines(_wrapped(line) if line.lstrip().startswith("warning: ") else [_cut(line)])
+
+
+def _done_before(said: list[str]) -> list[str]:
+    """The steps that a command found finished, by its lines such as `[1/5] fetch: done before`."""
+    return [line.split()[1].rstrip(":") for line in said if line.endswith(": done before")]
+
+
+def _wait_until(is_so: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _expect(is_so: bool, what: str) -> None:
+    if not is_so:
+        raise HoldfastError(f"not as promised: {what}", code="demo_failed")
+
+
+# --- around it -------------------------------------------------------------------------------------------------
+
+
+def _open(url: str) -> api.Store:
+    """The demo's store, to look into it; no configuration prunes it meanwhile."""
+    settings = config.load(cwd=None, environ={}, flags={"keeper.enabled": False})
+    return api.open(url, config=settings)
 
 
 @contextmanager
-def _process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A child that does not outlive the block."""
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def _process(command: list[str], folder: Path, url: str) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """A child that knows nobody's configuration and does not outlive the block; stdout and stderr in one."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path if path)
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=folder,
+        env={
+            **environ,
+            "HOLDFAST_STORE": url,
+            "XDG_CONFIG_HOME": str(folder),
+            "PYTHONPATH": paths,
+            "PYTHONIOENCODING": "utf-8",
+        },
+        text=True,
+        encoding="utf-8",
+    )
+    assert child.stdout is not None
     try:
-        yield child
+        yield child, child.stdout
     finally:
         child.kill()
         child.communicate()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the log silent where its lines were shown already."""
-    import logging
-
-    logger = logging.getLogger("holdfast")
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = False
 
 
 def _wrapped(text: str) -> list[str]:
     """The text in lines that fit the terminal; elsewhere as it is."""
     if not is_terminal():
         return [text]
-    indent = " " * (len(text) - len(text.lstrip()) + 4)
+    indent = " " * (len(text) - len(text.lstrip()) + 3)
     return textwrap.wrap(
         text, width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
-def _expect(is_so: bool, what: str) -> None:
-    if not is_so:
-        raise HoldfastError(f"not as promised: {what}", code="demo_failed")
+def _cut(text: str) -> str:
+    """As much of a line as fits the terminal; elsewhere all of it."""
+    return text if not is_terminal() or len(text) <= width() else f"{text[: width() - 1]}…"
 
 
 COMMANDS = {"demo": demo}

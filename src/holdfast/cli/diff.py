@@ -9,7 +9,14 @@ import click
 
 from holdfast import operations
 from holdfast.cli.app import Command, Settings, settings_of
-from holdfast.cli.naming import complete_ref, ref_argument, session_and_refs, session_argument, session_option
+from holdfast.cli.files import diff_options, show_diff
+from holdfast.cli.naming import (
+    chosen_session_and_refs,
+    complete_ref,
+    ref_argument,
+    session_argument,
+    session_option,
+)
 from holdfast.cli.printing import clean, is_terminal, lines, moment, styled, width
 from holdfast.history import rendering
 from holdfast.history.changes import Comparison
@@ -19,7 +26,8 @@ SHORT_VIEW: Final = 200
 EXAMPLE: Final = """\
 holdfast diff research-42
 holdfast diff research-42 --from step-5 --to step-7
-holdfast diff research-42 step-5 latest --json"""
+holdfast diff research-42 step-5 latest --json
+holdfast diff research-42 --files --stat"""
 
 _ID: Final = re.compile(r"cp_[0-9].*")
 _COLOURS: Final = {"+": "green", "-": "red", "~": "yellow", ">": "cyan"}
@@ -42,6 +50,7 @@ _COLOURS: Final = {"+": "green", "-": "red", "~": "yellow", ">": "cyan"}
 @click.option(
     "--limit", type=click.IntRange(min=1), metavar="N", help="Show so many.  [default: 200; JSON: all]"
 )
+@diff_options
 @settings_of
 def diff(
     settings: Settings,
@@ -51,20 +60,36 @@ def diff(
     older: str | None,
     newer: str | None,
     limit: int | None,
+    is_files: bool,
+    workspace: str | None,
+    is_stat: bool,
+    is_patch: bool,
 ) -> None:
     """Show what changed in SESSION from one checkpoint to another.
 
     REFs may stand for --from and --to. Two ids need no SESSION.
 
     + is added, - removed, ~ changed, > moved to another place.
+
+    With --files the project files are compared: A is added, D removed, M changed, m changed only in its mode.
     """
+    if not is_files and (is_stat or is_patch or workspace is not None):
+        raise click.UsageError("--stat, --patch and --workspace go with --files.")
     limit = SHORT_VIEW if limit is None and not settings.json else limit
     given = [each for each in (session, *refs) if each is not None]
     with operations.open_store(settings.store) as store:
+        if is_files:
+            key, positional = chosen_session_and_refs(store, given, session_option)
+            sides = _file_sides(positional, older, newer)
+            found = operations.diff_files(
+                store, key, *sides, workspace=workspace, with_counts=is_stat, with_patch=is_patch
+            )
+            show_diff(settings, found)
+            return
         if _are_ids(given, session_option, older, newer):
             result, comparison = operations.diff_ids(store, given[0], given[1], limit=limit)
         else:
-            key, positional = session_and_refs(given, session_option)
+            key, positional = chosen_session_and_refs(store, given, session_option)
             before, after = _ends(positional, older, newer)
             result, comparison = operations.diff(store, key, before, after, limit=limit)
     settings.show(result, lambda result: _print(result, comparison))
@@ -83,6 +108,13 @@ def _ends(refs: list[str], older: str | None, newer: str | None) -> tuple[str | 
     if refs:
         older, newer = refs[0], refs[1] if len(refs) == 2 else None
     return older, newer or "latest"
+
+
+def _file_sides(refs: list[str], older: str | None, newer: str | None) -> tuple[str, str | None]:
+    """The two sides of a comparison of files; no second one is the tree as it is now."""
+    before, _ = _ends(refs, older, newer)
+    after = newer if newer is not None else (refs[1] if len(refs) == 2 else None)
+    return before or "latest", after
 
 
 def _print(result: Diff, comparison: Comparison) -> None:

@@ -6,7 +6,7 @@ import click
 
 from holdfast import operations
 from holdfast.cli.app import Command, Settings, settings_of
-from holdfast.cli.naming import session_argument, session_named, session_option
+from holdfast.cli.naming import chosen_session, session_argument, session_option
 from holdfast.cli.printing import clean, count, is_narrow, lines, moment, note, ratio, size
 from holdfast.operations import CheckpointView, History
 
@@ -33,8 +33,8 @@ def history(
         raise click.UsageError("--limit and --all exclude each other.")
     if limit is None and not show_all and not settings.json:
         limit = SHORT_VIEW
-    key = session_named(session, session_option)
     with operations.open_store(settings.store) as store:
+        key = chosen_session(store, session, session_option)
         found = operations.history(store, key, limit=limit)
     settings.show(found, _print)
 

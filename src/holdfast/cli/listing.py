@@ -38,9 +38,10 @@ def list_(
 ) -> None:
     """List sessions, most recently used first.
 
-    With SESSION, list its checkpoints; with --tag, the checkpoints with that tag, of SESSION or of all sessions.
+    With SESSION, list its checkpoints; with --tag, the checkpoints with that tag, of SESSION, else of the one in
+    HOLDFAST_SESSION, else of all sessions.
     """
-    key = optional_session(session, session_option)
+    key = optional_session(session, session_option, use_environment=tag is not None)
     with operations.open_store(settings.store) as store:
         if key is None and tag is None:
             sessions = operations.list_sessions(store, project=project, status=status, limit=limit)

@@ -11,16 +11,16 @@ import click
 from holdfast import operations
 from holdfast.api import Store
 from holdfast.cli.app import Settings
-from holdfast.cli.printing import clean
+from holdfast.cli.printing import clean, note
 from holdfast.errors import HoldfastError
+from holdfast.operations import Chosen
 
 
 def session_named(argument: str | None, option: str | None, *, use_environment: bool = True) -> str:
     """The session of a command: the argument, else `--session`, else the environment."""
     if argument is not None and option is not None:
         raise click.UsageError("The session is given twice: as argument and by --session.")
-    environment = os.environ.get("HOLDFAST_SESSION") if use_environment else None
-    for key in (argument, option, environment or None):
+    for key in (argument, option, _environment() if use_environment else None):
         if key is not None:
             return key
     hint = (
@@ -31,9 +31,11 @@ def session_named(argument: str | None, option: str | None, *, use_environment: 
     raise click.UsageError(f"Which session? Name it {hint}.")
 
 
-def optional_session(argument: str | None, option: str | None) -> str | None:
-    """The session of a command that also works without one; the environment does not count."""
-    if argument is None and option is None:
+def optional_session(
+    argument: str | None, option: str | None, *, use_environment: bool = False
+) -> str | None:
+    """The session of a command that also works without one; the environment does not count unless asked for."""
+    if argument is None and option is None and not (use_environment and _environment()):
         return None
     return session_named(argument, option)
 
@@ -49,6 +51,45 @@ def session_and_refs(
     return key, given[1:]
 
 
+def chosen_session(store: Store, argument: str | None, option: str | None) -> str:
+    """The session of a command that need not name one: the argument, `--session`, the environment, the current one.
+
+    A session that nobody named is told on stderr.
+    """
+    if argument is not None or option is not None or _environment() is not None:
+        return session_named(argument, option)
+    return _told(operations.current_session(store)).session
+
+
+def is_session_named(option: str | None) -> bool:
+    """Whether `--session` or the environment names one."""
+    return option is not None or _environment() is not None
+
+
+def chosen_session_and_refs(
+    store: Store, arguments: Iterable[str | None], option: str | None
+) -> tuple[str, list[str]]:
+    """SESSION and REFs, where SESSION may be left out: it is then `--session`, the environment's or the current one.
+
+    The first argument is the session if there is one with that key; where `--session` is given, all are refs.
+    """
+    given = [argument for argument in arguments if argument is not None]
+    if option is not None:
+        return option, given
+    chosen = _told(operations.choose(store, given, fallback=_environment()))
+    return chosen.session, list(chosen.refs)
+
+
+def _told(chosen: Chosen) -> Chosen:
+    if chosen.why is not None:
+        note(f"session {chosen.session} ({chosen.why})")
+    return chosen
+
+
+def _environment() -> str | None:
+    return os.environ.get("HOLDFAST_SESSION") or None
+
+
 def session_argument() -> Callable[[Any], Any]:
     return click.argument("session", required=False, metavar="[SESSION]", shell_complete=_complete_session)
 
@@ -59,7 +100,7 @@ def session_option() -> Callable[[Any], Any]:
         "session_option",
         metavar="KEY",
         shell_complete=_complete_session,
-        help="The session, instead of the argument. Default: $HOLDFAST_SESSION.",
+        help="The session, instead of the argument.  [default: $HOLDFAST_SESSION]",
     )
 
 
@@ -76,9 +117,8 @@ def _complete_session(ctx: click.Context, _param: click.Parameter, prefix: str) 
 
 
 def complete_ref(ctx: click.Context, _param: click.Parameter, prefix: str) -> list[str]:
-    key = ctx.params.get("session_option") or ctx.params.get("session")
-    key = key or os.environ.get("HOLDFAST_SESSION")
-    return _completions(ctx, lambda store: operations.complete_refs(store, key, prefix)) if key else []
+    key = ctx.params.get("session_option") or ctx.params.get("session") or _environment()
+    return _completions(ctx, lambda store: operations.complete_refs(store, key, prefix))
 
 
 def _completions(ctx: click.Context, find: Callable[[Store], Iterable[str]]) -> list[str]:

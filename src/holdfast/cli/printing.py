@@ -128,8 +128,8 @@ def json_document(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Say something on stderr."""
-    click.echo(clean(text), err=True)
+    """Say something on stderr, above a live view where there is one."""
+    print(clean(text), file=sys.stderr, flush=True)  # click would write past the live view
 
 
 def table(
@@ -189,18 +189,22 @@ def _rich_table(
 
 
 class ProgressLine:
-    """`verifying 120/1000`, renewed in place on stderr; silent when that is no terminal."""
+    """`verifying 120/1000`, renewed in place on stderr; silent when that is no terminal.
 
-    def __init__(self, what: str, total: int) -> None:
+    Without a total it only counts.
+    """
+
+    def __init__(self, what: str, total: int | None = None) -> None:
         self._what, self._total, self._done, self._shown = what, total, 0, 0.0
-        self._is_shown = sys.stderr.isatty() and total > 0
+        self._is_shown = sys.stderr.isatty() and total != 0
 
     def advance(self, by: int) -> None:
         self._done += by
         now = time.monotonic()
         if self._is_shown and now - self._shown > 0.1:
             self._shown = now
-            click.echo(f"\r{self._what} {self._done:,}/{self._total:,}", nl=False, err=True)
+            of = "" if self._total is None else f"/{self._total:,}"
+            click.echo(f"\r{self._what} {self._done:,}{of}", nl=False, err=True)
 
     def close(self) -> None:
         if self._shown:

@@ -8,7 +8,7 @@ import click
 
 from holdfast import operations
 from holdfast.cli.app import Command, Settings, settings_of
-from holdfast.cli.naming import session_argument, session_named, session_option
+from holdfast.cli.naming import chosen_session, session_argument, session_option
 from holdfast.cli.printing import clean, count, lines, moment, note, size, table
 from holdfast.operations import DecisionView, Pruned, PrunedSession, PruneFlags
 
@@ -34,6 +34,11 @@ SPAN = "SPAN"
 @click.option("--keep-manual", is_flag=True, help="Also keep what was saved by hand.")
 @click.option("--max-age", metavar=SPAN, help="Remove what is older, whatever else keeps it.")
 @click.option("--max-bytes", metavar="SIZE", help="Remove the oldest until the rest fits, such as 500MB.")
+@click.option("--max-per-run", type=int, metavar="N", help="The same as --keep-last.")
+@click.option("--max-age-days", type=int, metavar="N", help="The same as --max-age, in days.")
+@click.option(
+    "--compress-after-hours", type=int, metavar="N", help="Gzip the history in files that is so old."
+)
 @click.option("--dry-run", is_flag=True, help="Only show what would stay and go, and why.")
 @settings_of
 def prune(
@@ -48,23 +53,24 @@ def prune(
     """Remove old checkpoints of SESSION, or of all sessions, that no rule keeps.
 
     Without rules here those of the session hold: of its profile, the configuration and its own policy. Rules given
-    here replace them all; what any of them keeps stays.
+    here replace them all; what any of them keeps stays. With rules SESSION may be left out: it is then the current
+    one. What stays of a history in readable files is gzipped when it is old enough.
 
     The newest checkpoint, heads and fork points of open pinned branches, the newest failed and completed one,
     and what others require always stay.
     """
-    if every and (session is not None or session_option is not None):
+    is_named = session is not None or session_option is not None
+    if every and is_named:
         raise click.UsageError("--all and a session exclude each other.")
-    if not every:
-        if session is None and session_option is None:
-            raise click.UsageError("Which session? Name it as argument or by --session, or say --all.")
-        session = session_named(session, session_option)
+    if not every and not is_named and not any(rules.values()):
+        raise click.UsageError("Which session? Name it, or the rules for the current one, or say --all.")
     flags = PruneFlags(**rules)
     with operations.open_store(settings.store) as store:
-        if session is None:
+        if every:
             pruned = operations.prune_all(store, flags, dry_run=dry_run)
         else:
-            pruned = operations.prune(store, session, flags, dry_run=dry_run)
+            key = chosen_session(store, session, session_option)
+            pruned = operations.prune(store, key, flags, dry_run=dry_run)
     settings.show(pruned, _print)
     return 1 if pruned.errors else 0
 
@@ -126,9 +132,13 @@ def _total(pruned: Pruned) -> str:
 
 
 def _afterwards(pruned: Pruned) -> list[str]:
+    would = " would be" if pruned.is_dry_run else ""
+    texts = [f"{count(pruned.compressed, 'checkpoint')}{would} compressed"] if pruned.compressed else []
     if pruned.is_dry_run:
-        return ["This was a dry run: nothing was removed."]
-    return [f"The store is {size(pruned.reclaimed_bytes)} smaller."] if pruned.reclaimed_bytes else []
+        return [*texts, "This was a dry run: nothing was removed."]
+    if pruned.reclaimed_bytes:
+        texts.append(f"The store is {size(pruned.reclaimed_bytes)} smaller.")
+    return texts
 
 
 COMMANDS = {"prune": prune}

@@ -10,6 +10,7 @@ from holdfast import operations
 from holdfast.api import SaveOptions
 from holdfast.cli.app import Command, Settings, settings_of
 from holdfast.cli.documents import read_document
+from holdfast.cli.files import workspace_option
 from holdfast.cli.naming import session_argument, session_named, session_option
 from holdfast.cli.printing import clean, lines, size
 from holdfast.errors import InvalidInput
@@ -47,6 +48,7 @@ make-state | holdfast save research-42 --state -"""
     help="Save only if this is still the newest checkpoint; none: the first.",
 )
 @click.option("--external-id", metavar="ID", help="Your own name for the checkpoint.")
+@workspace_option("Capture the project files in this directory too.")
 @settings_of
 def save(
     settings: Settings,
@@ -67,6 +69,7 @@ def save(
     message: str,
     idempotency_key: str | None,
     external_id: str | None,
+    workspace: str | None,
 ) -> None:
     """Save a state as the next checkpoint of SESSION, which is created if need be.
 
@@ -84,6 +87,7 @@ def save(
         message=message,
         idempotency_key=idempotency_key,
         external_id=external_id,
+        workspace=workspace,
     )
     if expect_head is not None:
         options["expect_head"] = None if expect_head == "none" else _head(expect_head)

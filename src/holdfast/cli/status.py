@@ -9,7 +9,7 @@ import click
 from holdfast import operations
 from holdfast.cli.app import Command, Settings, settings_of
 from holdfast.cli.naming import optional_session, session_argument, session_option
-from holdfast.cli.printing import clean, count, lines, moment, ratio, size, table
+from holdfast.cli.printing import clean, count, lines, moment, note, ratio, size, table
 from holdfast.operations import CleanupView, NextClean, SessionStatus, SessionUsage, StoreStatus
 from holdfast.storage.port import Usage
 
@@ -38,6 +38,8 @@ def status(settings: Settings, session: str | None, session_option: str | None, 
             most = operations.MAX_NAMED if limit is None else limit
             whole = operations.store_status(store, limit=most)
             settings.show(whole, _print_store)
+            if trouble := operations.hook_trouble(store.engine.clock()):
+                note(f"warning: {trouble}")
             return
         one = operations.session_status(store, key)
     settings.show(one, _print_session)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from holdfast.config.files import Items, Node, Scalar, is_null
 from holdfast.errors import InvalidInput
+from holdfast.history.times import zone_named
 from holdfast.model import MAX_SEQ, check_name
 from holdfast.policy.profiles import MAX_DAYS, PROFILES, check_count, check_duration, check_size
 
@@ -126,6 +127,15 @@ def _profile(node: Node) -> str:
     return name
 
 
+def _zone(node: Node) -> str:
+    name = _text(node)
+    try:
+        zone_named(name)
+    except InvalidInput:
+        raise ValueError(f"must be UTC, local or a zone such as Europe/Berlin, not {shown(node)}") from None
+    return name
+
+
 def _store(node: Node) -> str:
     url = _text(node)
     is_path = ":" not in url and ("/" in url or url.endswith((".db", ".sqlite")))
@@ -138,6 +148,7 @@ def _store(node: Node) -> str:
 BOOLEAN: Final = Kind("`true` or `false`", _boolean)
 COUNT: Final = whole(1, MAX_SEQ, "whole number from 1")
 DAYS: Final = whole(0, MAX_DAYS, "whole days from 0")
+HOURS: Final = whole(0, MAX_DAYS * 24, "whole hours from 0")
 SIZE: Final = _written("size (`500MB`, `2GiB`)", check_size)
 DURATION: Final = _written("duration (`30s`, `10m`, `2h`, `7d`, `2w`)", check_duration)
 SECONDS: Final = _written("number of seconds, or duration (`10m`)", _seconds)
@@ -145,3 +156,4 @@ TEXT: Final = Kind("text", _text)
 TEXTS: Final = Kind("list of texts", _texts)
 PROFILE: Final = Kind("name of a profile", _profile)
 STORE: Final = Kind("URL of a store", _store)
+ZONE: Final = Kind("`UTC`, `local` or the name of a time zone", _zone)

@@ -14,12 +14,14 @@ from holdfast.config.kinds import (
     COUNT,
     DAYS,
     DURATION,
+    HOURS,
     PROFILE,
     SECONDS,
     SIZE,
     STORE,
     TEXT,
     TEXTS,
+    ZONE,
     Kind,
     or_word,
     shown,
@@ -44,6 +46,7 @@ class Key:
     unset: str = "none"
 
 
+_HOURS_OR_OFF: Final = or_word("off", HOURS)
 _COUNT_OR_ALL: Final = or_word("all", COUNT)
 _DURATION_OR_OFF: Final = or_word("off", DURATION)
 _SIZE_OR_OFF: Final = or_word("off", SIZE)
@@ -64,6 +67,12 @@ SCHEMA: Final = (
         None,
         "How many checkpoints a session keeps, the newest included.",
         THE_PROFILES,
+    ),
+    Key(
+        "checkpoint.compress_after_hours",
+        _HOURS_OR_OFF,
+        24,
+        "When history in a store of files with layout `run` is gzipped.",
     ),
     Key("checkpoint.cleanup.enabled", BOOLEAN, True, "Remove finished sessions when they are old enough."),
     Key(
@@ -102,16 +111,22 @@ SCHEMA: Final = (
         "`false`: sessions of that workflow are never cleaned.",
     ),
     Key(
+        "agent.command",
+        TEXT,
+        "claude -p",
+        "What runs the `agent` steps of workflows. The prompt takes the place of `{prompt}`, or comes on stdin.",
+    ),
+    Key(
         "agent.checkpoints.enabled",
         BOOLEAN,
         True,
-        "For the executor of plans, which is not there yet: save checkpoints.",
+        "Whether `Store.execute` saves checkpoints at all.",
     ),
     Key(
         "agent.checkpoints.auto_checkpoint",
         BOOLEAN,
         True,
-        "For the executor of plans: save after every step.",
+        "Whether `Store.execute` saves after every step, unless told.",
     ),
     Key(
         "agent.checkpoints.max_checkpoints_per_session",
@@ -167,8 +182,51 @@ SCHEMA: Final = (
         "Free space to leave on the disk: the keeper prunes before less is left.",
         "off",
     ),
+    Key(
+        "workflow.warn_stored_bytes",
+        SIZE,
+        10_000_000,
+        "A workflow whose state is stored in more gets a warning that names its largest values.",
+    ),
+    Key("workflow.max_stored_bytes", SIZE, 100_000_000, "A workflow's state that takes more, stored, is refused."),
+    Key("workflow.max_raw_bytes", SIZE, 500_000_000, "A workflow's state that takes more, uncompressed, is refused."),
+    Key("worker.max_attempts", COUNT, 3, "How many runs of a session may fail at the same step before workers give it up."),
+    Key("worker.retry_seconds", SECONDS, 30, "How long a failed session rests before a worker tries it again."),
     Key("keeper.enabled", BOOLEAN, True, "Prune and clean in the background of an open store."),
     Key("keeper.interval_seconds", SECONDS, 300, "Pause between two rounds of the keeper."),
+    Key("metrics.enabled", BOOLEAN, True, "Keep counts of saves, failures and resumes beside the store."),
+    Key(
+        "recorder.heartbeat_seconds",
+        SECONDS,
+        120,
+        "After so long without a snapshot, a recorder takes one while work is in progress.",
+    ),
+    Key(
+        "recorder.coalesce_seconds",
+        SECONDS,
+        3,
+        "Within that time a trigger that finds nothing changed is noted on the last snapshot.",
+    ),
+    Key(
+        "recorder.significant_seconds",
+        SECONDS,
+        300,
+        "So long after the last checkpoint, time alone is worth an automatic one of the connected parts.",
+    ),
+    Key(
+        "workspace.max_file_bytes",
+        SIZE,
+        50_000_000,
+        "Project files that are larger are not captured, and reported.",
+    ),
+    Key(
+        "workspace.max_total_bytes",
+        SIZE,
+        1_000_000_000,
+        "All captured files of a tree together; beyond it the largest are left out, and reported.",
+    ),
+    Key("workspace.ignore", TEXTS, None, "More rules for what is not captured, written as in `.gitignore`."),
+    Key("time.zone", ZONE, "UTC", "The zone in which times that name none are read."),
 )
 
 Tree = dict[str, "Tree | Key"]

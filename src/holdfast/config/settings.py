@@ -20,7 +20,11 @@ from holdfast.policy.retention import span_text
 Layer = Literal["default", "user", "project", "environment", "flag"]
 LAYERS: Final[tuple[Layer, ...]] = get_args(Layer)
 
-VARIABLES: Final = {"HOLDFAST_STORE": "store", "HOLDFAST_PROFILE": "profile"}
+VARIABLES: Final = {
+    "HOLDFAST_STORE": "store",
+    "HOLDFAST_PROFILE": "profile",
+    "HOLDFAST_TIME_ZONE": "time.zone",
+}
 """The environment variables that set a key. An empty one counts as not set."""
 
 _WORKFLOWS: Final = "checkpoint.cleanup.workflows."

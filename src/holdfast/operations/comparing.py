@@ -64,6 +64,7 @@ def _diff(store: Store, before: Checkpoint, after: Checkpoint, limit: int | None
     result = Diff(
         older=older,
         newer=newer,
+        elapsed_seconds=(after.header.time_us - before.header.time_us) / 1e6,
         total=comparison.total,
         added=comparison.added,
         removed=comparison.removed,

@@ -2,29 +2,69 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from holdfast.api import Store
-from holdfast.errors import BackendUnavailable, InvalidInput
-from holdfast.operations.looking import show
-from holdfast.operations.views import Export, Exported
-from holdfast.storage.disk import sync_directory
+from holdfast.api import Checkpoint, Session, Store
+from holdfast.codec import patch
+from holdfast.codec.document import BodyRecord, Document, encode
+from holdfast.codec.integrity import digest
+from holdfast.codec.readable import Layout
+from holdfast.engine.reader import verified
+from holdfast.errors import BackendUnavailable, InvalidInput, NotFound
+from holdfast.lifecycle.merged import merged_words
+from holdfast.model import Header
+from holdfast.operations.looking import shown_of
+from holdfast.operations.views import Export, Exported, Shown
+from holdfast.storage.disk import put_in_place, temporary_beside, write_new
+from holdfast.storage.port import HeaderQuery
 
 EXPORT_VERSION = 1
 
 
+OURS: Final = "holdfast"
+LAYOUTS: Final = tuple(str(layout) for layout in Layout)
+FORMATS: Final = (OURS, *LAYOUTS)
+"""What `export` can write: our own document, or that of a layout."""
+
+
 def export(
-    store: Store, key: str, ref: str = "latest", *, output: Path | None, force: bool = False
+    store: Store,
+    key: str,
+    ref: str = "latest",
+    *,
+    output: Path | None,
+    force: bool = False,
+    form: str = OURS,
 ) -> tuple[Exported, bytes]:
     """The readable document of a checkpoint, and its bytes. With `output` it is written there: whole or not at
-    all, durable, readable only by its owner, and over an existing file only with `force`."""
-    shown = show(store, key, ref)
+    all, durable, readable only by its owner, and over an existing file only with `force`.
+
+    `form` is one of `FORMATS`. The document of a layout is the one that a store of files writes, whichever store the
+    checkpoint is in, and names the triggers that were merged into it; its last line proves its bytes.
+    """
+    session = store.get(key)
+    checkpoint = session.load(ref)
+    shown = shown_of(store, session, checkpoint)
+    content = _own_document(shown) if form == OURS else _document(Layout(form), store, session, checkpoint)
+    if output is not None:
+        write_file(output, content, force=force)
+    exported = Exported(
+        checkpoint=shown.checkpoint.id,
+        encoding=shown.encoding,
+        output=None if output is None else str(output),
+        size_bytes=len(content),
+        fallback=shown.fallback,
+        format=form,
+    )
+    return exported, content
+
+
+def _own_document(shown: Shown) -> bytes:
     document = Export(
         holdfast_export=EXPORT_VERSION,
         checkpoint=shown.checkpoint,
@@ -33,52 +73,49 @@ def export(
         details_encoding=shown.details_encoding,
         details=shown.details,
     )
-    content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
-    if output is not None:
-        _write_file(output, content, force=force)
-    exported = Exported(
-        checkpoint=shown.checkpoint.id,
-        encoding=shown.encoding,
-        output=None if output is None else str(output),
-        size_bytes=len(content),
-        fallback=shown.fallback,
-    )
-    return exported, content
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
-def _write_file(path: Path, content: bytes, *, force: bool) -> None:
+def _document(layout: Layout, store: Store, session: Session, checkpoint: Checkpoint) -> bytes:
+    """Every body whole, whatever it is stored as. Blobs are not in a document, so it names none."""
+    header = checkpoint.header
+    bodies = [
+        BodyRecord(
+            name=name,
+            codec=patch.RAW,
+            size=len(content),
+            stored_size=len(content),
+            digest=digest(content),
+            data=content,
+        )
+        for name in header.contents
+        for content in [checkpoint.content(name)]
+    ]
+    document = Document(raw=_sealed(store, header), session=session.info, bodies=tuple(bodies))
+    return encode(layout, document, merged=merged_words(store.engine, header))
+
+
+def _sealed(store: Store, header: Header) -> bytes:
+    query = HeaderQuery(session=header.session, ids=(header.id,), limit=1)
+    row = next(store.engine.backend.headers(query), None)
+    if row is None:
+        raise NotFound(f"{header.id} was removed while it was exported", code="checkpoint_not_found")
+    verified(row)
+    return row.raw
+
+
+def write_file(path: Path, content: bytes, *, force: bool) -> None:
+    """Write a file whole or not at all, durable, for its owner only, and over an existing one only with `force`."""
     if path.is_dir():
         raise InvalidInput(f"{path} is a directory: name a file in it", code="not_a_file")
-    temporary = path.with_name(f".holdfast-{secrets.token_hex(8)}.tmp")
+    temporary = temporary_beside(path)
     with _file_errors(path):
         try:
-            _write_new(temporary, content)
-            _put_in_place(temporary, path, force=force)
-            sync_directory(path.parent)
+            write_new(temporary, content)
+            put_in_place(temporary, path, replace=force)
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-
-
-def _put_in_place(temporary: Path, path: Path, *, force: bool) -> None:
-    if not force:
-        try:
-            path.hardlink_to(temporary)  # unlike a rename, it never replaces
-            return
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links
-            if path.exists():
-                raise FileExistsError(path) from None
-    temporary.replace(path)
-
-
-def _write_new(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextmanager

@@ -5,7 +5,12 @@ from __future__ import annotations
 from holdfast import api, config
 from holdfast.api import Store
 from holdfast.errors import NotFound
-from holdfast.storage.urls import database_file
+from holdfast.storage.urls import missing_place
+
+
+def store_url(url: str | None = None) -> str:
+    """The named store, or the one that a command uses when none is named."""
+    return api.default_url(config.here()) if url is None else url
 
 
 def open_store(url: str | None = None, *, create: bool = False) -> Store:
@@ -17,7 +22,7 @@ def open_store(url: str | None = None, *, create: bool = False) -> Store:
     """
     settings = config.here()
     url = api.default_url(settings) if url is None else url
-    file = database_file(url)
-    if not create and file is not None and not file.exists():
-        raise NotFound(f"no store at {file} yet: the first save creates it", code="store_not_found")
+    place = None if create else missing_place(url)
+    if place is not None:
+        raise NotFound(f"no store at {place} yet: the first save creates it", code="store_not_found")
     return api.open(url, config=settings)

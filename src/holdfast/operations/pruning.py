@@ -12,9 +12,11 @@ from holdfast.api import Store
 from holdfast.config import Settings
 from holdfast.config.rules import retention_of
 from holdfast.errors import HoldfastError, InvalidInput, NotFound
+from holdfast.maintenance.compress import compress_history, count_compressible
 from holdfast.maintenance.prune import PrunePlan, apply_prune, plan_prune
 from holdfast.maintenance.space import reclaim
 from holdfast.model import MAX_SEQ, Session, check_name, from_us
+from holdfast.operations.fixes import FAIL, PASS, fixes_for_codes
 from holdfast.operations.views import DecisionView, Pruned, PrunedSession, SessionError
 from holdfast.policy.profiles import MAX_DAYS, check_count, check_duration, check_size
 from holdfast.policy.retention import Decision, Retention, size_text, span_text
@@ -34,10 +36,14 @@ class PruneFlags(msgspec.Struct, frozen=True, kw_only=True):
     keep_manual: bool = False
     max_age: str | None = None
     max_bytes: str | None = None
+    max_per_run: int | None = None
+    max_age_days: int | None = None
+    compress_after_hours: int | None = None
 
     @property
     def is_empty(self) -> bool:
-        return self == PruneFlags()
+        """Whether no rule is given for what stays. When to compress is none."""
+        return self == PruneFlags(compress_after_hours=self.compress_after_hours)
 
 
 def retention_from(flags: PruneFlags) -> Retention:
@@ -48,15 +54,22 @@ def retention_from(flags: PruneFlags) -> Retention:
     """
     if flags.keep_within is not None and flags.keep_days is not None:
         raise InvalidInput("--keep-within and --keep-days say the same: give one of them", code="usage")
+    if flags.keep_last is not None and flags.max_per_run is not None:
+        raise InvalidInput("--keep-last and --max-per-run say the same: give one of them", code="usage")
+    if flags.max_age is not None and flags.max_age_days is not None:
+        raise InvalidInput("--max-age and --max-age-days say the same: give one of them", code="usage")
     retention = Retention(
-        keep_last=_checked("--keep-last", flags.keep_last, check_count, least=1, most=MAX_SEQ),
-        keep_within=_checked("--keep-within", flags.keep_within, check_duration) or _days(flags.keep_days),
+        keep_last=_checked("--keep-last", flags.keep_last, check_count, least=1, most=MAX_SEQ)
+        or _checked("--max-per-run", flags.max_per_run, check_count, least=1, most=MAX_SEQ),
+        keep_within=_checked("--keep-within", flags.keep_within, check_duration)
+        or _days("--keep-days", flags.keep_days),
         keep_hourly=_checked("--keep-hourly", flags.keep_hourly, check_duration),
         keep_daily=_checked("--keep-daily", flags.keep_daily, check_duration),
         keep_weekly=_checked("--keep-weekly", flags.keep_weekly, check_duration),
         keep_manual=flags.keep_manual,
         keep_tags=tuple(dict.fromkeys(check_name("--keep-tag", tag) for tag in flags.keep_tags)),
-        max_age=_checked("--max-age", flags.max_age, check_duration),
+        max_age=_checked("--max-age", flags.max_age, check_duration)
+        or _days("--max-age-days", flags.max_age_days),
         max_bytes=_checked("--max-bytes", flags.max_bytes, check_size),
     )
     if retention.keeps_all and (retention.keep_manual or retention.keep_tags):
@@ -71,24 +84,27 @@ def _checked(flag: str, value: object, check: Callable[..., Any], **limits: int)
     return None if value is None else check(flag, value, **limits)
 
 
-def _days(count: int | None) -> timedelta | None:
-    days: int | None = _checked("--keep-days", count, check_count, least=1, most=MAX_DAYS)
+def _days(flag: str, count: int | None) -> timedelta | None:
+    days: int | None = _checked(flag, count, check_count, least=1, most=MAX_DAYS)
     return None if days is None else timedelta(days=days)
 
 
 def prune(store: Store, key: str, flags: PruneFlags | None = None, *, dry_run: bool = False) -> Pruned:
     """Remove the checkpoints of a session that its rules, or the flags instead of them, do not keep.
 
-    In a dry run nothing is removed, and every checkpoint is in the result with the reasons for its fate.
+    What stays and is old enough is compressed, where the store can. In a dry run nothing is removed, and every
+    checkpoint is in the result with the reasons for its fate.
     """
     session = store.get(key).info
-    rules = _rules(store.settings, flags)
-    return _summed(store, [_prune(store, session, rules(session), dry_run)], [], dry_run=dry_run)
+    rules, hours = _rules(store.settings, flags), _hours(store.settings, flags)
+    done = [_prune(store, session, rules(session), dry_run)]
+    compressed = _compress(store, hours, session.uid, dry_run=dry_run)
+    return _summed(store, done, [], compressed, dry_run=dry_run)
 
 
 def prune_all(store: Store, flags: PruneFlags | None = None, *, dry_run: bool = False) -> Pruned:
     """The same for every session. One that fails is in `errors` and does not stop the others."""
-    rules = _rules(store.settings, flags)
+    rules, hours = _rules(store.settings, flags), _hours(store.settings, flags)
     done: list[PrunedSession] = []
     errors: list[SessionError] = []
     for session in list(store.sessions()):
@@ -97,7 +113,23 @@ def prune_all(store: Store, flags: PruneFlags | None = None, *, dry_run: bool = 
         except HoldfastError as exc:
             if not (isinstance(exc, NotFound) and exc.code == "session_not_found"):  # deleted meanwhile
                 errors.append(SessionError(session=session.key, code=exc.code, message=exc.message))
-    return _summed(store, done, errors, dry_run=dry_run)
+    compressed = _compress(store, hours, None, dry_run=dry_run)
+    return _summed(store, done, errors, compressed, dry_run=dry_run)
+
+
+def _hours(settings: Settings, flags: PruneFlags | None) -> int | None:
+    """After how many hours history is compressed; None: never."""
+    if flags is None or flags.compress_after_hours is None:
+        hours: int | None = settings["checkpoint.compress_after_hours"]
+        return hours
+    return check_count("--compress-after-hours", flags.compress_after_hours, least=0, most=MAX_DAYS * 24)
+
+
+def _compress(store: Store, hours: int | None, uid: str | None, *, dry_run: bool) -> int:
+    if hours is None:
+        return 0
+    work = count_compressible if dry_run else compress_history
+    return work(store.engine, after_hours=hours, now_us=store.engine.clock(), session=uid)
 
 
 def _rules(settings: Settings, flags: PruneFlags | None) -> Callable[[Session], Retention]:
@@ -159,7 +191,9 @@ def _decision_view(decision: Decision, steps: dict[str, int | None]) -> Decision
     )
 
 
-def _summed(store: Store, done: list[PrunedSession], errors: list[SessionError], *, dry_run: bool) -> Pruned:
+def _summed(
+    store: Store, done: list[PrunedSession], errors: list[SessionError], compressed: int, *, dry_run: bool
+) -> Pruned:
     return Pruned(
         is_dry_run=dry_run,
         total=sum(each.total for each in done),
@@ -171,6 +205,9 @@ def _summed(store: Store, done: list[PrunedSession], errors: list[SessionError],
         reclaimed_bytes=0 if dry_run else reclaim(store.engine, max_bytes=MAX_SEQ),
         sessions=tuple(done),
         errors=tuple(errors),
+        compressed=compressed,
+        result=FAIL if errors else PASS,
+        fixes=fixes_for_codes(error.code for error in errors),
     )
 
 

@@ -61,6 +61,7 @@ def _rehearse(key: str, state: object, fields: SessionFields, options: SaveOptio
     rehearsed.pop("requires", None)
     rehearsed.pop("parents", None)
     rehearsed.pop("fence", None)
+    rehearsed.pop("workspace", None)
     with Store(open_backend("memory:")) as scratch:
         scratch.session(key, **fields).save(state, **rehearsed)
 

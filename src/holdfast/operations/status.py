@@ -21,7 +21,7 @@ from holdfast.operations.views import (
     checkpoint_views,
     session_view,
 )
-from holdfast.storage.port import HeaderQuery, Usage
+from holdfast.storage.port import HeaderQuery, LooksOver, Usage
 
 MAX_NAMED: Final = 10
 """How many sessions a status names at most, where there may be any number."""
@@ -67,13 +67,18 @@ def session_status(store: Store, key: str) -> SessionStatus:
 
 
 def _largest(store: Store, sessions: list[SessionInfo], limit: int | None) -> tuple[SessionUsage, ...]:
-    usages: list[tuple[int, int, SessionInfo, Usage]] = []
-    for at, info in enumerate(sessions):
-        usage = store.engine.backend.usage(info.uid)
-        usages.append((usage.body_bytes, -at, info, usage))
-    most = len(usages) if limit is None else limit
-    found = nlargest(most, usages, key=lambda each: each[:2])
-    return tuple(_session_usage(store, info, usage) for _, _, info, usage in found)
+    sizes = _sizes(store, sessions)
+    ranked = [(sizes.get(info.uid, 0), -at, info) for at, info in enumerate(sessions)]
+    found = nlargest(len(ranked) if limit is None else limit, ranked, key=lambda each: each[:2])
+    return tuple(_session_usage(store, info, store.engine.backend.usage(info.uid)) for _, _, info in found)
+
+
+def _sizes(store: Store, sessions: list[SessionInfo]) -> dict[str, int]:
+    """The stored bytes of every session, by uid."""
+    backend = store.engine.backend
+    if isinstance(backend, LooksOver):
+        return backend.session_bytes()
+    return {info.uid: backend.usage(info.uid).body_bytes for info in sessions}
 
 
 def _session_usage(store: Store, info: SessionInfo, usage: Usage) -> SessionUsage:

@@ -96,6 +96,15 @@ class FallbackView(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[Failure, ...]
 
 
+class MergedTriggerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A trigger that found nothing changed, and was noted on the checkpoint instead of making another."""
+
+    kind: TriggerKind
+    event: str | None
+    time: datetime
+    message: str
+
+
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint with its state, verified. With encoding `json` the state is the document itself; with
     `json+tags` an object with one `$` key stands for a value JSON lacks."""
@@ -106,6 +115,54 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     details_encoding: str | None
     details: msgspec.Raw | None
     fallback: FallbackView | None
+    merged_triggers: tuple[MergedTriggerView, ...]
+
+
+class ValueShown(msgspec.Struct, frozen=True, kw_only=True):
+    """One value of the state of a checkpoint, verified, written like a state."""
+
+    checkpoint: CheckpointView
+    path: str
+    encoding: str
+    value: msgspec.Raw
+    fallback: FallbackView | None
+
+
+class ShownAt(Shown, frozen=True, kw_only=True):
+    """The newest checkpoint at or before a time. `asked` is that time, read in `zone` unless it named its own."""
+
+    asked: datetime
+    asked_text: str
+    zone: str
+    is_future: bool
+
+
+class ValueAt(ValueShown, frozen=True, kw_only=True):
+    """The same for one value of its state."""
+
+    asked: datetime
+    asked_text: str
+    zone: str
+    is_future: bool
+
+
+class ValueChangeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint at which a value was added, changed or removed. Only the values that its kind has are there."""
+
+    checkpoint: CheckpointView
+    kind: str
+    old_encoding: str | msgspec.UnsetType = msgspec.UNSET
+    old: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    new_encoding: str | msgspec.UnsetType = msgspec.UNSET
+    new: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class ValueLog(msgspec.Struct, frozen=True, kw_only=True):
+    """How the value at a path changed on the way to a checkpoint, oldest first."""
+
+    session: str
+    path: str
+    changes: tuple[ValueChangeView, ...]
 
 
 class Export(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,17 +177,18 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written where. `output` None means that it was not written to a file."""
+    """What was written where, and as which document. `output` None means that it was not written to a file."""
 
     checkpoint: str
     encoding: str
     output: str | None
     size_bytes: int
     fallback: FallbackView | None
+    format: str
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
-    """What `verify` looked at and found."""
+    """What `verify` looked at and found. `result` is PASS or FAIL, `fixes` what to do about the findings."""
 
     is_intact: bool
     sessions: int
@@ -138,6 +196,8 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     bodies: int
     pruned: int
     findings: tuple[Finding, ...]
+    result: str
+    fixes: tuple[str, ...]
 
 
 class SessionUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +235,23 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     newest: datetime | None
     sessions: tuple[SessionUsage, ...]
     next_clean: NextClean
+
+
+class Symptom(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was looked at, and what to do about it. `verdict` is ok, note, warning or problem."""
+
+    name: str
+    verdict: str
+    message: str
+    advice: str | None = None
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """What `doctor` found. Healthy is a store without problems; it may have warnings."""
+
+    store: str
+    is_healthy: bool
+    symptoms: tuple[Symptom, ...]
 
 
 class CleanupView(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,6 +306,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True, rename={"older": "from", "
 
     older: CheckpointView
     newer: CheckpointView
+    elapsed_seconds: float
     total: int
     added: int
     removed: int
@@ -237,6 +315,98 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True, rename={"older": "from", "
     summary: str
     is_workflow: bool
     changes: tuple[ChangeView, ...]
+
+
+class BranchView(msgspec.Struct, frozen=True, kw_only=True):
+    """A branch. `state` is open, merged, abandoned or archived; pruning protects pinned open ones and the current
+    one. `checkpoints` counts its own, not those before its fork. `time` is that of its head, None when that cannot
+    be read."""
+
+    name: str
+    is_current: bool
+    state: str
+    is_pinned: bool
+    checkpoints: int
+    head: str | None
+    head_seq: int
+    time: datetime | None
+    message: str
+    fork: str | None
+    fork_branch: str | None
+    fork_seq: int
+    created: datetime
+    metadata: dict[str, Any]
+
+
+class Branches(msgspec.Struct, frozen=True, kw_only=True):
+    """The branches of a session, oldest first, and which one it is on."""
+
+    session: str
+    current: str
+    branches: tuple[BranchView, ...]
+
+
+class BranchChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """A branch after it was forked, entered, closed or reopened."""
+
+    session: str
+    branch: BranchView
+
+
+class ClashView(msgspec.Struct, frozen=True, kw_only=True):
+    """A place that both sides changed differently. A value is missing where that state has none."""
+
+    path: str
+    base_encoding: str | msgspec.UnsetType = msgspec.UNSET
+    base: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    ours_encoding: str | msgspec.UnsetType = msgspec.UNSET
+    ours: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    theirs_encoding: str | msgspec.UnsetType = msgspec.UNSET
+    theirs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class MergeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A merge, or why it was refused: then `checkpoint` is None, and nothing was written.
+
+    `into` is the branch merged into, `base` what both began from. `clashes` were decided if there is a checkpoint.
+    `is_closed` is false when someone saved to the branch meanwhile.
+    """
+
+    session: str
+    branch: str
+    into: str
+    strategy: str
+    is_merged: bool
+    is_closed: bool
+    base: str | None
+    checkpoint: CheckpointView | None
+    clashes: tuple[ClashView, ...]
+
+
+class ChangeCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many changes lead from one state to another, and a summary."""
+
+    total: int
+    added: int
+    removed: int
+    changed: int
+    moved: int
+    summary: str
+
+
+class RestoredView(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that goes on from a checkpoint. `changes` lead from the state before to the restored one, None
+    when the state before cannot be read. `undo` is the ref that leads back."""
+
+    session: str
+    checkpoint: CheckpointView
+    branch: str
+    is_new_branch: bool
+    previous_branch: str
+    previous_head: str | None
+    previous_seq: int | None
+    changes: ChangeCounts | None
+    undo: str
 
 
 class DecisionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,7 +452,8 @@ class SessionError(msgspec.Struct, frozen=True, kw_only=True):
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     """What pruning did to all sessions it was asked for, or would do. `reclaimed_bytes` is what the store became
-    smaller; other data may still use the room of what was removed."""
+    smaller; other data may still use the room of what was removed. `compressed` counts checkpoints that stay and
+    are stored smaller. `result` is PASS, or FAIL with `errors`; `fixes` is what to do about those."""
 
     is_dry_run: bool
     total: int
@@ -294,6 +465,9 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     reclaimed_bytes: int
     sessions: tuple[PrunedSession, ...]
     errors: tuple[SessionError, ...]
+    compressed: int
+    result: str
+    fixes: tuple[str, ...]
 
 
 class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
@@ -356,9 +530,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 def checkpoint_views(key: str, session: Session, headers: list[Header]) -> tuple[CheckpointView, ...]:
     stored: dict[str, int] = {}
-    for body in session.bodies() if headers else ():
+    for body in session.bodies(*(header.id for header in headers)) if headers else ():
         stored[body.checkpoint] = stored.get(body.checkpoint, 0) + body.stored_size
-    return tuple(_view(key, header, stored.get(header.id, 0)) for header in headers)
+    return tuple(checkpoint_view(key, header, stored.get(header.id, 0)) for header in headers)
 
 
 def checkpoint_views_across(store: Store, headers: list[Header]) -> tuple[CheckpointView, ...]:
@@ -373,7 +547,7 @@ def checkpoint_views_across(store: Store, headers: list[Header]) -> tuple[Checkp
     return tuple(views[header.id] for header in headers if header.id in views)
 
 
-def _view(key: str, header: Header, stored_bytes: int) -> CheckpointView:
+def checkpoint_view(key: str, header: Header, stored_bytes: int) -> CheckpointView:
     return CheckpointView(
         id=header.id,
         session=key,

@@ -1,0 +1,134 @@
+"""Running work in steps: what each step costs beyond itself, as a plan, as a script, and as steps of DBOS on SQLite."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import holdfast
+from benchmarks.parts import Part, Row, Table
+from benchmarks.timing import interleaved, say
+from holdfast import config
+
+LENGTHS: Final = (20, 200)
+"""How many steps the work has: a plan of an agent, and a long one."""
+
+BARE: Final = "bare loop"
+PLAN: Final = "plan (`Store.execute`)"
+SCRIPT: Final = "script (`Store.run`)"
+DBOS: Final = "DBOS steps"
+
+
+def work(number: int) -> dict[str, Any]:
+    """What a step does: next to nothing, with a result of some hundred bytes."""
+    return {"number": number, "text": f"what came of step {number}, in a sentence or two " * 4}
+
+
+def run(directory: Path, *, quick: bool, with_peers: bool) -> Part:
+    """Milliseconds of overhead per step, for work of several lengths."""
+    say("executor")
+    lengths, repeats = ((5,), 1) if quick else (LENGTHS, 15)
+    settings = config.load(cwd=None, environ={}, flags={"metrics.enabled": False})
+    with holdfast.open(directory / "steps.db", config=settings) as store:
+        ways: dict[str, Callable[[int], None]] = {
+            BARE: _loop,
+            PLAN: lambda length: _plan(store, length),
+            SCRIPT: lambda length: _script(store, length),
+        }
+        dbos = _launch_dbos(directory) if with_peers else None
+        if dbos is not None:
+            ways[DBOS] = dbos.run
+        try:
+            found = {length: _overheads(ways, length, repeats) for length in lengths}
+        finally:
+            if dbos is not None:
+                dbos.close()
+    return Part(tables=[_table(found)], rows=_rows(found[max(found)], max(found)))
+
+
+def _overheads(ways: dict[str, Callable[[int], None]], length: int, repeats: int) -> dict[str, float]:
+    """Seconds per step, those of the bare loop taken off the others."""
+    works = {name: partial(way, length) for name, way in ways.items()}
+    for once in works.values():
+        once()  # whatever is done once only
+    taken = interleaved(works, repeats=repeats)
+    bare = taken[BARE]
+    return {name: (seconds if name == BARE else seconds - bare) / length for name, seconds in taken.items()}
+
+
+def _table(found: dict[int, dict[str, float]]) -> Table:
+    names = list(next(iter(found.values())))
+    lines = [(name, *(f"{found[length][name] * 1e3:.3f}" for length in found)) for name in names]
+    titles = ("what", *(f"{length} steps" for length in found))
+    return Table("Running steps (milliseconds per step beyond the bare loop)", titles, lines)
+
+
+def _rows(overheads: dict[str, float], length: int) -> list[Row]:
+    theirs = overheads.get(DBOS)
+    return [
+        Row(
+            f"overhead per step, {name} of {length} ÷ DBOS",
+            None if theirs is None else overheads[way] / theirs,
+            1.0,
+        )
+        for name, way in (("plan", PLAN), ("script", SCRIPT))
+    ]
+
+
+# --- the ways to run steps
+
+
+def _loop(length: int) -> None:
+    for number in range(length):
+        work(number)
+
+
+def _plan(store: holdfast.Store, length: int) -> None:
+    plan = [holdfast.PlanStep(str(number), parameters={"number": number}) for number in range(length)]
+    result = store.execute("plan", plan, lambda context: work(context.parameters["number"]))
+    assert result.success
+
+
+def _script(store: holdfast.Store, length: int) -> None:
+    with store.run("script", resume=False) as steps:
+        for number in range(length):
+            steps.step(f"step {number}", work, number)
+
+
+class _Dbos:
+    """A workflow of DBOS, set up as its documentation shows, with its system database in a file."""
+
+    def __init__(self, dbos: Any, path: Path) -> None:
+        self._dbos = dbos
+        dbos(
+            config={
+                "name": "steps",
+                "system_database_url": f"sqlite:///{path}",
+                "log_level": "ERROR",
+                "run_admin_server": False,
+            }
+        )
+        step = dbos.step()(work)
+
+        @dbos.workflow()  # type: ignore[untyped-decorator]
+        def steps(length: int) -> None:
+            for number in range(length):
+                step(number)
+
+        self.run: Callable[[int], None] = steps
+        dbos.launch()
+
+    def close(self) -> None:
+        self._dbos.destroy()
+
+
+def _launch_dbos(directory: Path) -> _Dbos | None:
+    try:
+        module = importlib.import_module("dbos")
+    except ImportError as exc:
+        say(f"benchmarks: {exc}: install the peers with `pip install -r requirements/bench.txt`")
+        return None
+    return _Dbos(module.DBOS, directory / "dbos.sqlite")

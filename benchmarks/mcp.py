@@ -1,0 +1,76 @@
+"""What the MCP server costs: a save of 100 KB through stdio, beside the same save in Python, in one process each."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, Final
+
+import holdfast
+from benchmarks.cold import environment
+from benchmarks.parts import Part, Row, Table
+from benchmarks.timing import percentile, say
+
+STATE_BYTES: Final = 100_000
+TARGET: Final = 5.0
+"""A call is JSON written and read twice, beside two processes that take turns; the save itself is a small part."""
+
+
+def run(directory: Path, *, quick: bool, with_peers: bool) -> Part:  # noqa: ARG001
+    """Median and 95th percentile of a save by each way; the states change as a conversation does."""
+    say("MCP")
+    samples = 10 if quick else 200
+    python = _python(directory / "python.db", samples)
+    stdio = asyncio.run(_stdio(directory / "stdio.db", samples))
+    lines = [
+        [name, f"{median(taken) * 1e3:.2f}", f"{percentile(taken, 95) * 1e3:.2f}"]
+        for name, taken in (("AgentStore.save", python), ("checkpoint_save through stdio", stdio))
+    ]
+    return Part(
+        tables=[Table("a save of 100 KB, profile agent", ["by", "p50 ms", "p95 ms"], lines)],
+        rows=[
+            Row(
+                "checkpoint_save of 100 KB through stdio ÷ the Python call",
+                median(stdio) / median(python),
+                TARGET,
+            )
+        ],
+    )
+
+
+def _states(count: int) -> list[dict[str, Any]]:
+    """States of about 100 KB, each with one message more than the one before."""
+    messages = [
+        {"role": "user", "content": f"message {number} " + "x" * 940} for number in range(100 + count)
+    ]
+    return [{"currentStepIndex": n, "messages": messages[n : n + STATE_BYTES // 1000]} for n in range(count)]
+
+
+def _python(file: Path, samples: int) -> list[float]:
+    taken = []
+    with holdfast.open(f"sqlite:{file}") as store:
+        for state in _states(samples):
+            start = perf_counter()
+            store.agents.save("s", None, state)
+            taken.append(perf_counter() - start)
+    return taken
+
+
+async def _stdio(file: Path, samples: int) -> list[float]:
+    from mcp import Client, StdioServerParameters
+
+    server = StdioServerParameters(
+        command=sys.executable, args=["-m", "holdfast", "mcp", "--store", f"sqlite:{file}"], env=environment()
+    )
+    taken = []
+    async with Client(server) as client:
+        for state in _states(samples):
+            start = perf_counter()
+            result = await client.call_tool("checkpoint_save", {"sessionId": "s", "state": state})
+            taken.append(perf_counter() - start)
+            if result.is_error:
+                raise RuntimeError(f"the save was refused: {result.content}")
+    return taken

@@ -1,0 +1,185 @@
+"""The project files of a session: which tree is meant, and the calls behind the methods of `Session`.
+
+What the calls need is imported when they are made: most programs never capture files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from holdfast.config import Settings
+from holdfast.engine import Engine, Pending, Save
+from holdfast.errors import InvalidInput
+from holdfast.model import Header
+from holdfast.model import Session as SessionInfo
+from holdfast.workspace import background
+
+if TYPE_CHECKING:
+    from holdfast.workspace.capture import Limits
+    from holdfast.workspace.changed import CodeChanges
+    from holdfast.workspace.compare import FileComparison
+    from holdfast.workspace.patches import CommitPatches
+    from holdfast.workspace.recorded import CapturedFiles
+    from holdfast.workspace.restore import FilesRestored
+
+Workspace: TypeAlias = bool | str | os.PathLike[str] | None
+"""A directory; True for that of the session, or else the current one; None for that of the session."""
+
+
+class Files:
+    """The files of one session. `default` is the directory that its user named for it."""
+
+    def __init__(
+        self, engine: Engine, uid: str, settings: Settings | None, default: Workspace = None
+    ) -> None:
+        self._engine = engine
+        self._uid = uid
+        self._settings = settings
+        self._default = None if default in (None, False) else root_of(default)
+
+    # --- saving
+
+    def root_to_capture(self, given: Workspace) -> str | None:
+        """The tree a save captures: none unless it is named, here or for the session."""
+        if given is None:
+            return self._default
+        if given is True:
+            return self._default or root_of(Path.cwd())
+        return None if given is False else root_of(given)
+
+    def save(self, save: Save, root: str | None) -> Header:
+        """Store a save, with a tree if one is to be captured, after those that were asked for before."""
+        background.settle(self._engine)
+        return self._engine.save(save) if root is None else self._save(save, root)
+
+    def submit(self, save: Save, root: str | None) -> Pending:
+        """The same in the background; the tree is captured there."""
+        if root is None:
+            background.settle(self._engine)
+            return self._engine.submit_in_background(save)
+        return background.submit(self._engine, lambda: self._save(save, root))
+
+    def _save(self, save: Save, root: str) -> Header:
+        from holdfast.workspace.known import save_with_files
+
+        return save_with_files(self._engine, save, root, limits=self._limits)[0]
+
+    # --- looking back
+
+    def captured(self, header: Header) -> CapturedFiles:
+        from holdfast.workspace.recorded import CapturedFiles
+
+        return CapturedFiles(self._engine, header)
+
+    def latest(self, info: SessionInfo) -> Header:
+        """The newest checkpoint of the current line that has files."""
+        from holdfast.workspace.known import latest_capture
+
+        return latest_capture(self._engine, info)
+
+    def compare(
+        self, older: Header, newer: Header | None, *, paths: Iterable[str], workspace: Workspace
+    ) -> FileComparison:
+        from holdfast.workspace.compare import compare_files
+        from holdfast.workspace.known import load_manifest, look_at
+        from holdfast.workspace.names import PathFilter
+
+        before, root = load_manifest(self._engine, older), None
+        if newer is None:
+            root = self._live_root(workspace, before.root)
+            after = look_at(self._engine, self._uid, root, limits=self._limits).manifest
+        else:
+            after = load_manifest(self._engine, newer)
+        return msgspec.structs.replace(compare_files(before, after, PathFilter(paths)), live_root=root)
+
+    def patches(self, header: Header, workspace: Workspace) -> CommitPatches:
+        from holdfast.workspace.known import load_manifest
+        from holdfast.workspace.patches import commit_patches
+
+        manifest = load_manifest(self._engine, header)
+        return commit_patches(self._engine, manifest, self._live_root(workspace, manifest.root))
+
+    def changed(
+        self, workspace: Workspace, notify: Callable[[tuple[str, ...], str | None], object] | None
+    ) -> CodeChanges | None:
+        from holdfast.workspace.changed import code_changed
+
+        root = self.root_to_capture(True if workspace is None else workspace)
+        if root is None:
+            return None
+        return code_changed(self._engine, self._uid, root, notify=notify, limits=self._limits)
+
+    # --- going back
+
+    def restore(
+        self, header: Header, *, paths: Iterable[str], workspace: Workspace, dry_run: bool, force: bool
+    ) -> FilesRestored:
+        from holdfast.workspace.known import load_manifest
+        from holdfast.workspace.restore import restore_files
+
+        background.settle(self._engine)
+        root = self._live_root(workspace, load_manifest(self._engine, header).root)
+        return restore_files(
+            self._engine, header, root, paths=paths, limits=self._limits, dry_run=dry_run, force=force
+        )
+
+    def undo(self, info: SessionInfo, *, workspace: Workspace, dry_run: bool, force: bool) -> FilesRestored:
+        from holdfast.workspace.known import load_manifest
+        from holdfast.workspace.restore import last_safety, restore_files
+
+        background.settle(self._engine)
+        header, paths = last_safety(self._engine, info)
+        root = self._live_root(workspace, load_manifest(self._engine, header).root)
+        return restore_files(
+            self._engine, header, root, paths=paths, limits=self._limits, dry_run=dry_run, force=force
+        )
+
+    # --- which tree, and how much of it
+
+    def _live_root(self, given: Workspace, recorded: str) -> str:
+        """The tree to compare with or to write to. Stored bytes alone never name it (V10)."""
+        if given not in (None, True, False):
+            return root_of(given)
+        if self._default is not None:
+            return self._default
+        here = root_of(Path.cwd())
+        if given is True:
+            return here
+        if here == recorded or here.startswith(recorded.rstrip("/") + "/"):
+            return recorded
+        raise InvalidInput(
+            f"these are files of {recorded!r}, and the current directory is not in there: "
+            "name the workspace that is meant",
+            code="workspace_not_named",
+        )
+
+    @property
+    def _limits(self) -> Limits:
+        from holdfast.workspace.capture import DEFAULT_LIMITS, Limits
+
+        if self._settings is None:
+            return DEFAULT_LIMITS
+        return Limits(
+            max_file_bytes=self._settings["workspace.max_file_bytes"],
+            max_total_bytes=self._settings["workspace.max_total_bytes"],
+            ignore=tuple(self._settings["workspace.ignore"] or ()),
+        )
+
+
+def root_of(directory: Workspace) -> str:
+    """A directory by its one true name.
+
+    Raises:
+        InvalidInput: it is none (`invalid_workspace`).
+    """
+    if directory is None or isinstance(directory, bool):
+        directory = Path.cwd()
+    path = Path(directory).expanduser()
+    if not path.is_dir():
+        raise InvalidInput(f"the workspace {str(path)!r} is no directory", code="invalid_workspace")
+    return str(path.resolve())

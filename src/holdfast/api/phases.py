@@ -1,0 +1,29 @@
+"""Opening the store of phases by its folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from holdfast.engine import Engine
+from holdfast.lifecycle.phases import Phases, resolve_checkpoints_dir
+from holdfast.model import utc_now_us
+
+VARIABLE = "HOLDFAST_PHASES"
+"""The environment variable that names the folder to use instead of `~/.pai`."""
+
+
+def open_phases(
+    directory: str | os.PathLike[str] | None = None, *, clock: Callable[[], int] = utc_now_us
+) -> Phases:
+    """Open the phase checkpoints in a folder, creating them if need be. Use it as a context manager.
+
+    The documents lie in `checkpoints` inside the folder, `seed.json` and `events` beside that. Without a folder it
+    is that of `HOLDFAST_PHASES` in the environment, then `~/.pai`.
+    """
+    from holdfast.storage.files import FilesBackend
+
+    override = os.environ.get(VARIABLE) or None if directory is None else directory
+    home = resolve_checkpoints_dir(override).absolute().parent
+    engine = Engine(FilesBackend(home, layout="phase", clock=clock), clock=clock)
+    return Phases(engine, home=home, owns_engine=True)

@@ -1,0 +1,81 @@
+"""Creating a checkpoint by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from holdfast.api import SaveOptions, Session, Store
+from holdfast.errors import Conflict, InvalidInput, NotFound
+from holdfast.model import TriggerKind
+from holdfast.operations.saving import save
+from holdfast.operations.views import CheckpointView, checkpoint_views
+
+NO_STATE: Final[Any] = object()
+"""Stands for: the state that the session has."""
+
+MAX_TRIES: Final = 10
+
+
+def create(
+    store: Store,
+    key: str,
+    message: str,
+    *,
+    tags: Iterable[str] = (),
+    step: int | None = None,
+    state: Any = NO_STATE,
+    workspace: str | None = None,
+) -> CheckpointView:
+    """Save a manual checkpoint: of the given state, else of the latest one of the session once more.
+
+    The latest state keeps its step, its details and the session's status. Nobody's save in between is covered up.
+
+    Raises:
+        InvalidInput: no state is given, and the session has none yet (`no_state`).
+        Conflict: others save all the time.
+    """
+    options = SaveOptions(
+        message=message, tags=list(tags), trigger=TriggerKind.MANUAL, step=step, workspace=workspace
+    )
+    if state is not NO_STATE:
+        return save(store, key, state, **options)
+    session = _session_with_state(store, key)
+    for _ in range(MAX_TRIES):
+        try:
+            return _save_again(session, options)
+        except Conflict as exc:
+            if exc.code != "head_moved":
+                raise
+    raise Conflict(f"others save into session {key!r} all the time: try again", session=key)
+
+
+def _session_with_state(store: Store, key: str) -> Session:
+    try:
+        session = store.get(key)
+    except NotFound:
+        raise _no_state(key) from None
+    if session.newest() is None:
+        raise _no_state(key)
+    return session
+
+
+def _save_again(session: Session, options: SaveOptions) -> CheckpointView:
+    info = session.info
+    head = next((branch.head for branch in session.branches() if branch.name == info.branch), None)
+    latest = session.latest()
+    if latest is None:
+        raise _no_state(session.key)
+    again = options.copy()
+    again["step"] = latest.step if options["step"] is None else options["step"]
+    again["details"] = latest.details
+    again["status"] = info.status
+    again["expect_head"] = head
+    header = session.save(latest.state, **again)
+    return checkpoint_views(session.key, session, [header])[0]
+
+
+def _no_state(key: str) -> InvalidInput:
+    return InvalidInput(
+        f"session {key!r} has no state to save again: give one by --state", code="no_state", session=key
+    )

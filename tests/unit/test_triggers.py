@@ -1,0 +1,101 @@
+"""Whether a trigger becomes a snapshot: coalescing, throttling and the heartbeat, decided from numbers alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.model import Status
+from holdfast.policy.triggers import (
+    COMPACTION_WARNING,
+    STEP_BOUNDARY,
+    Decision,
+    Last,
+    Material,
+    decide,
+    heartbeat_due,
+    is_throttled,
+    seconds_to_heartbeat,
+    to_us,
+)
+
+START = 1_000_000_000
+SAME = Material("digest", Status.IN_PROGRESS, ("build", 1, "running"))
+
+
+def after(seconds: float, material: Material = SAME, event: str | None = STEP_BOUNDARY) -> Decision:
+    """What becomes of a trigger that comes so long after a snapshot of `SAME`."""
+    return decide(event, now_us=START + to_us(seconds), last=Last(START, SAME), material=material)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 2.9, 3.0])
+def test_a_trigger_within_three_seconds_is_merged(seconds: float) -> None:
+    """The window begins with the snapshot and includes its end."""
+    assert after(seconds) is Decision.COALESCE
+
+
+@pytest.mark.parametrize("seconds", [3.000001, 3.1, 120.0])
+def test_a_later_one_is_saved(seconds: float) -> None:
+    """Even if nothing changed."""
+    assert after(seconds) is Decision.SAVE
+
+
+def test_the_first_one_is_saved() -> None:
+    """There is nothing it could be merged into."""
+    assert decide(STEP_BOUNDARY, now_us=START, last=None, material=SAME) is Decision.SAVE
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        Material("other", SAME.status, SAME.step),
+        Material(SAME.state, Status.FAILED, SAME.step),
+        Material(SAME.state, SAME.status, ("build", 1, "completed")),
+        Material(SAME.state, SAME.status, ("test", 2, "running")),
+        Material(SAME.state, SAME.status, SAME.step, tags=("mine",)),
+    ],
+)
+def test_a_material_change_is_saved_at_once(changed: Material) -> None:
+    """State, status and step are material, and so are tags, by which a snapshot is found."""
+    assert after(0.1, changed) is Decision.SAVE
+
+
+def test_a_compaction_warning_is_never_held_back() -> None:
+    """What is not saved before a compaction is lost."""
+    assert after(0.0, event=COMPACTION_WARNING) is Decision.SAVE
+    assert not is_throttled(COMPACTION_WARNING, now_us=START, last_us=START, min_seconds=300)
+
+
+def test_a_clock_that_went_back_does_not_merge() -> None:
+    """Otherwise nothing would be saved until it caught up."""
+    assert after(-0.1) is Decision.SAVE
+    assert not is_throttled("gap_filled", now_us=START - 1, last_us=START, min_seconds=300)
+
+
+def test_throttling() -> None:
+    """An automatic trigger is held back until so much time has passed since the last checkpoint."""
+    assert is_throttled("gap_filled", now_us=START + to_us(299), last_us=START, min_seconds=300)
+    assert not is_throttled("gap_filled", now_us=START + to_us(300), last_us=START, min_seconds=300)
+    assert not is_throttled("gap_filled", now_us=START, last_us=None, min_seconds=300)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status", "due"),
+    [
+        (119.999, Status.IN_PROGRESS, False),
+        (120.0, Status.IN_PROGRESS, True),
+        (500.0, Status.PAUSED, False),
+        (500.0, Status.COMPLETED, False),
+        (500.0, Status.FAILED, False),
+    ],
+)
+def test_the_heartbeat_is_due_while_work_is_in_progress(seconds: float, status: Status, due: bool) -> None:
+    """At 120 seconds after the last snapshot, and never when the work rests or has ended."""
+    assert heartbeat_due(now_us=START + to_us(seconds), last_us=START, status=status) is due
+
+
+def test_the_wait_for_a_heartbeat() -> None:
+    """Until it is due; a whole period when it was due and not taken, or when the clock went back."""
+    assert seconds_to_heartbeat(now_us=START + to_us(50), last_us=START) == 70
+    assert seconds_to_heartbeat(now_us=START + to_us(120), last_us=START) == 120
+    assert seconds_to_heartbeat(now_us=START + to_us(500), last_us=START) == 120
+    assert seconds_to_heartbeat(now_us=START - to_us(500), last_us=START) == 120
