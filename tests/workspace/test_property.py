@@ -152,8 +152,8 @@ def test_every_restore_is_exact(seed: int) -> None:
 
 
 @pytest.mark.full
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32))
 def test_every_restore_is_exact_for_longer(seed: int) -> None:
     """The same with more of everything."""
-    work_at_random(seed, steps=25)
+    work_at_random(seed, steps=20)

@@ -188,10 +188,27 @@ SCHEMA: Final = (
         10_000_000,
         "A workflow whose state is stored in more gets a warning that names its largest values.",
     ),
-    Key("workflow.max_stored_bytes", SIZE, 100_000_000, "A workflow's state that takes more, stored, is refused."),
-    Key("workflow.max_raw_bytes", SIZE, 500_000_000, "A workflow's state that takes more, uncompressed, is refused."),
-    Key("worker.max_attempts", COUNT, 3, "How many runs of a session may fail at the same step before workers give it up."),
-    Key("worker.retry_seconds", SECONDS, 30, "How long a failed session rests before a worker tries it again."),
+    Key(
+        "workflow.max_stored_bytes",
+        SIZE,
+        100_000_000,
+        "A workflow's state that takes more, stored, is refused.",
+    ),
+    Key(
+        "workflow.max_raw_bytes",
+        SIZE,
+        500_000_000,
+        "A workflow's state that takes more, uncompressed, is refused.",
+    ),
+    Key(
+        "worker.max_attempts",
+        COUNT,
+        3,
+        "How many runs of a session may fail at the same step before workers give it up.",
+    ),
+    Key(
+        "worker.retry_seconds", SECONDS, 30, "How long a failed session rests before a worker tries it again."
+    ),
     Key("keeper.enabled", BOOLEAN, True, "Prune and clean in the background of an open store."),
     Key("keeper.interval_seconds", SECONDS, 300, "Pause between two rounds of the keeper."),
     Key("metrics.enabled", BOOLEAN, True, "Keep counts of saves, failures and resumes beside the store."),

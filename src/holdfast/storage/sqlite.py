@@ -132,6 +132,12 @@ class SqliteBackend(SqlBackend):
             # After a failed write or sync nothing in this connection's memory is to be believed.
             self._drop_writer()
             raise
+        except apsw.ReadOnlyError:
+            # One refused open of the -shm file makes it read-only for as long as any connection here shares it.
+            with self._pool:
+                self._drop_idle()
+            self._drop_writer()
+            raise
         finally:
             with self._pool:
                 self._borrowed -= 1
@@ -141,6 +147,10 @@ class SqliteBackend(SqlBackend):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -204,12 +214,12 @@ class SqliteBackend(SqlBackend):
                 self._close_connections(truncate=True)
 
     def _close_connections(self, *, truncate: bool) -> None:
-        if self._writer is not None and truncate:
-            self._writer.truncate_wal()
-        for connection in self._idle:
-            connection.close()
-        self._idle.clear()
-        self._drop_writer()
+        try:
+            if self._writer is not None and truncate:
+                self._writer.truncate_wal()
+        finally:
+            self._drop_idle()
+            self._drop_writer()
 
     def before_fork(self) -> None:
         self._writing_lock.acquire()

@@ -25,7 +25,8 @@ def open_backend(url: str) -> Backend:
     path = database_file(url)
     if path is None:
         raise InvalidInput(
-            f"no store {url!r}: use sqlite:PATH, files:DIR, postgresql:// or memory:", code="unknown_store_url"
+            f"no store {url!r}: use sqlite:PATH, files:DIR, postgresql:// or memory:",
+            code="unknown_store_url",
         )
     from holdfast.storage.sqlite import SqliteBackend
 
@@ -40,7 +41,8 @@ def _open_files(url: str) -> Backend:
     layout = query.removeprefix("layout=")
     if directory is None or (query and layout not in list(Layout)) or (query and layout == query):
         raise InvalidInput(
-            f"no store {url!r}: use files:DIR or files:DIR?layout={'|'.join(Layout)}", code="unknown_store_url"
+            f"no store {url!r}: use files:DIR or files:DIR?layout={'|'.join(Layout)}",
+            code="unknown_store_url",
         )
     return FilesBackend(directory, layout=layout or None)
 

@@ -167,7 +167,8 @@ def infos(tx: Connection, sid: int, checkpoints: Sequence[str] | None = None) ->
         only, values = f" AND checkpoint IN ({marks(len(checkpoints))})", (sid, *checkpoints)
     blobs: dict[tuple[str, str, int], list[str]] = {}
     for checkpoint, name, is_spare, digest in tx.all(
-        f"SELECT checkpoint, name, is_spare, digest FROM blob_refs WHERE sid = ?{only} ORDER BY digest", values
+        f"SELECT checkpoint, name, is_spare, digest FROM blob_refs WHERE sid = ?{only} ORDER BY digest",
+        values,
     ):
         blobs.setdefault((checkpoint, name, is_spare), []).append(digest)
     found = tx.all(
