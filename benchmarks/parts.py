@@ -18,6 +18,7 @@ MODULES: Final = {
     "langgraph": "benchmarks.langgraph",
     "mcp": "benchmarks.mcp",
     "files": "benchmarks.files",
+    "postgres": "benchmarks.postgres",
     "travel": "benchmarks.travel",
     "workspace": "benchmarks.workspace",
 }

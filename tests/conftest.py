@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+ROOT = Path(__file__).parent
 
 if TYPE_CHECKING:
     from tests.postgres.server import Server
@@ -29,8 +32,31 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = str(secrets.randbits(32))
 
 
+FULL_FOLDERS = frozenset(
+    {
+        "crash",
+        "examples",
+        "fuzz",
+        "hooks",
+        "interop",
+        "investigation",
+        "phases",
+        "postgres",
+        "storage_files",
+        "threats",
+        "workers",
+        "workspace",
+    }
+)
+"""Folders whose tests take seconds together: `./dev test` runs them, `./dev check` does not."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the slow tests unless they were asked for."""
+    """Mark what is not in the fast set, and leave out the slow tests unless they were asked for."""
+    for item in items:
+        if FULL_FOLDERS & set(item.path.relative_to(ROOT).parts[:1]):
+            item.add_marker(pytest.mark.full)
     if config.getoption("--slow"):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]

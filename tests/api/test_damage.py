@@ -583,3 +583,17 @@ def test_a_bit_of_every_byte_of_the_file(origin: Path) -> None:
     """The same for every byte that is not zero."""
     failures = file_flips(origin, None, seed=12)
     assert not failures, report(failures)
+
+
+def test_a_store_that_is_deleted_under_its_feet_takes_no_saves(tmp_path: Path) -> None:
+    """Nothing is acknowledged that lands in a file nobody will find; a replaced file is another store."""
+    path = tmp_path / "store.db"
+    with holdfast.open(path) as store, holdfast.open(tmp_path / "other.db") as other:
+        run = store.session("s")
+        run.save({"n": 1})
+        other.session("o").save({"n": 1})
+        for change in (path.unlink, lambda: path.hardlink_to(tmp_path / "other.db")):
+            change()
+            with pytest.raises(holdfast.BackendUnavailable) as refusal:
+                run.save({"n": 2})
+            assert (refusal.value.code, refusal.value.retryable) == ("store_replaced", False)

@@ -370,7 +370,7 @@ def test_prune_refuses_what_makes_no_sense(cli: Filled, args: tuple[str, ...], m
 
 
 def test_prune_wants_a_session_or_rules(cli: Filled) -> None:
-    """Without both nothing is pruned; with rules it is the current session, which is told; a missing one is not found."""
+    """Without both nothing is pruned; with rules it is the current session, which is told; a missing one is refused."""
     cli.save("run", [HOUR, HOUR])
     assert cli.here("prune", HOLDFAST_SESSION="run").code == 2
     assert cli.here("prune", "other", "--keep-last", "1").code == 3

@@ -63,6 +63,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "workflow.warn_stored_bytes": ("1MB", 10**6),
     "workflow.max_stored_bytes": ("2MB", 2 * 10**6),
     "workflow.max_raw_bytes": ("3MB", 3 * 10**6),
+    "worker.max_attempts": ("5", 5),
+    "worker.retry_seconds": ("1m", 60),
     "keeper.enabled": ("false", False),
     "keeper.interval_seconds": ("10m", 600),
     "metrics.enabled": ("false", False),

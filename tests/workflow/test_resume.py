@@ -99,6 +99,9 @@ def test_after_a_failure(failed: Flows) -> None:
     run = done.json
     assert (run["steps_recovered"], run["steps_run"], run["resume"]) == (1, 2, None)
     assert [step["status"] for step in run["steps"]] == ["completed"] * 3
+    with holdfast.open(failed.url) as store:
+        metrics = store.metrics()
+    assert (metrics.checkpoint_resume_count, metrics.steps_recovered) == (1, 1)
 
 
 def test_a_step_that_fails_again(failed: Flows) -> None:

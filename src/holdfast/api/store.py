@@ -78,7 +78,7 @@ class Store:
         return self._engine.backend.url
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> MeteredEngine:
         """The engine under this store, for adapters and tools."""
         return self._engine
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -64,15 +65,18 @@ class Signals:
     """SIGINT and SIGTERM are told to `post` instead of ending the process, from `with` to its end.
 
     Only on the main thread, which is the only one that may; elsewhere, and for signals that are ignored, nothing
-    changes. `post` is called between two instructions of the main thread, so it must not take a lock.
+    changes. `post` is called between two instructions of the main thread, so it must not take a lock. A child that
+    is forked meanwhile runs nothing that could be paused: a signal does to it what it did before.
     """
 
     def __init__(self, post: Callable[[Stop], object], *, is_enabled: bool = True) -> None:
         self._post = post
         self._is_enabled = is_enabled
         self._previous: dict[signal.Signals, Any] = {}
+        self._pid = os.getpid()
 
     def __enter__(self) -> Signals:
+        self._pid = os.getpid()
         if self._is_enabled and threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
@@ -80,10 +84,17 @@ class Signals:
         return self
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        self._post(Stop(Reason.SIGNAL, number))
+        if os.getpid() == self._pid:
+            self._post(Stop(Reason.SIGNAL, number))
+            return
+        self._restore()
+        os.kill(os.getpid(), number)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
         for number, previous in self._previous.items():
             signal.signal(number, previous)

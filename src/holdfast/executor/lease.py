@@ -19,7 +19,7 @@ from typing import Final
 
 from holdfast.engine import Engine
 from holdfast.errors import BackendUnavailable, Conflict, HoldfastError, NotFound
-from holdfast.executor.owner import is_dead, this_process
+from holdfast.executor.owner import is_dead, is_this_process, this_process
 from holdfast.model import from_us
 from holdfast.storage.port import Lease
 
@@ -30,6 +30,9 @@ BEATS_PER_LEASE: Final = 3
 """A lease is renewed that often before it would run out."""
 
 MAX_TRIES: Final = 3
+
+_abandoned: set[tuple[str, str, int]] = set()
+"""Leases that this process ended with and could not give back: store, session and token."""
 
 
 class Held:
@@ -108,7 +111,8 @@ class Held:
         except NotFound:
             pass  # the session was deleted, and its lease with it
         except HoldfastError as exc:
-            # It runs out by itself, and what the work itself raised matters more.
+            # It runs out by itself, this process may take it again, and what the work itself raised matters more.
+            _abandoned.add((self._engine.backend.url, self._uid, self.token))
             log.warning("the lease on session %s was not given back: %s", self._uid, exc)
 
     def _tell_keeper(self) -> None:
@@ -133,7 +137,7 @@ class Held:
 
 
 def acquire(engine: Engine, uid: str, *, label: str = "", seconds: float = LEASE_SECONDS) -> Lease:
-    """Take the lease of a session, replacing a holder that is dead on this machine.
+    """Take the lease of a session, replacing a holder that is dead on this machine, or that was this process itself.
 
     Raises:
         Conflict: (`lease_held`) a holder that may be alive has it.
@@ -146,17 +150,24 @@ def acquire(engine: Engine, uid: str, *, label: str = "", seconds: float = LEASE
             held = engine.backend.lease(uid)
             if held is None:
                 continue  # given back meanwhile
-            if not is_dead(held.owner):
+            if not (is_dead(held.owner) or _is_abandoned(engine, uid, held)):
                 raise _is_held(engine, uid, held) from exc
             replacing = held.token
     return engine.backend.acquire_lease(uid, owner, seconds=seconds, replacing=replacing)
 
 
+def _is_abandoned(engine: Engine, uid: str, lease: Lease) -> bool:
+    """Whether this very process held the lease, is done with it, and only failed to give it back."""
+    return is_this_process(lease.owner) and (engine.backend.url, uid, lease.token) in _abandoned
+
+
 def _is_held(engine: Engine, uid: str, lease: Lease) -> Conflict:
     key, owner = engine.backend.session(uid).key, lease.owner
     until = from_us(lease.expires_us).isoformat(timespec="seconds").replace("+00:00", "Z")
+    is_ours = is_this_process(owner)
+    who = f"{owner.label or 'a run'} in this very process" if is_ours else owner.label or "another process"
     return Conflict(
-        f"session {key!r} is run by {owner.label or 'another process'} (pid {owner.pid} on {owner.host}),"
+        f"session {key!r} is run by {who} (pid {owner.pid} on {owner.host}),"
         f" which holds its lease until {until}: wait for its end, or stop it first",
         code="lease_held",
         session=key,

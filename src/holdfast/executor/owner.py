@@ -6,6 +6,8 @@ import os
 import socket
 from pathlib import Path
 
+import msgspec
+
 from holdfast.storage.port import Owner
 
 _PROC = Path("/proc")
@@ -23,6 +25,11 @@ def this_process(label: str = "") -> Owner:
         started=0 if stat is None else stat[1],
         label=label,
     )
+
+
+def is_this_process(owner: Owner) -> bool:
+    """Whether that is the process that asks, whatever it was doing."""
+    return msgspec.structs.replace(owner, label="") == this_process()
 
 
 def is_dead(owner: Owner) -> bool:

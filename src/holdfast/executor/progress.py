@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.errors import InvalidInput
 from holdfast.executor.plan import (
     AgentState,
     LastError,
@@ -98,6 +100,8 @@ class AgentShape:
         return to_state(agent_state(progress))
 
     def load(self, state: Any) -> Progress:
+        if isinstance(state, Mapping) and not isinstance(state.get("plan"), list | tuple):
+            raise InvalidInput("it has no plan", code="state_type_mismatch", path="$.plan")
         agent = from_state(state)
         results = {result.step_id: result for result in agent.results}
         return Progress(

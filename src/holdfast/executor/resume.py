@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 import msgspec
 
-from holdfast.engine import Engine, Loaded
-from holdfast.errors import Conflict, InvalidInput, NotFound
+from holdfast.engine import Engine, Loaded, reader
+from holdfast.errors import Conflict, HoldfastError, InvalidInput, NotFound
 from holdfast.executor.fingerprint import differences, fingerprint
 from holdfast.executor.plan import PlanStep, StepStatus
 from holdfast.executor.progress import Progress, Shape, StepProgress
 from holdfast.history import refs
 from holdfast.model import Header, Session
+from holdfast.storage.port import HeaderQuery
 
 log = logging.getLogger("holdfast")
+
+MAX_LOOKED_AT: Final = 20
+"""How many checkpoints are read to find one that can be resumed, when the newest cannot."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,10 +67,11 @@ def start_again(
     Raises:
         NotFound: (`nothing_to_resume`) the session has no checkpoint; or none that `ref` names.
         Conflict: (`plan_changed`) the checkpoint was saved with another plan, and `force` is not given.
-        InvalidInput: (`not_resumable`) the checkpoint holds another kind of state.
+        InvalidInput: (`not_resumable`) the checkpoint holds another kind of state. It is never taken for a plan
+            of which nothing is done, `force` or not; the message names an older one that can be resumed.
     """
     loaded = _load(engine, session, ref)
-    stored = _stored_progress(loaded, shape)
+    stored = _stored_progress(engine, session, loaded, shape)
     changed = differences(stored.plan, plan)
     if changed and not force:
         raise _plan_changed(session, loaded.header, changed)
@@ -93,16 +99,48 @@ def _load(engine: Engine, session: Session, ref: str | None) -> Loaded:
     return loaded
 
 
-def _stored_progress(loaded: Loaded, shape: Shape) -> Progress:
+def _stored_progress(engine: Engine, session: Session, loaded: Loaded, shape: Shape) -> Progress:
     try:
-        return shape.load(loaded.value())
+        return _read(session, loaded, shape)
     except InvalidInput as exc:
+        older = _older_plan_state(engine, session, loaded.header, shape)
+        advice = (
+            "run without resume to start over"
+            if older is None
+            else f"resume from {older.id}, the newest one before it that does (from_ref)"
+        )
         raise InvalidInput(
-            f"checkpoint {loaded.header.id} holds no state of a plan that could be resumed: {exc}",
+            f"checkpoint {loaded.header.id} holds no state of a plan that could be resumed: {exc.message}."
+            f" Someone else saved it: {advice}",
             code="not_resumable",
+            session=session.key,
             checkpoint=loaded.header.id,
             path=exc.path,
         ) from exc
+
+
+def _read(session: Session, loaded: Loaded, shape: Shape) -> Progress:
+    stored = shape.load(loaded.value())
+    if (
+        session.fingerprint and not stored.steps
+    ):  # it had a plan, so a state without steps is not what became of it
+        raise InvalidInput("its plan is empty", code="state_type_mismatch", path="$.plan")
+    return stored
+
+
+def _older_plan_state(engine: Engine, session: Session, foreign: Header, shape: Shape) -> Header | None:
+    """The newest checkpoint before a foreign one that a run could go on from, if it is not far."""
+    before = HeaderQuery(max_seq=foreign.seq - 1)
+    for row in islice(
+        reader.line_of(engine.backend, session, foreign.branch, matching=before), MAX_LOOKED_AT
+    ):
+        try:
+            header = reader.verified(row)
+            _read(session, engine.load(header), shape)
+        except HoldfastError:
+            continue
+        return header
+    return None
 
 
 def _plan_changed(session: Session, header: Header, changed: Sequence[str]) -> Conflict:

@@ -165,7 +165,7 @@ class Run:
 
     def close(self, error: BaseException | None) -> None:
         """Say how the run ended, and give the lease back."""
-        if not self._is_open or os.getpid() != self._pid:
+        if not self._is_open or self._is_forked:
             return  # a child that was forked inside the block: the run is its parent's
         with self._lock:
             self._is_open = False
@@ -215,7 +215,8 @@ class Run:
         Raises:
             Conflict: the step finished with other arguments (code `step_changed`), it is running at this moment
                 (`step_running`), or another process took the run over (`lease_lost`).
-            InvalidInput: an argument or the output has no exact encoding; `.path` names the place.
+            InvalidInput: an argument or the output has no exact encoding; `.path` names the place. Or this is a
+                child that was forked inside the block (`run_forked`).
             BackendUnavailable: the step is done and could not be saved. Calling it again saves it.
         """
         started = self.start(name, call, arguments_of(name, args, kwargs, key))
@@ -257,6 +258,7 @@ class Run:
     def start(self, name: str, call: Callable[..., Any], arguments: dict[str, str]) -> Started | Known:
         """Whether a step is to be called. If so, `finish` or `fail` must follow."""
         check_name("a step", name)
+        self._check_process()
         with self._lock:
             self._check_open()
             ordinal = self._seen.setdefault(name, len(self._seen) + 1)
@@ -271,6 +273,7 @@ class Run:
 
     def finish(self, started: Started, output: object) -> Any:
         """Store what a step returned. When this returns, the step is never called again."""
+        self._check_process()
         with self._lock:
             self._running.discard(started.name)
             self._check_open()
@@ -289,9 +292,28 @@ class Run:
 
     def fail(self, started: Started, error: BaseException) -> None:
         """A step raised instead: the next run calls it again."""
+        if self._is_forked:
+            return
         with self._lock:
             self._running.discard(started.name)
             self._failures.append((error, started))
+
+    @property
+    def _is_forked(self) -> bool:
+        return bool(self._pid) and os.getpid() != self._pid
+
+    def _check_process(self) -> None:
+        """Refuse a step in a forked child: its parent, which holds the lease, would save over it.
+
+        Without the lock, which another thread of the parent may have held when it forked.
+        """
+        if self._is_forked:
+            raise InvalidInput(
+                f"the run of {self._session.key!r} is that of process {self._pid}: call its steps there, and let a"
+                " forked child only compute what they return",
+                code="run_forked",
+                session=self._session.key,
+            )
 
     def _check_open(self) -> None:
         if not self._is_open:

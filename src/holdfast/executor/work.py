@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
+import msgspec
+
 from holdfast.engine import Engine
 from holdfast.engine.engine import shortened
 from holdfast.errors import InvalidInput
@@ -140,13 +142,14 @@ class Work:
         step, number = self._board[index].step, self._tries.get(index, 0) + 1
         self._tries[index] = number
         lent, memory = self._memory.lend()
+        parameters = copy_of(self._engine, step.parameters, what="parameters")
         context = StepContext(
-            step=step,
+            step=msgspec.structs.replace(step, parameters=parameters),
             index=index,
             attempt=number,
             outputs=Outputs(self._board.outputs(), self._copy),
             context=lent,
-            parameters=copy_of(self._engine, step.parameters, what="parameters"),
+            parameters=parameters,
             make_blob=self._engine.make_blob,
         )
         self._board.start(index)

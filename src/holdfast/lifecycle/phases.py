@@ -244,9 +244,12 @@ class Phases:
         The newest of a task that is still worked on is never that old. A task that someone holds a lease of stays.
         One that cannot be removed does not stop the rest; it is told in the warnings.
         """
-        if older_than_days < 0:
+        if type(older_than_days) is not int or older_than_days < 0:
             return _failed(
-                InvalidInput(f"older_than_days is 0 or more, not {older_than_days!r}", code="invalid_setting")
+                InvalidInput(
+                    f"older_than_days is a whole number from 0, not {older_than_days!r}",
+                    code="invalid_setting",
+                )
             )
         now_us = self._engine.clock()
         before_us = now_us - older_than_days * _DAY_US

@@ -47,6 +47,8 @@ log = logging.getLogger("holdfast")
 
 DETAILS: Final = "details"
 MAX_VIOLATIONS: Final = 100
+RESULTS: Final = ("PASS", "FAIL", "WARN")
+"""How a check of the to-do list may end, in the words of the outcomes of commands."""
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,14 +113,17 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the heartbeat. An exception that ends the block is a forced stop."""
+        """Stop the heartbeat. What ends the block early is a forced stop: an error, Ctrl-C, an exit, a cancelled task.
+
+        It goes on as it came; what prevents the last snapshot is noted on it.
+        """
         self.stop()
         is_forked = os.getpid() != self._pid
-        if isinstance(error, Exception) and not self._now.status.is_finished and not is_forked:
+        if error is not None and not self._now.status.is_finished and not is_forked:
             try:
-                self.before_forced_stop(f"{type(error).__name__}: {error}")
-            except HoldfastError as exc:
-                error.add_note(f"holdfast could not save the stop: {exc} ({exc.code})")
+                self.before_forced_stop(error)
+            except Exception as exc:  # the state is foreign code
+                error.add_note(f"holdfast could not save the stop: {exc} ({_code(exc)})")
 
     def start(self) -> None:
         """Begin to beat."""
@@ -147,6 +152,11 @@ class Recorder:
 
     def context(self, digest: ContextDigest) -> None:
         """Note how the context window stands; every snapshot from now on says so. See `lifecycle.digest`."""
+        given: object = digest
+        if not isinstance(given, ContextDigest):
+            raise InvalidInput(
+                f"a context digest is a ContextDigest, not {type(given).__name__}", code="invalid_context"
+            )
         checked = context_digest(
             window_pressure=digest.window_pressure,
             protected_artifacts=digest.protected_artifacts,
@@ -157,14 +167,17 @@ class Recorder:
             self._now.context = checked
 
     def todo_compliance(self, result: str, violations: Iterable[Any] = ()) -> None:
-        """Note the result of a check of the to-do list, and when it was made."""
+        """Note the result of a check of the to-do list, PASS, FAIL or WARN, and when it was made."""
+        if result not in RESULTS:
+            raise InvalidInput(
+                f"a check of the to-do list has no result {result!r}: choose one of {', '.join(RESULTS)}",
+                code="invalid_outcome",
+            )
         listed = list(violations)[:MAX_VIOLATIONS]
         self._engine.encode(listed)  # refused here, by its caller, rather than by the next snapshot
         with self._lock:
             checked_at = timestamp(self._engine.clock())
-            self._now.todo = TodoCompliance(
-                result=check_name("a result", result), violations=listed, checked_at=checked_at
-            )
+            self._now.todo = TodoCompliance(result=result, violations=listed, checked_at=checked_at)
 
     # --- boundaries
 
@@ -177,6 +190,10 @@ class Recorder:
         artifacts: Iterable[str] = (),
     ) -> Recorded:
         """A step begins. `is_idempotent` False: it must not simply be repeated; `artifacts` is what it needs."""
+        if ordinal is not None and (type(ordinal) is not int or ordinal < 0):
+            raise InvalidInput(
+                f"the ordinal of a step is a whole number from 0, not {ordinal!r}", code="invalid_step"
+            )
         step = Step(
             id=check_name("a step", id),
             ordinal=ordinal,
@@ -225,13 +242,17 @@ class Recorder:
     def before_forced_stop(
         self, reason: BaseException | str, classification: Interruption | str | None = None
     ) -> Recorded:
-        """The work is about to be stopped by what it cannot recover from: the run is failed."""
+        """The work is about to be stopped by what it cannot recover from: the run is failed.
+
+        That is stored also when the snapshot cannot be taken, because `state` raises for example.
+        """
         interruption = classified(classification)
         with self._lock:
             self._now.status = Status.FAILED
-            recorded = self._interrupt(reason, interruption, triggers.FORCED_STOP)
-            self._engine.finish(self._uid, Status.FAILED, error=_text(reason), fence=self._fence)
-            return recorded
+            try:
+                return self._interrupt(reason, interruption, triggers.FORCED_STOP)
+            finally:
+                self._engine.finish(self._uid, Status.FAILED, error=_text(reason), fence=self._fence)
 
     def _interrupt(
         self, error: BaseException | str, interruption: Interruption | None, event: str
@@ -319,7 +340,7 @@ class Recorder:
         try:
             self.heartbeat()
         except Exception as exc:  # the state is foreign code; nothing may end the thread
-            code = exc.code if isinstance(exc, HoldfastError) else type(exc).__name__
+            code = _code(exc)
             log.error("a heartbeat of session %s failed: %s (%s)", self._uid, exc, code)
             self._note_failure(code, str(exc))
 
@@ -398,6 +419,10 @@ class Recorder:
         if step not in self._attempts:
             self._attempts = {step: len(resumption.attempts_at(self._engine, self._uid, step))}
         return self._attempts[step]
+
+
+def _code(error: Exception) -> str:
+    return error.code if isinstance(error, HoldfastError) else type(error).__name__
 
 
 def _text(error: BaseException | str) -> str:

@@ -28,6 +28,9 @@ from holdfast.storage.port import Append, Backend
 log = logging.getLogger("holdfast")
 
 FLUSH_SECONDS: Final = 10.0
+END_SECONDS: Final = 5.0
+"""How long closing waits for a write that is under way."""
+
 MAX_UNDER_WAY: Final = 10_000
 
 
@@ -172,6 +175,9 @@ class _Ledger:
 
     def end(self) -> None:
         self._ending.set()
+        thread = self._thread
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            thread.join(END_SECONDS)
         self.flush()
 
     def before_fork(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -85,6 +86,16 @@ def wrong_arguments(error: ValidationError) -> Refusal:
     return Refusal(
         code="invalid_arguments",
         message="; ".join(problems)[:MAX_MESSAGE],
+        retryable=False,
+        next=_NEXT_BY_CODE["invalid_arguments"],
+    )
+
+
+def unknown_arguments(unknown: Iterable[str], known: Iterable[str]) -> Refusal:
+    """A call with arguments that the tool does not have: a mistyped one would be lost without a word."""
+    return Refusal(
+        code="invalid_arguments",
+        message=f"no such argument: {', '.join(unknown)}; there are {', '.join(known)}"[:MAX_MESSAGE],
         retryable=False,
         next=_NEXT_BY_CODE["invalid_arguments"],
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+import anyio
 import msgspec
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
@@ -16,9 +17,10 @@ from pydantic import ValidationError
 from holdfast.errors import HoldfastError
 from holdfast.mcp.opened import OpenedStore
 from holdfast.mcp.prompts import add_prompts
-from holdfast.mcp.refusals import refusal_of, refused, wrong_arguments
+from holdfast.mcp.refusals import refusal_of, refused, unknown_arguments, wrong_arguments
 from holdfast.mcp.resources import add_resources
 from holdfast.mcp.restoring import restore_tool
+from holdfast.mcp.stdio import serve
 from holdfast.mcp.tools import Tools
 
 SESSION_ID: Final = "sessionId"
@@ -49,6 +51,9 @@ class CheckpointTool(Tool):
     ) -> Any:
         if self.default_session is not None:
             arguments = {SESSION_ID: self.default_session, **arguments}
+        known = self.parameters["properties"]
+        if unknown := sorted(arguments.keys() - known.keys()):
+            return refused(unknown_arguments(unknown, known))
         try:
             result = await super().run(arguments, context, convert_result)
         except ToolError as exc:
@@ -115,9 +120,9 @@ def _tool(function: Callable[..., Any], title: str, hints: dict[str, bool], sess
     tool = CheckpointTool.from_function(
         function, title=title, annotations=ToolAnnotations(title=title, **hints), structured_output=True
     )
+    schema = msgspec.json.decode(msgspec.json.encode(tool.parameters)) | {"additionalProperties": False}
     if session is None:
-        return tool
-    schema = msgspec.json.decode(msgspec.json.encode(tool.parameters))
+        return tool.model_copy(update={"parameters": schema})
     schema["properties"][SESSION_ID]["default"] = session
     schema["required"] = [name for name in schema.get("required", []) if name != SESSION_ID]
     return tool.model_copy(update={"default_session": session, "parameters": schema})
@@ -134,6 +139,6 @@ def serve_stdio(url: str | None, *, session: str | None = None, project: str | N
     """Serve on stdin and stdout until the client closes them."""
     opened = OpenedStore(url)
     try:
-        build_server(opened, session=session, project=project).run("stdio")
+        anyio.run(serve, build_server(opened, session=session, project=project))
     finally:
         opened.close()

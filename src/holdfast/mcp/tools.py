@@ -31,6 +31,7 @@ from holdfast.mcp.opened import OpenedStore
 from holdfast.mcp.timeline import timeline_answer
 from holdfast.model import Status
 from holdfast.operations import TimelineFlags
+from holdfast.operations.views import session_view
 
 WHOLE_BYTES: Final = 100_000
 """States up to this size are returned whole, unless a call asks for more."""
@@ -165,7 +166,11 @@ class Tools:
 
         Its checkpoints stay until the cleanup of finished sessions. Saving into it opens it again.
         """
-        return complete_answer(operations.finish(self._opened.get(), sessionId, Status.COMPLETED))
+        store = self._opened.get()
+        info = store.get(sessionId).info
+        if info.status is Status.COMPLETED:  # it was finished then, not now
+            return complete_answer(session_view(info))
+        return complete_answer(operations.finish(store, sessionId, Status.COMPLETED))
 
 
 def _before(cursor: str) -> int | None:

@@ -311,6 +311,8 @@ def _run(
         result, signal = launch(store.engine, session.info, what, hooks=hooks), None
     except Interrupted as exc:
         result, signal = exc.result, exc.signal
+    if what.is_resumed:
+        store.engine.resumed(result.steps_recovered)
     return WorkflowRun(
         session=session.key,
         workflow=what.workflow.name,

@@ -8,7 +8,6 @@ from typing import Final
 import msgspec
 
 from holdfast.api import Store
-from holdfast.maintenance.metering import MeteredEngine
 from holdfast.maintenance.metrics import (
     HOUR_US,
     LATENCIES_MS,
@@ -83,8 +82,7 @@ def stats(store: Store, *, hours: int = DEFAULT_HOURS) -> Stats:
 
 
 def _counts(store: Store) -> Counts:
-    engine = store.engine
-    return engine.meter.counts() if isinstance(engine, MeteredEngine) else {}
+    return store.engine.meter.counts()
 
 
 def _removed(store: Store) -> int:

@@ -70,6 +70,24 @@ def sync_directory(directory: int | Path) -> None:
         os.close(descriptor)
 
 
+def sync_way_to(directory: Path) -> None:
+    """Make the names of a directory and of those above it durable, as far up as they belong to this user.
+
+    Whoever made them may have been stopped before it could, and nothing tells that afterwards.
+    """
+    for above in directory.parents:
+        try:
+            if above.stat().st_uid != os.geteuid():
+                return
+            descriptor = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except PermissionError:
+            return
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def make_private_directory(path: Path) -> None:
     """Make a directory, and those above it that are missing, each for its owner only."""
     if path.is_dir():

@@ -21,7 +21,12 @@ import apsw
 from holdfast import forks
 from holdfast.errors import WRITE_FAILED, BackendUnavailable, Corrupt, InvalidInput, Unsupported
 from holdfast.model import new_uid, utc_now_us
-from holdfast.storage.disk import make_private_directory, network_file_system, sync_directory
+from holdfast.storage.disk import (
+    make_private_directory,
+    network_file_system,
+    sync_directory,
+    sync_way_to,
+)
 from holdfast.storage.port import Facts
 from holdfast.storage.sql.backend import SqlBackend
 from holdfast.storage.sql.connection import NO_LOCKS, Connection, Query, Row, Value
@@ -65,6 +70,7 @@ class SqliteBackend(SqlBackend):
         with _translated(self._path):
             _check_library()
             _prepare(self._path, busy_seconds, tables)
+            self._identity = _identity(self._path)
         forks.register(self)
 
     @property
@@ -83,6 +89,7 @@ class SqliteBackend(SqlBackend):
 
     def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
         with _translated(self._path), self._writing_lock, self._borrow_writer() as connection:
+            self._check_in_place()
             connection.set_secure_delete(secure)
             result = _transaction(connection, work)
             if secure and not connection.truncate_wal():
@@ -151,6 +158,20 @@ class SqliteBackend(SqlBackend):
     def _drop_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
+
+    def _check_in_place(self) -> None:
+        """V1: a database that was deleted or replaced still takes writes, into a file that nobody finds again."""
+        try:
+            is_ours = _identity(self._path) == self._identity
+        except FileNotFoundError:
+            is_ours = False
+        if not is_ours:
+            raise BackendUnavailable(
+                f"{self._path} was deleted or replaced while it was open: nothing more can be saved there; "
+                "open the store again",
+                code="store_replaced",
+                retryable=False,
+            )
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -391,18 +412,20 @@ def _prepare(path: Path, busy_seconds: float, tables: Sequence[str] = ()) -> Non
     with _creation.locked(path.parent) as directory:
         _check_foreign(path)
         has_wal = Path(f"{path}-wal").exists()
-        is_new = _create_file(path)
+        is_new = _create_file(path) or _emptied(path, busy_seconds)
         connection = _connect(path, busy_seconds)
         try:
             _check_identity(connection, path)
+            if is_new or not has_wal or _schema_version(connection) == 0:
+                # Before the schema is committed: a store that has one has durable names, whoever was stopped when.
+                sync_directory(directory)
+                sync_way_to(path.parent)
             _migrate(connection, path, tables)
             _check_schema(connection, path, tables)
             if is_new:
                 connection.truncate_wal()
         finally:
             connection.close()
-        if is_new or not has_wal:
-            sync_directory(directory)
 
 
 class _Creation:
@@ -433,6 +456,12 @@ class _Creation:
 
 
 _creation = _Creation()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Which file it is, whatever its name."""
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def _create_file(path: Path) -> bool:
@@ -474,12 +503,37 @@ def _check_foreign(path: Path) -> None:
             header = file.read(100)
     except FileNotFoundError:
         return
+    if not any(header) and (_is_blank(path) or _has_log(path)):
+        return  # its creation was cut short by a loss of power; what there is of it is in the log
     if header and not header.startswith(b"SQLite format 3\0"):
         raise InvalidInput(f"{path} is not a Holdfast store", code="not_a_store")
     application_id = int.from_bytes(header[68:72], "big")
     # 0 is a new database, or one of ours whose creation was interrupted, with its first page still in the log.
     if application_id not in (0, APPLICATION_ID) or (header and application_id == 0 and _has_tables(path)):
         raise InvalidInput(f"{path} is a database of another program", code="not_a_store")
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether a file has nothing but zeros in it: its size reached the disk, its first page did not."""
+    with path.open("rb") as file:
+        return not any(any(part) for part in iter(lambda: file.read(4096), b""))
+
+
+def _has_log(path: Path) -> bool:
+    log = Path(f"{path}-wal")
+    return log.is_file() and log.stat().st_size > 0
+
+
+def _emptied(path: Path, busy_seconds: float) -> bool:
+    """Empty a database of nothing but zeros that no log completes; True if it was one."""
+    if not _is_blank(path):
+        return False
+    try:
+        _connect(path, busy_seconds).close()
+    except apsw.NotADBError:
+        os.truncate(path, 0)
+        return True
+    return False
 
 
 def _has_tables(path: Path) -> bool:
@@ -501,7 +555,7 @@ def _check_identity(connection: _SqliteConnection, path: Path) -> None:
 
 def _migrate(connection: _SqliteConnection, path: Path, tables: Sequence[str]) -> None:
     def upgrade(tx: Connection) -> None:
-        (version,) = connection.one("PRAGMA user_version") or (0,)
+        version = _schema_version(connection)
         if version > SCHEMA_VERSION:
             raise Unsupported(
                 f"{path} has schema {version}, newer than {SCHEMA_VERSION}: upgrade holdfast",
@@ -518,9 +572,13 @@ def _migrate(connection: _SqliteConnection, path: Path, tables: Sequence[str]) -
         if version < SCHEMA_VERSION:
             tx.run(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
-    (version,) = connection.one("PRAGMA user_version") or (0,)
-    if version != SCHEMA_VERSION:
+    if _schema_version(connection) != SCHEMA_VERSION:
         _transaction(connection, upgrade)
+
+
+def _schema_version(connection: _SqliteConnection) -> int:
+    (version,) = connection.one("PRAGMA user_version") or (0,)
+    return int(version)
 
 
 def _check_schema(connection: _SqliteConnection, path: Path, tables: Sequence[str]) -> None:

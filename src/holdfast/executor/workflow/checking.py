@@ -10,6 +10,7 @@ from holdfast.executor.plan import PlanStep, plan_problems
 from holdfast.executor.workflow.document import Setting, Step, Workflow
 from holdfast.executor.workflow.expressions import Ref, parse_template, refs_in, refs_of
 from holdfast.executor.workflow.kinds import texts_in
+from holdfast.executor.workflow.redaction import looks_secret
 
 PASSED_ON: Final = (
     "PATH",
@@ -51,11 +52,21 @@ def check(workflow: Workflow, *, unread: frozenset[str] = frozenset()) -> Found:
             problem = _unknown(ref, names | captured, known, (*workflow.env, *step.env), steps)
             yield from _from(step.line, f"step {step.id!r}: {what}", problem)
         for capture in step.capture:
-            if capture.name in workflow.secret_names:
-                yield (
-                    step.line,
-                    f"step {step.id!r}: capture: {capture.name} is a secret, which no step can set",
-                )
+            yield from _from(
+                step.line, f"step {step.id!r}: capture", _secret(capture.name, workflow, is_declared=names)
+            )
+
+
+def _secret(name: str, workflow: Workflow, *, is_declared: set[str]) -> str | None:
+    """Why a step cannot set a variable: what it sets is stored."""
+    if name in workflow.secret_names:
+        return f"{name} is a secret, which no step can set"
+    if looks_secret(name) and name not in is_declared:
+        return (
+            f"{name} looks like a secret, and what a step sets is stored: choose another name,"
+            f" or declare it in vars with secret: false"
+        )
+    return None
 
 
 def _common_environment(workflow: Workflow) -> Found:

@@ -101,7 +101,7 @@ class Handlers:
         captured: dict[str, Any] = {}
         for capture in step.capture:
             try:
-                captured[capture.name] = values.at(capture.path)
+                captured[capture.name] = self._redactor.value(values.at(capture.path))
             except BadExpression as exc:
                 raise BadExpression(f"capture {capture.name}: {exc}") from None
         context.context.update(captured)

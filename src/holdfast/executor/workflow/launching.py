@@ -27,7 +27,7 @@ from holdfast.executor.workflow.reading import parse_workflow, read_workflow
 from holdfast.executor.workflow.redaction import Redactor
 from holdfast.executor.workflow.scope import Given, redactor_of
 from holdfast.executor.workflow.shape import Origin, WorkflowShape, load, origin_of, plan_of
-from holdfast.executor.workflow.variables import secret_values
+from holdfast.executor.workflow.variables import secret_values, with_secrets
 from holdfast.model import Session, Status
 from holdfast.storage.port import Lease
 
@@ -59,7 +59,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 def launch(engine: Engine, session: Session, what: Launch, *, hooks: Hooks | None = None) -> ExecutionResult:
     """Run a workflow to its end, its failure, or an interruption. Raises as `Runner.run`."""
     workflow, given = what.workflow, what.given
-    redactor = redactor_of(workflow, given)
+    redactor = redactor_of(workflow, given.secrets, given.environ)
     check_redacted(workflow, redactor)
     with Leash() as leash:
         handlers = Handlers(workflow, given, leash=leash, redactor=redactor, load_blob=engine.load_blob)
@@ -167,6 +167,8 @@ def prepare_resume(
     problems += wrong
     stored, unreadable = _progress(state)
     problems += unreadable
+    if stored is not None:
+        problems += with_secrets(workflow, stored.context, secrets, environ)
     changed = [] if stored is None or found else _changes(stored, workflow, secrets, environ)
     if problems:
         raise InvalidInput(
@@ -228,5 +230,4 @@ def _progress(state: Any) -> tuple[Progress | None, list[str]]:
 def _changes(
     stored: Progress, workflow: Workflow, secrets: Mapping[str, Any], environ: Mapping[str, str]
 ) -> list[str]:
-    given = Given(folder=Path(), run="", agent_command=(), secrets=secrets, environ=environ)
-    return differences(stored.plan, plan_of(workflow, redactor_of(workflow, given)))
+    return differences(stored.plan, plan_of(workflow, redactor_of(workflow, secrets, environ)))

@@ -29,7 +29,7 @@ def enqueue(engine: Engine, session: Session, what: Launch, *, queue: str) -> He
         Conflict: (`lease_held`) someone runs the session.
     """
     workflow, given = what.workflow, what.given
-    redactor = redactor_of(workflow, given)
+    redactor = redactor_of(workflow, given.secrets, given.environ)
     check_redacted(workflow, redactor)
     shape = WorkflowShape(
         workflow,

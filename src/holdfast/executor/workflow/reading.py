@@ -205,12 +205,13 @@ class _Reading:
             "env": kinds.as_environment_name,
         }
         given = self._read_all(self._entries(node, readers, f" in vars.{name}"), readers, f"vars.{name}.")
+        env = given.get("env")
         return Variable(
             name=name,
             value=given.get("value"),
             has_value="value" in given,
-            is_secret=given.get("secret", looks_secret(name)),
-            env=given.get("env"),
+            is_secret=given.get("secret", looks_secret(name) or looks_secret(env or "")),
+            env=env,
         )
 
     def _agent(self, node: Node) -> tuple[str, ...] | None:

@@ -11,9 +11,10 @@ import msgspec
 
 from holdfast.executor.steps import StepContext
 from holdfast.executor.workflow.document import Kind, Setting, Step, Workflow
-from holdfast.executor.workflow.expressions import BadExpression, Ref, as_text, fill, resolve
+from holdfast.executor.workflow.expressions import BadExpression, Ref, fill, refs_in, resolve
 from holdfast.executor.workflow.outputs import STREAMS, stream_text
-from holdfast.executor.workflow.redaction import Redactor, looks_secret
+from holdfast.executor.workflow.processes import MAX_CAPTURE
+from holdfast.executor.workflow.redaction import Redactor, looks_secret, texts_of_secret
 
 LoadBlob = Callable[[str], bytes]
 
@@ -32,13 +33,21 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     environ: Mapping[str, str] = {}
 
 
-def redactor_of(workflow: Workflow, given: Given) -> Redactor:
-    """Hides the secret variables, and what is passed on from the environment under a name that looks secret."""
-    settings = [*workflow.env, *(setting for step in workflow.steps for setting in step.env)]
-    passed = [setting.name for setting in settings if setting.template is None and looks_secret(setting.name)]
-    values = [as_text(value) for value in given.secrets.values()]
-    values += [as_text(variable.value) for variable in workflow.variables if variable.is_secret]
-    return Redactor([*values, *(given.environ[name] for name in passed if name in given.environ)])
+def redactor_of(workflow: Workflow, secrets: Mapping[str, Any], environ: Mapping[str, str]) -> Redactor:
+    """Hides the secret variables, and what of the environment has, or is passed on under, a name that looks secret."""
+    values = [*secrets.values(), *(each.value for each in workflow.variables if each.is_secret)]
+    texts = [text for value in values for text in texts_of_secret(value)]
+    return Redactor([*texts, *(environ[name] for name in _secrets_passed_on(workflow, environ))])
+
+
+def _secrets_passed_on(workflow: Workflow, environ: Mapping[str, str]) -> set[str]:
+    """The variables of our own environment that steps get and nobody may see."""
+    names: set[str] = set()
+    for setting in (*workflow.env, *(setting for step in workflow.steps for setting in step.env)):
+        used = [ref.path[1] for ref in refs_in(setting.template or ()) if ref.path[0] == "env"]
+        used += [setting.name] if setting.template is None else []
+        names |= {name for name in used if looks_secret(setting.name) or looks_secret(name)}
+    return names & environ.keys()
 
 
 class StepValues:
@@ -60,10 +69,18 @@ class StepValues:
         if field == "exit_code":
             return self._output["exit_code"]
         if field in STREAMS:
-            return stream_text(self._output, field, self._load_blob)
+            return self._stream(field)
         if self._kind is Kind.PYTHON:
             return self._output.get("value")
-        return _from_json(stream_text(self._output, "stdout", self._load_blob))
+        return _from_json(self._stream("stdout"))
+
+    def _stream(self, name: str) -> str:
+        if self._output.get(f"{name}_is_cut"):
+            size = self._output[f"{name}_bytes"]
+            raise BadExpression(
+                f"its {name} has {size:,} bytes, and the first {MAX_CAPTURE:,} are kept: write a file instead"
+            )
+        return stream_text(self._output, name, self._load_blob)
 
 
 def _from_json(text: str) -> Any:

@@ -109,7 +109,12 @@ class WorkflowShape:
 
 def plan_of(workflow: Workflow, redactor: Redactor) -> tuple[PlanStep, ...]:
     return tuple(
-        msgspec.structs.replace(step, parameters=redactor.value(step.parameters)) for step in workflow.plan()
+        msgspec.structs.replace(
+            step,
+            description=redactor.text(step.description),
+            parameters=redactor.value(step.parameters),
+        )
+        for step in workflow.plan()
     )
 
 

@@ -12,6 +12,7 @@ from holdfast.errors import InvalidInput
 from holdfast.executor.workflow.document import Variable, Workflow
 from holdfast.executor.workflow.nodes import Scalar, scalar_value, short
 from holdfast.executor.workflow.redaction import HIDDEN
+from holdfast.executor.workflow.scope import redactor_of
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,17 +26,33 @@ def start_values(workflow: Workflow, given: Mapping[str, str], environ: Mapping[
     """The values of a fresh run.
 
     Raises:
-        InvalidInput: (`invalid_variable`) an unknown name, a value of the wrong kind, or none at all; all are named.
+        InvalidInput: (`invalid_variable`) an unknown name, a value of the wrong kind or with a secret in it, or none at all;
+            all are named.
     """
     values, problems = _values(workflow.variables, given, environ)
     problems = [*_unknown(given, [variable.name for variable in workflow.variables]), *problems]
-    if problems:
-        raise InvalidInput(f"{workflow.source}: {'; '.join(problems)}", code="invalid_variable")
     secret = workflow.secret_names
-    return Values(
+    found = Values(
         variables={name: HIDDEN if name in secret else value for name, value in values.items()},
         secrets={name: value for name, value in values.items() if name in secret},
     )
+    problems += with_secrets(workflow, found.variables, found.secrets, environ)
+    if problems:
+        raise InvalidInput(f"{workflow.source}: {'; '.join(problems)}", code="invalid_variable")
+    return found
+
+
+def with_secrets(
+    workflow: Workflow, variables: Mapping[str, Any], secrets: Mapping[str, Any], environ: Mapping[str, str]
+) -> list[str]:
+    """What is wrong with variables that hold a secret without being one: they could not be stored as they are."""
+    redactor = redactor_of(workflow, secrets, environ)
+    return [
+        f"variable {name!r} holds the value of a secret, and could not be stored without it:"
+        " take it out and put both together where they are used, or say secret: true in the file"
+        for name, value in variables.items()
+        if name not in workflow.secret_names and redactor.value(value) != value
+    ]
 
 
 def secret_values(

@@ -1,14 +1,17 @@
 """The settings files of coding agents: where they are, and our hooks put into or taken out of their text; pure.
 
 All three clients have the same shape: `hooks.EVENT` is a list of groups, each with a list of commands. Everything
-else in the file stays as it is. A file with comments is not written: what to paste is shown instead.
+else in the file stays as it is. A file with comments is not written: what to paste is shown instead. Nor is one that
+would come back changed: a key that stands twice, a number that a program cannot hold.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -27,6 +30,7 @@ _FILES: Final = {
 _TIMEOUTS: Final = {CLAUDE_CODE: 10, GEMINI: 10_000, CODEX: 10}
 """Gemini CLI counts milliseconds, the others seconds."""
 
+_ALL_EVENTS: Final = frozenset(event for events in EVENTS.values() for event in events)
 _OURS: Final = re.compile(r"""\bholdfast(?:\.exe)?["']?\s+hook\s+[\w-]+.*--client\b""")
 _COMMENT: Final = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
@@ -157,7 +161,14 @@ def _parsed(text: str | None, paste: str) -> dict[str, Any]:
     if text is None or not text.strip():
         return {}
     try:
-        found = json.loads(text.removeprefix("\ufeff"))
+        found = json.loads(
+            text.removeprefix("\ufeff"),
+            object_pairs_hook=_object,
+            parse_float=_number,
+            parse_constant=_number,
+        )
+    except InvalidInput:
+        raise
     except (ValueError, RecursionError) as exc:
         if _is_json(_COMMENT.sub(lambda match: match[0] if match[0][0] == '"' else "", text)):
             raise InvalidInput(
@@ -166,9 +177,45 @@ def _parsed(text: str | None, paste: str) -> dict[str, Any]:
             ) from exc
         raise InvalidInput(f"the settings file is not valid JSON: {exc}", code="invalid_settings") from exc
     hooks = found.get("hooks", {}) if isinstance(found, dict) else None
-    if not isinstance(hooks, dict) or any(isinstance(groups, dict) for groups in hooks.values()):
+    if not isinstance(hooks, dict) or not all(_has_known_shape(*each) for each in hooks.items()):
         raise InvalidInput("the settings file has no `hooks` of the known shape", code="invalid_settings")
     return dict(found)
+
+
+def _has_known_shape(event: str, groups: Any) -> bool:
+    """Events of ours have lists; what else may stand beside them is left alone, if it is no object."""
+    return isinstance(groups, list) if event in _ALL_EVENTS else not isinstance(groups, dict)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise InvalidInput(
+            f"the settings file has the key {double!r} twice in one place, and one of them would be lost:"
+            " remove it first",
+            code="invalid_settings",
+        )
+    return found
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not _is_exact(number, text):
+        raise InvalidInput(
+            f"the settings file has the number {text[:100]}, which would be written back as another one:"
+            " change it first",
+            code="invalid_settings",
+        )
+    return number
+
+
+def _is_exact(number: float, text: str) -> bool:
+    try:
+        return math.isfinite(number) and Decimal(repr(number)) == Decimal(text)
+    except InvalidOperation:  # an exponent beyond all measure
+        return False
 
 
 def _is_json(text: str) -> bool:

@@ -87,6 +87,12 @@ def at(tx: Connection, file: str) -> Entry | None:
     return None if row is None else _entry(row)
 
 
+def has_any_in(tx: Connection, place: str) -> bool:
+    """Whether a file was looked at in a folder or below it."""
+    sql = "SELECT 1 FROM documents WHERE file > ? AND file < ? LIMIT 1"
+    return tx.one(sql, (f"{place}/", f"{place}0")) is not None  # "0" comes right after "/"
+
+
 def problems(tx: Connection) -> list[Entry]:
     """Files that look like checkpoints and hold none of ours."""
     found = tx.all(f"SELECT {_COLUMNS} FROM documents WHERE problem IS NOT NULL ORDER BY file")

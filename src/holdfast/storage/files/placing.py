@@ -74,8 +74,17 @@ class Placer:
                 folder.discard(temporary)
                 raise
             self._changes.add(lambda: self._take_back(place, name))
-            folder.sync()
+            self._sync(folder, place)
             self._remember(folder, f"{place}/{name}", header.id, header.session)
+
+    def _sync(self, folder: Folder, place: str) -> None:
+        """Make the names in a folder durable, and with the first of them the way there.
+
+        Whoever made the folder may have been stopped before its own name was.
+        """
+        folder.sync()
+        if not index.has_any_in(self._tx, place):
+            self._tree.sync_way(place)
 
     def _name(self, header: Header, take: Callable[[str], None]) -> str:
         """The first name for a document that nothing else has."""
@@ -107,7 +116,7 @@ class Placer:
                 folder.discard(temporary)
                 raise
             self._changes.add(lambda: self._put_back(key, archived))
-            folder.sync()
+            self._sync(folder, place)
             self._remember(folder, f"{place}/{pointer}", header.id, header.session)
 
     def _archive(self, key: str, folder: Folder) -> str:
@@ -123,7 +132,7 @@ class Placer:
                 folder.link(pointer, history, name)
             else:
                 name = self._name(header, lambda name: folder.link(pointer, history, name))
-            history.sync()
+            self._sync(history, place)
             if header is not None:
                 self._remember(history, f"{place}/{name}", header.id, header.session)
             log.debug("Archived checkpoint to history: %s", history.path / name)

@@ -212,6 +212,18 @@ class Tree:
         finally:
             os.close(descriptor)
 
+    def sync_way(self, place: str) -> None:
+        """Make the names on the way from the root to a folder durable."""
+        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in place.split("/"):
+                os.fsync(descriptor)
+                below = _enter(descriptor, part, create=False)
+                os.close(descriptor)
+                descriptor = below
+        finally:
+            os.close(descriptor)
+
     def fingerprint(self, file: str) -> Fingerprint | None:
         """The fingerprint of a regular file, None when there is none."""
         try:

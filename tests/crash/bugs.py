@@ -1,0 +1,175 @@
+"""Bugs put into the child on purpose: the harness must find each of them, or it proves nothing.
+
+They are planted by replacing functions in the child process that is about to work, never in the sources.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from holdfast.maintenance import prune
+from holdfast.storage import disk, sqlite
+from holdfast.storage.files import backend, index, transactions, writing
+from holdfast.storage.files.placing import Placer
+from holdfast.storage.sql.backend import SqlBackend
+
+Say = Callable[[str], None]
+
+
+def nothing(*_: object, **__: object) -> None:
+    """Takes everything, does nothing."""
+
+
+def no_sync(say: Say) -> None:
+    writing.sync_file = nothing
+
+
+def no_directory_sync(say: Say) -> None:
+    writing.Folder.sync = nothing  # type: ignore[method-assign]
+
+
+def no_sync_at_creation(say: Say) -> None:
+    sqlite.sync_directory = disk.sync_directory = nothing
+
+
+def acknowledged_before_the_commit(say: Say) -> None:
+    append = SqlBackend.append
+
+    def early(*args: Any) -> Any:
+        say("ACK r 4")
+        return append(*args)
+
+    SqlBackend.append = early  # type: ignore[method-assign]
+
+
+def pointer_overwritten_in_place(say: Say) -> None:
+    def overwrite(folder: writing.Folder, temporary: str, name: str) -> None:
+        content = folder.read(temporary, limit=None)
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder._fd)
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+        os.close(descriptor)
+        folder.discard(temporary)
+
+    writing.Folder.replace = overwrite  # type: ignore[method-assign]
+
+
+def failed_sync_swallowed(say: Say) -> None:
+    def sync(descriptor: int) -> None:
+        with suppress(OSError):
+            os.fsync(descriptor)
+
+    writing.sync_file = sync
+
+
+def failed_sync_retried(say: Say) -> None:
+    def sync(descriptor: int) -> None:
+        try:
+            os.fsync(descriptor)
+        except OSError:
+            os.fsync(descriptor)
+
+    writing.sync_file = sync
+
+
+def write_count_ignored(say: Say) -> None:
+    writing._write_all = lambda descriptor, content: os.write(descriptor, content)  # type: ignore[assignment]
+
+
+def failed_write_swallowed(say: Say) -> None:
+    write = writing._write_all
+
+    def quiet(descriptor: int, content: bytes) -> None:
+        with suppress(OSError):
+            write(descriptor, content)
+
+    writing._write_all = quiet
+
+
+def prune_takes_the_newest(say: Say) -> None:
+    prune._in_order = lambda plan: iter([each.item.id for each in plan.decisions])
+    remove = SqlBackend.remove
+
+    def unguarded(*args: Any, keep_heads: bool = False, **options: Any) -> Any:
+        return remove(*args, **options)
+
+    SqlBackend.remove = unguarded  # type: ignore[method-assign]
+
+
+def original_removed_before_its_copy(say: Say) -> None:
+    compress = Placer.compress
+
+    def hasty(placer: Placer, entry: index.Entry, packed: bytes) -> None:
+        (placer._tree.root / entry.file).unlink()
+        compress(placer, entry, packed)
+
+    Placer.compress = hasty  # type: ignore[method-assign]
+
+
+def documents_removed_before_the_commit(say: Say) -> None:
+    def hasty(store: Any, tx: Any, uid: str, entries: Any, secure: bool) -> None:
+        for entry in entries:
+            index.forget(tx, entry.file)
+            (store.root / entry.file).unlink(missing_ok=True)
+
+    backend.FilesBackend._let_go = hasty  # type: ignore[method-assign]
+
+
+def _pragma_after_connecting(statement: str) -> None:
+    connect = sqlite._connect
+
+    def changed(*args: Any) -> Any:
+        connection = connect(*args)
+        connection.all(statement)
+        return connection
+
+    sqlite._connect = changed
+
+
+def wal_normal(say: Say) -> None:
+    _pragma_after_connecting("PRAGMA synchronous = NORMAL")
+
+
+def rollback_journal(say: Say) -> None:
+    _pragma_after_connecting("PRAGMA journal_mode = DELETE")
+
+
+def failed_commit_left_in_the_log(say: Say) -> None:
+    state = index.state_fact
+
+    def forgetful(tx: Any, name: str, value: str) -> None:
+        if name != "undone":
+            state(tx, name, value)
+
+    transactions.index.state_fact = forgetful
+
+
+BUGS: dict[str, Callable[[Say], None]] = {
+    bug.__name__: bug
+    for bug in (
+        no_sync,
+        no_directory_sync,
+        no_sync_at_creation,
+        acknowledged_before_the_commit,
+        pointer_overwritten_in_place,
+        failed_sync_swallowed,
+        failed_sync_retried,
+        write_count_ignored,
+        failed_write_swallowed,
+        prune_takes_the_newest,
+        original_removed_before_its_copy,
+        documents_removed_before_the_commit,
+        wal_normal,
+        rollback_journal,
+        failed_commit_left_in_the_log,
+    )
+}
+
+
+def apply(bug: str | None, say: Say) -> None:
+    """Plant a bug into this process."""
+    if bug is not None:
+        BUGS[bug](say)

@@ -1,0 +1,265 @@
+"""What is stopped, failed and replayed: one operation each, on a store that was made for it.
+
+An operation prepares a store, then acts in a child process and says what it was acknowledged. Acting again after a
+stop must lead to the same end as acting once; saves carry an idempotency key for that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import holdfast
+from holdfast import PlanStep, Store
+from holdfast.engine import Engine
+from holdfast.errors import BackendUnavailable, Conflict
+from holdfast.maintenance.backup import backup
+from holdfast.maintenance.copying import copy
+from holdfast.maintenance.space import reclaim, sweep
+from holdfast.storage.files import FilesBackend, Layout
+from holdfast.storage.port import Backend
+from holdfast.storage.sqlite import SqliteBackend
+from holdfast.workspace import restore as _restore  # noqa: F401  (what is imported late would open files)
+
+SQLITE = "sqlite"
+FILES = tuple(f"files-{layout}" for layout in Layout)
+KINDS = (SQLITE, *FILES)
+BUSY_SECONDS = 2.0
+
+Say = Callable[[str], None]
+"""Tell the world outside: `ACK session seq` when a checkpoint was acknowledged, `OK` when the call returned."""
+
+
+def backend_of(kind: str, root: Path, *, clock: Callable[[], int] | None = None) -> Backend:
+    """The store of a kind below `root`, made on demand."""
+    options = {} if clock is None else {"clock": clock}
+    if kind == SQLITE:
+        return SqliteBackend(root / "store/h.db", busy_seconds=BUSY_SECONDS, **options)
+    layout = kind.removeprefix("files-")
+    return FilesBackend(root / "store", layout=layout, busy_seconds=BUSY_SECONDS, **options)
+
+
+def opened(kind: str, root: Path) -> Store:
+    return Store(backend_of(kind, root))
+
+
+def text_of(n: int) -> dict[str, object]:
+    """A state large enough to be patched, mostly the same from one to the next."""
+    lines = {f"line {i}": f"the text of line {i} of this state" for i in range(30)}
+    return {"n": n, **lines, f"line {n % 30}": f"changed by {n}"}
+
+
+@dataclass(frozen=True)
+class Operation:
+    name: str
+    prepare: Callable[[Store], None]
+    act: Callable[[Store, Path, Say], None]
+    kinds: tuple[str, ...] = KINDS
+    is_new: bool = False
+    """Nothing is there before."""
+    during: dict[str, dict[int, object]] = field(default_factory=dict)
+    """Checkpoints that come and go while it acts, by session and number."""
+
+
+# --- saving ----------------------------------------------------------------------------------------------------
+
+
+def three(store: Store) -> None:
+    """A session with three checkpoints, and another one that nobody touches."""
+    run = store.session("r", profile="archive")
+    for n in range(1, 4):
+        run.save({"n": n})
+    store.session("other", profile="archive").save({"other": True})
+
+
+def nothing(store: Store) -> None:
+    raise AssertionError("there is no store before")
+
+
+def save(store: Store, root: Path, say: Say) -> None:
+    header = store.session("r", profile="archive").save({"n": "new"}, idempotency_key="new")
+    say(f"ACK r {header.seq}")
+
+
+def large(store: Store) -> None:
+    run = store.session("r", profile="archive")
+    for n in range(1, 4):
+        run.save(text_of(n))
+
+
+def patch(store: Store, root: Path, say: Say) -> None:
+    header = store.session("r").save(text_of(4), idempotency_key="patch")
+    say(f"ACK r {header.seq}")
+
+
+def group(store: Store, root: Path, say: Say) -> None:
+    """Savers of three sessions queue; one commit stores them all. The main thread leads, so that calls repeat."""
+    committer = store.engine._committer
+    store.engine._background.settle = lambda pending: None  # type: ignore[method-assign]
+    with committer._leader:
+        pending = [
+            store.session(key, profile="archive").save({"of": key}, wait=False, idempotency_key=key)
+            for key in ("r", "other", "third")
+        ]
+        committer._commit_batch()
+    for saved in pending:
+        header = saved.result()
+        say(f"ACK {saved_key(store, header.session)} {header.seq}")
+
+
+def saved_key(store: Store, uid: str) -> str:
+    return next(info.key for info in store.sessions() if info.uid == uid)
+
+
+# --- removing --------------------------------------------------------------------------------------------------
+
+
+def six(store: Store) -> None:
+    run = store.session("r", profile="archive")
+    for n in range(1, 7):
+        run.save(text_of(n))
+    store.session("other", profile="archive").save({"other": True})
+
+
+def prune(store: Store, root: Path, say: Say) -> None:
+    store.get("r").prune(keep_last=2)
+    reclaim(store.engine)
+
+
+def hidden(store: Store) -> None:
+    """Bodies that nothing needs any more: a keyframe was hidden for its patches, and then these went."""
+    run = store.session("r", profile="archive")
+    ids = [run.save(text_of(n)).id for n in range(1, 6)]
+    store.engine.backend.remove(run.uid, ids[:1])
+    store.engine.backend.remove(run.uid, ids[1:4])
+
+
+def sweeping(store: Store, root: Path, say: Say) -> None:
+    sweep(store.engine)
+    reclaim(store.engine)
+
+
+def ended(store: Store) -> None:
+    """A session whose time has come, and one that stays."""
+    old = store.session("old", profile="workflow", cleanup={"enabled": True, "retention_days": 0})
+    for n in range(1, 4):
+        old.save({"n": n})
+    old.complete()
+    store.session("r", profile="archive").save({"n": 1})
+
+
+def clean(store: Store, root: Path, say: Say) -> None:
+    report = store.clean()
+    if report.errors:
+        raise BackendUnavailable(report.errors[0].message)
+
+
+def delete(store: Store, root: Path, say: Say) -> None:
+    run = store.get("r")
+    with suppress(holdfast.NotFound):
+        run.delete(run.header("#2").id)
+
+
+def clear(store: Store, root: Path, say: Say) -> None:
+    with suppress(holdfast.NotFound):
+        store.get("other").clear()
+
+
+# --- other forms of the same ------------------------------------------------------------------------------------
+
+
+def gzip(store: Store, root: Path, say: Say) -> None:
+    backend = store.engine.backend
+    assert isinstance(backend, FilesBackend)
+    backend.compress(2**60)
+
+
+BACKUP = "backup.db"
+
+
+def back_up(store: Store, root: Path, say: Say) -> None:
+    backup(store.engine, root / BACKUP, force=True)
+
+
+COPY = "copy.db"
+
+
+def copied(store: Store, root: Path, say: Say) -> None:
+    target = Engine(SqliteBackend(root / COPY, busy_seconds=BUSY_SECONDS))
+    try:
+        report = copy(store.engine, target)
+        if not report.is_whole:
+            raise BackendUnavailable(str(report))
+    finally:
+        target.close()
+
+
+def restore(store: Store, root: Path, say: Say) -> None:
+    run = store.get("r")
+    run.restore("#2")
+    header = run.save({"n": "after"}, idempotency_key="after")
+    say(f"ACK r {header.seq}")
+
+
+# --- ends and steps ---------------------------------------------------------------------------------------------
+
+
+def testing(store: Store) -> None:
+    store.session("t", profile="workflow", test=True, cleanup={"retention_days": 0}).save({"n": 1})
+    store.session("r", profile="archive").save({"n": 1})
+
+
+def complete(store: Store, root: Path, say: Say) -> None:
+    """A test session ends with a last checkpoint, and the cleanup takes it away."""
+    if any(info.key == "t" for info in store.sessions()):
+        session = store.get("t")
+        header = session.save({"n": "last"}, status="completed", idempotency_key="last")
+        say(f"ACK t {header.seq}")
+    clean(store, root, say)
+
+
+def execute(store: Store, root: Path, say: Say) -> None:
+    """Two steps. The one whose result was acknowledged is never done again."""
+    done: list[str] = []
+
+    def handler(context: holdfast.StepContext) -> str:
+        done.append(context.step.id)
+        return context.step.id
+
+    is_there = any(info.key == "plan" for info in store.sessions())
+    resume = is_there and store.get("plan").newest() is not None
+    for _ in range(100):
+        try:
+            store.execute(
+                "plan", [PlanStep("one"), PlanStep("two")], handler, resume=resume, profile="archive"
+            )
+            return
+        except Conflict as exc:  # the lease of who was stopped runs out, or its process is seen to be gone
+            if exc.code != "lease_held":
+                raise
+            time.sleep(0.05)
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation("first save", nothing, save, is_new=True),
+        Operation("save", three, save),
+        Operation("patch", large, patch, kinds=(SQLITE,)),
+        Operation("group commit", three, group),
+        Operation("prune", six, prune),
+        Operation("sweep", hidden, sweeping),
+        Operation("clean", ended, clean),
+        Operation("delete", six, delete),
+        Operation("delete session", three, clear),
+        Operation("gzip", six, gzip, kinds=("files-run",)),
+        Operation("backup", three, back_up),
+        Operation("copy", three, copied),
+        Operation("restore", three, restore),
+        Operation("completion", testing, complete, during={"t": {2: {"n": "last"}}}),
+        Operation("executor", three, execute),
+    )
+}

@@ -1,0 +1,92 @@
+"""What the crash tests found, each as a test of its own, so that it stays mended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+import holdfast
+from holdfast import Store
+from holdfast.storage import sqlite
+from holdfast.storage.sqlite import SqliteBackend
+from tests.crash.operations import FILES, OPERATIONS
+from tests.crash.points import ON, ONCE, Fault, Scene
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("strace")
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("method", [ON, ONCE])
+def test_a_commit_that_fails_and_comes_true_after_all_has_its_document(kind: str, method: str) -> None:
+    """A failed sync leaves the commit in the log: the checkpoint is wholly there, or wholly not."""
+    with Scene(OPERATIONS["save"], kind) as scene:
+        faults = [each for each in scene.faults(reads=False) if each.method == method]
+        for fault in faults:
+            if fault.call.name == "fdatasync":
+                assert scene.inject(fault) == []
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("strace")
+def test_one_refused_open_does_not_make_the_store_read_only_for_ever() -> None:
+    """SQLite opens its shared memory read-only when it cannot do better: the next attempt starts anew."""
+    with Scene(OPERATIONS["save"], "sqlite") as scene:
+        for call in scene.calls():
+            if call.name == "openat" and call.path.endswith("-shm"):
+                inject = f"openat:error=EMFILE:when={call.number}"
+                assert scene.inject(Fault(ONCE, call, inject)) == []
+
+
+def test_a_store_whose_first_page_never_came_is_made_anew(tmp_path: Path) -> None:
+    """Its size reached the disk and its bytes did not: nothing was acknowledged, and it opens as a new store."""
+    path = tmp_path / "h.db"
+    path.write_bytes(bytes(4096))
+    with Store(SqliteBackend(path)) as store:
+        store.session("r").save({"n": 1})
+    with Store(SqliteBackend(path)) as store:
+        assert store.get("r").load().state == {"n": 1}
+
+
+def test_a_first_page_that_is_only_in_the_log_is_read_from_there(tmp_path: Path) -> None:
+    """The log is durable before pages are moved into the database."""
+    path = tmp_path / "h.db"
+    store = Store(SqliteBackend(path))
+    store.session("r").save({"n": 1})
+    copied = tmp_path / "copy.db"
+    with apsw.Connection(str(path)) as connection:
+        connection.execute("PRAGMA application_id = 1212563795").fetchall()  # brings the first page into the log
+    Path(f"{copied}-wal").write_bytes(Path(f"{path}-wal").read_bytes())
+    copied.write_bytes(bytes(4096) + path.read_bytes()[4096:])
+    store.close()
+    with Store(SqliteBackend(copied)) as store:
+        assert store.get("r").load().state == {"n": 1}
+
+
+def test_a_file_of_another_program_that_begins_with_zeros_stays_as_it_is(tmp_path: Path) -> None:
+    """Only a file of nothing but zeros is taken for an unfinished store."""
+    path = tmp_path / "h.db"
+    content = bytes(4096) + b"of somebody else"
+    path.write_bytes(content)
+    with pytest.raises(holdfast.InvalidInput):
+        SqliteBackend(path)
+    assert path.read_bytes() == content
+
+
+def test_a_close_that_fails_closes_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection is left open that would keep the next opening from working."""
+    store = Store(SqliteBackend(tmp_path / "h.db"))
+    store.session("r").save({"n": 1})
+    backend = store.engine.backend
+    assert isinstance(backend, SqliteBackend)
+
+    def refuse(_: object) -> bool:
+        raise apsw.ReadOnlyError("attempt to write a readonly database")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite._SqliteConnection, "truncate_wal", refuse)
+        with pytest.raises(holdfast.BackendUnavailable):
+            store.close()
+    assert backend._writer is None
+    assert backend._idle == []

@@ -1,0 +1,46 @@
+"""Stopped at every call, refused by the file system at every call, and without power after every call."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.crash.operations import KINDS
+from tests.crash.report import Depth, combinations, examined, shortened
+
+pytestmark = pytest.mark.usefixtures("strace")
+
+SAMPLE = Depth(every=40, limit=4, power_every=12, syncs_every=8)
+
+
+def named(combination: tuple[str, str]) -> str:
+    return f"{combination[0]} on {combination[1]}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("combination", combinations(), ids=named)
+def test_a_sample_of_points(combination: tuple[str, str]) -> None:
+    """Nothing acknowledged is lost, nothing is half there, and the operation can be done again."""
+    assert examined(*combination, SAMPLE).violations == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("combination", combinations(), ids=named)
+def test_every_point(combination: tuple[str, str]) -> None:
+    """The same at every call on a file of the store that changes anything."""
+    row = examined(*combination)
+    print(row.operation, row.kind, {method: found.runs for method, found in row.outcomes.items()})
+    assert row.violations == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_short_writes(kind: str) -> None:
+    """A checkpoint that is cut at some lengths is a failed save, and no more than that."""
+    assert shortened(kind, every=499).violations == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_short_writes_at_every_length(kind: str) -> None:
+    """The same at every length of a checkpoint of 4 KiB."""
+    assert shortened(kind).violations == []
