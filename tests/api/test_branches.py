@@ -523,3 +523,41 @@ def test_pruning_keeps_open_branches_and_lets_closed_ones_go(run: holdfast.Sessi
     run.abandon("try")
     run.prune(keep_last=1, max_age=timedelta(days=1))
     assert [header.step for header in run.history()] == [7]
+
+
+def test_the_head_falls_back_behind_a_deleted_fork_point(run: holdfast.Session) -> None:
+    """Restoring a checkpoint and deleting it, because a secret is in it, leaves the one before it as latest."""
+    headers = [run.save({"n": number}) for number in range(3)]
+    run.restore(headers[1].id)
+    run.delete(headers[1].id)
+    latest = run.latest()
+    assert latest is not None
+    assert latest.id == headers[0].id
+    assert run.save({"n": 3}).parents == (headers[0].id,)
+
+
+def test_a_branch_of_which_nothing_is_left_is_not_switched_to(run: holdfast.Session) -> None:
+    """Latest would be nothing although the session has checkpoints."""
+    for number in range(2):
+        run.save({"n": number})
+    run.fork("latest", name="side")
+    run.save({"n": 2})
+    run.switch("main")
+    kept = run.save({"n": 4})
+    run.delete(*(header.id for header in run.history() if header.id != kept.id))
+    with pytest.raises(holdfast.Conflict) as refusal:
+        run.switch("side")
+    assert refusal.value.code == "branch_empty"
+    assert run.load().state == {"n": 4}
+
+
+def test_history_says_what_makes_no_sense(run: holdfast.Session) -> None:
+    """A branch that is not there and a negative limit are errors, not an empty list."""
+    run.save({"n": 1})
+    with pytest.raises(holdfast.NotFound) as missing:
+        run.history(branch="nope")
+    assert missing.value.session == run.key
+    with pytest.raises(holdfast.InvalidInput):
+        run.history(limit=-1)
+    with pytest.raises(holdfast.InvalidInput):
+        run.query(seq="3")  # type: ignore[arg-type]

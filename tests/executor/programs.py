@@ -7,7 +7,9 @@ effects are lines of a log file, so that they outlive the process and the store.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -145,6 +147,36 @@ def run_slowly(
         except Interrupted as exc:
             return {"signal": exc.signal, "status": exc.result.status}
     return {"status": result.status, "outputs": [found.output for found in result.results]}
+
+
+def run_with_children(url: str) -> dict[str, Any]:
+    """Steps that signal a child of theirs, and one that uses a pool of processes; how the children ended."""
+
+    def ended(number: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                time.sleep(TIMEOUT_SECONDS)
+            except KeyboardInterrupt:
+                os._exit(5)
+            os._exit(0)
+        os.kill(pid, number)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def handle(context: StepContext) -> object:
+        if context.step.action:
+            return ended(signal.Signals[context.step.action])
+        with multiprocessing.get_context("fork").Pool(2) as pool:  # which ends its workers by SIGTERM
+            return pool.map(squared, [1, 2, 3])
+
+    plan = [PlanStep("term", action="SIGTERM"), PlanStep("int", action="SIGINT"), PlanStep("pool")]
+    with holdfast.open(url) as store:
+        result = store.execute("parent", plan, handle)
+    return {"status": result.status, "outputs": [found.output for found in result.results]}
+
+
+def squared(number: int) -> int:
+    return number * number
 
 
 def die_in_second(url: str, log: str, resume: bool) -> dict[str, Any]:

@@ -181,6 +181,32 @@ def forking(url: str) -> Any:
     return seen
 
 
+def forking_and_working(url: str) -> Any:
+    """A script whose forked children try a step, a step that is done, and to finish the step they were forked in."""
+
+    def refused(call: Callable[[], object]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                call()
+            except holdfast.InvalidInput as exc:
+                os._exit(7 if exc.code == "run_forked" else 1)
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    with holdfast.open(url) as store, store.run("forking") as run:
+        run.step("first", lambda: 1)
+        codes = [refused(lambda: run.step("child", lambda: 2)), refused(lambda: run.step("first", lambda: 1))]
+        pids: list[int] = []
+        try:
+            run.step("inside", lambda: pids.append(os.fork()))
+        except holdfast.InvalidInput as exc:
+            os._exit(7 if exc.code == "run_forked" else 1)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]))
+        run.step("second", lambda: 2)
+        return {"codes": codes, "state": list(store.get("forking").load().state)}
+
+
 def one_step(url: str) -> Any:
     """A script that wants the session `held` for itself; its error's code and message where it fails."""
     try:

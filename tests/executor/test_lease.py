@@ -177,6 +177,28 @@ def test_a_runner_that_lost_its_lease_saves_nothing_more() -> None:
         assert store.get("s").info.status == "in_progress"
 
 
+def test_a_process_is_not_locked_out_by_itself() -> None:
+    """A lease that could not be given back is taken again at once by the same process, in every store it is of."""
+    faults = Faults()
+    with holdfast.Store(faults.wrap(MemoryBackend())) as store:
+        faults.add(Fault(fail, "append"), Fault(fail, "release_lease"))
+        with pytest.raises(holdfast.BackendUnavailable), store.run("nightly") as run:
+            run.step("one", lambda: 1)
+        assert store.engine.backend.lease(store.get("nightly").uid) is not None
+        with store.run("nightly") as run:
+            assert run.step("one", lambda: 2) == 2
+        assert store.get("nightly").info.status == "completed"
+
+
+def test_a_run_of_this_process_is_called_so(store: holdfast.Store) -> None:
+    """Who is refused by a run of its own process need not look for another one."""
+    session = store.session("s")
+    with Held(store.engine, session.uid), pytest.raises(Conflict) as refused:
+        Held(store.engine, session.uid).__enter__()
+    assert refused.value.code == "lease_held"
+    assert "a run in this very process" in refused.value.message
+
+
 def test_a_forked_child_does_not_hold_the_lease(url: str) -> None:
     """Leaving the block there gives nothing back."""
     with holdfast.open(url) as store:

@@ -213,6 +213,34 @@ def test_a_state_that_is_no_plan_cannot_be_resumed(store: holdfast.Store) -> Non
     assert store.get("s").load().state == ["something", "else"]
 
 
+FOREIGN: list[dict[str, Any]] = [{"note": 1}, {"query": "why", "plan": []}, {"plan": None, "results": []}]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+@pytest.mark.parametrize("force", [False, True])
+def test_a_foreign_save_does_not_hide_completed_steps(url: str, foreign: dict[str, Any], force: bool) -> None:
+    """It is no plan of which nothing is done: it is named, with the checkpoint to go on from."""
+    calls: list[str] = []
+
+    def handle(context: StepContext) -> str:
+        calls.append(context.step.id)
+        return context.step.id
+
+    with holdfast.open(url) as store:
+        store.execute("s", steps("a", "b"), fail_at("b"))
+    with holdfast.open(url) as store:
+        session = store.get("s")
+        before = session.load().header
+        saved = session.save(foreign)
+        with pytest.raises(InvalidInput) as caught:
+            store.execute("s", steps("a", "b"), handle, resume=True, force=force)
+        assert (caught.value.code, caught.value.checkpoint) == ("not_resumable", saved.id)
+        assert before.id in caught.value.message
+        assert calls == []
+        store.execute("s", steps("a", "b"), handle, resume=True, from_ref=before.id)
+        assert calls == ["b"]
+
+
 # --- from elsewhere
 
 

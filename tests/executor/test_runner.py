@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -123,6 +124,20 @@ def test_steps_wait_for_their_dependencies(store: holdfast.Store) -> None:
     assert result.output("3") == {"1": "out 1", "2": "out 2"}
     with pytest.raises(KeyError):
         result.output("4")
+
+
+def test_parameters_are_the_handlers_own(store: holdfast.Store) -> None:
+    """Whatever it does with them, by either name, the plan of the caller and the stored one stay."""
+    plan = [PlanStep("1", parameters={"urls": ["a"]}), PlanStep("2")]
+
+    def handle(context: StepContext) -> object:
+        context.step.parameters.setdefault("urls", []).append("b")
+        context.parameters["more"] = 1
+        return context.step.id
+
+    store.execute("s", plan, handle)
+    assert [step.parameters for step in plan] == [{"urls": ["a"]}, {}]
+    assert [step["parameters"] for step in store.get("s").load().state["plan"]] == [{"urls": ["a"]}, {}]
 
 
 def test_independent_steps_run_at_the_same_time(store: holdfast.Store) -> None:
@@ -744,6 +759,13 @@ def test_sigint_saves_paused_and_interrupts(url: str) -> None:
         assert store.get("s").info.status is Status.PAUSED
         assert "lastError" not in store.get("s").load().state
         assert store.execute("s", THREE, Recorder(), resume=True).steps_recovered == 1
+
+
+def test_signals_to_forked_children_do_what_they_did_before(url: str) -> None:
+    """SIGTERM ends a child of a handler, SIGINT raises in it, a pool can be ended; the run itself goes on."""
+    code, output, errors = programs.end(programs.start(programs.run_with_children, url))
+    assert code == 0, errors
+    assert json.loads(output) == {"status": "completed", "outputs": [-signal.SIGTERM, 5, [1, 4, 9]]}
 
 
 def test_signals_can_be_left_alone(store: holdfast.Store) -> None:

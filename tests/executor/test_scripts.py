@@ -487,6 +487,13 @@ def test_a_forked_child_leaves_the_run_to_its_parent(url: str) -> None:
         assert store.get("forking").info.status == "completed"
 
 
+def test_a_forked_child_does_no_steps(url: str) -> None:
+    """The parent would save over what the child did, so the child is told so at once."""
+    code, output, errors = programs.end(programs.start(programs.forking_and_working, url))
+    assert code == 0, errors
+    assert json.loads(output) == {"codes": [7, 7, 7], "state": ["first", "inside", "second"]}
+
+
 def test_a_second_runner_in_this_process_is_refused_as_well(store: holdfast.Store) -> None:
     """One runner per session, whoever it is; afterwards the lease is free."""
     with store.run("nightly"), pytest.raises(holdfast.Conflict) as refused, store.run("nightly"):

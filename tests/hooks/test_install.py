@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.errors import InvalidInput
 from holdfast.lifecycle.agent.settings_file import events_of, installed, uninstalled
 from tests.hooks.conftest import Agent, Answer
 
@@ -144,6 +145,36 @@ def test_a_broken_file_is_not_touched(agent: Agent, text: str) -> None:
     assert path.read_bytes() == text.encode("latin-1")
     assert hooks(agent, "uninstall", "claude-code").code == 2
     assert hooks(agent, "status", "claude-code").code == 0
+
+
+ODD = [
+    '{"hooks": {"Stop": "xyz"}}',
+    '{"hooks": {"Stop": null}}',
+    '{"limit": 1e400}',
+    '{"limit": Infinity}',
+    '{"limit": NaN}',
+    '{"limit": 1.00000000000000000001}',
+    '{"limit": 1e-99999999999999999999}',
+    '{"model": "a", "model": "b"}',
+    '{"permissions": {"allow": [], "allow": ["x"]}}',
+]
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_a_file_that_would_come_back_changed_is_refused(text: str) -> None:
+    """Values of another shape, numbers nobody can hold, keys that stand twice: nothing is lost silently."""
+    for change in (lambda: installed(text, "claude-code", "holdfast", None), lambda: uninstalled(text)):
+        with pytest.raises(InvalidInput) as refused:
+            change()
+        assert refused.value.code == "invalid_settings"
+
+
+def test_usual_numbers_and_other_keys_of_hooks_stay() -> None:
+    """A fraction is written back as it was read; what stands beside the events is left alone."""
+    before = '{"limit": 0.25, "many": 1e2, "hooks": {"enabled": true, "Later": "x"}}'
+    after = json.loads(installed(before, "gemini", "holdfast", None).after or "")
+    assert (after["limit"], after["many"]) == (0.25, 100)
+    assert (after["hooks"]["enabled"], after["hooks"]["Later"]) == (True, "x")
 
 
 @pytest.mark.full

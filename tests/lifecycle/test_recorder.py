@@ -287,6 +287,10 @@ def test_misuse_is_refused(session: holdfast.Session) -> None:
         (lambda: recorder.manual(tags="mine"), "invalid_name"),
         (lambda: recorder.recoverable_error("x", "bad luck"), "invalid_interruption"),
         (lambda: recorder.todo_compliance("FAIL", [object()]), "state_not_exact"),
+        (lambda: recorder.todo_compliance("MAYBE"), "invalid_outcome"),
+        (lambda: recorder.context("x"), "invalid_context"),  # type: ignore[arg-type]
+        (lambda: recorder.step_started("a", -1), "invalid_step"),
+        (lambda: recorder.step_started("a", True), "invalid_step"),
         (lambda: recorder.update({"x": object()}), "state_not_exact"),
         (lambda: session.recorder(heartbeat_seconds=0), "invalid_option"),
     ]
@@ -479,6 +483,29 @@ def test_an_exception_that_ends_the_block_is_a_forced_stop(session: holdfast.Ses
         recorder.complete()
         raise ZeroDivisionError("too late to matter")
     assert session.info.status == "completed"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+def test_what_stops_the_program_is_a_forced_stop(
+    session: holdfast.Session, error: type[BaseException]
+) -> None:
+    """Ctrl-C, an exit and a cancelled task go on, and the run does not stay in progress."""
+    with pytest.raises(error), session.recorder() as recorder:
+        recorder.step_started("build", 1)
+        raise error
+    assert session.info.status == "failed"
+    assert session.info.error == f"{error.__name__}: "
+    assert triggers(session)[-1] == ("error", "forced_stop")
+
+
+def test_a_failing_state_does_not_hide_the_error(session: holdfast.Session) -> None:
+    """What ended the block goes on, with a note; the run is failed although its last state is not known."""
+    states = iter([{"n": 1}])
+    with pytest.raises(ZeroDivisionError) as raised, session.recorder(state=lambda: next(states)) as recorder:
+        recorder.step_started("build", 1)
+        raise ZeroDivisionError("on purpose")
+    assert any("could not save the stop" in note for note in raised.value.__notes__)
+    assert (session.info.status, session.info.error) == ("failed", "ZeroDivisionError: on purpose")
 
 
 # --- resuming

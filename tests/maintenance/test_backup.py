@@ -129,6 +129,47 @@ def test_a_directory_that_is_not_there_is_an_error(source: Path, tmp_path: Path)
     assert not (tmp_path / "no").exists()
 
 
+def test_the_store_itself_is_no_destination(source: Path) -> None:
+    """Not even by force: whoever has it open would go on in a file without a name."""
+    with bare(source) as store, pytest.raises(InvalidInput) as refusal:
+        operations.backup(store, source, force=True)
+    assert refusal.value.code == "same_store"
+
+
+def test_a_store_that_is_open_somewhere_is_no_destination(source: Path, tmp_path: Path) -> None:
+    """It is left as it was."""
+    with bare(source) as store, bare(tmp_path / "other.db") as other:
+        other.session("mine").save({"n": 1})
+        with pytest.raises(BackendUnavailable):
+            operations.backup(store, tmp_path / "other.db", force=True)
+        other.session("mine").save({"n": 2})
+        assert other.usage().checkpoints == 2
+
+
+def test_the_log_of_an_older_store_does_not_come_through(source: Path, tmp_path: Path) -> None:
+    """A log that lies beside the destination belongs to what was there; the backup is what the store was."""
+    for is_gone in (False, True):
+        target = tmp_path / f"killed-{is_gone}.db"
+        program = f"""
+import os
+from holdfast.api import Store
+from holdfast.storage.sqlite import SqliteBackend
+run = Store(SqliteBackend({str(target)!r})).session("old", profile="archive")
+for number in range(5):
+    run.save({{"n": number}})
+os._exit(9)
+"""
+        subprocess.run([sys.executable, "-c", program], env=environment(), check=False)
+        assert Path(f"{target}-wal").stat().st_size > 0
+        if is_gone:
+            target.unlink()
+        with bare(source) as store:
+            operations.backup(store, target, force=True)
+            before = contents(store)
+        with bare(target) as copy:
+            assert contents(copy) == before
+
+
 @pytest.mark.full
 def test_a_backup_while_four_processes_save_has_all_that_was_acknowledged(tmp_path: Path) -> None:
     """Every id that was printed before the backup began is in it, and it verifies."""
@@ -266,3 +307,12 @@ def test_what_is_no_backup_is_refused(source: Path, tmp_path: Path) -> None:
         operations.restore_backup(source, "memory:", force=True)
     with bare(source) as store:
         assert store.verify().is_intact
+
+
+def test_the_log_of_a_lost_store_is_not_applied_to_the_backup(made: Path, tmp_path: Path) -> None:
+    """A person who removed the broken database and left its log gets the backup, not a mixture."""
+    target = tmp_path / "lost.db"
+    Path(f"{target}-wal").write_bytes(made.read_bytes())
+    operations.restore_backup(made, f"sqlite:{target}")
+    with bare(target) as store, bare(made) as backup:
+        assert contents(store) == contents(backup)

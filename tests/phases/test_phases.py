@@ -125,7 +125,9 @@ def test_what_is_not_there_is_told(phases: holdfast.Phases) -> None:
     assert phases.load_checkpoint("cp_none") is None
     result = phases.complete_checkpoint("cp_none")
     assert (result.ok, result.code) == (False, "checkpoint_not_found")
-    assert phases.cleanup_checkpoints(-1).ok is False
+    for days in (-1, "x", 1.5, True, None):
+        result = phases.cleanup_checkpoints(days)  # type: ignore[arg-type]
+        assert (result.ok, result.code) == (False, "invalid_setting")
 
 
 def test_a_session_of_another_kind_is_refused(store: holdfast.Store) -> None:

@@ -233,6 +233,8 @@ BAD_CALLS: list[tuple[str, dict[str, Any], str]] = [
         "invalid_tags",
     ),
     ("checkpoint_save", {"sessionId": "s", "state": {}, "encoding": "pickle"}, "invalid_arguments"),
+    ("checkpoint_save", {"sessionId": "s", "state": {}, "descripton": "typo"}, "invalid_arguments"),
+    ("checkpoint_complete", {"sessionId": "there", "status": "failed"}, "invalid_arguments"),
     ("checkpoint_load", {}, "invalid_arguments"),
     ("checkpoint_load", {"sessionId": "nobody"}, "session_not_found"),
     ("checkpoint_load", {"sessionId": "../../etc/passwd"}, "session_not_found"),
@@ -269,6 +271,32 @@ def test_bad_calls_are_refused_with_what_to_do(
 
     assert with_client(server, work)["code"] == code
     assert [info.key for info in opened.get().sessions()] == ["there"]
+
+
+def test_an_unknown_argument_is_named(server: MCPServer[Any]) -> None:
+    """With those there are; the schema says so too."""
+
+    async def work(client: Client) -> None:
+        error = await refused(client, "checkpoint_save", sessionId="s", state={}, descripton="typo")
+        assert "descripton" in error["message"]
+        assert "description" in error["message"]
+        tools = (await client.list_tools()).tools
+        assert all(tool.input_schema["additionalProperties"] is False for tool in tools)
+
+    with_client(server, work)
+
+
+def test_completing_twice_changes_nothing(server: MCPServer[Any], opened: OpenedStore) -> None:
+    """The session was finished the first time, and that stays so."""
+
+    async def work(client: Client) -> None:
+        await answered(client, "checkpoint_save", sessionId="s", state={})
+        first = await answered(client, "checkpoint_complete", sessionId="s")
+        before = opened.get().get("s").info
+        assert await answered(client, "checkpoint_complete", sessionId="s") == first
+        assert opened.get().get("s").info == before
+
+    with_client(server, work)
 
 
 def test_a_deep_state_is_told_and_not_lost(server: MCPServer[Any], opened: OpenedStore) -> None:

@@ -26,6 +26,9 @@ PLACES = {
     "in a function": "f() { printf %s ${vars.x}; }; f",
     "in a here-document": "cat <<END | head -c -1\n${vars.x}\nEND",
     "after a here-document": "cat >/dev/null <<'END'\nit's\nEND\nprintf %s ${vars.x}",
+    "in a command substitution in a here-document": "cat <<END | head -c -1\n$(printf %s ${vars.x})\nEND",
+    "after backticks": "x=`echo it\\'s`; printf %s ${vars.x}",
+    "after backticks in a here-document": 'cat <<END | tail -n +2 | head -c -1\n`echo "a"`\n${vars.x}\nEND',
     "in an indented here-document": "cat <<-END | head -c -1\n${vars.x}\n\tEND",
 }
 
@@ -77,10 +80,15 @@ def test_any_value_comes_out_as_it_is(value: str) -> None:
         'echo "$(( 1 + ${vars.x} ))"',
         "cat <<'END'\n${vars.x}\nEND",
         "cat <<\\END\n${vars.x}\nEND",
+        "cat <<END\n$((${vars.x}))\nEND",
+        'printf %s "`printf %s "${vars.x}"`"',
+        "echo `echo ${vars.x}`",
+        "echo `echo \\`echo a\\` '${vars.x}'`",
+        "cat <<END\n`echo ${vars.x}`\nEND",
     ],
 )
 def test_places_where_no_value_can_stand(text: str) -> None:
-    """Arithmetic would evaluate a value, and a quoted here-document shows no variable: both are refused."""
+    """Arithmetic would evaluate a value, backticks may split it, a quoted here-document shows none: all are refused."""
     with pytest.raises(BadExpression):
         quotable(parse_template(text))
 

@@ -402,7 +402,7 @@ def test_long_output_is_kept_as_a_blob(flows: Flows) -> None:
 
 @pytest.mark.full
 def test_a_flood(flows: Flows) -> None:
-    """Of 100 MB the first part is stored, and that it was cut is said."""
+    """Of 100 MB the first part is stored, and no step gets that as if it were all."""
     flows.write(
         """\
         name: flood
@@ -413,7 +413,7 @@ def test_a_flood(flows: Flows) -> None:
     )
     done = flows.here("run", "flow.yaml", "--session", "s")
     assert done.code == 1
-    assert "bytes, and a process takes 131,071: use stdin, or a file" in done.out
+    assert "use: failed: ${steps.flood.stdout}: its stdout has 100,000,000 bytes, and the first" in done.out
     output = flows.step("s", "flood")["output"]
     assert (output["stdout_bytes"], output["stdout_is_cut"]) == (100_000_000, True)
     assert len(output["stdout"]) < 9000

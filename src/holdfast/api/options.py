@@ -126,6 +126,8 @@ def query_of(
     if time is not None:
         return refs.Moment(times.read(time, now_us=now_us, zone=zone), tag)
     if seq is not None:
+        if not isinstance(seq, int):
+            raise InvalidInput(f"a seq is a whole number, not {seq!r}", code="invalid_query")
         return refs.Seq(seq)
     if id is None:
         raise InvalidInput("a query needs a time, a seq or an id", code="invalid_query")

@@ -25,7 +25,7 @@ from holdfast.api.options import (
 from holdfast.config import Settings
 from holdfast.config.rules import retention_of
 from holdfast.engine import Engine, Pending, Save
-from holdfast.errors import NotFound
+from holdfast.errors import InvalidInput, NotFound
 from holdfast.history import branches as branching
 from holdfast.history import merging, refs, restore, times
 from holdfast.history.between import CheckpointComparison, between
@@ -287,7 +287,16 @@ class Session:
         newest_first: bool = True,
         limit: int | None = None,
     ) -> Iterator[Header]:
-        """Headers, newest first. Bodies are not read; damaged headers are left out and logged."""
+        """Headers, newest first. Bodies are not read; damaged headers are left out and logged.
+
+        Raises:
+            NotFound: there is no such branch.
+            InvalidInput: `limit` is negative.
+        """
+        if limit is not None and limit < 0:
+            raise InvalidInput(f"limit is {limit}; it counts checkpoints: 0 or more", code="invalid_option")
+        if branch is not None:
+            branching.find(self._engine, self._uid, branch)
         query = HeaderQuery(
             session=self._uid,
             branch=branch,
@@ -406,7 +415,7 @@ class Session:
 
         Raises:
             NotFound: there is none of that name (`branch_not_found`).
-            Conflict: it was merged, abandoned or archived (`branch_closed`).
+            Conflict: it was merged, abandoned or archived (`branch_closed`), or nothing is left of it (`branch_empty`).
         """
         return branching.switch(self._engine, self._uid, name)
 

@@ -48,8 +48,9 @@ from holdfast.storage.port import (
 
 log = logging.getLogger("holdfast")
 
-MAX_REPEATS: Final = 5
-"""How often a save is sent again because a sweep took its base or blobs, or the session changed its branch."""
+MAX_REPEATS: Final = 100
+"""How often a save is sent again because a sweep took its base or blobs, or the session changed its branch. Others have
+to come in between each time, so the end is only for a fault."""
 
 
 MAX_KNOWN_SESSIONS: Final = 1000
@@ -418,6 +419,10 @@ class Engine:
                 checkpoint=checkpoint,
             )
         return reader.verified(row)
+
+    def is_stored(self, header: Header) -> bool:
+        """Whether a checkpoint is still there: what cannot be read may have been removed a moment ago."""
+        return self._find_row(header.session, header.id) is not None
 
     def newest(self, uid: str) -> Loaded | None:
         """The checkpoint with the highest seq, on whichever branch, verified; no fallback."""

@@ -42,10 +42,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class StepContext:
     """One attempt at one step.
 
-    `step` with its `parameters`, `outputs` and `context` are copies of its own: changes of `context` count once the
-    step is completed, those of a failed attempt are forgotten. `outputs` has the outputs of the steps completed when this
-    one began, by id; only those of its dependencies are sure to be there. `cancelled` is set when the result is no
-    longer wanted: a time-out, an interruption, a lost lease. A coroutine is cancelled then as well.
+    `parameters`, also those of `step`, `outputs` and `context` are copies of its own: changes of `context` count
+    once the step is completed, those of a failed attempt are forgotten. `outputs` has the outputs of the steps
+    completed when this one began, by id; only those of its dependencies are sure to be there. `cancelled` is set
+    when the result is no longer wanted: a time-out, an interruption, a lost lease. A coroutine is cancelled then as
+    well.
     """
 
     def __init__(

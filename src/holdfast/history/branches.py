@@ -16,7 +16,7 @@ from holdfast.engine.engine import plain_metadata
 from holdfast.errors import Conflict, NotFound
 from holdfast.history.refs import SWITCHED
 from holdfast.model import Branch, BranchState, Header, Session, check_branch_name, check_name
-from holdfast.storage.port import ANY_HEAD
+from holdfast.storage.port import ANY_HEAD, HeaderQuery
 
 Why: TypeAlias = Literal["fork", "switch", "restore"]
 
@@ -40,12 +40,13 @@ def find(engine: Engine, uid: str, name: str) -> Branch:
     """The branch with that name, or `NotFound` naming those that exist."""
     found = engine.backend.branch(uid, check_name("a branch", name))
     if found is None:
+        key = engine.backend.session(uid).key
         names = [branch.name for branch in engine.backend.branches(uid)]
         more = f" and {len(names) - MAX_NAMES_TOLD} more" if len(names) > MAX_NAMES_TOLD else ""
         raise NotFound(
             f"no branch {name!r}: there is {', '.join(map(repr, names[:MAX_NAMES_TOLD]))}{more}",
             code="branch_not_found",
-            session=uid,
+            session=key,
             branch=name,
         )
     return found
@@ -129,15 +130,27 @@ def switch(engine: Engine, uid: str, name: str) -> Branch:
 
     Raises:
         NotFound: there is none of that name (`branch_not_found`).
-        Conflict: it was merged, abandoned or archived (`branch_closed`).
+        Conflict: it was merged, abandoned or archived (`branch_closed`), or all of it was pruned (`branch_empty`).
     """
 
-    def wanted(_: Session) -> Branch:
+    def wanted(session: Session) -> Branch:
         branch = find(engine, uid, name)
         check_open(branch, uid)
+        if branch.head is None and session.branch != name and _has_checkpoints(engine, uid):
+            raise Conflict(
+                f"nothing is left of branch {name!r}: restore a checkpoint instead",
+                code="branch_empty",
+                retryable=False,
+                session=session.key,
+                branch=name,
+            )
         return branch
 
     return move(engine, uid, wanted, why="switch").entered
+
+
+def _has_checkpoints(engine: Engine, uid: str) -> bool:
+    return next(engine.backend.headers(HeaderQuery(session=uid, limit=1)), None) is not None
 
 
 def check_open(branch: Branch, uid: str) -> None:

@@ -56,8 +56,11 @@ def _changes(engine: Engine, session: Session, path: Path, until: Header | None)
             continue  # the same state, so the same value
         try:
             value = _value(engine, header, path)
-        except (Corrupt, NotFound, Unsupported) as exc:
-            log.warning("checkpoint %s is left out: %s (%s)", header.id, exc, exc.code)
+        except NotFound:
+            continue  # removed meanwhile
+        except (Corrupt, Unsupported) as exc:
+            if engine.is_stored(header):
+                log.warning("checkpoint %s is left out: %s (%s)", header.id, exc, exc.code)
             continue
         digest = header.contents[STATE].digest
         if not _is_same(before, value):

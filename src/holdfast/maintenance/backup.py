@@ -66,14 +66,34 @@ def backup(
             code="invalid_option",
         )
     path = destination / dated_name(engine.clock()) if destination.is_dir() else destination
-    if path.exists() and not force:
-        raise InvalidInput(f"{path} exists: use --force to replace it", code="file_exists")
+    _check_destination(engine, path, force)
     with _file_errors(path), _unfinished(path) as temporary:
         _write(engine, temporary, progress)
         report = _verified(temporary, path)
+        _make_room(path)
         put_in_place(temporary, path, replace=force)
         removed = _rotate(destination, keep) if keep is not None and not report.findings else ()
     return msgspec.structs.replace(report, removed=removed)
+
+
+def _check_destination(engine: Engine, path: Path, force: bool) -> None:
+    backend = engine.backend
+    if isinstance(backend, SqliteBackend) and path.exists() and path.samefile(backend.path):
+        raise InvalidInput(f"{path} is the store itself", code="same_store")
+    if path.exists() and not force:
+        raise InvalidInput(f"{path} exists: use --force to replace it", code="file_exists")
+
+
+def _make_room(path: Path) -> None:
+    """Take away what belongs to an older file of that name: SQLite would apply its log to the new one.
+
+    A store that is open somewhere is not replaced: whoever has it open would go on in a file without a name.
+    """
+    if path.exists():
+        with suppress(InvalidInput, Corrupt):  # no store, so nobody has it open as one
+            make_single_file(path)
+    for ending in ("-wal", "-shm"):
+        Path(f"{path}{ending}").unlink(missing_ok=True)
 
 
 def dated_name(now_us: int) -> str:
@@ -108,13 +128,18 @@ def restore_backup(
             _copy_store(source, temporary)
             if progress is not None:
                 progress(0.5)
-            report = _verified(temporary, destination)
+            try:
+                report = _verified(temporary, destination)
+            except InvalidInput as exc:
+                text = str(exc).replace(str(temporary), str(source))
+                raise InvalidInput(text, code=exc.code) from exc
             if report.findings:
                 raise Corrupt(
                     f"{source} is damaged: {report.findings[0].message}; recover it into a new store",
                     code="backup_damaged",
                 )
             replaced = _move_aside(destination, now_us)
+            _make_room(destination)
             put_in_place(temporary, destination, replace=False)
     if progress is not None:
         progress(1.0)

@@ -1,4 +1,4 @@
-"""Stdin and stdout as a transport on which every request is answered.
+"""Stdin and stdout as a transport on which a request that cannot be read is answered.
 
 The transport of the `mcp` package hands a line that it cannot read on as an error, and the server drops it: whoever
 sent it waits for ever. JSON that is nested about 200 levels deep is such a line. Here it is answered with an error.
@@ -6,6 +6,7 @@ sent it waits for ever. JSON that is nested about 200 levels deep is such a line
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import anyio
@@ -19,8 +20,11 @@ from pydantic import ValidationError
 INVALID_REQUEST: Final = -32600
 
 
+_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]|[^\[\]{}"]+')
+
+
 class _Envelope(msgspec.Struct):
-    """What has to be known of a request to answer it; the rest is skipped, however deep it is."""
+    """What has to be known of a request to answer it."""
 
     id: str | int
     method: str
@@ -53,8 +57,8 @@ def refusal_of(error: Exception) -> JSONRPCError | None:
     if not isinstance(line, str):
         return None
     try:
-        request = msgspec.json.decode(line, type=_Envelope)
-    except (msgspec.DecodeError, RecursionError):
+        request = msgspec.json.decode(_outline(line), type=_Envelope)
+    except msgspec.DecodeError:
         return None
     return JSONRPCError(
         jsonrpc="2.0",
@@ -65,3 +69,18 @@ def refusal_of(error: Exception) -> JSONRPCError | None:
             " save its deepest part as a text",
         ),
     )
+
+
+def _outline(line: str) -> str:
+    """The outermost object of a line, with null for whatever is nested in it, so that no depth is too much."""
+    depth, kept = 0, list[str]()
+    for token in _TOKEN.findall(line):
+        if token in "[{":
+            depth += 1
+            kept.append(token if depth == 1 else "null" if depth == 2 else "")
+        elif token in "]}":
+            kept.append(token if depth == 1 else "")
+            depth -= 1
+        elif depth == 1:
+            kept.append(token)
+    return "".join(kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -98,7 +99,14 @@ def make_private_directory(path: Path) -> None:
     except FileExistsError:
         if not path.is_dir():
             raise
-    sync_directory(path.parent)
+        return
+    try:
+        sync_directory(path.parent)
+    except OSError:
+        # A name whose sync failed may never become durable. Made anew, it is synced anew.
+        with suppress(OSError):
+            path.rmdir()
+        raise
 
 
 def temporary_beside(path: Path, ending: str = "tmp") -> Path:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.codec import integrity
 from holdfast.errors import Conflict, Corrupt, NotFound
-from holdfast.model import Branch, BranchState, Draft, Header, Session
+from holdfast.model import MAX_SEQ, Branch, BranchState, Draft, Header, Session
 from holdfast.storage.port import MAX_EVENTS, Annotation, Body, Event, HeaderRow, Lease, Target
 
 T = TypeVar("T")
@@ -285,11 +285,22 @@ class Shelf:
                 self._retreat(branch)
 
     def _retreat(self, branch: Branch) -> None:
-        line = [s.header for s in self.headers.values() if s.header.branch == branch.name]
-        fork = self.headers.get(branch.fork) if branch.fork is not None else None
-        head = max(line, key=lambda header: header.seq, default=fork.header if fork else None)
+        head = self._newest_on_line(branch)
         place = {"head": head.id, "head_seq": head.seq} if head else {"head": None, "head_seq": 0}
         self.put_branch(replace(branch, **place))
+
+    def _newest_on_line(self, branch: Branch) -> Header | None:
+        """The newest checkpoint of a branch, else of the one it comes from, up to the fork, and so on."""
+        branches = {each.name: each for each in self.all_branches()}
+        headers = [stored.header for stored in self.headers.values()]
+        at, max_seq = branch.name, MAX_SEQ
+        while at in branches:
+            line = [header for header in headers if header.branch == at and header.seq <= max_seq]
+            if line:
+                return max(line, key=lambda header: header.seq)
+            record = branches.pop(at)
+            at, max_seq = record.fork_branch or "", record.fork_seq
+        return None
 
     def unused(self, keys: Iterable[Key]) -> list[Key]:
         """Those of the bodies that nothing is patched against. Spares do not count (V5)."""

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import quote
@@ -44,6 +44,8 @@ OLDEST_SQLITE: Final = (3, 51, 3)
 BUSY_SECONDS: Final = 60.0
 _MAX_IDLE_READERS: Final = 8
 _PAGES_A_STEP: Final = 1024
+_LOG: Final = ("-wal", "-shm")
+_ALL: Final = (*_LOG, "")
 
 
 class SqliteBackend(SqlBackend):
@@ -61,6 +63,7 @@ class SqliteBackend(SqlBackend):
         super().__init__(clock=clock)
         self._path = Path(path).absolute()
         self._busy_seconds = busy_seconds
+        self._failed: _SqliteConnection | None = None  # its commit failed and may still be in the log
         self._pool = threading.Condition(threading.Lock())  # guards the four below
         self._idle: list[_SqliteConnection] = []
         self._writer: _SqliteConnection | None = None
@@ -134,10 +137,10 @@ class SqliteBackend(SqlBackend):
         try:
             if self._writer is None:
                 self._writer = _connect(self._path, self._busy_seconds)
+            self._bury_failed()
             yield self._writer
         except apsw.IOError:
-            # After a failed write or sync nothing in this connection's memory is to be believed.
-            self._drop_writer()
+            self._set_writer_aside()
             raise
         except apsw.ReadOnlyError:
             # One refused open of the -shm file makes it read-only for as long as any connection here shares it.
@@ -150,7 +153,30 @@ class SqliteBackend(SqlBackend):
                 self._borrowed -= 1
                 self._pool.notify_all()
 
+    def _set_writer_aside(self) -> None:
+        """After a failed write or sync nothing in this connection's memory is to be believed.
+
+        Its commit may be whole in the log all the same, without being durable. It stays open until another commit
+        is written in its place: else the next opening would read it there and build on what the disk never got.
+        """
+        self._failed, spare = self._failed or self._writer, self._writer
+        if spare is not self._failed and spare is not None:
+            spare.close()
+        self._writer = None
+        with suppress(apsw.Error):
+            self._writer = _connect(self._path, self._busy_seconds)
+            self._bury_failed()
+
+    def _bury_failed(self) -> None:
+        if self._failed is not None and self._writer is not None:
+            _transaction(self._writer, _write_over)
+            self._failed.close()
+            self._failed = None
+
     def _drop_writer(self) -> None:
+        if self._failed is not None:
+            self._failed.close()
+            self._failed = None
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -236,6 +262,7 @@ class SqliteBackend(SqlBackend):
 
     def _close_connections(self, *, truncate: bool) -> None:
         try:
+            self._bury_failed()
             if self._writer is not None and truncate:
                 self._writer.truncate_wal()
         finally:
@@ -386,6 +413,15 @@ def _transaction(connection: _SqliteConnection, work: Callable[[Connection], T])
     return result
 
 
+def _write_over(tx: Connection) -> None:
+    """Commit something new: what the log held of a failed commit is no longer read."""
+    tx.run(
+        "INSERT INTO meta (name, value) VALUES ('written_over', ?)"
+        " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+        (new_uid(),),
+    )
+
+
 # --- opening ---------------------------------------------------------------------------------------------------
 
 
@@ -413,19 +449,42 @@ def _prepare(path: Path, busy_seconds: float, tables: Sequence[str] = ()) -> Non
         _check_foreign(path)
         has_wal = Path(f"{path}-wal").exists()
         is_new = _create_file(path) or _emptied(path, busy_seconds)
-        connection = _connect(path, busy_seconds)
-        try:
-            _check_identity(connection, path)
-            if is_new or not has_wal or _schema_version(connection) == 0:
+        with _removed_on_failure(path, _ALL if is_new else ()):
+            if is_new:
+                sync_directory(directory)  # SQLite syncs it too, but does not tell when that fails
+            _open_new(path, directory, busy_seconds, tables, is_new=is_new or not has_wal)
+
+
+def _open_new(
+    path: Path, directory: int, busy_seconds: float, tables: Sequence[str], *, is_new: bool
+) -> None:
+    connection = _connect(path, busy_seconds)
+    try:
+        _check_identity(connection, path)
+        is_empty = connection.one("SELECT 1 FROM sqlite_master LIMIT 1") is None
+        with _removed_on_failure(path, _ALL if is_empty else _LOG if is_new else ()):
+            if is_new or is_empty:
                 # Before the schema is committed: a store that has one has durable names, whoever was stopped when.
                 sync_directory(directory)
                 sync_way_to(path.parent)
             _migrate(connection, path, tables)
             _check_schema(connection, path, tables)
-            if is_new:
+            if is_empty:
                 connection.truncate_wal()
-        finally:
-            connection.close()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def _removed_on_failure(path: Path, endings: Sequence[str]) -> Iterator[None]:
+    """Remove files that nothing was acknowledged in when a sync fails: made anew, they are synced anew."""
+    try:
+        yield
+    except (OSError, apsw.IOError):
+        for ending in endings:
+            with suppress(OSError):
+                Path(f"{path}{ending}").unlink(missing_ok=True)
+        raise
 
 
 class _Creation:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from holdfast.model import MAIN_BRANCH, Header, Status
+from holdfast.model import MAIN_BRANCH, MAX_SEQ, Header, Status
 from holdfast.storage.port import ANY_HEAD, Target
 from holdfast.testing.strategies import same
 
@@ -126,15 +126,19 @@ class SessionModel:
         head = self.heads.get(branch)
         if head is None:
             return []
+        behind = self._behind(branch, self.head_seqs[branch])
+        return [head, *(id_ for id_ in behind if id_ != head)]
+
+    def _behind(self, branch: str, max_seq: int) -> list[str]:
         behind: list[str] = []
-        at, max_seq, seen = branch, self.head_seqs[branch], set[str]()
+        at, seen = branch, set[str]()
         while at in self.heads and at not in seen:
             seen.add(at)
             own = [saved for saved in self.kept.values() if saved.branch == at and saved.seq <= max_seq]
             behind += [saved.id for saved in sorted(own, key=lambda saved: -saved.seq)]
             fork = self.forks.get(at, EMPTY)
             at, max_seq = fork.branch, fork.seq
-        return [head, *(id_ for id_ in behind if id_ != head)]
+        return behind
 
     # --- removing
 
@@ -160,9 +164,8 @@ class SessionModel:
                 self._retreat(branch)
 
     def _retreat(self, branch: str) -> None:
-        own = [saved for saved in self.kept.values() if saved.branch == branch]
-        fork = self.kept.get(self.forks.get(branch, EMPTY).id)
-        self._put_head(branch, max(own, key=lambda saved: saved.seq, default=fork))
+        behind = self._behind(branch, MAX_SEQ)
+        self._put_head(branch, self.kept[behind[0]] if behind else None)
 
 
 def _is_repeat(first: Wish, again: Wish) -> bool:

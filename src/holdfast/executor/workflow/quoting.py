@@ -29,15 +29,19 @@ class Place(Enum):
     SINGLE = "'\"{}\"'"
     LITERAL_HERE = "literal"
     SUM = "sum"
+    BACKTICKS = "backticks"
 
 
 def quotable(template: Template) -> Template:
     """The template if values can be put where it wants them.
 
     Raises:
-        BadExpression: a reference in arithmetic, which a shell evaluates, or where a shell expands nothing.
+        BadExpression: a reference in arithmetic, which a shell evaluates, in backticks, whose quotes cannot be told
+            for sure, or where a shell expands nothing.
     """
     for place in _places(template):
+        if place is Place.BACKTICKS:
+            raise BadExpression("a value inside of `…` could be split into words: write $(…) instead")
         if place is Place.SUM:
             raise BadExpression(
                 "a value inside of $((…)) would be evaluated: put it into env and use that name"
@@ -79,20 +83,26 @@ class _Scanner:
     """Reads a shell command from left to right and knows what surrounds the place it is at."""
 
     def __init__(self) -> None:
-        self._inside: list[str] = []  # of `'`, `"`, `$((`, `$(`, `(` and `#`
+        self._inside: list[
+            str
+        ] = []  # of `'`, `"`, `$((`, `$(`, `(`, `#`, a backtick and `<<`, a here-document
         self._ends: list[tuple[str, bool, bool]] = []  # announced here-documents: end, is literal, has tabs
-        self._in_here = False
         self._line = ""
         self._last = ""
 
     @property
     def place(self) -> Place:
-        if self._in_here:
-            return Place.LITERAL_HERE if self._ends[0][1] else Place.DOUBLE
+        if "`" in self._inside:
+            return Place.BACKTICKS
         if "$((" in self._inside:
             return Place.SUM
-        around = self._inside[-1] if self._inside else ""
-        return {"'": Place.SINGLE, '"': Place.DOUBLE}.get(around, Place.BARE)
+        if self._around == "<<":
+            return Place.LITERAL_HERE if self._ends[0][1] else Place.DOUBLE
+        return {"'": Place.SINGLE, '"': Place.DOUBLE}.get(self._around, Place.BARE)
+
+    @property
+    def _around(self) -> str:
+        return self._inside[-1] if self._inside else ""
 
     def skip_value(self) -> None:
         self._last = "x"
@@ -101,22 +111,35 @@ class _Scanner:
     def read(self, text: str) -> None:
         at = 0
         while at < len(text):
-            at += self._here(text[at]) if self._in_here else self._code(text, at)
+            at += self._here(text, at) if self._around == "<<" else self._code(text, at)
 
-    def _here(self, char: str) -> int:
-        if char != "\n":
-            self._line += char
+    def _here(self, text: str, at: int) -> int:
+        """Read in a here-document, where only a backslash, `$(`, `$((` and a backtick mean something, if anything."""
+        end, is_literal, has_tabs = self._ends[0]
+        if text[at] == "\n":
+            if (self._line.lstrip("\t") if has_tabs else self._line) == end:
+                self._ends.pop(0)
+                self._inside.pop()
+                self._begin_here()
+            self._line = ""
             return 1
-        end, _, has_tabs = self._ends[0]
-        if (self._line.lstrip("\t") if has_tabs else self._line) == end:
-            self._ends.pop(0)
-            self._in_here = bool(self._ends)
-        self._line = ""
-        return 1
+        self._line += text[at]
+        if is_literal:
+            return 1
+        if text[at] == "\\":
+            # The line goes on, so that its end is not the one that is looked for.
+            self._line += text[at + 1 : at + 2]
+            return 2
+        return self._opens(text, at) or 1
+
+    def _begin_here(self) -> None:
+        if self._ends:
+            self._inside.append("<<")
+            self._line = ""
 
     def _code(self, text: str, at: int) -> int:
         """Read what begins at a place; how many characters that is."""
-        char, around = text[at], self._inside[-1] if self._inside else ""
+        char, around = text[at], self._around
         before, self._last = self._last, char
         if around == "#":
             if char == "\n":
@@ -130,14 +153,25 @@ class _Scanner:
         if char == "\\":
             self._last = "x"
             return 2
+        if around == "`":
+            # The next one ends it, whatever quotes are between.
+            if char == "`":
+                self._inside.pop()
+            return 1
         return self._opens_or_closes(text, at, around, before)
 
-    def _opens_or_closes(self, text: str, at: int, around: str, before: str) -> int:
-        char = text[at]
-        for opening in ("$((", "$("):
+    def _opens(self, text: str, at: int) -> int:
+        """Whether a substitution begins at a place: how many characters that takes."""
+        for opening in ("$((", "$(", "`"):
             if text.startswith(opening, at):
                 self._inside.append(opening)
                 return len(opening)
+        return 0
+
+    def _opens_or_closes(self, text: str, at: int, around: str, before: str) -> int:
+        char = text[at]
+        if opened := self._opens(text, at):
+            return opened
         if around == "$((" and text.startswith("))", at):
             self._inside.pop()
             return 2
@@ -160,8 +194,8 @@ class _Scanner:
             self._inside.append("'")
         elif char == "#" and (not before or before in " \t\n;&|()"):
             self._inside.append("#")
-        elif char == "\n" and self._ends:
-            self._in_here, self._line = True, ""
+        elif char == "\n" and "<<" not in self._inside:
+            self._begin_here()
         elif around != "$((" and (here := _HERE.match(text, at)) and before != "<":
             self._ends.append((here[4], bool(here[2] or here[3]), bool(here[1])))
             return here.end() - at

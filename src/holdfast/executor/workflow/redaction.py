@@ -17,6 +17,9 @@ MIN_SECRET: Final = 4
 _SHORT: Final = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 """What JSON writes after a backslash for a character."""
 
+_BACKSLASHES: Final = r"(?:\\|(?<=\\)u005[cC])*+"
+"""Any number of them, also written by their number."""
+
 _SECRET_NAME: Final = re.compile(
     r"secret|passw|passphrase|token|credential|api_?key|access_?key|private_?key|(^|_)auth(_|$)|(^|_)pwd(_|$)",
     re.IGNORECASE,
@@ -97,14 +100,19 @@ class Redactor:
 
     def _is_shown_by(self, value: object) -> bool:
         try:
-            texts = (str(value), repr(value))
+            texts = (str(value), msgspec.json.encode(value, enc_hook=str).decode())
         except ValueError:  # a number with more digits than Python writes out
             return True
         return any(self.text(text) != text for text in texts)
 
     @cached_property
     def _escaped(self) -> tuple[str, ...]:
-        return tuple(_however_escaped(secret) for secret in self._plain if secret.strip("\\"))
+        # Few characters beside backslashes would be found everywhere.
+        return tuple(
+            _however_escaped(secret)
+            for secret in self._plain
+            if len(secret.replace("\\", "").strip()) >= MIN_SECRET
+        )
 
 
 def _encoded(text: str) -> bytes:
@@ -124,13 +132,13 @@ def _however_escaped(secret: str) -> str:
     never given back, so that no text makes the search slow.
     """
     characters = (_character(char) for char in secret if char != "\\")
-    return r"(?<!\\)" + "".join(rf"\\*+(?:{character})" for character in characters)
+    return r"(?<!\\)" + "".join(f"{_BACKSLASHES}(?:{character})" for character in characters)
 
 
 def _character(char: str) -> str:
     units = char.encode("utf-16-be", "surrogatepass")
     codes = [f"u{units[at : at + 2].hex()}" for at in range(0, len(units), 2)]
-    ways = [re.escape(char), f"(?i:{r'\\*+'.join(codes)})"]
+    ways = [re.escape(char), f"(?i:{_BACKSLASHES.join(codes)})"]
     return "|".join([*ways, _SHORT[char]] if char in _SHORT else ways)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from holdfast.executor.steps import StepContext
+from holdfast.executor.workflow.checking import PASSED_ON
 from holdfast.executor.workflow.document import Kind, Setting, Step, Workflow
 from holdfast.executor.workflow.expressions import BadExpression, Ref, fill, refs_in, resolve
 from holdfast.executor.workflow.outputs import STREAMS, stream_text
@@ -47,7 +48,7 @@ def _secrets_passed_on(workflow: Workflow, environ: Mapping[str, str]) -> set[st
         used = [ref.path[1] for ref in refs_in(setting.template or ()) if ref.path[0] == "env"]
         used += [setting.name] if setting.template is None else []
         names |= {name for name in used if looks_secret(setting.name) or looks_secret(name)}
-    return names & environ.keys()
+    return (names & environ.keys()) - set(PASSED_ON)
 
 
 class StepValues:

@@ -26,8 +26,8 @@ def start_values(workflow: Workflow, given: Mapping[str, str], environ: Mapping[
     """The values of a fresh run.
 
     Raises:
-        InvalidInput: (`invalid_variable`) an unknown name, a value of the wrong kind or with a secret in it, or none at all;
-            all are named.
+        InvalidInput: (`invalid_variable`) an unknown name, a value of the wrong kind, with a secret in it, or
+            none at all; all are named.
     """
     values, problems = _values(workflow.variables, given, environ)
     problems = [*_unknown(given, [variable.name for variable in workflow.variables]), *problems]

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from holdfast.codec.readable import Layout
 from holdfast.errors import BackendUnavailable, HoldfastError, InvalidInput
-from holdfast.model import new_uid, utc_now_us
+from holdfast.model import utc_now_us
 from holdfast.storage.files import index
 from holdfast.storage.files.layouts import INDEX, INTENT, NAMES, SIDECAR
 from holdfast.storage.files.placing import Changes, Placer
@@ -163,9 +163,8 @@ class FilesTransactions(SqlBackend):
     def _undo_uncommitted(self, changes: Changes) -> None:
         """Take documents back whose commit failed, unless another process took them up meanwhile.
 
-        The failed commit may still be in the write-ahead log, and whoever opens the store next would read it there
-        and miss the documents. So another commit is written over it first. If that fails too, documents and log
-        stay: each alone leads to the whole checkpoint.
+        The sidecar first writes over what the failed commit left in its log, or the next opening would find the
+        commit there and miss the documents. If that fails too they stay: each alone leads to the whole checkpoint.
         """
         mine = getattr(self._local, "announced", None)
 
@@ -174,7 +173,6 @@ class FilesTransactions(SqlBackend):
                 changes.undo()
 
         try:
-            self._sidecar._write(lambda tx: index.state_fact(tx, "undone", new_uid()))
             self._sidecar._write(undo)
         except HoldfastError as exc:
             log.warning("documents of a failed save stay until the next one: %s", exc)

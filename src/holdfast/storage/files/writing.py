@@ -252,8 +252,18 @@ def _enter(parent: int, part: str, *, create: bool) -> int:
             raise
     with suppress(FileExistsError):
         os.mkdir(part, 0o700, dir_fd=parent)
-        os.fsync(parent)
+        _sync_or_take_back(parent, part)
     return os.open(part, _DIRECTORY, dir_fd=parent)
+
+
+def _sync_or_take_back(parent: int, part: str) -> None:
+    """Make the name of a new folder durable. One whose sync failed must be made anew to be synced anew."""
+    try:
+        os.fsync(parent)
+    except OSError:
+        with suppress(OSError):
+            os.rmdir(part, dir_fd=parent)
+        raise
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.codec.integrity import chain_of, open_header
 from holdfast.errors import Conflict, HoldfastError, InvalidInput
-from holdfast.model import Branch, Draft, Header, Session
+from holdfast.model import MAX_SEQ, Branch, Draft, Header, Session
 from holdfast.storage.port import (
     Append,
     Appended,
@@ -398,16 +398,29 @@ def _remove_one(tx: Connection, sid: int, row: Row) -> list[Query]:
 
 
 def _retreat_heads(tx: Connection, sid: int, removed: set[str]) -> None:
-    """Move heads that went to the newest checkpoint that remains of their branch, else to its fork (V6)."""
-    for branch in sessions.stored_branches(tx, sid):
-        if branch.head not in removed:
-            continue
+    """Move heads that went to the newest checkpoint that remains on their line, through the forks (V6)."""
+    branches = {branch.name: branch for branch in sessions.stored_branches(tx, sid)}
+    for branch in branches.values():
+        if branch.head in removed:
+            head, head_seq = _newest_on_line(tx, sid, branch, branches) or (None, 0)
+            sessions.put_branch(tx, sid, msgspec.structs.replace(branch, head=head, head_seq=head_seq))
+
+
+def _newest_on_line(tx: Connection, sid: int, branch: Branch, branches: dict[str, Branch]) -> Row | None:
+    at: Branch | None = branch
+    max_seq = MAX_SEQ
+    seen: set[str] = set()
+    while at is not None and at.name not in seen:
+        seen.add(at.name)
         row = tx.one(
-            "SELECT id, seq FROM checkpoints WHERE sid = ? AND branch = ? ORDER BY seq DESC LIMIT 1",
-            (sid, branch.name),
-        ) or tx.one("SELECT id, seq FROM checkpoints WHERE sid = ? AND id = ?", (sid, branch.fork))
-        head, head_seq = row or (None, 0)
-        sessions.put_branch(tx, sid, msgspec.structs.replace(branch, head=head, head_seq=head_seq))
+            "SELECT id, seq FROM checkpoints WHERE sid = ? AND branch = ? AND seq <= ? ORDER BY seq DESC LIMIT 1",
+            (sid, at.name, max_seq),
+        )
+        if row is not None:
+            return row
+        max_seq = at.fork_seq
+        at = branches.get(at.fork_branch) if at.fork_branch is not None else None
+    return None
 
 
 def merge_gaps(gaps: Sequence[tuple[int, int]], removed: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -109,6 +109,21 @@ class RemoveContract(Fixtures):
         backend.remove(uid, [second.id])
         assert (branch_of(backend, uid, "b").head, branch_of(backend, uid, "b").head_seq) == (first.id, 1)
 
+    def test_a_branch_falls_back_behind_its_fork(self, backend: Backend, uid: str) -> None:
+        """When the fork point goes too, the head is the newest that is left of the line it came from."""
+        first, second = save(backend, uid), save(backend, uid)
+        third = save(backend, uid)
+        backend.set_branch(uid, Branch(name="b", created_us=1, head=second.id, fork=second.id))
+        backend.set_branch(
+            uid, Branch(name="c", created_us=2, head=second.id, fork=second.id, fork_branch="b")
+        )
+        backend.remove(uid, [second.id])
+        for name in ("b", "c"):
+            branch = branch_of(backend, uid, name)
+            assert (branch.head, branch.head_seq) == (first.id, first.seq)
+        assert branch_of(backend, uid).head == third.id
+        assert save(backend, uid, branch="b").parents == (first.id,)
+
     def test_a_branch_without_anything_is_empty(self, backend: Backend, uid: str) -> None:
         """With its fork point gone too, a branch stays, without a head."""
         first = save(backend, uid)
