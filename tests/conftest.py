@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,32 +31,59 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draw the Hypothesis seed here, so that it can be printed and every worker gets the same one."""
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(secrets.randbits(32))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A run in the background of a shell ignores it, and so would every program that the tests interrupt.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-FULL_FOLDERS = frozenset(
-    {
-        "crash",
-        "examples",
-        "fuzz",
-        "hooks",
-        "interop",
-        "investigation",
-        "phases",
-        "postgres",
-        "storage_files",
-        "threats",
-        "workers",
-        "workspace",
-    }
+FULL_PLACES = (
+    "acceptance/",
+    "api/test_concurrency.py",
+    "crash/",
+    "docs/test_seeds.py",
+    "examples/",
+    "fuzz/",
+    "hooks/",
+    "interop/",
+    "investigation/",
+    "lifecycle/test_recorder.py",
+    "maintenance/test_backup.py",
+    "maintenance/test_budget.py",
+    "maintenance/test_copy.py",
+    "maintenance/test_recover.py",
+    "phases/",
+    "postgres/",
+    "storage_files/",
+    "surfaces/test_cli_branches.py",
+    "surfaces/test_cli_moving.py",
+    "surfaces/test_cli_naming.py",
+    "surfaces/test_cli_timeline.py",
+    "surfaces/test_import_files.py",
+    "surfaces/test_mcp",
+    "surfaces/test_stats.py",
+    "threats/",
+    "workers/",
+    "workflow/test_run.py",
+    "workspace/",
 )
-"""Folders whose tests take seconds together: `./dev test` runs them, `./dev check` does not."""
+"""Where all tests together take many seconds: `./dev test` runs them, the fast set of `./dev check` does not."""
+
+
+def _is_full_place(path: Path) -> bool:
+    return path.is_relative_to(ROOT) and path.relative_to(ROOT).as_posix().startswith(FULL_PLACES)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what the fast set leaves out: it needs frameworks that take seconds to load."""
+    is_fast = "not full" in config.option.markexpr
+    return True if is_fast and collection_path.is_file() and _is_full_place(collection_path) else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is not in the fast set, and leave out the slow tests unless they were asked for."""
     for item in items:
-        if FULL_FOLDERS & set(item.path.relative_to(ROOT).parts[:1]):
+        if _is_full_place(item.path):
             item.add_marker(pytest.mark.full)
     if config.getoption("--slow"):
         return

@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.maintenance import prune
 from holdfast.storage import disk, sqlite
-from holdfast.storage.files import backend, index, transactions, writing
+from holdfast.storage.files import backend, index, writing
 from holdfast.storage.files.placing import Placer
 from holdfast.storage.sql.backend import SqlBackend
 
@@ -138,13 +138,7 @@ def rollback_journal(say: Say) -> None:
 
 
 def failed_commit_left_in_the_log(say: Say) -> None:
-    state = index.state_fact
-
-    def forgetful(tx: Any, name: str, value: str) -> None:
-        if name != "undone":
-            state(tx, name, value)
-
-    transactions.index.state_fact = forgetful
+    sqlite._write_over = nothing
 
 
 BUGS: dict[str, Callable[[Say], None]] = {

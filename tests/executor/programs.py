@@ -153,13 +153,16 @@ def run_with_children(url: str) -> dict[str, Any]:
     """Steps that signal a child of theirs, and one that uses a pool of processes; how the children ended."""
 
     def ended(number: int) -> int:
+        ready, telling = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
+                os.write(telling, b".")
                 time.sleep(TIMEOUT_SECONDS)
             except KeyboardInterrupt:
                 os._exit(5)
             os._exit(0)
+        os.read(ready, 1)  # Python forgets signals that come in the middle of a fork
         os.kill(pid, number)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 

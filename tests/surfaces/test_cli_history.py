@@ -455,6 +455,7 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "agent.command": ("my-agent --ask {prompt}", "my-agent --ask {prompt}"),
     "time.zone": ("Europe/Berlin", "Europe/Berlin"),
     "retention.keep_tags": ("[release, plan]", ["release", "plan"]),
+    "workspace.ignore": ("[data, '*.bin']", ["data", "*.bin"]),
 }
 BY_KIND: dict[str, tuple[str, object]] = {
     "`true` or `false`": ("no", False),
@@ -593,7 +594,16 @@ OTHERWISE_TESTED = {
     "workflow.max_raw_bytes",
     "keeper.enabled",
     "keeper.interval_seconds",
+    "metrics.enabled",
+    "recorder.coalesce_seconds",
+    "recorder.heartbeat_seconds",
+    "recorder.significant_seconds",
     "time.zone",
+    "worker.max_attempts",
+    "worker.retry_seconds",
+    "workspace.ignore",
+    "workspace.max_file_bytes",
+    "workspace.max_total_bytes",
 }
 """Keys that neither `prune` nor `clean` looks at."""
 

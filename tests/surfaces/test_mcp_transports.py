@@ -255,6 +255,18 @@ def test_a_number_that_is_none_is_refused(file: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("levels", [200, 5000])
+def test_a_call_that_is_nested_too_deep_is_answered(file: Path, levels: int) -> None:
+    """Over stdio the client would wait for ever; it gets an error, and the next call is served."""
+    server = Raw(file)
+    answer = server.ask(save_call(1, '{"id": 7, "deep": ' + "[" * levels + "]" * levels + "}"))
+    assert (answer["id"], answer["error"]["code"]) == (1, -32600)
+    assert "nested too deep" in answer["error"]["message"]
+    assert not server.ask(save_call(2, "{}"))["result"]["isError"]
+    server.end()
+
+
+@pytest.mark.full
 def test_a_killed_server_loses_nothing_acknowledged(file: Path) -> None:
     """Killed in the middle of calls, a server has stored at least what it acknowledged, and nothing half."""
     for round in range(3):

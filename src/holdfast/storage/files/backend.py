@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from holdfast.codec import document as documents
-from holdfast.codec.document import BodyRecord, Document
+from holdfast.codec.document import Document
 from holdfast.codec.integrity import open_header
 from holdfast.codec.readable import Layout
 from holdfast.errors import BackendUnavailable, Corrupt, HoldfastError, Unsupported
@@ -62,6 +62,10 @@ COMPRESS_STEP: Final = 20
 """How many documents one transaction compresses: savers wait for no longer than that takes."""
 
 
+Served = tuple[Document, bool]
+"""A document, and whether it is the original."""
+
+
 class FilesBackend(FilesTransactions):
     """Everything the port promises, with checkpoints as documents."""
 
@@ -102,7 +106,8 @@ class FilesBackend(FilesTransactions):
             header = open_header(row.raw)
             content = self._encoded(row.raw, header, session, item.bodies)
             if row.session not in newest:
-                newest[row.session] = session.key, content, index.file_before(tx, sid, row.seq)
+                before = placer.keep_shown(session.key, index.before(tx, sid, row.seq))
+                newest[row.session] = session.key, content, before
             newest[row.session] = (session.key, content, newest[row.session][2])
             placer.place(session.key, header, content, is_newest=True)
         for key, content, before in newest.values():
@@ -152,10 +157,11 @@ class FilesBackend(FilesTransactions):
         self._announce(tx)
         content = self._encoded(raw, header, session, bodies)
         is_newest = index.is_newest(tx, sid, header.seq)
-        before = index.file_before(tx, sid, header.seq)
+        before = index.before(tx, sid, header.seq) if is_newest else None
+        kept = placer.keep_shown(session.key, before)
         placer.place(session.key, header, content, is_newest=is_newest)
         if is_newest:
-            placer.show_latest(session.key, content, before=before)
+            placer.show_latest(session.key, content, before=kept)
 
     # --- reading
 
@@ -190,7 +196,7 @@ class FilesBackend(FilesTransactions):
             return row  # removed meanwhile
         entry = index.of_checkpoints(tx, [row.id]).get(row.id)
         try:
-            found = self._shelf.document(entry, row.id)
+            found, is_original = self._shelf.served(entry, row.id)
             if is_sealed(stored) and stored != found.raw:
                 raise Corrupt("the document is not the one that was saved", checkpoint=row.id)
         except (Corrupt, Unsupported) as exc:
@@ -198,6 +204,9 @@ class FilesBackend(FilesTransactions):
             return msgspec.structs.replace(row, raw=stand_in(exc))
         if stored != found.raw:
             index.mend_header(tx, row.id, found.raw)
+        if not is_original:
+            index.doubt(tx, row.id)
+            return msgspec.structs.replace(row, raw=found.raw)
         fingerprint = None if entry is None else self._tree.fingerprint(entry.file)
         if entry is not None and fingerprint is not None:
             index.put(tx, msgspec.structs.replace(entry, fingerprint=fingerprint))
@@ -217,33 +226,45 @@ class FilesBackend(FilesTransactions):
     def _with_bytes(self, body: Body) -> Body:
         """The record as the document has it. Where that is damaged, bytes that match no digest."""
         try:
-            found = self._found_bodies(self._read, body.checkpoint)
+            found = self._found(self._read, body.checkpoint)
         except (Corrupt, Unsupported):
             try:
-                found = self._found_bodies(self._write, body.checkpoint)
+                found = self._found(self._write, body.checkpoint)
             except (Corrupt, Unsupported) as exc:
                 log.warning("%s: %s", body.checkpoint, exc)
                 return damaged(body)
         if found is None:
             return body  # the checkpoint was removed: what others still need of it is in the sidecar
+        document, is_original = found
+        if not is_original:
+            self._doubt(body.checkpoint)
         place = (body.name, body.is_spare)
-        kept = next((each for each in found if (each.name, each.is_spare) == place), None)
+        kept = next((each for each in document.bodies if (each.name, each.is_spare) == place), None)
         if kept is None:
             return damaged(body)
         return Body(checkpoint=body.checkpoint, **msgspec.structs.asdict(kept))
 
-    def _found_bodies(
+    def _found(
         self,
-        run: Callable[[Callable[[Connection], tuple[BodyRecord, ...] | None]], tuple[BodyRecord, ...] | None],
+        run: Callable[[Callable[[Connection], Served | None]], Served | None],
         checkpoint: str,
-    ) -> tuple[BodyRecord, ...] | None:
-        def find(tx: Connection) -> tuple[BodyRecord, ...] | None:
+    ) -> Served | None:
+        """The document of a checkpoint, None when it was removed."""
+
+        def find(tx: Connection) -> Served | None:
             entry = index.of_checkpoints(tx, [checkpoint]).get(checkpoint)
             if entry is None and index.header_of(tx, checkpoint) is None:
                 return None
-            return self._shelf.document(entry, checkpoint).bodies
+            return self._shelf.served(entry, checkpoint)
 
         return run(find)
+
+    def _doubt(self, checkpoint: str) -> None:
+        """Let the next save put the original right before it overwrites the copy that served here."""
+        try:
+            self._write(lambda tx: index.doubt(tx, checkpoint))
+        except BackendUnavailable as exc:
+            log.warning("the damage to %s could not be noted: %s", checkpoint, exc)
 
     # --- changing and removing
 
@@ -438,7 +459,20 @@ class FilesBackend(FilesTransactions):
     def _document_problems(self, uid: str) -> Iterator[tuple[str, str]]:
         """Checkpoints whose documents are missing or damaged."""
         for row in list(self.headers(HeaderQuery(session=uid, newest_first=False))):
-            try:
-                self._found_bodies(self._write, row.id)
-            except (Corrupt, Unsupported) as exc:
-                yield row.id, exc.message
+            problem = self._write(lambda tx, id=row.id: self._document_problem(tx, id))  # type: ignore[misc]
+            if problem is not None:
+                yield row.id, problem
+
+    def _document_problem(self, tx: Connection, checkpoint: str) -> str | None:
+        """What is wrong with the file of a checkpoint, also where its copy serves."""
+        if index.header_of(tx, checkpoint) is None:
+            return None  # removed meanwhile
+        entry = index.of_checkpoints(tx, [checkpoint]).get(checkpoint)
+        try:
+            self._shelf.original(entry, checkpoint)
+        except (Corrupt, Unsupported) as exc:
+            if isinstance(exc, Unsupported) or self._shelf.copy(entry, checkpoint) is None:
+                return exc.message
+            index.doubt(tx, checkpoint)
+            return f"{exc.message}; latest.json still has it, and the next save restores it from there"
+        return None

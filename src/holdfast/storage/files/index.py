@@ -32,6 +32,7 @@ TABLES: Final = (
 """Beside the tables of every SQL store: a file that was looked at, and a file that is to be removed."""
 
 _COLUMNS: Final = "file, checkpoint, session, size, mtime_ns, problem"
+_OF_DOCUMENT: Final = ", ".join(f"d.{name}" for name in _COLUMNS.split(", "))
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +112,11 @@ def put(tx: Connection, entry: Entry) -> None:
     )
 
 
+def doubt(tx: Connection, checkpoint: str) -> None:
+    """Take no file for the document that was written until it was read again, also where its time is the same."""
+    tx.run("UPDATE documents SET mtime_ns = 0 WHERE checkpoint = ?", (checkpoint,))
+
+
 def forget(tx: Connection, file: str) -> None:
     tx.run("DELETE FROM documents WHERE file = ?", (file,))
 
@@ -177,14 +183,14 @@ def newest(tx: Connection, uid: str) -> str | None:
     return None if row is None else str(row[0])
 
 
-def file_before(tx: Connection, sid: int, seq: int) -> str | None:
+def before(tx: Connection, sid: int, seq: int) -> Entry | None:
     """The file of the newest checkpoint of a session below a number."""
     row = tx.one(
-        "SELECT d.file FROM checkpoints c JOIN documents d ON d.checkpoint = c.id WHERE c.sid = ? AND c.seq < ?"
-        " ORDER BY c.seq DESC LIMIT 1",
+        f"SELECT {_OF_DOCUMENT} FROM checkpoints c JOIN documents d ON d.checkpoint = c.id"
+        " WHERE c.sid = ? AND c.seq < ? ORDER BY c.seq DESC LIMIT 1",
         (sid, seq),
     )
-    return None if row is None else str(row[0])
+    return None if row is None else _entry(row)
 
 
 _PLAIN_BEFORE: Final = (
@@ -195,9 +201,8 @@ _PLAIN_BEFORE: Final = (
 
 def plain_before(tx: Connection, time_us: int, session: str | None, limit: int) -> list[Entry]:
     """Plain documents of checkpoints saved before a time, of one session or of all, oldest first."""
-    columns = ", ".join("d." + name for name in _COLUMNS.split(", "))
     found = tx.all(
-        f"SELECT {columns} {_PLAIN_BEFORE} ORDER BY c.id LIMIT ?", (time_us, session, session, limit)
+        f"SELECT {_OF_DOCUMENT} {_PLAIN_BEFORE} ORDER BY c.id LIMIT ?", (time_us, session, session, limit)
     )
     return [_entry(row) for row in found]
 

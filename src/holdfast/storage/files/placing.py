@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
+from holdfast.codec.document import Document
 from holdfast.codec.integrity import open_header
 from holdfast.codec.readable import Layout
 from holdfast.errors import Corrupt, HoldfastError, Unsupported
@@ -18,7 +19,8 @@ from holdfast.model import Header
 from holdfast.storage.files import index
 from holdfast.storage.files.index import Entry, Leftover
 from holdfast.storage.files.layouts import CHECKSUM, GZIP, Names, compressed, plain, second_of
-from holdfast.storage.files.reading import checksum_file, read_bytes, read_document
+from holdfast.storage.files.reading import Shelf, checksum_file, read_bytes, read_document
+from holdfast.storage.files.records import is_sealed
 from holdfast.storage.files.writing import Folder, Tree, split
 from holdfast.storage.sql.connection import Connection
 
@@ -54,6 +56,7 @@ class Placer:
         self._names = names
         self._tx = tx
         self._changes = changes
+        self._shelf = Shelf(tree, names)
 
     # --- one document
 
@@ -157,6 +160,67 @@ class Placer:
             folder.sync()
 
     # --- run: latest.json shows the newest
+
+    def keep_shown(self, key: str, before: Entry | None) -> str | None:
+        """Let the history have what latest.json is about to lose; the file that holds it.
+
+        It is read again only if its size or time changed, or if it is compressed and its checksum is another file.
+        """
+        if before is None:
+            return None
+        if self._names.layout is not Layout.RUN or self._is_as_written(before):
+            return before.file
+        try:
+            self._saved_document(before.file, before.checkpoint or "")
+        except Unsupported:
+            return before.file  # a newer version wrote it, and can read it
+        except Corrupt as exc:
+            return self._restore(key, before, exc)
+        with self._tree.folder(split(before.file)[0]) as folder:
+            self._remember(folder, before.file, before.checkpoint or "", before.session or "")
+        return before.file
+
+    def _is_as_written(self, entry: Entry) -> bool:
+        return not entry.file.endswith(GZIP) and self._tree.fingerprint(entry.file) == entry.fingerprint
+
+    def _saved_document(self, file: str, checkpoint: str) -> Document:
+        found = self._shelf.document_in(file, checkpoint)
+        stored = index.header_of(self._tx, checkpoint)
+        if stored is not None and stored != found.raw and is_sealed(stored):
+            raise Corrupt(f"{file} is not the document that was saved", checkpoint=checkpoint)
+        return found
+
+    def _restore(self, key: str, entry: Entry, damage: Corrupt) -> str:
+        """Write a damaged or missing document again from latest.json, if that still has it."""
+        pointer = self._shelf.pointer_beside(entry.file)
+        try:
+            header = self._saved_document(pointer, entry.checkpoint or "").header
+            content = read_bytes(self._tree, pointer)
+        except (Corrupt, Unsupported):
+            return entry.file
+        try:
+            file = self._write_again(entry, content)
+        except OSError:  # a directory has its name
+            self._place_in_history(key, header, content)
+            file = index.of_checkpoints(self._tx, [header.id])[header.id].file
+        log.warning("%s is restored from latest.json: %s", file, damage.message)
+        return file
+
+    def _write_again(self, entry: Entry, content: bytes) -> str:
+        file = plain(entry.file)
+        place, name = split(file)
+        with self._tree.folder(place, create=True) as folder:
+            temporary = folder.write_temporary(content)
+            try:
+                folder.replace(temporary, name)
+            except BaseException:
+                folder.discard(temporary)
+                raise
+            folder.sync()
+            self._remember(folder, file, entry.checkpoint or "", entry.session or "")
+        if file != entry.file:
+            index.leave(self._tx, [Leftover(file=entry.file, session=entry.session or "")])
+        return file
 
     def show_latest(self, key: str, content: bytes, *, before: str | None) -> None:
         """Write the independent copy of the newest document. It is a hint: a failure only leaves it stale.

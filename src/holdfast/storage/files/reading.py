@@ -75,17 +75,31 @@ class Shelf:
 
     def document(self, entry: Entry | None, checkpoint: str) -> Document:
         """The document of a checkpoint; in the `run` layout its copy serves where the original is damaged."""
+        return self.served(entry, checkpoint)[0]
+
+    def served(self, entry: Entry | None, checkpoint: str) -> tuple[Document, bool]:
+        """The document of a checkpoint, and whether it is the original."""
+        try:
+            return self.original(entry, checkpoint), True
+        except (Corrupt, Unsupported):
+            copy = self.copy(entry, checkpoint)
+            if entry is None or copy is None:
+                raise
+            log.warning("%s is damaged, latest.json served", entry.file)
+            return copy, False
+
+    def original(self, entry: Entry | None, checkpoint: str) -> Document:
+        """The document of a checkpoint, from its own file alone."""
         if entry is None:
             raise Corrupt(f"the document of {checkpoint} is missing", code="checkpoint_missing")
-        try:
-            return self.document_in(entry.file, checkpoint)
-        except (Corrupt, Unsupported):
+        return self.document_in(entry.file, checkpoint)
+
+    def copy(self, entry: Entry | None, checkpoint: str) -> Document | None:
+        """The same document as `latest.json` has it in the `run` layout, while it shows this checkpoint."""
+        if entry is not None and self._names.layout is Layout.RUN:
             with suppress(Corrupt, Unsupported):
-                if self._names.layout is Layout.RUN:
-                    copy = self.document_in(self.pointer_beside(entry.file), checkpoint)
-                    log.warning("%s is damaged, latest.json served", entry.file)
-                    return copy
-            raise
+                return self.document_in(self.pointer_beside(entry.file), checkpoint)
+        return None
 
     def document_in(self, file: str, checkpoint: str) -> Document:
         """The document in a file, if it is that of the checkpoint."""

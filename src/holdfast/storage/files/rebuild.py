@@ -98,7 +98,7 @@ class Rebuild:
         self._known = index.entries(tx)
         self._present: set[str] = set()
         self._taken_up: dict[str, list[Header]] = {}
-        self._new_sessions: dict[str, Session] = {}
+        self._new_sessions: dict[str, Found] = {}  # each by its newest document
         self._hints: dict[str, int] = {}
 
     def run(self) -> int:
@@ -241,6 +241,9 @@ class Rebuild:
             self._tx, sid, [body for body in found.bodies if (body.name, body.is_spare) not in held]
         )
         self._taken_up.setdefault(session.uid, []).append(header)
+        told = self._new_sessions.get(session.uid)
+        if told is not None and header.seq > told.header.seq:
+            self._new_sessions[session.uid] = found
         if header.seq > session.last_seq:
             _, session = sessions.by_uid(self._tx, session.uid)
             sessions.write(self._tx, sid, _followed(session, header))
@@ -250,9 +253,10 @@ class Rebuild:
             return sessions.by_uid(self._tx, found.header.session)
         if found.session.uid != found.header.session:
             raise Conflict("the document names two sessions", code="place_taken", retryable=False)
-        session = msgspec.structs.replace(found.session, last_seq=0, gaps=())
+        # The branch it has first is one that has a checkpoint; which one is current is settled at the end.
+        session = msgspec.structs.replace(found.session, branch=found.header.branch, last_seq=0, gaps=())
         sessions.create(self._tx, session)
-        self._new_sessions[session.uid] = session
+        self._new_sessions[session.uid] = found
         return sessions.by_uid(self._tx, session.uid)
 
     # --- latest.json: a copy whose original may be lost
@@ -319,11 +323,35 @@ class Rebuild:
         headers = self._taken_up.get(uid, [])
         present = {header.seq for header in headers}
         absent = [seq for seq in range(1, max(present, default=0) + 1) if seq not in present]
-        gaps = checkpoint_rows.merge_gaps(self._new_sessions[uid].gaps, absent)
-        sessions.write(self._tx, sid, msgspec.structs.replace(session, gaps=gaps))
+        told = self._new_sessions[uid]
+        gaps = checkpoint_rows.merge_gaps(told.session.gaps, absent)
+        branch = _current_branch(told, headers)
+        sessions.write(self._tx, sid, _as_told(session, told.session, branch=branch, gaps=gaps))
         log.warning("session %r is rebuilt from %d documents", session.key, len(headers))
         data = {"checkpoints": len(headers), "absent": len(absent)}
         events.record(self._tx, sid, "session_rebuilt", data, time_us=session.updated_us)
+
+
+def _current_branch(newest: Found, headers: list[Header]) -> str:
+    """The branch that the newest document names; if no checkpoint is on it, the one that document is on.
+
+    A branch that was only forked, or left by a restore, has no document that tells where it begins.
+    """
+    told = newest.session.branch
+    return told if any(header.branch == told for header in headers) else newest.header.branch
+
+
+def _as_told(session: Session, told: Session, *, branch: str, gaps: tuple[tuple[int, int], ...]) -> Session:
+    """A rebuilt session with everything that its newest document says of it."""
+    return msgspec.structs.replace(
+        told,
+        branch=branch,
+        gaps=gaps,
+        last_seq=session.last_seq,
+        status=session.status,
+        updated_us=session.updated_us,
+        finished_us=session.finished_us,
+    )
 
 
 def _is_sealed(raw: bytes) -> bool:

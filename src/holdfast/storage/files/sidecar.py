@@ -12,7 +12,7 @@ from pathlib import Path
 import apsw
 
 from holdfast.codec.readable import Layout
-from holdfast.errors import Corrupt, InvalidInput
+from holdfast.errors import BackendUnavailable, Corrupt, InvalidInput
 from holdfast.model import new_uid
 from holdfast.storage.disk import make_private_directory
 from holdfast.storage.files.index import TABLES
@@ -24,6 +24,15 @@ log = logging.getLogger("holdfast.storage")
 
 def open_sidecar(root: Path, *, clock: Callable[[], int], busy_seconds: float) -> SqliteBackend:
     """Open the sidecar of the store at `root`; one that is damaged is set aside, and a new one takes its place."""
+    try:
+        return _open_sidecar(root, clock=clock, busy_seconds=busy_seconds)
+    except OSError as exc:
+        raise BackendUnavailable(
+            f"{root} cannot be used: {exc.strerror or exc}", code="store_not_writable", retryable=False
+        ) from exc
+
+
+def _open_sidecar(root: Path, *, clock: Callable[[], int], busy_seconds: float) -> SqliteBackend:
     if root.exists() and not root.is_dir():
         raise InvalidInput(f"{root} is a file: name a directory", code="not_a_store")
     folder = root / SIDECAR

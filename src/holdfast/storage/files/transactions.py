@@ -78,7 +78,7 @@ class FilesTransactions(SqlBackend):
         stored = self._sidecar._read(lambda tx: index.fact(tx, "layout")) or self._sidecar._write(settle)
         if wanted not in (None, stored):
             raise InvalidInput(
-                f"{self._root} has the layout {stored!r}, not {wanted!r}: open it with layout={stored}",
+                f"{self._root} has the layout {stored}, not {wanted}: open it with layout={stored}",
                 code="layout_mismatch",
             )
         return Layout(stored)

@@ -1,0 +1,63 @@
+"""A disk that is full to the brim: saves fail cleanly, what was saved loads, and pruning makes room again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests.crash.operations import KINDS, opened
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small disk is not allowed here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill_up(ballast: Path) -> None:
+    """Take all space that is left, to the last byte."""
+    with ballast.open("wb", buffering=0) as file:
+        for size in (4096, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"\0" * size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_disk_full_to_the_brim(tiny_disk: Path, kind: str) -> None:
+    """A hundred saves fail with their code, nothing saved is lost, and with room again saving goes on."""
+    ballast = tiny_disk / "ballast"
+    with opened(kind, tiny_disk) as store:
+        run = store.session("r", profile="archive")
+        for n in range(10):
+            run.save({"n": n})
+        fill_up(ballast)
+        codes = []
+        for n in range(100):
+            try:
+                run.save({"noise": os.urandom(20_000).hex(), "n": n})
+            except holdfast.BackendUnavailable as exc:
+                codes.append(exc.code)
+        assert len(codes) == 100
+        assert set(codes) == {"checkpoint_atomic_write_failed"}
+        assert [run.load(header.id).state["n"] for header in run.history()] == list(range(10))[::-1]
+        ballast.unlink()
+        assert run.prune(keep_last=3).deleted == 7
+        assert run.save({"n": "after"}).seq == 11
+    with opened(kind, tiny_disk) as store:
+        assert store.verify().is_intact
+        assert store.get("r").load().state == {"n": "after"}
