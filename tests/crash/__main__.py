@@ -66,7 +66,9 @@ def main() -> int:
     print(table(rows))
     for row in short:
         outcome = next(iter(row.outcomes.values()))
-        print(f"\n{row.operation}, cut at every length, {row.kind}: {outcome.runs} / {len(outcome.violations)}")
+        print(
+            f"\n{row.operation}, cut at every length, {row.kind}: {outcome.runs} / {len(outcome.violations)}"
+        )
     if bugs:
         print(f"\n{bug_table(bugs)}")
     violations = [violation for row in [*rows, *short] for violation in row.violations]
@@ -76,7 +78,9 @@ def main() -> int:
 
 def _progress(row: Row) -> None:
     runs = sum(outcome.runs for outcome in row.outcomes.values())
-    text = f"{row.operation} on {row.kind}: {runs} runs, {len(row.violations)} violations, {row.seconds:.0f} s"
+    text = (
+        f"{row.operation} on {row.kind}: {runs} runs, {len(row.violations)} violations, {row.seconds:.0f} s"
+    )
     print("\n".join([text, *(f"  {each[:700]}" for each in row.violations[:5])]), file=sys.stderr, flush=True)
 
 

@@ -40,8 +40,6 @@ def shorten(scene: Scene, lengths: Iterable[int]) -> Outcome:
     outcome = Outcome()
     for length in lengths:
         scene.fresh()
-        run = tracing.run(
-            scene.operation, scene.kind, scene.root, limit=length, bug=scene.bug, trace=False
-        )
+        run = tracing.run(scene.operation, scene.kind, scene.root, limit=length, bug=scene.bug, trace=False)
         outcome.note(f"length {length}", scene.judge(run.said))
     return outcome

@@ -157,8 +157,10 @@ def soak(kind: str, root: Path, saves: int) -> None:
                     (len(os.listdir("/proc/self/fd")), threading.active_count(), _resident_kib())  # noqa: PTH208
                 )
         (files, threads, before), (files_then, threads_then, after) = measured
-    print(f"{saves} saves on {kind}: files {files} to {files_then}, threads {threads} to {threads_then}, "
-          f"memory {before} to {after} KiB")
+    print(
+        f"{saves} saves on {kind}: files {files} to {files_then}, threads {threads} to {threads_then}, "
+        f"memory {before} to {after} KiB"
+    )
     assert files_then <= files + 2
     assert threads_then <= threads
     assert after - before < 32 * 1024

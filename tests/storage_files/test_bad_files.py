@@ -152,6 +152,92 @@ def test_latest_json_is_only_a_hint(root: Path, is_stale: bool) -> None:
         assert load(latest)["snapshot_id"] == new.id
 
 
+# --- run: the history gets back what only latest.json has ------------------------------------------------------
+
+
+def keep_time(file: Path, data: bytes) -> None:
+    """Other bytes of the same length and time, as a failing disk leaves them."""
+    found = file.stat()
+    file.write_bytes(data)
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def in_its_place(file: Path, data: bytes) -> None:
+    file.unlink()
+    file.mkdir()
+    (file / "note.txt").write_bytes(data[:10])
+
+
+HARM: dict[str, Callable[[Path, bytes], object]] = {
+    "edited": lambda file, data: file.write_bytes(data.replace(b'"n":2', b'"n":7')),
+    "empty": lambda file, _: file.write_bytes(b""),
+    "same time": lambda file, data: keep_time(file, data.replace(b'"n":2', b'"n":7')),
+    "missing": lambda file, _: file.unlink(),
+    "directory": in_its_place,
+}
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("harm", HARM)
+def test_a_save_restores_the_newest_document_from_its_copy(root: Path, harm: str, is_open: bool) -> None:
+    """Verify or a load notices the damage, and latest.json is overwritten only after the history has it again."""
+    ids = fill(root, Layout.RUN)
+    file = file_of(root, ids[2])
+    good = file.read_bytes()
+    if not is_open:
+        HARM[harm](file, good)
+    with opened(root) as store:
+        run = store.get("r")
+        if is_open:
+            HARM[harm](file, good)
+        assert run.load(ids[2]).state == {"n": 2}
+        if harm != "missing" or is_open:
+            found = [finding for finding in run.verify().findings if finding.checkpoint == ids[2]]
+            assert "latest.json still has it" in found[0].message
+        run.save({"n": 3})
+    with opened(root) as store:
+        assert store.get("r").load(ids[2]).state == {"n": 2}
+        assert store.get("r").verify().is_intact
+    assert good in [each.read_bytes() for each in documents(root)]
+
+
+def test_a_save_alone_notices_a_changed_document(root: Path) -> None:
+    """Nobody looked between the damage and the save."""
+    ids = fill(root, Layout.RUN)
+    file = file_of(root, ids[2])
+    good = file.read_bytes()
+    with opened(root) as store:
+        file.write_bytes(good[:-50])
+        store.get("r").save({"n": 3})
+        assert file.read_bytes() == good
+        assert store.verify().is_intact
+
+
+def test_a_compressed_newest_document_is_restored_too(root: Path) -> None:
+    """Also where only the checksum beside it is gone: the plain document takes its place."""
+    ids = fill(root, Layout.RUN)
+    backend = FilesBackend(root)
+    with holdfast.Store(backend) as store:
+        backend.compress(2**60)
+        packed = root / f"checkpoints/r/history/{ids[2]}.json.gz"
+        Path(f"{packed}.sha256").unlink()
+        assert not store.verify().is_intact
+        store.get("r").save({"n": 3})
+    with opened(root) as store:
+        assert store.get("r").load(ids[2]).state == {"n": 2}
+        assert store.verify().is_intact
+    assert not packed.exists()
+
+
+def test_a_save_does_not_read_the_document_before_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Size and time tell that it is as it was written."""
+    fill(root, Layout.RUN)
+    with opened(root) as store:
+        run = store.get("r")
+        monkeypatch.setattr("holdfast.storage.files.reading.read_document", None)
+        run.save({"n": 3})
+
+
 @pytest.mark.parametrize("layout", Layout)
 def test_a_symbolic_link_is_not_followed(root: Path, layout: Layout, tmp_path: Path) -> None:
     """Neither a linked document nor a linked folder is read or written through (V10)."""
@@ -298,7 +384,7 @@ def test_a_store_that_vanishes_fails_its_saves(root: Path, layout: Layout) -> No
         root.rename(root.with_name("moved"))
         with pytest.raises(HoldfastError) as refusal:
             run.save({"n": 2})
-        assert refusal.value.code == "store_not_writable"
+        assert refusal.value.code == "store_replaced"
         assert not root.exists()
         root.with_name("moved").rename(root)
         assert run.save({"n": 2}).seq == 2

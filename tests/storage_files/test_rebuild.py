@@ -9,6 +9,7 @@ import apsw
 import pytest
 
 import holdfast
+from holdfast.operations import moving
 from holdfast.storage.files import FilesBackend, Layout
 from holdfast.testing import FakeClock
 from tests.storage_files.test_bad_files import file_of
@@ -66,6 +67,45 @@ def test_a_lost_sidecar_is_made_again(root: Path, layout: Layout, loss: str) -> 
         assert run.load(2).details == {"d": 1}
         assert store.verify().is_intact
         assert run.save({"n": 6}).seq == 7
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_a_rebuilt_session_is_on_a_branch_with_checkpoints(
+    root: Path, layout: Layout, tmp_path: Path
+) -> None:
+    """A copied store told a branch that has none of its own; its newest checkpoint is found all the same."""
+    source, target = f"sqlite:{tmp_path}/source.db", f"files:{root}?layout={layout}"
+    with holdfast.open(source) as store:
+        run = store.session("r", profile="archive")
+        ids = [run.save({"n": n}).id for n in range(3)]
+        run.restore("#2")
+    moving.copy(source, target)
+    with holdfast.open(target) as other:
+        assert (other.get("r").info.branch, other.get("r").latest().id) == ("from-2", ids[1])
+    lose(root, "sidecar")
+    with opened(root, layout) as store:
+        run = store.get("r")
+        assert (run.info.branch, run.latest().id) == ("main", ids[2])
+        assert [branch.name for branch in run.branches()] == ["main"]
+        assert store.verify().is_intact
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_a_rebuilt_session_is_as_its_newest_document_tells(root: Path, layout: Layout) -> None:
+    """Its current branch too, where that has a checkpoint."""
+    with opened(root, layout) as store:
+        run = store.session("r", profile="archive")
+        first = run.save({"n": 1})
+        run.fork(first.id, name="idea", switch=True)
+        idea = run.save({"n": 2})
+        before = run.info
+    lose(root, "sidecar")
+    with opened(root, layout) as store:
+        run = store.get("r")
+        assert (run.info.branch, run.latest().id) == ("idea", idea.id)
+        assert run.info.metadata == before.metadata
+        run.switch("main")
+        assert run.latest().id == first.id
 
 
 def lose(root: Path, loss: str) -> None:

@@ -169,6 +169,19 @@ def missing(folder: Path) -> None:
     (folder / "store.db").unlink()
 
 
+def half_installed_hooks(folder: Path) -> None:
+    holdfast("hooks", "install", "--client", "claude-code", "--project", folder=folder)
+    settings = folder / ".claude" / "settings.json"
+    found = json.loads(settings.read_text())
+    del found["hooks"]["PreCompact"]
+    settings.write_text(json.dumps(found))
+
+
+def broken_agent_settings(folder: Path) -> None:
+    (folder / ".claude").mkdir()
+    (folder / ".claude" / "settings.json").write_text("{not json")
+
+
 SICK = [
     wide_open,
     leftovers,
@@ -182,6 +195,8 @@ SICK = [
     used_up_budget,
     failed_pruning,
     missing,
+    half_installed_hooks,
+    broken_agent_settings,
 ]
 HEALTHY_WITH_WARNINGS = {
     wide_open,
@@ -191,6 +206,8 @@ HEALTHY_WITH_WARNINGS = {
     used_up_budget,
     failed_pruning,
     missing,
+    half_installed_hooks,
+    broken_agent_settings,
 }
 
 

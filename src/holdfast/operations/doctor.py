@@ -23,6 +23,7 @@ from holdfast.engine import Engine, reader
 from holdfast.errors import PRUNE_FAILED, BackendUnavailable, Corrupt, HoldfastError, NotFound
 from holdfast.maintenance.verify import Progress, verify
 from holdfast.model import Session, Status, utc_now_us
+from holdfast.operations.hooks import hook_trouble, hooks_status
 from holdfast.operations.opening import store_url
 from holdfast.operations.views import Diagnosis, Symptom
 from holdfast.storage.disk import file_system_type, network_file_system
@@ -46,7 +47,7 @@ def diagnose(url: str | None = None, *, full: bool = False, progress: Progress |
 
     The newest checkpoint of the sessions used last is verified; with `full` every byte is.
     """
-    symptoms = [*_versions(), *_configuration()]
+    symptoms = [*_versions(), *_configuration(), *_agents()]
     settings, _ = config.inspect_here({"store": url})
     place = store_url(url) if url is not None or not _is_unusable(settings) else None
     if place is not None:
@@ -99,6 +100,33 @@ def _configuration() -> Found:
     if not problems:
         used = [str(each.path) for each in settings.files if each.is_used]
         yield _ok("configuration", ", ".join(used) if used else "defaults, no file")
+
+
+def _agents() -> Found:
+    """Coding agents that call us: their hooks, and whether the MCP server could run."""
+    status = hooks_status()
+    for file in status.files:
+        place = f"{file.client} ({file.scope}: {file.path})"
+        if file.problem is not None:
+            yield _warning(
+                "hooks", f"{place}: {file.problem}", "correct the file, then `holdfast hooks status`"
+            )
+        elif file.events and file.missing:
+            yield _warning(
+                "hooks",
+                f"{place} lacks {', '.join(file.missing)}",
+                f"`holdfast hooks install --client {file.client}`",
+            )
+        elif file.events:
+            yield _ok("hooks", place)
+    if trouble := hook_trouble(utc_now_us()):
+        yield _warning("hooks", trouble, "`holdfast hooks status` lists it")
+    elif not any(file.events or file.problem for file in status.files):
+        yield _ok("hooks", "no coding agent calls them")
+    try:
+        yield _ok("mcp", f"the MCP server can run (mcp {version('mcp')})")
+    except PackageNotFoundError:
+        yield _ok("mcp", "not installed: `pip install holdfast[mcp]` if an agent is to use it")
 
 
 # --- where it lies ---------------------------------------------------------------------------------------------

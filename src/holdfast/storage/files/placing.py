@@ -203,7 +203,7 @@ class Placer:
         except OSError:  # a directory has its name
             self._place_in_history(key, header, content)
             file = index.of_checkpoints(self._tx, [header.id])[header.id].file
-        log.warning("%s is restored from latest.json: %s", file, damage.message)
+        log.warning("%s is restored from latest.json (%s)", file, damage.code)
         return file
 
     def _write_again(self, entry: Entry, content: bytes) -> str:

@@ -1,0 +1,157 @@
+"""What takes bytes from outside: each target reads any bytes, and answers or refuses with an error of ours.
+
+Anything else is a crash. `python -m tests.fuzz` runs them for a while and counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import tempfile
+from collections.abc import Callable
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.codec import document, exact
+from holdfast.codec.compression import compress, decompress
+from holdfast.codec.integrity import open_header
+from holdfast.codec.readable import Layout
+from holdfast.config import files as config_files
+from holdfast.config import schema
+from holdfast.errors import HoldfastError
+from holdfast.executor.workflow.document import InvalidWorkflow
+from holdfast.executor.workflow.reading import parse_workflow
+from holdfast.history import paths, refs
+from holdfast.hooks import reading as hooks
+from holdfast.model import check_branch_name, check_name
+from holdfast.storage.files.layouts import safe_name
+
+MAX_BYTES = 1 << 16
+
+Target = Callable[[bytes], None]
+
+
+def documents(data: bytes) -> None:
+    """A file of any layout, a header, and a state in either encoding."""
+    for layout in Layout:
+        _tried(document.decode, layout, data)
+    _tried(open_header, data)
+    for encoding in (exact.JSON, exact.TAGGED):
+        _tried(exact.decode, encoding, data)
+
+
+def decompression(data: bytes) -> None:
+    """No frame gives more than its recorded size."""
+    for unpack in (decompress, document.unzip):
+        try:
+            assert len(unpack(data, limit=4096)) <= 4096
+        except HoldfastError:
+            pass
+
+
+def ids(data: bytes) -> None:
+    """Names, refs and paths; no text becomes a file name that leads anywhere."""
+    text = data.decode("utf-8", "surrogateescape")
+    _tried(check_name, "a name", text)
+    _tried(check_branch_name, text)
+    _tried(functools.partial(refs.parse, now_us=1_800_000_000_000_000, zone=UTC), text)
+    _tried(paths.parse_path, text)
+    name = safe_name(text)
+    assert "/" not in name
+    assert "\0" not in name
+    assert name not in ("", ".", "..")
+    assert not name.startswith((".", "-"))
+    assert len(name.encode()) <= 200
+
+
+def configuration(data: bytes) -> None:
+    """A configuration file."""
+    try:
+        root = config_files.parse(data.decode("utf-8", "replace"))
+    except config_files.Unreadable:
+        return
+    schema.values_of(root, "file")
+
+
+def workflows(data: bytes) -> None:
+    """A workflow file."""
+    try:
+        parse_workflow(data.decode("utf-8", "replace"), source="flow.yaml")
+    except InvalidWorkflow:
+        pass
+
+
+def hook_input(data: bytes) -> None:
+    """What a coding agent tells of an event."""
+    for client, event in (("claude-code", "SessionStart"), ("claude-code", "PostToolUse"), ("x", "y")):
+        try:
+            hooks.moment_of(client, event, data, cwd="/")
+        except hooks.BadInput:
+            pass
+
+
+@functools.cache
+def _server() -> Any:
+    from holdfast.mcp.opened import OpenedStore
+    from holdfast.mcp.server import build_server
+
+    folder = tempfile.mkdtemp(prefix="holdfast-fuzz-")
+    return build_server(OpenedStore(f"sqlite:{Path(folder) / 'h.db'}"))
+
+
+def mcp_requests(data: bytes) -> None:
+    """Arguments of a tool call, as the transports read them: JSON without lone surrogates."""
+    try:
+        arguments = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(arguments, dict):
+        for tool in ("checkpoint_load", "checkpoint_list", "checkpoint_diff"):
+            asyncio.run(_call(tool, arguments))
+
+
+async def _call(tool: str, arguments: dict[str, Any]) -> None:
+    await _server().call_tool(tool, arguments)
+
+
+def _tried(work: Callable[..., object], *arguments: object) -> None:
+    try:
+        work(*arguments)
+    except HoldfastError:
+        pass
+
+
+TARGETS: dict[str, Target] = {
+    target.__name__: target
+    for target in (documents, decompression, ids, configuration, workflows, hook_input, mcp_requests)
+}
+
+SEEDS: dict[str, list[bytes]] = {
+    "documents": [b'{"$tuple":[1,2]}', b'{"a":[1,2.5,null,true,"x"]}', b'{"version":1,"integrity":{}}\n'],
+    "decompression": [compress(b"some text, some text"), document.gzip(b"some text, some text")],
+    "ids": [
+        b"latest",
+        b"latest~2",
+        b"#12",
+        b"main@2026-01-01",
+        b"/etc/passwd",
+        b'a["b"][0].c',
+        b"2 hours ago",
+    ],
+    "configuration": [
+        b"store: sqlite:x.db\nretention:\n  keep_last: 5\n",
+        b"a: &a [*a]\n",
+        b"a: !!python/x 1\n",
+    ],
+    "workflows": [
+        b"name: x\nsteps:\n- id: a\n  shell: echo\n- id: b\n  needs: [a]\n  shell: echo ${{ a.b }}\n"
+    ],
+    "hook_input": [b'{"session_id":"s","tool_name":"Bash","tool_input":{"command":"x"},"cwd":"/"}'],
+    "mcp_requests": [
+        b'{"sessionId":"s","checkpointId":"latest"}',
+        b'{"sessionId":"s","limit":3,"cursor":"1"}',
+    ],
+}
