@@ -46,7 +46,7 @@ FULL_PLACES = (
     "hooks/",
     "interop/",
     "investigation/",
-    "lifecycle/test_recorder.py",
+    "lifecycle/",
     "maintenance/test_backup.py",
     "maintenance/test_budget.py",
     "maintenance/test_copy.py",
@@ -63,7 +63,7 @@ FULL_PLACES = (
     "surfaces/test_stats.py",
     "threats/",
     "workers/",
-    "workflow/test_run.py",
+    "workflow/",
     "workspace/",
 )
 """Where all tests together take many seconds: `./dev test` runs them, the fast set of `./dev check` does not."""

@@ -142,7 +142,8 @@ def test_history_is_ordered_filtered_and_limited(session: holdfast.Session) -> N
     assert seqs(metadata={"third": 0}, limit=2) == [18, 15]
     assert seqs(metadata={"third": 2, "deep": {"n": [5]}}) == [5]
     assert seqs(branch="main", tag="even", step=0) == [20, 10]
-    assert seqs(branch="other") == []
+    with pytest.raises(holdfast.NotFound):
+        seqs(branch="other")
     assert seqs(tag="nothing") == []
 
 

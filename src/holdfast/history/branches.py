@@ -136,7 +136,8 @@ def switch(engine: Engine, uid: str, name: str) -> Branch:
     def wanted(session: Session) -> Branch:
         branch = find(engine, uid, name)
         check_open(branch, uid)
-        if branch.head is None and session.branch != name and _has_checkpoints(engine, uid):
+        # One that began nowhere may simply not have been used yet.
+        if branch.head is None and branch.fork is not None and _has_checkpoints(engine, uid):
             raise Conflict(
                 f"nothing is left of branch {name!r}: restore a checkpoint instead",
                 code="branch_empty",
