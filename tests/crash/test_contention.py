@@ -32,7 +32,8 @@ def forked(work: Callable[[], None]) -> int:
 
 
 def ended_well(children: list[int]) -> bool:
-    return all([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 for child in children])
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return not any(codes)
 
 
 def saver(kind: str, root: Path, name: int, count: int) -> None:

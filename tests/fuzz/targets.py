@@ -6,6 +6,7 @@ Anything else is a crash. `python -m tests.fuzz` runs them for a while and count
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import tempfile
 from collections.abc import Callable
@@ -46,10 +47,8 @@ def documents(data: bytes) -> None:
 def decompression(data: bytes) -> None:
     """No frame gives more than its recorded size."""
     for unpack in (decompress, document.unzip):
-        try:
+        with contextlib.suppress(HoldfastError):
             assert len(unpack(data, limit=4096)) <= 4096
-        except HoldfastError:
-            pass
 
 
 def ids(data: bytes) -> None:
@@ -78,19 +77,18 @@ def configuration(data: bytes) -> None:
 
 def workflows(data: bytes) -> None:
     """A workflow file."""
-    try:
+    with contextlib.suppress(InvalidWorkflow):
         parse_workflow(data.decode("utf-8", "replace"), source="flow.yaml")
-    except InvalidWorkflow:
-        pass
 
 
 def hook_input(data: bytes) -> None:
     """What a coding agent tells of an event."""
     for client, event in (("claude-code", "SessionStart"), ("claude-code", "PostToolUse"), ("x", "y")):
-        try:
+        with contextlib.suppress(hooks.BadInput):
             hooks.moment_of(client, event, data, cwd="/")
-        except hooks.BadInput:
-            pass
+
+
+_folder = tempfile.TemporaryDirectory(prefix="holdfast-fuzz-")
 
 
 @functools.cache
@@ -98,8 +96,7 @@ def _server() -> Any:
     from holdfast.mcp.opened import OpenedStore
     from holdfast.mcp.server import build_server
 
-    folder = tempfile.mkdtemp(prefix="holdfast-fuzz-")
-    return build_server(OpenedStore(f"sqlite:{Path(folder) / 'h.db'}"))
+    return build_server(OpenedStore(f"sqlite:{Path(_folder.name) / 'h.db'}"))
 
 
 def mcp_requests(data: bytes) -> None:
@@ -118,10 +115,8 @@ async def _call(tool: str, arguments: dict[str, Any]) -> None:
 
 
 def _tried(work: Callable[..., object], *arguments: object) -> None:
-    try:
+    with contextlib.suppress(HoldfastError):
         work(*arguments)
-    except HoldfastError:
-        pass
 
 
 TARGETS: dict[str, Target] = {

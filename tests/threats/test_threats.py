@@ -1,0 +1,183 @@
+"""Every row of the threat table: a test of its own, or the tests elsewhere that stand for it.
+
+A row that is tested elsewhere names those tests here, so that none can be removed or renamed unnoticed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import pkgutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.codec import exact
+from holdfast.errors import HoldfastError
+from holdfast.storage import sqlite
+from holdfast.storage.sqlite import SqliteBackend
+
+TESTS = Path(__file__).parent.parent
+SOURCE = Path(holdfast.__file__).parent
+
+ELSEWHERE = {
+    "code execution on load": [
+        "unit/test_exact.py::test_tags_with_any_body_raise_only_our_errors",
+        "unit/test_exact.py::test_malformed_bytes_are_corrupt",
+    ],
+    "path traversal by ids": [
+        "unit/test_layouts.py::test_any_text_becomes_a_harmless_name",
+        "unit/test_layouts.py::test_two_texts_never_share_a_name",
+        "storage_files/test_bad_files.py::test_a_symbolic_link_is_not_followed",
+    ],
+    "SQL injection by filter keys": ["api/test_bad_input.py::test_odd_names_are_data"],
+    "secrets readable by others": [
+        "api/test_bad_input.py::test_files_are_readable_by_their_owner_only",
+        "storage_files/test_store.py::test_files_are_for_their_owner_only",
+        "unit/test_config.py::test_a_password_is_not_shown",
+    ],
+    "HTTP: DNS rebinding, no auth, XSS, CSRF": [
+        "surfaces/test_mcp_transports.py::test_http_lets_no_stranger_in",
+    ],
+    "restore overwrites work, zip-slip": [
+        "workspace/test_restore.py::test_paths_outside_are_refused",
+        "workspace/test_restore.py::test_no_setuid_bit_is_restored",
+    ],
+    "git run as a helper executes foreign code": [
+        "workspace/test_capture.py::test_git_runs_nothing_a_repository_names",
+    ],
+    "decompression bomb": [
+        "unit/test_documents.py::test_compressed_bytes_never_grow_past_their_size",
+        "unit/test_patch.py::test_a_decompression_bomb_is_refused",
+        "fuzz/test_fuzz.py::test_changed_seeds",
+    ],
+    "JSON edges": [
+        "unit/test_exact.py::test_traps_come_back_the_same",
+        "unit/test_exact.py::test_what_would_not_come_back_is_refused_with_its_path",
+        "unit/test_exact.py::test_no_depth_escapes_as_a_recursion_error",
+    ],
+    "stale locks": ["executor/test_lease.py::test_a_save_with_a_stale_token_is_refused"],
+    "fork, threads, asyncio": [
+        "api/test_concurrency.py::test_forked_children_save_through_the_parents_store",
+        "crash/test_contention.py::test_threads_forks_and_cancelled_tasks_at_once",
+    ],
+    "clock back, same-second ids": [
+        "unit/test_retention.py::test_order_is_by_seq_and_never_by_clock",
+        "unit/test_retention.py::test_a_time_in_the_future_counts_as_age_zero_and_is_warned_of",
+        "storage_files/test_store.py::test_a_clock_that_stands_still_loses_nothing",
+    ],
+    "terminal escapes and bidi controls in stored text": [
+        "surfaces/test_cli.py::test_stored_text_cannot_control_the_terminal",
+        "surfaces/test_cli.py::test_clean_escapes_what_a_terminal_would_obey",
+    ],
+    "hostile configuration, workflow and hook input": [
+        "unit/test_config.py::test_hostile_files_are_refused",
+        "workflow/test_reading.py::test_files_that_are_no_workflow",
+        "hooks/test_bad_input.py::test_input_that_makes_no_sense_is_told_and_ignored",
+    ],
+}
+
+
+@pytest.mark.parametrize("threat", ELSEWHERE)
+def test_the_row_has_its_tests(threat: str) -> None:
+    """The tests that stand for this row are there under their names."""
+    for place in ELSEWHERE[threat]:
+        file, name = place.split("::")
+        tree = ast.parse((TESTS / file).read_text())
+        assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}, place
+
+
+# --- code execution on load ------------------------------------------------------------------------------------
+
+FORBIDDEN = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+
+
+def test_code_execution_on_load_no_module_can_run_stored_bytes() -> None:
+    """No module of the package imports what turns bytes into code, or calls `eval` and its kin."""
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names: set[str] = set()
+            if isinstance(node, ast.Import):
+                names = {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names = {(node.module or "").split(".")[0]}
+            assert not names & FORBIDDEN, f"{file}:{node.lineno}"  # type: ignore[attr-defined]
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec", "compile"), f"{file}:{node.lineno}"
+
+
+def test_code_execution_on_load_nothing_is_imported_by_name() -> None:
+    """Stored text that names modules, classes and functions comes back as text, or is refused; nothing is loaded."""
+    before = set(sys.modules)
+    hostile = b'{"$type":"antigravity.fly","__reduce__":["os.system",["true"]],"lc":1,"id":["antigravity"]}'
+    for encoding in (exact.JSON, exact.TAGGED):
+        try:
+            exact.decode(encoding, hostile)
+        except HoldfastError:
+            continue
+    assert "antigravity" not in set(sys.modules) - before
+
+
+def test_code_execution_on_load_every_module_is_looked_at() -> None:
+    """The walk above sees the modules that can be imported."""
+    modules = [module.name for module in pkgutil.walk_packages([str(SOURCE)], "holdfast.")]
+    assert len(modules) > 50
+    assert importlib.util.find_spec("holdfast.engine.engine") is not None
+
+
+# --- SQL injection by filter keys ------------------------------------------------------------------------------
+
+
+def test_sql_injection_by_filter_keys(tmp_path: Path) -> None:
+    """Quotes and statements in every text that is looked for are looked for, and nothing else."""
+    hostile = "x' OR 1=1; DROP TABLE checkpoints; --"
+    with holdfast.Store(SqliteBackend(tmp_path / "h.db")) as store:
+        run = store.session("r", project=hostile, workflow=hostile)
+        run.save({"n": 1}, tags=[hostile], external_id=hostile)
+        store.session("other").save({"n": 2})
+        assert [info.key for info in store.sessions(project=hostile)] == ["r"]
+        assert list(store.sessions(project="' OR '1'='1")) == []
+        assert [header.seq for header in store.checkpoints(tag=hostile)] == [1]
+        assert store.verify().is_intact
+
+
+# --- stale locks ----------------------------------------------------------------------------------------------
+
+
+def test_stale_locks_go_with_their_process(tmp_path: Path) -> None:
+    """Who is killed while it holds the lock of creation, or of writing, keeps nobody out."""
+    path = tmp_path / "h.db"
+    ready = tmp_path / "ready"
+    child = os.fork()
+    if child == 0:
+        try:
+            store = holdfast.Store(SqliteBackend(path))
+            with sqlite._creation.locked(path.parent), store.engine.backend._borrow_writer() as writer:  # type: ignore[attr-defined]
+                writer.run("BEGIN IMMEDIATE")
+                ready.touch()
+                time.sleep(600)
+        finally:
+            os._exit(1)
+    while not ready.exists():
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with holdfast.Store(SqliteBackend(path, busy_seconds=1)) as store:
+        assert store.session("r").save({"n": 1}).seq == 1
+
+
+# --- network file systems --------------------------------------------------------------------------------------
+
+
+def test_network_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write-ahead log is not safe there: the store is not made, and the message says what to do."""
+    monkeypatch.setattr(sqlite, "network_file_system", lambda path: "nfs4")
+    with pytest.raises(holdfast.Unsupported) as refusal:
+        SqliteBackend(tmp_path / "h.db")
+    assert refusal.value.code == "network_file_system"
+    assert not (tmp_path / "h.db").exists()
