@@ -308,6 +308,7 @@ class Placer:
     def _remove(self, leftover: Leftover) -> None:
         place, name = split(leftover.file)
         with suppress(FileNotFoundError, NotADirectoryError), self._tree.folder(place) as folder:
+            folder.occupy(name)
             folder.remove(name, secure=leftover.is_secure)
             if name.endswith(GZIP) or not folder.has(compressed(name)):
                 folder.remove(compressed(plain(name)) + CHECKSUM)

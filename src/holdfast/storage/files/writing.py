@@ -124,6 +124,14 @@ class Folder:
                 self._overwrite(name)
             os.unlink(name, dir_fd=self._fd)
 
+    def occupy(self, name: str) -> None:
+        """Put an empty file where there is none, so that its removal can be synced.
+
+        What is gone already was removed by someone whose sync may have failed, and then may come back.
+        """
+        with suppress(OSError):
+            os.close(os.open(name, _NEW_FILE, 0o600, dir_fd=self._fd))
+
     def _overwrite(self, name: str) -> None:
         with suppress(OSError):  # a symbolic link or a directory is only removed
             descriptor = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
