@@ -76,21 +76,25 @@ class Scene:
             self.operation.act(store, self.root, lambda line: None)
 
     def _record(self) -> Run:
-        """The calls, recorded twice: only what repeats can be stopped at a given call."""
-        self.fresh()
-        first = tracing.run(self.operation, self.kind, self.root, record=True, bug=self.bug)
-        self.recorded = {
-            str(path.relative_to(self.root)): path.read_bytes()
-            for path in self.root.rglob("*")
-            if path.is_file() and not path.name.endswith("-shm")
-        }
-        self.fresh()
-        second = tracing.run(self.operation, self.kind, self.root, bug=self.bug)
-        assert first.said == second.said, (first.said, second.said)
-        assert "OK" in first.said, first.said
-        one, two = tracing.shapes(first.calls, self.root), tracing.shapes(second.calls, self.root)
-        assert one == two, f"the calls are not the same each time: {_difference(one, two)}"
-        return first
+        """The calls, recorded twice: only what repeats can be stopped at a given call.
+
+        Names have seconds in them, and a second may end in between: then both are recorded again.
+        """
+        for _ in range(ATTEMPTS):
+            self.fresh()
+            first = tracing.run(self.operation, self.kind, self.root, record=True, bug=self.bug)
+            self.recorded = {
+                str(path.relative_to(self.root)): path.read_bytes()
+                for path in self.root.rglob("*")
+                if path.is_file() and not path.name.endswith("-shm")
+            }
+            self.fresh()
+            second = tracing.run(self.operation, self.kind, self.root, bug=self.bug)
+            assert "OK" in first.said, first.said
+            one, two = tracing.shapes(first.calls, self.root), tracing.shapes(second.calls, self.root)
+            if one == two and first.said == second.said:
+                return first
+        raise AssertionError(f"the calls are not the same each time: {_difference(one, two)}")
 
     def _expect(self) -> Expected:
         """From a run without any fault, and without a seeded bug."""
