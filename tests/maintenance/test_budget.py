@@ -131,6 +131,19 @@ def test_the_disk_floor(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (caught.value.code, caught.value.retryable) == ("disk_floor_reached", False)
 
 
+def test_a_squeeze_that_did_not_help_is_not_the_last_word(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was saved after it may go: no save is refused only because it is early to try again."""
+    monkeypatch.setattr(budgets, "RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr(budgets, "SQUEEZE_AT", 0.0)  # so that no squeeze is ever enough
+    with holdfast.open(file, config=settings(limits__max_bytes=8 * MIB)) as store:
+        session = store.session("run")
+        fill(session, 120)
+        assert session.usage().checkpoints < 120
+        assert size_of(file) <= 8 * MIB
+
+
 def test_nothing_is_given_up_in_vain(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When others filled the disk so far that even an empty store would not help, history stays."""
     with holdfast.open(file, config=settings(limits__min_free_bytes=100 * MIB)) as store:

@@ -111,6 +111,7 @@ class Budget:
         self._room = Room(0, None)
         self._measured_at = float("-inf")
         self._admitted_bytes = 0
+        self._saved_since_squeeze = False  # then there may be history that the last one did not see
         self._retry_at = float("-inf")
         forks.register(self)
 
@@ -132,11 +133,12 @@ class Budget:
             self._on_pressure()
         self._room = self._room.after(size)
         self._admitted_bytes += size
+        self._saved_since_squeeze = True
 
     def _make_room(self, size: int) -> None:
         if self.measure().after(size).level(self._limits) <= 1:
             return
-        if self._may_squeeze:
+        if self._prune is not None:
             self.squeeze(extra=size)
         room = self._room.after(size)
         if room.level(self._limits) > 1:
@@ -191,6 +193,9 @@ class Budget:
             room = now.after(extra)
             if room.level(self._limits) < SQUEEZE_AT:
                 return  # another thread did it
+            if not self._may_squeeze and not self._saved_since_squeeze:
+                return
+            self._saved_since_squeeze = False
             # Where not even an empty store would help, no history is given up in vain.
             if room.excess(self._limits, 1.0) <= now.store_bytes:
                 self._squeeze(extra, should_stop)
