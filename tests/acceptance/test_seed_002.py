@@ -318,6 +318,15 @@ def test_a_debugging_session_from_the_shell_has_exactly_the_automatic_checkpoint
 
 
 @pytest.mark.full
+def test_the_session_may_be_named_before_the_command(shell: Shell) -> None:
+    """`investigate --session KEY COMMAND` means the same as `investigate COMMAND --session KEY`."""
+    shell.run("investigate", "--session", "other", "hypothesis", "add", "Named first")
+    shell.run("investigate", "hypothesis", "add", "--session", "other", "Named last")
+    shell.run("investigate", "--session", "bug-7", "note", "The nearer one counts", "--session", "other")
+    assert len(json.loads(shell.run("list", "other", "--json"))) == 3
+
+
+@pytest.mark.full
 def test_bad_input_from_the_shell_has_its_exit_code(shell: Shell) -> None:
     """Unknown ids are 3, nonsense is 2, a circle is 2; nothing is saved, and the next verb works."""
     h = shell.do("hypothesis", "add", "x")["entry"]["id"]

@@ -163,6 +163,10 @@ def test_secrets_are_hidden_also_at_a_cut() -> None:
         ("author", False),
         ("keyboard", False),
         ("path", False),
+        ("MAX_TOKENS", False),
+        ("TOKENIZERS_PARALLELISM", False),
+        ("MAX_TOKENS_API_KEY", True),
+        ("ACCESS_TOKENS", True),
     ],
 )
 def test_names_that_look_secret(name: str, is_secret: bool) -> None:

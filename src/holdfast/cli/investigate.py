@@ -8,6 +8,7 @@ from holdfast.cli.investigate_entries import belief, evidence, gap, hypothesis, 
 from holdfast.cli.investigate_looking import compare, recovery, report, status
 from holdfast.cli.investigate_shared import Group
 from holdfast.cli.investigate_work import code, command, compaction, experiment, verify
+from holdfast.cli.naming import session_option
 
 EXAMPLE = """\
 holdfast investigate hypothesis add "The cache is stale" --session bug-7
@@ -16,7 +17,8 @@ holdfast investigate status --session bug-7"""
 
 
 @click.group("investigate", cls=Group, example=EXAMPLE)
-def investigate() -> None:
+@session_option()
+def investigate(session_option: str | None) -> None:  # noqa: ARG001 - its commands find it
     """Keep a debugging session: hypotheses, evidence, beliefs, gaps, verifications.
 
     Every command takes the session up from its checkpoints and saves what it changes. What matters becomes an

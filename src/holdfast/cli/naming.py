@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -14,6 +14,8 @@ from holdfast.cli.app import Settings
 from holdfast.cli.printing import clean, note
 from holdfast.errors import HoldfastError
 from holdfast.operations import Chosen
+
+_SESSION: Final = "holdfast.session"
 
 
 def session_named(argument: str | None, option: str | None, *, use_environment: bool = True) -> str:
@@ -99,9 +101,17 @@ def session_option() -> Callable[[Any], Any]:
         "--session",
         "session_option",
         metavar="KEY",
+        callback=_or_the_groups,
         shell_complete=_complete_session,
         help="The session, instead of the argument.  [default: $HOLDFAST_SESSION]",
     )
+
+
+def _or_the_groups(ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """A group that takes the option too passes it on to its commands."""
+    if value is not None:
+        ctx.meta[_SESSION] = value
+    return ctx.meta.get(_SESSION)
 
 
 def ref_argument(*, many: bool = False) -> Callable[[Any], Any]:

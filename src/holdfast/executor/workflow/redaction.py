@@ -24,11 +24,15 @@ _SECRET_NAME: Final = re.compile(
     r"secret|passw|passphrase|token|credential|api_?key|access_?key|private_?key|(^|_)auth(_|$)|(^|_)pwd(_|$)",
     re.IGNORECASE,
 )
+_COUNT_OF_TOKENS: Final = re.compile(
+    r"(max|min|num|total|prompt|completion|input|output|context)_tokens|tokeniz", re.IGNORECASE
+)
+"""Of a language model, and no secret."""
 
 
 def looks_secret(name: str) -> bool:
     """Whether a variable of that name holds something that must not be stored or shown."""
-    return _SECRET_NAME.search(name.replace("-", "_")) is not None
+    return _SECRET_NAME.search(_COUNT_OF_TOKENS.sub("", name.replace("-", "_"))) is not None
 
 
 def texts_of_secret(value: Any) -> Iterator[str]:
