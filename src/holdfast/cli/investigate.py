@@ -18,7 +18,7 @@ holdfast investigate status --session bug-7"""
 
 @click.group("investigate", cls=Group, example=EXAMPLE)
 @session_option()
-def investigate(session_option: str | None) -> None:  # noqa: ARG001 - its commands find it
+def investigate(session_option: str | None) -> None:
     """Keep a debugging session: hypotheses, evidence, beliefs, gaps, verifications.
 
     Every command takes the session up from its checkpoints and saves what it changes. What matters becomes an
