@@ -915,5 +915,8 @@ def test_sessions_and_refs_complete(cli: Cli) -> None:
     assert set(completions("holdfast list --session r")) == {"run-1", "run-2"}
     assert set(completions("holdfast show run-1 step-")) == {"step-1", "step-2", "step-3"}
     assert completions("holdfast show run-2 tag") == ["tag:good"]
+    cli("branch", "fork", "run-1", "step-2", "--name", "try-batching", "--no-switch")
+    assert completions("holdfast branch log run-1 try") == ["try-batching"]
+    assert completions("holdfast timeline --branch m") == ["main"]
     assert completions("holdfast show --session run-2 tag") in ([], ["tag:good"])
     assert "history" in completions("holdfast hi")

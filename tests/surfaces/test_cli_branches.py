@@ -296,7 +296,6 @@ def test_a_strategy_takes_one_side(cli: AtNoon, strategy: str) -> None:
         (["merge", KEY, "main", "--strategy", "both"], 2),
         (["log", KEY, "none"], 3),
         (["reopen", "nobody", "main"], 3),
-        (["--session", KEY, "fork"], 2),
     ],
 )
 def test_refused_commands_change_nothing(cli: AtNoon, args: list[str], code: int) -> None:
@@ -329,7 +328,12 @@ def test_names_cannot_harm_a_terminal(cli: AtNoon) -> None:
 def test_a_session_called_like_a_command(cli: AtNoon) -> None:
     """It is named by --session, or after the word list."""
     cli.save("one", {"n": 1}, key="fork")
-    for args in (["--session", "fork"], ["list", "fork"], ["list", "--session", "fork"]):
+    for args in (
+        ["--session", "fork"],
+        ["list", "fork"],
+        ["list", "--session", "fork"],
+        ["--session", "fork", "list"],
+    ):
         assert cli.here("branch", *args, "--json").json["session"] == "fork"
 
 

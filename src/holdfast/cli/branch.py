@@ -14,6 +14,7 @@ from holdfast.cli.app import Command, Settings, settings_of
 from holdfast.cli.naming import (
     chosen_session,
     chosen_session_and_refs,
+    complete_branch,
     ref_argument,
     session_argument,
     session_option,
@@ -52,12 +53,10 @@ def branch(ctx: click.Context, session_option: str | None) -> None:
     """
     if ctx.invoked_subcommand is None:
         ctx.invoke(list_branches, session_option=session_option)
-    elif session_option is not None:
-        raise click.UsageError("--session stands after the command.")
 
 
 def _name_argument() -> Callable[[Any], Any]:
-    return click.argument("name", required=False, metavar="NAME")
+    return click.argument("name", required=False, metavar="NAME", shell_complete=complete_branch)
 
 
 def _session_and_name(

@@ -126,9 +126,16 @@ def _complete_session(ctx: click.Context, _param: click.Parameter, prefix: str) 
     return _completions(ctx, lambda store: operations.complete_sessions(store, prefix))
 
 
+def complete_branch(ctx: click.Context, _param: click.Parameter, prefix: str) -> list[str]:
+    return _completions(ctx, lambda store: operations.complete_branches(store, _session_so_far(ctx), prefix))
+
+
 def complete_ref(ctx: click.Context, _param: click.Parameter, prefix: str) -> list[str]:
-    key = ctx.params.get("session_option") or ctx.params.get("session") or _environment()
-    return _completions(ctx, lambda store: operations.complete_refs(store, key, prefix))
+    return _completions(ctx, lambda store: operations.complete_refs(store, _session_so_far(ctx), prefix))
+
+
+def _session_so_far(ctx: click.Context) -> str | None:
+    return ctx.params.get("session_option") or ctx.params.get("session") or _environment()
 
 
 def _completions(ctx: click.Context, find: Callable[[Store], Iterable[str]]) -> list[str]:

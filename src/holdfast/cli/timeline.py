@@ -11,7 +11,7 @@ import click
 
 from holdfast import operations
 from holdfast.cli.app import Command, Settings, settings_of
-from holdfast.cli.naming import chosen_session, session_argument, session_option
+from holdfast.cli.naming import chosen_session, complete_branch, session_argument, session_option
 from holdfast.cli.printing import clean, count, is_terminal, lines, note, size, styled, width, write
 from holdfast.history.timeline import Timeline
 from holdfast.history.timeline.text import ASCII, UNICODE, Glyphs, draw
@@ -42,7 +42,9 @@ _COLOURS: Final = {
 @session_option()
 @click.option("--all", "every", is_flag=True, help="Draw every session.")
 @click.option("--since", metavar="TIME", help="Only what was saved since, such as '2 hours ago' or a date.")
-@click.option("--branch", metavar="NAME", help="Only what was saved on this branch.")
+@click.option(
+    "--branch", metavar="NAME", shell_complete=complete_branch, help="Only what was saved on this branch."
+)
 @click.option("--tag", help="Only what has this tag.")
 @click.option("--full", "is_full", is_flag=True, help="Fold nothing.  [default in JSON]")
 @click.option(

@@ -61,6 +61,7 @@ from holdfast.operations.importing import (
 from holdfast.operations.importing_files import FileImport, FilesImport, import_files, open_for_import
 from holdfast.operations.looking import (
     at,
+    complete_branches,
     complete_refs,
     complete_sessions,
     count_checkpoints,
@@ -248,6 +249,7 @@ __all__ = [
     "choose",
     "clean",
     "close_branch",
+    "complete_branches",
     "complete_refs",
     "complete_sessions",
     "copy",

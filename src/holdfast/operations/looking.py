@@ -240,6 +240,12 @@ def complete_sessions(store: Store, prefix: str) -> tuple[str, ...]:
     return tuple(info.key for info in store.sessions(prefix=prefix or None, limit=MAX_COMPLETIONS))
 
 
+def complete_branches(store: Store, key: str | None, prefix: str) -> tuple[str, ...]:
+    """Branches of a session, or of the current one, that begin so."""
+    session = store.get(current_session(store).session if key is None else key)
+    return tuple(branch.name for branch in session.branches() if branch.name.startswith(prefix))
+
+
 def complete_refs(store: Store, key: str | None, prefix: str) -> tuple[str, ...]:
     """Refs of a session, or of the current one, that begin so."""
     session = store.get(current_session(store).session if key is None else key)
