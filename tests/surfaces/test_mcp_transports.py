@@ -279,7 +279,8 @@ def test_a_killed_server_loses_nothing_acknowledged(file: Path) -> None:
             answer = json.loads(server.process.stdout.readline())
             acknowledged.append(answer["result"]["structuredContent"]["checkpointId"])
         os.kill(server.process.pid, signal.SIGKILL)
-        rest, _ = server.process.communicate()
+        rest = server.process.stdout.read()  # communicate() would miss what readline read ahead
+        server.process.communicate()
         for line in rest.splitlines(keepends=True):
             if line.endswith(b"\n"):
                 acknowledged.append(json.loads(line)["result"]["structuredContent"]["checkpointId"])
