@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sqlite3
 import threading
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.workspace import reading
-from holdfast.workspace.capture import Limits, capture
+from holdfast.workspace import git_place, reading
+from holdfast.workspace.capture import Earlier, Limits, capture
+from holdfast.workspace.manifest import Manifest, body_after, body_of
 from tests.workspace.repositories import commit, git, init, outside_view
 from tests.workspace.trees import tree_of, write
 
@@ -67,9 +69,9 @@ def test_only_changed_files_are_read_again(store: holdfast.Store, root: Path) ->
     later = [10**18 * 4]
     before = capture(store.engine, str(root), now_ns=lambda: later[0])
     assert before.read_files == 2
-    assert capture(store.engine, str(root), previous=before.manifest).read_files == 0
+    assert capture(store.engine, str(root), previous=Earlier(before.manifest)).read_files == 0
     racy = capture(store.engine, str(root), now_ns=lambda: (root / "young").stat().st_ctime_ns)
-    assert capture(store.engine, str(root), previous=racy.manifest).read_files == 2
+    assert capture(store.engine, str(root), previous=Earlier(racy.manifest)).read_files == 2
 
 
 def test_an_edit_that_keeps_size_and_time_is_seen(run: holdfast.Session, root: Path) -> None:
@@ -81,6 +83,48 @@ def test_an_edit_that_keeps_size_and_time_is_seen(run: holdfast.Session, root: P
     os.utime(root / "a", (1, 1))
     run.save(2)
     assert run.files().read("a") == b"two"
+
+
+def test_a_capture_after_another_is_what_a_first_one_would_be(store: holdfast.Store, root: Path) -> None:
+    """Whatever came, went, changed its kind or its permissions since: the list is the same to the last byte."""
+    write(root, {f"d{n % 3}/f{n}": f"{n}" for n in range(30)})
+    write(root, {"d0/é": "1", "d0/back\\slash": "1", os.fsdecode(b"d1/\xff"): "1"})
+    (root / "d2/link").symlink_to("f2")
+    later = lambda: 10**18 * 4  # noqa: E731
+
+    def change(number: int) -> None:
+        match number:
+            case 0:
+                write(root, {"d0/f3": "new", "d0/é": "2", os.fsdecode(b"d1/\xff"): "2"})
+            case 1:
+                write(root, {"d0/more": "x", "d3/deep/er": "x"})
+            case 2:
+                (root / "d0/f6").unlink()
+                (root / "d1/f1").chmod(0o755)
+            case 3:
+                (root / "d1/f4").unlink()
+                write(root, {"d1/f4/now": "a directory"})
+                (root / "d2/link").unlink()
+                write(root, {"d2/link": "a file"})
+            case 4:
+                shutil.rmtree(root / "d3")
+                (root / "d2/f2").rename(root / "d0/f2")
+            case _:
+                pass
+
+    earlier = Earlier(Manifest(root=str(root))).followed_by(capture(store.engine, str(root), now_ns=later))
+    content = body_of(earlier.manifest).content
+    for number in range(6):
+        change(number)
+        after = capture(store.engine, str(root), previous=earlier, now_ns=later)
+        alone = capture(store.engine, str(root), now_ns=later)
+        assert after.manifest == alone.manifest
+        body = body_of(alone.manifest)
+        if after.replaced is not None:
+            assert body_after(after.manifest, content, after.replaced) == body
+        assert after.replaced is None or number in (0, 5)
+        earlier, content = earlier.followed_by(after), body.content
+    assert after.read_files == 0
 
 
 def test_content_is_stored_once_over_all_sessions(store: holdfast.Store, tmp_path: Path) -> None:
@@ -184,6 +228,22 @@ def test_rules_leave_files_out(run: holdfast.Session, repository: Path) -> None:
     ]
 
 
+def test_rules_that_change_between_captures_hold(run: holdfast.Session, root: Path) -> None:
+    """A file that is ignored from now on goes, and one that is no more comes, although neither changed."""
+    write(root, {"a.log": "", "b.tmp": "", "d/a.log": "", "d/e/a.log": "", ".gitignore": "*.tmp\n"})
+    run.save(1)
+    assert paths(run) == [".gitignore", "a.log", "d/a.log", "d/e/a.log"]
+    write(root, {".gitignore": "*.log\n"})
+    run.save(2)
+    assert paths(run) == [".gitignore", "b.tmp"]
+    write(root, {"d/.gitignore": "!a.log\n"})
+    run.save(3)
+    assert paths(run) == [".gitignore", "b.tmp", "d/.gitignore", "d/a.log", "d/e/a.log"]
+    write(root, {".holdfastignore": "d/e\n"})
+    run.save(4)
+    assert paths(run) == [".gitignore", ".holdfastignore", "b.tmp", "d/.gitignore", "d/a.log"]
+
+
 def test_what_git_tracks_is_captured_in_spite_of_rules(run: holdfast.Session, repository: Path) -> None:
     """A file that was added by force belongs to the project; `.holdfastignore` still leaves it out."""
     write(
@@ -270,15 +330,67 @@ def test_commit_branch_and_dirty_state_are_recorded(run: holdfast.Session, repos
     assert (state.branch, state.is_dirty) == (None, False)
 
 
-def test_git_runs_nothing_a_repository_names(run: holdfast.Session, repository: Path, tmp_path: Path) -> None:
+def test_the_dirty_state_is_that_of_now(run: holdfast.Session, repository: Path) -> None:
+    """Whatever differed before: each time git is asked about what is there."""
+    write(repository, {"a": "one", "b": "one", "sub/c d": "one"})
+    commit(repository)
+    for files, is_dirty in (
+        ({"a": "two"}, True),
+        ({"a": "one", "sub/c d": "two"}, True),
+        ({"b": "two"}, True),
+        ({"sub/c d": "one"}, True),
+        ({"b": "one"}, False),
+        ({"untracked": "x"}, False),
+        ({"a": "three"}, True),
+    ):
+        write(repository, files)
+        run.save(1)
+        state = run.files().git
+        assert state is not None
+        assert state.is_dirty is is_dirty, files
+    head = commit(repository)
+    run.save(2)
+    state = run.files().git
+    assert state is not None
+    assert (state.commit, state.is_dirty) == (head, False)
+
+
+def test_settings_of_git_are_those_of_now(
+    run: holdfast.Session, repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are remembered only while their files look the same: a new filter is not run, a new ignore file holds."""
+    monkeypatch.setattr(git_place, "YOUNG_NS", 0)
+    trap, mark = tmp_path / "trap.sh", tmp_path / "sprung"
+    trap.write_text(f"#!/bin/sh\ntouch {mark}\ncat\n")
+    trap.chmod(0o755)
+    write(repository, {"a.txt": "one", "b.log": "x", ".gitattributes": "*.txt filter=evil\n"})
+    commit(repository)
+    run.save(1)
+    run.save(2)
+    assert "b.log" in paths(run)
+    git(repository, "config", "filter.evil.clean", str(trap))
+    write(repository, {"a.txt": "two"})
+    run.save(3)
+    assert not mark.exists()
+    write(tmp_path, {"mine": "*.log\n", ".gitconfig": f"[core]\n\texcludesFile = {tmp_path}/mine\n"})
+    git(repository, "rm", "-q", "--cached", "b.log")
+    run.save(4)
+    assert "b.log" not in paths(run)
+
+
+@pytest.mark.parametrize("name", ["evil", "e.v=il", "EVIL"])
+def test_git_runs_nothing_a_repository_names(
+    run: holdfast.Session, repository: Path, tmp_path: Path, name: str
+) -> None:
     """Filters, file watchers, hooks and pagers of a foreign repository are not started by a capture."""
     trap, mark = tmp_path / "trap.sh", tmp_path / "sprung"
     trap.write_text(f"#!/bin/sh\ntouch {mark}\ncat\n")
     trap.chmod(0o755)
-    write(repository, {"a.txt": "one", ".gitattributes": "*.txt filter=evil diff=evil\n"})
+    write(repository, {"a.txt": "one", ".gitattributes": f"*.txt filter={name} diff=evil\n"})
     commit(repository)
-    for key in ("filter.evil.clean", "filter.evil.smudge", "filter.evil.process", "core.fsmonitor"):
-        git(repository, "config", key, str(trap))
+    for key in ("clean", "smudge", "process"):
+        git(repository, "config", f"filter.{name}.{key}", str(trap))
+    git(repository, "config", "core.fsmonitor", str(trap))
     for key in ("diff.external", "core.pager", "pager.status", "diff.evil.textconv", "core.sshCommand"):
         git(repository, "config", key, str(trap))
     (repository / ".git" / "hooks" / "post-index-change").write_text(trap.read_text())
@@ -328,6 +440,23 @@ def test_caps_are_reported(store: holdfast.Store, root: Path) -> None:
     ).manifest
     assert [entry.path for entry in captured.entries] == ["middle", "small"]
     assert [(each.path, each.size) for each in captured.skipped] == [("large", 600), ("sparse", 10**12)]
+
+
+def test_caps_hold_for_files_that_did_not_change(store: holdfast.Store, root: Path) -> None:
+    """When others grow beyond the total, an old file that is the largest now is left out, and comes back later."""
+    write(root, {"d/old": "x" * 300, "d/link": "", "e/grows": "x" * 100})
+    limits, later = Limits(max_total_bytes=500), 10**18 * 4
+    before = capture(store.engine, str(root), limits=limits, now_ns=lambda: later)
+    earlier = Earlier(Manifest(root=str(root))).followed_by(before)
+    assert len(before.manifest.entries) == 3
+    write(root, {"e/grows": "x" * 250})
+    over = capture(store.engine, str(root), previous=earlier, limits=limits, now_ns=lambda: later)
+    assert [entry.path for entry in over.manifest.entries] == ["d/link", "e/grows"]
+    assert [(each.path, each.size) for each in over.manifest.skipped] == [("d/old", 300)]
+    write(root, {"e/grows": "x" * 50})
+    earlier = earlier.followed_by(over)
+    again = capture(store.engine, str(root), previous=earlier, limits=limits, now_ns=lambda: later)
+    assert [entry.path for entry in again.manifest.entries] == ["d/link", "d/old", "e/grows"]
 
 
 @pytest.mark.parametrize(

@@ -145,3 +145,17 @@ def test_what_was_not_captured_is_told(cli: Cli, work: Path) -> None:
 def test_options_that_make_no_sense_are_usage_errors(cli: Cli, words: tuple[str, ...]) -> None:
     """Exit code 2, and nothing happens."""
     assert cli.here(*words).code == 2
+
+
+def test_a_recovery_script_has_commit_and_patches(tmp_path: Path) -> None:
+    """Of an investigation whose checkpoint captured a repository, without anyone naming them."""
+    cli = Cli(tmp_path)
+    init(cli.folder)
+    write(cli.folder, {".gitignore": "*.db*\n", "a.py": "one\n"})
+    head = commit(cli.folder)
+    write(cli.folder, {"a.py": "two\n"})
+    assert cli.here("investigate", "note", "it fails", "--session", "bug").code == 0
+    assert cli.here("create", "with files", "--session", "bug", "--workspace", ".").code == 0
+    script = cli.here("investigate", "recovery", "--session", "bug", "--script").out
+    assert f"git checkout --detach {head}\n" in script
+    assert "-one\n+two\n" in script

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
+from holdfast.api import files
+from holdfast.parts.recovery import RestoreCodeState
 from holdfast.workspace.patches import Side, patch_of
-from tests.workspace.repositories import commit, git, init
+from tests.workspace.repositories import ENVIRON, commit, git, init
 from tests.workspace.trees import Tree, tree_of, write
 
 SIDES = st.none() | st.builds(
@@ -61,6 +63,70 @@ def _as_git_has(tree: Tree) -> Tree:
         path: (mode if mode > 0o777 else 0o755 if mode & 0o100 else 0o644, content)
         for path, (mode, content) in tree.items()
     }
+
+
+def test_a_recovery_point_rebuilds_the_tree_elsewhere(
+    url: str, run: holdfast.Session, repository: Path, tmp_path: Path
+) -> None:
+    """It has commit and patches by itself: a clone gets every byte, by hand or by the script."""
+    write(
+        repository, {"a": "one\ntwo\n", "gone": "x\n", "bin": bytes(range(256)), "d/kept": "k\n", "q'": "1\n"}
+    )
+    head = commit(repository)
+    write(repository, {"a": "one\n'$(two)`\\\n", "bin": bytes(range(255, -1, -1)), "new é": "x", "q'": "2\n"})
+    (repository / "gone").unlink()
+    (repository / "link").symlink_to("a")
+    (repository / "d/kept").chmod(0o755)
+    header = run.save(1)
+    wanted = _as_git_has(tree_of(repository))
+    write(repository, {"a": "later"})
+    with holdfast.open(url) as store:
+        point = store.get("run").recovery_point(header.id, workspace=repository)
+    code = point.recovery_instructions[0]
+    assert isinstance(code, RestoreCodeState)
+    assert code.commit_hash == head
+    by_hand = _clone(repository, tmp_path / "by hand")
+    git(by_hand, "checkout", "-q", "--detach", head)
+    for patch in code.patches:
+        git(by_hand, "apply", "-", given=patch.encode())
+    assert _as_git_has(tree_of(by_hand)) == wanted
+    by_script = _clone(repository, tmp_path / "by script")
+    script = "holdfast() { :; }\n" + point.as_script()
+    subprocess.run(["/bin/sh", "-c", script], cwd=by_script, env=ENVIRON, check=True, capture_output=True)
+    assert _as_git_has(tree_of(by_script)) == wanted
+
+
+def _clone(repository: Path, place: Path) -> Path:
+    git(repository, "clone", "-q", str(repository), str(place))
+    return place
+
+
+def test_a_recovery_point_without_patches_says_where_the_files_are(
+    store: holdfast.Store, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the repository is not named, or the patches are too large, the commit is there and a note for the rest."""
+    write(repository, {"a": "one\n"})
+    head = commit(repository)
+    write(repository, {"a": "two\n"})
+    run = store.session("run")
+    header = run.save(1, workspace=repository)
+    unnamed = run.recovery_point()
+    assert unnamed.recovery_instructions[0] == RestoreCodeState(commit_hash=head)
+    assert f"captured files of {header.id} over it, as `holdfast export --files`" in unnamed.as_text()
+    assert "+two" in run.recovery_point(workspace=repository).as_script()
+    monkeypatch.setattr(files, "MAX_PATCH_BYTES", 10)
+    large = run.recovery_point(workspace=repository)
+    assert large.recovery_instructions[0] == RestoreCodeState(commit_hash=head)
+    assert "the patches are larger than 10 bytes" in large.as_text()
+    own = run.recovery_point(commit="4f2a91c").recovery_instructions[0]
+    assert own == RestoreCodeState(commit_hash="4f2a91c")
+
+
+def test_a_recovery_point_of_files_in_no_repository_has_no_code(run: holdfast.Session, root: Path) -> None:
+    """There is no commit to begin with; the restore command is all there is."""
+    write(root, {"a": "one\n"})
+    run.save(1)
+    assert len(run.recovery_point().recovery_instructions) == 2
 
 
 def test_a_subfolder_gives_patches_for_the_top(store: holdfast.Store, repository: Path) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from holdfast.config import Settings
 from holdfast.engine import Engine, Pending, Save
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, NotFound
 from holdfast.model import Header
 from holdfast.model import Session as SessionInfo
 from holdfast.workspace import background
@@ -29,6 +29,18 @@ if TYPE_CHECKING:
 
 Workspace: TypeAlias = bool | str | os.PathLike[str] | None
 """A directory; True for that of the session, or else the current one; None for that of the session."""
+
+
+MAX_PATCH_BYTES: Final = 1_000_000
+"""How large the patches in a recovery point may be together."""
+
+
+class CodeAt(NamedTuple):
+    """The commit of captured files, the patches from there to them, and what a person has to do instead."""
+
+    commit: str | None = None
+    patches: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class Files:
@@ -103,6 +115,30 @@ class Files:
 
         manifest = load_manifest(self._engine, header)
         return commit_patches(self._engine, manifest, self._live_root(workspace, manifest.root))
+
+    def code_at(self, header: Header, workspace: Workspace = None) -> CodeAt:
+        """What leads a person to the files of a checkpoint; empty where it has none, or they are in no repository.
+
+        Without a repository that can be read the commit is all there is, and a note says where the rest comes from.
+        """
+        from holdfast.workspace.known import has_files, load_manifest
+        from holdfast.workspace.patches import commit_patches
+
+        manifest = load_manifest(self._engine, header) if has_files(header) else None
+        if manifest is None or manifest.git is None:
+            return CodeAt()
+        try:
+            root = self._live_root(workspace, manifest.root)
+            found = commit_patches(self._engine, manifest, root, max_bytes=MAX_PATCH_BYTES)
+            if found.is_complete:
+                return CodeAt(found.commit, found.patches)
+            reason = f"the patches are larger than {MAX_PATCH_BYTES:,} bytes"
+        except (InvalidInput, NotFound) as exc:
+            if workspace is not None:
+                raise
+            reason = str(exc)
+        note = f"Put the captured files of {header.id} over it, as `holdfast export --files` writes them: {reason}"
+        return CodeAt(manifest.git.commit, notes=(note,))
 
     def changed(
         self, workspace: Workspace, notify: Callable[[tuple[str, ...], str | None], object] | None

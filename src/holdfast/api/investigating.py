@@ -7,6 +7,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Unpack
 
+from msgspec.structs import replace
+
 from holdfast.api.checkpoint import Restored
 from holdfast.api.options import RetentionRules
 from holdfast.api.session import Session
@@ -20,7 +22,7 @@ from holdfast.maintenance.prune import PruneReport
 from holdfast.model import Header
 from holdfast.parts.connected import Extra, Missing
 from holdfast.parts.port import Part
-from holdfast.parts.recovery import RecoveryPoint, ReplayCommand, recovery_point
+from holdfast.parts.recovery import CodeState, RecoveryPoint, ReplayCommand, recovery_point
 from holdfast.storage.port import ANY_HEAD
 
 PROFILE = "debug"
@@ -127,7 +129,10 @@ class Investigation(Workbench):
     # --- the rest
 
     def recovery_point(self, ref: str | int | datetime = "latest") -> RecoveryPoint:
-        """What a person does to be where a checkpoint was: its code, environment, commands to replay, and itself."""
+        """What a person does to be where a checkpoint was: its code, environment, commands to replay, and itself.
+
+        Where no commit or patch was noted, they are those of the checkpoint's files, if it has any.
+        """
         checkpoint = self._session.load(ref)
         state = state_of(checkpoint.state, checkpoint.details)
         commands = [
@@ -137,7 +142,12 @@ class Investigation(Workbench):
             for each in state.command_history
             if each.replay
         ]
-        return recovery_point(self._key, checkpoint.id, code=state.code_changes, commands=commands)
+        code, notes = state.code_changes, tuple[str, ...]()
+        if code is None or not (code.commit or code.patches):
+            files = self._session._files.code_at(checkpoint.header)
+            code = replace(code or CodeState(), commit=files.commit, patches=files.patches)
+            notes = files.notes
+        return recovery_point(self._key, checkpoint.id, code=code, commands=commands, notes=notes)
 
     def prune(self, **rules: Unpack[RetentionRules]) -> PruneReport:
         """Remove checkpoints that the session's rules, or the given ones, do not keep."""

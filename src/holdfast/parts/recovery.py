@@ -85,8 +85,11 @@ def recovery_point(
     code: CodeState | None = None,
     environment: Mapping[str, str] | None = None,
     commands: Iterable[ReplayCommand] = (),
+    notes: Iterable[str] = (),
 ) -> RecoveryPoint:
     """The instructions in the order in which they are followed: code, environment, commands, then the session.
+
+    `notes` are what a person has to do about the code by hand.
 
     Raises:
         InvalidInput: the commit is none (`invalid_commit`).
@@ -94,6 +97,7 @@ def recovery_point(
     steps: list[RecoveryStep] = []
     if code is not None and (code.commit or code.patches):
         steps.append(RestoreCodeState(commit_hash=checked_commit(code.commit), patches=code.patches))
+    steps += [ManualInstruction(instruction=note) for note in notes]
     variables = {**(code.env_vars if code is not None else {}), **(environment or {})}
     if variables:
         steps.append(RestoreEnvironment(env_vars=variables))
@@ -128,7 +132,7 @@ def _text(point: RecoveryPoint) -> str:
 def _described(step: RecoveryStep) -> list[str]:
     match step:
         case RestoreCodeState():
-            patches = f", then apply {len(step.patches)} patches" if step.patches else ""
+            patches = f", then apply {len(step.patches)} patches at its top" if step.patches else ""
             return [f"Check out commit {step.commit_hash or '(unknown)'}{patches}"]
         case RestoreEnvironment():
             return ["Set the environment:", *(f"{name}={value}" for name, value in step.env_vars.items())]
@@ -153,6 +157,7 @@ def _shell(step: RecoveryStep) -> list[str]:
     match step:
         case RestoreCodeState():
             return [
+                "# at the top of a clone of the repository",
                 *([f"git checkout --detach {shlex.quote(step.commit_hash)}"] if step.commit_hash else []),
                 *(f"printf '%s' {shlex.quote(patch)} | git apply" for patch in step.patches),
             ]

@@ -5,28 +5,32 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from operator import attrgetter
 from typing import Final
 
 import msgspec
 
-from holdfast.codec.integrity import digest
 from holdfast.codec.patch import DEFAULT_CEILING_BYTES
 from holdfast.engine import Engine
 from holdfast.storage.port import Blob
 from holdfast.storage.urls import database_file, directory_of
-from holdfast.workspace.git import Git
-from holdfast.workspace.ignore import OWN_IGNORE, Rules, first_rules
-from holdfast.workspace.manifest import UNSEEN, Entry, Manifest, Seen, Skipped
+from holdfast.workspace.contents import Reader
+from holdfast.workspace.git import Git, Repository
+from holdfast.workspace.ignore import OWN_IGNORE, Rules, first_rules, own_rules
+from holdfast.workspace.looks import (
+    NEVER,
+    Folders,
+    Look,
+    all_looks,
+    corrected,
+    folders_of,
+    look_at_path,
+)
+from holdfast.workspace.manifest import UNSEEN, Entry, Manifest, Skipped
 from holdfast.workspace.names import is_safe, parents
-from holdfast.workspace.reading import NotRead, Vanished, open_databases, read_file, read_link
 from holdfast.workspace.scan import Scan, content_of, opened_root
-
-BATCH_FILES: Final = 256
-BATCH_BYTES: Final = 16_000_000
-RACY_NS: Final = 100_000_000
-COARSE_NS: Final = 2_000_000_000
-"""How old a file must be before an unchanged time proves unchanged content: the clock of the file system ticks."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,14 +44,52 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_LIMITS: Final = Limits()
 
 
+class Earlier:
+    """An earlier capture of the same tree, arranged for the next one. Its entries alone tell enough of it."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+
+    @cached_property
+    def folders(self) -> Folders:
+        return folders_of(self.manifest.entries)
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Where in the list each path is."""
+        return {entry.path: number for number, entry in enumerate(self.manifest.entries)}
+
+    def entry(self, path: str) -> Entry | None:
+        place = self.places.get(path)
+        return None if place is None else self.manifest.entries[place]
+
+    def followed_by(self, captured: Captured) -> Earlier:
+        """The capture that came next, as the earlier one from then on."""
+        after = Earlier(captured.manifest)
+        after.folders = captured.folders
+        if captured.replaced is not None:
+            after.places = self.places
+        return after
+
+
 class Captured(msgspec.Struct, frozen=True, kw_only=True):
-    """A captured tree: its manifest, the blobs that are not stored yet, and what the files looked like exactly."""
+    """A captured tree: its manifest, the blobs that are not stored yet, and what the files looked like exactly.
+
+    `replaced` are the entries, old and new, in which it differs from the capture before; None where also paths came
+    or went.
+    """
 
     manifest: Manifest
     blobs: tuple[Blob, ...]
-    seen: dict[str, os.stat_result]
+    folders: Folders
+    fresh: dict[str, Look]
+    replaced: tuple[tuple[Entry, Entry], ...] | None
     read_files: int
     read_bytes: int
+
+    def look(self, path: str) -> Look | None:
+        """How a captured file looked; None for a path that was not captured."""
+        return self.fresh.get(path) or look_at_path(self.folders, path)
 
 
 def real_root(root: str | os.PathLike[str]) -> str:
@@ -59,7 +101,7 @@ def capture(
     engine: Engine,
     root: str,
     *,
-    previous: Manifest | None = None,
+    previous: Earlier | None = None,
     limits: Limits = DEFAULT_LIMITS,
     also: Sequence[str] = (),
     with_blobs: bool = True,
@@ -71,43 +113,85 @@ def capture(
     are captured whatever rules and caps say, or recorded as absent.
     """
     began_ns = now_ns()
-    look = Git(root).look()
+    before = Earlier(Manifest(root=root)) if previous is None else previous
+    repository = Git(root).look()
     try:
         with opened_root(root) as descriptor:
-            scan = Scan(_is_store(engine, root))
-            rules = (
-                first_rules(limits.ignore)
-                if look is None
-                else first_rules(limits.ignore, above=look.above, everywhere=look.everywhere)
+            scan = Scan(
+                _is_store(engine, root),
+                known=before.folders,
+                on_left_out=None if repository is None else repository.ask_for_tracked,
             )
-            scan.tree(descriptor, rules)
-            if look is not None:
-                _add_tracked(scan, descriptor, look.tracked_but_ignored())
+            scan.tree(descriptor, _rules(repository, limits))
+            if repository is not None and scan.left_out:
+                _add_tracked(scan, descriptor, repository.tracked(), own_rules(limits.ignore))
             absent = [path for path in sorted(set(also)) if not scan.path(descriptor, path)]
-            _apply_caps(scan, limits, frozenset(also))
-            reader = _Reader(engine, descriptor, scan, previous, began_ns, with_blobs=with_blobs)
-            entries = reader.entries()
-        git = None if look is None else look.state()
+            over = _over_the_caps(scan, limits, frozenset(also))
+            reader = Reader(
+                engine, descriptor, skipped=scan.skipped, began_ns=began_ns, with_blobs=with_blobs
+            )
+            entries = reader.entries(scan.found, before.entry)
+        folders = corrected(scan.folders, _marks(scan, entries, over))
+        merged, replaced = _merged(before, folders, entries)
+        git = None if repository is None else repository.state()
     finally:
-        if look is not None:
-            look.stop()
+        if repository is not None:
+            repository.stop()
     manifest = Manifest(
         root=root,
         git=git,
         skipped=tuple(sorted(scan.skipped, key=lambda each: each.path)),
         absent=tuple(absent),
-        entries=tuple(entries),
+        entries=merged,
     )
     return Captured(
         manifest=manifest,
         blobs=tuple(reader.blobs.values()),
-        seen=scan.found,
+        folders=folders,
+        fresh={path: scan.found[path] for path in entries},
+        replaced=replaced,
         read_files=reader.read_files,
         read_bytes=reader.read_bytes,
     )
 
 
+def _marks(scan: Scan, entries: dict[str, Entry], over: Iterable[str]) -> dict[str, Look | None]:
+    """How the looks of a scan become those of a capture: what is not in it goes, what is too young is not trusted."""
+    marks: dict[str, Look | None] = dict.fromkeys(over)
+    for path, look in scan.found.items():
+        entry = entries.get(path)
+        marks[path] = None if entry is None else NEVER if entry.seen == UNSEEN else look
+    return marks
+
+
+def _merged(
+    before: Earlier, folders: Folders, entries: dict[str, Entry]
+) -> tuple[tuple[Entry, ...], tuple[tuple[Entry, Entry], ...] | None]:
+    """All entries by path: those that were looked at anew, and of the capture before those that look the same.
+
+    Also which of them were replaced, unless others came or went.
+    """
+    outside = [path for path in entries if look_at_path(folders, path) is None]
+    count = sum(len(folder.looks) for folder in folders.values()) + len(outside)
+    pairs = [(before.entry(path), entry) for path, entry in entries.items()]
+    replaced = tuple((old, new) for old, new in pairs if old is not None and old != new)
+    if count == len(before.manifest.entries) and all(old is not None for old, _ in pairs):
+        merged = list(before.manifest.entries)
+        for _, new in replaced:
+            merged[before.places[new.path]] = new
+        return tuple(merged), replaced
+    present = {path for path, _ in all_looks(folders)}
+    kept = [each for each in before.manifest.entries if each.path in present and each.path not in entries]
+    return tuple(sorted([*kept, *entries.values()], key=attrgetter("path"))), None
+
+
 # --- what belongs to the tree ------------------------------------------------------------------------------------
+
+
+def _rules(repository: Repository | None, limits: Limits) -> Rules:
+    if repository is None:
+        return first_rules(limits.ignore)
+    return first_rules(limits.ignore, above=repository.above, everywhere=repository.everywhere)
 
 
 def _is_store(engine: Engine, root: str) -> Callable[[str], bool] | None:
@@ -122,16 +206,19 @@ def _is_store(engine: Engine, root: str) -> Callable[[str], bool] | None:
     return lambda path: path.startswith(place) and path[len(place) : len(place) + 1] in ("", "-", ".")
 
 
-def _add_tracked(scan: Scan, root: int, paths: Iterable[str]) -> None:
-    own: dict[str, Rules] = {}
-    for path in paths:
-        if is_safe(path) and not _is_left_out(root, path, own):
-            scan.path(root, path)
+def _add_tracked(scan: Scan, root: int, tracked: Iterable[str], rules: Rules) -> None:
+    """Add what git tracks of what a rule leaves out: it belongs to the project."""
+    known = {"": rules.within("", own=content_of(root, OWN_IGNORE))}
+    for path in tracked:
+        if path in scan.left_out or any(above in scan.left_out for above in parents(path)):
+            is_ours = any(scan.is_excluded(each) for each in (path, *parents(path)))
+            if is_safe(path) and not is_ours and not _is_left_out(root, path, known):
+                scan.path(root, path)
 
 
 def _is_left_out(root: int, path: str, known: dict[str, Rules]) -> bool:
     """Whether a `.holdfastignore` leaves out a path, or a directory above it."""
-    rules, above = known.setdefault("", Rules().within("", own=content_of(root, OWN_IGNORE))), ""
+    rules, above = known[""], ""
     for step in [*reversed(list(parents(path))), path]:
         if rules.is_ignored(step, step.rpartition("/")[2], is_directory=step != path):
             return True
@@ -143,12 +230,27 @@ def _is_left_out(root: int, path: str, known: dict[str, Rules]) -> bool:
     return False
 
 
-def _apply_caps(scan: Scan, limits: Limits, exempt: frozenset[str]) -> None:
+def _over_the_caps(scan: Scan, limits: Limits, exempt: frozenset[str]) -> list[str]:
     """Drop what is too large, and of the rest the largest until all fits; report each."""
-    sizes = {path: each.st_size for path, each in scan.found.items() if stat.S_ISREG(each.st_mode)}
+    folders = scan.folders.values()
+    outside = {path: look for path, look in scan.found.items() if look_at_path(scan.folders, path) is None}
+    total = sum(each.size_bytes for each in folders) + sum(look[3] for look in outside.values())
+    largest = max(
+        [each.largest_bytes for each in folders] + [look[3] for look in outside.values()], default=0
+    )
+    if total <= limits.max_total_bytes and largest <= limits.max_file_bytes:
+        return []
+    looks = {**dict(all_looks(scan.folders)), **outside}
+    sizes = {path: look[3] for path, look in looks.items() if stat.S_ISREG(look[4])}
+    dropped = list(_too_large(sizes, limits, exempt))
+    for each in dropped:
+        scan.found.pop(each.path, None)
+    scan.skipped += dropped
+    return [each.path for each in dropped]
+
+
+def _too_large(sizes: dict[str, int], limits: Limits, exempt: frozenset[str]) -> Iterable[Skipped]:
     total = sum(sizes.values())
-    if total <= limits.max_total_bytes and max(sizes.values(), default=0) <= limits.max_file_bytes:
-        return
     for path in sorted(sizes, key=lambda path: (-sizes[path], path)):
         size, is_exempt = sizes[path], path in exempt
         limit = DEFAULT_CEILING_BYTES if is_exempt else limits.max_file_bytes
@@ -159,107 +261,4 @@ def _apply_caps(scan: Scan, limits: Limits, exempt: frozenset[str]) -> None:
         else:
             continue
         total -= size
-        del scan.found[path]
-        scan.skipped.append(Skipped(path, reason, size))
-
-
-# --- what is in the files ----------------------------------------------------------------------------------------
-
-
-class _Reader:
-    """Turns what a scan found into entries, and contents that are not stored yet into blobs."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        root: int,
-        scan: Scan,
-        previous: Manifest | None,
-        began_ns: int,
-        *,
-        with_blobs: bool,
-    ) -> None:
-        self._engine = engine
-        self._root = root
-        self._scan = scan
-        self._known = {} if previous is None else previous.by_path()
-        self._began_ns = began_ns
-        self._with_blobs = with_blobs
-        self._databases: frozenset[tuple[int, int]] | None = None
-        self._batch: dict[str, bytes] = {}
-        self._batch_bytes = 0
-        self.blobs: dict[str, Blob] = {}
-        self.read_files = 0
-        self.read_bytes = 0
-
-    def entries(self) -> list[Entry]:
-        entries = list(self._entries())
-        self._flush()
-        return entries
-
-    def _entries(self) -> Iterator[Entry]:
-        found, known = self._scan.found, self._known.get
-        for path in sorted(found):
-            status, entry = found[path], known(path)
-            if entry is not None:
-                seen = entry.seen
-                # A change of content or permissions changes ctime, whatever is done to mtime.
-                if (
-                    seen.ctime_ns == status.st_ctime_ns
-                    and seen.mtime_ns == status.st_mtime_ns
-                    and seen.inode == status.st_ino
-                    and (entry.size == status.st_size or entry.is_link)
-                ):
-                    yield entry
-                    continue
-            try:
-                yield self._read(path, status)
-            except Vanished:
-                continue
-            except NotRead as exc:
-                self._scan.skipped.append(Skipped(path, str(exc), status.st_size))
-
-    def _read(self, path: str, status: os.stat_result) -> Entry:
-        if stat.S_ISLNK(status.st_mode):
-            target = read_link(self._root, path)
-            size = len(os.fsencode(target))
-            return Entry(path, stat.S_IFLNK, size, target=target, seen=self._seen(status))
-        if self._databases is None:
-            self._databases = open_databases()
-        if (status.st_dev, status.st_ino) in self._databases:
-            raise NotRead("this process has it open for writing, perhaps as a database")
-        content, status = read_file(self._root, path, status)
-        self._scan.found[path] = status
-        self.read_files += 1
-        self.read_bytes += len(content)
-        name = digest(content)
-        self._keep(name, content)
-        return Entry(path, _mode(status), len(content), name, seen=self._seen(status))
-
-    def _seen(self, status: os.stat_result) -> Seen:
-        """The look of a file, unless it is so young that its content could change under the same look."""
-        mtime_ns, ctime_ns = status.st_mtime_ns, status.st_ctime_ns
-        is_coarse = mtime_ns % 1_000_000_000 == 0 and ctime_ns % 1_000_000_000 == 0
-        if max(mtime_ns, ctime_ns) + (COARSE_NS if is_coarse else RACY_NS) > self._began_ns:
-            return UNSEEN
-        return Seen(mtime_ns, ctime_ns, status.st_ino)
-
-    def _keep(self, name: str, content: bytes) -> None:
-        if not self._with_blobs or name in self.blobs or name in self._batch:
-            return
-        self._batch[name] = content
-        self._batch_bytes += len(content)
-        if len(self._batch) >= BATCH_FILES or self._batch_bytes >= BATCH_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        """Compress what the store does not have; only that stays in memory."""
-        stored = self._engine.backend.has_blobs(list(self._batch)) if self._batch else set()
-        for name, content in self._batch.items():
-            if name not in stored:
-                self.blobs[name] = self._engine.make_blob(content)
-        self._batch, self._batch_bytes = {}, 0
-
-
-def _mode(status: os.stat_result) -> int:
-    return stat.S_IFREG | (status.st_mode & 0o777)
+        yield Skipped(path, reason, size)

@@ -9,11 +9,23 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from holdfast.workspace.ignore import BUILT_IN, GIT_IGNORE, Outside
+from holdfast.workspace.git_place import (
+    ENVIRON,
+    Place,
+    Settings,
+    config_files,
+    default_excludes,
+    known_place,
+    remember_place,
+    watched,
+)
+from holdfast.workspace.ignore import GIT_IGNORE, Outside
 from holdfast.workspace.manifest import GitState
 
 if TYPE_CHECKING:
@@ -22,11 +34,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast")
 
 PATIENCE_SECONDS: Final = 60
+MAX_HINTS: Final = 64
+_FIELDS: Final = {b"1": 8, b"u": 10}
+"""How many fields of a line of `git status` come before the path."""
 _OFF: Final = (
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",
     "core.untrackedCache=false",
     "core.pager=cat",
+    "core.preloadIndex=false",
     "core.sshCommand=false",
     "core.alternateRefsCommand=",
     "credential.helper=",
@@ -72,10 +88,10 @@ class Git:
     """The repository around a directory. Every answer is None or empty where git, or a repository, is missing."""
 
     def __init__(self, root: str, *, environ: Mapping[str, str] | None = None) -> None:
-        self._root = root
+        self.root = root
         self._program = _program()
         self._environ = _environ(os.environ if environ is None else environ)
-        self._without: tuple[str, ...] = ()
+        self._without: tuple[tuple[str, str], ...] = ()
 
     def call(self, *words: str, reads: bool = False) -> Call:
         """Start git in the root; with `reads` it gets input later."""
@@ -83,7 +99,8 @@ class Git:
             return Call(None, words)
         import subprocess  # only who captures files in a repository pays for it
 
-        options = [part for each in (*_OFF, *self._without) for part in ("-c", each)]
+        plain = [f"{name}={value}" for name, value in self._without if "=" not in name]
+        options = [part for each in (*_OFF, *plain) for part in ("-c", each)]
         command = [
             self._program,
             "--no-pager",
@@ -94,8 +111,8 @@ class Git:
         try:
             process = subprocess.Popen(
                 command,
-                cwd=self._root,
-                env=self._environ,
+                cwd=self.root,
+                env={**self._environ, **_as_variables(self._without)},
                 stdin=subprocess.PIPE if reads else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -105,49 +122,72 @@ class Git:
             return Call(None, words)
         return Call(process, words)
 
-    def look(self) -> Look | None:
+    def look(self) -> Repository | None:
         """What the scan must know before it begins; None outside of a repository."""
-        if self._program is None or not any(
-            os.path.lexists(each / ".git") for each in (Path(self._root), *Path(self._root).parents)
-        ):
+        if self._program is None:
             return None
-        place = self.call("rev-parse", "--show-prefix", "--git-path", "info/exclude")
-        config = self.call("config", "--null", "--get-regexp", r"^(filter\..*|core\.excludesfile)$")
-        is_top = os.path.lexists(Path(self._root, ".git"))
-        left_out = Call(None, ()) if is_top else self.call("check-ignore", "--quiet", ".")
-        found, settings = place.output(), _settings(config.output() or b"")
-        is_left_out = left_out.output() is not None
-        lines = (found or b"").split(b"\n")
-        if len(lines) < 2:
+        spots = [each / ".git" for each in (Path(self.root), *Path(self.root).parents)]
+        top = next((number for number, spot in enumerate(spots) if os.path.lexists(spot)), None)
+        if top is None:
             return None
-        self._without = tuple(
-            f"filter.{name}.{key}"
-            for name in sorted(
-                {key.split(".", 1)[1].rpartition(".")[0] for key in settings if key.startswith("filter.")}
-            )
-            for key in ("clean=", "smudge=", "process=", "required=false")
-        )
-        prefix = os.fsdecode(lines[0])
-        if is_left_out and prefix:
-            return Look(self, prefix)  # the root was named on purpose: rules from above do not hold
-        chosen = os.fsdecode(settings.get("core.excludesfile", b""))
-        excludes = [
-            Path(self._root, os.fsdecode(lines[1])),
-            Path(chosen).expanduser() if chosen else _default_excludes(self._environ),
+        # Programs are slow to start: what they say is remembered while every file it depends on looks the same.
+        key = self.root, self._program, *(self._environ.get(name) for name in ENVIRON)
+        place = known_place(key)
+        if place is None:
+            place = remember_place(key, self._place(spots[: top + 1]))
+        if place is None:
+            return None
+        self._without = place.without
+        if top and place.prefix and self.call("check-ignore", "--quiet", ".").output() is not None:
+            return Repository(
+                self, place.prefix
+            )  # the root was named on purpose: rules from above do not hold
+        above = tuple(_above(Path(self.root), place.prefix))
+        return Repository(self, place.prefix, above, tuple(_outside(place.excludes, place.prefix)))
+
+    def _place(self, spots: Sequence[Path]) -> Place | None:
+        began_ns = time.time_ns()
+        where = self.call("rev-parse", "--show-prefix", "--git-path", "info/exclude", "--git-dir")
+        config = self.call("config", "--null", "--show-origin", "--list")
+        lines, settings = (where.output() or b"").split(b"\n"), Settings(config.output() or b"")
+        if len(lines) < 3:
+            return None
+        prefix, exclude, folder = map(os.fsdecode, lines[:3])
+        chosen = os.fsdecode(settings.values.get("core.excludesfile", b""))
+        files = [
+            *spots,
+            *config_files(self._environ),
+            Path(self.root, folder, "config.worktree"),
+            *(Path(self.root, each) for each in settings.files),
         ]
-        return Look(self, prefix, tuple(_above(Path(self._root), prefix)), tuple(_outside(excludes, prefix)))
+        return Place(
+            prefix=prefix,
+            excludes=(
+                Path(self.root, exclude),
+                Path(chosen).expanduser() if chosen else default_excludes(self._environ),
+            ),
+            without=settings.without_filters(),
+            # Where one file includes others, not all that it depends on are known.
+            watched=None if settings.includes else watched(files, before_ns=began_ns),
+        )
 
 
-class Look:
-    """A repository, its ignore files outside the root, and the two slow questions, asked while others work."""
+class Repository:
+    """A repository, its ignore files outside the root, and the slow questions, asked while others work."""
 
     def __init__(
         self, git: Git, prefix: str, above: tuple[Outside, ...] = (), everywhere: tuple[Outside, ...] = ()
     ) -> None:
         self.above = above
         self.everywhere = everywhere
+        self._git = git
         self._prefix = prefix
-        self._status = git.call(
+        self._hint = _dirty.get(git.root)
+        self._status = self._ask("." if self._hint is None else f":(top,literal){self._hint}")
+        self._tracked: Call | None = None
+
+    def _ask(self, where: str) -> Call:
+        return self._git.call(
             "status",
             "--porcelain=v2",
             "--branch",
@@ -155,34 +195,67 @@ class Look:
             "--untracked-files=no",
             "--ignore-submodules=dirty",
             "--no-renames",
+            "--no-ahead-behind",
             "--",
-            ".",
+            where,
         )
-        patterns = [f"--exclude={pattern}" for pattern in BUILT_IN]
-        self._ignored = git.call("ls-files", "-z", "--cached", "--ignored", "--exclude-standard", *patterns)
 
     def state(self) -> GitState | None:
-        """Commit, branch, and whether anything differs."""
+        """Commit, branch, and whether anything differs.
+
+        One difference is enough: what differed the last time is looked at first, and the rest only if it does no more.
+        """
         output = self._status.output()
+        if self._hint is not None and (output is None or not any(_differences(output))):
+            self._status = self._ask(".")
+            output = self._status.output()
         if output is None:
             return None
-        records = output.split(b"\0")
-        facts = dict(_facts(records))
+        facts, differing = dict(_facts(output.split(b"\0"))), next(_differences(output), None)
+        _note(self._git.root, differing)
         commit, branch = facts.get("oid", ""), facts.get("head")
         return GitState(
             commit=commit if _COMMIT.fullmatch(commit) else None,
             branch=None if branch == "(detached)" else branch,
-            is_dirty=any(record and not record.startswith(b"# ") for record in records),
+            is_dirty=differing is not None,
             prefix=self._prefix,
         )
 
-    def tracked_but_ignored(self) -> list[str]:
-        """Files that a rule leaves out and git tracks nevertheless: they belong to the project."""
-        return [os.fsdecode(path) for path in (self._ignored.output() or b"").split(b"\0") if path]
+    def ask_for_tracked(self) -> None:
+        """Begin to find out what `tracked` tells."""
+        if self._tracked is None:
+            self._tracked = self._git.call("ls-files", "-z", "--cached")
+
+    def tracked(self) -> list[str]:
+        """Every path below the root that is in the index."""
+        self.ask_for_tracked()
+        assert self._tracked is not None
+        return [os.fsdecode(path) for path in (self._tracked.output() or b"").split(b"\0") if path]
 
     def stop(self) -> None:
         self._status.stop()
-        self._ignored.stop()
+        if self._tracked is not None:
+            self._tracked.stop()
+
+
+_dirty: OrderedDict[str, str] = OrderedDict()
+"""Root -> a path that differed from the commit when it was asked for last."""
+
+
+def _note(root: str, differing: str | None) -> None:
+    _dirty.pop(root, None)
+    if differing is not None:
+        _dirty[root] = differing
+    while len(_dirty) > MAX_HINTS:
+        _dirty.popitem(last=False)
+
+
+def _differences(output: bytes) -> Iterator[str]:
+    """The paths that differ, from the top of the repository."""
+    for record in output.split(b"\0"):
+        if record and not record.startswith(b"# "):
+            fields = _FIELDS.get(record[:1], 0)
+            yield os.fsdecode(record.split(b" ", fields)[-1])
 
 
 def is_commit(text: object) -> bool:
@@ -207,14 +280,14 @@ def _environ(given: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _settings(output: bytes) -> dict[str, bytes]:
-    pairs = (record.partition(b"\n") for record in output.split(b"\0") if record)
-    return {name.decode("utf-8", "replace"): value for name, _, value in pairs}
-
-
-def _default_excludes(environ: Mapping[str, str]) -> Path:
-    home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", ""), ".config")
-    return Path(home, "git", "ignore")
+def _as_variables(settings: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Settings whose names hold an equals sign, which no option can set."""
+    odd = [each for each in settings if "=" in each[0]]
+    if not odd:
+        return {}
+    keys = {f"GIT_CONFIG_KEY_{number}": name for number, (name, _) in enumerate(odd)}
+    values = {f"GIT_CONFIG_VALUE_{number}": value for number, (_, value) in enumerate(odd)}
+    return {"GIT_CONFIG_COUNT": str(len(odd)), **keys, **values}
 
 
 def _above(root: Path, prefix: str) -> Iterator[Outside]:

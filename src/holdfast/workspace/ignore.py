@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -42,6 +43,9 @@ BUILT_IN: Final = (
     "Thumbs.db",
 )
 """Virtual environments, installed packages and caches. A line such as `!venv/` in an ignore file takes one back."""
+
+MAX_NAMES: Final = 10_000
+"""How many names a set of rules remembers its answer for."""
 
 
 class RuleList:
@@ -85,7 +89,10 @@ def _union(patterns: Iterable[Pattern]) -> Callable[[str], object] | None:
 
 
 class Rules:
-    """All rules that hold in one directory, the strongest first. Immutable: `within` gives those of a child."""
+    """All rules that hold in one directory, the strongest first. They never change: `within` gives those of a child.
+
+    From the same files comes the very same object: what was found to belong to the tree under it still does.
+    """
 
     def __init__(
         self,
@@ -100,27 +107,30 @@ class Rules:
         self._all = own + git + outer
         self._with_paths = [rules for rules in self._all if rules.has_paths]
         self._names: dict[str, bool] = {}
-        self.harmless: dict[str, bool] = {}
-        """Names that were found to be left alone wherever they are: what is in here need not be asked for."""
+        self._children: dict[str, tuple[tuple[bytes | None, bytes | None, bool], Rules]] = {}
 
     def is_ignored(self, path: str, name: str, is_directory: bool) -> bool:
         """Whether these rules leave out an entry of their directory."""
         if not path.isascii():
             path, name = as_latin(path), as_latin(name)
-        # Most files match nothing, and names come again and again.
-        matches = self._names.get(name)
-        if matches is None:
-            matches = self._names[name] = any(rules.may_match_name(name) for rules in self._all)
-        if not matches and not self._with_paths:
-            self.harmless[name] = True
-            return False
-        if not matches and not any(rules.may_match_path(path) for rules in self._with_paths):
+        if not self._may_match_name(name) and not any(
+            rules.may_match_path(path) for rules in self._with_paths
+        ):
             return False
         for rules in self._all:
             verdict = rules.verdict(path, name, is_directory)
             if verdict is not None:
                 return verdict
         return False
+
+    def _may_match_name(self, name: str) -> bool:
+        # Most files match nothing, and names come again and again.
+        known = self._names.get(name)
+        if known is None:
+            if len(self._names) >= MAX_NAMES:
+                self._names.clear()
+            known = self._names[name] = any(rules.may_match_name(name) for rules in self._all)
+        return known
 
     def within(
         self,
@@ -134,11 +144,18 @@ class Rules:
 
         Where another repository begins, the `.gitignore` files above it end.
         """
+        if not git and not own and not (is_repository and self._git):
+            return self
+        files = git, own, is_repository
+        known = self._children.get(directory)
+        if known is None or known[0] != files:
+            known = self._children[directory] = (files, self._child(directory, git, own, is_repository))
+        return known[1]
+
+    def _child(self, directory: str, git: bytes | None, own: bytes | None, is_repository: bool) -> Rules:
         base = as_latin(directory)
         more_git = (RuleList(parse(git), base=base),) if git else ()
         more_own = (RuleList(parse(own), base=base),) if own else ()
-        if not more_git and not more_own and not (is_repository and self._git):
-            return self
         inherited = () if is_repository else self._git
         return Rules(own=more_own + self._own, git=more_git + inherited, outer=self._outer)
 
@@ -158,9 +175,21 @@ def first_rules(
     `above` are the ignore files of the directories above, the nearest first; `everywhere` those that hold for the
     whole repository, the strongest first.
     """
+    return _first_rules(tuple(extra), tuple(above), tuple(everywhere))
+
+
+@lru_cache(maxsize=16)
+def _first_rules(
+    extra: tuple[str, ...], above: tuple[Outside, ...], everywhere: tuple[Outside, ...]
+) -> Rules:
     lines = "\n".join([*BUILT_IN, *extra]).encode("utf-8", "surrogateescape")
     outer = (*map(_outside, everywhere), RuleList(parse(lines)))
     return Rules(git=tuple(map(_outside, above)), outer=outer)
+
+
+def own_rules(extra: Iterable[str] = ()) -> Rules:
+    """The rules that hold even for what git tracks: `extra`, and `.holdfastignore` files by `within`."""
+    return Rules(outer=(RuleList(parse("\n".join(extra).encode("utf-8", "surrogateescape"))),))
 
 
 def _outside(file: Outside) -> RuleList:

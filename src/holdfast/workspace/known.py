@@ -5,25 +5,32 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from holdfast.engine import Engine, Save, reader
+from holdfast.engine import Engine, NewBody, Save, reader
 from holdfast.errors import Conflict, NotFound
 from holdfast.model import Header, Session
 from holdfast.storage.port import HeaderQuery
-from holdfast.workspace.capture import DEFAULT_LIMITS, Captured, Limits, capture
-from holdfast.workspace.manifest import FILES, Manifest, body_of, manifest_of
+from holdfast.workspace.capture import DEFAULT_LIMITS, Captured, Earlier, Limits, capture
+from holdfast.workspace.manifest import FILES, Manifest, body_after, body_of, manifest_of
 
 log = logging.getLogger("holdfast")
 
 TRIES: Final = 3
 REMEMBERED: Final = 8
 
-_memory: WeakKeyDictionary[Engine, OrderedDict[tuple[str, str], Manifest]] = WeakKeyDictionary()
+_memory: WeakKeyDictionary[Engine, OrderedDict[tuple[str, str], Remembered]] = WeakKeyDictionary()
 """The newest captures of an engine, by session and root: only to save reading them again."""
+
+
+class Remembered(NamedTuple):
+    """A capture, and the body it was stored as."""
+
+    earlier: Earlier
+    content: bytes
 
 
 def has_files(header: Header) -> bool:
@@ -93,8 +100,10 @@ def look_at(
 
     With blobs it can be stored: then files whose content the store has no more are read again too.
     """
-    previous = _previous(engine, uid, root)
-    previous = _still_stored(engine, previous) if with_blobs else previous
+    known = _previous(engine, uid, root)
+    previous = None if known is None else known.earlier
+    if with_blobs:
+        previous = _still_stored(engine, previous)
     return capture(engine, root, previous=previous, limits=limits, also=also, with_blobs=with_blobs)
 
 
@@ -109,25 +118,39 @@ def save_with_files(
         InvalidInput: the root is no directory (`invalid_workspace`).
         Conflict, NotFound, BackendUnavailable: as for any save; nothing is stored.
     """
-    previous = _previous(engine, save.session, root)
+    known = _previous(engine, save.session, root)
+    earlier = None if known is None else known.earlier
     for left in reversed(range(TRIES)):
-        captured = capture(engine, root, previous=previous, limits=limits, also=also)
+        captured = capture(engine, root, previous=earlier, limits=limits, also=also)
+        body = _body(captured, known)
         try:
-            header = engine.save(with_files(save, captured))
+            header = engine.save(_with_body(save, captured, body))
         except Conflict as exc:
             if exc.code != "blob_gone" or not left:
                 raise
-            previous = _still_stored(engine, previous)  # a sweep was faster: those files are read again
+            # A sweep was faster: those files are read again.
+            known, earlier = None, _still_stored(engine, earlier)
             continue
-        _remember(engine, save.session, captured.manifest)
+        before = Earlier(Manifest(root=root)) if earlier is None else earlier
+        _remember(engine, save.session, Remembered(before.followed_by(captured), body.content))
         _tell(header, captured.manifest)
         return header, captured
     raise AssertionError("unreachable")
 
 
+def _body(captured: Captured, known: Remembered | None) -> NewBody:
+    if known is None or captured.replaced is None:
+        return body_of(captured.manifest)
+    return body_after(captured.manifest, known.content, captured.replaced)
+
+
 def with_files(save: Save, captured: Captured) -> Save:
     """The save with a captured tree."""
-    bodies = {**save.bodies, FILES: body_of(captured.manifest)}
+    return _with_body(save, captured, body_of(captured.manifest))
+
+
+def _with_body(save: Save, captured: Captured, body: NewBody) -> Save:
+    bodies = {**save.bodies, FILES: body}
     return msgspec.structs.replace(save, bodies=bodies, blobs=(*save.blobs, *captured.blobs))
 
 
@@ -138,28 +161,35 @@ def _tell(header: Header, manifest: Manifest) -> None:
         log.warning("%s has not captured %d more", header.id, len(manifest.skipped) - 20)
 
 
-def _previous(engine: Engine, uid: str, root: str) -> Manifest | None:
+def _previous(engine: Engine, uid: str, root: str) -> Remembered | None:
     remembered = _memory.get(engine, OrderedDict()).get((uid, root))
     if remembered is not None:
         return remembered
-    found = newest_capture(engine, uid, root)
-    if found is None:
-        return None
-    _remember(engine, uid, found[1])
-    return found[1]
+    for header in captures(engine, uid):
+        content = reader.load_body(engine.backend, header, FILES)
+        manifest = manifest_of(content)
+        if manifest.root == root:
+            return _remember(engine, uid, Remembered(Earlier(manifest), content))
+    return None
 
 
-def _remember(engine: Engine, uid: str, manifest: Manifest) -> None:
-    known = _memory.setdefault(engine, OrderedDict())
-    known[uid, manifest.root] = manifest
-    known.move_to_end((uid, manifest.root))
+def _remember(engine: Engine, uid: str, capture: Remembered) -> Remembered:
+    known, root = _memory.setdefault(engine, OrderedDict()), capture.earlier.manifest.root
+    known[uid, root] = capture
+    known.move_to_end((uid, root))
     while len(known) > REMEMBERED:
         known.popitem(last=False)
+    return capture
 
 
-def _still_stored(engine: Engine, manifest: Manifest | None) -> Manifest | None:
-    if manifest is None:
+def _still_stored(engine: Engine, earlier: Earlier | None) -> Earlier | None:
+    """The capture without the files whose content the store has no more."""
+    if earlier is None:
         return None
-    stored = engine.backend.has_blobs(sorted(manifest.blobs))
+    manifest = earlier.manifest
+    wanted = manifest.blobs
+    stored = engine.backend.has_blobs(sorted(wanted))
+    if stored >= wanted:
+        return earlier
     entries = tuple(each for each in manifest.entries if each.is_link or each.digest in stored)
-    return msgspec.structs.replace(manifest, entries=entries)
+    return Earlier(msgspec.structs.replace(manifest, entries=entries))

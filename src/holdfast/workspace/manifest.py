@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -18,6 +18,12 @@ FILES: Final = "files"
 """The name of the body that holds a manifest."""
 
 VERSION: Final = 1
+
+MAX_REPLACED: Final = 8
+"""With more changes than this a list is written anew: each is searched for in all of it."""
+
+_ENTRIES: Final = b',"entries":['
+"""Where the entries begin: text has no such quotes."""
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -95,7 +101,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def blobs(self) -> frozenset[str]:
         """The digests of all contents."""
-        return frozenset(entry.digest for entry in self.entries if entry.digest)
+        digests = {entry.digest for entry in self.entries}
+        digests.discard("")  # what a link has
+        return frozenset(digests)
 
     def by_path(self) -> dict[str, Entry]:
         return {entry.path: entry for entry in self.entries}
@@ -104,6 +112,38 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 def body_of(manifest: Manifest) -> NewBody:
     """The body that stores a manifest; it names every blob."""
     return NewBody(msgspec.json.encode(_renamed(manifest, to_text)), exact.JSON, manifest.blobs)
+
+
+def body_after(manifest: Manifest, before: bytes, replaced: Sequence[tuple[Entry, Entry]]) -> NewBody:
+    """The same body, made of an earlier one whose entries differ only in those replaced: old and new of each."""
+    edits = _edits(before, replaced)
+    if edits is None:
+        return body_of(manifest)
+    head = msgspec.json.encode(_renamed(msgspec.structs.replace(manifest, entries=()), to_text))
+    pieces, at = [head[: head.index(_ENTRIES)]], before.index(_ENTRIES)
+    for start, end, new in edits:
+        pieces += [before[at:start], new]
+        at = end
+    return NewBody(b"".join([*pieces, before[at:]]), exact.JSON, manifest.blobs)
+
+
+def _edits(before: bytes, replaced: Sequence[tuple[Entry, Entry]]) -> list[tuple[int, int, bytes]] | None:
+    """Where each old entry is, and what takes its place; None where that would take longer than writing all anew."""
+    if len(replaced) > MAX_REPLACED:
+        return None
+    edits = []
+    for old, new in replaced:
+        # A text never holds the quotes that an entry begins with, so what is found is the entry and nothing else.
+        piece = _encoded(old)
+        start = before.find(piece)
+        if start < 0:
+            return None
+        edits.append((start, start + len(piece), _encoded(new)))
+    return sorted(edits)
+
+
+def _encoded(entry: Entry) -> bytes:
+    return msgspec.json.encode(_renamed_entry(entry, to_text))
 
 
 def manifest_of(content: bytes) -> Manifest:

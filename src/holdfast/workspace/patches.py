@@ -6,7 +6,7 @@ import base64
 import hashlib
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -18,6 +18,9 @@ from holdfast.workspace.git import Git, is_commit
 from holdfast.workspace.manifest import Entry, Manifest
 from holdfast.workspace.names import is_safe
 from holdfast.workspace.text import hunks, is_text, lines_of
+
+BATCH_PATHS: Final = 256
+BATCH_BYTES: Final = 16_000_000
 
 _LINK: Final = 0o120000
 _FILE: Final = 0o100644
@@ -34,11 +37,15 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class CommitPatches(msgspec.Struct, frozen=True, kw_only=True):
-    """How to rebuild a captured tree elsewhere by hand: check the commit out, then `git apply` each patch there."""
+    """How to rebuild a captured tree elsewhere by hand: check the commit out, then `git apply` each patch at its top.
+
+    Without `is_complete` the patches would be larger than was asked for, and there are none.
+    """
 
     commit: str | None
     branch: str | None
     patches: tuple[str, ...]
+    is_complete: bool = True
 
 
 def side_of(entry: Entry, content: Callable[[Entry], bytes]) -> Side:
@@ -124,11 +131,13 @@ def _escaped(byte: int) -> str:
 # --- against a commit --------------------------------------------------------------------------------------------
 
 
-def commit_patches(engine: Engine, manifest: Manifest, root: str) -> CommitPatches:
+def commit_patches(
+    engine: Engine, manifest: Manifest, root: str, *, max_bytes: int | None = None
+) -> CommitPatches:
     """The commit that a captured tree was based on, and the patches from there to the captured files.
 
     `root` is where the repository is now; it is only read. Without a commit every file is a patch that adds it.
-    Removals come first, so that the patches apply one after the other.
+    Removals come first, so that the patches apply one after the other. Beyond `max_bytes` there are none.
 
     Raises:
         NotFound: the repository at `root` does not have that commit (`commit_not_found`).
@@ -137,17 +146,39 @@ def commit_patches(engine: Engine, manifest: Manifest, root: str) -> CommitPatch
     commit = None if git is None else git.commit
     base = {} if commit is None else _tree(where, commit)
     algorithm = "sha256" if len(commit or "") == 64 else "sha1"
-    differing = list(_differing(engine, manifest, base, algorithm))
-    contents = _contents(where, [base[path].id for path in differing if path in base])
     entries, prefix = manifest.by_path(), "" if git is None else git.prefix
-    patches = []
-    for path in sorted(differing, key=lambda path: (path in entries, path)):
-        recorded = base.get(path)
-        old = None if recorded is None else Side(recorded.mode, contents[recorded.id])
-        new = _captured(engine, entries.get(path))
-        patches.append(patch_of(prefix + path, old, new, algorithm=algorithm))
-    branch = None if git is None else git.branch
-    return CommitPatches(commit=commit, branch=branch, patches=tuple(patches))
+    differing = list(_differing(engine, manifest, base, algorithm))
+    differing.sort(key=lambda path: (path in entries, path))
+    patches: list[str] = []
+    left = max_bytes
+    for some in _batches(differing, lambda path: entries[path].size if path in entries else 0):
+        contents = _contents(where, [base[path].id for path in some if path in base])
+        for path in some:
+            recorded = base.get(path)
+            old = None if recorded is None else Side(recorded.mode, contents[recorded.id])
+            patch = patch_of(prefix + path, old, _captured(engine, entries.get(path)), algorithm=algorithm)
+            patches.append(patch)
+            left = None if left is None else left - len(patch)
+        if left is not None and left < 0:
+            break
+    branch, is_complete = None if git is None else git.branch, left is None or left >= 0
+    return CommitPatches(
+        commit=commit, branch=branch, patches=tuple(patches) if is_complete else (), is_complete=is_complete
+    )
+
+
+def _batches(paths: Iterable[str], size_of: Callable[[str], int]) -> Iterator[list[str]]:
+    """The paths in pieces of which each has contents of a bounded size."""
+    batch: list[str] = []
+    size = 0
+    for path in paths:
+        batch.append(path)
+        size += size_of(path)
+        if len(batch) >= BATCH_PATHS or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 class _Recorded(msgspec.Struct, frozen=True):

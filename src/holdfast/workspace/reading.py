@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from holdfast.workspace.scan import FILE_FLAGS, opened_parent
+from holdfast.workspace.scan import FILE_FLAGS, opened_parent, status_of
 
 TRIES: Final = 3
 
@@ -21,8 +21,8 @@ class Vanished(NotRead):
     """The file is not there any more."""
 
 
-def read_file(root: int, path: str, status: os.stat_result) -> tuple[bytes, os.stat_result]:
-    """The content of a file below the root, and its status then; `status` is what the scan saw.
+def read_file(root: int, path: str, size: int) -> tuple[bytes, os.stat_result]:
+    """The content of a file below the root, and its status then; `size` is what the scan saw.
 
     Raises:
         NotRead: it cannot be read, or changes all the time. `Vanished`: it is gone.
@@ -30,7 +30,7 @@ def read_file(root: int, path: str, status: os.stat_result) -> tuple[bytes, os.s
     try:
         with opened_parent(root, path) as (directory, name):
             for _ in range(TRIES):
-                read = _read(directory, name, status)
+                read = _read(directory, name, size)
                 if read is not None:
                     return read
     except FileNotFoundError as exc:
@@ -40,13 +40,13 @@ def read_file(root: int, path: str, status: os.stat_result) -> tuple[bytes, os.s
     raise NotRead("changes while it is read")
 
 
-def _read(directory: int, name: str, status: os.stat_result) -> tuple[bytes, os.stat_result] | None:
+def _read(directory: int, name: str, size: int) -> tuple[bytes, os.stat_result] | None:
     descriptor = os.open(name, FILE_FLAGS, dir_fd=directory)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         before = os.fstat(descriptor)
         if not stat.S_ISREG(before.st_mode):
             raise NotRead("it became something else")
-        if before.st_size > max(2 * status.st_size, status.st_size + 1_000_000):
+        if before.st_size > max(2 * size, size + 1_000_000):
             raise NotRead("changes while it is read")  # the caps were checked for its size a moment ago
         content = _at_most(file.fileno(), before.st_size + 1)
         after = os.fstat(descriptor)
@@ -78,7 +78,7 @@ def read_link(root: int, path: str) -> str:
 
 
 def open_databases() -> frozenset[tuple[int, int]]:
-    """The files this process has open for reading and writing.
+    """The files this process has open for reading and writing, as inode and device.
 
     Whoever opens such a file again and closes it takes away the locks this process holds on it: a database in use
     would lose its protection. So they are not read.
@@ -91,5 +91,16 @@ def open_databases() -> frozenset[tuple[int, int]]:
         except OSError:
             continue
         if is_both and stat.S_ISREG(status.st_mode):
-            found.add((status.st_dev, status.st_ino))
+            found.add((status.st_ino, status.st_dev))
     return frozenset(found)
+
+
+def is_among(files: frozenset[tuple[int, int]], root: int, path: str, inode: int) -> bool:
+    """Whether a file below the root, whose inode is known, is one of these."""
+    if not any(each[0] == inode for each in files):
+        return False
+    try:
+        status = status_of(root, path)
+    except OSError:
+        return False
+    return (status.st_ino, status.st_dev) in files

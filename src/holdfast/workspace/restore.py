@@ -16,6 +16,7 @@ from holdfast.storage.port import Event
 from holdfast.workspace.capture import DEFAULT_LIMITS, Captured, Limits
 from holdfast.workspace.compare import FileChange
 from holdfast.workspace.known import load_manifest, look_at, newest_capture, with_files
+from holdfast.workspace.looks import NEVER
 from holdfast.workspace.manifest import Manifest, Skipped
 from holdfast.workspace.names import PathFilter
 from holdfast.workspace.plan import RestorePlan, in_the_way, is_between, plan_restore
@@ -321,10 +322,10 @@ class _Restore:
         return failures
 
     def _place(self, area: Staging) -> Callable[[str], None]:
-        return lambda path: area.place(path, self._live.seen.get(path))
+        return lambda path: area.place(path, self._live.look(path))
 
     def _remove(self, area: Staging) -> Callable[[str], None]:
-        return lambda path: area.remove(path, self._live.seen[path])
+        return lambda path: area.remove(path, self._live.look(path) or NEVER)
 
     def _attempt(self, change: FileChange, act: Callable[[str], None], failures: list[Skipped]) -> None:
         try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
 from holdfast.errors import InvalidInput
 from holdfast.workspace.ignore import GIT_IGNORE, OWN_IGNORE, Rules
+from holdfast.workspace.looks import Folder, Folders, Look, folder_of, look_at_path, look_of
 from holdfast.workspace.manifest import Skipped
 from holdfast.workspace.names import STAGING_PREFIX, VCS_NAMES
 
@@ -31,12 +32,27 @@ _KINDS: Final = {
 
 
 class Scan:
-    """What is in a tree: files and links with their status, and what was left out for another reason than a rule."""
+    """What is in a tree, compared with what an earlier capture knows of it.
 
-    def __init__(self, is_excluded: Callable[[str], bool] | None = None) -> None:
-        self.found: dict[str, os.stat_result] = {}
+    `folders` are all files and links that belong to it; `found` those of them that do not look as they are
+    known. `skipped` was left out for another reason than a rule. `left_out` are files and directories that a
+    rule leaves out, and `on_left_out` is called at the first of them.
+    """
+
+    def __init__(
+        self,
+        is_excluded: Callable[[str], bool] | None = None,
+        *,
+        known: Folders | None = None,
+        on_left_out: Callable[[], None] | None = None,
+    ) -> None:
+        self.found: dict[str, Look] = {}
+        self.folders: Folders = {}
         self.skipped: list[Skipped] = []
+        self.left_out: set[str] = set()
+        self._known: Folders = {} if known is None else known
         self._is_excluded = is_excluded
+        self._on_left_out = on_left_out
 
     def tree(self, root: int, rules: Rules) -> None:
         """Add everything below the root that no rule leaves out."""
@@ -44,51 +60,99 @@ class Scan:
 
     def path(self, root: int, path: str) -> bool:
         """Add one path, whatever the rules say; False when nothing is there, or a directory."""
-        if path in self.found:
+        if path in self:
             return True
         try:
-            status = status_of(root, path)
+            look = look_of(status_of(root, path))
         except OSError:
             return False
-        if stat.S_ISDIR(status.st_mode):
+        if stat.S_ISDIR(look[4]):
             return False
-        self._file(path, status)
+        self._file(path, look)
         return True
 
+    def __contains__(self, path: str) -> bool:
+        return path in self.found or look_at_path(self.folders, path) is not None
+
+    def is_excluded(self, path: str) -> bool:
+        """Whether a path is the caller's own."""
+        return self._is_excluded is not None and self._is_excluded(path)
+
     def _directory(self, directory: int, path: str, rules: Rules, depth: int) -> None:
-        with os.scandir(directory) as listing:
-            entries = list(listing)
-        rules = self._rules_within(directory, path, {entry.name for entry in entries}, rules)
         lead = path + "/" if path else ""
-        found, is_harmless = self.found, rules.harmless.get if self._is_excluded is None else _nothing
-        # The innermost loop runs for every file of the tree at every capture: it calls nothing that it can spare.
-        for entry in entries:
-            name = entry.name
-            below = lead + name
+        here = self._listing(directory, lead)
+        rules = self._rules_within(directory, path, here, rules)
+        known = self._known.get(path)
+        expected = self._expected(known, here, lead, rules)
+        if here == expected:
+            same, more = expected, dict[str, Look]()
+        else:
+            same = {name: look for name, look in expected.items() if here.get(name) == look}
+            others = {name: look for name, look in here.items() if name not in same}
+            more = self._others(directory, lead, others, rules, depth)
+        if known is not None and known.rules is rules and len(same) == len(known.looks) and not more:
+            self.folders[path] = known
+        else:
+            self.folders[path] = folder_of(rules, {**same, **more})
+
+    def _listing(self, directory: int, lead: str) -> dict[str, Look]:
+        """How everything in a directory looks."""
+        try:
+            with os.scandir(directory) as listing:
+                # This runs for every file of the tree at every capture: it does nothing that it can spare.
+                return {entry.name: look_of(entry.stat(follow_symlinks=False)) for entry in listing}
+        except OSError:
+            return dict(self._listing_one_by_one(directory, lead))
+
+    def _listing_one_by_one(self, directory: int, lead: str) -> Iterator[tuple[str, Look]]:
+        for name in os.listdir(directory):
             try:
-                is_directory = entry.is_dir(follow_symlinks=False)
-                if not is_harmless(name) and self._is_left_out(below, name, is_directory, rules):
-                    continue
-                if is_directory:
-                    self._below(directory, name, below, rules, depth + 1)
-                    continue
-                status = entry.stat(follow_symlinks=False)
-                if status.st_mode & _KIND_BITS in _CAPTURED:
-                    found[below] = status
-                else:
-                    self._file(below, status)
+                yield name, look_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
             except FileNotFoundError:
                 continue  # it vanished meanwhile: it is not there
             except OSError as exc:
-                self.skipped.append(Skipped(below, f"unreadable: {exc.strerror}"))
+                self.skipped.append(Skipped(lead + name, f"unreadable: {exc.strerror}"))
+
+    def _expected(
+        self, known: Folder | None, here: Mapping[str, Look], lead: str, rules: Rules
+    ) -> dict[str, Look]:
+        """How the files here looked that belong to the tree under these rules."""
+        if known is None:
+            return {}
+        if known.rules is rules:
+            return known.looks
+        return {
+            name: look
+            for name, look in known.looks.items()
+            if here.get(name) == look and not self._is_left_out(lead + name, name, False, rules)
+        }
+
+    def _others(
+        self, directory: int, lead: str, here: Mapping[str, Look], rules: Rules, depth: int
+    ) -> dict[str, Look]:
+        """Look closely at what is not as it is known; the files among it."""
+        files: dict[str, Look] = {}
+        for name, look in here.items():
+            path, is_directory = lead + name, stat.S_ISDIR(look[4])
+            if self._is_left_out(path, name, is_directory, rules):
+                continue
+            if is_directory:
+                self._below(directory, name, path, rules, depth + 1)
+            elif self._file(path, look):
+                files[name] = look
+        return files
 
     def _is_left_out(self, path: str, name: str, is_directory: bool, rules: Rules) -> bool:
-        if name.lower() in VCS_NAMES or name.startswith(STAGING_PREFIX):
+        if name.lower() in VCS_NAMES or name.startswith(STAGING_PREFIX) or self.is_excluded(path):
             return True
-        is_excluded = self._is_excluded is not None and self._is_excluded(path)
-        return is_excluded or rules.is_ignored(path, name, is_directory)
+        if not rules.is_ignored(path, name, is_directory):
+            return False
+        if not self.left_out and self._on_left_out is not None:
+            self._on_left_out()
+        self.left_out.add(path)
+        return True
 
-    def _rules_within(self, directory: int, path: str, names: set[str], rules: Rules) -> Rules:
+    def _rules_within(self, directory: int, path: str, names: Mapping[str, object], rules: Rules) -> Rules:
         is_repository = bool(path) and ".git" in names
         if GIT_IGNORE not in names and OWN_IGNORE not in names and not is_repository:
             return rules
@@ -105,20 +169,25 @@ class Scan:
             return
         try:
             directory = os.open(name, DIRECTORY_FLAGS, dir_fd=parent)
-        except PermissionError as exc:
+        except FileNotFoundError:
+            return
+        except OSError as exc:
             self.skipped.append(Skipped(path + "/", f"unreadable: {exc.strerror}"))
             return
         try:
             self._directory(directory, path, rules, depth)
+        except OSError as exc:
+            self.skipped.append(Skipped(path + "/", f"unreadable: {exc.strerror}"))
         finally:
             os.close(directory)
 
-    def _file(self, path: str, status: os.stat_result) -> None:
-        kind = status.st_mode & _KIND_BITS
+    def _file(self, path: str, look: Look) -> bool:
+        kind = look[4] & _KIND_BITS
         if kind not in _CAPTURED:
             self.skipped.append(Skipped(path, _KINDS.get(kind, "of an unknown kind")))
-        else:
-            self.found[path] = status
+            return False
+        self.found[path] = look
+        return True
 
 
 def status_of(root: int, path: str) -> os.stat_result:
@@ -186,7 +255,3 @@ def opened_parent(
     finally:
         if is_own:
             os.close(current)
-
-
-def _nothing(_: str) -> bool:
-    return False

@@ -12,7 +12,7 @@ from holdfast.workspace.manifest import Entry
 from holdfast.workspace.patches import Side, patch_of, side_of
 from holdfast.workspace.reading import NotRead, read_file
 from holdfast.workspace.recorded import content_of
-from holdfast.workspace.scan import opened_root, status_of
+from holdfast.workspace.scan import opened_root
 from holdfast.workspace.text import counts, is_text, lines_of
 
 
@@ -57,7 +57,7 @@ def _live(root: str, entry: Entry) -> bytes:
     """The content of a file that was looked at a moment ago, if it still is the same."""
     try:
         with opened_root(root) as descriptor:
-            content, _ = read_file(descriptor, entry.path, status_of(descriptor, entry.path))
+            content, _ = read_file(descriptor, entry.path, entry.size)
     except (NotRead, OSError):
         content = None
     if content is None or digest(content) != entry.digest:

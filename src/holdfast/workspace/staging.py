@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from holdfast.workspace.looks import Look, look_of
 from holdfast.workspace.manifest import Entry
 from holdfast.workspace.names import STAGING_PREFIX, parents
 from holdfast.workspace.scan import DIRECTORY_FLAGS, opened_parent
@@ -72,7 +73,7 @@ class Staging:
 
     # --- moving
 
-    def place(self, path: str, expected: os.stat_result | None) -> None:
+    def place(self, path: str, expected: Look | None) -> None:
         """Move a prepared file to its path, over what is there if that is exactly as `expected`; None: nothing.
 
         Raises:
@@ -89,7 +90,7 @@ class Staging:
                 self._copy(self._names[path], directory, name)
         self._touched.add(path)
 
-    def remove(self, path: str, expected: os.stat_result) -> None:
+    def remove(self, path: str, expected: Look) -> None:
         """Remove a file or link that is exactly as `expected`, and the directories that are empty then."""
         with opened_parent(self._root, path) as (directory, name):
             _check(directory, name, expected)
@@ -167,7 +168,7 @@ def _make_directory(parent: int, name: str) -> None:
         os.mkdir(name, 0o777, dir_fd=parent)
 
 
-def _check(directory: int, name: str, expected: os.stat_result | None) -> None:
+def _check(directory: int, name: str, expected: Look | None) -> None:
     try:
         now = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
@@ -179,12 +180,8 @@ def _check(directory: int, name: str, expected: os.stat_result | None) -> None:
             os.rmdir(name, dir_fd=directory)  # all that was in it has been removed, or this fails
             return
         raise ChangedMeanwhile
-    if _look(now) != _look(expected):
+    if look_of(now) != expected:
         raise ChangedMeanwhile
-
-
-def _look(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _write(descriptor: int, content: bytes) -> None:

@@ -147,14 +147,14 @@ def _blobs_of(
     tx: Connection, sid: int, checkpoints: Sequence[str], name: str, *, is_spare: bool
 ) -> dict[str, tuple[str, ...]]:
     """The blobs that the records of a body name, by checkpoint, sorted."""
-    blobs: dict[str, tuple[str, ...]] = {}
+    blobs: dict[str, list[str]] = {}
     for checkpoint, digest in tx.all(
         f"SELECT checkpoint, digest FROM blob_refs WHERE sid = ? AND checkpoint IN ({marks(len(checkpoints))})"
         " AND name = ? AND is_spare = ? ORDER BY digest",
         (sid, *checkpoints, name, int(is_spare)),
     ):
-        blobs[checkpoint] = (*blobs.get(checkpoint, ()), digest)
-    return blobs
+        blobs.setdefault(checkpoint, []).append(digest)
+    return {checkpoint: tuple(digests) for checkpoint, digests in blobs.items()}
 
 
 def infos(tx: Connection, sid: int, checkpoints: Sequence[str] | None = None) -> list[BodyInfo]:
