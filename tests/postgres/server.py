@@ -10,7 +10,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -102,7 +102,8 @@ class Server:
         postmaster = psutil.Process(pid)
         processes = [postmaster, *postmaster.children(recursive=True)]
         for process in processes:
-            process.send_signal(signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):  # one of them just ended
+                process.send_signal(signal.SIGKILL)
         psutil.wait_procs(processes, timeout=30)
 
     def start(self) -> None:

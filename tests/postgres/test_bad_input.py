@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import psycopg
 import pytest
@@ -12,6 +13,11 @@ import holdfast
 from holdfast.api import Store
 from holdfast.errors import BackendUnavailable, Conflict, Corrupt, HoldfastError, Unsupported
 from holdfast.storage.postgres import PostgresBackend
+from holdfast.storage.postgres.burst import Burst
+from holdfast.storage.postgres.connection import PostgresConnection
+from holdfast.storage.postgres.errors import is_lost
+from holdfast.storage.postgres.transaction import COMMIT
+from holdfast.storage.sql.connection import Value
 from holdfast.testing.records import headers, new_owner, new_session, save
 from tests.postgres.access import PostgresAccess
 from tests.postgres.server import Server
@@ -176,37 +182,63 @@ def test_connections_that_were_cut_while_they_waited(own_server: Server) -> None
     backend.close()
 
 
+@pytest.mark.parametrize(
+    ("text", "is_cut"),
+    [
+        ("consuming input failed: SSL connection has been closed unexpectedly", True),
+        ("consuming input failed: SSL SYSCALL error: EOF detected", True),
+        ("consuming input failed: server closed the connection unexpectedly", True),
+        ("connection failed: server does not support SSL, but SSL was required", False),
+        ("connection failed: SSL error: certificate verify failed", False),
+    ],
+)
+def test_a_connection_with_tls_that_breaks_is_no_refusal(text: str, is_cut: bool) -> None:
+    """It may be made again; one that the server does not allow may not."""
+    assert is_lost(psycopg.OperationalError(text)) is is_cut
+
+
 class Breaking:
     """Breaks the connection at a chosen moment of a commit, once."""
 
     def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch, *, is_after: bool) -> None:
-        from holdfast.storage.postgres.connection import PostgresConnection
-
         self.times = 0
-        commit = PostgresConnection.commit
+        send, exchange = PostgresConnection.send, Burst._exchange
 
-        def breaking(tx: PostgresConnection) -> str | None:
+        def cut(work: Callable[[], Any], wait: Callable[[], object]) -> Any:
             if self.times:
-                return commit(tx)
+                return work()
             self.times += 1
-            if is_after:
-                commit(tx)
-            else:
-                tx.one("SELECT 1")
+            if not is_after:
+                server.cut_connections()
+                return work()
+            work()
+            wait()
             server.cut_connections()
             raise psycopg.OperationalError("the connection was cut")
 
-        monkeypatch.setattr(PostgresConnection, "commit", breaking)
+        def sending(tx: PostgresConnection, sql: str, values: Sequence[Value] = ()) -> Any:
+            if sql != COMMIT:
+                return send(tx, sql, values)
+            return cut(lambda: send(tx, sql, values), tx._pipeline.sync)
+
+        monkeypatch.setattr(PostgresConnection, "send", sending)
+        monkeypatch.setattr(
+            Burst, "_exchange", lambda burst, pgconn: cut(lambda: exchange(burst, pgconn), lambda: None)
+        )
 
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["not committed", "committed"])
+@pytest.mark.parametrize("is_foreseen", [False, True], ids=["asked", "foreseen"])
 def test_a_save_whose_commit_is_unknown_is_repeated(
-    own_server: Server, monkeypatch: pytest.MonkeyPatch, is_after: bool
+    own_server: Server, monkeypatch: pytest.MonkeyPatch, is_after: bool, is_foreseen: bool
 ) -> None:
     """A checkpoint's own id is its key: whether the commit happened or not, it is there once."""
-    with Store(PostgresBackend(own_server.fresh_url())) as store:
+    backend = PostgresBackend(own_server.fresh_url())
+    with Store(backend) as store:
         session = store.session("run", profile="archive")
         session.save({"n": 1})
+        if not is_foreseen:
+            backend._memory.forget(session.uid)
         breaking = Breaking(own_server, monkeypatch, is_after=is_after)
         header = session.save({"n": 2})
         assert breaking.times == 1

@@ -125,6 +125,22 @@ def test_a_project_sees_only_its_own(postgres: Server, apart: str) -> None:
         backend.close()
 
 
+def test_a_foreseen_save_stays_in_its_project(postgres: Server, apart: str) -> None:
+    """The function that stores it has the rights of its caller: who knows all of a session still finds none."""
+    mine, yours = client(postgres, apart, "mine"), client(postgres, apart, "yours")
+    uid = mine.create_session(new_session("mine", project="mine")).uid
+    for _ in range(3):
+        append_one(mine, item(draft(uid)))
+    known = mine._memory.get(uid)
+    assert known is not None
+    yours._memory.put(known)
+    with pytest.raises(NotFound):
+        append_one(yours, item(draft(uid)))
+    assert append_one(mine, item(draft(uid))).seq == 4
+    for backend in (mine, yours):
+        backend.close()
+
+
 def test_equal_blobs_of_two_projects_are_two(postgres: Server, apart: str) -> None:
     """Each project keeps and sweeps its own copy."""
     blob = new_blob(b"the same")

@@ -11,11 +11,14 @@ import pytest
 
 import holdfast
 from holdfast.api import Store
+from holdfast.errors import BackendUnavailable
 from holdfast.executor.claims import Wish, claim
+from holdfast.executor.lease import Held
 from holdfast.executor.owner import this_process
 from holdfast.executor.queue import Ticket, with_ticket
 from holdfast.model import Status
 from holdfast.storage.port import Claimed, ClaimsSessions, LooksOver
+from holdfast.storage.urls import open_backend
 from holdfast.testing.records import draft, item, new_owner
 
 WISH = Wish(queue="default", retry_seconds=30)
@@ -109,7 +112,7 @@ def test_many_at_once_get_different_ones(store: Store) -> None:
 @pytest.mark.parametrize("store_url", ["postgres"], indirect=True)
 def test_a_session_that_someone_writes_is_passed_over(store: Store) -> None:
     """A claim does not wait for a transaction on one session when another can be had."""
-    backend = store.engine.backend
+    backend = open_backend(store.engine.backend.url)  # who did not save before asks under the lock
     assert isinstance(backend, ClaimsSessions)
     first, _ = queued(store, "a"), queued(store, "b")
     inside, over = threading.Event(), threading.Event()
@@ -121,7 +124,7 @@ def test_a_session_that_someone_writes_is_passed_over(store: Store) -> None:
 
     def write() -> None:
         with pytest.raises(RuntimeError):
-            store.engine.backend.append([item(draft(first))], hold)
+            backend.append([item(draft(first))], hold)
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -131,6 +134,28 @@ def test_a_session_that_someone_writes_is_passed_over(store: Store) -> None:
     finally:
         over.set()
         writer.join()
+        backend.close()
+
+
+def test_what_this_process_could_not_give_back_is_handed_out_at_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a run that finds no connection leaves a lease that nobody uses: it is not waited for."""
+    uid = queued(store, "a")
+    backend = store.engine.backend
+
+    def away(*_: object) -> None:
+        raise BackendUnavailable("away", code="server_unreachable")
+
+    first = claim(store.engine, WISH)
+    assert first is not None
+    with monkeypatch.context() as patch, Held(store.engine, uid, lease=first.lease):
+        assert claim(store.engine, WISH) is None
+        patch.setattr(backend, "release_lease", away)
+    second = claim(store.engine, WISH)
+    assert second is not None
+    assert second.lease.token > first.lease.token
+    assert claim(store.engine, WISH) is None
 
 
 @pytest.mark.parametrize("store_url", ["sqlite", "postgres"], indirect=True)

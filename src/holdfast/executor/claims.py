@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.engine import Engine
 from holdfast.errors import Conflict, NotFound
-from holdfast.executor.lease import LEASE_SECONDS, acquire
+from holdfast.executor.lease import LEASE_SECONDS, _is_abandoned, acquire
 from holdfast.executor.owner import is_dead, this_process
 from holdfast.executor.queue import (
     WAITING,
@@ -35,7 +35,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 def claim(engine: Engine, wish: Wish) -> Claimed | None:
     """The session that waits longest and that nobody runs, with its lease; None when there is none.
 
-    One whose runner is dead on this machine is taken at once, another when its lease ran out.
+    One whose runner is dead on this machine is taken at once, and so is one that this process was done with but
+    could not give back; another when its lease ran out.
     """
     if isinstance(engine.backend, ClaimsSessions):
         return engine.backend.claim(
@@ -54,7 +55,9 @@ def _rule(engine: Engine, wish: Wish) -> Callable[[Session, Lease | None], bool]
         is_wanted = session.uid not in wish.passed and may_claim(
             session, wish.queue, now_us=now_us, retry_seconds=wish.retry_seconds
         )
-        return is_wanted and (lease is None or is_dead(lease.owner))
+        return is_wanted and (
+            lease is None or is_dead(lease.owner) or _is_abandoned(engine, session.uid, lease)
+        )
 
     return may_take
 

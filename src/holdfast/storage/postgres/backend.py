@@ -1,7 +1,8 @@
 """The PostgreSQL backend: any number of machines on one server, also behind a transaction pooler.
 
 Every call is one transaction that brings its settings along: no prepared statements, no session settings, no session
-locks. Writers of one session take turns by its row (V3, V9); those of other sessions do not wait.
+locks. Writers of one session take turns by its row (V3, V9); those of other sessions do not wait. A save whose place
+was foreseen is one round trip.
 """
 
 from __future__ import annotations
@@ -9,20 +10,25 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Sequence
+from itertools import count, repeat
 from typing import Final, TypeVar
 
 import psycopg
 
 from holdfast import forks
+from holdfast.errors import HoldfastError, InvalidInput
+from holdfast.storage.port import Append, Appended, Seal
 from holdfast.storage.postgres import address, schema
+from holdfast.storage.postgres.burst import Burst, Parameter
 from holdfast.storage.postgres.connection import Raw
 from holdfast.storage.postgres.errors import is_collision, is_lost, translate
+from holdfast.storage.postgres.foreseen import CALL, Foreseen, Known, Memory, foresee
 from holdfast.storage.postgres.pool import Pool
-from holdfast.storage.postgres.transaction import Transaction, settings
+from holdfast.storage.postgres.transaction import Repeatable, Transaction, settings
 from holdfast.storage.sql.backend import SqlBackend
-from holdfast.storage.sql.connection import Connection
+from holdfast.storage.sql.connection import Connection, marks
+from holdfast.storage.sql.sessions import Opened
 
 log = logging.getLogger("holdfast.storage")
 
@@ -46,6 +52,7 @@ class PostgresBackend(SqlBackend):
         self._server_clock = clock
         self._address = address.parse(url)
         self._start = settings(self._address)
+        self._memory = Memory()
         self._pool = Pool(
             self._connect,
             name=self._address.url,
@@ -96,7 +103,7 @@ class PostgresBackend(SqlBackend):
     def _write_keyed(self, work: Callable[[Connection], T]) -> T:
         return self._repeatedly(Transaction(work, self._start, is_write=True), is_keyed=True)
 
-    def _repeatedly(self, transaction: Transaction[T], *, is_keyed: bool) -> T:
+    def _repeatedly(self, transaction: Repeatable[T], *, is_keyed: bool) -> T:
         """Do it again where that is safe: always when nothing was stored, else when the work is keyed."""
         is_unknown = False  # stays so: a later try that fails says nothing about the commit of an earlier one
         for done in count(1):
@@ -114,6 +121,48 @@ class PostgresBackend(SqlBackend):
                     raise translate(exc, self._address.url, is_unknown=is_unknown) from exc
                 time.sleep(_pause(done))
         raise AssertionError("unreachable")
+
+    # --- saving
+
+    def _append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | HoldfastError]:
+        """Store what was foreseen with one round trip, the rest as all backends do."""
+        outcomes: list[Appended | HoldfastError | None] = list(self._append_foreseen(batch, seal))
+        rest = [item for item, outcome in zip(batch, outcomes, strict=True) if outcome is None]
+        if not rest:
+            return [outcome for outcome in outcomes if outcome is not None]
+        try:
+            asked = iter(super()._append(rest, seal))
+        except HoldfastError as exc:
+            if len(rest) == len(batch):
+                raise
+            asked = repeat(exc)  # the others are stored
+        return [next(asked) if outcome is None else outcome for outcome in outcomes]
+
+    def _append_foreseen(self, batch: Sequence[Append], seal: Seal) -> list[Appended | None]:
+        """What was stored as foreseen; None for what was not."""
+        found = foresee(self._memory, batch, seal)
+        calls = [foreseen for foreseen in found if foreseen is not None]
+        if not calls:
+            return [None] * len(batch)
+        try:
+            answers = self._repeatedly(Burst(self._start, _calls(calls)), is_keyed=True)
+        except InvalidInput:
+            return [None] * len(batch)  # one of them is refused where they are looked at one by one
+        is_stored = iter([answer == b"t" for answer in answers[-len(calls) :]])
+        return [self._kept(foreseen, next(is_stored)) if foreseen else None for foreseen in found]
+
+    def _kept(self, foreseen: Foreseen, is_stored: bool) -> Appended | None:
+        if not is_stored:
+            self._memory.forget(foreseen.row.session)
+            return None
+        self._memory.put(foreseen.known)
+        return foreseen.outcome
+
+    def _saved(self, opened: Opened, outcomes: Sequence[Appended | HoldfastError]) -> None:
+        headers = {outcome.row.id: outcome.row.raw for outcome in outcomes if isinstance(outcome, Appended)}
+        for session, branch in opened.left():
+            if branch.head in headers:
+                self._memory.put(Known.after(session, branch, headers[branch.head]))
 
     def _now_us(self, tx: Connection) -> int:
         if self._server_clock is not None:
@@ -147,6 +196,17 @@ _STORE_BYTES: Final = (
     "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0) FROM pg_class c"
     " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = ? AND c.relkind = 'r'"
 )
+
+
+_HOLD: Final = "SELECT sid FROM sessions WHERE uid IN ({}) ORDER BY sid FOR UPDATE"
+
+
+def _calls(calls: Sequence[Foreseen]) -> list[tuple[str, Sequence[Parameter]]]:
+    """The statements that store them. Several sessions are held in one order for all."""
+    uids = sorted({foreseen.row.session for foreseen in calls})
+    hold: list[tuple[str, Sequence[Parameter]]] = [(_HOLD.format(marks(len(uids))), uids)]
+    stores = [(CALL, (foreseen.call, foreseen.row.raw, foreseen.data)) for foreseen in calls]
+    return [*hold, *stores] if len(uids) > 1 else [*stores]
 
 
 def _pause(attempt: int) -> float:

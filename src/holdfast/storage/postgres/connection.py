@@ -53,12 +53,6 @@ class PostgresConnection:
             self._pipeline.sync()
         return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
-    def commit(self) -> str | None:
-        """Commit, and what the server says it did."""
-        cursor = self.send("COMMIT")
-        self._pipeline.sync()
-        return cursor.statusmessage
-
     def send(self, sql: str, values: Sequence[Value] = ()) -> RawCursor[Row]:
         """Queue a statement; its answer is there after the next one that is waited for."""
         for value in values:

@@ -35,6 +35,8 @@ _REFUSED: Final = (
     "sslmode",
     "SSL",
 )
+# The same words are in what is said of a connection with TLS that was there and broke.
+_CUT: Final = ("SSL connection has been closed", "SSL SYSCALL error")
 
 
 def is_collision(exc: psycopg.Error) -> bool:
@@ -50,7 +52,8 @@ def is_lost(exc: psycopg.Error) -> bool:
 
 
 def _is_refused(exc: psycopg.Error) -> bool:
-    return any(sign in str(exc) for sign in _REFUSED)
+    text = str(exc)
+    return any(sign in text for sign in _REFUSED) and not any(sign in text for sign in _CUT)
 
 
 @contextmanager
@@ -105,7 +108,7 @@ def _by_state(exc: psycopg.Error, state: str, url: str) -> HoldfastError:
             return unavailable(f"{url} took longer than allowed", code="statement_timeout", retryable=True)
         case (_, "25006"):
             return unavailable(f"{url} is read-only", code="store_not_writable", retryable=False)
-        case (_, "42P01" | "42703" | "3F000"):
+        case (_, "42P01" | "42703" | "42883" | "3F000"):
             return Corrupt(f"tables of {url} are missing or changed: {_text(exc)}", code="schema_damaged")
         case (_, "XX001" | "XX002"):
             return Corrupt(f"{url} is damaged: {_text(exc)}; restore it from a backup")

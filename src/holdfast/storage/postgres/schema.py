@@ -6,6 +6,7 @@ from typing import Final
 
 from holdfast.errors import Unsupported
 from holdfast.model import new_uid
+from holdfast.storage.postgres.foreseen import STORE
 from holdfast.storage.sql.connection import Connection
 from holdfast.storage.sql.schema import SCHEMA_VERSION, Dialect, statements
 
@@ -46,6 +47,7 @@ _MORE: Final[dict[int, tuple[str, ...]]] = {
         # Rows that every save updates find room on their own page.
         "ALTER TABLE sessions SET (fillfactor = 70)",
         "ALTER TABLE branches SET (fillfactor = 70)",
+        STORE,
     ),
 }
 

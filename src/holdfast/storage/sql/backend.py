@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.errors import Conflict, Corrupt, HoldfastError
+from holdfast.logs import Log
 from holdfast.model import Branch, Session, utc_now_us
 from holdfast.storage.batch import append_in_order
 from holdfast.storage.port import (
@@ -43,7 +43,7 @@ from holdfast.storage.sql import sessions as session_rows
 from holdfast.storage.sql.connection import Connection
 from holdfast.storage.sql.repair import repair
 
-log = logging.getLogger("holdfast.storage")
+log = Log("holdfast.storage")
 
 T = TypeVar("T")
 
@@ -215,11 +215,29 @@ class SqlBackend(ABC):
 
     def _append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | HoldfastError]:
         try:
-            return self._write_keyed(lambda tx: _append_batch(tx, batch, seal, checkpoint_rows.append))
+            return self._write_keyed(lambda tx: self._append_batch(tx, batch, seal, checkpoint_rows.append))
         except session_rows.DamagedRow:
             self._write(repair)
         # What could not be rebuilt is refused alone: a damaged session must not fail the saves of others.
-        return self._write_keyed(lambda tx: _append_batch(tx, batch, seal, _append_or_refuse))
+        return self._write_keyed(lambda tx: self._append_batch(tx, batch, seal, _append_or_refuse))
+
+    def _append_batch(
+        self,
+        tx: Connection,
+        batch: Sequence[Append],
+        seal: Seal,
+        append: Callable[[Connection, session_rows.Opened, Append, Seal], Appended],
+    ) -> list[Appended | HoldfastError]:
+        opened = session_rows.Opened(tx, (item.draft.session for item in batch))
+        outcomes = append_in_order(batch, lambda item: append(tx, opened, item, seal))
+        opened.flush()
+        self._saved(opened, outcomes)
+        return outcomes
+
+    def _saved(  # noqa: B027  (most need nothing of it)
+        self, opened: session_rows.Opened, outcomes: Sequence[Appended | HoldfastError]
+    ) -> None:
+        """What a batch leaves behind if its commit succeeds, for a driver that builds upon it."""
 
     def headers(self, query: HeaderQuery) -> Iterator[HeaderRow]:
         sid = None
@@ -472,18 +490,6 @@ class SqlBackend(ABC):
             blobs=blob_count,
             blob_bytes=int(blob_bytes),
         )
-
-
-def _append_batch(
-    tx: Connection,
-    batch: Sequence[Append],
-    seal: Seal,
-    append: Callable[[Connection, session_rows.Opened, Append, Seal], Appended],
-) -> list[Appended | HoldfastError]:
-    opened = session_rows.Opened(tx, (item.draft.session for item in batch))
-    outcomes = append_in_order(batch, lambda item: append(tx, opened, item, seal))
-    opened.flush()
-    return outcomes
 
 
 def _append_or_refuse(tx: Connection, opened: session_rows.Opened, item: Append, seal: Seal) -> Appended:

@@ -88,7 +88,10 @@ def append(tx: Connection, opened: sessions.Opened, item: Append, seal: Seal) ->
     bodies.insert(tx, sid, item.bodies)
     _insert(tx, sid, seq, draft, raw)
     advanced = _advanced(branch or _new_branch(tx, sid, draft, parents), draft.id, seq)
-    opened.put(sid, _advanced_session(tx, sid, session, draft, seq), advanced)
+    if session.status.is_finished and not draft.status.is_finished:
+        data = {"was": str(session.status), "checkpoint": draft.id}
+        events.record(tx, sid, "session_reopened", data, time_us=draft.time_us)
+    opened.put(sid, advanced_session(session, draft, seq), advanced)
     if not tx.trusts_storage:
         _check_stored(tx, sid, seq, raw, item.bodies)
     return Appended(
@@ -234,12 +237,9 @@ def _new_branch(tx: Connection, sid: int, record: Draft | Header, parents: Seque
     return msgspec.structs.replace(branch, fork=parents[0], fork_seq=row[0], fork_branch=row[1])
 
 
-def _advanced_session(tx: Connection, sid: int, session: Session, draft: Draft, seq: int) -> Session:
-    """What a save makes of its session; that it reopens is recorded."""
+def advanced_session(session: Session, draft: Draft, seq: int) -> Session:
+    """What a save makes of its session."""
     is_finished = draft.status.is_finished
-    if session.status.is_finished and not is_finished:
-        data = {"was": str(session.status), "checkpoint": draft.id}
-        events.record(tx, sid, "session_reopened", data, time_us=draft.time_us)
     return msgspec.structs.replace(
         session,
         updated_us=max(session.updated_us, draft.time_us),

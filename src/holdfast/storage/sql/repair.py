@@ -6,13 +6,13 @@ itself, of which a sealed copy lies beside its columns.
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Final
 
 import msgspec
 
 from holdfast.codec.integrity import digest
 from holdfast.errors import Corrupt
+from holdfast.logs import Log
 from holdfast.model import MAIN_BRANCH, MAX_SEQ, Branch, Header, Session
 from holdfast.storage.sql import events
 from holdfast.storage.sql.connection import Connection, Row, marks
@@ -26,7 +26,7 @@ from holdfast.storage.sql.rows import (
 )
 from holdfast.storage.sql.sessions import intact_header, intact_or_none, is_branch, put_branch, write
 
-log = logging.getLogger("holdfast.storage")
+log = Log("holdfast.storage")
 
 _PLAUSIBLE_LEAD: Final = 1000
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -125,6 +125,11 @@ class Opened:
         self._sessions[session.uid] = sid, session
         self._changed[sid] = session
         self._branches[sid, branch.name] = branch
+
+    def left(self) -> Iterator[tuple[Session, Branch]]:
+        """The sessions that changed, as the batch leaves them, each with the branches it saved to."""
+        for (sid, _), branch in self._branches.items():
+            yield self._changed[sid], branch
 
     def flush(self) -> None:
         """Write what changed."""

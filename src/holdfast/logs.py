@@ -1,0 +1,41 @@
+"""Loggers that import `logging` when there is something to say: agents wait for hooks, and that import takes long."""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # known to type checkers; `typing` has one too, at the price of its import
+
+if TYPE_CHECKING:
+    import logging
+
+
+class Log:
+    """The logger of that name in `logging`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _logger(self) -> logging.Logger:
+        import logging
+
+        return logging.getLogger(self._name)
+
+    def error(self, message: str, *values: object) -> None:
+        self._logger().error(message, *values, stacklevel=2)
+
+    def warning(self, message: str, *values: object) -> None:
+        self._logger().warning(message, *values, stacklevel=2)
+
+    def info(self, message: str, *values: object) -> None:
+        if _is_in_use():
+            self._logger().info(message, *values, stacklevel=2)
+
+    def debug(self, message: str, *values: object) -> None:
+        if _is_in_use():
+            self._logger().debug(message, *values, stacklevel=2)
+
+
+def _is_in_use() -> bool:
+    """Whether anybody can have asked for lines below a warning."""
+    return "logging" in sys.modules
