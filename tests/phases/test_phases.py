@@ -199,6 +199,23 @@ def test_a_broken_seed_file_does_not_cost_the_checkpoint(phases: holdfast.Phases
     assert phases.complete_checkpoint(result.checkpoint_id or "").warnings == ()
 
 
+def test_a_folder_needs_no_seed_file(tmp_path: Path) -> None:
+    """One that never was there is missed only by who asks for it; one that comes later is used."""
+    home = tmp_path / "home"
+    with holdfast.open_phases(home) as phases:
+        assert phases.create_checkpoint("plan", session_id="a", task_summary="t").warnings == ()
+        (home / "seed.json").write_text('{"state": {}}', encoding="utf-8")
+        made = phases.create_checkpoint("build", session_id="a", task_summary="t")
+        assert (made.warnings, json.loads((home / "seed.json").read_text())) == (
+            (),
+            {"state": {"checkpointRef": made.checkpoint_id}},
+        )
+        (home / "seed.json").unlink()
+        assert "is missing" in phases.create_checkpoint("learn", session_id="a", task_summary="t").warnings[0]
+    with holdfast.open_phases(home, expects_seed=True) as phases:
+        assert "is missing" in phases.create_checkpoint("plan", session_id="b", task_summary="t").warnings[0]
+
+
 def test_an_event_log_that_cannot_be_written_does_not_either(phases: holdfast.Phases, home: Home) -> None:
     """Appending never raises."""
     (home.path / "events").write_text("in the way", encoding="utf-8")

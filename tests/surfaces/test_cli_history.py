@@ -587,6 +587,7 @@ OTHERWISE_TESTED = {
     "agent.checkpoints.enabled",
     "agent.checkpoints.auto_checkpoint",
     "agent.checkpoints.compress_state",
+    "hooks.workspace",
     "limits.max_bytes",
     "limits.min_free_bytes",
     "workflow.warn_stored_bytes",

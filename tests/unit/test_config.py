@@ -74,6 +74,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "workspace.max_file_bytes": ("10MB", 10_000_000),
     "workspace.max_total_bytes": ("2GB", 2_000_000_000),
     "workspace.ignore": ('["*.bin"]', ("*.bin",)),
+    "hooks.workspace": ("false", False),
     "time.zone": ("Europe/Berlin", "Europe/Berlin"),
 }
 

@@ -24,8 +24,16 @@ from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
-from holdfast.codec.refusal import ATOMS, TOO_DEEP, TOO_LARGE, Refusal, too_many_values
-from holdfast.codec.tags import INT_MAX, INT_MIN, Tagger, from_json, to_json, untag
+from holdfast.codec.refusal import (
+    ATOMS,
+    SUSPICIOUS,
+    TOO_DEEP,
+    TOO_LARGE,
+    Refusal,
+    Suspicion,
+    too_many_values,
+)
+from holdfast.codec.wire import INT_MAX, INT_MIN, from_json, to_json
 from holdfast.errors import SCHEMA_INVALID, Corrupt, HoldfastError, InvalidInput, Unsupported
 
 __all__ = ["JSON", "MAX_BYTES", "MAX_DEPTH", "TAGGED", "convert", "decode", "encode"]
@@ -40,6 +48,12 @@ TYPE_MISMATCH: Final = "state_type_mismatch"
 
 # One level of a state is at most three of JSON, and so is a leaf: {"$dict": [[key, value]]}.
 _JSON_LEVELS: Final = 3
+
+# A level of nesting that large states rarely reach, unless they contain themselves.
+_DEEP: Final = 8
+
+# Containers of one level that are worth remembering.
+_FEW: Final = 1000
 
 _PLAIN: Final = ATOMS | {dict, list}
 
@@ -171,8 +185,16 @@ def _encode(state: object, max_depth: int, max_bytes: int) -> tuple[str, bytes]:
     data = _plain_json(state, max_depth, max_bytes)
     if data is not None:
         return JSON, data
-    tagger = Tagger(max_depth, max_bytes)
-    data = _plain_json(tagger.tag(state, 1), _JSON_LEVELS * (max_depth + 1), max_bytes)
+    from holdfast.codec.tags import Tagger, untag  # they import much, and most states are plain data
+
+    tagger = Tagger(max_depth, max_bytes, is_suspicious=True)
+    try:
+        tree = tagger.tag(state, 1)
+    except Suspicion:
+        _check_sharing(state, max_bytes)
+        tagger = Tagger(max_depth, max_bytes)
+        tree = tagger.tag(state, 1)
+    data = _plain_json(tree, _JSON_LEVELS * (max_depth + 1), max_bytes)
     if data is None:
         raise Refusal("does not survive JSON")
     if not tagger.tagged:
@@ -205,10 +227,13 @@ def _is_plain(root: object, max_depth: int, max_bytes: int) -> bool:
 
     The walk goes level by level, so that the depth of the stack plays no part, and counts before it collects,
     so that shared references cannot multiply beyond the limit (a value takes two bytes, its comma included).
+    Where there are many values on deep levels, or mostly the same ones, it is counted what they unfold into.
     """
     count = 0
+    is_checked = False
+    seen: set[int] = set()
     level: list[Any] = [root]
-    for _ in range(max_depth + 1):
+    for depth in range(max_depth + 1):
         present = set(map(type, level))
         if not present <= _PLAIN:
             return False
@@ -220,7 +245,13 @@ def _is_plain(root: object, max_depth: int, max_bytes: int) -> bool:
             return True
         count += sum(map(len, lists)) + sum(map(len, dicts))
         if count > max_bytes // 2:
+            _check_sharing(root, max_bytes)
             raise too_many_values(max_bytes)
+        if count > SUSPICIOUS and not is_checked and (depth >= _DEEP or _is_repeated(lists, dicts, seen)):
+            _check_sharing(root, max_bytes)
+            is_checked = True
+        if len(lists) + len(dicts) <= _FEW:
+            seen.update(map(id, lists), map(id, dicts))
         if [key for values in dicts for key in values if type(key) is not str]:
             return False
         below = chain(chain.from_iterable(lists), chain.from_iterable(map(dict.values, dicts)))
@@ -230,10 +261,29 @@ def _is_plain(root: object, max_depth: int, max_bytes: int) -> bool:
     return False
 
 
+def _check_sharing(root: object, max_bytes: int) -> None:
+    from holdfast.codec.sharing import check_sharing  # few states are that large
+
+    check_sharing(root, max_bytes)
+
+
+def _is_repeated(lists: list[Any], dicts: list[Any], seen: set[int]) -> bool:
+    """Whether many containers are mostly the same ones, or a few were met further up already."""
+    from holdfast.codec.sharing import is_repeated
+
+    if len(lists) + len(dicts) <= _FEW:
+        return not seen.isdisjoint(map(id, chain(lists, dicts)))
+    return is_repeated(lists) or is_repeated(dicts)
+
+
 def _all_64_bit(numbers: list[int]) -> bool:
     return min(numbers) >= INT_MIN and max(numbers) <= INT_MAX
 
 
 def _decode(encoding: str, data: bytes) -> Any:
     tree = from_json(data)
-    return untag(tree) if encoding == TAGGED else tree
+    if encoding != TAGGED:
+        return tree
+    from holdfast.codec.tags import untag
+
+    return untag(tree)

@@ -8,9 +8,10 @@ and takes any change. Bodies form groups: member 0 is a keyframe, each other one
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
+
+import msgspec
 
 from holdfast.codec import splice
 from holdfast.codec.compression import MIN_PREFIX_BYTES, compress, decompress
@@ -27,18 +28,18 @@ DEFAULT_CEILING_BYTES: Final = 512 * 1024 * 1024
 
 GROUP_STRIDE: Final = 8
 _MAX_GROUP_MEMBERS: Final = 128
+# Up to here a frame that refers to the base is both quicker and smaller than edits.
+_SMALL_BYTES: Final = 32 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(msgspec.Struct, frozen=True):
     """Content as it is stored: the id of the codec and the bytes it made."""
 
     codec: str
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """One stored body on the way from a keyframe to the content wanted; `size` is that of its own content."""
 
     codec: str
@@ -54,14 +55,15 @@ def encode_keyframe(content: bytes, *, compress_it: bool = True) -> Encoded:
     return Encoded(ZSTD, data) if len(data) < len(content) else Encoded(RAW, content)
 
 
-def encode_patch(content: bytes, base: bytes) -> Encoded | None:
+def encode_patch(content: bytes, base: bytes, *, shared: int = 0) -> Encoded | None:
     """Encode content as a patch against the content of another body; None when the base is too small for one.
 
-    Any change can be encoded, but not every patch is smaller than a keyframe: `starts_group` decides.
+    `shared` bytes at the start are known to be the same in both. Any change can be encoded, but not every patch is
+    smaller than a keyframe: `starts_group` decides.
     """
     if len(base) < MIN_PREFIX_BYTES:
         return None
-    edits = splice.find_edits(base, content)
+    edits = splice.find_edits(base, content, shared) if len(content) > _SMALL_BYTES else None
     if edits is not None:
         return Encoded(SPLICE, splice.pack(edits))
     return Encoded(PREFIX, compress(content, prefix=base))

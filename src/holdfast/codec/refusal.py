@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 from holdfast.errors import InvalidInput
@@ -13,6 +12,14 @@ TOO_LARGE: Final = "state_too_large"
 
 # Types whose values are short enough for a path.
 ATOMS: Final = frozenset({type(None), bool, int, float, str})
+
+
+SUSPICIOUS: Final = 1 << 17
+"""Values that are followed before anyone looks whether shared references multiply."""
+
+
+class Suspicion(Exception):
+    """So many values that the state has to be looked at as a whole."""
 
 
 class Refusal(Exception):
@@ -34,13 +41,23 @@ def too_many_values(max_bytes: int) -> Refusal:
     return Refusal(f"holds more values than fit the limit of {max_bytes} bytes: save less", TOO_LARGE)
 
 
+def contains_itself() -> Refusal:
+    return Refusal("contains itself: break the cycle, for example by saving an id")
+
+
 def step_of(key: object) -> str:
     """One step of a path: `.name`, `["any text"]`, `[1]`, or the type of a key that has no short text."""
     if type(key) is str:
-        return "." + key if key.isidentifier() and len(key) <= 80 else f"[{json.dumps(_shorten(key))}]"
+        return "." + key if key.isidentifier() and len(key) <= 80 else f"[{_quoted(_shorten(key))}]"
     if type(key) in ATOMS and not (type(key) is int and key.bit_length() > 64):
         return f"[{key!r}]"
     return f"[<{type(key).__name__}>]"
+
+
+def _quoted(text: str) -> str:
+    import json  # only a refusal needs it
+
+    return json.dumps(text)
 
 
 def _shorten(text: str) -> str:

@@ -40,12 +40,13 @@ class Edit(NamedTuple):
     put: bytes | memoryview
 
 
-def find_edits(old: bytes, new: bytes) -> list[Edit] | None:
+def find_edits(old: bytes, new: bytes, shared: int = 0) -> list[Edit] | None:
     """Edits that turn `old` into `new` exactly; None when there would be too many, or too much to put in.
 
-    Few, not fewest: a change that moves bytes around is cut and put in again.
+    The first `shared` bytes are known to be the same. Few edits, not the fewest: a change that moves bytes around is
+    cut and put in again.
     """
-    return _Comparison(old, new).edits()
+    return _Comparison(old, new).edits(shared)
 
 
 def pack(edits: list[Edit]) -> bytes:
@@ -150,8 +151,8 @@ class _Comparison:
         self._old_end, self._new_end = len(old), len(new)
         self._search_left = _SEARCH_BYTES
 
-    def edits(self) -> list[Edit] | None:
-        keep = old_at = new_at = self._run_after(0, 0)
+    def edits(self, shared: int) -> list[Edit] | None:
+        keep = old_at = new_at = shared + self._run_after(shared, shared)
         shared_end = self._run_before(self._old_end, self._new_end, old_at, new_at)
         self._old_end -= shared_end
         self._new_end -= shared_end

@@ -27,31 +27,39 @@ from typing import Any, Final
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-import msgspec
-
 from holdfast.codec.plain import KINDS, known
-from holdfast.codec.refusal import ATOMS, TOO_DEEP, Refusal, name_of, step_of, text_of, too_many_values
+from holdfast.codec.refusal import (
+    ATOMS,
+    TOO_DEEP,
+    Refusal,
+    Suspicion,
+    contains_itself,
+    name_of,
+    step_of,
+    text_of,
+    too_many_values,
+)
+from holdfast.codec.wire import INT_MAX, INT_MIN, from_json, to_json
 from holdfast.errors import HoldfastError, Unsupported
 
-# JSON readers agree on integers of 64 bits; beyond, some return floats and Python limits the digits.
-INT_MIN: Final = -(2**63)
-INT_MAX: Final = 2**64 - 1
-
-to_json = msgspec.json.Encoder().encode
-from_json = msgspec.json.Decoder().decode
+# Containers that came before, until it is counted how often they come in all.
+_OFTEN: Final = 4096
 
 
 class Tagger:
     """Turns a state into JSON data with tags, refusing with a path what the tags cannot hold.
 
-    Two frames lie between one level and the next, so that a fresh stack bears the deepest state.
+    Two frames lie between one level and the next, so that a fresh stack bears the deepest state. With
+    `is_suspicious`, containers that come again and again raise `Suspicion`: how often they will is not seen from here.
     """
 
-    def __init__(self, max_depth: int, max_bytes: int) -> None:
+    def __init__(self, max_depth: int, max_bytes: int, *, is_suspicious: bool = False) -> None:
         self.tagged = False
         self._max_depth = max_depth
         self._max_bytes = max_bytes
         self._room = max_bytes // 2
+        self._met: set[int] | None = set() if is_suspicious else None
+        self._met_again = 0
         self._open: set[int] = set()
 
     def tag(self, value: Any, depth: int) -> Any:
@@ -84,13 +92,24 @@ class Tagger:
 
     def _enter(self, origin: object, size: int, depth: int) -> None:
         if id(origin) in self._open:
-            raise Refusal("contains itself: break the cycle, for example by saving an id")
+            raise contains_itself()
         if depth > self._max_depth:
             raise Refusal(f"is nested more than {self._max_depth} levels deep: flatten it", TOO_DEEP)
         self._room -= size
         if self._room < 0:
             raise too_many_values(self._max_bytes)
+        if self._met is not None:
+            self._meet(id(origin))
         self._open.add(id(origin))
+
+    def _meet(self, origin: int) -> None:
+        assert self._met is not None
+        if origin not in self._met:
+            self._met.add(origin)
+            return
+        self._met_again += 1
+        if self._met_again > _OFTEN:
+            raise Suspicion
 
     def _mark(self, tag: str, body: Any) -> dict[str, Any]:
         self.tagged = True

@@ -243,6 +243,13 @@ SCHEMA: Final = (
         "All captured files of a tree together; beyond it the largest are left out, and reported.",
     ),
     Key("workspace.ignore", TEXTS, None, "More rules for what is not captured, written as in `.gitignore`."),
+    Key(
+        "hooks.workspace",
+        BOOLEAN,
+        True,
+        "Hooks of agents capture the files of a repository at the end of a turn and of a session, and before a"
+        " compaction.",
+    ),
     Key("time.zone", ZONE, "UTC", "The zone in which times that name none are read."),
 )
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -16,10 +14,12 @@ from holdfast.codec.integrity import check_content, check_stored, describe, dige
 from holdfast.engine import reader, writer
 from holdfast.engine.committer import Committer, Ticket
 from holdfast.engine.reader import Loaded
-from holdfast.engine.writer import Line, LineKey, Lines, LineState, Member
+from holdfast.engine.writer import Line, LineKey, Lines, LineState, Member, Shares
 from holdfast.errors import Conflict, Corrupt, HoldfastError, InvalidInput, NotFound
+from holdfast.logs import Log
 from holdfast.model import (
     MAX_TAGS,
+    Content,
     Draft,
     Header,
     Session,
@@ -46,7 +46,10 @@ from holdfast.storage.port import (
     HeaderRow,
 )
 
-log = logging.getLogger("holdfast")
+if TYPE_CHECKING:
+    from queue import Queue
+
+log = Log("holdfast")
 
 MAX_REPEATS: Final = 100
 """How often a save is sent again because a sweep took its base or blobs, or the session changed its branch. Others have
@@ -58,11 +61,22 @@ MAX_ERROR_BYTES: Final = 16 * 1024
 
 
 class NewBody(msgspec.Struct, frozen=True):
-    """The content of one body to save, and all blobs it names."""
+    """The content of one body to save, and all blobs it names.
+
+    Who knows the digest of the content, or what it shares with an earlier one, says so: it is not looked for again.
+    """
 
     content: bytes
     encoding: str
     blobs: frozenset[str] = frozenset()
+    digest: str | None = None
+    shares: Shares | None = None
+
+    def described(self) -> Content:
+        """How the header names it."""
+        if self.digest is None:
+            return describe(self.content, self.encoding)
+        return Content(digest=self.digest, size=len(self.content), encoding=self.encoding)
 
 
 class Save(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +140,7 @@ class Engine:
         self.clock = clock
         self._keyframe_every = keyframe_every
         self._compresses = compresses
-        self._max_state_bytes = max_state_bytes
+        self.max_state_bytes = max_state_bytes
         self._committer = Committer(lambda batch: backend.append(batch, seal))
         self._lines = Lines()
         self._sessions: dict[str, Session] = {}
@@ -218,7 +232,7 @@ class Engine:
 
     def encode(self, value: object) -> NewBody:
         """The body for a value, or `InvalidInput` naming the place that would not come back equal."""
-        encoding, content = exact.encode(value, max_bytes=self._max_state_bytes)
+        encoding, content = exact.encode(value, max_bytes=self.max_state_bytes)
         return NewBody(content, encoding)
 
     def save(self, save: Save) -> Header:
@@ -253,7 +267,7 @@ class Engine:
             session=session.uid,
             branch=session.branch if save.branch is None else check_branch_name(save.branch),
             time_us=time_us,
-            contents={name: describe(body.content, body.encoding) for name, body in save.bodies.items()},
+            contents={name: body.described() for name, body in save.bodies.items()},
             parents=save.parents,
             external_id=_optional_name("an external id", save.external_id),
             idempotency_key=_optional_name("an idempotency key", save.idempotency_key),
@@ -305,6 +319,7 @@ class Engine:
             limit=self.group_limit(session),
             as_keyframe=save.status is not Status.IN_PROGRESS,
             compress=self._compresses(session),
+            shares=new.shares,
         )
         return bodies
 
@@ -572,34 +587,41 @@ class _Background:
     """One daemon thread, started on demand, that settles saves nobody waits for."""
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[Pending | None] = queue.Queue()
+        self._queue: Queue[Pending | None] | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def settle(self, pending: Pending) -> None:
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="holdfast-saver", daemon=True)
-                self._thread.start()
-        self._queue.put(pending)
+        from queue import Queue  # most processes never save in the background
 
-    def _work(self) -> None:
-        while (pending := self._queue.get()) is not None:
+        with self._lock:
+            if self._queue is None:
+                self._queue = Queue()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, args=(self._queue,), name="holdfast-saver", daemon=True
+                )
+                self._thread.start()
+            self._queue.put(pending)
+
+    def _work(self, queue: Queue[Pending | None]) -> None:
+        while (pending := queue.get()) is not None:
             try:
                 pending.result()
             except Exception as exc:  # whoever asks for the result gets it; the thread must go on
                 log.error("a save in the background failed: %s", exc)
             finally:
-                self._queue.task_done()
-        self._queue.task_done()
+                queue.task_done()
+        queue.task_done()
 
     def wait(self) -> None:
-        self._queue.join()
+        if self._queue is not None:
+            self._queue.join()
 
     def close(self) -> None:
         with self._lock:
             thread, self._thread = self._thread, None
-        if thread is not None:
+        if thread is not None and self._queue is not None:
             self._queue.put(None)
             thread.join()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
@@ -12,10 +11,11 @@ from holdfast.codec import exact, patch
 from holdfast.codec.integrity import check_content, check_stored, digest, open_header
 from holdfast.engine.writer import Member, plain
 from holdfast.errors import Corrupt, NotFound, Unsupported
+from holdfast.logs import Log
 from holdfast.model import STATE, Header, Session, from_us
 from holdfast.storage.port import Backend, Body, HeaderQuery, HeaderRow
 
-log = logging.getLogger("holdfast")
+log = Log("holdfast")
 
 MAX_SPARES: Final = 64
 """How many damaged keyframes in a row are bridged by their spares."""

@@ -41,6 +41,13 @@ class Member(NamedTuple):
     blobs: frozenset[str] = frozenset()
 
 
+class Shares(NamedTuple):
+    """How many bytes at the start of a new content are known to be those of another one."""
+
+    content: bytes
+    start: int
+
+
 class LineState(msgspec.Struct, frozen=True, kw_only=True):
     """Where a keyframe group stands: its newest member, and the newest one whose number divides by the stride."""
 
@@ -127,7 +134,14 @@ class Lines:
 
 
 def encode(
-    name: str, line: LineState | None, new: Member, *, limit: int, as_keyframe: bool, compress: bool = True
+    name: str,
+    line: LineState | None,
+    new: Member,
+    *,
+    limit: int,
+    as_keyframe: bool,
+    compress: bool = True,
+    shares: Shares | None = None,
 ) -> tuple[list[Body], LineState]:
     """The records for the next body of a line, and the state after it. Pure.
 
@@ -139,7 +153,10 @@ def encode(
         return _group_start(name, None, new, compress)
     number = line.number + 1
     base = line.anchor if number % patch.GROUP_STRIDE == 0 else line.last
-    encoded = None if as_keyframe or limit <= 1 else patch.encode_patch(new.content, base.content)
+    shared = 0 if shares is None or shares.content is not base.content else shares.start
+    encoded = (
+        None if as_keyframe or limit <= 1 else patch.encode_patch(new.content, base.content, shared=shared)
+    )
     if as_keyframe or patch.starts_group(
         members=number,
         limit=limit,

@@ -6,6 +6,7 @@ noted in the log of hooks and told to the person in the answer.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,8 @@ from typing import Any
 from holdfast.hooks import place
 from holdfast.lifecycle.agent import clients
 
-PATIENCE_SECONDS = 4
-"""After so long a hook gives up, whatever it waits for."""
+PATIENCE_SECONDS = 10
+"""After so long a hook gives up, whatever it waits for. A machine with too much to do is no reason to save nothing."""
 
 USAGE = """\
 Usage: holdfast hook EVENT [--client claude-code|gemini|codex] [--store URL]
@@ -69,6 +70,7 @@ def run_process() -> None:
     What is saved is durable already, and the log of the database is taken up by whoever opens it next.
     """
     try:
+        gc.disable()  # one event, and the process is gone; looking for cycles takes a tenth of the time
         _import_msgspec()
         main(sys.argv[2:])
         sys.stdout.flush()
@@ -100,15 +102,17 @@ def answered(request: Request, environ: Mapping[str, str]) -> dict[str, Any]:
     """The answer to an event; a problem becomes a message in it."""
     session = ""
     try:
-        with _Patience():
+        from holdfast.hooks.patience import Patience
+
+        with Patience(PATIENCE_SECONDS, "nothing was saved"):
             from holdfast.hooks.reading import moment_of, read_input
 
             content = read_input(0) if request.argument is None else request.argument
-            moment = moment_of(request.client, request.event, content, cwd=_cwd() or "/")
+            moment = moment_of(request.client, request.event, content, cwd=place.cwd() or "/")
             session = moment.session
             from holdfast.hooks.doing import respond
 
-            return respond(moment, place.store_url(request.store, environ, _cwd()), environ)
+            return respond(moment, place.store_url(request.store, environ, place.cwd()), environ)
     except Exception as exc:  # the agent goes on, whatever it is
         return _told(request, environ, session, exc)
 
@@ -133,33 +137,3 @@ def _told(request: Request, environ: Mapping[str, str], session: str, exc: Excep
         if is_news
         else {}
     )
-
-
-def _cwd() -> str | None:
-    try:
-        return os.getcwd()  # noqa: PTH109
-    except OSError:
-        return None
-
-
-class _Patience:
-    """Raise in the block when it takes too long, where signals allow it."""
-
-    def __enter__(self) -> None:
-        import signal
-        import threading
-
-        self._signal = signal if threading.current_thread() is threading.main_thread() else None
-        if self._signal is not None:
-            self._before = signal.signal(signal.SIGALRM, self._give_up)
-            signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)
-
-    def __exit__(self, *_: object) -> None:
-        if self._signal is not None:
-            self._signal.setitimer(self._signal.ITIMER_REAL, 0)
-            self._signal.signal(self._signal.SIGALRM, self._before)
-
-    def _give_up(self, *_: object) -> None:
-        from holdfast.errors import BackendUnavailable
-
-        raise BackendUnavailable(f"nothing was saved within {PATIENCE_SECONDS} seconds", code="hook_timeout")

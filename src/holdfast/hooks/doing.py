@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from holdfast.engine import Engine
 from holdfast.errors import HoldfastError
-from holdfast.hooks import place
+from holdfast.hooks import capturing, place
 from holdfast.lifecycle.agent import clients, finding, kinds, offering, saving
 from holdfast.lifecycle.agent.finding import Unfinished
 from holdfast.lifecycle.agent.moments import Moment
-from holdfast.storage.urls import database_file, directory_of, open_backend
+from holdfast.model import Header
+from holdfast.storage.urls import database_name, directory_of, open_backend
 
 MAX_CLEANED = 20
+MAX_LOG_BYTES = 1 << 20
 
 Answer = dict[str, Any]
 
@@ -26,15 +30,18 @@ def respond(moment: Moment, url: str, environ: Mapping[str, str]) -> Answer:
         return _started(moment, url, environ)
     engine = open_engine(url)
     before = _compacted(engine, moment) if moment.kind == kinds.PROMPT else ""
-    saving.record(engine, moment)
+    saved = saving.record(engine, moment)
     if moment.kind == kinds.END:
         _clean(engine)
+    is_handed_on = saved is not None and _starts_capture(engine, saved, moment, environ)
+    if not is_handed_on and not _has_small_log(url):
+        _close(engine)
     return _adding(moment, before) if before else {}
 
 
 def open_engine(url: str) -> Engine:
     """The engine on a store, with little patience for others that write to it."""
-    file, directory = database_file(url), directory_of(url) if url.startswith("files:") else None
+    file, directory = database_name(url), directory_of(url) if url.startswith("files:") else None
     if file is not None:
         from holdfast.storage.sqlite import SqliteBackend
 
@@ -47,9 +54,30 @@ def open_engine(url: str) -> Engine:
     return Engine(open_backend(url))
 
 
+def _starts_capture(engine: Engine, saved: Header, moment: Moment, environ: Mapping[str, str]) -> bool:
+    """Have the files captured beside a checkpoint; True when a process has begun, which closes the store."""
+    root = capturing.tree_of(moment, environ)
+    return root is not None and capturing.start(engine, saved.session, root, moment, environ)
+
+
+def _has_small_log(url: str) -> bool:
+    """Whether the next process opens the store fast as it is left: it reads the whole log, and never shortens it."""
+    file = database_name(url)
+    try:
+        return file is not None and os.stat(f"{file}-wal").st_size < MAX_LOG_BYTES  # noqa: PTH116
+    except OSError:
+        return False
+
+
+def _close(engine: Engine) -> None:
+    """Close the store in order, which empties its log. What was saved is safe, whatever becomes of this."""
+    with suppress(HoldfastError):
+        engine.close()
+
+
 def _started(moment: Moment, url: str, environ: Mapping[str, str]) -> Answer:
-    file = database_file(url)
-    engine = None if file is not None and not file.exists() else open_engine(url)
+    file = database_name(url)
+    engine = None if file is not None and not os.path.exists(file) else open_engine(url)  # noqa: PTH110
     if moment.source == "compact":
         return _adding(moment, "" if engine is None else _restored(engine, moment))
     if moment.source == "resume" and engine is not None and _has_work(engine, moment):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from holdfast.lifecycle.agent.folders import folder_of, home_of
+
+if TYPE_CHECKING:
+    from holdfast.config import Settings
 
 BUSY_SECONDS = 1.5
 """How long a hook waits for a store that others write to. The agent waits for the hook."""
@@ -21,16 +25,27 @@ def store_url(given: str | None, environ: Mapping[str, str], cwd: str | None) ->
     """
     if url := given or environ.get("HOLDFAST_STORE"):
         return url
-    if _has_configuration(environ, cwd):
-        from holdfast import config
-
-        if url := config.here().store_url():
-            return url
+    found = settings(environ, cwd)
+    if found is not None and (url := found.store_url()):
+        return url
     return f"sqlite:{data_folder(environ)}/holdfast.db"
 
 
+def settings(environ: Mapping[str, str], cwd: str | None) -> Settings | None:
+    """The settings, where a file may have any; None means the defaults.
+
+    Raises:
+        InvalidInput: the configuration is wrong.
+    """
+    if not _has_configuration(environ, cwd):
+        return None
+    from holdfast import config
+
+    return config.here()
+
+
 def _has_configuration(environ: Mapping[str, str], cwd: str | None) -> bool:
-    """Whether a file may name a store. Reading one takes longer than all the rest."""
+    """Whether there is a file. Reading one takes longer than all the rest."""
     if os.path.lexists(f"{folder_of(environ, 'XDG_CONFIG_HOME', '.config')}/config.yaml"):
         return True
     folder = cwd
@@ -39,6 +54,14 @@ def _has_configuration(environ: Mapping[str, str], cwd: str | None) -> bool:
             return True
         folder = os.path.dirname(folder) if folder != "/" else ""  # noqa: PTH120
     return False
+
+
+def cwd() -> str | None:
+    """The working directory; None when it was removed under us."""
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except OSError:
+        return None
 
 
 def data_folder(environ: Mapping[str, str]) -> str:

@@ -68,11 +68,22 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phases:
-    """Phase checkpoints on any backend. With a `home` it keeps `seed.json` and the event log there up to date."""
+    """Phase checkpoints on any backend. With a `home` it keeps `seed.json` and the event log there up to date.
 
-    def __init__(self, engine: Engine, *, home: Path | None = None, owns_engine: bool = False) -> None:
+    A missing `seed.json` is trouble only where one is to be: it was there before, or `expects_seed` says so.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        home: Path | None = None,
+        expects_seed: bool = False,
+        owns_engine: bool = False,
+    ) -> None:
         self._engine = engine
         self._home = home
+        self._expects_seed = expects_seed or (home is not None and (home / seed_file.NAME).exists())
         self._owns_engine = owns_engine
 
     @property
@@ -109,7 +120,7 @@ class Phases:
         except HoldfastError as exc:
             return _failed(exc)
         warnings = self._noted(
-            None if self._home is None else seed_file.set_ref(self._home / seed_file.NAME, header.id),
+            self._set_ref(header.id),
             self._log(event_log.CREATED, session, header),
         )
         return PhaseResult(
@@ -288,6 +299,14 @@ class Phases:
         return {each.id for each in old if each.trigger.event != CLOSED}
 
     # --- what lies beside the checkpoints
+
+    def _set_ref(self, checkpoint: str) -> str | None:
+        """Let `seed.json` point at a checkpoint, where there is one or one is to be."""
+        path = None if self._home is None else self._home / seed_file.NAME
+        if path is None or not (self._expects_seed or path.exists()):
+            return None
+        self._expects_seed = True
+        return seed_file.set_ref(path, checkpoint)
 
     def _clear_ref(self, checkpoints: Collection[str]) -> str | None:
         """Take the pointer out if it names one of these. A missing file points at nothing."""

@@ -96,8 +96,8 @@ class TakenUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _NOTES = {
-    "codex": "Codex runs hooks if its config.toml has `codex_hooks = true` under `[features]`, or is new enough to"
-    " have them on.",
+    "codex": "Codex asks once whether these hooks are to be trusted. Older ones run hooks only with"
+    " `codex_hooks = true` under `[features]` in config.toml.",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
@@ -106,6 +105,8 @@ def check_key(what: str, key: object, known: Iterable[str]) -> str:
     names = tuple(known)
     if key in names:
         return str(key)
+    import difflib  # takes long, and most keys are known
+
     near = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names)}"
     raise InvalidInput(f"unknown {what} {key!r}: {hint}", code="unknown_key")
@@ -126,14 +127,14 @@ def check_flag(key: str, value: object) -> bool:
     return value
 
 
-_DURATION: Final = re.compile(r"(\d{1,12})\s*([smhdw])", re.ASCII)
+_DURATION: Final = r"(\d{1,12})\s*([smhdw])"
 _DURATION_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def check_duration(key: str, value: object) -> timedelta:
     """A span above zero: a timedelta, or text such as `90m`, `12h`, `14d`, `2w`."""
     span = value
-    if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+    if isinstance(value, str) and (match := re.fullmatch(_DURATION, value.strip(), re.ASCII)):
         try:
             span = timedelta(**{_DURATION_UNITS[match[2]]: int(match[1])})
         except OverflowError:
@@ -145,13 +146,13 @@ def check_duration(key: str, value: object) -> timedelta:
     return span
 
 
-_SIZE: Final = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s*(?:([KMGT])(i?))?B?", re.ASCII | re.IGNORECASE)
+_SIZE: Final = r"(\d{1,18}(?:\.\d{1,6})?)\s*(?:([KMGT])(i?))?B?"
 
 
 def check_size(key: str, value: object) -> int:
     """A number of bytes above zero: a whole number, or text such as `500MB`, `1.5GB`, `1GiB`."""
     count = value
-    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
+    if isinstance(value, str) and (match := re.fullmatch(_SIZE, value.strip(), re.ASCII | re.IGNORECASE)):
         power = " KMGT".index((match[2] or " ").upper())
         count = round(float(match[1]) * (1024 if match[3] else 1000) ** power)
     if isinstance(count, bool) or not isinstance(count, int):

@@ -1,13 +1,17 @@
-"""Facts about the file system under a store, and making names in a directory durable."""
+"""Facts about the file system under a store, and making names in a directory durable.
+
+What opens a SQLite store takes paths as text as well: hooks of agents do without `pathlib`, whose import takes longer.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-import secrets
 from contextlib import suppress
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NETWORK_TYPES: Final = frozenset(
     {
@@ -27,16 +31,17 @@ NETWORK_TYPES: Final = frozenset(
 )
 
 
-def network_file_system(path: Path) -> str | None:
+def network_file_system(path: str | Path) -> str | None:
     """The type of the network file system `path` is on, None when it is local or cannot be told."""
     kind = file_system_type(path)
     return kind if kind in NETWORK_TYPES else None
 
 
-def file_system_type(path: Path) -> str | None:
+def file_system_type(path: str | Path) -> str | None:
     """The type of the file system `path` is on, where the kernel tells."""
     try:
-        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            mounts = file.read()
     except OSError:
         return None
     return type_at(os.path.realpath(path), mounts)
@@ -59,7 +64,7 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-def sync_directory(directory: int | Path) -> None:
+def sync_directory(directory: int | str | Path) -> None:
     """Make the names in a directory durable. A failure is raised: it means the names may be lost."""
     if isinstance(directory, int):
         os.fsync(directory)
@@ -71,14 +76,15 @@ def sync_directory(directory: int | Path) -> None:
         os.close(descriptor)
 
 
-def sync_way_to(directory: Path) -> None:
+def sync_way_to(directory: str) -> None:
     """Make the names of a directory and of those above it durable, as far up as they belong to this user.
 
     Whoever made them may have been stopped before it could, and nothing tells that afterwards.
     """
-    for above in directory.parents:
+    above = directory
+    while above != (above := os.path.dirname(above)):
         try:
-            if above.stat().st_uid != os.geteuid():
+            if os.stat(above).st_uid != os.geteuid():
                 return
             descriptor = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except PermissionError:
@@ -89,29 +95,30 @@ def sync_way_to(directory: Path) -> None:
             os.close(descriptor)
 
 
-def make_private_directory(path: Path) -> None:
+def make_private_directory(path: str | Path) -> None:
     """Make a directory, and those above it that are missing, each for its owner only."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return
-    make_private_directory(path.parent)
+    parent = os.path.dirname(path) or "."
+    make_private_directory(parent)
     try:
-        path.mkdir(mode=0o700)
+        os.mkdir(path, mode=0o700)
     except FileExistsError:
-        if not path.is_dir():
+        if not os.path.isdir(path):
             raise
         return
     try:
-        sync_directory(path.parent)
+        sync_directory(parent)
     except OSError:
         # A name whose sync failed may never become durable. Made anew, it is synced anew.
         with suppress(OSError):
-            path.rmdir()
+            os.rmdir(path)
         raise
 
 
 def temporary_beside(path: Path, ending: str = "tmp") -> Path:
     """A name that nothing has yet, in the same directory, so that it can be moved into place."""
-    return path.with_name(f".holdfast-{secrets.token_hex(8)}.{ending}")
+    return path.with_name(f".holdfast-{os.urandom(8).hex()}.{ending}")
 
 
 def write_new(path: Path, content: bytes) -> None:

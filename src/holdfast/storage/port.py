@@ -17,13 +17,15 @@ Promises common to all methods:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.model import Branch, Draft, Session, Status
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ANY_HEAD: Final = "*"
 """The `expect_head` that matches whatever the branch's head is."""

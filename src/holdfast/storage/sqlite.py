@@ -7,19 +7,17 @@ files appear in it. SQLite comes with apsw, so its version is known: releases be
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Final, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import apsw
 
 from holdfast import forks
 from holdfast.errors import WRITE_FAILED, BackendUnavailable, Corrupt, InvalidInput, Unsupported
+from holdfast.logs import Log
 from holdfast.model import new_uid, utc_now_us
 from holdfast.storage.disk import (
     make_private_directory,
@@ -32,9 +30,14 @@ from holdfast.storage.sql.backend import SqlBackend
 from holdfast.storage.sql.connection import NO_LOCKS, Connection, Query, Row, Value
 from holdfast.storage.sql.schema import MIGRATIONS, SCHEMA_VERSION, Dialect, statements
 
-log = logging.getLogger("holdfast.storage")
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = Log("holdfast.storage")
 
 T = TypeVar("T")
+
+Identity: TypeAlias = tuple[int, int]
 
 APPLICATION_ID: Final = 0x48464153  # "HFAS"
 DIALECT: Final = Dialect(
@@ -43,6 +46,7 @@ DIALECT: Final = Dialect(
 OLDEST_SQLITE: Final = (3, 51, 3)
 BUSY_SECONDS: Final = 60.0
 _MAX_IDLE_READERS: Final = 8
+_PAGE_BYTES: Final = 4096
 _PAGES_A_STEP: Final = 1024
 _LOG: Final = ("-wal", "-shm")
 _ALL: Final = (*_LOG, "")
@@ -61,7 +65,7 @@ class SqliteBackend(SqlBackend):
     ) -> None:
         """`tables` are statements for tables that a backend built on this one keeps beside the common ones."""
         super().__init__(clock=clock)
-        self._path = Path(path).absolute()
+        self._path = _absolute(path)
         self._busy_seconds = busy_seconds
         self._failed: _SqliteConnection | None = None  # its commit failed and may still be in the log
         self._pool = threading.Condition(threading.Lock())  # guards the four below
@@ -72,13 +76,15 @@ class SqliteBackend(SqlBackend):
         self._writing_lock = threading.Lock()
         with _translated(self._path):
             _check_library()
-            _prepare(self._path, busy_seconds, tables)
-            self._identity = _identity(self._path)
+            self._identity, first = _prepare(self._path, busy_seconds, tables)
+            self._idle.append(first)
         forks.register(self)
 
     @property
     def path(self) -> Path:
-        return self._path
+        from pathlib import Path
+
+        return Path(self._path)
 
     @property
     def url(self) -> str:
@@ -136,7 +142,7 @@ class SqliteBackend(SqlBackend):
             self._borrowed += 1
         try:
             if self._writer is None:
-                self._writer = _connect(self._path, self._busy_seconds)
+                self._writer = self._take_over_reader() or _connect(self._path, self._busy_seconds)
             self._bury_failed()
             yield self._writer
         except apsw.IOError:
@@ -152,6 +158,11 @@ class SqliteBackend(SqlBackend):
             with self._pool:
                 self._borrowed -= 1
                 self._pool.notify_all()
+
+    def _take_over_reader(self) -> _SqliteConnection | None:
+        """An idle reader to write with: a process that reads a little and saves once needs no second connection."""
+        with self._pool:
+            return self._idle.pop() if self._idle else None
 
     def _set_writer_aside(self) -> None:
         """After a failed write or sync nothing in this connection's memory is to be believed.
@@ -208,9 +219,7 @@ class SqliteBackend(SqlBackend):
     # --- space
 
     def _store_bytes(self) -> int:
-        return sum(
-            file.stat().st_size for suffix in ("", "-wal") if (file := Path(f"{self._path}{suffix}")).exists()
-        )
+        return _size_of(self._path) + _size_of(f"{self._path}-wal")
 
     def reclaim(self, max_bytes: int) -> int:
         def vacuum(connection: _SqliteConnection) -> int:
@@ -231,12 +240,11 @@ class SqliteBackend(SqlBackend):
             return str(mode), int(level)
 
         mode, level = self._read(ask)
-        log = Path(f"{self._path}-wal")
         is_full = (mode, level) == ("wal", 2)
         return Facts(
             durability="full: write-ahead log, every commit is synced",
             weakness=None if is_full else f"journal mode {mode}, synchronous {level}: a crash may lose saves",
-            log_bytes=log.stat().st_size if log.exists() else 0,
+            log_bytes=_size_of(f"{self._path}-wal"),
         )
 
     def fill(self, write: Callable[[Connection], None]) -> None:
@@ -244,8 +252,8 @@ class SqliteBackend(SqlBackend):
         self._write(write)
 
     def snapshot(self, path: Path, *, progress: Callable[[float], None] | None = None) -> None:
-        with _translated(path), self._reader() as connection:
-            _create_file(path)
+        with _translated(str(path)), self._reader() as connection:
+            _create_file(str(path))
             connection.copy_to(path, progress)
 
     # --- closing and forking
@@ -434,30 +442,37 @@ def _check_library() -> None:
         )
 
 
-def _prepare(path: Path, busy_seconds: float, tables: Sequence[str] = ()) -> None:
-    """Make the file if need be, check that it is a store of ours, and bring its schema up to date."""
-    if path.is_dir():
+def _prepare(
+    path: str, busy_seconds: float, tables: Sequence[str] = ()
+) -> tuple[Identity, _SqliteConnection]:
+    """Make the file if need be, check that it is a store of ours, and bring its schema up to date.
+
+    Returns which file it is, told before it was opened: a file put in its place meanwhile is another one.
+    """
+    if os.path.isdir(path):
         raise InvalidInput(f"{path} is a directory: name a database file in it", code="not_a_store")
-    make_private_directory(path.parent)
-    if kind := network_file_system(path.parent):
+    parent = os.path.dirname(path)
+    make_private_directory(parent)
+    if kind := network_file_system(parent):
         raise Unsupported(
             f"{path} is on a network file system ({kind}), where SQLite's write-ahead log is not safe: "
             "use a local disk, or PostgreSQL",
             code="network_file_system",
         )
-    with _creation.locked(path.parent) as directory:
+    with _creation.locked(parent) as directory:
         _check_foreign(path)
-        has_wal = Path(f"{path}-wal").exists()
+        has_wal = os.path.exists(f"{path}-wal")
         is_new = _create_file(path) or _emptied(path, busy_seconds)
         with _removed_on_failure(path, _ALL if is_new else ()):
             if is_new:
                 sync_directory(directory)  # SQLite syncs it too, but does not tell when that fails
-            _open_new(path, directory, busy_seconds, tables, is_new=is_new or not has_wal)
+            identity = _identity(path)
+            return identity, _open_new(path, directory, busy_seconds, tables, is_new=is_new or not has_wal)
 
 
 def _open_new(
-    path: Path, directory: int, busy_seconds: float, tables: Sequence[str], *, is_new: bool
-) -> None:
+    path: str, directory: int, busy_seconds: float, tables: Sequence[str], *, is_new: bool
+) -> _SqliteConnection:
     connection = _connect(path, busy_seconds)
     try:
         _check_identity(connection, path)
@@ -466,24 +481,26 @@ def _open_new(
             if is_new or is_empty:
                 # Before the schema is committed: a store that has one has durable names, whoever was stopped when.
                 sync_directory(directory)
-                sync_way_to(path.parent)
+                sync_way_to(os.path.dirname(path))
             _migrate(connection, path, tables)
             _check_schema(connection, path, tables)
             if is_empty:
                 connection.truncate_wal()
-    finally:
+    except BaseException:
         connection.close()
+        raise
+    return connection
 
 
 @contextmanager
-def _removed_on_failure(path: Path, endings: Sequence[str]) -> Iterator[None]:
+def _removed_on_failure(path: str, endings: Sequence[str]) -> Iterator[None]:
     """Remove files that nothing was acknowledged in when a sync fails: made anew, they are synced anew."""
     try:
         yield
     except (OSError, apsw.IOError):
         for ending in endings:
             with suppress(OSError):
-                Path(f"{path}{ending}").unlink(missing_ok=True)
+                os.unlink(f"{path}{ending}")
         raise
 
 
@@ -498,7 +515,7 @@ class _Creation:
         forks.register(self)
 
     @contextmanager
-    def locked(self, directory: Path) -> Iterator[int]:
+    def locked(self, directory: str) -> Iterator[int]:
         with self._lock:
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -517,29 +534,29 @@ class _Creation:
 _creation = _Creation()
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _identity(path: str) -> Identity:
     """Which file it is, whatever its name."""
-    found = path.stat()
+    found = os.stat(path)
     return found.st_dev, found.st_ino
 
 
-def _create_file(path: Path) -> bool:
+def _create_file(path: str) -> bool:
     """Pre-create the database 0600, so that -wal and -shm follow; True if it is new."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except FileExistsError:
-        return path.stat().st_size == 0
+        return os.stat(path).st_size == 0
     return True
 
 
-def _connect(path: Path, busy_seconds: float) -> _SqliteConnection:
-    raw = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=200)
+def _connect(path: str, busy_seconds: float) -> _SqliteConnection:
+    raw = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=200)
     connection = _SqliteConnection(raw)
     try:
         raw.set_busy_timeout(round(busy_seconds * 1000))
         raw.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         raw.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
-        if path.stat().st_size == 0:
+        if os.stat(path).st_size <= _PAGE_BYTES:  # one page is undone if a journal of its making is left
             connection.all("PRAGMA auto_vacuum = INCREMENTAL")  # has an effect only before the first page
         connection.pragma("journal_mode", "WAL", expect="wal")
         connection.pragma("synchronous", "FULL", expect=2)
@@ -555,10 +572,10 @@ def _connect(path: Path, busy_seconds: float) -> _SqliteConnection:
     return connection
 
 
-def _check_foreign(path: Path) -> None:
+def _check_foreign(path: str) -> None:
     """Refuse a file of another program before SQLite changes anything in it."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             header = file.read(100)
     except FileNotFoundError:
         return
@@ -572,18 +589,33 @@ def _check_foreign(path: Path) -> None:
         raise InvalidInput(f"{path} is a database of another program", code="not_a_store")
 
 
-def _is_blank(path: Path) -> bool:
+def _is_blank(path: str) -> bool:
     """Whether a file has nothing but zeros in it: its size reached the disk, its first page did not."""
-    with path.open("rb") as file:
+    with open(path, "rb") as file:
         return not any(any(part) for part in iter(lambda: file.read(4096), b""))
 
 
-def _has_log(path: Path) -> bool:
-    log = Path(f"{path}-wal")
-    return log.is_file() and log.stat().st_size > 0
+def _has_log(path: str) -> bool:
+    return os.path.isfile(f"{path}-wal") and _size_of(f"{path}-wal") > 0
 
 
-def _emptied(path: Path, busy_seconds: float) -> bool:
+def _size_of(path: str) -> int:
+    """How much a file takes; nothing if it is not there."""
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    """The path from the root, by the names it was given."""
+    name = os.fspath(path)
+    if not os.path.isabs(name):  # a directory that is gone has no name, and is asked for it only then
+        name = os.path.join(os.getcwd(), name)
+    return "/" + "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
+def _emptied(path: str, busy_seconds: float) -> bool:
     """Empty a database of nothing but zeros that no log completes; True if it was one."""
     if not _is_blank(path):
         return False
@@ -595,24 +627,26 @@ def _emptied(path: Path, busy_seconds: float) -> bool:
     return False
 
 
-def _has_tables(path: Path) -> bool:
+def _has_tables(path: str) -> bool:
     """Whether the database file itself has tables; nothing is locked, created or changed."""
+    from urllib.parse import quote  # nearly every store is recognized without this
+
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-    connection = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
+    connection = apsw.Connection(f"file:{quote(path)}?immutable=1", flags=flags)
     try:
         return bool(connection.execute("SELECT count(*) FROM sqlite_master").fetchall()[0][0])
     finally:
         connection.close()
 
 
-def _check_identity(connection: _SqliteConnection, path: Path) -> None:
+def _check_identity(connection: _SqliteConnection, path: str) -> None:
     (application_id,) = connection.one("PRAGMA application_id") or (0,)
     (tables,) = connection.one("SELECT count(*) FROM sqlite_master") or (0,)
     if application_id != APPLICATION_ID and (application_id or tables):
         raise InvalidInput(f"{path} is a database of another program", code="not_a_store")
 
 
-def _migrate(connection: _SqliteConnection, path: Path, tables: Sequence[str]) -> None:
+def _migrate(connection: _SqliteConnection, path: str, tables: Sequence[str]) -> None:
     def upgrade(tx: Connection) -> None:
         version = _schema_version(connection)
         if version > SCHEMA_VERSION:
@@ -640,7 +674,7 @@ def _schema_version(connection: _SqliteConnection) -> int:
     return int(version)
 
 
-def _check_schema(connection: _SqliteConnection, path: Path, tables: Sequence[str]) -> None:
+def _check_schema(connection: _SqliteConnection, path: str, tables: Sequence[str]) -> None:
     """Damage to the schema can turn an index into nonsense unseen, so it is compared with what was created."""
     expected = {sql for version in MIGRATIONS for sql in statements(version, DIALECT)} | set(tables)
     found = {
@@ -663,7 +697,7 @@ def _check_schema(connection: _SqliteConnection, path: Path, tables: Sequence[st
 
 
 @contextmanager
-def _translated(path: Path) -> Iterator[None]:
+def _translated(path: str) -> Iterator[None]:
     """Turn errors of SQLite and of the file system into errors of this package."""
     try:
         yield
@@ -705,7 +739,7 @@ def make_single_file(path: Path) -> None:
     Raises:
         BackendUnavailable: another process, or another part of this one, has the store open.
     """
-    with _translated(path):
+    with _translated(str(path)):
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             connection.execute("PRAGMA journal_mode = DELETE").fetchall()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from typing import TYPE_CHECKING
 
 from holdfast.errors import InvalidInput, Unsupported
 from holdfast.storage.port import Backend
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def open_backend(url: str) -> Backend:
@@ -22,7 +26,7 @@ def open_backend(url: str) -> Backend:
         return _open_postgres(url)
     if url.startswith("files:"):
         return _open_files(url)
-    path = database_file(url)
+    path = database_name(url)
     if path is None:
         raise InvalidInput(
             f"no store {url!r}: use sqlite:PATH, files:DIR, postgresql:// or memory:",
@@ -60,17 +64,27 @@ def _open_postgres(url: str) -> Backend:
 
 def database_file(url: str) -> Path | None:
     """The file of a SQLite store; None when the URL names another kind of store, or nothing at all."""
+    from pathlib import Path
+
+    name = database_name(url)
+    return None if name is None else Path(name)
+
+
+def database_name(url: str) -> str | None:
+    """The same as text: a hook of an agent needs no more, and `pathlib` takes long to import."""
     scheme, separator, rest = url.partition(":")
     if not separator and ("/" in url or url.endswith((".db", ".sqlite"))):
         scheme, rest = "sqlite", url
     path = rest.removeprefix("//") if rest.startswith("///") else rest
     if scheme != "sqlite" or not path or "?" in path or not _is_file_name(path):
         return None
-    return Path(path).expanduser()
+    return os.path.expanduser(path)  # noqa: PTH111
 
 
 def directory_of(url: str) -> Path | None:
     """The directory of a store of files; None when the URL names another kind of store."""
+    from pathlib import Path
+
     scheme, _, rest = url.partition(":")
     path = rest.partition("?")[0]
     path = path.removeprefix("//") if path.startswith("///") else path

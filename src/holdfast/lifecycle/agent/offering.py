@@ -5,8 +5,6 @@ All of it was saved by agents before. It is shown as data, cut to what a client 
 
 from __future__ import annotations
 
-import shlex
-
 from holdfast.lifecycle.agent.picture import Picture, open_tasks, phase_number, summary
 
 MAX_CONTEXT = 9000
@@ -21,6 +19,8 @@ def offer_line(number: int, task: str) -> str:
 
 def offer(number: int, task: str, *, key: str, age_seconds: float, others: int, store: str | None) -> str:
     """What the agent is told about unfinished work. It must ask; nothing is resumed without a yes."""
+    import shlex  # only an offer needs it
+
     option = "" if store is None else f" --store {shlex.quote(store)}"
     name = shlex.quote(key)
     lines = [

@@ -82,6 +82,11 @@ def project_of(cwd: str) -> str:
     return _repository(cwd)[0] or cwd
 
 
+def repository_of(cwd: str) -> str:
+    """The folder of the repository that a folder is in; empty when it is in none."""
+    return _repository(cwd)[0]
+
+
 def git_commit(cwd: str) -> dict[str, str] | None:
     """The commit and branch checked out there, read from git's own files; git itself is not run."""
     _, folder = _repository(cwd)

@@ -1,0 +1,170 @@
+"""The project files beside what hooks save: captured at boundaries in a repository, and never in the agent's way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.errors import BackendUnavailable
+from holdfast.hooks.patience import Patience
+from tests.hooks.conftest import Agent, Answer
+
+KEY = "claude-code:00893aaf-19fa-41d2-8238-13269b9b3ca0"
+FILES = "files"
+WAIT_SECONDS = 30
+
+
+def make_repository(folder: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+
+
+def captures(agent: Agent) -> list[holdfast.Header]:
+    """The checkpoints with files, newest first."""
+    with agent.store() as store:
+        return [header for header in store.get(KEY).history() if FILES in header.contents]
+
+
+def waited_for(agent: Agent, count: int) -> list[holdfast.Header]:
+    """The captures once there are so many: another process makes them, after the hook has answered."""
+    end = time.monotonic() + WAIT_SECONDS
+    while len(found := captures(agent)) < count and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(found) == count
+    return found
+
+
+def hook(agent: Agent, event: str, **fields: Any) -> Answer:
+    """Let a hook run; it has nothing to say."""
+    answer = agent.hook(event, **fields)
+    assert (answer.code, answer.out, answer.err) == (0, "", "")
+    return answer
+
+
+@pytest.mark.full
+def test_a_turn_brings_the_files_back(agent: Agent) -> None:
+    """What was in the repository at the end of a turn is restored by the command, files that came later aside."""
+    make_repository(agent.folder)
+    program = agent.folder / "program.py"
+    program.write_text("print(1)\n", encoding="utf-8")
+    hook(agent, "UserPromptSubmit")
+    hook(agent, "Stop", last_assistant_message="It prints one.")
+    (first,) = waited_for(agent, 1)
+    with agent.store() as store:
+        newest = store.get(KEY).load()
+        assert newest.header == first
+        assert newest.state["last_message"] == "It prints one."
+        assert (first.trigger.event, first.metadata["phase"]) == ("workspace", "observe")
+    program.write_text("print(2)\n", encoding="utf-8")
+    hook(agent, "PreCompact")
+    waited_for(agent, 2)
+    shown = agent.holdfast("restore", first.id, "--files", "--dry-run")
+    assert (shown.code, "program.py" in shown.out) == (0, True)
+    assert agent.holdfast("restore", first.id, "--files").code == 0
+    assert program.read_text(encoding="utf-8") == "print(1)\n"
+    hook(agent, "Stop", last_assistant_message="It prints one again.")
+    waited_for(agent, 4)  # the restore took one of its own, before it wrote
+    with agent.store() as store:
+        assert store.get(KEY).load().state["last_message"] == "It prints one again."
+
+
+@pytest.mark.full
+def test_what_did_not_change_is_not_captured_again(agent: Agent) -> None:
+    """A turn that only talked has no second capture; the end of a session does not open it again."""
+    make_repository(agent.folder)
+    (agent.folder / "a.txt").write_text("a", encoding="utf-8")
+    hook(agent, "Stop", last_assistant_message="One.")
+    waited_for(agent, 1)
+    hook(agent, "Stop", last_assistant_message="Two.")
+    (agent.folder / "a.txt").write_text("b", encoding="utf-8")
+    hook(agent, "SessionEnd")
+    waited_for(agent, 2)
+    with agent.store() as store:
+        session = store.get(KEY)
+        assert session.info.status is holdfast.Status.COMPLETED
+        assert session.load().header.status is holdfast.Status.COMPLETED
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("why", ["no repository", "a tool", "a home", "switched off", "a wrong setting"])
+def test_no_files_are_captured(agent: Agent, why: str) -> None:
+    """Outside a repository, at tools, of a whole home, when it is switched off; trouble costs only the files."""
+    if why == "a home":
+        agent.home = agent.folder
+    if why != "no repository":
+        make_repository(agent.folder)
+    settings = {"switched off": "hooks:\n  workspace: false\n", "a wrong setting": "hooks:\n  workspce: 1\n"}
+    if why in settings:
+        (agent.folder / "holdfast.yaml").write_text(settings[why], encoding="utf-8")
+    hook(agent, "PostToolUse" if why == "a tool" else "Stop")
+    end = time.monotonic() + WAIT_SECONDS
+    while why == "a wrong setting" and not agent.problems() and time.monotonic() < end:
+        time.sleep(0.05)
+    hook(agent, "UserPromptSubmit")
+    assert captures(agent) == []
+    codes = [(entry["code"], "saved without files" in entry["message"]) for entry in agent.problems()]
+    assert codes == ([("invalid_config", True)] if why == "a wrong setting" else [])
+    with agent.store() as store:
+        assert store.get(KEY).info.last_seq == 2
+
+
+@pytest.mark.full
+def test_a_tree_that_takes_too_long_is_left_out(agent: Agent) -> None:
+    """The checkpoint is there, the person can learn of it, and it is not tried again in that session."""
+    make_repository(agent.folder)
+    program = (
+        "import sys; from holdfast.hooks import capturing; capturing.SECONDS = 1e-6;"
+        " from holdfast.cli import main; sys.argv[0] = 'holdfast'; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", program, "hook", "Stop", "--client", "claude-code"]
+    assert agent.raw(command, agent.input("Stop")).code == 0
+    end = time.monotonic() + WAIT_SECONDS
+    while not _is_marked(agent) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert _is_marked(agent)
+    assert [entry["code"] for entry in agent.problems()] == ["hook_timeout"]
+    hook(agent, "PreCompact")
+    hook(agent, "UserPromptSubmit", prompt="Go on.")
+    assert captures(agent) == []
+
+
+def _is_marked(agent: Agent) -> bool:
+    with agent.store() as store:
+        return bool(store.get(KEY).info.metadata.get("files_took_too_long"))
+
+
+def test_patience_ends_in_the_block_that_ran_out() -> None:
+    """An inner block that gives up leaves the outer one its time."""
+    with Patience(60, "outer"):
+        with pytest.raises(BackendUnavailable, match=r"inner within 0\.01 seconds"), Patience(0.01, "inner"):
+            time.sleep(5)
+        with pytest.raises(BackendUnavailable, match="again"), Patience(0.01, "again"):
+            time.sleep(5)
+
+
+# --- the log of the store --------------------------------------------------------------------------------------
+
+_LEAVES_A_LOG = """
+import os, sys, holdfast
+store = holdfast.open(sys.argv[1])
+store.session("other").save({"noise": os.urandom(1_500_000).hex()})
+os._exit(0)
+"""
+
+
+def test_a_hook_empties_a_log_that_grew(agent: Agent) -> None:
+    """Hooks leave the store open for speed, but not for ever: the next one would read a longer log each time."""
+    log = Path(f"{agent.file}-wal")
+    hook(agent, "Stop")
+    assert log.stat().st_size > 0
+    agent.raw([sys.executable, "-c", _LEAVES_A_LOG, agent.url], b"")
+    assert log.stat().st_size > 1 << 20
+    hook(agent, "UserPromptSubmit")
+    assert log.stat().st_size == 0
+    with agent.store() as store:
+        assert store.get(KEY).info.last_seq == 2
