@@ -8,9 +8,10 @@ import operator
 import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -18,11 +19,15 @@ from typing import Annotated, Any, Final, TypedDict
 
 from benchmarks.parts import Part, Row, Table
 from benchmarks.peers import database_bytes
-from benchmarks.timing import percentile, say, seconds_of
+from benchmarks.timing import interleaved, percentile, say
 from benchmarks.workloads import State, W, size_of
 
 STEPS: Final = (50, 200, 1000)
 API: Final = "put"
+LATEST: Final = "get latest"
+LIST: Final = "list"
+WITH_VALUES: Final = "20 with values"
+READS: Final = (LATEST, LIST, WITH_VALUES)
 LONG_RUN: Final = "graph, one long run"
 TURNS: Final = "graph, many turns"
 
@@ -36,17 +41,20 @@ _THREAD: Final[dict[str, Any]] = {"configurable": {"thread_id": "bench", "checkp
 
 @dataclass
 class SaverResult:
-    """What one saver did in one way of using it. Seconds; a figure that does not apply is missing."""
+    """What one saver did in one way of using it; seconds.
+
+    A put, or under a graph a step or turn, is timed for itself; p50 and p95 are of the last tenth of them.
+    """
 
     way: str
     steps: int
     subject: str
-    state_bytes: int = 0
-    stored_bytes: int = 0
-    put_p50: float | None = None
-    put_p95: float | None = None
+    state_bytes: int
+    stored_bytes: int
+    p50: float
+    p95: float
+    wall_seconds: float
     reads: dict[str, float] = field(default_factory=dict)
-    wall_seconds: float | None = None
 
 
 @dataclass
@@ -64,18 +72,35 @@ class Subject:
             return getattr(self.saver, name)(*arguments, **options)
         return self.wait(getattr(self.saver, f"a{name}")(*arguments, **options))
 
-    def count(self) -> int:
+    def listed(self, limit: int | None = None) -> list[Any]:
+        """The newest checkpoint tuples, as they come."""
         if not self.is_async:
-            return sum(1 for _ in self.saver.list(_THREAD))
-        return int(self.wait(_count(self.saver.alist(_THREAD))))
+            return list(self.saver.list(_THREAD, limit=limit))
+        found: list[Any] = self.wait(_collected(self.saver.alist(_THREAD, limit=limit)))
+        return found
+
+    def begins(self, graph: Any, given: Any, config: Any) -> Callable[[], object]:
+        """A run of a graph, of which each call does one step; `StopIteration` after the last."""
+        options: dict[str, Any] = {"durability": "sync", "stream_mode": "values"}
+        if not self.is_async:
+            return partial(next, graph.stream(given, config, **options))
+        steps = graph.astream(given, config, **options)
+
+        def step() -> object:
+            try:
+                return self.wait(anext(steps))
+            except StopAsyncIteration:
+                raise StopIteration from None
+
+        return step
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
         assert self.loop is not None
         return self.loop.run_until_complete(work)
 
 
-async def _count(found: AsyncIterator[Any]) -> int:
-    return len([each async for each in found])
+async def _collected(found: AsyncIterator[Any]) -> list[Any]:
+    return [each async for each in found]
 
 
 # --- the subjects
@@ -177,7 +202,7 @@ def postgres_server(directory: Path) -> Iterator[Callable[[], str] | None]:
         server.cleanup()
 
 
-# --- through the saver's interface
+# --- what is measured
 
 
 def run(directory: Path, *, quick: bool, with_peers: bool) -> Part:
@@ -196,20 +221,61 @@ def run(directory: Path, *, quick: bool, with_peers: bool) -> Part:
 def measure(
     steps: int, directory: Path, *, repeats: int, postgres: Callable[[], str] | None
 ) -> list[SaverResult]:
-    """Every saver in every way: put one by one in turns, one long run of a graph, and as many turns."""
-    say(f"langgraph savers, {steps} steps")
-    with subjects(directory / "put", postgres) as found:
-        results = _put_all(found, steps, repeats)
-    for way in (LONG_RUN, TURNS):
+    """Every saver in every way: put one by one, one long run of a graph, and as many turns of it.
+
+    In each way the savers take turns at every step.
+    """
+    results: list[SaverResult] = []
+    for way, work in ((API, _puts), (LONG_RUN, _long_run), (TURNS, _turns)):
+        say(f"langgraph savers, {way}, {steps} steps")
         with subjects(directory / way.replace(" ", "-"), postgres) as found:
-            results += [_run_graph(subject, way, steps) for subject in found]
+            samples, state = work(found, steps)
+            for subject in found:
+                _check(subject, state)
+            reads = _reads(found, steps, repeats) if way == API else {}
+            results += [
+                _result(way, steps, subject, state, samples[subject.name], reads.get(subject.name, {}))
+                for subject in found
+            ]
     return results
 
 
-def _put_all(found: list[Subject], steps: int, repeats: int) -> list[SaverResult]:
+def _result(
+    way: str, steps: int, subject: Subject, state: State, taken: list[float], reads: dict[str, float]
+) -> SaverResult:
+    last = taken[-max(steps // 10, min(steps, 10)) :]
+    return SaverResult(
+        way,
+        steps,
+        subject.name,
+        state_bytes=size_of(state),
+        stored_bytes=subject.size_bytes(),
+        p50=median(last),
+        p95=percentile(last, 95),
+        wall_seconds=sum(taken),
+        reads=reads,
+    )
+
+
+def _check(subject: Subject, state: State) -> None:
+    values = subject.call("get_tuple", _THREAD).checkpoint["channel_values"]
+    if any(values[name] != value for name, value in state.items()):
+        raise AssertionError(f"{subject.name} does not return the state that was put last")
+
+
+Samples = dict[str, list[float]]
+
+
+def _in_turns(found: list[Subject], step: int) -> list[Subject]:
+    """The savers, each time beginning with another: which of them follows a heavy writer changes."""
+    first = step % len(found)
+    return found[first:] + found[:first]
+
+
+def _puts(found: list[Subject], steps: int) -> tuple[Samples, State]:
     base = importlib.import_module("langgraph.checkpoint.base")
     configs = {subject.name: _THREAD for subject in found}
-    samples: dict[str, list[float]] = {subject.name: [] for subject in found}
+    samples: Samples = {subject.name: [] for subject in found}
     state: State = {}
     for step, state in enumerate(W.take(steps), 1):
         versions = dict.fromkeys(state, f"{step:032}.{0.5:016}")
@@ -223,37 +289,31 @@ def _put_all(found: list[Subject], steps: int, repeats: int) -> list[SaverResult
             updated_channels=sorted(versions),
         )
         metadata = {"source": "loop", "step": step, "parents": {}}
-        first = step % len(found)
-        for subject in found[first:] + found[:first]:
+        for subject in _in_turns(found, step):
             start = perf_counter()
             configs[subject.name] = subject.call("put", configs[subject.name], checkpoint, metadata, versions)
             samples[subject.name].append(perf_counter() - start)
-    return [_put_result(subject, steps, state, samples[subject.name], repeats) for subject in found]
+    return samples, state
 
 
-def _put_result(
-    subject: Subject, steps: int, state: State, samples: list[float], repeats: int
-) -> SaverResult:
-    last = samples[-max(steps // 10, min(steps, 10)) :]
-    if subject.call("get_tuple", _THREAD).checkpoint["channel_values"] != state:
-        raise AssertionError(f"{subject.name} does not return the state that was put last")
-    if subject.count() != steps:
-        raise AssertionError(f"{subject.name} does not list {steps} checkpoints")
-    works = {"latest": lambda: subject.call("get_tuple", _THREAD), "list": subject.count}
-    reads = {
-        name: median(seconds_of(work) for _ in range(1 if name == "list" else repeats))
-        for name, work in works.items()
+def _reads(found: list[Subject], count: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Reads of each saver, in turns. Whoever lists may leave values unread; `WITH_VALUES` looks at them."""
+
+    def list_all(subject: Subject) -> None:
+        if len(subject.listed()) != count:
+            raise AssertionError(f"{subject.name} does not list {count} checkpoints")
+
+    kinds: dict[str, Callable[[Subject], object]] = {
+        LATEST: lambda subject: subject.call("get_tuple", _THREAD),
+        LIST: list_all,
+        WITH_VALUES: lambda subject: [each.checkpoint["channel_values"] for each in subject.listed(20)],
     }
-    return SaverResult(
-        API,
-        steps,
-        subject.name,
-        state_bytes=size_of(state),
-        stored_bytes=subject.size_bytes(),
-        put_p50=median(last),
-        put_p95=percentile(last, 95),
-        reads=reads,
-    )
+    reads: dict[str, dict[str, float]] = {subject.name: {} for subject in found}
+    for kind, read in kinds.items():
+        works = {subject.name: partial(read, subject) for subject in found}
+        for name, seconds in interleaved(works, repeats=repeats, budget_seconds=3.0).items():
+            reads[name][kind] = seconds
+    return reads
 
 
 # --- under a graph
@@ -264,30 +324,34 @@ class _Graph(TypedDict, total=False):
     left: int
 
 
-def _run_graph(subject: Subject, way: str, steps: int) -> SaverResult:
-    """A graph whose node adds what W adds in one step: all steps in one run, or each in a turn of its own."""
-    graph = _compiled(subject.saver, steps)
+def _long_run(found: list[Subject], steps: int) -> tuple[Samples, State]:
+    """One run of a graph whose node adds what W adds in one step."""
     config = {**_THREAD, "recursion_limit": steps + 10}
-    turns = [steps] if way == LONG_RUN else [1] * steps
+    given = {"messages": [], "left": steps}
+    runs = {subject.name: subject.begins(_compiled(subject.saver, steps), given, config) for subject in found}
+    samples: Samples = {subject.name: [] for subject in found}
+    for step in range(steps + 2):  # the input comes first, and asking for more ends the run
+        for subject in _in_turns(found, step):
+            start = perf_counter()
+            with suppress(StopIteration):
+                runs[subject.name]()
+            samples[subject.name].append(perf_counter() - start)
+    return samples, {"messages": [message for added in _messages(steps) for message in added], "left": 0}
 
-    def work() -> None:
-        for left in turns:
-            given = {"messages": [], "left": left}
-            if subject.is_async:
-                subject.wait(graph.ainvoke(given, config, durability="sync"))
-            else:
-                graph.invoke(given, config, durability="sync")
 
-    wall = seconds_of(work)
-    values = subject.call("get_tuple", _THREAD).checkpoint["channel_values"]
-    return SaverResult(
-        way,
-        steps,
-        subject.name,
-        state_bytes=size_of({"messages": values["messages"]}),
-        stored_bytes=subject.size_bytes(),
-        wall_seconds=wall,
-    )
+def _turns(found: list[Subject], steps: int) -> tuple[Samples, State]:
+    """The same graph, invoked once for each step: it loads the state of the thread, and saves it twice."""
+    graphs = {subject.name: _compiled(subject.saver, steps) for subject in found}
+    samples: Samples = {subject.name: [] for subject in found}
+    for step in range(steps):
+        for subject in _in_turns(found, step):
+            start = perf_counter()
+            taking = subject.begins(graphs[subject.name], {"messages": [], "left": 1}, _THREAD)
+            with suppress(StopIteration):
+                while True:
+                    taking()
+            samples[subject.name].append(perf_counter() - start)
+    return samples, {"messages": [message for added in _messages(steps) for message in added], "left": 0}
 
 
 def _compiled(saver: Any, steps: int) -> Any:
@@ -317,24 +381,34 @@ def _figures(found: list[SaverResult]) -> list[Row]:
     """HoldfastSaver beside LangGraph's own savers, at 1,000 steps of W."""
     last = {result.subject: result for result in found if (result.way, result.steps) == (API, STEPS[-1])}
 
-    def ratio(ours: str, peer: str, value: Callable[[SaverResult], float | None]) -> float | None:
-        mine, theirs = (value(last[name]) if name in last else None for name in (ours, peer))
-        return None if mine is None or not theirs else mine / theirs
+    def ratio(ours: str, peer: str, value: Callable[[SaverResult], float]) -> float | None:
+        if not last.keys() >= {ours, peer}:
+            return None
+        return value(last[ours]) / value(last[peer])
 
     def stored(result: SaverResult) -> float:
         return result.stored_bytes
 
-    def put(result: SaverResult) -> float | None:
-        return result.put_p50
+    def put(result: SaverResult) -> float:
+        return result.p50
+
+    def listing(result: SaverResult) -> float:
+        return result.reads[LIST]
 
     return [
-        Row("HoldfastSaver: bytes ÷ SqliteSaver's", ratio(HOLDFAST, SQLITE, stored), 1 / 120),
-        Row("HoldfastSaver: bytes ÷ PostgresSaver's", ratio(HOLDFAST_POSTGRES, POSTGRES, stored), 1 / 70),
+        Row("SqliteSaver's bytes ÷ HoldfastSaver's", ratio(SQLITE, HOLDFAST, stored), 120, is_ceiling=False),
+        Row(
+            "PostgresSaver's bytes ÷ HoldfastSaver's",
+            ratio(POSTGRES, HOLDFAST_POSTGRES, stored),
+            70,
+            is_ceiling=False,
+        ),
         Row("HoldfastSaver: put p50 ÷ SqliteSaver's", ratio(HOLDFAST, SQLITE, put), 0.5),
         Row("HoldfastSaver: put p50 ÷ PostgresSaver's", ratio(HOLDFAST_POSTGRES, POSTGRES, put), 0.15),
+        Row("HoldfastSaver: list of 1,000 ÷ SqliteSaver's", ratio(HOLDFAST, SQLITE, listing), 0.05),
         Row(
-            "HoldfastSaver: list of 1,000 ÷ SqliteSaver's",
-            ratio(HOLDFAST, SQLITE, lambda result: result.reads.get("list")),
+            "HoldfastSaver: list of 1,000 ÷ PostgresSaver's",
+            ratio(HOLDFAST_POSTGRES, POSTGRES, listing),
             0.05,
         ),
     ]
@@ -344,17 +418,16 @@ def _table(found: list[SaverResult]) -> Table:
     lines: list[tuple[str, ...]] = []
     heading = ""
     for result in found:
-        label = f"{result.way}, {result.steps} steps, {result.state_bytes / 1000:.0f} KB"
-        times = (
-            result.put_p50,
-            result.put_p95,
-            result.reads.get("latest"),
-            result.reads.get("list"),
-            result.wall_seconds,
+        label = f"{result.way}, {result.steps:,} steps, {result.state_bytes / 1000:,.0f} KB"
+        times = (result.p50, result.p95, *(result.reads.get(kind) for kind in READS), result.wall_seconds)
+        lines.append(
+            (
+                label if label != heading else "",
+                result.subject,
+                f"{result.stored_bytes / 1e6:.2f}",
+                *("–" if seconds is None else f"{seconds * 1e3:,.2f}" for seconds in times),
+            )
         )
-        stored = f"{result.stored_bytes / 1000:.0f} KB"
-        shown = ["–" if seconds is None else f"{seconds * 1e3:.2f}" for seconds in times]
-        lines.append((label if label != heading else "", result.subject, stored, *shown))
         heading = label
-    names = "way, saver, stored, put p50, p95, get latest, list, wall time"
-    return Table("LangGraph's savers (milliseconds)", names.split(", "), lines)
+    names = ("way", "saver", "stored MB", "put or step p50", "p95", *READS, "all of them")
+    return Table("LangGraph's savers (milliseconds)", names, lines)

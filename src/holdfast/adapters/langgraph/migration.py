@@ -10,6 +10,7 @@ from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES
 
 from holdfast.adapters.langgraph import writes
 from holdfast.adapters.langgraph.copying import store_once
+from holdfast.adapters.langgraph.memory import Line
 from holdfast.adapters.langgraph.naming import Place
 from holdfast.adapters.langgraph.records import save_of
 from holdfast.adapters.langgraph.sources import Source, SourceCheckpoint, open_source
@@ -28,6 +29,9 @@ class Laid:
 
     def body(self, engine: Engine, values: dict[str, Any]) -> NewBody:
         return engine.encode(values)
+
+    def channels(self, engine: Engine, line: Line, values: dict[str, Any]) -> tuple[NewBody, list[str]]:  # noqa: ARG002
+        return engine.encode(values), list(values)
 
 
 def count(source: str, threads: Sequence[str]) -> int:

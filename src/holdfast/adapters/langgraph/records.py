@@ -22,7 +22,6 @@ from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata, get_checkp
 from holdfast.adapters.langgraph.naming import Place, hidden_namespace, namespace_of, run_tag
 from holdfast.adapters.langgraph.values import Packs, Values, has_no_objects
 from holdfast.codec.exact import JSON, encode
-from holdfast.codec.integrity import describe
 from holdfast.engine import Engine, Save, reader
 from holdfast.errors import Conflict
 from holdfast.model import MAX_METADATA_BYTES, STATE, Header
@@ -32,6 +31,9 @@ REST: Final = "langgraph"
 
 OWN: Final = "$langgraph"
 _METADATA: Final = "metadata"
+_ORDER: Final = "$channels"
+"""The channels in their own order, where the body has them in another."""
+
 _COUNTERS: Final = "counters_since_delta_snapshot"
 _ROOM: Final = 2 * 1024
 """What is left of the room for metadata for this adapter's own keys."""
@@ -70,13 +72,16 @@ def save_of(
     plain, is_elsewhere = _plain_metadata(metadata)
     if is_elsewhere:
         rest[_METADATA] = dict(metadata)
+    state, order = values.channels(engine, (uid, place.branch), channels)
+    if order != list(channels):
+        rest[_ORDER] = list(channels)
     note = Note(
         parent=place.checkpoint, namespace=hidden_namespace(place.namespace), is_elsewhere=is_elsewhere
     )
     own = msgspec.to_builtins(note)
     return Save(
         session=uid,
-        bodies={STATE: values.body(engine, channels), REST: values.body(engine, rest)},
+        bodies={STATE: state, REST: values.body(engine, rest)},
         branch=place.branch,
         parents=parents,
         external_id=checkpoint["id"],
@@ -175,6 +180,8 @@ def checkpoint_of_header(engine: Engine, values: Values, header: Header) -> Chec
         values.decode(header.contents[name].encoding, loaded.contents[name]) for name in (REST, STATE)
     )
     rest.pop(_METADATA, None)
+    if order := rest.pop(_ORDER, None):
+        channels = {name: channels[name] for name in order}
     return cast(Checkpoint, {**rest, "id": header.external_id, "channel_values": channels})
 
 
@@ -206,6 +213,4 @@ def check_is_ours(header: Header) -> None:
 
 def same_contents(header: Header, save: Save) -> bool:
     """Whether a stored checkpoint is what a save would store."""
-    return header.contents == {
-        name: describe(body.content, body.encoding) for name, body in save.bodies.items()
-    }
+    return header.contents == {name: body.described() for name, body in save.bodies.items()}

@@ -259,6 +259,7 @@ class HoldfastSaver(AsyncTwins):
         """Remove a thread with all its bytes. What a run that is still going puts later is refused."""
         session = self._threads.find(session_key(str(thread_id)))
         if session is not None:
+            self._values.forget(session.uid)
             with suppress(NotFound):
                 self._engine.delete_session(session.uid)
 

@@ -20,10 +20,14 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from holdfast.adapters.langgraph.extensions import MARK, open_msgpack, pack_msgpack
+from holdfast.adapters.langgraph.memory import Line, Memory, is_message
 from holdfast.codec import exact
 from holdfast.codec.exact import MAX_DEPTH
+from holdfast.codec.growing import LARGE_BYTES, Growing
 from holdfast.codec.refusal import ATOMS, Refusal, name_of, step_of
 from holdfast.engine import Engine, NewBody
+from holdfast.engine.writer import Shares
+from holdfast.errors import HoldfastError
 
 _MARK_IN_JSON: Final = b'"$serde"'
 _LEAVES: Final = ATOMS | {bytes, bytearray, datetime, date, time, timedelta, UUID, Decimal}
@@ -40,15 +44,19 @@ class Packs(Protocol):
 
     def body(self, engine: Engine, values: dict[str, Any]) -> NewBody: ...
 
+    def channels(self, engine: Engine, line: Line, values: dict[str, Any]) -> tuple[NewBody, list[str]]:
+        """The body with the channel values, and the order in which it has them."""
+
 
 class Values:
-    """Packs values for one serializer. Safe for threads: what it remembers are only classes proven before."""
+    """Packs values for one serializer. Safe for threads: it remembers classes proven before, and the last values."""
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self.serde = serde
         # Whoever brings another serializer, one that encrypts for example, wants every value to go through it.
         self._keeps_plain = type(serde) is JsonPlusSerializer
         self._proven: set[type] = set()
+        self._memory = Memory()
 
     # --- whole bodies
 
@@ -66,6 +74,45 @@ class Values:
             return engine.encode(self.pack(values))
         except Refusal as refusal:
             raise refusal.as_error() from refusal.__cause__
+
+    def channels(self, engine: Engine, line: Line, values: dict[str, Any]) -> tuple[NewBody, list[str]]:
+        """The body that holds channel values; a large one has the largest value first.
+
+        Raises:
+            InvalidInput: as `body`.
+        """
+        known = self._memory.take(line)
+        if known is None and not (self._keeps_plain and self._memory.may_grow(line, values)):
+            body = self.body(engine, values)
+            if not self._keeps_plain or body.encoding != exact.JSON or len(body.content) < LARGE_BYTES:
+                return body, list(values)
+        if known is None:
+            known = Growing(lambda value: self._piece(engine, value), is_message)
+        try:
+            grown = known.content(values)
+        except (HoldfastError, Refusal, UnicodeEncodeError):
+            grown = None
+        if grown is None or len(grown.content) > engine.max_state_bytes:
+            body = self.body(engine, values)  # or it says what is wrong
+            self._memory.note_tagged(line)
+            return body, list(values)
+        self._memory.keep(line, known)
+        shares = Shares(grown.before, grown.shared)
+        return NewBody(grown.content, exact.JSON, digest=grown.digest, shares=shares), grown.order
+
+    def forget(self, session: str) -> None:
+        """Let go of the values of a thread that is deleted."""
+        self._memory.forget(session)
+
+    def _piece(self, engine: Engine, value: Any) -> bytes | None:
+        """The plain JSON of one channel value, None if it has none."""
+        limits = {"max_depth": MAX_DEPTH - 1, "max_bytes": engine.max_state_bytes}
+        if has_no_objects(value):
+            encoding, content = exact.encode(value, **limits)
+            if not _has_mark(content):
+                return content if encoding == exact.JSON else None
+        encoding, content = exact.encode(self.pack({"": value})[""], **limits)
+        return content if encoding == exact.JSON else None
 
     def decode(self, encoding: str, content: bytes) -> Any:
         """The values in a body."""
