@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 from holdfast import config as configuration
 from holdfast.api.checkpoint import DETAILS, Checkpoint, Restored
 from holdfast.api.connecting import parts_of, restore_with_parts, undo_with_parts
-from holdfast.api.files import Files, Workspace
+from holdfast.api.files import CodeAt, Files, Workspace
 from holdfast.api.options import (
     KEEPS_ALL,
     RetentionRules,
@@ -25,6 +25,7 @@ from holdfast.api.options import (
 from holdfast.config import Settings
 from holdfast.config.rules import retention_of
 from holdfast.engine import Engine, Pending, Save
+from holdfast.engine.growth import Growth
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.history import branches as branching
 from holdfast.history import merging, refs, restore, times
@@ -76,6 +77,7 @@ class Session:
         self._settings = settings
         self._uid = info.uid
         self._key = info.key
+        self._growth = Growth(engine)
         self._files = Files(engine, info.uid, settings, workspace)
         self._parts = parts_of(engine, info.uid, settings, save=self._save_captured)
 
@@ -143,7 +145,7 @@ class Session:
         workspace: Workspace = None,
     ) -> tuple[Save, str | None]:
         """The save, and the tree to capture with it."""
-        bodies = {STATE: self._engine.encode(state)}
+        bodies = {STATE: self._growth.body(state)}
         if details is not None:
             bodies[DETAILS] = self._engine.encode(details)
         save = Save(
@@ -643,19 +645,26 @@ class Session:
         environment: Mapping[str, str] | None = None,
         allowed: Iterable[str] = ALLOWED,
         commands: Iterable[str] = (),
+        workspace: Workspace = None,
     ) -> RecoveryPoint:
         """What a person does to be where a checkpoint was: as data, as text, and as a script that nothing runs.
 
-        Of `environment` only the variables in `allowed` are taken, and what looks like a secret is hidden.
+        Without `commit` and `patches` they are those of the checkpoint's files, if it has any; `workspace` says where
+        their repository is now. Of `environment` only the variables in `allowed` are taken, and what looks like a
+        secret is hidden.
 
         Raises:
             NotFound: there is no such checkpoint.
             InvalidInput: the commit is none (`invalid_commit`).
         """
-        checkpoint = self.load(ref)
-        code = CodeState(commit=commit, patches=tuple(patches), env_vars=captured(environment or {}, allowed))
+        header, given = self.load(ref).header, tuple(patches)
+        is_given = commit is not None or bool(given)
+        files = CodeAt(commit, given) if is_given else self._files.code_at(header, workspace)
+        code = CodeState(
+            commit=files.commit, patches=files.patches, env_vars=captured(environment or {}, allowed)
+        )
         replays = [ReplayCommand(command=command) for command in commands]
-        return recovery_point(self._key, checkpoint.id, code=code, commands=replays)
+        return recovery_point(self._key, header.id, code=code, commands=replays, notes=files.notes)
 
     # --- status
 

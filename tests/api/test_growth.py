@@ -1,0 +1,130 @@
+"""States that grow from save to save are encoded in part; what is loaded is what was saved, all the same."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast
+from holdfast.codec import exact
+from holdfast.engine import growth
+from tests.unit.test_growing import CHANGES, VALUES, containers
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remember small states too."""
+    monkeypatch.setattr(growth, "LARGE_BYTES", 1)
+
+
+def saved_states(session: holdfast.Session) -> Iterator[Any]:
+    for header in reversed(list(session.history())):
+        yield session.load(header.id).state
+
+
+@given(state=st.dictionaries(st.text(max_size=3), VALUES, max_size=5), seed=st.integers(0, 2**32))
+def test_what_is_loaded_is_what_was_saved(state: dict[str, Any], seed: int) -> None:
+    """Whatever is done to a state in place between saves, each checkpoint holds it as it was then."""
+    choose = random.Random(seed)
+    then: list[str] = []
+    with holdfast.open("memory:") as store:
+        session = store.session("run", profile="archive")
+        for _ in range(10):
+            session.save(state)
+            then.append(repr(state))
+            for _ in range(choose.randint(0, 2)):
+                choose.choice(CHANGES)(choose.choice(containers(state)))
+        assert [repr(each) for each in saved_states(session)] == then
+        assert store.verify().is_intact
+
+
+def test_only_what_is_new_is_encoded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The second and later saves of a list that grows encode its new elements, and another process loads all of it."""
+    state: dict[str, Any] = {"messages": [{"n": n, "text": "word " * 100} for n in range(50)], "step": 0}
+    sizes: list[int] = []
+    encode = exact.encode
+
+    def counted(value: object, **limits: int) -> tuple[str, bytes]:
+        encoding, content = encode(value, **limits)
+        sizes.append(len(content))
+        return encoding, content
+
+    monkeypatch.setattr(exact, "encode", counted)
+    url = f"sqlite:{tmp_path}/store.db"
+    with holdfast.open(url) as store:
+        session = store.session("run", profile="archive")
+        for step in range(6):
+            state["messages"].append({"n": 50 + step, "text": "more " * 100})
+            state["step"] = step
+            sizes.clear()
+            session.save(state)
+            if step > 1:
+                assert sum(sizes) < 2_000
+    with holdfast.open(url) as store:
+        assert store.get("run").latest().state == state  # type: ignore[union-attr]
+        assert store.verify().is_intact
+
+
+def test_states_that_are_always_new_are_soon_encoded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that copies its state for each save pays for the memory only now and then."""
+    rounds: list[int] = []
+    content = growth.Growing.content
+
+    def counted(self: growth.Growing, values: dict[str, Any]) -> Any:
+        rounds.append(len(values))
+        return content(self, values)
+
+    monkeypatch.setattr(growth.Growing, "content", counted)
+    with holdfast.open("memory:") as store:
+        session = store.session("run", profile="archive")
+        state = {"messages": [{"n": n} for n in range(50)]}
+        for _ in range(200):
+            session.save(copy.deepcopy(state))
+        assert len(rounds) < 20
+        assert all(each == state for each in saved_states(session))
+
+
+def test_what_cannot_be_saved_is_refused_with_its_path_and_forgotten() -> None:
+    """A value that JSON has none for, in a state that was remembered, is refused as ever, and the next save works."""
+    with holdfast.open("memory:") as store:
+        session = store.session("run", profile="archive")
+        state: dict[str, Any] = {"messages": [{"n": 1}], "plan": {}}
+        for n in range(3):
+            state["messages"].append({"n": n})
+            session.save(state)
+        state["plan"]["odd"] = object()
+        with pytest.raises(holdfast.InvalidInput) as refusal:
+            session.save(state)
+        assert refusal.value.path == "plan.odd"
+        state["plan"]["odd"] = (1, 2)  # saved with tags
+        session.save(state)
+        state["plan"] = {}
+        session.save(state)
+        *_, tagged, plain = saved_states(session)
+        assert tagged["plan"] == {"odd": (1, 2)}
+        assert plain == state
+        state["plan"] = state
+        with pytest.raises(holdfast.InvalidInput):
+            session.save(state)
+
+
+def test_a_state_of_many_large_values_is_refused_before_it_is_written_out() -> None:
+    """Values that each fit, and together do not, are refused also where the state was remembered."""
+    with holdfast.open("memory:") as store:
+        store.engine.max_state_bytes = 10_000
+        session = store.session("run")
+        large = ["x" * 100] * 40
+        state: dict[str, Any] = {"a": large}
+        for _ in range(3):
+            session.save(state)
+        state |= {str(n): large for n in range(100)}
+        with pytest.raises(holdfast.InvalidInput) as refusal:
+            session.save(state)
+        assert refusal.value.code == "state_too_large"
