@@ -32,7 +32,7 @@ def no_directory_sync(say: Say) -> None:
 
 
 def no_sync_at_creation(say: Say) -> None:
-    sqlite.sync_directory = disk.sync_directory = nothing
+    sqlite.sync_directory = disk.sync_directory = sqlite.sync_way_to = nothing
 
 
 def acknowledged_before_the_commit(say: Say) -> None:

@@ -19,6 +19,7 @@ from holdfast.errors import BackendUnavailable, Conflict
 from holdfast.maintenance.backup import backup
 from holdfast.maintenance.copying import copy
 from holdfast.maintenance.space import reclaim, sweep
+from holdfast.model import utc_now_us
 from holdfast.storage.files import FilesBackend, Layout
 from holdfast.storage.port import Backend
 from holdfast.storage.sqlite import SqliteBackend
@@ -33,13 +34,14 @@ Say = Callable[[str], None]
 """Tell the world outside: `ACK session seq` when a checkpoint was acknowledged, `OK` when the call returned."""
 
 
-def backend_of(kind: str, root: Path, *, clock: Callable[[], int] | None = None) -> Backend:
+def backend_of(
+    kind: str, root: Path, *, clock: Callable[[], int] = utc_now_us, busy_seconds: float = BUSY_SECONDS
+) -> Backend:
     """The store of a kind below `root`, made on demand."""
-    options = {} if clock is None else {"clock": clock}
     if kind == SQLITE:
-        return SqliteBackend(root / "store/h.db", busy_seconds=BUSY_SECONDS, **options)
+        return SqliteBackend(root / "store/h.db", busy_seconds=busy_seconds, clock=clock)
     layout = kind.removeprefix("files-")
-    return FilesBackend(root / "store", layout=layout, busy_seconds=BUSY_SECONDS, **options)
+    return FilesBackend(root / "store", layout=layout, busy_seconds=busy_seconds, clock=clock)
 
 
 def opened(kind: str, root: Path) -> Store:

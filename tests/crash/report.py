@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
+import holdfast
 from tests.crash import power, short
 from tests.crash.catching import CATCHES, Catch, caught
 from tests.crash.operations import OPERATIONS
-from tests.crash.points import KILL, ON, ONCE, Outcome, Scene, combinations, explore
+from tests.crash.points import KILL, ON, ONCE, RUN, Outcome, Scene, combinations, explore
 
 METHODS = (KILL, ONCE, ON, power.METHOD, power.SYNCS)
 READ_FAULTS = ("save", "prune")
@@ -31,6 +36,10 @@ class Row:
             for violation in outcome.violations
         ]
 
+    @property
+    def missed(self) -> int:
+        return sum(len(outcome.missed) for outcome in self.outcomes.values())
+
 
 @dataclass(frozen=True)
 class Depth:
@@ -40,6 +49,8 @@ class Depth:
     limit: int = 8
     power_every: int = 1
     syncs_every: int = 1
+    run: int | None = RUN
+    """How many calls of a longer row of like calls; None for all."""
 
 
 WHOLE = Depth()
@@ -51,9 +62,11 @@ def examined(operation: str, kind: str, depth: Depth = WHOLE) -> Row:
     row = Row(operation, kind)
     with Scene(OPERATIONS[operation], kind) as scene:
         assert power.as_replayed(scene) == scene.recorded, "the model of the disk is not what happened"
-        row.outcomes = explore(scene, every=depth.every, reads=operation in READ_FAULTS)
+        row.outcomes = explore(scene, every=depth.every, reads=operation in READ_FAULTS, run=depth.run)
         calls = scene.recording.calls
-        row.outcomes[power.METHOD] = power.replay(scene, calls, limit=depth.limit, every=depth.power_every)
+        row.outcomes[power.METHOD] = power.replay(
+            scene, calls, limit=depth.limit, every=depth.power_every, run=depth.run
+        )
         row.outcomes[power.SYNCS] = power.replay_failed_syncs(scene, limit=4, every=depth.syncs_every)
     row.seconds = time.monotonic() - started
     return row
@@ -68,23 +81,63 @@ def shortened(kind: str, every: int = 1) -> Row:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """A line per operation and kind: runs / violations by method."""
-    lines = ["| operation | store | " + " | ".join(METHODS) + " |", "|---" * (2 + len(METHODS)) + "|"]
-    totals = {method: Outcome() for method in METHODS}
+    """A line per operation and kind: runs / violations by method, and the faults that were not reached."""
+    heads = ("operation", "store", *METHODS, "not reached")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    totals = Row("**all**", "", {method: Outcome() for method in METHODS})
     for row in rows:
-        cells = []
         for method in METHODS:
-            outcome = row.outcomes.get(method, Outcome())
-            totals[method].runs += outcome.runs
-            totals[method].violations += outcome.violations
-            cells.append(_cell(outcome))
-        lines.append(f"| {row.operation} | {row.kind} | " + " | ".join(cells) + " |")
-    lines.append("| **all** | | " + " | ".join(_cell(totals[method]) for method in METHODS) + " |")
-    return "\n".join(lines)
+            totals.outcomes[method].add(row.outcomes.get(method, Outcome()))
+        lines.append(_line(row))
+    return "\n".join([*lines, _line(totals)])
+
+
+def _line(row: Row) -> str:
+    cells = [row.operation, row.kind]
+    cells += [_cell(row.outcomes.get(method, Outcome())) for method in METHODS]
+    return f"| {' | '.join([*cells, str(row.missed)])} |"
 
 
 def _cell(outcome: Outcome) -> str:
     return f"{outcome.runs} / {len(outcome.violations)}"
+
+
+class Results:
+    """What was found so far, a line per row in a file: an interrupted run goes on where it was.
+
+    Rows of other sources or of another depth do not count.
+    """
+
+    def __init__(self, path: Path | None, depth: Depth) -> None:
+        self._path = path
+        self._version = f"{version()} {depth}"
+        self._rows: dict[tuple[str, str], Row] = {}
+        if path is not None and path.exists():
+            for line in path.read_text().splitlines():
+                self._take(json.loads(line))
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if line.pop("version") == self._version:
+            outcomes = {method: Outcome(**outcome) for method, outcome in line.pop("outcomes").items()}
+            row = Row(**line, outcomes=outcomes)
+            self._rows[row.operation, row.kind] = row
+
+    def known(self, operation: str, kind: str) -> Row | None:
+        return self._rows.get((operation, kind))
+
+    def add(self, row: Row) -> None:
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"version": self._version, **asdict(row)}) + "\n")
+
+
+def version() -> str:
+    """The sources that are looked at, and those that look."""
+    sha = hashlib.sha256()
+    for folder in (Path(holdfast.__file__).parent, Path(__file__).parent):
+        for file in sorted(folder.rglob("*.py")):
+            sha.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())
+    return sha.hexdigest()[:16]
 
 
 def bug_table(found: Iterable[tuple[Catch, Outcome]]) -> str:
@@ -99,6 +152,7 @@ def bug_table(found: Iterable[tuple[Catch, Outcome]]) -> str:
 __all__ = [
     "CATCHES",
     "Depth",
+    "Results",
     "Row",
     "bug_table",
     "caught",
@@ -106,4 +160,5 @@ __all__ = [
     "examined",
     "shortened",
     "table",
+    "version",
 ]

@@ -15,7 +15,13 @@ import pytest
 
 import holdfast
 from holdfast import Store
-from tests.crash.operations import KINDS, backend_of, opened
+from holdfast.storage.sqlite import BUSY_SECONDS
+from tests.crash.operations import KINDS, backend_of
+
+
+def opened(kind: str, root: Path) -> Store:
+    """A store that waits for others as long as it does by default."""
+    return Store(backend_of(kind, root, busy_seconds=BUSY_SECONDS))
 
 
 def forked(work: Callable[[], None]) -> int:
@@ -39,7 +45,7 @@ def ended_well(children: list[int]) -> bool:
 def saver(kind: str, root: Path, name: int, count: int) -> None:
     """Save, and write down outside the store what was acknowledged, after it was."""
     oracle = os.open(root / f"acks-{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with Store(backend_of(kind, root)) as store:
+    with opened(kind, root) as store:
         run = store.get("r")
         for n in range(count):
             seq = run.save({"writer": name, "n": n}).seq
@@ -48,7 +54,7 @@ def saver(kind: str, root: Path, name: int, count: int) -> None:
 
 def keeper(kind: str, root: Path, keep: int) -> None:
     """Prune and clean until the savers are done."""
-    with Store(backend_of(kind, root)) as store:
+    with opened(kind, root) as store:
         while not (root / "done").exists():
             store.get("r").prune(keep_last=keep)
             store.session("old", profile="workflow", cleanup={"retention_days": 0}).save(

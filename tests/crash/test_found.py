@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import apsw
@@ -43,6 +44,18 @@ def test_a_store_whose_first_page_never_came_is_made_anew(tmp_path: Path) -> Non
     """Its size reached the disk and its bytes did not: nothing was acknowledged, and it opens as a new store."""
     path = tmp_path / "h.db"
     path.write_bytes(bytes(4096))
+    with Store(SqliteBackend(path)) as store:
+        store.session("r").save({"n": 1})
+    with Store(SqliteBackend(path)) as store:
+        assert store.get("r").load().state == {"n": 1}
+
+
+def test_a_first_page_that_its_journal_takes_back_is_made_anew(tmp_path: Path) -> None:
+    """The journal says that there was no page before: what SQLite then makes has all settings of a store."""
+    path = tmp_path / "h.db"
+    path.write_bytes(bytes(4096))
+    header = bytes.fromhex("d9d505f920a163d7") + struct.pack(">5I", 0, 1, 0, 512, 4096)
+    Path(f"{path}-journal").write_bytes(header.ljust(512, b"\0"))
     with Store(SqliteBackend(path)) as store:
         store.session("r").save({"n": 1})
     with Store(SqliteBackend(path)) as store:

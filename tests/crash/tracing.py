@@ -2,7 +2,7 @@
 
 The child is forked from this process and waits until strace holds it. So it starts in a millisecond, counters of
 calls begin at the operation, and nothing but the operation is in the log. Counters are per name of the call and per
-thread; only the main thread of a child works.
+thread; only the main thread of a child works. A fault that needs no log is set without strace where the kernel can.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import HoldfastError
-from tests.crash import bugs
+from tests.crash import bugs, notices
 from tests.crash.operations import Operation, opened
 
 CHANGING = (
@@ -120,6 +121,8 @@ class Run:
     said: list[str]
     code: int
     calls: list[Call] = field(default_factory=list)
+    has_fired: bool = False
+    """Whether the fault happened."""
 
     @property
     def acks(self) -> list[str]:
@@ -148,22 +151,33 @@ def run(
     """
     said, log = root.with_name(root.name + ".said"), root.with_name(root.name + ".log")
     said.write_bytes(b"")
-    go_read, go_write = os.pipe()
+    asked = inject.split(":")[0] if inject and not record else None
+    if asked is not None and not notices.can_inject(asked):
+        asked = None
+    ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
-        os.close(go_write)
-        _be_child(operation, kind, root, said, go_read, bug, limit, again)
-    os.close(go_read)
+        ours.close()
+        _be_child(operation, kind, root, said, theirs, asked, bug, limit, again)
+    theirs.close()
+    has_fired = False
+    if asked is not None:
+        assert inject is not None
+        ours.shutdown(socket.SHUT_WR)
+        has_fired = notices.answer(ours, child, notices.Fault.parse(inject), seconds=TIMEOUT_SECONDS)
+        trace = False
     tracer = _attach(child, log, inject, record) if trace else None
-    os.close(go_write)
+    ours.close()
     code = _wait(child)
     if tracer is not None:
         tracer.wait(TIMEOUT_SECONDS)
         assert tracer.stderr is not None
         tracer.stderr.close()
-    lines = [line for line in said.read_text().splitlines(keepends=True) if line.endswith("\n")]
     calls = list(parsed(log)) if trace else []
-    return Run([line.rstrip("\n") for line in lines], code, calls)
+    if trace and inject is not None:
+        has_fired = code == -9 if ":signal=KILL:" in inject else any(call.is_injected for call in calls)
+    lines = [line for line in said.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return Run([line.rstrip("\n") for line in lines], code, calls, has_fired)
 
 
 def _wait(child: int) -> int:
@@ -199,7 +213,8 @@ def _be_child(
     kind: str,
     root: Path,
     said: Path,
-    go: int,
+    go: socket.socket,
+    asked: str | None,
     bug: str | None,
     limit: int | None,
     again: bool,
@@ -217,7 +232,9 @@ def _be_child(
             os.write(output, line.encode() + b"\n")
 
         bugs.apply(bug, say)
-        os.read(go, 1)
+        if asked is not None:
+            notices.ask_for(asked, go)
+        os.read(go.fileno(), 1)  # ends when nobody is at the other end: all is set
         os.write(output, b"BEGIN\n")
         if limit is not None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -341,9 +358,9 @@ def _plain(path: str) -> str:
     return path.removesuffix("(deleted)")
 
 
-def shapes(calls: list[Call], root: Path) -> list[tuple[str, str]]:
-    """The sequence of calls on files of the store."""
-    return [call.shape() for call in on_store(calls, root)]
+def shapes(calls: list[Call], root: Path) -> list[tuple[str, str, int]]:
+    """The sequence of calls on files of the store, with the numbers by which they are found again."""
+    return [(*call.shape(), call.number) for call in on_store(calls, root)]
 
 
 def on_store(calls: list[Call], root: Path) -> list[Call]:

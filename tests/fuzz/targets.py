@@ -107,7 +107,13 @@ def mcp_requests(data: bytes) -> None:
         return
     if isinstance(arguments, dict):
         for tool in ("checkpoint_load", "checkpoint_list", "checkpoint_diff"):
-            asyncio.run(_call(tool, arguments))
+            _loop().run(_call(tool, arguments))
+
+
+@functools.cache
+def _loop() -> asyncio.Runner:
+    """A server has one event loop for all calls."""
+    return asyncio.Runner()
 
 
 async def _call(tool: str, arguments: dict[str, Any]) -> None:

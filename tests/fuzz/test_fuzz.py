@@ -37,7 +37,7 @@ def test_any_bytes(name: str, data: bytes) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_changed_seeds(name: str) -> None:
     """A second of seeds changed at random."""
-    assert plain(name, 1, seed=1) > 0
+    assert "executions" in plain(name, 1, seed=1)
 
 
 @pytest.mark.slow

@@ -61,6 +61,10 @@ ELSEWHERE = {
         "unit/test_exact.py::test_what_would_not_come_back_is_refused_with_its_path",
         "unit/test_exact.py::test_no_depth_escapes_as_a_recursion_error",
     ],
+    "states that multiply": [
+        "unit/test_sharing.py::test_what_doubles_on_each_level_is_refused_with_its_path",
+        "unit/test_sharing.py::test_cycles_that_multiply_or_carry_much_are_found_at_once",
+    ],
     "stale locks": ["executor/test_lease.py::test_a_save_with_a_stale_token_is_refused"],
     "fork, threads, asyncio": [
         "api/test_concurrency.py::test_forked_children_save_through_the_parents_store",
