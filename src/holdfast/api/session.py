@@ -41,6 +41,7 @@ from holdfast.lifecycle.merged import snapshot_fields
 from holdfast.lifecycle.recorder import Recorder
 from holdfast.lifecycle.resumption import HasArtifact
 from holdfast.maintenance.prune import PrunePlan, PruneReport, apply_prune, plan_prune
+from holdfast.maintenance.reserve import Reserve
 from holdfast.maintenance.verify import Progress, VerifyReport, verify
 from holdfast.model import STATE, Branch, BranchState, Header, Status, Trigger, TriggerKind
 from holdfast.model import Session as SessionInfo
@@ -708,8 +709,8 @@ class Session:
 
     def delete(self, *ids: str) -> None:
         """Remove checkpoints for good: their bytes are overwritten, what depends on them is re-encoded."""
-        self._engine.delete(self._uid, ids)
+        Reserve(self._engine.backend.url).spend(lambda: self._engine.delete(self._uid, ids))
 
     def clear(self) -> None:
         """Remove the whole session for good. A new one with the same key starts afresh."""
-        self._engine.delete_session(self._uid)
+        Reserve(self._engine.backend.url).spend(lambda: self._engine.delete_session(self._uid))

@@ -31,6 +31,7 @@ from holdfast.maintenance.keeper import Keeper, plans_to_clean
 from holdfast.maintenance.metering import MeteredEngine
 from holdfast.maintenance.metrics import Metrics, metrics_of, totals_of
 from holdfast.maintenance.prune import PrunePlan, PruneReport
+from holdfast.maintenance.reserve import Reserve
 from holdfast.maintenance.space import reclaim
 from holdfast.maintenance.verify import Progress, VerifyReport, verify
 from holdfast.model import Header, Status, utc_now_us
@@ -66,6 +67,7 @@ class Store:
             compresses=partial(compresses, self._settings),
             clock=clock,
         )
+        Reserve(backend.url).hold()
         self._keeper = None if settings is None else _keeper_of(self._engine, settings)
 
     @property

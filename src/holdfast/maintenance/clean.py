@@ -153,7 +153,7 @@ def _clean(engine: Engine, planned: Session, policies: CleanupPolicies, now_us: 
         decision.limit_days,
     )
     try:
-        in_turn(lambda: engine.backend.delete_session(session.uid, expect=session))
+        in_turn(engine, lambda: engine.backend.delete_session(session.uid, expect=session))
     except Conflict as exc:
         log.info("Session %s stays: %s", session.key, exc)
         return None

@@ -32,6 +32,7 @@ from holdfast.maintenance.budget import Budget, Limits, stored_count
 from holdfast.maintenance.clean import CleanEntry, CleanPlan, apply_clean, plan_clean
 from holdfast.maintenance.compress import compress_history
 from holdfast.maintenance.prune import PrunePlan, PruneReport, apply_prune, plan_prune
+from holdfast.maintenance.reserve import Reserve
 from holdfast.maintenance.space import reclaim
 from holdfast.model import Header, Session
 from holdfast.policy.cleanup import CleanupPolicies, decide
@@ -171,6 +172,7 @@ class Keeper:
         for uid, job in later:
             job.saves = 0  # after some more saves, or the interval
             self._put_back(uid, job)
+        self._try("holding some space", Reserve(self._engine.backend.url).hold)
         self._try("squeezing the store", lambda: self._squeeze(should_stop))
         self._try("compressing old history", lambda: self._compress(should_stop))
         return is_left

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -228,7 +229,8 @@ def _removals(engine: Engine, plan: PrunePlan, batch: int) -> Iterator[Removed]:
     going = list(_in_order(plan))
     for start in range(0, len(going), batch):
         part = going[start : start + batch]
-        done = in_turn(lambda part=part: engine.backend.remove(plan.session.uid, part, keep_heads=True))  # type: ignore[misc]
+        remove = partial(engine.backend.remove, plan.session.uid, part, keep_heads=True)
+        done = in_turn(engine, remove)
         for id in done.removed:
             log.info("Pruning old checkpoint from history: %s", id)
         yield done

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from holdfast.engine import Engine
 from holdfast.errors import InvalidInput
+from holdfast.maintenance.reserve import Reserve
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ def reclaim(engine: Engine, *, max_bytes: int = 64 * MIB, step_bytes: int = 4 * 
     given_back = 0
     while given_back < max_bytes:
         step = min(step_bytes, max_bytes - given_back)
-        freed = in_turn(lambda step=step: engine.backend.reclaim(step))  # type: ignore[misc]
+        freed = in_turn(engine, lambda step=step: engine.backend.reclaim(step))  # type: ignore[misc]
         if freed <= 0:
             break
         given_back += freed
@@ -49,21 +50,22 @@ def sweep(engine: Engine, session: str | None = None, *, annotations_before_us: 
     has_more = True
     while has_more:
         swept = in_turn(
+            engine,
             lambda: engine.backend.sweep(
                 session=session, limit=SWEEP_STEP, annotations_before_us=annotations_before_us
-            )
+            ),
         )
         freed += swept.stored_bytes
         has_more = swept.has_more
     return freed
 
 
-def in_turn(write: Callable[[], T]) -> T:
-    """Do one write, then leave the store to others for as long as it took.
+def in_turn(engine: Engine, write: Callable[[], T]) -> T:
+    """Do one write that frees space, then leave the store to others for as long as it took.
 
     Who waits for a lock looks again only now and then, so a loop of writes without a pause would keep it out.
     """
     started = time.monotonic()
-    result = write()
+    result = Reserve(engine.backend.url).spend(write)
     time.sleep(min(time.monotonic() - started, MAX_PAUSE_SECONDS))
     return result
