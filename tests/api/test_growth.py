@@ -128,3 +128,21 @@ def test_a_state_of_many_large_values_is_refused_before_it_is_written_out() -> N
         with pytest.raises(holdfast.InvalidInput) as refusal:
             session.save(state)
         assert refusal.value.code == "state_too_large"
+
+
+def test_a_body_that_not_every_checkpoint_has_is_a_patch_all_the_same(tmp_path: Path) -> None:
+    """Another process finds the last checkpoint that had details, and stores only what changed in them."""
+    url = f"sqlite:{tmp_path}/store.db"
+    noise = random.Random(7).randbytes(5_000).hex()
+    for n in range(3):
+        with holdfast.open(url) as store:
+            session = store.session("run", profile="archive")
+            session.save({"n": n}, details={"noise": noise, "n": n})
+            session.save({"n": n})
+    with holdfast.open(url) as store:
+        sizes = [
+            info.stored_size for info in store.engine.backend.bodies(session.uid) if info.name == "details"
+        ]
+        assert sizes[0] > 5_000 > 500 > max(sizes[1:])
+        details = [store.get("run").load(f"seq:{seq}").details for seq in (1, 3, 5)]
+        assert details == [{"noise": noise, "n": n} for n in range(3)]

@@ -57,6 +57,10 @@ to come in between each time, so the end is only for a fault."""
 
 
 MAX_KNOWN_SESSIONS: Final = 1000
+
+MAX_LOOK_BACK: Final = 64
+"""Among how many checkpoints the last one with a body is looked for, to store a patch instead of all of it."""
+
 MAX_ERROR_BYTES: Final = 16 * 1024
 
 
@@ -335,20 +339,33 @@ class Engine:
 
     def _warm(self, key: LineKey) -> LineState | None:
         """What the line's newest stored body is, verified; None when the next one must be a keyframe."""
+        try:
+            header = self._newest_with(key)
+            if header is None:
+                return None
+            chain = self.backend.body_chain(key.session, header.id, key.name)
+            if not chain or chain[-1].base is not None:
+                return None
+            state = writer.warm(chain, reader.from_chain)
+            check_content(state.last.content, header.contents[key.name], checkpoint=header.id, body=key.name)
+        except Corrupt as exc:
+            log.warning("%s cannot be built upon, a keyframe follows: %s", exc.checkpoint or key.session, exc)
+            return None
+        return state
+
+    def _newest_with(self, key: LineKey) -> Header | None:
+        """The newest checkpoint of a line that has its body, verified. Not every checkpoint has every body."""
         head = self._head(key.session, key.branch)
         if head is None:
             return None
-        try:
-            header = reader.verified(head)
-            chain = self.backend.body_chain(key.session, head.id, key.name)
-            if key.name not in header.contents or not chain or chain[-1].base is not None:
-                return None
-            state = writer.warm(chain, reader.from_chain)
-            check_content(state.last.content, header.contents[key.name], checkpoint=head.id, body=key.name)
-        except Corrupt as exc:
-            log.warning("%s cannot be built upon, a keyframe follows: %s", head.id, exc)
-            return None
-        return state
+        header = reader.verified(head)
+        if key.name in header.contents:
+            return header
+        query = HeaderQuery(
+            session=key.session, branch=key.branch, max_seq=header.seq - 1, limit=MAX_LOOK_BACK
+        )
+        found = map(reader.verified, self.backend.headers(query))
+        return next((each for each in found if key.name in each.contents), None)
 
     def confirm(self, ticket: Ticket) -> Header:
         """The header of a queued save, once it is durable."""
