@@ -9,7 +9,7 @@ from tests.crash.report import Depth, combinations, examined, shortened
 
 pytestmark = pytest.mark.usefixtures("strace")
 
-SAMPLE = Depth(every=40, limit=4, power_every=12, syncs_every=8)
+SAMPLE = Depth(every=70, limit=3, power_every=24, syncs_every=16)
 
 
 def named(combination: tuple[str, str]) -> str:

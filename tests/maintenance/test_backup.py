@@ -182,8 +182,7 @@ def test_a_backup_while_four_processes_save_has_all_that_was_acknowledged(tmp_pa
     ]
     try:
         for round in range(3):
-            time.sleep(1.0)
-            acknowledged = {line for n in range(4) for line in _whole_lines(tmp_path / f"log{n}")}
+            acknowledged = _acknowledged(tmp_path, more_than=20 * round)
             with bare(path) as store:
                 report = operations.backup(store, tmp_path / f"b{round}.db")
             assert report.findings == ()
@@ -196,6 +195,15 @@ def test_a_backup_while_four_processes_save_has_all_that_was_acknowledged(tmp_pa
             saver.wait()
         for log in logs:
             log.close()
+
+
+def _acknowledged(folder: Path, *, more_than: int) -> set[str]:
+    """What the four savers have printed, once that is enough."""
+    while True:
+        found = {line for n in range(4) for line in _whole_lines(folder / f"log{n}")}
+        if len(found) > more_than:
+            return found
+        time.sleep(0.05)
 
 
 def _whole_lines(path: Path) -> list[str]:

@@ -84,7 +84,10 @@ def operations(backend: FilesBackend, store: holdfast.Store, kind: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("kind", ["save", "remove", "compress", "delete"])
-@pytest.mark.parametrize("is_alive", [True, False], ids=["another process", "reopened"])
+@pytest.mark.parametrize(
+    "is_alive",
+    [pytest.param(True, marks=pytest.mark.slow, id="another process"), pytest.param(False, id="reopened")],
+)
 def test_killed_at_every_call(tmp_path: Path, layout: Layout, kind: str, is_alive: bool) -> None:
     """Whichever call is the last, what was acknowledged is there, and the next one goes on, in any process."""
     for stop_at in range(1, 100):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -170,4 +171,5 @@ def test_looking_over_all_sessions(store: Store) -> None:
     backend.acquire_lease(uids[1], new_owner(), seconds=0.001)
     released = backend.acquire_lease(empty, new_owner(), seconds=60)
     backend.release_lease(empty, released.token)
+    time.sleep(0.01)
     assert backend.leased() == {uids[0]}

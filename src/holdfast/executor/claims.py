@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.engine import Engine
 from holdfast.errors import Conflict, NotFound
-from holdfast.executor.lease import LEASE_SECONDS, _is_abandoned, acquire
+from holdfast.executor.lease import LEASE_SECONDS, acquire, is_abandoned
 from holdfast.executor.owner import is_dead, this_process
 from holdfast.executor.queue import (
     WAITING,
@@ -56,7 +56,7 @@ def _rule(engine: Engine, wish: Wish) -> Callable[[Session, Lease | None], bool]
             session, wish.queue, now_us=now_us, retry_seconds=wish.retry_seconds
         )
         return is_wanted and (
-            lease is None or is_dead(lease.owner) or _is_abandoned(engine, session.uid, lease)
+            lease is None or is_dead(lease.owner) or is_abandoned(engine, session.uid, lease)
         )
 
     return may_take

@@ -150,13 +150,13 @@ def acquire(engine: Engine, uid: str, *, label: str = "", seconds: float = LEASE
             held = engine.backend.lease(uid)
             if held is None:
                 continue  # given back meanwhile
-            if not (is_dead(held.owner) or _is_abandoned(engine, uid, held)):
+            if not (is_dead(held.owner) or is_abandoned(engine, uid, held)):
                 raise _is_held(engine, uid, held) from exc
             replacing = held.token
     return engine.backend.acquire_lease(uid, owner, seconds=seconds, replacing=replacing)
 
 
-def _is_abandoned(engine: Engine, uid: str, lease: Lease) -> bool:
+def is_abandoned(engine: Engine, uid: str, lease: Lease) -> bool:
     """Whether this very process held the lease, is done with it, and only failed to give it back."""
     return is_this_process(lease.owner) and (engine.backend.url, uid, lease.token) in _abandoned
 
