@@ -15,6 +15,7 @@ from benchmarks.timing import percentile, say, seconds_of
 from benchmarks.workloads import near
 from holdfast import config
 from holdfast.codec.readable import Layout
+from holdfast.storage.files.layouts import safe_name
 from holdfast.storage.files.placing import Placer
 
 SIZE_BYTES: Final = 20_000
@@ -87,9 +88,10 @@ def _bare_save(directory: Path, content: bytes) -> Callable[[], None]:
 def _no_history_of(key: str) -> Iterator[None]:
     """Let the saves of one session overwrite `checkpoint.json` and keep nothing else, as without a history."""
     archive: Any = Placer._archive
+    name = safe_name(key)
 
-    def archived(self: Placer, name: str, folder: Any) -> str | None:
-        found: str | None = None if name == key else archive(self, name, folder)
+    def archived(self: Placer, folder: Any) -> str | None:
+        found: str | None = None if folder.place.endswith(name) else archive(self, folder)
         return found
 
     Placer._archive = archived  # type: ignore[assignment, method-assign]

@@ -106,7 +106,7 @@ class FilesBackend(FilesTransactions):
             header = open_header(row.raw)
             content = self._encoded(row.raw, header, session, item.bodies)
             if row.session not in newest:
-                before = placer.keep_shown(session.key, index.before(tx, sid, row.seq))
+                before = placer.keep_shown(session.key, sid, row.seq)
                 newest[row.session] = session.key, content, before
             newest[row.session] = (session.key, content, newest[row.session][2])
             placer.place(session.key, header, content, is_newest=True)
@@ -157,8 +157,7 @@ class FilesBackend(FilesTransactions):
         self._announce(tx)
         content = self._encoded(raw, header, session, bodies)
         is_newest = index.is_newest(tx, sid, header.seq)
-        before = index.before(tx, sid, header.seq) if is_newest else None
-        kept = placer.keep_shown(session.key, before)
+        kept = placer.keep_shown(session.key, sid, header.seq) if is_newest else None
         placer.place(session.key, header, content, is_newest=is_newest)
         if is_newest:
             placer.show_latest(session.key, content, before=kept)

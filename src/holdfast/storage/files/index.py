@@ -83,11 +83,6 @@ def of_session(tx: Connection, uid: str) -> list[Entry]:
     return [_entry(row) for row in tx.all(f"SELECT {_COLUMNS} FROM documents WHERE session = ?", (uid,))]
 
 
-def at(tx: Connection, file: str) -> Entry | None:
-    row = tx.one(f"SELECT {_COLUMNS} FROM documents WHERE file = ?", (file,))
-    return None if row is None else _entry(row)
-
-
 def has_any_in(tx: Connection, place: str) -> bool:
     """Whether a file was looked at in a folder or below it."""
     sql = "SELECT 1 FROM documents WHERE file > ? AND file < ? LIMIT 1"
@@ -110,6 +105,13 @@ def put(tx: Connection, entry: Entry) -> None:
         f"INSERT INTO documents ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
         (entry.file, entry.checkpoint, entry.session, *entry.fingerprint, entry.problem),
     )
+
+
+def moved(tx: Connection, file: str, to: str, fingerprint: Fingerprint) -> None:
+    """Remember that what a file held is in another one now; what was known of that one is replaced."""
+    tx.run("DELETE FROM leftovers WHERE file = ?", (to,))  # what holds a checkpoint must not go
+    sql = "UPDATE OR REPLACE documents SET file = ?, size = ?, mtime_ns = ? WHERE file = ?"
+    tx.run(sql, (to, *fingerprint, file))
 
 
 def doubt(tx: Connection, checkpoint: str) -> None:
@@ -166,6 +168,13 @@ def state_fact(tx: Connection, name: str, value: str) -> None:
 
 def header_of(tx: Connection, checkpoint: str) -> bytes | None:
     row = tx.one("SELECT header FROM checkpoints WHERE id = ?", (checkpoint,))
+    return None if row is None else bytes(row[0])
+
+
+def header_in(tx: Connection, file: str) -> bytes | None:
+    """The stored header of the checkpoint that a file holds."""
+    sql = "SELECT header FROM checkpoints WHERE id = (SELECT checkpoint FROM documents WHERE file = ?)"
+    row = tx.one(sql, (file,))
     return None if row is None else bytes(row[0])
 
 

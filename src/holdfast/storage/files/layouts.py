@@ -20,6 +20,7 @@ SIDECAR: Final = ".holdfast"
 INDEX: Final = "index.db"
 INTENT: Final = "intent"
 REBUILD: Final = "rebuild"
+HISTORY: Final = "history"
 
 PLAIN: Final = ".json"
 GZIP: Final = ".json.gz"
@@ -27,7 +28,6 @@ CHECKSUM: Final = ".sha256"
 """What follows the name of a compressed document to name the file with the digest of its bytes."""
 
 _TEMPORARY: Final = ".tmp-"
-_HISTORY: Final = "history"
 _MAX_CHARS: Final = 120
 _SLUG_CHARS: Final = 40
 _DIGEST_CHARS: Final = 20
@@ -109,14 +109,14 @@ class Names(ABC):
 
     def history(self, key: str) -> str:
         """Where the documents of a session that are not the pointer lie."""
-        return f"{self.folder(key)}/{_HISTORY}" if self.has_folders else self.top
+        return f"{self.folder(key)}/{HISTORY}" if self.has_folders else self.top
 
     def pointer_of(self, key: str) -> str | None:
         return None if self.pointer is None else f"{self.folder(key)}/{self.pointer}"
 
     def history_of_folder(self, folder: str) -> str:
         """The history folder inside a session's folder, where there is one."""
-        return f"{folder}/{_HISTORY}"
+        return f"{folder}/{HISTORY}"
 
     def is_pointer(self, file: str) -> bool:
         return self.pointer is not None and file.endswith(f"/{self.pointer}") and file.count("/") == 2

@@ -18,7 +18,7 @@ from holdfast.errors import Corrupt, HoldfastError, Unsupported
 from holdfast.model import Header
 from holdfast.storage.files import index
 from holdfast.storage.files.index import Entry, Leftover
-from holdfast.storage.files.layouts import CHECKSUM, GZIP, Names, compressed, plain, second_of
+from holdfast.storage.files.layouts import CHECKSUM, GZIP, HISTORY, Names, compressed, plain, second_of
 from holdfast.storage.files.reading import Shelf, checksum_file, read_bytes, read_document
 from holdfast.storage.files.records import is_sealed
 from holdfast.storage.files.writing import Folder, Tree, split
@@ -77,17 +77,17 @@ class Placer:
                 folder.discard(temporary)
                 raise
             self._changes.add(lambda: self._take_back(place, name))
-            self._sync(folder, place)
+            self._sync(folder)
             self._remember(folder, f"{place}/{name}", header.id, header.session)
 
-    def _sync(self, folder: Folder, place: str) -> None:
+    def _sync(self, folder: Folder) -> None:
         """Make the names in a folder durable, and with the first of them the way there.
 
         Whoever made the folder may have been stopped before its own name was.
         """
         folder.sync()
-        if not index.has_any_in(self._tx, place):
-            self._tree.sync_way(place)
+        if not index.has_any_in(self._tx, folder.place):
+            self._tree.sync_way(folder.place)
 
     def _name(self, header: Header, take: Callable[[str], None]) -> str:
         """The first name for a document that nothing else has."""
@@ -109,40 +109,39 @@ class Placer:
     # --- workflow: the newest record is checkpoint.json itself
 
     def _place_newest(self, key: str, header: Header, content: bytes) -> None:
-        place, pointer = self._names.folder(key), self._names.pointer or ""
-        with self._tree.folder(place, create=True) as folder:
+        pointer = self._names.pointer or ""
+        with self._tree.folder(self._names.folder(key), create=True) as folder:
             temporary = folder.write_temporary(content)
             try:
-                archived = self._archive(key, folder) if folder.has(pointer) else None
+                archived = self._archive(folder) if folder.has(pointer) else None
                 folder.replace(temporary, pointer)
             except BaseException:
                 folder.discard(temporary)
                 raise
             self._changes.add(lambda: self._put_back(key, archived))
-            self._sync(folder, place)
-            self._remember(folder, f"{place}/{pointer}", header.id, header.session)
+            self._sync(folder)
+            self._remember(folder, f"{folder.place}/{pointer}", header.id, header.session)
 
-    def _archive(self, key: str, folder: Folder) -> str:
+    def _archive(self, folder: Folder) -> str:
         """Link checkpoint.json into the history under the name of its own time; that name."""
-        place, pointer = self._names.history(key), self._names.pointer or ""
-        file = f"{self._names.folder(key)}/{pointer}"
-        entry = index.at(self._tx, file)
-        with self._tree.folder(place, create=True) as history:
-            header = self._indexed_header(entry)
+        pointer = self._names.pointer or ""
+        file = f"{folder.place}/{pointer}"
+        header = self._indexed_header(file)
+        with folder.below(HISTORY, create=True) as history:
             if header is None:  # somebody else's file: it is kept, and stays a file that is none of ours
                 seconds = second_of(folder.fingerprint(pointer).mtime_ns // 1000)
                 name = f"checkpoint-{seconds}-found.json"
                 folder.link(pointer, history, name)
             else:
                 name = self._name(header, lambda name: folder.link(pointer, history, name))
-            self._sync(history, place)
+            self._sync(history)
             if header is not None:
-                self._remember(history, f"{place}/{name}", header.id, header.session)
-            log.debug("Archived checkpoint to history: %s", history.path / name)
+                index.moved(self._tx, file, f"{history.place}/{name}", history.fingerprint(name))
+            log.debug("Archived checkpoint to history: %s/%s", history, name)
         return name
 
-    def _indexed_header(self, entry: Entry | None) -> Header | None:
-        raw = index.header_of(self._tx, entry.checkpoint) if entry and entry.checkpoint else None
+    def _indexed_header(self, file: str) -> Header | None:
+        raw = index.header_in(self._tx, file)
         try:
             return None if raw is None else open_header(raw)
         except HoldfastError:
@@ -161,15 +160,14 @@ class Placer:
 
     # --- run: latest.json shows the newest
 
-    def keep_shown(self, key: str, before: Entry | None) -> str | None:
-        """Let the history have what latest.json is about to lose; the file that holds it.
+    def keep_shown(self, key: str, sid: int, seq: int) -> str | None:
+        """Let the history have what latest.json is about to lose, the newest below a number; the file that holds it.
 
         It is read again only if its size or time changed, or if it is compressed and its checksum is another file.
         """
-        if before is None:
-            return None
-        if self._names.layout is not Layout.RUN or self._is_as_written(before):
-            return before.file
+        before = index.before(self._tx, sid, seq) if self._names.layout is Layout.RUN else None
+        if before is None or self._is_as_written(before):
+            return None if before is None else before.file
         try:
             self._saved_document(before.file, before.checkpoint or "")
         except Unsupported:

@@ -42,9 +42,26 @@ class Fingerprint(NamedTuple):
 class Folder:
     """An open directory. All names are of files directly in it."""
 
-    def __init__(self, descriptor: int, path: Path) -> None:
+    def __init__(self, descriptor: int, root: Path, place: str) -> None:
         self._fd = descriptor
-        self.path = path
+        self._root = root
+        self.place = place
+
+    @property
+    def path(self) -> Path:
+        return self._root / self.place
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @contextmanager
+    def below(self, name: str, *, create: bool = False) -> Iterator[Folder]:
+        """A folder directly in this one, opened without following links."""
+        descriptor = _enter(self._fd, name, create=create)
+        try:
+            yield Folder(descriptor, self._root, f"{self.place}/{name}")
+        finally:
+            os.close(descriptor)
 
     # --- writing
 
@@ -216,7 +233,7 @@ class Tree:
                 below = _enter(descriptor, part, create=create)
                 os.close(descriptor)
                 descriptor = below
-            yield Folder(descriptor, self.root / place)
+            yield Folder(descriptor, self.root, place)
         finally:
             os.close(descriptor)
 
