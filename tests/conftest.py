@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 FULL_PLACES = (
     "acceptance/",
     "api/test_concurrency.py",
+    "api/test_damage.py",
     "crash/",
     "docs/test_seeds.py",
     "examples/",
@@ -55,6 +56,7 @@ FULL_PLACES = (
     "maintenance/test_clean.py",
     "maintenance/test_copy.py",
     "maintenance/test_keeper.py",
+    "maintenance/test_prune",
     "maintenance/test_recover.py",
     "phases/",
     "postgres/",
@@ -70,6 +72,7 @@ FULL_PLACES = (
     "surfaces/test_mcp",
     "surfaces/test_stats.py",
     "threats/",
+    "unit/test_compare.py",
     "workers/",
     "workflow/",
     "workspace/",
