@@ -341,3 +341,14 @@ def test_saving_refuses_branches_called_like_refs(session: holdfast.Session, nam
         session.save({}, branch=name)
     assert caught.value.code == "reserved_name"
     assert [branch.name for branch in session.branches()] == ["main"]
+
+
+def test_a_hint_where_nothing_is_near(store: holdfast.Store) -> None:
+    """A number whose neighbours are all gone is told too."""
+    empty = store.session("gone", profile="archive")
+    ids = [empty.save({"n": n}).id for n in range(2)]
+    for id in ids:
+        empty.delete(id)
+    for ref in ("#1", "#2", "#3"):
+        with pytest.raises(holdfast.NotFound):
+            empty.load(ref)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import stat
@@ -83,6 +84,21 @@ def test_an_existing_file_is_replaced_only_by_force(source: Path, tmp_path: Path
         operations.backup(store, target, force=True)
     with bare(target) as copy:
         assert copy.verify().is_intact
+
+
+def test_a_pipe_or_device_is_never_replaced(source: Path, tmp_path: Path) -> None:
+    """Whoever writes to a device such as /dev/null by force would take it away from the machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with bare(source) as store:
+        info = max(store.sessions(), key=lambda each: each.last_seq)
+        for write in (
+            lambda: operations.backup(store, pipe, force=True),
+            lambda: operations.export(store, info.key, output=pipe, force=True),
+        ):
+            with pytest.raises(InvalidInput, match="a device or a pipe"):
+                write()
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
 def test_keep_rotates_the_backups_in_a_directory(source: Path, tmp_path: Path) -> None:

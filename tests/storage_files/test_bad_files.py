@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -320,6 +321,79 @@ def test_a_foreign_checkpoint_json_is_kept(root: Path) -> None:
     assert '{"theirs": true}' in contents
     with opened(root) as store:
         assert [header.seq for header in store.get("r").history()] == [1]
+
+
+def test_a_foreign_checkpoint_json_is_kept_beside_another(root: Path) -> None:
+    """Two of them with the same time have two names."""
+    fill(root, Layout.WORKFLOW, 1)
+    pointer = root / "sessions" / "r" / "checkpoint.json"
+    for n in range(2):
+        pointer.write_text(f'{{"mine":{n}}}')
+        os.utime(pointer, (1_700_000_000, 1_700_000_000))
+        shutil.rmtree(root / ".holdfast")
+        with opened(root) as store:
+            store.session("r").save({"n": n})
+    kept = [file.read_text() for file in pointer.parent.glob("history/*-found*.json")]
+    assert sorted(kept) == ['{"mine":0}', '{"mine":1}']
+
+
+@pytest.mark.parametrize("content", [b'{"theirs":1}\n', b"", b"no json"])
+def test_a_foreign_latest_json_is_kept(root: Path, content: bytes) -> None:
+    """Another system's newest snapshot is reported, and moves into the history before the first save."""
+    pointer = root / "checkpoints" / "r" / "latest.json"
+    pointer.parent.mkdir(parents=True)
+    pointer.write_bytes(content)
+    with opened(root, Layout.RUN) as store:
+        (finding,) = store.verify().findings
+        assert finding.session == "checkpoints/r/latest.json"
+        store.session("r").save({"n": 1})
+    (kept,) = pointer.parent.glob("history/latest-*-found.json")
+    assert kept.read_bytes() == content
+    with opened(root) as store:
+        assert [header.seq for header in store.get("r").history()] == [1]
+        assert [finding.session for finding in store.verify().findings] == [str(kept.relative_to(root))]
+
+
+def test_verify_looks_at_latest_json(root: Path) -> None:
+    """People read it first, so junk in it is told; the next save mends it."""
+    fill(root, Layout.RUN)
+    pointer = root / "checkpoints" / "r" / "latest.json"
+    pointer.write_text("junk")
+    with opened(root) as store:
+        (finding,) = store.verify().findings
+        assert (finding.code, finding.seq or 3) == (SCHEMA, 3)
+        assert "latest.json" in finding.message
+        store.get("r").save({"n": 3})
+        assert store.verify().is_intact
+
+
+def test_a_damaged_checkpoint_json_stays_damaged_in_the_history(root: Path) -> None:
+    """A save archives it as it is, and listing leaves it out as before."""
+    fill(root, Layout.WORKFLOW)
+    pointer = root / "sessions" / "r" / "checkpoint.json"
+    pointer.write_bytes(BAD["wrong schema"][0](pointer.read_bytes()))
+    with opened(root) as store:
+        store.get("r").save({"n": 3})
+    with opened(root) as store:
+        assert [header.seq for header in store.get("r").history()] == [4, 2, 1]
+        with pytest.raises(Corrupt) as error:
+            store.get("r").load(3)
+        assert error.value.code == SCHEMA
+
+
+@pytest.mark.parametrize("kind", ["truncated", "no json", "newer"])
+@pytest.mark.parametrize("layout", Layout)
+def test_the_reason_is_that_of_the_document(root: Path, layout: Layout, kind: str) -> None:
+    """Loading names the file and what is wrong with it, and verify reports it once."""
+    ids = fill(root, layout)
+    file = file_of(root, ids[1])
+    file.write_bytes(BAD[kind][0](file.read_bytes()))
+    with opened(root) as store:
+        with pytest.raises(HoldfastError) as error:
+            store.get("r").load(2)
+        assert error.value.code == BAD[kind][1]
+        assert file.name in str(error.value)
+        assert [(each.seq, each.code) for each in store.verify().findings] == [(2, BAD[kind][1])]
 
 
 @pytest.mark.parametrize("layout", Layout)

@@ -204,6 +204,21 @@ def test_a_checkpoint_that_only_latest_json_has_is_saved(root: Path) -> None:
         assert run.save({"n": 6}).seq == 7
 
 
+def test_a_store_of_which_only_latest_json_is_left_is_found(root: Path) -> None:
+    """Without index and history the copy is the only one, and the next save does not write over it."""
+    with opened(root, Layout.RUN) as store:
+        store.session("r").save({"precious": 1})
+    shutil.rmtree(root / ".holdfast")
+    shutil.rmtree(root / "checkpoints" / "r" / "history")
+    with opened(root) as store:
+        run = store.get("r")
+        assert run.load().state == {"precious": 1}
+        run.save({"n": 2})
+    with opened(root) as store:
+        assert [store.get("r").load(seq).state for seq in (1, 2)] == [{"precious": 1}, {"n": 2}]
+        assert store.verify().is_intact
+
+
 @pytest.mark.parametrize("layout", Layout)
 def test_a_damaged_document_keeps_its_number(root: Path, layout: Layout) -> None:
     """Where the sidecar is lost too, the number in a damaged document is still not given again (V3)."""

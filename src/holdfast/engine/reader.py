@@ -42,6 +42,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 def verified(row: HeaderRow) -> Header:
     """The header in a row, if every byte and its place are as they were written."""
+    if row.problem is not None:
+        raise row.problem
     header = open_header(row.raw, expect_id=row.id)
     if (header.session, header.seq, header.branch) != (row.session, row.seq, row.branch):
         raise Corrupt(

@@ -36,9 +36,8 @@ def _time(row: HeaderRow, zone: tzinfo) -> str:
         return " (damaged)"
 
 
-def length(engine: Engine, session: Session) -> str:
+def length(session: Session, number: int) -> str:
     """How long the current line is."""
-    number = sum(1 for _ in reader.line_of(engine.backend, session, session.branch))
     if not number:
         return f"branch {session.branch!r} is empty"
     oldest = f"latest~{number - 1}" if number > 1 else "latest"
@@ -51,7 +50,7 @@ def numbers(engine: Engine, session: Session, number: int) -> str:
     below = HeaderQuery(session=session.uid, max_seq=bounded - 1, limit=1)
     above = HeaderQuery(session=session.uid, min_seq=bounded + 1, newest_first=False, limit=1)
     near = [row.seq for query in (below, above) for row in islice(engine.backend.headers(query), 1)]
-    nearest = f"the nearest {_are(f'#{seq}' for seq in near)}"
+    nearest = f"the nearest {_are(f'#{seq}' for seq in near)}" if near else "none is left"
     if any(first <= number <= last for first, last in session.gaps):
         return f"it was pruned or deleted, {nearest}"
     return nearest

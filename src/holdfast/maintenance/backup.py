@@ -20,7 +20,13 @@ from holdfast.errors import BackendUnavailable, Corrupt, InvalidInput, NotFound
 from holdfast.maintenance.copying import copy
 from holdfast.maintenance.verify import Finding, verify
 from holdfast.model import from_us
-from holdfast.storage.disk import make_private_directory, put_in_place, sync_directory, temporary_beside
+from holdfast.storage.disk import (
+    check_replaceable,
+    make_private_directory,
+    put_in_place,
+    sync_directory,
+    temporary_beside,
+)
 from holdfast.storage.port import TakesSnapshots
 from holdfast.storage.sqlite import SqliteBackend, make_single_file
 
@@ -82,6 +88,7 @@ def _check_destination(engine: Engine, path: Path, force: bool) -> None:
         raise InvalidInput(f"{path} is the store itself", code="same_store")
     if path.exists() and not force:
         raise InvalidInput(f"{path} exists: use --force to replace it", code="file_exists")
+    check_replaceable(path)
 
 
 def _make_room(path: Path) -> None:

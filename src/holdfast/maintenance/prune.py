@@ -27,7 +27,7 @@ from holdfast.errors import (
 from holdfast.maintenance.space import in_turn, sweep
 from holdfast.model import Header, Session
 from holdfast.policy.retention import FROM_THE_FUTURE, NOTHING_VERIFIES, Decision, Item, Retention, decide
-from holdfast.storage.port import BodyInfo, HeaderQuery, HeaderRow, Removed
+from holdfast.storage.port import BlobSize, BodyInfo, HeaderQuery, HeaderRow, Removed
 
 log = logging.getLogger("holdfast")
 
@@ -92,8 +92,9 @@ def plan_prune(engine: Engine, session: Session, retention: Retention, *, now_us
     verified_id = _newest_that_verifies(engine, session)
     broken: list[tuple[HeaderRow, HoldfastError]] = []
     headers = list(engine.headers(HeaderQuery(session=session.uid), broken=broken))
+    blobs = engine.backend.blob_sizes(session.uid) if any(body.blobs for body in bodies) else {}
     decisions = decide(
-        _items(headers, bodies),
+        _items(headers, bodies, blobs),
         retention,
         now_us,
         branches=branches,
@@ -106,15 +107,52 @@ def plan_prune(engine: Engine, session: Session, retention: Retention, *, now_us
         session=session,
         decisions=tuple(decisions),
         warnings=tuple(_warnings(broken, decisions, verified_id)),
-        reclaimable_bytes=_reclaimable(bodies, staying),
+        reclaimable_bytes=_reclaimable(bodies, blobs, staying),
     )
 
 
-def _items(headers: Sequence[Header], bodies: Iterable[BodyInfo]) -> list[Item]:
-    stored: dict[str, int] = {}
+def _items(
+    headers: Sequence[Header], bodies: Sequence[BodyInfo], blobs: Mapping[str, BlobSize]
+) -> list[Item]:
+    """The checkpoints, each with the bytes of its bodies and of the blobs that it is the newest to need."""
+    stored = dict.fromkeys((header.id for header in headers), 0)
     for body in bodies:
         stored[body.checkpoint] = stored.get(body.checkpoint, 0) + body.stored_size
-    return [Item.of(header, stored.get(header.id, 0)) for header in headers]
+    for blob, checkpoint in _newest_with(headers, bodies).items() if blobs else ():
+        stored[checkpoint] += blobs[blob].stored_size if blob in blobs else 0
+    return [Item.of(header, stored[header.id]) for header in headers]
+
+
+def _newest_with(headers: Sequence[Header], bodies: Sequence[BodyInfo]) -> dict[str, str]:
+    """For each blob the newest checkpoint that needs it.
+
+    A patch tells only the blobs that its base does not name, so every one built on a record needs its blobs.
+    """
+    newest_first = [header.id for header in sorted(headers, key=lambda header: -header.seq)]
+    needers = _needers(newest_first, bodies)
+    rank = {id: number for number, id in enumerate(newest_first)}
+    found: dict[str, str] = {}
+    for body in bodies:
+        needer = needers.get((body.checkpoint, body.name))
+        if needer is not None:
+            found |= {blob: min(found.get(blob, needer), needer, key=rank.__getitem__) for blob in body.blobs}
+    return found
+
+
+def _needers(checkpoints: Iterable[str], bodies: Sequence[BodyInfo]) -> dict[tuple[str, str], str]:
+    """The records that these checkpoints are made of, each with the first of them that needs it."""
+    bases = {(body.checkpoint, body.name): body.base for body in bodies if not body.is_spare}
+    names: dict[str, list[str]] = {}
+    for checkpoint, name in bases:
+        names.setdefault(checkpoint, []).append(name)
+    found: dict[tuple[str, str], str] = {}
+    for checkpoint in checkpoints:
+        for name in names.get(checkpoint, ()):
+            at: str | None = checkpoint
+            while at is not None and (at, name) not in found:
+                found[at, name] = checkpoint
+                at = bases.get((at, name))
+    return found
 
 
 def _newest_that_verifies(engine: Engine, session: Session) -> str:
@@ -139,16 +177,16 @@ def _warnings(
             yield f"{decision.item.id}: {decision.warning}"
 
 
-def _reclaimable(bodies: Sequence[BodyInfo], staying: Set[str]) -> int:
-    """The stored bytes of what is left over when only these checkpoints stay, and what they are patched against."""
-    bases = {(body.checkpoint, body.name): body.base for body in bodies if not body.is_spare}
-    needed: set[tuple[str, str]] = set()
-    for checkpoint, name in bases:
-        at: str | None = checkpoint if checkpoint in staying else None
-        while at is not None and (at, name) not in needed:
-            needed.add((at, name))
-            at = bases.get((at, name))
-    return sum(body.stored_size for body in bodies if not _is_needed(body, needed))
+def _reclaimable(bodies: Sequence[BodyInfo], blobs: Mapping[str, BlobSize], staying: Set[str]) -> int:
+    """The stored bytes of what is left over when only these checkpoints stay, and what they are patched against.
+
+    Blobs that other sessions name are never left over.
+    """
+    needed = _needers(staying, bodies).keys()
+    kept = {blob for body in bodies if _is_needed(body, needed) for blob in body.blobs}
+    return sum(body.stored_size for body in bodies if not _is_needed(body, needed)) + sum(
+        size.stored_size for blob, size in blobs.items() if blob not in kept and not size.is_shared
+    )
 
 
 def _is_needed(body: BodyInfo, needed: Set[tuple[str, str]]) -> bool:

@@ -58,7 +58,7 @@ def verify(
         findings += _numbering_findings(engine, each)
         checkpoints += len(headers) + len(broken)
         findings += _blob_findings(engine, each)
-        findings += _index_findings(engine, each)
+        findings += _index_findings(engine, each, {finding.checkpoint for finding in broken})
         for header in headers:
             findings += _body_findings(engine, each, header)
             bodies += len(header.contents)
@@ -69,8 +69,8 @@ def verify(
 
 def _lost_sessions(engine: Engine) -> list[Finding]:
     return [
-        Finding(session=uid, code=INTEGRITY_MISMATCH, message=message)
-        for uid, message in engine.backend.inconsistencies()
+        Finding(session=place, code=code, message=message)
+        for place, message, code in engine.backend.inconsistencies()
     ]
 
 
@@ -156,10 +156,11 @@ def _blob_findings(engine: Engine, session: Session) -> Iterator[Finding]:
             yield Finding(session=session.key, code=exc.code, message=str(exc))
 
 
-def _index_findings(engine: Engine, session: Session) -> Iterator[Finding]:
-    """What the backend keeps beside the headers to find them by, where it differs from them."""
-    for checkpoint, message in engine.backend.inconsistencies(session.uid):
-        yield Finding(session=session.key, code="index_damaged", message=message, checkpoint=checkpoint)
+def _index_findings(engine: Engine, session: Session, told: set[str | None]) -> Iterator[Finding]:
+    """What the backend keeps beside the headers to find them by, where it differs from those not told of yet."""
+    for checkpoint, message, code in engine.backend.inconsistencies(session.uid):
+        if checkpoint not in told:
+            yield Finding(session=session.key, code=code, message=message, checkpoint=checkpoint)
 
 
 def _finding(session: Session, header: Header, message: str, code: str = INTEGRITY_MISMATCH) -> Finding:

@@ -20,7 +20,7 @@ from holdfast.lifecycle.merged import merged_words
 from holdfast.model import Header
 from holdfast.operations.looking import shown_of
 from holdfast.operations.views import Export, Exported, Shown
-from holdfast.storage.disk import put_in_place, temporary_beside, write_new
+from holdfast.storage.disk import check_replaceable, put_in_place, temporary_beside, write_new
 from holdfast.storage.port import HeaderQuery
 
 EXPORT_VERSION = 1
@@ -106,8 +106,7 @@ def _sealed(store: Store, header: Header) -> bytes:
 
 def write_file(path: Path, content: bytes, *, force: bool) -> None:
     """Write a file whole or not at all, durable, for its owner only, and over an existing one only with `force`."""
-    if path.is_dir():
-        raise InvalidInput(f"{path} is a directory: name a file in it", code="not_a_file")
+    check_replaceable(path)
     temporary = temporary_beside(path)
     with _file_errors(path):
         try:

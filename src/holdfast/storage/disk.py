@@ -10,6 +10,8 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from holdfast.errors import InvalidInput
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -128,6 +130,14 @@ def write_new(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse to put a file where a directory, a device or a pipe is: replacing `/dev/null` breaks a machine."""
+    if path.is_dir():
+        raise InvalidInput(f"{path} is a directory: name a file in it", code="not_a_file")
+    if path.exists() and not path.is_file():
+        raise InvalidInput(f"{path} is a device or a pipe, not a file: name a file", code="not_a_file")
 
 
 def put_in_place(temporary: Path, path: Path, *, replace: bool) -> None:

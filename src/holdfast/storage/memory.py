@@ -30,12 +30,14 @@ from holdfast.storage.port import (
     Append,
     Appended,
     Blob,
+    BlobSize,
     Body,
     BodyInfo,
     Capabilities,
     Event,
     HeaderQuery,
     HeaderRow,
+    Inconsistency,
     Lease,
     Owner,
     Removed,
@@ -216,6 +218,15 @@ class MemoryBackend:
     def has_blobs(self, digests: Sequence[str]) -> set[str]:
         return set(digests) & self._reading().blobs.keys()
 
+    def blob_sizes(self, uid: str) -> dict[str, BlobSize]:
+        tables = self._reading()
+        shelf = tables.shelf(uid)
+        elsewhere = {blob for each in tables.some(None) if each is not shelf for blob in each.blobs()}
+        return {
+            blob: BlobSize(len(tables.blobs[blob].data), blob in elsewhere)
+            for blob in shelf.blobs() & tables.blobs.keys()
+        }
+
     def remove(
         self,
         uid: str,
@@ -386,7 +397,7 @@ class MemoryBackend:
 
     # --- the whole -------------------------------------------------------------------------------------
 
-    def inconsistencies(self, uid: str | None = None) -> list[tuple[str, str]]:
+    def inconsistencies(self, uid: str | None = None) -> list[Inconsistency]:
         """None: headers are found by themselves."""
         self._reading().some(uid)
         return []

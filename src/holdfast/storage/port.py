@@ -17,7 +17,7 @@ Promises common to all methods:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -83,14 +83,36 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
+class BlobSize(NamedTuple):
+    """The bytes that a blob takes, and whether bodies of other sessions name it too."""
+
+    stored_size: int
+    is_shared: bool
+
+
 class HeaderRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored header as found: its place, and the sealed bytes, unverified."""
+    """A stored header as found: its place, and the sealed bytes, unverified.
+
+    `problem` is why a backend that reads headers out of documents has no bytes to give.
+    """
 
     id: str
     session: str
     seq: int
     branch: str
     raw: bytes
+    problem: HoldfastError | None = None
+
+
+class Inconsistency(NamedTuple):
+    """Something that `verify` reports beside damaged headers, bodies and blobs.
+
+    `place` is the checkpoint, or the session or file where none is known.
+    """
+
+    place: str
+    message: str
+    code: str = "index_damaged"
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True):
@@ -358,6 +380,9 @@ class Records(Protocol):
     def has_blobs(self, digests: Sequence[str]) -> set[str]:
         """Those of the digests that are stored."""
 
+    def blob_sizes(self, uid: str) -> dict[str, BlobSize]:
+        """What the blobs take that bodies of a session name, by digest, without reading them."""
+
     def remove(
         self,
         uid: str,
@@ -479,10 +504,10 @@ class Backend(Sessions, Records, Annotations, Events, Leases, Protocol):
     def url(self) -> str:
         """How to open this store again."""
 
-    def inconsistencies(self, uid: str | None = None) -> list[tuple[str, str]]:
-        """(checkpoint, what is wrong) wherever that by which headers are found differs from the headers.
+    def inconsistencies(self, uid: str | None = None) -> list[Inconsistency]:
+        """Checkpoints where that by which headers are found differs from the headers.
 
-        Without a uid: (its text, what is wrong) for sessions whose records are damaged beyond rebuilding.
+        Without a uid: sessions whose records are damaged beyond rebuilding, and files that hold none of ours.
         """
 
     def usage(self, uid: str | None = None) -> Usage:

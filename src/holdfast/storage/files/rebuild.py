@@ -48,14 +48,19 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def files_in(tree: Tree, names: Names) -> set[str]:
-    """Every file that may hold a checkpoint, by its name alone."""
+    """Every file that may hold a checkpoint, by its name alone.
+
+    In the `run` layout a pointer is only a copy, so it counts where there is nothing else.
+    """
     if not names.has_folders:
         return {f"{names.top}/{name}" for name in _names_in(tree, names.top) if names.is_history(name)}
     found: set[str] = set()
     for folder in _folders_in(tree, names.top):
         history = names.history_of_folder(folder)
-        found.update(f"{history}/{name}" for name in _names_in(tree, history) if names.is_history(name))
-        if names.layout is Layout.WORKFLOW and names.pointer in _names_in(tree, folder):
+        kept = {f"{history}/{name}" for name in _names_in(tree, history) if names.is_history(name)}
+        found |= kept
+        counts = names.layout is Layout.WORKFLOW or not kept
+        if counts and names.pointer in _names_in(tree, folder):
             found.add(f"{folder}/{names.pointer}")
     return found
 
@@ -107,7 +112,8 @@ class Rebuild:
         self._present = files_in(self._tree, self._names) - leftovers
         for file in self._known.keys() - self._present:
             index.forget(self._tx, file)
-        looked = [found for file in sorted(self._changed()) if (found := self._look(file)) is not None]
+        changed = sorted(file for file in self._changed() if not self._is_copy(file))
+        looked = [found for file in changed if (found := self._look(file)) is not None]
         # A file that holds another checkpoint now must not hide where the one before it went.
         for found in looked:
             entry = self._known.get(found.file)
@@ -130,6 +136,9 @@ class Rebuild:
             if self._home(file) in touched and self._tree.fingerprint(file) != self._known[file].fingerprint
         }
         return new | altered
+
+    def _is_copy(self, file: str) -> bool:
+        return self._names.layout is Layout.RUN and self._names.is_pointer(file)
 
     def _home(self, file: str) -> str:
         """The folder of the session that a file belongs to, or that of all of them."""
@@ -265,34 +274,35 @@ class Rebuild:
         if self._names.layout is not Layout.RUN:
             return
         touched = {self._home(file) for file in self._present ^ self._known.keys()}
-        empty = {
-            folder
-            for folder in _folders_in(self._tree, self._names.top)
-            if not any(file.startswith(f"{folder}/") for file in self._present)
-        }
-        for folder in sorted(touched | empty):
-            self._take_up_pointer(f"{folder}/{self._names.pointer}")
+        for folder in sorted(touched):
+            pointer = f"{folder}/{self._names.pointer}"
+            problem = self._take_up_pointer(pointer)
+            if problem is None:
+                index.forget(self._tx, pointer)
+            elif pointer in self._present:
+                self._note_problem(pointer, problem)
+                self._note_number(pointer)
 
-    def _take_up_pointer(self, file: str) -> None:
-        """A checkpoint that only latest.json still has gets its place in the history again."""
+    def _take_up_pointer(self, file: str) -> str | None:
+        """Give a checkpoint that only latest.json still has its place in the history again; else why not."""
         try:
-            document = read_document(self._tree, self._names.layout, file)
-            found = self._found(file, document)
-        except (Corrupt, Unsupported):
-            return
-        if index.of_checkpoints(self._tx, [found.header.id]):
-            return
-        stored = index.header_of(self._tx, found.header.id)
-        if stored is not None and stored != found.raw:
-            return
-        with suppress(Conflict, InvalidInput):
+            found = self._found(file, read_document(self._tree, self._names.layout, file))
+            header = found.header
+            stored = index.header_of(self._tx, header.id)
+            if index.of_checkpoints(self._tx, [header.id]):
+                return f"a second copy of {header.id}"
+            if stored is not None and stored != found.raw:
+                return f"another checkpoint has the id {header.id}"
+            if stored is None and self._is_removed(header):
+                return f"{header.id} was removed on purpose"
             if stored is None:
-                if self._is_removed(found.header):
-                    return
                 self._adopt(found)
             content = read_bytes(self._tree, file)
-            self._placer.place(found.session.key, found.header, content, is_newest=False)
-            log.warning("%s was lost, and is taken from %s", found.header.id, file)
+            self._placer.place(found.session.key, header, content, is_newest=False)
+        except (Conflict, Corrupt, InvalidInput, Unsupported) as exc:
+            return f"{exc.code}: {exc.message}"
+        log.warning("%s was lost, and is taken from %s", header.id, file)
+        return None
 
     def _is_removed(self, header: Header) -> bool:
         """Whether the checkpoint was removed on purpose, and its copy only stayed behind."""

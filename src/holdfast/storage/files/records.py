@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 import msgspec
 
 from holdfast.codec import patch
 from holdfast.codec.document import BodyRecord
 from holdfast.codec.integrity import digest, open_header
-from holdfast.errors import SCHEMA_INVALID, Corrupt, HoldfastError, Unsupported
-from holdfast.storage.port import Append, Body
+from holdfast.errors import INTEGRITY_MISMATCH, Corrupt, HoldfastError, Unsupported
+from holdfast.storage.files.index import Entry
+from holdfast.storage.port import Append, Body, Inconsistency
+
+_CODE: Final = re.compile(r"[a-z]+(?:_[a-z]+)+")
 
 
 def record_of(body: Body) -> BodyRecord:
@@ -50,12 +56,14 @@ def is_sealed(raw: bytes) -> bool:
     return True
 
 
-def stand_in(exc: HoldfastError) -> bytes:
-    """Header bytes for a document that cannot be read, which the engine refuses for the same reason."""
-    if isinstance(exc, Unsupported):
-        unsealed = b'{"v":999999999}'
-    elif exc.code == SCHEMA_INVALID:
-        unsealed = b'{"v":1}'
-    else:
-        return b""
-    return unsealed[:-1] + b',"chain":"' + digest(unsealed).encode() + b'"}'
+def foreign_file(entry: Entry) -> Inconsistency:
+    """What is told of a file that holds no checkpoint of ours: the index has its code before its text."""
+    code, found, text = (entry.problem or "").partition(": ")
+    if found and _CODE.fullmatch(code):
+        return Inconsistency(entry.file, text, code)
+    return Inconsistency(entry.file, entry.problem or "", INTEGRITY_MISMATCH)
+
+
+def refusal(exc: Corrupt | Unsupported, session: str, checkpoint: str) -> HoldfastError:
+    """Why the header of a checkpoint cannot be given, told with its place."""
+    return type(exc)(exc.message, code=exc.code, session=session, checkpoint=checkpoint)

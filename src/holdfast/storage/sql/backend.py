@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.errors import Conflict, Corrupt, HoldfastError
+from holdfast.errors import INTEGRITY_MISMATCH, Conflict, Corrupt, HoldfastError
 from holdfast.logs import Log
 from holdfast.model import Branch, Session, utc_now_us
 from holdfast.storage.batch import append_in_order
@@ -18,6 +18,7 @@ from holdfast.storage.port import (
     Append,
     Appended,
     Blob,
+    BlobSize,
     Body,
     BodyInfo,
     Capabilities,
@@ -26,6 +27,7 @@ from holdfast.storage.port import (
     Event,
     HeaderQuery,
     HeaderRow,
+    Inconsistency,
     Lease,
     Owner,
     Removed,
@@ -289,6 +291,9 @@ class SqlBackend(ABC):
     def has_blobs(self, digests: Sequence[str]) -> set[str]:
         return self._read(lambda tx: body_rows.stored_blobs(tx, digests))
 
+    def blob_sizes(self, uid: str) -> dict[str, BlobSize]:
+        return self._reading(lambda tx: body_rows.blob_sizes(tx, session_rows.sid_of(tx, uid)))
+
     def remove(
         self,
         uid: str,
@@ -450,9 +455,10 @@ class SqlBackend(ABC):
 
     # --- the store
 
-    def inconsistencies(self, uid: str | None = None) -> list[tuple[str, str]]:
+    def inconsistencies(self, uid: str | None = None) -> list[Inconsistency]:
         if uid is None:
-            return self._read(session_rows.damaged)
+            damaged = self._read(session_rows.damaged)
+            return [Inconsistency(key, message, INTEGRITY_MISMATCH) for key, message in damaged]
         return self._reading(lambda tx: checkpoint_rows.inconsistencies(tx, session_rows.sid_of(tx, uid)))
 
     def usage(self, uid: str | None = None) -> Usage:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from holdfast.errors import Conflict, NotFound
-from holdfast.storage.port import Blob, Body, BodyInfo
+from holdfast.storage.port import Blob, BlobSize, Body, BodyInfo
 from holdfast.storage.sql import rows
 from holdfast.storage.sql.connection import Connection, Lookups, Query, Row, Value, marks
 
@@ -336,6 +336,16 @@ def blob(tx: Connection, digest: str) -> Blob | None:
 
 def stored_blobs(tx: Connection, digests: Sequence[str], *, lock: str = "") -> set[str]:
     return {row[0] for rows in tx.ask(_find_blobs(digests, lock)) for row in rows}
+
+
+def blob_sizes(tx: Connection, sid: int) -> dict[str, BlobSize]:
+    found = tx.all(
+        "SELECT digest, stored_size, EXISTS"
+        " (SELECT 1 FROM blob_refs r WHERE r.digest = blobs.digest AND r.sid <> ?) FROM blobs"
+        " WHERE digest IN (SELECT digest FROM blob_refs WHERE sid = ?)",
+        (sid, sid),
+    )
+    return {digest: BlobSize(size, bool(is_shared)) for digest, size, is_shared in found}
 
 
 def _find_blobs(digests: Sequence[str], lock: str) -> list[Query]:

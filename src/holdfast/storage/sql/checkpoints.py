@@ -17,6 +17,7 @@ from holdfast.storage.port import (
     Body,
     HeaderQuery,
     HeaderRow,
+    Inconsistency,
     Removed,
     Seal,
 )
@@ -93,7 +94,7 @@ def append(tx: Connection, opened: sessions.Opened, item: Append, seal: Seal) ->
         events.record(tx, sid, "session_reopened", data, time_us=draft.time_us)
     opened.put(sid, advanced_session(session, draft, seq), advanced)
     if not tx.trusts_storage:
-        _check_stored(tx, sid, seq, raw, item.bodies)
+        _check_stored(tx, draft.id, (sid, seq, raw), item.bodies)
     return Appended(
         row=HeaderRow(id=draft.id, session=session.uid, seq=seq, branch=draft.branch, raw=raw), is_new=True
     )
@@ -134,14 +135,17 @@ def _parents(draft: Draft, branch: Branch | None) -> tuple[str, ...]:
     return (branch.head,) if branch and branch.head else ()
 
 
-def _check_stored(tx: Connection, sid: int, seq: int, raw: bytes, stored: Sequence[Body]) -> None:
+def _check_stored(tx: Connection, checkpoint: str, expected: Row, stored: Sequence[Body]) -> None:
     """Read back what was written: in a damaged page an insert can go astray without any error.
+
+    By its id, as it will be looked for: that leads through the index into the table.
 
     Raises:
         DamagedPage: it did; the whole transaction must be undone.
     """
-    row = tx.one("SELECT header FROM checkpoints WHERE sid = ? AND seq = ?", (sid, seq))
-    if row is None or row[0] != raw or not all(bodies.is_in_place(tx, sid, body) for body in stored):
+    row = tx.one("SELECT sid, seq, header FROM checkpoints WHERE id = ?", (checkpoint,))
+    sid = expected[0]
+    if row != expected or not all(bodies.is_in_place(tx, sid, body) for body in stored):
         raise DamagedPage("what was just written does not read back")
 
 
@@ -311,11 +315,11 @@ def _conditions(
     return " AND ".join(conditions), values
 
 
-def inconsistencies(tx: Connection, sid: int) -> list[tuple[str, str]]:
+def inconsistencies(tx: Connection, sid: int) -> list[Inconsistency]:
     """Columns and side tables that differ from the intact headers they were made from."""
     tags = _by_seq(tx, "SELECT seq, tag FROM tags WHERE sid = ?", sid)
     required = _by_seq(tx, "SELECT seq, required FROM requirements WHERE sid = ?", sid)
-    found: list[tuple[str, str]] = []
+    found: list[Inconsistency] = []
     for id, seq, raw, *columns in tx.all(
         "SELECT id, seq, header, branch, time_us, step, status, external_id, idempotency_key FROM checkpoints"
         " WHERE sid = ?",
@@ -327,9 +331,9 @@ def inconsistencies(tx: Connection, sid: int) -> list[tuple[str, str]]:
             continue  # a damaged header is found by whoever reads it
         expected = [header.branch, header.time_us, header.step, str(header.status), header.external_id]
         if columns != [*expected, header.idempotency_key]:
-            found.append((header.id, f"the columns of {id} differ from its header"))
+            found.append(Inconsistency(header.id, f"the columns of {id} differ from its header"))
         if tags.get(seq, set()) != set(header.tags) or required.get(seq, set()) != set(header.requires):
-            found.append((header.id, f"the tags or requirements of {id} differ from its header"))
+            found.append(Inconsistency(header.id, f"the tags or requirements of {id} differ from its header"))
     return found
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.errors import Conflict, NotFound
-from holdfast.storage.port import Backend, Body
+from holdfast.storage.port import Backend, BlobSize, Body
 from holdfast.testing.contract.fixtures import Fixtures
 from holdfast.testing.contract.names import HOSTILE_NAMES
 from holdfast.testing.records import (
@@ -221,6 +221,20 @@ class BodyContract(Fixtures):
         append_one(backend, item(draft(other), blobs=[replace(blob, codec="other", data=b"recoded")]))
         assert backend.blob(blob.digest) == blob
         assert backend.usage().blobs == 1
+
+    def test_blobs_of_a_session_are_weighed(self, backend: Backend, uid: str) -> None:
+        """What each one takes, and whether another session names it too; those of others are not told."""
+        other = backend.create_session(new_session()).uid
+        own, shared, foreign = new_blob(b"own"), new_blob(b"of both"), new_blob(b"of the other")
+        for session, blobs in ((uid, [own, shared]), (other, [shared, foreign])):
+            new = draft(session)
+            body = replace(keyframe(new.id), blobs=tuple(sorted(blob.digest for blob in blobs)))
+            append_one(backend, item(new, bodies=[body], blobs=blobs))
+        assert backend.blob_sizes(uid) == {
+            own.digest: BlobSize(len(own.data), is_shared=False),
+            shared.digest: BlobSize(len(shared.data), is_shared=True),
+        }
+        assert backend.blob_sizes(backend.create_session(new_session()).uid) == {}
 
     def test_has_blobs_answers_for_many(self, backend: Backend, uid: str) -> None:
         """Those that are stored, of any number asked for."""
