@@ -188,7 +188,7 @@ def test_a_change_of_state_status_or_step_is_never_merged(session: holdfast.Sess
 def test_many_triggers_are_merged_in_their_order(session: holdfast.Session, clock: FakeClock) -> None:
     """Also at one and the same moment; the window counts from the snapshot, not from the last trigger."""
     recorder = session.recorder()
-    recorder.step_started("build", 1)
+    recorder.compaction_warning()
     recorder.recoverable_error("first", "timeout")
     recorder.manual()
     clock.advance(2)
@@ -196,7 +196,7 @@ def test_many_triggers_are_merged_in_their_order(session: holdfast.Session, cloc
     clock.advance(2)
     assert not recorder.manual().is_merged
     assert session.run_document(1)["source_details"] == [
-        "step_boundary",
+        "context_compaction_warning",
         "recoverable_error",
         "manual",
         "manual",
@@ -566,9 +566,9 @@ def test_resuming_after_a_crash_waits_and_counts(
 
 
 def test_an_error_that_was_merged_still_counts(session: holdfast.Session, clock: FakeClock) -> None:
-    """The class of the interruption is read from the note on the snapshot."""
+    """Before the first step nothing else changes; the class of the interruption is read from the note."""
     recorder = session.recorder()
-    recorder.step_started("build", 1)
+    recorder.manual()
     assert recorder.recoverable_error("no answer", "timeout").is_merged
     clock.advance(119)
     assert recorder.may_resume().reason_code == "resume_blocked_by_cooldown"

@@ -51,6 +51,25 @@ _COUNT_OR_ALL: Final = or_word("all", COUNT)
 _DURATION_OR_OFF: Final = or_word("off", DURATION)
 _SIZE_OR_OFF: Final = or_word("off", SIZE)
 
+
+def _timer(label: str, *, takes_zero: bool = False) -> Kind:
+    """Seconds as a recorder takes them: also parts of one, and 0 where that makes sense."""
+
+    def parse(node: Node) -> Any:
+        if not isinstance(node, Scalar) or not re.fullmatch(_SECONDS, node.text, re.ASCII):
+            return SECONDS.parse(node)
+        seconds = float(node.text)
+        if not (seconds or takes_zero):
+            raise ValueError(f"must be longer than 0, not {shown(node)}")
+        return int(seconds) if seconds.is_integer() else seconds
+
+    return Kind(label, parse)
+
+
+_SECONDS: Final = r"\d{1,9}(?:\.\d{1,6})?"
+_TIMER: Final = _timer(SECONDS.label)
+_TIMER_OR_ZERO: Final = _timer("number of seconds from 0, or duration (`10m`)", takes_zero=True)
+
 SCHEMA: Final = (
     Key("store", STORE, None, "The store to use.", "`holdfast.db` in the user's data folder"),
     Key("profile", PROFILE, "standard", "The profile of new sessions."),
@@ -214,19 +233,19 @@ SCHEMA: Final = (
     Key("metrics.enabled", BOOLEAN, True, "Keep counts of saves, failures and resumes beside the store."),
     Key(
         "recorder.heartbeat_seconds",
-        SECONDS,
+        _TIMER,
         120,
         "After so long without a snapshot, a recorder takes one while work is in progress.",
     ),
     Key(
         "recorder.coalesce_seconds",
-        SECONDS,
+        _TIMER_OR_ZERO,
         3,
         "Within that time a trigger that finds nothing changed is noted on the last snapshot.",
     ),
     Key(
         "recorder.significant_seconds",
-        SECONDS,
+        _TIMER,
         300,
         "So long after the last checkpoint, time alone is worth an automatic one of the connected parts.",
     ),

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.codec.readable import ContextDigest
 from holdfast.errors import InvalidInput
+from holdfast.lifecycle.given import listed
 
 Pressure = Literal["low", "medium", "high"]
 
@@ -37,7 +38,9 @@ def context_digest(
     """A checked digest, or `InvalidInput` naming the field."""
     given = {
         "window_pressure": window_pressure,
-        "protected_artifacts": list(protected_artifacts),
+        "protected_artifacts": listed(
+            "a context digest: protected_artifacts", protected_artifacts, code="invalid_context"
+        ),
         "dropped_items": dropped_items,
         "policy_profile": policy_profile,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
@@ -16,20 +17,27 @@ MAX_SUMMARY: Final = 1000
 
 
 def checked(outcome: CommandOutcome) -> CommandOutcome:
-    """An outcome with valid fields and texts of bounded length, or `InvalidInput` naming the field."""
+    """An outcome with valid fields and texts of bounded length, or `InvalidInput` naming the field.
+
+    What is no Unicode becomes `?`: output that was decoded with `surrogateescape` must not stop a snapshot.
+    """
     try:
         valid = msgspec.convert(msgspec.to_builtins(outcome), CommandOutcome)
     except (msgspec.ValidationError, TypeError) as exc:
         raise InvalidInput(f"a command's outcome: {exc}", code="invalid_outcome") from exc
-    if not valid.duration_ms >= 0:
-        raise InvalidInput("a command's outcome: duration_ms is 0 or more", code="invalid_outcome")
+    if not 0 <= valid.duration_ms < math.inf:
+        raise InvalidInput("a command's outcome: duration_ms is a number from 0", code="invalid_outcome")
     return msgspec.structs.replace(
-        valid, name=_cut(valid.name, MAX_NAME), summary=_cut(valid.summary, MAX_SUMMARY)
+        valid,
+        name=_cut(valid.name, MAX_NAME),
+        summary=_cut(valid.summary, MAX_SUMMARY),
+        reason_code=None if valid.reason_code is None else _cut(valid.reason_code, MAX_NAME),
     )
 
 
 def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    kept = text if len(text) <= limit else text[: limit - 1] + "…"
+    return kept.encode("utf-8", "replace").decode()
 
 
 class Outcomes:

@@ -2,7 +2,7 @@
 
 Every part of the contract is filled from what the recorder was told or finds, or left out: `plan_path` and
 `context_digest` until they are given, `todo_compliance` until it was checked, the fields of the step and
-`resume_hints` until one was started, `resume_hints` also once the run is completed.
+`resume_hints` until one was started, `resume_hints` also once the run is completed or cancelled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Picture:
 
     def __init__(self, *, plan_path: str | None, max_outcomes: int) -> None:
         self.plan_path = plan_path
-        self.status = Status.IN_PROGRESS
+        self.status = Status.IN_PROGRESS  # as the recorder left the run; others may have changed it since
         self.step: Step | None = None
         self.context: ContextDigest | None = None
         self.todo: TodoCompliance | None = None
@@ -46,13 +46,12 @@ class Picture:
 
     @property
     def step_key(self) -> tuple[object, ...]:
-        """What has to differ for the step to count as another one."""
-        step = self.step
-        return () if step is None else (step.id, step.ordinal, step.status)
-
-    @property
-    def has_work_to_resume(self) -> bool:
-        return self.step is not None and self.status is not Status.COMPLETED
+        """What has to differ for the step to count as another one: also what decides whether it may be resumed."""
+        step, facts = self.step, self.facts
+        if step is None:
+            return ()
+        needs = (step.is_idempotent, step.artifacts)
+        return (step.id, step.ordinal, step.status, *needs, facts.is_interrupted, facts.interruption)
 
     def details(self, hints: ResumeHints | None) -> dict[str, Any]:
         """The details of a snapshot taken now."""

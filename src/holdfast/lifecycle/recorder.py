@@ -33,19 +33,21 @@ from holdfast.engine.engine import shortened
 from holdfast.errors import HoldfastError, InvalidInput
 from holdfast.lifecycle import resumption
 from holdfast.lifecycle.digest import context_digest
+from holdfast.lifecycle.given import check_options, check_step, listed
 from holdfast.lifecycle.heartbeat import Heartbeat, Wait
 from holdfast.lifecycle.hints import Interruption, classified, resume_hints
 from holdfast.lifecycle.merged import MergedTrigger, merge
 from holdfast.lifecycle.outcomes import MAX_OUTCOMES
 from holdfast.lifecycle.picture import Picture, Step
 from holdfast.lifecycle.resumption import HasArtifact
-from holdfast.model import STATE, Header, Session, Status, Trigger, TriggerKind, check_name
+from holdfast.model import STATE, Header, Session, Status, Trigger, TriggerKind, check_name, check_text
 from holdfast.policy import triggers
 from holdfast.policy.triggers import Decision, Last, Material
 
 log = logging.getLogger("holdfast")
 
 DETAILS: Final = "details"
+COMPLETED: Final = "completed"
 MAX_VIOLATIONS: Final = 100
 RESULTS: Final = ("PASS", "FAIL", "WARN")
 """How a check of the to-do list may end, in the words of the outcomes of commands."""
@@ -62,7 +64,8 @@ class Recorder:
     """Records the life of one run. Safe for threads; entered with `with`, it beats while work is in progress.
 
     `state` is called for every snapshot, on whichever thread takes it, the heartbeat's included: it should return
-    a copy of what others may change meanwhile. Instead of it, `update` sets the state.
+    a copy of what others may change meanwhile. Instead of it, `update` sets the state. Without either, the latest
+    state of the session is saved again, or an empty dict when there is none.
     """
 
     def __init__(
@@ -79,11 +82,11 @@ class Recorder:
         has_artifact: HasArtifact = os.path.exists,
         wait: Wait | None = None,
     ) -> None:
-        if heartbeat_seconds <= 0 or coalesce_seconds < 0 or max_outcomes < 1:
-            raise InvalidInput(
-                "a recorder needs heartbeat_seconds above 0, coalesce_seconds from 0, max_outcomes from 1",
-                code="invalid_option",
-            )
+        check_options(state=state, heartbeat_seconds=heartbeat_seconds, coalesce_seconds=coalesce_seconds)
+        if max_outcomes < 1:
+            raise InvalidInput("a recorder needs max_outcomes from 1", code="invalid_option")
+        if plan_path is not None:
+            check_text("a plan_path", plan_path)
         self._engine = engine
         self._uid = session.uid
         self._profile = session.profile
@@ -98,6 +101,7 @@ class Recorder:
         self._now = Picture(plan_path=plan_path, max_outcomes=max_outcomes)
         self._steps: dict[str, Step] = {}
         self._attempts: dict[str | None, int] = {}
+        self._is_taken_up = False
         self._last: Last | None = None
         self._newest: Header | None = None
         self._merged = 0
@@ -126,7 +130,7 @@ class Recorder:
                 error.add_note(f"holdfast could not save the stop: {exc} ({_code(exc)})")
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Begin to beat, once, however often this is called. After `stop` it begins anew."""
         self._heart.start()
 
     def stop(self) -> None:
@@ -151,7 +155,11 @@ class Recorder:
             self._now.outcomes.add(outcome)
 
     def context(self, digest: ContextDigest) -> None:
-        """Note how the context window stands; every snapshot from now on says so. See `lifecycle.digest`."""
+        """Note how the context window stands; every snapshot from now on says so. See `lifecycle.digest`.
+
+        Raises:
+            InvalidInput: it is no digest, or a text of it would not come back equal; `.path` names the place.
+        """
         given: object = digest
         if not isinstance(given, ContextDigest):
             raise InvalidInput(
@@ -163,6 +171,7 @@ class Recorder:
             dropped_items=digest.dropped_items,
             policy_profile=digest.policy_profile or self._profile,
         )
+        self._engine.encode(msgspec.to_builtins(checked))  # refused here, not by every snapshot from now on
         with self._lock:
             self._now.context = checked
 
@@ -173,11 +182,11 @@ class Recorder:
                 f"a check of the to-do list has no result {result!r}: choose one of {', '.join(RESULTS)}",
                 code="invalid_outcome",
             )
-        listed = list(violations)[:MAX_VIOLATIONS]
-        self._engine.encode(listed)  # refused here, by its caller, rather than by the next snapshot
+        found = listed("violations", violations, code="invalid_outcome")[:MAX_VIOLATIONS]
+        self._engine.encode(found)  # refused here, by its caller, rather than by the next snapshot
         with self._lock:
             checked_at = timestamp(self._engine.clock())
-            self._now.todo = TodoCompliance(result=result, violations=listed, checked_at=checked_at)
+            self._now.todo = TodoCompliance(result=result, violations=found, checked_at=checked_at)
 
     # --- boundaries
 
@@ -190,15 +199,12 @@ class Recorder:
         artifacts: Iterable[str] = (),
     ) -> Recorded:
         """A step begins. `is_idempotent` False: it must not simply be repeated; `artifacts` is what it needs."""
-        if ordinal is not None and (type(ordinal) is not int or ordinal < 0):
-            raise InvalidInput(
-                f"the ordinal of a step is a whole number from 0, not {ordinal!r}", code="invalid_step"
-            )
+        check_step(ordinal, is_idempotent)
         step = Step(
             id=check_name("a step", id),
             ordinal=ordinal,
             is_idempotent=is_idempotent,
-            artifacts=tuple(check_name("an artifact", name) for name in artifacts),
+            artifacts=tuple(check_name("an artifact", name) for name in listed("artifacts", artifacts)),
         )
         with self._lock:
             self._steps[step.id] = step
@@ -223,13 +229,16 @@ class Recorder:
                 )
             step = Step(id=check_name("a step", id)) if started is None else started
             recorded = self._progress(msgspec.structs.replace(step, status=ours))
+            if ours == COMPLETED:
+                self._attempts.clear()
+                resumption.note_success(self._engine, self._uid, step.id)
             self._steps.pop(id, None)
             return recorded
 
     def _progress(self, step: Step) -> Recorded:
         self._now.at_step(step)
         boundary = Trigger(TriggerKind.AUTO, triggers.STEP_BOUNDARY)
-        return self._trigger(boundary, message=f"Step {step.id}: {step.status}")
+        return self._trigger(boundary, Status.IN_PROGRESS, message=f"Step {step.id}: {step.status}")
 
     def recoverable_error(
         self, error: BaseException | str, classification: Interruption | str | None = None
@@ -250,13 +259,18 @@ class Recorder:
         with self._lock:
             self._now.status = Status.FAILED
             try:
-                return self._interrupt(reason, interruption, triggers.FORCED_STOP)
+                return self._interrupt(reason, interruption, triggers.FORCED_STOP, Status.FAILED)
             finally:
                 self._engine.finish(self._uid, Status.FAILED, error=_text(reason), fence=self._fence)
 
     def _interrupt(
-        self, error: BaseException | str, interruption: Interruption | None, event: str
+        self,
+        error: BaseException | str,
+        interruption: Interruption | None,
+        event: str,
+        status: Status | None = None,
     ) -> Recorded:
+        self._take_up()
         self._now.facts = msgspec.structs.replace(
             self._now.facts,
             is_interrupted=True,
@@ -264,14 +278,13 @@ class Recorder:
             interrupted_us=self._engine.clock(),
             message=_text(error),
         )
-        return self._trigger(Trigger(TriggerKind.ERROR, event), message=_text(error))
+        return self._trigger(Trigger(TriggerKind.ERROR, event), status, message=_text(error))
 
     def manual(self, message: str = "", tags: Iterable[str] = ()) -> Recorded:
         """Someone asks for a snapshot. One with tags, by which it is to be found, is never merged into another."""
-        if isinstance(tags, str):
-            raise InvalidInput(f"tags takes a list of texts, not {tags!r}", code="invalid_name")
+        found = tuple(listed("tags", tags))
         with self._lock:
-            return self._trigger(Trigger(TriggerKind.MANUAL), message=message, tags=tuple(tags))
+            return self._trigger(Trigger(TriggerKind.MANUAL), message=message, tags=found)
 
     def compaction_warning(self, message: str = "") -> Recorded:
         """The context is about to be compacted: saved at once, whatever came before."""
@@ -288,8 +301,8 @@ class Recorder:
 
     def _end(self, status: Status, message: str) -> Recorded:
         with self._lock:
+            recorded = self._trigger(Trigger(TriggerKind.AUTO, f"run_{status}"), status, message=message)
             self._now.status = status
-            recorded = self._trigger(Trigger(TriggerKind.AUTO, f"run_{status}"), message=message)
             self._engine.finish(self._uid, status, fence=self._fence)
             return recorded
 
@@ -324,6 +337,10 @@ class Recorder:
         """Where the run stands, also when another handle or process paused or ended it."""
         if self._now.status is not Status.IN_PROGRESS:
             return self._now.status
+        return self._stored_status()
+
+    def _stored_status(self) -> Status:
+        """The status of the run, whoever gave it."""
         return self._engine.backend.session(self._uid).status
 
     @property
@@ -355,9 +372,21 @@ class Recorder:
 
     # --- snapshots
 
-    def _trigger(self, trigger: Trigger, *, message: str = "", tags: tuple[str, ...] = ()) -> Recorded:
+    def _trigger(
+        self,
+        trigger: Trigger,
+        status: Status | None = None,
+        *,
+        message: str = "",
+        tags: tuple[str, ...] = (),
+    ) -> Recorded:
+        """Take a snapshot, or merge into the last one. Without a status the run stays what it is stored as."""
+        check_text("a message", message)  # here, since a merged trigger is not saved
+        self._take_up()
         body, now_us = self._state_body(), self._engine.clock()
-        material = Material(digest(body.content), self._now.status, self._now.step_key, tags)
+        if status is None:
+            status = self._stored_status()  # after the state, which is foreign code and may take its time
+        material = Material(digest(body.content), status, self._now.step_key, tags)
         decision = triggers.decide(
             trigger.event,
             now_us=now_us,
@@ -365,12 +394,28 @@ class Recorder:
             material=material,
             window_seconds=self._window_seconds,
         )
-        if decision is Decision.COALESCE and self._newest is not None:
-            return self._merge(self._newest, trigger, message, now_us)
-        header = self._save(body, trigger, message, tags, now_us)
+        newest = self._newest
+        if decision is Decision.COALESCE and newest is not None and self._is_head(newest):
+            return self._merge(newest, trigger, message, now_us)
+        header = self._save(body, trigger, status, message, tags, now_us)
         self._last, self._newest = Last(header.time_us, material), header
         self._now.outcomes.clear()
         return Recorded(header=header)
+
+    def _take_up(self) -> None:
+        """Before a step begins, what is known of the work to resume is what the latest snapshot says."""
+        if self._is_taken_up or self._now.step is not None:
+            return
+        loaded = self._engine.latest(self._engine.backend.session(self._uid))
+        if loaded is not None:
+            self._now.facts = resumption.facts_at(self._engine, loaded)
+        self._is_taken_up = True
+
+    def _is_head(self, header: Header) -> bool:
+        """Whether the session stands at this snapshot: nobody saved after it, removed it or went elsewhere."""
+        session = self._engine.backend.session(self._uid)
+        branch = self._engine.backend.branch(self._uid, session.branch)
+        return branch is not None and branch.head == header.id
 
     def _merge(self, newest: Header, trigger: Trigger, message: str, now_us: int) -> Recorded:
         self._merged += 1
@@ -382,15 +427,22 @@ class Recorder:
         return Recorded(header=newest, is_merged=True)
 
     def _save(
-        self, body: NewBody, trigger: Trigger, message: str, tags: tuple[str, ...], now_us: int
+        self,
+        body: NewBody,
+        trigger: Trigger,
+        status: Status,
+        message: str,
+        tags: tuple[str, ...],
+        now_us: int,
     ) -> Header:
+        details = self._now.details(self._hints(status, now_us))
         return self._engine.save(
             Save(
                 session=self._uid,
-                bodies={STATE: body, DETAILS: self._engine.encode(self._now.details(self._hints(now_us)))},
+                bodies={STATE: body, DETAILS: self._engine.encode(details)},
                 fence=self._fence,
                 step=None if self._now.step is None else self._now.step.ordinal,
-                status=self._now.status,
+                status=status,
                 trigger=trigger,
                 message=message,
                 tags=tags,
@@ -400,17 +452,24 @@ class Recorder:
     def _state_body(self) -> NewBody:
         if self._state is not None:
             return self._engine.encode(self._state())
-        return self._engine.encode({}) if self._body is None else self._body
+        return self._latest_body() if self._body is None else self._body
 
-    def _hints(self, now_us: int) -> ResumeHints | None:
+    def _latest_body(self) -> NewBody:
+        """The state where the session stands: who gives none does not want it to be lost."""
+        loaded = self._engine.latest(self._engine.backend.session(self._uid))
+        if loaded is None or STATE not in loaded.contents:
+            return self._engine.encode({})
+        return NewBody(loaded.contents[STATE], loaded.header.contents[STATE].encoding)
+
+    def _hints(self, status: Status, now_us: int) -> ResumeHints | None:
         """What the one who finds a snapshot of this moment may do."""
         step = self._now.step
-        if step is None or not self._now.has_work_to_resume:
+        if step is None or status in resumption.NOTHING_TO_RESUME:
             return None
         given = resumption.circumstances(
             self._now.facts,
-            self._now.status,
-            attempts=self._attempts_at(step.id),
+            status,
+            attempts=0 if step.status == COMPLETED else self._attempts_at(step.id),
             has_artifact=self._has_artifact,
         )
         return resume_hints(given, now_us=now_us)

@@ -19,6 +19,9 @@ FACTS: Final = "lifecycle"
 
 ATTEMPTED: Final = "resume_attempted"
 REFUSED: Final = "resume_refused"
+SUCCEEDED: Final = "resume_succeeded"
+
+NOTHING_TO_RESUME: Final = frozenset({Status.COMPLETED, Status.CANCELLED})
 
 HasArtifact: TypeAlias = Callable[[str], bool]
 
@@ -73,9 +76,9 @@ def try_resume(engine: Engine, uid: str, *, has_artifact: HasArtifact) -> Resume
 def _answer(engine: Engine, uid: str, has_artifact: HasArtifact) -> tuple[ResumeHints, str | None]:
     session, now_us = engine.backend.session(uid), engine.clock()
     loaded = engine.latest(session)
-    if loaded is None or session.status in (Status.COMPLETED, Status.CANCELLED):
+    if loaded is None or session.status in NOTHING_TO_RESUME:
         return resume_hints(Circumstances(has_checkpoint=False), now_us=now_us), None
-    facts = _with_merged(engine, loaded, facts_of(loaded))
+    facts = facts_at(engine, loaded)
     tried = attempts_at(engine, uid, facts.step_id)
     seen = [] if session.status is Status.PAUSED else [loaded.header.time_us]
     given = circumstances(
@@ -86,6 +89,11 @@ def _answer(engine: Engine, uid: str, has_artifact: HasArtifact) -> tuple[Resume
         since_us=max([*seen, *tried], default=None),
     )
     return resume_hints(given, now_us=now_us), facts.step_id
+
+
+def facts_at(engine: Engine, loaded: Loaded) -> Facts:
+    """What is known at a snapshot, with what was merged into it."""
+    return _with_merged(engine, loaded, facts_of(loaded))
 
 
 def facts_of(loaded: Loaded) -> Facts:
@@ -118,6 +126,19 @@ def _with_merged(engine: Engine, loaded: Loaded, facts: Facts) -> Facts:
 
 
 def attempts_at(engine: Engine, uid: str, step: str | None) -> list[int]:
-    """When work on that step was resumed, oldest first."""
-    events = engine.backend.events(uid)
-    return [event.time_us for event in events if event.type == ATTEMPTED and event.data.get("step") == step]
+    """When work on that step was resumed since it was last completed, oldest first."""
+    tried: list[int] = []
+    for event in engine.backend.events(uid):
+        if event.data.get("step") != step:
+            continue
+        if event.type == ATTEMPTED:
+            tried.append(event.time_us)
+        elif event.type == SUCCEEDED:
+            tried.clear()
+    return tried
+
+
+def note_success(engine: Engine, uid: str, step: str) -> None:
+    """A step is completed: what was tried before does not count any more."""
+    if attempts_at(engine, uid, step):
+        engine.backend.record_event(uid, SUCCEEDED, {"step": step}, time_us=engine.clock())
