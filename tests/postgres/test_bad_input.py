@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -15,7 +17,7 @@ from holdfast.errors import BackendUnavailable, Conflict, Corrupt, HoldfastError
 from holdfast.storage.postgres import PostgresBackend
 from holdfast.storage.postgres.burst import Burst
 from holdfast.storage.postgres.connection import PostgresConnection
-from holdfast.storage.postgres.errors import is_lost
+from holdfast.storage.postgres.errors import translate
 from holdfast.storage.postgres.transaction import COMMIT
 from holdfast.storage.sql.connection import Value
 from holdfast.testing.records import headers, new_owner, new_session, save
@@ -183,18 +185,90 @@ def test_connections_that_were_cut_while_they_waited(own_server: Server) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "is_cut"),
+    "text",
     [
-        ("consuming input failed: SSL connection has been closed unexpectedly", True),
-        ("consuming input failed: SSL SYSCALL error: EOF detected", True),
-        ("consuming input failed: server closed the connection unexpectedly", True),
-        ("connection failed: server does not support SSL, but SSL was required", False),
-        ("connection failed: SSL error: certificate verify failed", False),
+        "consuming input failed: SSL error: unexpected eof while reading",
+        "consuming input failed: SSL connection has been closed unexpectedly",
+        "consuming input failed: SSL SYSCALL error: EOF detected",
+        "consuming input failed: SSL error: sslv3 alert bad certificate",
+        "consuming input failed: server closed the connection unexpectedly",
+        "sending query failed: SSL error: bad length",
+        "the connection is lost",
+        "the connection is closed",
     ],
 )
-def test_a_connection_with_tls_that_breaks_is_no_refusal(text: str, is_cut: bool) -> None:
-    """It may be made again; one that the server does not allow may not."""
-    assert is_lost(psycopg.OperationalError(text)) is is_cut
+def test_a_connection_that_breaks_is_no_refusal(text: str) -> None:
+    """It was allowed once, so it may be made again, whatever is said of its end."""
+    error = translate(psycopg.OperationalError(text), "postgresql://host/db")
+    assert (error.code, error.retryable) == ("server_unreachable", True)
+
+
+def failed_attempt(text: str) -> psycopg.OperationalError:
+    """What psycopg raises when a connection cannot be made, with another text."""
+    with pytest.raises(psycopg.OperationalError) as failure:
+        psycopg.connect(host="/nonexistent")
+    return psycopg.OperationalError(text, pgconn=failure.value.pgconn)
+
+
+SERVER = 'connection failed: connection to server at "127.0.0.1", port 5432 failed: '
+SEVERAL = (
+    "\nMultiple connection attempts failed. All failures were:"
+    "\n- host: 'password.example', port: '1', hostaddr: '::1': "
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (SERVER + "server does not support SSL, but SSL was required", "access_denied"),
+        (SERVER + "SSL error: certificate verify failed", "access_denied"),
+        (SERVER + 'root certificate file "/ca" does not exist', "access_denied"),
+        (SERVER + 'FATAL:  password authentication failed for user "app"', "access_denied"),
+        (SERVER + "fe_sendauth: no password supplied", "access_denied"),
+        (
+            SERVER + 'FATAL:  no pg_hba.conf entry for host "1.2.3.4", user "a", no encryption',
+            "access_denied",
+        ),
+        ('connection is bad: invalid sslmode value: "bogus"', "access_denied"),
+        (SERVER + "SSL error: unexpected eof while reading", "server_unreachable"),
+        (SERVER + "SSL SYSCALL error: Connection reset by peer", "server_unreachable"),
+        (SERVER + "FATAL:  the database system is starting up", "server_unreachable"),
+        (SERVER.replace("127.0.0.1", "SSL.example") + "Connection refused", "server_unreachable"),
+        (SERVER + "Connection refused" + SEVERAL + "Connection refused", "server_unreachable"),
+        (SERVER + "Connection refused" + SEVERAL + 'FATAL:  role "a" does not exist', "access_denied"),
+    ],
+)
+def test_a_connection_that_cannot_be_made_is_judged_by_what_is_said(text: str, code: str) -> None:
+    """A refusal is for good, a server that is away is not; names of hosts, files and users say nothing."""
+    error = translate(failed_attempt(text), "postgresql://host/db")
+    assert (error.code, error.retryable) == (code, code == "server_unreachable")
+
+
+@pytest.mark.parametrize("name", ["authentication-db", "SSL certificate", "password"])
+def test_a_server_that_is_away_may_have_any_name(tmp_path: Path, name: str) -> None:
+    """The words of a refusal in the path of its socket do not make it one."""
+    folder = tmp_path / name
+    folder.mkdir()
+    error = refusal_of(f"postgresql://app@/agents?host={folder}")
+    assert (error.code, error.retryable) == ("server_unreachable", True)
+
+
+def test_a_server_without_tls_is_refused_where_tls_is_required() -> None:
+    """libpq says it of an attempt to connect, and a repeat would not help."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            with listening.accept()[0] as client:
+                client.recv(8)
+                client.sendall(b"N")
+                client.recv(1)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        port = listening.getsockname()[1]
+        error = refusal_of(f"postgresql://app@127.0.0.1:{port}/agents?sslmode=require&gssencmode=disable")
+        answering.join()
+    assert (error.code, error.retryable) == ("access_denied", False)
 
 
 class Breaking:

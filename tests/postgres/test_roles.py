@@ -8,14 +8,18 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import empty_checkpoint
 
 import holdfast
+from holdfast.adapters.langgraph import HoldfastSaver
 from holdfast.api import Store
 from holdfast.errors import BackendUnavailable, Conflict, NotFound
 from holdfast.storage.port import HeaderQuery
 from holdfast.storage.postgres import PostgresBackend
 from holdfast.testing.records import append_one, draft, item, keyframe, new_blob, new_session
 from tests.postgres.server import Server
+from tests.workflow.flows import Flows
 
 pytestmark = pytest.mark.full
 
@@ -164,11 +168,56 @@ def test_nobody_writes_into_another_project(postgres: Server, apart: str) -> Non
     """A session of another project, or of none, is refused, and so is a key that another project has."""
     mine, yours = client(postgres, apart, "mine"), client(postgres, apart, "yours")
     mine.create_session(new_session("taken", project="mine"))
-    for project in ("mine", None):
+    for write in (yours.create_session, yours.adopt_session):
         with pytest.raises(BackendUnavailable) as refusal:
-            yours.create_session(new_session("new", project=project))
+            write(new_session("new", project="mine"))
         assert (refusal.value.code, refusal.value.retryable) == ("access_denied", False)
+    with pytest.raises(BackendUnavailable) as refusal:
+        yours.adopt_session(new_session("new"))
+    assert (refusal.value.code, refusal.value.retryable) == ("access_denied", False)
+    nobody = PostgresBackend(postgres.url(user="holdfast_app", database=apart))
+    with pytest.raises(
+        BackendUnavailable, match=r"the URL must name that of the session, \?project=NAME"
+    ) as refusal:
+        nobody.create_session(new_session("new"))
+    assert (refusal.value.code, refusal.value.retryable) == ("access_denied", False)
+    nobody.close()
     with pytest.raises(Conflict):
         yours.create_session(new_session("taken", project="yours"))
     mine.close()
     yours.close()
+
+
+def test_new_sessions_have_the_project_of_the_url(postgres: Server, apart: str, tmp_path: Path) -> None:
+    """Whatever makes them: the library, a command, a queue, phases, a saver. An explicit project still wins."""
+    url = postgres.url(user="holdfast_app", database=apart, project="billing")
+    cli = Flows(tmp_path)
+    cli.url = url
+    cli.write("name: flow\nsteps: [{id: a, shell: 'true'}]\n")
+    for args in (
+        ["save", "command", "--state", "{}"],
+        ["run", "flow.yaml", "--detach", "--session", "queued"],
+    ):
+        done = cli.here(*args)
+        assert done.code == 0, done.err
+    with holdfast.open(url) as store:
+        store.session("library").save({"n": 1})
+        store.agents.save("agent", None, {"n": 1})
+        assert store.phases.create_checkpoint(
+            "plan", session_id="phases", task_summary="t", phase_number=1
+        ).ok
+        saver = HoldfastSaver(store)
+        config: RunnableConfig = {"configurable": {"thread_id": "thread", "checkpoint_ns": ""}}
+        saver.put(config, empty_checkpoint(), {}, {})
+        assert {info.project for info in store.sessions()} == {"billing"}
+        assert len(list(store.sessions())) == 6
+        with pytest.raises(BackendUnavailable):
+            store.session("other", project="other")
+
+
+def test_the_project_of_the_url_gives_way_to_an_explicit_one(url: str) -> None:
+    """Where rows are not kept apart, a session may belong to another project."""
+    with holdfast.open(url + "&project=billing") as store:
+        assert store.session("given", project="other").info.project == "other"
+        assert store.session("new").info.project == "billing"
+        assert store.session("given").info.project == "other"

@@ -144,6 +144,53 @@ def test_a_password_is_not_shown() -> None:
     assert found.parameters["password"] in ("s3cret", "more")
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:s3%zz@host/db",
+        "postgresql://me:s3%zz@[::1/db",
+        "postgresql://me:s3%zz@[::1]x/db?password=s3%zz",
+    ],
+)
+def test_a_password_is_not_shown_with_what_is_wrong_in_a_url(url: str) -> None:
+    """libpq quotes what it does not understand; the password is left out of it."""
+    with pytest.raises(InvalidInput) as refusal:
+        address.parse(url)
+    assert refusal.value.code == "unknown_store_url"
+    assert "s3%" not in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "given"),
+    [
+        ("postgresql://", {}),
+        ("postgresql:///agents", {"dbname": "agents"}),
+        ("postgres:///agents?host=/tmp/x&user=me", {"dbname": "agents", "host": "/tmp/x", "user": "me"}),
+        ("postgresql://?dbname=agents", {"dbname": "agents"}),
+        ("postgresql:///?service=agents", {"service": "agents"}),
+        ("postgresql://a:1,b:2/agents", {"dbname": "agents", "host": "a,b", "port": "1,2"}),
+    ],
+)
+def test_a_url_without_a_host_is_left_to_libpq(url: str, given: dict[str, str]) -> None:
+    """What it does not say comes from libpq's own variables; the URL that is shown opens the same store."""
+    found = address.parse(url + ("&" if "?" in url else "?") + "schema=s")
+    assert {name: found.parameters[name] for name in given} == given
+    assert {"host", "user", "dbname", "port"} & found.parameters.keys() <= given.keys()
+    assert found.url.startswith(url)
+    assert address.parse(found.url) == found
+
+
+def test_the_server_of_the_environment(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`postgresql:///DATABASE` opens a store on the server that `PGHOST` names."""
+    monkeypatch.setenv("PGHOST", str(postgres.data))
+    monkeypatch.setenv("PGUSER", "postgres")
+    (_, _, options) = postgres.fresh_url().partition("&")
+    with holdfast.open(f"postgresql:///postgres?{options}") as store:
+        assert store.session("run").save({"n": 1}).seq == 1
+        assert store.url == f"postgresql:///postgres?{options}"
+
+
 def test_options_of_libpq_are_left_to_it() -> None:
     """TLS and time-outs are libpq's; ours are taken out."""
     found = address.parse(

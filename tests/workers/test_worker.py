@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +16,10 @@ from holdfast import config, operations
 from holdfast.api import Store
 from holdfast.executor.queue import ticket_of
 from holdfast.model import Status, utc_now_us
+from holdfast.storage.port import Claimed
+from holdfast.storage.postgres import PostgresBackend
 from holdfast.storage.sqlite import SqliteBackend
+from tests.postgres.server import Server
 from tests.workers.crew import Crew, told
 from tests.workflow.flows import until
 
@@ -203,6 +210,76 @@ def test_an_idle_worker_ends_when_told_so(crew: Crew) -> None:
         "s: completed",
     ]
     assert "ended: 1 completed" in done.err
+
+
+class Asked(SqliteBackend):
+    """A store that calls back once when a worker asked it in vain."""
+
+    in_vain: Callable[[], object] | None = None
+
+    def claim(self, *args: Any, **options: Any) -> Claimed | None:
+        claimed = super().claim(*args, **options)
+        if claimed is None and self.in_vain is not None:
+            call, self.in_vain = self.in_vain, None
+            call()
+        return claimed
+
+
+@pytest.mark.full
+def test_idle_time_begins_when_the_last_run_ended(crew: Crew) -> None:
+    """A run that took longer than the idle time does not count: what comes after it is still done."""
+    crew.write(SHORT.replace("echo a >>log", "sleep 1.2"))
+    crew.queue("--session", "long")
+    backend = Asked(crew.file)
+    backend.in_vain = lambda: crew.queue("--session", "late")
+    with Store(backend) as store:
+        worked = operations.work(store, idle_exit_seconds=1)
+    assert worked.completed == 2
+
+
+class Repair(logging.Handler):
+    """Starts a server again when a worker missed it for so long, and queues a session before it asks again."""
+
+    def __init__(self, server: Server, crew: Crew, after_seconds: float) -> None:
+        super().__init__(logging.WARNING)
+        self._server = server
+        self._crew = crew
+        self._after_seconds = after_seconds
+        self._missed_since: float | None = None
+        self.is_done = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.is_done or "cannot be asked for work" not in record.getMessage():
+            return
+        self._missed_since = self._missed_since or time.monotonic()
+        if time.monotonic() - self._missed_since > self._after_seconds:
+            self._server.start()
+            self._crew.queue("--session", "late")
+            self.is_done = True
+
+
+@pytest.mark.full
+def test_time_without_a_store_is_no_idle_time(crew: Crew) -> None:
+    """A worker that could not ask does not end because there was nothing to do: it waits, and does what comes."""
+    crew.write(SHORT)
+    server = Server()
+    crew.url = server.fresh_url()
+    repair = Repair(server, crew, after_seconds=1.2)
+
+    def kill_when_ready(event: operations.WorkerEvent) -> None:
+        if event.event is operations.What.READY:
+            server.kill()
+
+    log = logging.getLogger("holdfast")
+    log.addHandler(repair)
+    try:
+        with Store(PostgresBackend(crew.url)) as store:
+            worked = operations.work(store, idle_exit_seconds=1, tell=kill_when_ready)
+    finally:
+        log.removeHandler(repair)
+        server.stop()
+    assert repair.is_done
+    assert worked.completed == 1
 
 
 @pytest.mark.full

@@ -114,8 +114,8 @@ def work(
     """Run the sessions of a queue, up to `parallel` at a time, those that wait longest first.
 
     SIGINT and SIGTERM pause what runs, so that another worker goes on with it, and end the worker. With `once` it
-    ends when nothing is left to do now, with `idle_exit_seconds` when there was nothing for so long. `tell` is called
-    from one thread at a time.
+    ends when nothing is left to do now, with `idle_exit_seconds` when there was nothing for so long; the time when
+    the store could not be asked does not count. `tell` is called from one thread at a time.
 
     Raises:
         BackendUnavailable: the store cannot be used, and waiting would not help.
@@ -147,6 +147,7 @@ class _Worker:
         self._counts: Counter[str] = Counter()
         self._passed: dict[str, float] = {}
         self._signal: int | None = None
+        self._idle_since = time.monotonic()
 
     # --- the loop, on the main thread
 
@@ -167,7 +168,7 @@ class _Worker:
         return worked
 
     def _loop(self, pool: ThreadPoolExecutor) -> None:
-        pause, busy_until = SHORTEST_PAUSE_SECONDS, time.monotonic()
+        pause = SHORTEST_PAUSE_SECONDS
         while True:
             is_open = not self._cancel.is_cancelled and self._running < self._parallel
             claimed = self._claimed() if is_open else None
@@ -175,22 +176,20 @@ class _Worker:
                 self._running += 1
                 pool.submit(self._work, claimed)
                 pause = SHORTEST_PAUSE_SECONDS
-            elif not self._running and self._is_over(busy_until):
+            elif not self._running and self._is_over():
                 return
             seconds = None if not is_open else 0.0 if claimed is not None else pause * random.uniform(0.7, 1)
             if self._heard(seconds):
                 pause = SHORTEST_PAUSE_SECONDS
             elif claimed is None:
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-            if self._running:
-                busy_until = time.monotonic()
 
-    def _is_over(self, busy_until: float) -> bool:
+    def _is_over(self) -> bool:
         """Whether a worker with nothing to do ends."""
         if self._is_once or self._cancel.is_cancelled:
             return True
         limit = self._idle_exit_seconds
-        return limit is not None and time.monotonic() - busy_until >= limit
+        return limit is not None and time.monotonic() - self._idle_since >= limit
 
     def _claimed(self) -> Claimed | None:
         now = time.monotonic()
@@ -207,6 +206,7 @@ class _Worker:
             if not exc.retryable or self._is_once:
                 raise
             log.warning("the store cannot be asked for work, next try soon: %s", exc)
+            self._idle_since = time.monotonic()  # nobody knows whether there was nothing to do
             return None
 
     def _heard(self, seconds: float | None) -> bool:
@@ -222,6 +222,7 @@ class _Worker:
                     continue
                 is_over = True
                 self._running -= 1
+                self._idle_since = time.monotonic()
                 if event.kind is not None:
                     self._counts[event.kind] += 1
                 if event.rest_seconds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 import psycopg
@@ -49,15 +49,14 @@ def parse(url: str) -> Address:
     Raises:
         InvalidInput: libpq does not understand it, or an option of ours makes no sense.
     """
-    parts = urlsplit(url)
-    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    base, pairs = _split(url)
     ours = {name: value for name, value in pairs if name in _OURS}
-    # libpq takes a plus sign as it is, so spaces are written as %20.
-    rest = urlencode([pair for pair in pairs if pair[0] not in _OURS], quote_via=quote)
+    theirs = _joined(base, [pair for pair in pairs if pair[0] not in _OURS])
     try:
-        given = conninfo_to_dict(urlunsplit(parts._replace(query=rest)))
+        given = conninfo_to_dict(theirs)
     except psycopg.Error as exc:
-        raise InvalidInput(f"no store {_shown(url)!r}: {exc}", code="unknown_store_url") from exc
+        why = _without_secrets(str(exc), theirs)
+        raise InvalidInput(f"no store {_shown(url)!r}: {why}", code="unknown_store_url") from exc
     return Address(
         url=_shown(url),
         parameters={**_NETWORK, **given, "client_encoding": "UTF8"},
@@ -72,14 +71,36 @@ def parse(url: str) -> Address:
 
 def _shown(url: str) -> str:
     """The URL without passwords: it is printed, logged and stored."""
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    kept = [pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0].lower() not in _SECRET]
-    return urlunsplit(
-        parts._replace(
-            netloc=f"{user.partition(':')[0]}{at}{host}", query=urlencode(kept, quote_via=quote, safe="/")
-        )
+    base, pairs = _split(url)
+    scheme, slashes, rest = base.partition("://")
+    login, slash, database = rest.partition("/")
+    user, at, host = login.rpartition("@")
+    kept = [pair for pair in pairs if pair[0].lower() not in _SECRET]
+    return _joined(
+        f"{scheme}{slashes}{user.partition(':')[0]}{at}{host}{slash}{database}", kept, unquoted="/"
     )
+
+
+def _without_secrets(text: str, url: str) -> str:
+    """What libpq says of a URL, on one line; it quotes what it does not understand, which may be the password."""
+    user = url.partition("://")[2].partition("/")[0].rpartition("@")[0]
+    password = user.partition(":")[2]
+    text = " ".join(text.replace(url, _shown(url)).split())
+    return text.replace(password, "***") if password else text
+
+
+def _split(url: str) -> tuple[str, list[tuple[str, str]]]:
+    """What is before the options, as it is, and the options.
+
+    An empty host means something to libpq, and functions for URLs of the web would leave its slashes out.
+    """
+    base, _, query = url.partition("?")
+    return base, parse_qsl(query, keep_blank_values=True)
+
+
+def _joined(base: str, pairs: list[tuple[str, str]], *, unquoted: str = "") -> str:
+    # libpq takes a plus sign as it is, so spaces are written as %20.
+    return f"{base}?{urlencode(pairs, quote_via=quote, safe=unquoted)}" if pairs else base
 
 
 def _schema(name: str) -> str:

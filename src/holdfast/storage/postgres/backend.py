@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from itertools import count, repeat
 from typing import Final, TypeVar
 
+import msgspec
 import psycopg
 
 from holdfast import forks
 from holdfast.errors import HoldfastError, InvalidInput
+from holdfast.model import Session
 from holdfast.storage.port import Append, Appended, Seal
 from holdfast.storage.postgres import address, schema
 from holdfast.storage.postgres.burst import Burst, Parameter
@@ -121,6 +123,14 @@ class PostgresBackend(SqlBackend):
                     raise translate(exc, self._address.url, is_unknown=is_unknown) from exc
                 time.sleep(_pause(done))
         raise AssertionError("unreachable")
+
+    # --- sessions
+
+    def create_session(self, session: Session) -> Session:
+        """As everywhere; one that has no project gets that of the URL."""
+        if session.project is None and self._address.project is not None:
+            session = msgspec.structs.replace(session, project=self._address.project)
+        return super().create_session(session)
 
     # --- saving
 

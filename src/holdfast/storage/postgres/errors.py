@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -22,7 +23,8 @@ _COLLISIONS: Final = frozenset({"40001", "40P01", "23505"})
 # The server ends the connection, or has no place for one.
 _ENDED: Final = frozenset({"57P01", "57P02", "57P03", "25P03", "25P04"})
 
-# Before a connection exists, libpq gives only text, without a code.
+# Of a connection that could not be made libpq gives only text, without a code. What it says of one that was there
+# has the same words, so that is never looked at.
 _REFUSED: Final = (
     "password",
     "pg_hba.conf",
@@ -30,13 +32,14 @@ _REFUSED: Final = (
     "does not exist",
     "permission denied",
     "not permitted to log in",
-    "no password supplied",
     "certificate",
     "sslmode",
     "SSL",
 )
-# The same words are in what is said of a connection with TLS that was there and broke.
-_CUT: Final = ("SSL connection has been closed", "SSL SYSCALL error")
+# One with TLS broke before it was complete.
+_CUT: Final = ("SSL connection has been closed", "SSL SYSCALL error", "unexpected eof")
+# Hosts, paths and users may be called anything.
+_NAMES: Final = re.compile(r"""\"[^"]*\"|host: '[^']*'""")
 
 
 def is_collision(exc: psycopg.Error) -> bool:
@@ -52,7 +55,10 @@ def is_lost(exc: psycopg.Error) -> bool:
 
 
 def _is_refused(exc: psycopg.Error) -> bool:
-    text = str(exc)
+    """Whether the server, or libpq itself, would refuse another attempt to connect too."""
+    if exc.pgconn is None:
+        return False  # psycopg has it only for attempts to connect
+    text = _NAMES.sub("", str(exc))
     return any(sign in text for sign in _REFUSED) and not any(sign in text for sign in _CUT)
 
 
@@ -96,6 +102,12 @@ def _by_state(exc: psycopg.Error, state: str, url: str) -> HoldfastError:
     match state[:2], state:
         case ("", _) if isinstance(exc, psycopg.OperationalError):
             return unavailable(f"{url} lets nobody in with this URL", code="access_denied", retryable=False)
+        case (_, "42501") if "row-level security" in _text(exc):
+            return unavailable(
+                f"{url} keeps projects apart, and the URL must name that of the session, ?project=NAME",
+                code="access_denied",
+                retryable=False,
+            )
         case ("28" | "3D", _) | (_, "42501"):
             return unavailable(f"{url} denies access", code="access_denied", retryable=False)
         case (_, "53100"):
