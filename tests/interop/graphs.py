@@ -103,6 +103,27 @@ def counter(saver: BaseCheckpointSaver[Any], steps: int = 3) -> Graph:
     return builder.compile(checkpointer=saver)
 
 
+def carrier(saver: BaseCheckpointSaver[Any], carried: Any) -> Graph:
+    """A node that is sent a value, and asks with it."""
+    builder = StateGraph(State)
+    builder.add_node("ask", lambda given: {"log": [f"{given!r}: {interrupt(given)}"]})
+    builder.add_conditional_edges(START, lambda state: [Send("ask", carried)], ["ask"])
+    builder.add_edge("ask", END)
+    return builder.compile(checkpointer=saver)
+
+
+def _fail(state: State) -> dict[str, Any]:
+    raise ValueError("no luck")
+
+
+def failing(saver: BaseCheckpointSaver[Any]) -> Graph:
+    """A node that raises."""
+    builder = StateGraph(State)
+    builder.add_node("fail", _fail)
+    builder.add_edge(START, "fail")
+    return builder.compile(checkpointer=saver)
+
+
 # --- what is seen
 
 
@@ -129,4 +150,4 @@ def _number(names: dict[str, str], config: Any) -> str | None:
     return names.setdefault(id, f"#{len(names)}")
 
 
-__all__ = ["Command", "counter", "deltas", "seen", "workflow"]
+__all__ = ["Command", "carrier", "counter", "deltas", "failing", "seen", "workflow"]

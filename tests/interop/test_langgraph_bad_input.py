@@ -182,6 +182,25 @@ def test_a_session_that_is_no_thread_is_left_alone(saver: HoldfastSaver) -> None
     assert saver.store.get("t").latest().state == {"mine": True}  # type: ignore[union-attr]
 
 
+def test_a_checkpoint_of_someone_else_hides_no_thread(saver: HoldfastSaver) -> None:
+    """A list of all threads leaves it out; the thread itself says what is wrong, once it is its newest."""
+    put(saver, {"x": 1}, config("other"))
+    at = put(saver, {"x": 2})
+    session = saver.store.get("t")
+    session.fork(name="beside")
+    session.save({"mine": True})
+    assert [each.config for each in saver.list(config())] == [at]
+    assert [each.config for each in saver.list({"configurable": {"thread_id": "t"}})] == [at]
+    session.switch("main")
+    session.save({"mine": True})
+    assert [values_of(saver, each.config) for each in saver.list(None)] == [{"x": 2}, {"x": 1}]
+    assert len(list(saver.list(None, filter={"step": 1}))) == 2
+    for call in (lambda: saver.get_tuple(config()), lambda: list(saver.list(config()))):
+        with pytest.raises(Conflict) as refused:
+            call()
+        assert refused.value.code == "not_a_thread"
+
+
 @pytest.mark.parametrize(
     "rules", [{"keep_last": 0}, {"keep_last": "x"}, {"max_age": "soon"}, {"max_bytes": -1}], ids=repr
 )

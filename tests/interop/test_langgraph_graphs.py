@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.types import Command
 
 from holdfast.adapters.langgraph import HoldfastSaver
-from tests.interop.graphs import Graph, counter, deltas, seen, workflow
+from tests.interop.graphs import Graph, carrier, counter, deltas, failing, seen, workflow
+from tests.interop.test_langgraph_values import Rot
 
 DURABILITIES = ["sync", "async", "exit"]
 
@@ -119,3 +121,47 @@ def test_a_graph_behaves_as_in_memory(
             {interrupted: workflow, time_travel: counter, delta_channels: deltas}[program](saver), **how
         )  # type: ignore[index]
         assert asyncio.run(again.picture()) == expected[-1]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.parametrize("first", [{"update": {"log": ["u"]}}, {"resume": "x"}, {"goto": "step"}], ids=repr)
+def test_a_command_may_be_the_first_input_of_a_thread(
+    saver: HoldfastSaver, first: dict[str, Any], durability: Any, is_async: bool
+) -> None:
+    async def story(drive: Drive) -> list[Any]:
+        return [await drive.invoke(Command(**first)), *await drive.picture()]
+
+    results = [
+        asyncio.run(story(Drive(counter(each), is_async=is_async, durability=durability)))
+        for each in (InMemorySaver(), saver)
+    ]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("carried", [("a", "b"), {"pair": (1, 2)}, float("nan"), {1, 2}], ids=repr)
+def test_a_graph_may_send_and_ask_with_any_plain_value(saver: HoldfastSaver, carried: Any) -> None:
+    """What a node asks and what it is sent are the values themselves, also when the graph goes on later."""
+    thread: Any = {"configurable": {"thread_id": "t"}}
+    graph = carrier(saver, carried)
+    asked = graph.invoke({"log": []}, thread)["__interrupt__"][0].value
+    assert repr(asked) == repr(carried)
+    assert graph.invoke(Command(resume="yes"), thread)["log"] == [f"{carried!r}: yes"]
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_a_graph_that_encrypts_can_ask_and_fail(url: str, is_encrypted: bool) -> None:
+    """A person can answer, and the error of a node is seen afterwards, as with the saver in memory."""
+    serde = EncryptedSerializer(Rot()) if is_encrypted else None
+    thread: Any = {"configurable": {"thread_id": "t"}}
+    with HoldfastSaver(url, serde=serde) as saver:
+        workflow(saver).invoke({"log": []}, thread)
+    with HoldfastSaver(url, serde=serde) as saver:
+        graph = workflow(saver)
+        (task,) = graph.get_state(thread).tasks
+        assert task.interrupts[0].value["question"] == "go on?"
+        assert graph.invoke(Command(resume="yes"), thread)["answer"] == "yes"
+        broken, other = failing(saver), {"configurable": {"thread_id": "broken"}}
+        with pytest.raises(ValueError, match="no luck"):
+            broken.invoke({"log": []}, other)
+        assert [each.error for each in broken.get_state(other).tasks] == ["ValueError('no luck')"]

@@ -160,3 +160,28 @@ def test_sources_that_are_none(url: str, code: int, cli: Cli) -> None:
     done = cli.here("import", "langgraph", "--from", url)
     assert done.code == code, done.err
     assert not cli.file.exists()
+
+
+def test_a_server_that_is_down_may_be_asked_again(cli: Cli) -> None:
+    """And the password is not printed, wherever the URL has it."""
+    for url in (
+        "postgresql://me:hunter2@127.0.0.1:1/agents",
+        "postgresql://me@127.0.0.1:1/agents?password=hunter2",
+    ):
+        done = cli.here("import", "langgraph", "--from", url, "--json")
+        assert done.code != 0
+        assert (done.error["code"], done.error["retryable"]) == ("source_unreadable", True)
+        assert "hunter2" not in done.out + done.err
+
+
+@pytest.mark.full
+def test_a_report_has_no_password(cli: Cli, request: pytest.FixtureRequest) -> None:
+    server = request.getfixturevalue("postgres")
+    source = str(server.url(database=server.fresh_database()))
+    with official(source) as saver:
+        put(saver, {"x": 1})
+    joint = "&" if "?" in source else "?"
+    done = cli.here("import", "langgraph", "--from", f"{source}{joint}password=hunter2", "--json")
+    assert (done.code, done.json["imported"]) == (0, 1)
+    assert done.json["source"].startswith("postgresql://")
+    assert "hunter2" not in done.out + done.err

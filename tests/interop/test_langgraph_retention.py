@@ -185,6 +185,39 @@ def test_namespaces_of_finished_calls_are_let_go(url: str) -> None:
         assert graph.get_state(THREAD).values["answer"] == "yes"
 
 
+def test_a_call_whose_caller_is_still_on_its_way_is_not_let_go(url: str) -> None:
+    """A subgraph begins before the checkpoint that called it is stored, and waits for an answer in the end."""
+    with HoldfastSaver(url, keep_last=2) as saver:
+        root = put(saver, {"x": 0})
+        called = checkpoint({"x": 1})
+        parents = {"": called["id"]}
+        first = put(saver, {"v": 1}, config(namespace="A:1"), parents=parents)
+        saver.trim("t")
+        saver.put(root, called, {"source": "loop", "step": 1, "parents": {}}, {})
+        waiting = put(saver, {"v": 2}, first, parents=parents)
+        saver.put_writes(waiting, [("__interrupt__", "May I?")], "task")
+        beside = config(namespace="B:1")
+        for number in range(6):
+            beside = put(saver, {"v": number}, beside, parents=parents)
+        saver.trim("t")
+        assert values_of(saver, config(namespace="A:1")) == {"v": 2}
+
+
+def test_a_namespace_that_was_let_go_is_held_again_by_a_put(url: str) -> None:
+    """The call goes on after all, and its newest checkpoint stays."""
+    with HoldfastSaver(url, keep_last=2) as saver:
+        first = put(saver, {"v": 1}, config(namespace="A:1"), parents={"": "gone"})
+        root = put(saver, {"x": 0})
+        saver.trim("t")
+        (let_go,) = (each for each in saver.store.get("t").branches() if each.name == "ns:A:1")
+        assert let_go.state is BranchState.ARCHIVED
+        put(saver, {"v": 2}, first, parents={"": id_of(root)})
+        for number in range(6):
+            root = put(saver, {"x": number}, root)
+        saver.prune(["t"])
+        assert values_of(saver, config(namespace="A:1")) == {"v": 2}
+
+
 def test_a_copied_thread_stands_alone(url: str) -> None:
     """Parents, namespaces, writes and delta channels come along; the source may go, and a repeat changes nothing."""
     with HoldfastSaver(url) as saver:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import secrets
 import sys
 from collections import deque
 from dataclasses import dataclass
@@ -17,11 +19,11 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
-from langgraph.types import Interrupt, Send
-from pydantic import BaseModel
+from langgraph.types import Command, Interrupt, Overwrite, Send
+from pydantic import BaseModel, PrivateAttr, field_validator
 
 from holdfast.adapters.langgraph import HoldfastSaver
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, Unsupported
 from tests.interop.threads import config, put, values_of
 
 
@@ -46,6 +48,39 @@ class Span:
 class Plan(BaseModel):
     steps: list[str]
     spent: Decimal = Decimal("1.50")
+
+
+class Capped(BaseModel):
+    """A model whose validator changes what it is made of."""
+
+    n: int = 0
+    _seen: int = PrivateAttr(default=0)
+
+    @field_validator("n")
+    @classmethod
+    def _cap(cls, n: int) -> int:
+        return min(n, 10)
+
+
+@dataclass
+class Positive:
+    n: int = 0
+
+    def __post_init__(self) -> None:
+        self.n = abs(self.n)
+
+
+class Opaque:
+    """A class without an equality of its own, and like an array neither true nor false."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("ambiguous")
+
+    def model_dump(self) -> dict[str, Any]:
+        return {}
+
+    def __repr__(self) -> str:
+        return "Opaque()"
 
 
 @pytest.fixture
@@ -138,6 +173,118 @@ def test_an_object_that_would_come_back_different_is_refused(here: str) -> None:
             put(saver, {"message": AIMessage("x", additional_kwargs={"big": 2**70})})
 
 
+def _with_refused_call() -> AIMessage:
+    call = {"id": "c", "function": {"name": "f", "arguments": "{}"}, "type": "function"}
+    message = AIMessage("", additional_kwargs={"tool_calls": [call]})
+    message.tool_calls = []  # made anew it would have one
+    return message
+
+
+def _changed(value: Any, name: str, field: Any) -> Any:
+    setattr(value, name, field)
+    return value
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize(
+    ("good", "bad", "path"),
+    [
+        (AIMessage("hello"), _with_refused_call(), "values[1].tool_calls"),
+        (HumanMessage("hi"), _changed(HumanMessage("hi"), "id", 5), "values[1].id"),
+        (Capped(n=1), _changed(Capped(n=1), "n", 50), "values[1].n"),
+        (Capped(n=1), _changed(Capped(n=1), "_seen", 7), "values[1]._seen"),
+        (Positive(1), _changed(Positive(1), "n", -5), "values[1]"),
+    ],
+    ids=repr,
+)
+def test_every_object_is_proven(here: str, good: Any, bad: Any, path: str) -> None:
+    """One that comes back equal says nothing of the next of its class; no class is to be allowed for it."""
+    with HoldfastSaver(here, allow=[Capped, Positive]) as saver:
+        put(saver, {"values": [good]})
+        with pytest.raises(InvalidInput) as refused:
+            put(saver, {"values": [good, bad]})
+        assert refused.value.path == path
+        assert "allow" not in str(refused.value)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Send("node", {"pair": (1, 2), "big": 2**70, "ratio": NAN, "message": AIMessage("x", id="1")}),
+        Send("node", None, timeout=5),
+        Interrupt(value=("yes", "no"), id="i"),
+        Interrupt(value=None, id="i", response_schema={"type": "string"}),
+        Command(update={"pairs": [(1, 2)]}),
+        Command(resume="x"),
+        Command(goto=("a", Send("b", {1, 2}))),
+        Command(goto=[], graph="__parent__"),
+        Overwrite((1, NAN)),
+        _DeltaSnapshot([(1, 2)]),
+        Send("node", [Send("other", {"$serde": "fields", "value": {}})]),
+        AIMessage("x", id="1", response_metadata={"scores": [{"p": NAN}, float("inf")]}),
+    ],
+    ids=repr,
+)
+def test_what_objects_of_langgraph_carry_comes_back_with_its_types(here: str, value: Any) -> None:
+    """Tuples, sets, NaN and large integers inside a send or an interrupt are those they were."""
+    with HoldfastSaver(here) as saver:
+        at = put(saver, {"value": value, "list": [value]})
+        saver.put_writes(at, [("value", value)], "task")
+    with HoldfastSaver(here) as saver:
+        found = saver.get_tuple(config())
+        assert found is not None
+        assert repr(found.checkpoint["channel_values"]) == repr({"value": value, "list": [value]})
+        assert repr(found.pending_writes) == repr([("task", "value", value)])
+        goto = getattr(found.checkpoint["channel_values"]["value"], "goto", None)
+        assert type(goto) is type(getattr(value, "goto", None))
+
+
+@pytest.mark.parametrize("kind", [Send, Interrupt, Command, Overwrite, _DeltaSnapshot])
+def test_nothing_of_an_object_of_langgraph_is_left_out(kind: Any) -> None:
+    """All that the class holds in this release of LangGraph is what it is made with."""
+    holds = getattr(kind, "_fields", None) or kind.__slots__
+    made_with = {name for name in inspect.signature(kind).parameters if name != "deprecated_kwargs"}
+    assert set(holds) == made_with
+
+
+def test_a_refused_value_names_its_place_inside_an_object(here: str) -> None:
+    """With the advice to allow a class only where that helps."""
+    message = AIMessage("x", response_metadata={"list": [1, (1, 2)]})
+    with HoldfastSaver(here) as saver:
+        with pytest.raises(InvalidInput) as refused:
+            put(saver, {"messages": [message]})
+        assert refused.value.path == "messages[0].response_metadata.list[1]"
+        assert "allow" not in str(refused.value)
+        with pytest.raises(InvalidInput, match="allow its class") as refused:
+            put(saver, {"tasks": (Send("n", {"span": Span([1])}),)})
+        assert refused.value.path == "tasks[0].arg.span"
+
+
+@pytest.mark.parametrize("value", [5, [1, 2], {"x": 1}, AIMessage("x", id="1")], ids=repr)
+def test_a_channel_may_be_named_like_the_mark_of_an_object(here: str, value: Any) -> None:
+    with HoldfastSaver(here) as saver:
+        at = put(saver, {"$serde": value, "pair": (1, 2)})
+        saver.put_writes(at, [("$serde", value)], "task")
+        found = saver.get_tuple(at)
+        assert found is not None
+        assert found.checkpoint["channel_values"] == {"$serde": value, "pair": (1, 2)}
+        assert found.pending_writes == [("task", "$serde", value)]
+
+
+def test_writes_to_one_channel_come_back_in_their_order(here: str) -> None:
+    """Whatever the other channels are called."""
+    given = [("a", 1), ("a (2)", 2), ("a", 3), ("a (3)", 4), ("a", 5)]
+    with HoldfastSaver(here) as saver:
+        at = put(saver, {})
+        saver.put_writes(at, given, "task")
+        found = saver.get_tuple(at)
+        assert found is not None
+        assert found.pending_writes == [("task", *each) for each in given]
+
+
 def test_an_enum_that_is_text_comes_back_equal(here: str) -> None:
     with HoldfastSaver(here) as saver:
         put(saver, {"word": Word.YES})
@@ -208,6 +355,62 @@ def test_a_serializer_that_encrypts_gets_every_value(here: str) -> None:
         notes = backend.annotations(uid)
     assert secret.encode() not in stored
     assert all(secret.encode() not in note.data for note in notes)
+
+
+class Salted(Rot):
+    """A cipher that never gives the same bytes twice."""
+
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        salt = secrets.token_bytes(8)
+        return "rot", salt + super().encrypt(plaintext)[1]
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        return super().decrypt(ciphername, ciphertext[8:])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ("a secret", 2),
+        {"a": ("a secret", {1})},
+        2**70,
+        NAN,
+        (Interrupt(value=("a secret",), id="i"),),
+        Opaque(),
+        (Send("node", Opaque()),),
+    ],
+    ids=repr,
+)
+def test_what_a_serializer_alone_would_lose_comes_back_too(here: str, value: Any) -> None:
+    """Tuples, sets, NaN and large integers, sealed like everything else."""
+    with HoldfastSaver(here, serde=EncryptedSerializer(Salted())) as saver:
+        at = put(saver, {"value": value})
+        saver.put_writes(at, [("value", value)], "task")
+        found = saver.get_tuple(at)
+        assert found is not None
+        assert repr(found.checkpoint["channel_values"]) == repr({"value": value})
+        assert repr(found.pending_writes) == repr([("task", "value", value)])
+        assert b"secret" not in saver.store.get("t").latest().content()  # type: ignore[union-attr]
+        with pytest.raises(InvalidInput) as refused:
+            put(saver, {"value": {"deep": [object()]}}, at)
+        assert refused.value.path == "value.deep[0]"
+
+
+def test_another_serializer_than_that_of_the_thread_is_told(here: str) -> None:
+    """Reading what was encrypted without the cipher, or with another key, is an error with a code."""
+    with HoldfastSaver(here, serde=EncryptedSerializer(Rot())) as saver:
+        put(saver, {"note": "x"})
+    other = EncryptedSerializer(Rot())
+    other.cipher.decrypt = lambda name, text: _fail()  # type: ignore[method-assign]
+    for serde in (None, other):
+        with HoldfastSaver(here, serde=serde) as saver:
+            with pytest.raises(Unsupported, match="serde=") as refused:
+                saver.get_tuple(config())
+            assert refused.value.code == "serializer_mismatch"
+
+
+def _fail() -> bytes:
+    raise ValueError("MAC check failed")
 
 
 def test_unusual_metadata_come_back(here: str) -> None:

@@ -11,10 +11,17 @@ from langgraph.checkpoint.base import CheckpointTuple
 
 from holdfast.adapters.langgraph import writes
 from holdfast.adapters.langgraph.lazy import StoredTuple
-from holdfast.adapters.langgraph.naming import checkpoint_of, place_of, session_key, thread_of
+from holdfast.adapters.langgraph.naming import (
+    checkpoint_of,
+    is_namespace,
+    place_of,
+    session_key,
+    thread_of,
+)
 from holdfast.adapters.langgraph.records import (
     check_is_ours,
     checkpoint_of_header,
+    is_ours,
     metadata_of,
     parent_config,
     place_of_header,
@@ -94,6 +101,8 @@ class Listing:
             if row.session not in threads:
                 continue
             header = reader.verified(row)
+            if not is_namespace(header.branch) or (query.session is None and not is_ours(header)):
+                continue  # somebody else's, who may not hide all other threads
             check_is_ours(header)
             # A limit that is not stored still has its place among ids, which begin with their time.
             if limit is None or query.max_seq is not None or str(header.external_id) < limit:

@@ -13,7 +13,7 @@ from holdfast.adapters.langgraph.copying import store_once
 from holdfast.adapters.langgraph.memory import Line
 from holdfast.adapters.langgraph.naming import Place
 from holdfast.adapters.langgraph.records import save_of
-from holdfast.adapters.langgraph.sources import Source, SourceCheckpoint, open_source
+from holdfast.adapters.langgraph.sources import Source, SourceCheckpoint, open_source, shown
 from holdfast.adapters.langgraph.threads import Threads
 from holdfast.api import Store
 from holdfast.engine import Engine, NewBody
@@ -74,9 +74,11 @@ class _Migration:
         self._refused: list[RefusedCheckpoint] = []
 
     def report(self, source: str) -> LangGraphImport:
-        shown = source.partition("@")[2] or source  # without a password
         return LangGraphImport(
-            source=shown, classes=tuple(sorted(self._classes)), refused=tuple(self._refused), **self._counts
+            source=shown(source),
+            classes=tuple(sorted(self._classes)),
+            refused=tuple(self._refused),
+            **self._counts,
         )
 
     def thread(self, thread: str) -> None:

@@ -136,6 +136,11 @@ def namespace_of(branch: str, hidden: str | None) -> str:
     return "" if branch == MAIN_BRANCH else branch.removeprefix(_NAMESPACE)
 
 
+def is_namespace(branch: str) -> bool:
+    """Whether a branch is one of a namespace, and not one that somebody made beside them."""
+    return branch == MAIN_BRANCH or branch.startswith((_NAMESPACE, _HASHED_NAMESPACE))
+
+
 # --- runs
 
 

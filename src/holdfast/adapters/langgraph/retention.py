@@ -18,6 +18,7 @@ from holdfast.adapters.langgraph.naming import namespace_of
 from holdfast.adapters.langgraph.records import note_of
 from holdfast.api import RetentionRules
 from holdfast.engine import Engine
+from holdfast.history.branches import change, close_at
 from holdfast.maintenance.prune import PruneReport, apply_prune, plan_prune
 from holdfast.model import MAIN_BRANCH, Branch, BranchState, Header, Session
 from holdfast.policy.profiles import retention_for
@@ -62,10 +63,21 @@ def release(engine: Engine, session: Session) -> int:
     return sum(1 for branch in _abandoned(engine, session) if _let_go(engine, session, branch))
 
 
+def hold(engine: Engine, header: Header) -> None:
+    """Open a namespace again that was let go, once somebody puts into it: the call goes on after all."""
+    branch = engine.backend.branch(header.session, header.branch)
+    if branch is not None and branch.state is BranchState.ARCHIVED:
+        change(engine, header.session, branch, state=BranchState.OPEN, is_pinned=True)
+
+
 def _abandoned(engine: Engine, session: Session) -> Iterator[Branch]:
-    for branch in engine.backend.branches(session.uid):
+    branches = engine.backend.branches(session.uid)
+    newest = max((branch.head_seq for branch in branches if branch.name == MAIN_BRANCH), default=0)
+    for branch in branches:
         if branch.name == MAIN_BRANCH or branch.head is None or branch.state is not BranchState.OPEN:
             continue
+        if branch.head_seq > newest:
+            continue  # the checkpoint that called it may still be on its way
         head = next(engine.headers(HeaderQuery(session=session.uid, ids=(branch.head,), limit=1)), None)
         if head is not None and _is_abandoned(engine, head):
             yield branch
@@ -85,6 +97,5 @@ def _is_abandoned(engine: Engine, head: Header) -> bool:
 
 
 def _let_go(engine: Engine, session: Session, branch: Branch) -> bool:
-    closed = msgspec.structs.replace(branch, state=BranchState.ARCHIVED, is_pinned=False)
-    engine.backend.set_branch(session.uid, closed, expect_head=branch.head)
-    return True
+    unpinned = msgspec.structs.replace(branch, is_pinned=False)
+    return close_at(engine, session.uid, unpinned, BranchState.ARCHIVED) is not None

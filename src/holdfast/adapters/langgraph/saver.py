@@ -36,7 +36,7 @@ from holdfast.adapters.langgraph.records import (
     save_of,
     stored_metadata,
 )
-from holdfast.adapters.langgraph.retention import RELEASE_EVERY, keep_latest, release, rules_of
+from holdfast.adapters.langgraph.retention import RELEASE_EVERY, hold, keep_latest, release, rules_of
 from holdfast.adapters.langgraph.threads import Threads
 from holdfast.adapters.langgraph.twins import AsyncTwins
 from holdfast.adapters.langgraph.values import Values
@@ -195,6 +195,8 @@ class HoldfastSaver(AsyncTwins):
                 raise self._threads.gone(place) from exc
             header = self._put(place, checkpoint, stored)
         self._threads.stored(header)
+        if place.namespace:
+            hold(self._engine, header)
         self._after_put(header)
         return place.config(checkpoint["id"])
 

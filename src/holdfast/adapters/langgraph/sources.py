@@ -18,6 +18,7 @@ Ask: TypeAlias = Callable[[str, Sequence[Any]], Sequence[Sequence[Any]]]
 """Runs a statement with `?` for its values, and returns all rows."""
 
 EMPTY: Final = "empty"
+_POSTGRES: Final = ("postgresql", "postgres")
 
 
 class SourceWrite(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +170,7 @@ def open_source(url: str) -> Iterator[Source]:
         NotFound: there is no such file, or no tables of LangGraph in it.
     """
     scheme, _, path = url.partition(":")
-    if scheme in ("postgresql", "postgres"):
+    if scheme in _POSTGRES:
         with _postgres(url) as source:
             yield source
     elif scheme == "sqlite" and path:
@@ -182,6 +183,19 @@ def open_source(url: str) -> Iterator[Source]:
             f"no source {url!r}: use sqlite:PATH or postgresql://…, as LangGraph's savers were given",
             code="unknown_store_url",
         )
+
+
+def shown(url: str) -> str:
+    """The URL of a source without passwords: it is printed.
+
+    Raises:
+        InvalidInput: it is no URL of PostgreSQL, though it begins like one.
+    """
+    if url.partition(":")[0] not in _POSTGRES:
+        return url
+    from holdfast.storage.postgres.address import parse
+
+    return parse(url).url
 
 
 @contextmanager
@@ -207,11 +221,14 @@ def _sqlite(path: Path) -> Iterator[Source]:
 def _postgres(url: str) -> Iterator[Source]:
     try:
         import psycopg
+
+        from holdfast.storage.postgres.errors import is_lost
     except ImportError as exc:
         raise Unsupported(
             f"PostgreSQL needs a driver that is not installed ({exc}): pip install holdfast[postgres]",
             code="driver_missing",
         ) from exc
+    name = shown(url)
     try:
         with psycopg.connect(
             url, autocommit=True, options="-c default_transaction_read_only=on"
@@ -219,13 +236,13 @@ def _postgres(url: str) -> Iterator[Source]:
             tables = connection.execute(
                 "SELECT table_name FROM information_schema.tables WHERE table_schema = ANY (current_schemas(false))"
             ).fetchall()
-            _check_tables(tables, "checkpoint_writes", "the database")
+            _check_tables(tables, "checkpoint_writes", name)
             yield PostgresSource(
                 lambda sql, values: connection.execute(sql.replace("?", "%s"), list(values)).fetchall()
             )
     except psycopg.Error as exc:
         raise BackendUnavailable(
-            f"the source could not be read: {exc}", code="source_unreadable", retryable=False
+            f"{name} could not be read: {exc}", code="source_unreadable", retryable=is_lost(exc)
         ) from exc
 
 

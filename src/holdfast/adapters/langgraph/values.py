@@ -3,8 +3,12 @@
 Plain data, and what Holdfast's own tags hold (tuples, sets, bytes, times, integers of any size), is stored as it is.
 Any other object goes through LangGraph's serializer, and what that wrote is laid open (see `extensions`), so that a
 message reads as its fields instead of base64. Reading packs the same bytes again and hands them to the serializer,
-which alone decides which classes may be made. It is proven before anything is stored that the bytes come out the same,
-and that the value comes back equal.
+which alone decides which classes may be made. It is proven of every object before anything is stored that the bytes
+come out the same, and that it comes back equal. LangGraph's own small classes are stored by their fields (see
+`fields`).
+
+With another serializer every value goes through that one, as it is, or where that would not bring it back, as
+Holdfast's own bytes.
 """
 
 from __future__ import annotations
@@ -17,24 +21,29 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from holdfast.adapters.langgraph.extensions import MARK, open_msgpack, pack_msgpack
+from holdfast.adapters.langgraph.fields import fields_of, has_fields, is_node, node_of, object_of
 from holdfast.adapters.langgraph.memory import Line, Memory, is_message
+from holdfast.adapters.langgraph.sameness import difference
 from holdfast.codec import exact
 from holdfast.codec.exact import MAX_DEPTH
 from holdfast.codec.growing import LARGE_BYTES, Growing
 from holdfast.codec.refusal import ATOMS, Refusal, name_of, step_of
 from holdfast.engine import Engine, NewBody
 from holdfast.engine.writer import Shares
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Unsupported
 
 _MARK_IN_JSON: Final = b'"$serde"'
+_EXACT_BYTES: Final = "exact"
+"""The key of a node whose bytes, once the serializer read them, are a body of this encoding with one value."""
+
 _LEAVES: Final = ATOMS | {bytes, bytearray, datetime, date, time, timedelta, UUID, Decimal}
 _SEQUENCES: Final = frozenset({list, tuple, set, frozenset})
 _CONTAINERS: Final = _SEQUENCES | {dict}
 _EXACT: Final = _LEAVES | _CONTAINERS
-_HAS_FIELDS: Final = frozenset({dict, list})
 _MAX_LEVEL: Final = 1_000_000
 """More values side by side than this may be shared references that multiply: the walk with a path decides."""
 
@@ -49,13 +58,14 @@ class Packs(Protocol):
 
 
 class Values:
-    """Packs values for one serializer. Safe for threads: it remembers classes proven before, and the last values."""
+    """Packs values for one serializer. Safe for threads: it only remembers the last values."""
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self.serde = serde
         # Whoever brings another serializer, one that encrypts for example, wants every value to go through it.
         self._keeps_plain = type(serde) is JsonPlusSerializer
-        self._proven: set[type] = set()
+        # What encrypts writes other bytes each time: whether they are the same is seen before that.
+        self._plain_serde = serde.serde if isinstance(serde, EncryptedSerializer) else serde
         self._memory = Memory()
 
     # --- whole bodies
@@ -115,63 +125,63 @@ class Values:
         return content if encoding == exact.JSON else None
 
     def decode(self, encoding: str, content: bytes) -> Any:
-        """The values in a body."""
+        """The values in a body, by their names. A name may be the mark itself."""
         tree = exact.decode(encoding, content)
-        return self.unpack(tree) if _has_mark(content) else tree
+        if _has_mark(content):
+            return {name: self.unpack(value) for name, value in tree.items()}
+        return tree
 
     # --- packing
 
     def pack(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values with every object laid open; raises `Refusal` for what cannot be stored."""
-        walk = _Walk(self._open if self._keeps_plain else self._seal, whole=not self._keeps_plain)
-        return walk.channels(values)
+        if self._keeps_plain:
+            return _Walk(self._open).channels(values)
+        return {name: self._seal(name, value) for name, value in values.items()}
 
     def _open(self, value: object) -> Any:
         """One object as readable data."""
         if isinstance(value, BaseException):
             return repr(value)  # all that LangGraph keeps of an error
-        kind, data = self._dumps(value)
-        self._prove(value, kind, data)
+        kind, data = self._written(value)
         opened = open_msgpack(data) if kind == "msgpack" else None
-        return opened if opened is not None else {MARK: kind, "class": name_of(value), "bytes": bytes(data)}
+        return opened if opened is not None else {MARK: kind, "class": name_of(value), "bytes": data}
 
-    def _seal(self, value: object) -> Any:
-        """Any value as the serializer writes it."""
-        kind, data = self._dumps(value)
-        self._prove(value, kind, data)
-        return {MARK: kind, "bytes": bytes(data)}
-
-    def _dumps(self, value: object) -> tuple[str, bytes]:
+    def _seal(self, name: str, value: object) -> Any:
+        """Any value as the serializer writes it, or where that would not bring it back, as it writes exact bytes."""
         try:
-            return self.serde.dumps_typed(value)
-        except Exception as exc:  # serializers call foreign code, which raises anything
-            raise Refusal(f"is a {name_of(value)}, which cannot be stored: {exc}") from exc
+            kind, data = self._written(value)
+            return {MARK: kind, "bytes": data}
+        except Refusal:
+            encoding, content = exact.encode(_Walk(self._open).channels({name: value}))
+        kind, data = self._written(content)
+        return {MARK: kind, _EXACT_BYTES: encoding, "bytes": data}
+
+    def _written(self, value: object) -> tuple[str, bytes]:
+        """What the serializer writes for a value that it brings back equal."""
+        kind, data = _dumps(self.serde, value)
+        self._prove(value, kind, data)
+        return kind, bytes(data)
 
     def _prove(self, value: object, kind: str, data: bytes) -> None:
-        """Refuse an object that does not come back equal.
+        """Refuse an object that does not come back equal."""
+        try:
+            loaded = self.serde.loads_typed((kind, data))
+        except Exception as exc:  # serializers call foreign code, which raises anything
+            raise Refusal(f"is a {name_of(value)}, which cannot be read back: {exc}") from exc
+        if not self._is_same(loaded, value):
+            found = difference(value, loaded)
+            if found is not None:
+                raise found.refusal()
 
-        A class that was proven once needs no second proof for objects that hold nothing but plain data.
-        """
-        cls = type(value)
-        if cls in self._proven and _holds_plain_data(value):
-            return
-        loaded = self.serde.loads_typed((kind, data))
-        if not self._is_same(loaded, value, data):
-            raise Refusal(
-                f"is a {name_of(value)} and would come back as a different {name_of(loaded)}: "
-                f"allow its class with HoldfastSaver(…, allow=[{cls.__name__}]), or keep plain data there"
-            )
-        if type(loaded) is cls:
-            self._proven.add(cls)
-
-    def _is_same(self, loaded: object, value: object, data: bytes) -> bool:
+    def _is_same(self, loaded: object, value: object) -> bool:
         try:
             if type(value) is not type(loaded) or type(value).__eq__ is not object.__eq__:
                 return bool(loaded == value)
         except Exception:  # an array has no single answer, and foreign code may raise anything
             if type(loaded) is not type(value):
                 return False
-        return self._dumps(loaded)[1] == data
+        return _dumps(self._plain_serde, loaded) == _dumps(self._plain_serde, value)
 
     # --- unpacking
 
@@ -194,9 +204,32 @@ class Values:
 
     def _revive(self, node: dict[str, Any]) -> Any:
         kind = node[MARK]
-        if isinstance(kind, str):
-            return self.serde.loads_typed((kind, node["bytes"]))
-        return self.serde.loads_typed(("msgpack", pack_msgpack(node)))
+        if not isinstance(kind, str):
+            return self._loads("msgpack", pack_msgpack(node))
+        if is_node(node):
+            return object_of(node, self.unpack(node["value"]))
+        loaded = self._loads(kind, node["bytes"])
+        if _EXACT_BYTES not in node:
+            return loaded
+        (value,) = self.decode(node[_EXACT_BYTES], loaded).values()
+        return value
+
+    def _loads(self, kind: str, data: bytes) -> Any:
+        try:
+            return self.serde.loads_typed((kind, data))
+        except Exception as exc:  # serializers call foreign code, which raises anything
+            raise Unsupported(
+                f"this saver's serializer cannot read a value that was stored as {kind!r} ({exc}): "
+                "open the thread with the serializer it was written with, HoldfastSaver(…, serde=…)",
+                code="serializer_mismatch",
+            ) from exc
+
+
+def _dumps(serde: SerializerProtocol, value: object) -> tuple[str, bytes]:
+    try:
+        return serde.dumps_typed(value)
+    except Exception as exc:  # serializers call foreign code, which raises anything
+        raise Refusal(f"is a {name_of(value)}, which cannot be stored: {exc}") from exc
 
 
 def _has_mark(content: bytes) -> bool:
@@ -209,9 +242,8 @@ _UNFINISHED: Final = object()
 class _Walk:
     """One pass over values, replacing what `foreign` must take care of. Unchanged parts are not copied."""
 
-    def __init__(self, foreign: Callable[[object], Any], *, whole: bool) -> None:
+    def __init__(self, foreign: Callable[[object], Any]) -> None:
         self._foreign = foreign
-        self._whole = whole
         self._seen: dict[int, Any] = {}
 
     def channels(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -219,7 +251,7 @@ class _Walk:
         name: object = None
         try:
             for name, value in values.items():
-                packed[name] = self._foreign(value) if self._whole else self._value(value, 1)
+                packed[name] = self._value(value, 1)
         except Refusal as refusal:
             refusal.steps.append(step_of(name))
             raise
@@ -229,7 +261,7 @@ class _Walk:
         kind = type(value)
         if kind in _LEAVES:
             return value
-        if kind not in _CONTAINERS:
+        if kind not in _CONTAINERS and not has_fields(kind):
             return self._foreign(value)
         if depth > MAX_DEPTH:
             return value  # the encoding refuses it, and names the place
@@ -246,6 +278,8 @@ class _Walk:
             return self._dict(value, depth)
         if kind is list or kind is tuple:
             return self._items(value, kind, depth)
+        if has_fields(kind):
+            return node_of(kind, self._dict(fields_of(value), depth))
         return value if all(_is_exact(item) for item in value) else self._foreign(value)
 
     def _dict(self, value: dict[Any, Any], depth: int) -> Any:
@@ -305,35 +339,3 @@ def has_no_objects(root: Any) -> bool:
         if not level:
             return True
     return False
-
-
-def _holds_plain_data(value: object) -> bool:
-    """Whether all fields of an object are plain data, which the serializer is known to bring back."""
-    fields = getattr(value, "__dict__", None)
-    if fields is None:
-        return False
-    level: list[Any] = [fields, getattr(value, "__pydantic_extra__", None) or {}]
-    for _ in range(MAX_DEPTH):
-        below: list[Any] = []
-        for container in level:
-            if type(container) is dict:
-                if any(type(key) is not str for key in container):
-                    return False
-                below.extend(container.values())
-            else:
-                below.extend(container)
-        if not {type(item) for item in below} <= ATOMS | _HAS_FIELDS:
-            return False
-        if not all(_comes_back(item) for item in below):
-            return False
-        level = [item for item in below if type(item) in _HAS_FIELDS]
-        if not level:
-            return True
-    return False
-
-
-def _comes_back(value: Any) -> bool:
-    """False for NaN, which equals nothing, and text with lone surrogates, which msgpack replaces."""
-    if type(value) is str and not value.isascii():
-        return value.encode("utf-8", "replace") == value.encode("utf-8", "surrogatepass")
-    return type(value) is not float or value == value

@@ -8,6 +8,7 @@ value) is replaced by the next.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain, count
 from typing import Any, Final
 
 import msgspec
@@ -98,8 +99,9 @@ def document(
 def _named(indexed: Sequence[tuple[int, str, Any]]) -> dict[str, Any]:
     """The values under their channels, in order; the names only serve to say where a value cannot be stored."""
     named: dict[str, Any] = {}
-    for at, (_, channel, value) in enumerate(indexed):
-        named[channel if channel not in named else f"{channel} ({at})"] = value
+    for _, channel, value in indexed:
+        free = chain([channel], (f"{channel} ({number})" for number in count(len(named))))
+        named[next(name for name in free if name not in named)] = value
     return named
 
 
