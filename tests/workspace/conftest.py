@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast import config
 from tests.workspace.repositories import init
 
 
@@ -46,3 +47,11 @@ def repository(root: Path) -> Path:
 @pytest.fixture
 def run(store: holdfast.Store, root: Path) -> holdfast.Session:
     return store.session("run", profile="archive", workspace=root)
+
+
+@pytest.fixture
+def limited(url: str, root: Path, tmp_path: Path) -> Iterator[holdfast.Session]:
+    """A session that captures no file over 1,000 bytes."""
+    (tmp_path / "holdfast.yaml").write_text("workspace:\n  max_file_bytes: 1000\n")
+    with holdfast.open(url, config=config.load(cwd=tmp_path, environ={})) as store:
+        yield store.session("run", profile="archive", workspace=root)

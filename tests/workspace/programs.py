@@ -56,6 +56,28 @@ with holdfast.open(url) as store:
 """
 
 
+LOCKED = """
+import os, sys, tempfile, holdfast
+url, root = sys.argv[1:3]
+with tempfile.TemporaryDirectory() as warm, holdfast.open("memory:") as store:
+    run = store.session("run", workspace=warm)  # imports all that is needed, while it can be read
+    run.restore_files(run.save(1).id)
+os.setgid(65534)
+os.setuid(65534)
+with holdfast.open(url) as store:
+    run = store.session("run", profile="archive", workspace=root)
+    first = run.save(1)
+    open(root + "/f", "w").write("changed")
+    os.chmod(root + "/locked", 0)
+    run.save(2)
+    done = run.restore_files(first.id)
+    print([each.path for each in done.failures], [each.path for each in done.changes])
+    os.chmod(root + "/locked", 0o755)
+    done = run.undo_files()
+    print(done.is_complete, [each.path for each in done.changes], open(root + "/locked/q").read())
+"""
+
+
 def command(program: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", program, *arguments]
 

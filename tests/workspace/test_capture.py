@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.maintenance import reserve
+from holdfast.maintenance.metrics_file import metrics_path
 from holdfast.workspace import git_place, reading
 from holdfast.workspace.capture import Earlier, Limits, capture
 from holdfast.workspace.manifest import Manifest, body_after, body_of
@@ -296,6 +298,57 @@ def test_nested_repositories_submodules_and_worktrees(store: holdfast.Store, tmp
     assert paths(run) == [".gitignore", "i.log", "i.txt"]
 
 
+def test_what_a_submodule_tracks_is_captured_in_spite_of_rules(store: holdfast.Store, tmp_path: Path) -> None:
+    """Its own index tells, as that of the outer repository does for the rest, also where that of a submodule fails."""
+    inner = init(write_and(tmp_path / "inner", {".gitignore": "build/\n", "build/tracked": "x"}))
+    git(inner, "add", "-f", "build/tracked")
+    commit(inner)
+    outer = init(write_and(tmp_path / "outer", {"o.txt": ""}))
+    git(outer, "-c", "protocol.file.allow=always", "submodule", "-q", "add", str(inner), "module")
+    commit(outer)
+    write(outer, {"module/build/untracked": ""})
+    run = store.session("run")
+    run.save(1, workspace=outer)
+    assert paths(run) == [".gitmodules", "module/.gitignore", "module/build/tracked", "o.txt"]
+    write(outer, {"o.log": "", ".gitignore": "*.log\n", ".git/modules/module/index": "damaged"})
+    git(outer, "add", "-f", "o.log")
+    run.save(2, workspace=outer)
+    assert {"o.log", "o.txt", "module/.gitignore"} <= set(paths(run))
+
+
+@pytest.mark.parametrize("name", [b"sub\xff", b"new\nline", b"new\n\nline\n"])
+def test_a_workspace_below_a_folder_of_any_name(store: holdfast.Store, repository: Path, name: bytes) -> None:
+    """Its place in the repository is recorded, the rules hold, and patches name its files."""
+    folder = os.fsdecode(name)
+    write(repository, {f"{folder}/a": "1\n", f"{folder}/local.txt": "", ".git/info/exclude": "local.txt\n"})
+    commit(repository)
+    write(repository, {f"{folder}/a": "2\n", f"{folder}/b/c": "1\n"})
+    run = store.session("run")
+    run.save(1, workspace=repository / folder)
+    state = run.files().git
+    assert state is not None
+    assert (state.prefix, state.is_dirty) == (f"{folder}/", True)
+    assert paths(run) == ["a", "b/c"]
+    for patch in run.code_patches(workspace=repository / folder).patches:
+        if "/b/c" in patch:
+            (repository / folder / "b/c").unlink()
+            git(repository, "apply", "-", given=patch.encode("utf-8", "surrogateescape"))
+    assert (repository / folder / "b/c").read_text() == "1\n"
+
+
+def test_names_of_version_control_are_their_folders_only(run: holdfast.Session, root: Path) -> None:
+    """`.git` is left out in any case and as a file; the others exactly as they are spelled, and as folders."""
+    write(root, {"cvs/a": "", "Cvs/a": "", "x/CVS": "", "x/_darcs": "", "_Darcs/a": "", "y/.hg": ""})
+    write(root, {"CVS/a": "", ".hg/a": "", "_darcs/a": "", ".GIT/a": "", "z/.git": "gitdir: nowhere"})
+    before = tree_of(root)
+    header = run.save(1)
+    assert paths(run) == ["Cvs/a", "_Darcs/a", "cvs/a", "x/CVS", "x/_darcs", "y/.hg"]
+    for path in paths(run):
+        (root / path).unlink()
+    assert run.restore_files(header.id, force=True).is_complete
+    assert tree_of(root) == before
+
+
 def write_and(root: Path, files: dict[str, str | bytes]) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     write(root, files)
@@ -555,6 +608,49 @@ def test_the_store_in_the_tree_is_not_captured(root: Path) -> None:
         assert paths(run) == ["a", "runs.dbx"]
         assert set(reasons(run)) == {"app.db", "alias"}
         other.close()
+
+
+@pytest.mark.parametrize("layout", ["run", "workflow", "phase"])
+def test_a_store_of_files_that_is_the_workspace_is_left_alone(root: Path, layout: str) -> None:
+    """Its documents and its sidecar are no files of the project: a restore keeps the whole history."""
+    write(root, {"a": "one", "sub/checkpoints/mine": "", "sub/sessions/mine": ""})
+    with holdfast.open(f"files:{root}?layout={layout}") as store:
+        run = store.session("run", workspace=root, profile="archive")
+        first = run.save(1)
+        write(root, {"a": "two"})
+        run.save(2)
+        assert paths(run) == ["a", "sub/checkpoints/mine", "sub/sessions/mine"]
+        assert run.restore_files(first.id).is_complete
+        assert (root / "a").read_text() == "one"
+        assert [header.seq for header in run.history()] == [3, 2, 1]
+        assert store.verify().findings == ()
+
+
+def test_files_that_share_the_name_of_the_store_are_captured(root: Path) -> None:
+    """Only what the store makes is left out: the database, its log, its counts and its reserve."""
+    with holdfast.open(f"sqlite:{root / 'app'}") as store:
+        write(root, {"app.py": "", "app-notes.md": "", "app.d/f": "", "app-wal.txt": "", "sub/app": ""})
+        made = [metrics_path(store.url, data_folder=Path), reserve._file_of(store.url)]
+        for path in [*map(str, made), f"{made[0]}-journal", f"{root / 'app'}-journal"]:
+            Path(path).touch()
+        run = store.session("run", workspace=root)
+        run.save(1)
+        assert paths(run) == ["app-notes.md", "app-wal.txt", "app.d/f", "app.py", "sub/app"]
+        assert not run.files().skipped
+
+
+def test_a_store_behind_a_link_is_not_captured(root: Path, tmp_path: Path) -> None:
+    """Neither the database where it is, nor what lies beside the link to it."""
+    write(root, {"real/a": ""})
+    (root / "runs.db").symlink_to("real/store.db")
+    with holdfast.open(f"sqlite:{root / 'real' / 'store.db'}"):
+        pass
+    with holdfast.open(f"sqlite:{root / 'runs.db'}") as store:
+        run = store.session("run", workspace=root)
+        run.save(1)
+        (root / "runs.db.metrics").touch()
+        run.save(2)
+        assert paths(run) == ["real/a"]
 
 
 def test_a_link_that_leads_out_is_captured_as_a_link(

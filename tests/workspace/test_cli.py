@@ -71,6 +71,39 @@ def test_diff_against_the_live_tree(cli: Cli, work: Path) -> None:
     assert cli("diff", "k", "--files").code == 2
 
 
+def test_diff_of_files_up_to_a_checkpoint(cli: Cli, work: Path) -> None:
+    """Without --from it begins at the checkpoint with files before --to; the first has none before it."""
+    write(work, {"a.py": "three\n"})
+    assert cli.here("save", "k", "--state", "2").code == 0
+    assert cli.here("save", "k", "--state", "3", "--workspace", str(work)).code == 0
+    last = cli.here("diff", "k", "--files", "--to", "#4", "--json").json
+    assert (last["older"]["seq"], last["newer"]["seq"]) == (2, 4)
+    assert "to   #2" in cli.here("diff", "k", "--files", "--to", "#2").out
+    first = cli.here("diff", "k", "--files", "--to", "#1", "--json")
+    assert (first.code, first.error["code"]) == (3, "files_not_captured")
+
+
+def test_diff_of_files_takes_no_limit(cli: Cli) -> None:
+    """Every file is listed, so a limit that would not hold is refused."""
+    assert cli.here("diff", "k", "#1", "#2", "--files", "--limit", "1").code == 2
+
+
+def test_diff_tells_what_one_side_did_not_capture(cli: Cli, work: Path) -> None:
+    """Also where the other side has nothing at that path; what neither captured is no difference."""
+    os.mkfifo(work / "pipe")
+    (work / "deep").mkdir()
+    os.mkfifo(work / "deep/pipe")
+    assert cli.here("save", "k", "--state", "2", "--workspace", str(work)).code == 0
+    assert cli.here("diff", "k", "#2", "#3", "--files", "--json").json["unknown"] == ["deep/pipe", "pipe"]
+    shown = cli.here("diff", "k", "#2", "#3", "--files").out
+    assert "? pipe (one of the two did not capture it)" in shown
+    (work / "deep/pipe").unlink()
+    (work / "deep/pipe").write_text("now a file")
+    assert cli.here("save", "k", "--state", "3", "--workspace", str(work)).code == 0
+    assert cli.here("diff", "k", "#3", "#4", "--files", "--json").json["unknown"] == ["deep/pipe"]
+    assert cli.here("diff", "k", "#2", "#4", "--files", "--json").json["unknown"] == ["pipe"]
+
+
 def test_restore_previews_restores_and_undoes(cli: Cli, work: Path) -> None:
     """The safety checkpoint is named, and plain --undo knows that files came last."""
     before = tree_of(work)

@@ -96,6 +96,26 @@ def test_a_recovery_point_rebuilds_the_tree_elsewhere(
     assert _as_git_has(tree_of(by_script)) == wanted
 
 
+def test_patches_bring_the_files_of_submodules(store: holdfast.Store, tmp_path: Path) -> None:
+    """They apply to a clone without submodules, and the text says so."""
+    inner, outer = tmp_path / "inner", tmp_path / "outer"
+    write(inner, {"i": "1\n"})
+    write(outer, {"o": "1\n"})
+    commit(init(inner))
+    init(outer)
+    git(outer, "-c", "protocol.file.allow=always", "submodule", "-q", "add", str(inner), "module")
+    commit(outer)
+    write(outer, {"module/i": "2\n", "o": "2\n"})
+    run = store.session("run")
+    run.save(1, workspace=outer)
+    point = run.recovery_point(workspace=outer)
+    assert "apply 2 patches at the top of a clone without submodules" in point.as_text()
+    clone = _clone(outer, tmp_path / "clone")
+    script = "holdfast() { :; }\n" + point.as_script()
+    subprocess.run(["/bin/sh", "-c", script], cwd=clone, env=ENVIRON, check=True, capture_output=True)
+    assert (clone / "module/i").read_text() == (clone / "o").read_text() == "2\n"
+
+
 def _clone(repository: Path, place: Path) -> Path:
     git(repository, "clone", "-q", str(repository), str(place))
     return place
@@ -138,6 +158,45 @@ def test_a_subfolder_gives_patches_for_the_top(store: holdfast.Store, repository
     run.save(1, workspace=repository / "app")
     (patch,) = run.code_patches(workspace=repository / "app").patches
     assert patch.startswith("diff --git a/app/a b/app/a\n")
+
+
+def test_no_patch_removes_what_a_rule_leaves_out(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tracked file that was left out nothing is known; one that is gone is removed all the same."""
+    write(
+        repository, {"big.bin": "keep", "a": "1", "data/x/f": "keep", "gone": "", "gone.bin": "", "log": ""}
+    )
+    write(repository, {"holdfast.yaml": "workspace:\n  ignore: [log]\n"})
+    monkeypatch.chdir(repository)
+    with holdfast.open("files:runs") as store:
+        store.session("other").save(1)
+        commit(repository)
+        write(repository, {".holdfastignore": "*.bin\ndata/\n"})
+        (repository / "gone").unlink()
+        (repository / "gone.bin").unlink()
+        run = store.session("run", workspace=repository)
+        run.save(1)
+        removed = [patch for patch in run.code_patches().patches if "deleted file" in patch]
+    assert [patch.split()[2] for patch in removed] == ["a/gone", "a/gone.bin"]
+
+
+def test_no_patch_removes_what_is_not_checked_out(run: holdfast.Session, repository: Path) -> None:
+    """In a sparse checkout a file that is not there was not removed by anybody."""
+    write(repository, {"app/a": "1\n", "app/gone": "", "app/gone too": "", "far/b": "", "far/deep/c": ""})
+    write(repository, {"top": "1\n", "app/inner/d": ""})
+    commit(repository)
+    git(repository, "sparse-checkout", "set", "--no-cone", "/app/", "!/app/inner/")
+    assert not (repository / "far").exists()
+    (repository / "app/gone").unlink()
+    git(repository, "rm", "-q", "app/gone too")
+    write(repository, {"app/a": "2\n"})
+    run.save(1)
+    names = [patch.split(" ", 2)[2].partition(" b/")[0] for patch in run.code_patches().patches]
+    assert names == ["a/app/gone", "a/app/gone too", "a/app/a"]
+    manifest = run.files().manifest
+    assert manifest.left_out == ("app/inner/", "far/", "top")
+    git(repository, "sparse-checkout", "disable")
+    run.save(2)
+    assert run.files().manifest.left_out == ()
 
 
 def test_a_commit_that_is_not_there_is_told(run: holdfast.Session, repository: Path, tmp_path: Path) -> None:

@@ -251,6 +251,20 @@ def test_a_directory_with_other_files_is_not_replaced(run: holdfast.Session, roo
     assert (root / "b").read_text() == "1"
 
 
+def test_empty_directories_give_way_to_a_file(run: holdfast.Session, root: Path) -> None:
+    """They are in no capture, so nothing is lost; a link among them is something."""
+    write(root, {"x": "file"})
+    first = run.save(1)
+    (root / "x").unlink()
+    write(root, {"x/full/z": "z"})
+    (root / "x/empty/deep").mkdir(parents=True)
+    second = run.save(2)
+    assert run.restore_files(first.id).is_complete
+    assert (root / "x").read_text() == "file"
+    assert run.restore_files(second.id).is_complete
+    assert sorted(tree_of(root)) == ["x/full/z"]
+
+
 def test_a_link_in_place_of_a_directory_is_not_followed(run: holdfast.Session, root: Path) -> None:
     """An ignored link stays, what should go behind it is reported, and outside nothing appears."""
     write(root, {"d/f": "1", "b": "1"})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -15,6 +16,7 @@ import msgspec
 from holdfast.config import Settings
 from holdfast.engine import Engine, Pending, Save
 from holdfast.errors import InvalidInput, NotFound
+from holdfast.history import refs
 from holdfast.model import Header
 from holdfast.model import Session as SessionInfo
 from holdfast.workspace import background
@@ -88,11 +90,17 @@ class Files:
 
         return CapturedFiles(self._engine, header)
 
-    def latest(self, info: SessionInfo) -> Header:
-        """The newest checkpoint of the current line that has files."""
-        from holdfast.workspace.known import latest_capture
+    def header(self, info: SessionInfo, ref: refs.Ref, zone: tzinfo) -> Header:
+        """The checkpoint that a ref means where files are asked for.
 
-        return latest_capture(self._engine, info)
+        `latest` is the newest of the current line that has files. It is never the one that a restore of files took for
+        safety, nor do `latest~2` and `step-5` count those: repeating a restore means the same checkpoint again.
+        """
+        from holdfast.workspace.known import is_safety, latest_capture
+
+        if ref == refs.Back(0):
+            return latest_capture(self._engine, info)
+        return refs.resolve(self._engine, info, ref, zone=zone, passing_over=is_safety)
 
     def compare(
         self, older: Header, newer: Header | None, *, paths: Iterable[str], workspace: Workspace
@@ -107,14 +115,16 @@ class Files:
             after = look_at(self._engine, self._uid, root, limits=self._limits).manifest
         else:
             after = load_manifest(self._engine, newer)
-        return msgspec.structs.replace(compare_files(before, after, PathFilter(paths)), live_root=root)
+        return msgspec.structs.replace(
+            compare_files(before, after, PathFilter(_all_of(paths))), live_root=root
+        )
 
     def patches(self, header: Header, workspace: Workspace) -> CommitPatches:
         from holdfast.workspace.known import load_manifest
         from holdfast.workspace.patches import commit_patches
 
         manifest = load_manifest(self._engine, header)
-        return commit_patches(self._engine, manifest, self._live_root(workspace, manifest.root))
+        return commit_patches(self._engine, manifest, self._repository(workspace, manifest.root))
 
     def code_at(self, header: Header, workspace: Workspace = None) -> CodeAt:
         """What leads a person to the files of a checkpoint; empty where it has none, or they are in no repository.
@@ -128,7 +138,7 @@ class Files:
         if manifest is None or manifest.git is None:
             return CodeAt()
         try:
-            root = self._live_root(workspace, manifest.root)
+            root = self._repository(workspace, manifest.root)
             found = commit_patches(self._engine, manifest, root, max_bytes=MAX_PATCH_BYTES)
             if found.is_complete:
                 return CodeAt(found.commit, found.patches)
@@ -159,6 +169,7 @@ class Files:
         from holdfast.workspace.restore import restore_files
 
         background.settle(self._engine)
+        paths = _all_of(paths)
         root = self._live_root(workspace, load_manifest(self._engine, header).root)
         return restore_files(
             self._engine, header, root, paths=paths, limits=self._limits, dry_run=dry_run, force=force
@@ -170,7 +181,7 @@ class Files:
 
         background.settle(self._engine)
         header, paths = last_safety(self._engine, info)
-        root = self._live_root(workspace, load_manifest(self._engine, header).root)
+        root = self._restored_root(workspace, load_manifest(self._engine, header).root)
         return restore_files(
             self._engine, header, root, paths=paths, limits=self._limits, dry_run=dry_run, force=force
         )
@@ -178,18 +189,33 @@ class Files:
     # --- which tree, and how much of it
 
     def _live_root(self, given: Workspace, recorded: str) -> str:
-        """The tree to compare with or to write to. Stored bytes alone never name it (V10)."""
+        """The tree to compare with or to write to. Stored bytes alone never name it (V10).
+
+        The session's own one takes also the files of a tree that is gone: it may have been moved. Files of another one
+        that is still there are not meant for it.
+        """
+        if given in (None, False) and self._default is not None and not Path(recorded).is_dir():
+            return self._default
+        return self._restored_root(given, recorded)
+
+    def _repository(self, given: Workspace, recorded: str) -> str:
+        """Where a commit is looked up. The session's own tree may be any clone that has it."""
+        return self._default if given is None and self._default else self._restored_root(given, recorded)
+
+    def _restored_root(self, given: Workspace, recorded: str) -> str:
+        """The tree that is named, or else the recorded one, if the session or the current directory stands for it."""
         if given not in (None, True, False):
             return root_of(given)
-        if self._default is not None:
-            return self._default
-        here = root_of(Path.cwd())
         if given is True:
-            return here
+            return self._default or root_of(Path.cwd())
+        if recorded == self._default:
+            return recorded
+        here = root_of(Path.cwd())
         if here == recorded or here.startswith(recorded.rstrip("/") + "/"):
             return recorded
+        own = "" if self._default is None else f" the session's workspace is {self._default!r},"
         raise InvalidInput(
-            f"these are files of {recorded!r}, and the current directory is not in there: "
+            f"these are files of {recorded!r},{own} and the current directory is not in there: "
             "name the workspace that is meant",
             code="workspace_not_named",
         )
@@ -205,6 +231,11 @@ class Files:
             max_total_bytes=self._settings["workspace.max_total_bytes"],
             ignore=tuple(self._settings["workspace.ignore"] or ()),
         )
+
+
+def _all_of(paths: Iterable[str]) -> Iterable[str]:
+    """The paths that are meant: a single text is one, not its letters."""
+    return (paths,) if isinstance(paths, str) else paths
 
 
 def root_of(directory: Workspace) -> str:

@@ -208,10 +208,10 @@ class Session:
 
     def header(self, ref: str | int | datetime) -> Header:
         """The verified header a ref names, without its bodies."""
-        zone = self._zone
-        return refs.resolve(
-            self._engine, self.info, ref_of(ref, now_us=self._engine.clock(), zone=zone), zone=zone
-        )
+        return refs.resolve(self._engine, self.info, self._ref(ref), zone=self._zone)
+
+    def _ref(self, ref: str | int | datetime) -> refs.Ref:
+        return ref_of(ref, now_us=self._engine.clock(), zone=self._zone)
 
     @property
     def _zone(self) -> tzinfo:
@@ -368,8 +368,9 @@ class Session:
     ) -> Recorder:
         """A recorder for an agent loop: it takes a snapshot at every boundary that matters, and a heartbeat.
 
-        `state` returns what to save; without it, `update` sets that. `has_artifact` tells whether what a step needs
-        is there. The timers are those of the settings unless given; `wait` replaces waiting, for tests.
+        `state` returns what to save; without it, `update` sets that, and until then the latest state is saved again.
+        `has_artifact` tells whether what a step needs is there. The timers are those of the settings unless given;
+        `wait` replaces waiting, for tests.
         """
         settings = configuration.load(cwd=None, environ={}) if self._settings is None else self._settings
         every, window = settings["recorder.heartbeat_seconds"], settings["recorder.coalesce_seconds"]
@@ -519,6 +520,8 @@ class Session:
     def files(self, ref: str | int | datetime = "latest") -> CapturedFiles:
         """The files that a checkpoint holds; for `latest` those of the newest one that holds any.
 
+        Here and wherever files are asked for, safety checkpoints do not count in `latest`, `latest~2` and `step-5`.
+
         Raises:
             NotFound: it was saved without (`files_not_captured`).
         """
@@ -566,10 +569,11 @@ class Session:
     def undo_files(
         self, *, workspace: Workspace = None, dry_run: bool = False, force: bool = False
     ) -> FilesRestored:
-        """Take the last restore of files back; undoing twice is doing it again.
+        """Take the last restore of files back, in the tree that was restored; undoing twice is doing it again.
 
         Raises:
             NotFound: there was none (`nothing_to_undo`).
+            InvalidInput: it is not clear that this tree is meant (`workspace_not_named`).
             Conflict: files changed since (`files_changed`).
         """
         return self._files.undo(self.info, workspace=workspace, dry_run=dry_run, force=force)
@@ -594,7 +598,7 @@ class Session:
         return self._files.patches(self._header_with_files(ref), workspace)
 
     def _header_with_files(self, ref: str | int | datetime) -> Header:
-        return self._files.latest(self.info) if ref == "latest" else self.header(ref)
+        return self._files.header(self.info, self._ref(ref), self._zone)
 
     # --- connected parts
 

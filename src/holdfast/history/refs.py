@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, tzinfo
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -79,6 +79,7 @@ class Moment(msgspec.Struct, frozen=True):
     tag: str | None = None
 
 
+Predicate: TypeAlias = Callable[[Header], bool]
 Ref = Back | Before | Newest | Seq | Step | Tag | OnBranch | Id | Moment
 
 _BACK: Final = re.compile(r"latest(?:~(\d{1,9}))?", re.ASCII)
@@ -121,11 +122,14 @@ def parse(text: str, *, now_us: int, zone: tzinfo = UTC) -> Ref:
     )
 
 
-def resolve(engine: Engine, session: Session, ref: Ref, *, zone: tzinfo = UTC) -> Header:
+def resolve(
+    engine: Engine, session: Session, ref: Ref, *, zone: tzinfo = UTC, passing_over: Predicate | None = None
+) -> Header:
     """The verified header that a ref names in a session.
 
     By step, tag and time the newest that verifies is found, by anything else exactly one. A time beyond now is
-    noted in the log. Messages name times in `zone`.
+    noted in the log. Messages name times in `zone`. What `passing_over` says is no checkpoint of the current line to
+    `latest`, `latest~2` and `step-5`.
 
     Raises:
         NotFound: there is none; the message says what is near.
@@ -136,24 +140,26 @@ def resolve(engine: Engine, session: Session, ref: Ref, *, zone: tzinfo = UTC) -
         log.warning(
             "%s is in the future: the newest checkpoint so far is taken", times.written(ref.time_us, zone)
         )
-    header = find(engine, session, ref, zone=zone)
+    header = find(engine, session, ref, zone=zone, passing_over=passing_over)
     if header is None:
-        raise _not_found(engine, session, ref, zone)
+        raise _not_found(engine, session, ref, zone, passing_over)
     return header
 
 
-def find(engine: Engine, session: Session, ref: Ref, *, zone: tzinfo = UTC) -> Header | None:
+def find(
+    engine: Engine, session: Session, ref: Ref, *, zone: tzinfo = UTC, passing_over: Predicate | None = None
+) -> Header | None:
     """As `resolve`, but None when there is none, and nothing is noted."""
     match ref:
         case Step() | Tag() | Moment():
-            found = map(_intact, _matches(engine, session, ref))
+            found = map(_intact, _matches(engine, session, ref, passing_over))
             return next((header for header in found if header is not None and _is_match(header, ref)), None)
         case Id(text):
-            rows = list(islice(_matches(engine, session, ref), hints.MOST_IDS + 1))
+            rows = list(islice(_matches(engine, session, ref, passing_over), hints.MOST_IDS + 1))
             if len(rows) > 1:
                 raise hints.ambiguous(text, rows, zone)
         case _:
-            rows = list(islice(_matches(engine, session, ref), 1))
+            rows = list(islice(_matches(engine, session, ref, passing_over), 1))
     return reader.verified(rows[0]) if rows else None
 
 
@@ -182,12 +188,14 @@ def describe(ref: Ref, zone: tzinfo = UTC) -> str:
 # --- finding
 
 
-def _matches(engine: Engine, session: Session, ref: Ref) -> Iterator[HeaderRow]:
+def _matches(
+    engine: Engine, session: Session, ref: Ref, passing_over: Predicate | None
+) -> Iterator[HeaderRow]:
     """Rows that may be meant, those to take first. Their columns match; their headers may be damaged."""
     backend, query = engine.backend, HeaderQuery(session=session.uid)
     match ref:
         case Back(count):
-            return islice(reader.line_of(backend, session, session.branch), count, None)
+            return islice(_line(engine, session, passing_over), count, None)
         case Before():
             head = _head_before(engine, session)
             return backend.headers(msgspec.structs.replace(query, ids=(head,))) if head else iter(())
@@ -198,7 +206,7 @@ def _matches(engine: Engine, session: Session, ref: Ref) -> Iterator[HeaderRow]:
         case Seq(number):
             return backend.headers(msgspec.structs.replace(query, min_seq=number, max_seq=number))
         case Step(number):
-            return reader.line_of(backend, session, session.branch, matching=HeaderQuery(step=number))
+            return _line(engine, session, passing_over, HeaderQuery(step=number))
         case Tag(name):
             return reader.line_of(backend, session, session.branch, matching=HeaderQuery(tag=name))
         case OnBranch(name):
@@ -208,6 +216,16 @@ def _matches(engine: Engine, session: Session, ref: Ref) -> Iterator[HeaderRow]:
         case Moment(time_us, tag):
             matching = HeaderQuery(until_us=time_us, tag=tag)
             return reader.line_of(backend, session, session.branch, matching=matching)
+
+
+def _line(
+    engine: Engine, session: Session, passing_over: Predicate | None, matching: HeaderQuery | None = None
+) -> Iterator[HeaderRow]:
+    rows = reader.line_of(engine.backend, session, session.branch, matching=matching)
+    if passing_over is None:
+        return rows
+    # A damaged one counts: nothing is known of it.
+    return (row for row in rows if (header := _intact(row)) is None or not passing_over(header))
 
 
 def _is_match(header: Header, ref: Step | Tag | Moment) -> bool:
@@ -242,23 +260,25 @@ def _head_before(engine: Engine, session: Session) -> str | None:
 # --- not finding
 
 
-def _not_found(engine: Engine, session: Session, ref: Ref, zone: tzinfo) -> NotFound:
+def _not_found(
+    engine: Engine, session: Session, ref: Ref, zone: tzinfo, passing_over: Predicate | None
+) -> NotFound:
     what = f"session {session.key!r} has no checkpoint"
     code = "checkpoint_not_found"
     if next(engine.backend.headers(HeaderQuery(session=session.uid, limit=1)), None) is None:
         text = f"{what} yet" if session.last_seq == 0 else f"{what} any more"
     else:
-        near = _near(engine, session, ref, zone)
+        near = _near(engine, session, ref, zone, passing_over)
         text = f"{what} {describe(ref, zone)}{near and f': {near}'}"
     if isinstance(ref, OnBranch) and engine.backend.branch(session.uid, ref.name) is None:
         code = "branch_not_found"
     return NotFound(text, code=code, session=session.key)
 
 
-def _near(engine: Engine, session: Session, ref: Ref, zone: tzinfo) -> str:
+def _near(engine: Engine, session: Session, ref: Ref, zone: tzinfo, passing_over: Predicate | None) -> str:
     match ref:
         case Back():
-            return hints.length(engine, session)
+            return hints.length(session, sum(1 for _ in _line(engine, session, passing_over)))
         case Before() if _last_switch(engine, session) is None:
             return "it was never restored or switched to another branch"
         case Before():

@@ -132,7 +132,8 @@ def _text(point: RecoveryPoint) -> str:
 def _described(step: RecoveryStep) -> list[str]:
     match step:
         case RestoreCodeState():
-            patches = f", then apply {len(step.patches)} patches at its top" if step.patches else ""
+            where = "at the top of a clone without submodules"
+            patches = f", then apply {len(step.patches)} patches {where}" if step.patches else ""
             return [f"Check out commit {step.commit_hash or '(unknown)'}{patches}"]
         case RestoreEnvironment():
             return ["Set the environment:", *(f"{name}={value}" for name, value in step.env_vars.items())]
@@ -157,7 +158,7 @@ def _shell(step: RecoveryStep) -> list[str]:
     match step:
         case RestoreCodeState():
             return [
-                "# at the top of a clone of the repository",
+                "# at the top of a clone of the repository, without its submodules: patches bring their files",
                 *([f"git checkout --detach {shlex.quote(step.commit_hash)}"] if step.commit_hash else []),
                 *(f"printf '%s' {shlex.quote(patch)} | git apply" for patch in step.patches),
             ]

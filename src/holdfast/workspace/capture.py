@@ -15,7 +15,6 @@ import msgspec
 from holdfast.codec.patch import DEFAULT_CEILING_BYTES
 from holdfast.engine import Engine
 from holdfast.storage.port import Blob
-from holdfast.storage.urls import database_file, directory_of
 from holdfast.workspace.contents import Reader
 from holdfast.workspace.git import Git, Repository
 from holdfast.workspace.ignore import OWN_IGNORE, Rules, first_rules, own_rules
@@ -30,6 +29,7 @@ from holdfast.workspace.looks import (
 )
 from holdfast.workspace.manifest import UNSEEN, Entry, Manifest, Skipped
 from holdfast.workspace.names import is_safe, parents
+from holdfast.workspace.own_files import own_files
 from holdfast.workspace.scan import Scan, content_of, opened_root
 
 
@@ -118,13 +118,17 @@ def capture(
     try:
         with opened_root(root) as descriptor:
             scan = Scan(
-                _is_store(engine, root),
+                own_files(engine.backend.url, root).__contains__,
                 known=before.folders,
                 on_left_out=None if repository is None else repository.ask_for_tracked,
             )
             scan.tree(descriptor, _rules(repository, limits))
+            left_out: list[str] = []
+            if repository is not None:
+                left_out += repository.not_checked_out()
             if repository is not None and scan.left_out:
-                _add_tracked(scan, descriptor, repository.tracked(), own_rules(limits.ignore))
+                tracked = repository.tracked.paths
+                left_out += _add_tracked(scan, descriptor, tracked, own_rules(limits.ignore))
             absent = [path for path in sorted(set(also)) if not scan.path(descriptor, path)]
             over = _over_the_caps(scan, limits, frozenset(also))
             reader = Reader(
@@ -142,6 +146,7 @@ def capture(
         git=git,
         skipped=tuple(sorted(scan.skipped, key=lambda each: each.path)),
         absent=tuple(absent),
+        left_out=tuple(sorted(set(left_out))),
         entries=merged,
     )
     return Captured(
@@ -194,40 +199,34 @@ def _rules(repository: Repository | None, limits: Limits) -> Rules:
     return first_rules(limits.ignore, above=repository.above, everywhere=repository.everywhere)
 
 
-def _is_store(engine: Engine, root: str) -> Callable[[str], bool] | None:
-    """Tells which paths belong to the store, where that lies in the tree."""
-    file, directory = database_file(engine.backend.url), directory_of(engine.backend.url)
-    own = file if file is not None else directory
-    place = None if own is None else os.path.relpath(os.path.realpath(own), root)
-    if place is None or place == "." or place.startswith("../"):
-        return None
-    if file is None:
-        return lambda path: path == place
-    return lambda path: path.startswith(place) and path[len(place) : len(place) + 1] in ("", "-", ".")
-
-
-def _add_tracked(scan: Scan, root: int, tracked: Iterable[str], rules: Rules) -> None:
-    """Add what git tracks of what a rule leaves out: it belongs to the project."""
-    known = {"": rules.within("", own=content_of(root, OWN_IGNORE))}
+def _add_tracked(scan: Scan, root: int, tracked: Iterable[str], rules: Rules) -> set[str]:
+    """Add what git tracks of what a rule leaves out: it belongs to the project. What our own rules leave out of it."""
+    known, left_out = {"": rules.within("", own=content_of(root, OWN_IGNORE))}, set()
     for path in tracked:
         if path in scan.left_out or any(above in scan.left_out for above in parents(path)):
             is_ours = any(scan.is_excluded(each) for each in (path, *parents(path)))
-            if is_safe(path) and not is_ours and not _is_left_out(root, path, known):
+            if not is_safe(path) or is_ours:
+                continue
+            top = _left_out_by(root, path, known)
+            if top is None:
                 scan.path(root, path)
+            else:
+                left_out.add(top)
+    return left_out
 
 
-def _is_left_out(root: int, path: str, known: dict[str, Rules]) -> bool:
-    """Whether a `.holdfastignore` leaves out a path, or a directory above it."""
+def _left_out_by(root: int, path: str, known: dict[str, Rules]) -> str | None:
+    """The path, or the directory above it with a slash at its end, that a `.holdfastignore` leaves out."""
     rules, above = known[""], ""
     for step in [*reversed(list(parents(path))), path]:
         if rules.is_ignored(step, step.rpartition("/")[2], is_directory=step != path):
-            return True
+            return step if step == path else f"{step}/"
         if step != path:
             above = step
             if above not in known:
                 known[above] = rules.within(above, own=content_of(root, f"{above}/{OWN_IGNORE}"))
             rules = known[above]
-    return False
+    return None
 
 
 def _over_the_caps(scan: Scan, limits: Limits, exempt: frozenset[str]) -> list[str]:

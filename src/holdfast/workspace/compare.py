@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -54,7 +55,7 @@ def compare_files(older: Manifest, newer: Manifest, wanted: PathFilter | None = 
     before, after = older.by_path(), newer.by_path()
     unknown = SkippedPaths(older, newer)
     changes: list[FileChange] = []
-    missed: list[str] = []
+    missed = [path for path in _skipped_once(older, newer) if wanted is None or path in wanted]
     for path in sorted(before.keys() | after.keys()):
         if wanted is not None and path not in wanted:
             continue
@@ -63,7 +64,17 @@ def compare_files(older: Manifest, newer: Manifest, wanted: PathFilter | None = 
             missed.append(path)
         elif (change := change_of(path, old, new)) is not None:
             changes.append(change)
-    return FileComparison(tuple(changes), tuple(missed))
+    return FileComparison(tuple(changes), tuple(sorted(missed)))
+
+
+def _skipped_once(older: Manifest, newer: Manifest) -> set[str]:
+    """What one tree skipped and the other does not have at all: perhaps it is new, perhaps it went."""
+    sides = [{each.path for each in manifest.skipped} for manifest in (older, newer)]
+    once = sides[0] ^ sides[1]
+    if not once:
+        return once
+    entries = {entry.path for manifest in (older, newer) for entry in manifest.entries}
+    return once - entries - {f"{above}/" for path in entries for above in parents(path)}
 
 
 def change_of(path: str, old: Entry | None, new: Entry | None) -> FileChange | None:
@@ -81,8 +92,8 @@ def change_of(path: str, old: Entry | None, new: Entry | None) -> FileChange | N
 class SkippedPaths:
     """What captures say they skipped, with everything below a directory: it is never judged by its absence."""
 
-    def __init__(self, *manifests: Manifest) -> None:
-        self._paths = {each.path for manifest in manifests for each in manifest.skipped}
+    def __init__(self, *manifests: Manifest, more: Iterable[str] = ()) -> None:
+        self._paths = {*more, *(each.path for manifest in manifests for each in manifest.skipped)}
 
     def __contains__(self, path: str) -> bool:
         return path in self._paths or any(above + "/" in self._paths for above in parents(path))

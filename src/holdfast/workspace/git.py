@@ -12,8 +12,9 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.workspace.git_place import (
     ENVIRON,
@@ -27,6 +28,7 @@ from holdfast.workspace.git_place import (
 )
 from holdfast.workspace.ignore import GIT_IGNORE, Outside
 from holdfast.workspace.manifest import GitState
+from holdfast.workspace.names import parents
 
 if TYPE_CHECKING:
     import subprocess
@@ -51,6 +53,9 @@ _OFF: Final = (
     "maintenance.auto=false",
     "protocol.allow=never",
 )
+_LIST_TRACKED: Final = ("ls-files", "-t", "-z", "--cached")
+_NEXT: Final = "--holdfast-next"
+"""A word that `rev-parse` does not know and repeats: between paths, which may have line ends in them."""
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -139,20 +144,23 @@ class Git:
             return None
         self._without = place.without
         if top and place.prefix and self.call("check-ignore", "--quiet", ".").output() is not None:
-            return Repository(
-                self, place.prefix
-            )  # the root was named on purpose: rules from above do not hold
+            # The root was named on purpose: rules from above do not hold.
+            return Repository(self, place.prefix, is_sparse=place.is_sparse)
         above = tuple(_above(Path(self.root), place.prefix))
-        return Repository(self, place.prefix, above, tuple(_outside(place.excludes, place.prefix)))
+        everywhere = tuple(_outside(place.excludes, place.prefix))
+        return Repository(self, place.prefix, above, everywhere, is_sparse=place.is_sparse)
 
     def _place(self, spots: Sequence[Path]) -> Place | None:
         began_ns = time.time_ns()
-        where = self.call("rev-parse", "--show-prefix", "--git-path", "info/exclude", "--git-dir")
+        where = self.call(
+            "rev-parse", "--show-prefix", _NEXT, "--git-path", "info/exclude", _NEXT, "--git-dir"
+        )
         config = self.call("config", "--null", "--show-origin", "--list")
-        lines, settings = (where.output() or b"").split(b"\n"), Settings(config.output() or b"")
-        if len(lines) < 3:
+        answers = (where.output() or b"").split(f"\n{_NEXT}\n".encode())
+        settings = Settings(config.output() or b"")
+        if len(answers) != 3:
             return None
-        prefix, exclude, folder = map(os.fsdecode, lines[:3])
+        prefix, exclude, folder = (os.fsdecode(each.removesuffix(b"\n")) for each in answers)
         chosen = os.fsdecode(settings.values.get("core.excludesfile", b""))
         files = [
             *spots,
@@ -162,6 +170,7 @@ class Git:
         ]
         return Place(
             prefix=prefix,
+            is_sparse=settings.is_sparse,
             excludes=(
                 Path(self.root, exclude),
                 Path(chosen).expanduser() if chosen else default_excludes(self._environ),
@@ -172,11 +181,35 @@ class Git:
         )
 
 
+class Tracked(NamedTuple):
+    """What git tracks below a root, and which of that is not to be in the tree."""
+
+    paths: list[str]
+    not_checked_out: frozenset[str]
+
+
+def _gathered(tracked: Tracked) -> list[str]:
+    there = {
+        above for path in tracked.paths if path not in tracked.not_checked_out for above in parents(path)
+    }
+    found = set()
+    for path in tracked.not_checked_out:
+        top = next((f"{above}/" for above in reversed(list(parents(path))) if above not in there), path)
+        found.add(top)
+    return sorted(found)
+
+
 class Repository:
     """A repository, its ignore files outside the root, and the slow questions, asked while others work."""
 
     def __init__(
-        self, git: Git, prefix: str, above: tuple[Outside, ...] = (), everywhere: tuple[Outside, ...] = ()
+        self,
+        git: Git,
+        prefix: str,
+        above: tuple[Outside, ...] = (),
+        everywhere: tuple[Outside, ...] = (),
+        *,
+        is_sparse: bool = False,
     ) -> None:
         self.above = above
         self.everywhere = everywhere
@@ -185,6 +218,9 @@ class Repository:
         self._hint = _dirty.get(git.root)
         self._status = self._ask("." if self._hint is None else f":(top,literal){self._hint}")
         self._tracked: Call | None = None
+        self._is_sparse = is_sparse
+        if is_sparse:
+            self.ask_for_tracked()
 
     def _ask(self, where: str) -> Call:
         return self._git.call(
@@ -224,13 +260,26 @@ class Repository:
     def ask_for_tracked(self) -> None:
         """Begin to find out what `tracked` tells."""
         if self._tracked is None:
-            self._tracked = self._git.call("ls-files", "-z", "--cached")
+            self._tracked = self._git.call(*_LIST_TRACKED, "--recurse-submodules")
 
-    def tracked(self) -> list[str]:
-        """Every path below the root that is in the index."""
+    @cached_property
+    def tracked(self) -> Tracked:
+        """Every path below the root that is in the index, or in that of a submodule."""
         self.ask_for_tracked()
         assert self._tracked is not None
-        return [os.fsdecode(path) for path in (self._tracked.output() or b"").split(b"\0") if path]
+        output = self._tracked.output()
+        if output is None:  # perhaps a submodule is damaged
+            self._tracked = self._git.call(*_LIST_TRACKED)
+            output = self._tracked.output()
+        records = [os.fsdecode(record) for record in (output or b"").split(b"\0") if record]
+        return Tracked(
+            paths=[record[2:] for record in records],
+            not_checked_out=frozenset(record[2:] for record in records if record.startswith("S")),
+        )
+
+    def not_checked_out(self) -> list[str]:
+        """What is tracked and not checked out; a directory, with a slash at its end, for all of what is below it."""
+        return _gathered(self.tracked) if self._is_sparse else []
 
     def stop(self) -> None:
         self._status.stop()

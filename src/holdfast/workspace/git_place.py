@@ -20,14 +20,20 @@ REMEMBERED: Final = 16
 YOUNG_NS: Final = 2_000_000_000
 """A file that is younger could change once more without a trace."""
 
+_FALSE: Final = frozenset({b"false", b"no", b"off", b"0"})
+
 Watched: TypeAlias = tuple[tuple[Path, tuple[int, ...] | None], ...]
 """Files, and how each looks, None for one that is not there."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a workspace is in its repository, which ignore files hold everywhere, and how filters are switched off."""
+    """Where a workspace is in its repository, which ignore files hold everywhere, and how filters are switched off.
+
+    With `is_sparse` perhaps not all that is tracked is checked out.
+    """
 
     prefix: str
+    is_sparse: bool
     excludes: tuple[Path, ...]
     without: tuple[tuple[str, str], ...]
     watched: Watched | None
@@ -48,6 +54,10 @@ class Settings:
     @property
     def includes(self) -> bool:
         return any(name.startswith(("include.", "includeif.")) for name in self.values)
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.values.get("core.sparsecheckout", b"false").lower() not in _FALSE
 
     def without_filters(self) -> tuple[tuple[str, str], ...]:
         """The settings, names and values, with which no filter is started."""

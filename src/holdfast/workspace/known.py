@@ -12,12 +12,15 @@ import msgspec
 
 from holdfast.engine import Engine, NewBody, Save, reader
 from holdfast.errors import Conflict, NotFound
-from holdfast.model import Header, Session
+from holdfast.model import Header, Session, Trigger, TriggerKind
 from holdfast.storage.port import HeaderQuery
 from holdfast.workspace.capture import DEFAULT_LIMITS, Captured, Earlier, Limits, capture
 from holdfast.workspace.manifest import FILES, Manifest, body_after, body_of, manifest_of
 
 log = logging.getLogger("holdfast")
+
+SAFETY: Final = Trigger(TriggerKind.AUTO, "files_restore")
+"""Why a safety checkpoint was saved: files were about to be restored."""
 
 TRIES: Final = 3
 REMEMBERED: Final = 8
@@ -35,6 +38,12 @@ class Remembered(NamedTuple):
 
 def has_files(header: Header) -> bool:
     return FILES in header.contents
+
+
+def is_safety(header: Header) -> bool:
+    """Whether a checkpoint was taken before files were restored. To those who ask for files `latest` is none of these:
+    asking again for the same restore means the same checkpoint."""
+    return header.trigger.event == SAFETY.event
 
 
 def load_manifest(engine: Engine, header: Header) -> Manifest:
@@ -75,10 +84,10 @@ def newest_capture(engine: Engine, uid: str, root: str | None = None) -> tuple[H
 
 
 def latest_capture(engine: Engine, session: Session) -> Header:
-    """The newest checkpoint on the current line that holds files, or `NotFound`."""
+    """The newest checkpoint on the current line that holds files, but for safety checkpoints; or `NotFound`."""
     for row in reader.line_of(engine.backend, session, session.branch):
         header = reader.verified(row)
-        if has_files(header):
+        if has_files(header) and not is_safety(header):
             return header
     raise NotFound(
         f"session {session.key!r} has no checkpoint with files: save one with `workspace`",

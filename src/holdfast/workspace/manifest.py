@@ -85,13 +85,18 @@ class GitState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A captured tree. `absent` are paths that were looked for, whatever the rules, and were not there."""
+    """A captured tree. `absent` are paths that were looked for, whatever the rules, and were not there.
+
+    `left_out` is what git tracks and nobody looked at: a rule of ours leaves it out, or it is not checked out. A
+    directory ends in a slash.
+    """
 
     version: int = VERSION
     root: str = ""
     git: GitState | None = None
     skipped: tuple[Skipped, ...] = ()
     absent: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     entries: tuple[Entry, ...] = ()
 
     @property
@@ -176,6 +181,7 @@ def _check(entries: Iterable[Entry]) -> None:
 
 def _renamed(manifest: Manifest, rename: Callable[[str], str]) -> Manifest:
     """The manifest with every name spelled the other way; almost always there is nothing to do."""
+    git = manifest.git
     entries = [
         entry if _is_plain(entry.path) and _is_plain(entry.target) else _renamed_entry(entry, rename)
         for entry in manifest.entries
@@ -183,8 +189,10 @@ def _renamed(manifest: Manifest, rename: Callable[[str], str]) -> Manifest:
     return msgspec.structs.replace(
         manifest,
         root=rename(manifest.root),
+        git=git and msgspec.structs.replace(git, prefix=rename(git.prefix)),
         skipped=tuple(msgspec.structs.replace(each, path=rename(each.path)) for each in manifest.skipped),
         absent=tuple(map(rename, manifest.absent)),
+        left_out=tuple(map(rename, manifest.left_out)),
         entries=tuple(sorted(entries, key=attrgetter("path")) if rename is to_text else entries),
     )
 

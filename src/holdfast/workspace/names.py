@@ -13,8 +13,9 @@ from typing import Final
 
 from holdfast.errors import Corrupt, InvalidInput
 
-VCS_NAMES: Final = frozenset({".git", ".hg", ".svn", ".bzr", ".jj", ".pijul", "_darcs", "cvs"})
-"""Folders that belong to a version control system: never read, never written, whatever a rule says."""
+VCS_FOLDERS: Final = frozenset({".hg", ".svn", ".bzr", ".jj", ".pijul", "_darcs", "CVS"})
+"""Folders that belong to a version control system: never read, never written, whatever a rule says. So does `.git`,
+in any case, and also as a file."""
 
 STAGING_PREFIX: Final = ".holdfast-restore-"
 """How the folder is called in which a restore prepares its files; it is never captured."""
@@ -54,17 +55,26 @@ def _plain(text: str, start: int, end: int) -> bytes:
     return piece.encode("utf-8", "surrogatepass")
 
 
-def is_vcs_name(name: str) -> bool:
-    """Whether a name is reserved for a version control system, also on a file system that ignores case."""
-    return name.lower() in VCS_NAMES
+def is_vcs_name(name: str, *, is_directory: bool) -> bool:
+    """Whether a name is reserved for a version control system: `.git` also on a file system that ignores case."""
+    return (is_directory and name in VCS_FOLDERS) or name.lower() == ".git"
 
 
 def is_safe(path: str) -> bool:
-    """Whether a path stays below its root by its letters, and names nothing that is never touched."""
-    parts = path.split("/")
-    return "\0" not in path and all(
-        part not in ("", ".", "..") and not is_vcs_name(part) and not part.startswith(STAGING_PREFIX)
-        for part in parts
+    """Whether the path of a file stays below its root by its letters, and names nothing that is never touched."""
+    *folders, name = path.split("/")
+    return (
+        "\0" not in path
+        and _is_safe_name(name, is_directory=False)
+        and all(_is_safe_name(each, is_directory=True) for each in folders)
+    )
+
+
+def _is_safe_name(name: str, *, is_directory: bool) -> bool:
+    return (
+        name not in ("", ".", "..")
+        and not is_vcs_name(name, is_directory=is_directory)
+        and not name.startswith(STAGING_PREFIX)
     )
 
 

@@ -17,6 +17,7 @@ from holdfast.workspace.compare import SkippedPaths
 from holdfast.workspace.git import Git, is_commit
 from holdfast.workspace.manifest import Entry, Manifest
 from holdfast.workspace.names import is_safe
+from holdfast.workspace.own_files import own_files
 from holdfast.workspace.text import hunks, is_text, lines_of
 
 BATCH_PATHS: Final = 256
@@ -195,8 +196,10 @@ def _captured(engine: Engine, entry: Entry | None) -> Side | None:
 def _differing(
     engine: Engine, manifest: Manifest, base: dict[str, _Recorded], algorithm: str
 ) -> Iterator[str]:
-    """The paths that are not in the commit as they were captured; what a capture skipped is left out."""
-    entries, skipped = manifest.by_path(), SkippedPaths(manifest)
+    """The paths that are not in the commit as they were captured; what the capture did not look at is left out."""
+    own = own_files(engine.backend.url, manifest.root)
+    not_seen = [*manifest.left_out, *own, *(f"{each}/" for each in own)]
+    entries, skipped = manifest.by_path(), SkippedPaths(manifest, more=not_seen)
     for path in sorted(base.keys() | entries.keys()):
         new = _captured(engine, entries.get(path))
         if new is None:

@@ -33,25 +33,31 @@ def plan_restore(
     """Decide for every path. `known` are captures that hold what may be overwritten.
 
     A live file that the target does not have is removed, unless the target's own rules leave it out
-    (`is_left_out`) or the target did not capture it: then nothing is known of it.
+    (`is_left_out`) or the target did not capture it: then nothing is known of it. What would be removed or replaced
+    and cannot be captured first is blocked.
     """
     before, after = live.by_path(), target.by_path()
     unknown, uncaptured = SkippedPaths(target), {each.path: each for each in live.skipped}
     absent = frozenset(target.absent)
+
+    def is_unknown(path: str) -> bool:
+        return path in unknown or (path not in absent and is_left_out(path))
+
     changes: list[FileChange] = []
-    blocked: list[Skipped] = []
     for path in sorted(before.keys() | after.keys()):
         change = change_of(path, before.get(path), after.get(path))
         if change is None or path not in wanted:
             continue
-        is_judged = change.kind is not FileChangeKind.REMOVED or path in absent
-        if not is_judged and (path in unknown or is_left_out(path)):
+        if change.kind is FileChangeKind.REMOVED and is_unknown(path):
             continue
         if change.kind is FileChangeKind.ADDED and path in uncaptured:
-            reason = uncaptured[path].reason
-            blocked.append(Skipped(path, f"what is there cannot be captured first: {reason}"))
             continue
         changes.append(change)
+    blocked = [
+        Skipped(path, f"what is there cannot be captured first: {each.reason}")
+        for path, each in sorted(uncaptured.items())
+        if path in wanted and path not in before and (path in after or not is_unknown(path))
+    ]
     safe = [manifest.by_path() for manifest in known]
     conflicts = tuple(change.path for change in changes if not _is_known(change.old, safe))
     return RestorePlan(changes=tuple(changes), conflicts=conflicts, blocked=tuple(blocked))

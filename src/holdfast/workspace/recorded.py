@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from holdfast.engine import Engine
 from holdfast.errors import HoldfastError, NotFound
@@ -13,6 +13,8 @@ from holdfast.workspace.ignore import GIT_IGNORE, OWN_IGNORE, Rules, first_rules
 from holdfast.workspace.known import load_manifest
 from holdfast.workspace.manifest import Entry, GitState, Manifest, Skipped
 from holdfast.workspace.names import parents
+from holdfast.workspace.scan import content_of as ignore_file
+from holdfast.workspace.scan import opened_root
 
 
 class CapturedFiles:
@@ -82,12 +84,12 @@ def content_of(engine: Engine, entry: Entry) -> bytes:
     return os.fsencode(entry.target) if entry.is_link else engine.load_blob(entry.digest)
 
 
-class RecordedRules:
-    """The ignore rules of a captured tree."""
+class TreeRules:
+    """What the ignore files in a tree leave out; `content` gives each of them by its path. Nothing else counts: not
+    where a nested repository begins, nor what git says outside the tree or tracks."""
 
-    def __init__(self, engine: Engine, manifest: Manifest, rules: Rules) -> None:
-        self._engine = engine
-        self._entries = manifest.by_path()
+    def __init__(self, content: Callable[[str], bytes | None], rules: Rules) -> None:
+        self._content = content
         self._rules = {"": self._within(rules, "")}
 
     def is_ignored(self, path: str) -> bool:
@@ -107,16 +109,38 @@ class RecordedRules:
             directory, git=self._content(lead + GIT_IGNORE), own=self._content(lead + OWN_IGNORE)
         )
 
-    def _content(self, path: str) -> bytes | None:
-        entry = self._entries.get(path)
+
+def was_left_out(engine: Engine, manifest: Manifest, root: str, limits: Limits) -> Callable[[str], bool]:
+    """Tells of a path that is captured in the tree as it is now whether the captured tree left it out.
+
+    It did if its ignore files say so, and those that are there now do not. Where both say so and the path is captured
+    all the same, they do not decide about it: it lies in a nested repository, git tracks it, or a rule from outside
+    the tree takes it back.
+    """
+    rules = first_rules(limits.ignore)
+    then = TreeRules(_recorded(engine, manifest), rules)
+    now = TreeRules(_live(root), rules)
+    return lambda path: then.is_ignored(path) and not now.is_ignored(path)
+
+
+def _recorded(engine: Engine, manifest: Manifest) -> Callable[[str], bytes | None]:
+    entries = manifest.by_path()
+
+    def content(path: str) -> bytes | None:
+        entry = entries.get(path)
         if entry is None or entry.is_link:
             return None
         try:
-            return self._engine.load_blob(entry.digest)
+            return engine.load_blob(entry.digest)
         except HoldfastError:
             return b"*"  # rules that cannot be read leave everything out: nothing is removed by mistake
 
+    return content
 
-def rules_of(engine: Engine, manifest: Manifest, limits: Limits) -> RecordedRules:
-    """The rules that held for a captured tree, with those built in and of the settings now."""
-    return RecordedRules(engine, manifest, first_rules(limits.ignore))
+
+def _live(root: str) -> Callable[[str], bytes | None]:
+    def content(path: str) -> bytes | None:
+        with opened_root(root) as directory:
+            return ignore_file(directory, path)
+
+    return content

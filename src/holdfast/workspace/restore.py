@@ -8,19 +8,19 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.engine import Engine, NewBody, Save
+from holdfast.engine import Engine, Loaded, NewBody, Save
 from holdfast.errors import BackendUnavailable, Conflict, HoldfastError, NotFound
-from holdfast.model import STATE, Header, Session, Trigger, TriggerKind
+from holdfast.model import STATE, Header, Session
 from holdfast.policy.retention import SAFETY_TAG
 from holdfast.storage.port import Event
 from holdfast.workspace.capture import DEFAULT_LIMITS, Captured, Limits
 from holdfast.workspace.compare import FileChange
-from holdfast.workspace.known import load_manifest, look_at, newest_capture, with_files
+from holdfast.workspace.known import SAFETY, load_manifest, look_at, newest_capture, with_files
 from holdfast.workspace.looks import NEVER
 from holdfast.workspace.manifest import Manifest, Skipped
 from holdfast.workspace.names import PathFilter
 from holdfast.workspace.plan import RestorePlan, in_the_way, is_between, plan_restore
-from holdfast.workspace.recorded import rules_of
+from holdfast.workspace.recorded import was_left_out
 from holdfast.workspace.scan import opened_parent, opened_root
 from holdfast.workspace.staging import ChangedMeanwhile, Staging, staging
 
@@ -129,27 +129,29 @@ class _Restore:
         self._header = header
         self._root = root
         self._wanted = wanted
+        self._limits = limits
         self._target = load_manifest(engine, header)
         self._newest = newest_capture(engine, header.session, root)
-        self._live = self._look(limits, with_blobs=not is_dry_run)
+        self._live = self._look(with_blobs=not is_dry_run)
         self._check_paths()
         plan = plan_restore(
             self._target,
             self._live.manifest,
             known=list(self._known()),
             wanted=wanted,
-            is_left_out=rules_of(engine, self._target, limits).is_ignored,
+            is_left_out=was_left_out(engine, self._target, root, limits),
         )
         self.plan = self._without_full_directories(plan)
 
-    def _look(self, limits: Limits, *, with_blobs: bool) -> Captured:
+    def _look(self, *, with_blobs: bool) -> Captured:
         also = [entry.path for entry in self._target.entries if entry.path in self._wanted]
         also += [path for path in self._target.absent if path in self._wanted]
-        uid = self._header.session
+        uid, limits = self._header.session, self._limits
         return look_at(self._engine, uid, self._root, limits=limits, also=also, with_blobs=with_blobs)
 
     def _check_paths(self) -> None:
         have = [entry.path for each in (self._target, self._live.manifest) for entry in each.entries]
+        have += [each.path for each in self._live.manifest.skipped]
         for wanted in self._wanted.paths:
             only = PathFilter([wanted])
             if wanted and not any(path in only for path in have):
@@ -213,10 +215,24 @@ class _Restore:
             return
         first, total = ", ".join(map(repr, self.plan.conflicts[:5])), len(self.plan.conflicts)
         raise Conflict(
-            f"files changed since the newest capture, {total} in all: {first}. Capture them first, or use force",
+            f"files changed since the newest capture, {total} in all: {first}. {self._what_helps()}",
             code="files_changed",
             retryable=False,
             checkpoint=self._header.id,
+        )
+
+    def _what_helps(self) -> str:
+        """Against conflicts. A restore captures also what a save leaves out because of a rule or its size."""
+        saved = look_at(
+            self._engine, self._header.session, self._root, limits=self._limits
+        ).manifest.by_path()
+        others = [path for path in self.plan.conflicts if path not in saved]
+        if not others:
+            return "Capture them first, or use force=True (--force)"
+        first, total = ", ".join(map(repr, others[:5])), len(others)
+        return (
+            f"A save leaves out {total} of them, ignored or over a limit of the settings: {first}. Use force=True "
+            "(--force): the safety checkpoint then has them all"
         )
 
     # --- doing it
@@ -267,14 +283,17 @@ class _Restore:
         for left in reversed(range(MAX_TRIES)):
             session = self._engine.backend.session(uid)
             branch = self._engine.backend.branch(uid, session.branch)
+            latest = self._engine.latest(session)
             save = Save(
                 session=uid,
-                bodies=self._bodies(session),
+                bodies=self._bodies(latest),
                 expect_head=None if branch is None else branch.head,
+                step=None if latest is None else latest.header.step,
                 status=session.status,
-                trigger=Trigger(TriggerKind.AUTO, "files_restore"),
+                trigger=SAFETY,
                 message=f"before the files of #{self._header.seq} were restored",
                 tags=(SAFETY_TAG,),
+                metadata={} if latest is None else latest.header.metadata,
             )
             try:
                 return self._engine.save(with_files(save, self._live)).id
@@ -283,9 +302,8 @@ class _Restore:
                     raise
         raise AssertionError("unreachable")
 
-    def _bodies(self, session: Session) -> dict[str, NewBody]:
+    def _bodies(self, latest: Loaded | None) -> dict[str, NewBody]:
         """The state as it is now: a safety checkpoint changes nothing about it."""
-        latest = self._engine.latest(session)
         if latest is None:
             return {STATE: self._engine.encode(None)}
         return {
@@ -341,6 +359,8 @@ def _holds_others(root: int, path: str, gone: set[str]) -> bool:
     try:
         with opened_parent(root, f"{path}/.") as (directory, _), os.scandir(directory) as listing:
             names = [(each.name, each.is_dir(follow_symlinks=False)) for each in listing]
+    except PermissionError:
+        return True  # who knows
     except OSError:
         return False
     return any(

@@ -12,7 +12,7 @@ from holdfast.errors import InvalidInput
 from holdfast.workspace.ignore import GIT_IGNORE, OWN_IGNORE, Rules
 from holdfast.workspace.looks import Folder, Folders, Look, folder_of, look_at_path, look_of
 from holdfast.workspace.manifest import Skipped
-from holdfast.workspace.names import STAGING_PREFIX, VCS_NAMES
+from holdfast.workspace.names import STAGING_PREFIX, is_vcs_name
 
 MAX_DEPTH: Final = 200
 MAX_RULES_BYTES: Final = 10_000_000
@@ -59,13 +59,19 @@ class Scan:
         self._directory(root, "", rules, 0)
 
     def path(self, root: int, path: str) -> bool:
-        """Add one path, whatever the rules say; False when nothing is there, or a directory."""
+        """Add one path, whatever the rules say; False when nothing is there, or a directory.
+
+        Where it cannot be told whether something is there, the path is skipped.
+        """
         if path in self:
             return True
         try:
             look = look_of(status_of(root, path))
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError as exc:
+            self.skipped.append(Skipped(path, f"unreadable: {exc.strerror}"))
+            return True
         if stat.S_ISDIR(look[4]):
             return False
         self._file(path, look)
@@ -143,7 +149,9 @@ class Scan:
         return files
 
     def _is_left_out(self, path: str, name: str, is_directory: bool, rules: Rules) -> bool:
-        if name.lower() in VCS_NAMES or name.startswith(STAGING_PREFIX) or self.is_excluded(path):
+        if is_vcs_name(name, is_directory=is_directory) or name.startswith(STAGING_PREFIX):
+            return True
+        if self.is_excluded(path):
             return True
         if not rules.is_ignored(path, name, is_directory):
             return False

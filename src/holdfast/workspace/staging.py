@@ -177,11 +177,24 @@ def _check(directory: int, name: str, expected: Look | None) -> None:
         raise ChangedMeanwhile from None
     if expected is None:
         if stat.S_ISDIR(now.st_mode):
-            os.rmdir(name, dir_fd=directory)  # all that was in it has been removed, or this fails
+            _remove_empty(directory, name)  # all that was in it has been removed, or this fails
             return
         raise ChangedMeanwhile
     if look_of(now) != expected:
         raise ChangedMeanwhile
+
+
+def _remove_empty(parent: int, name: str) -> None:
+    """Remove a directory that holds nothing but empty ones, or `OSError`. No file or link is removed."""
+    directory = os.open(name, DIRECTORY_FLAGS, dir_fd=parent)
+    try:
+        with os.scandir(directory) as listing:
+            below = [each.name for each in listing if each.is_dir(follow_symlinks=False)]
+        for each in below:
+            _remove_empty(directory, each)
+    finally:
+        os.close(directory)
+    os.rmdir(name, dir_fd=parent)
 
 
 def _write(descriptor: int, content: bytes) -> None:

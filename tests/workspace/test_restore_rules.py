@@ -1,0 +1,126 @@
+"""What a restore of files removes and what it leaves, where rules and caps have a say."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.workspace.manifest import Entry, Manifest, Skipped
+from holdfast.workspace.names import PathFilter
+from holdfast.workspace.plan import plan_restore
+from tests.workspace import programs
+from tests.workspace.repositories import git, init
+from tests.workspace.trees import tree_of, write
+
+# --- what a rule leaves out, and what does not
+
+
+def test_a_file_of_a_nested_repository_is_removed(run: holdfast.Session, repository: Path) -> None:
+    """The rules of the outer one do not hold there, so it was captured, and the checkpoint does not have it."""
+    write(repository, {".gitignore": "*.log\n", "n/a": "1", "x.log": "ignored"})
+    init(repository / "n")
+    first = run.save(1)
+    before = tree_of(repository)
+    write(repository, {"n/new.log": "l"})
+    second = run.save(2)
+    assert [change.path for change in run.diff_files(first.id, second.id).changes] == ["n/new.log"]
+    assert run.restore_files(first.id).is_complete
+    assert tree_of(repository) == before
+
+
+def test_a_file_that_a_rule_from_outside_takes_back_is_removed(
+    run: holdfast.Session, repository: Path
+) -> None:
+    """Here one in `.git/info/exclude` against a built-in one."""
+    write(repository, {".git/info/exclude": "!venv/\n", "venv/a": "1"})
+    first = run.save(1)
+    before = tree_of(repository)
+    write(repository, {"venv/b": "2"})
+    run.save(2)
+    assert run.restore_files(first.id).is_complete
+    assert tree_of(repository) == before
+
+
+def test_an_ignored_file_that_git_tracks_by_now_is_removed(run: holdfast.Session, repository: Path) -> None:
+    """It is captured because of that, and undo brings it back."""
+    write(repository, {".gitignore": "build/\n", "a": "1", "build/ignored": "stays"})
+    first = run.save(1)
+    before = tree_of(repository)
+    write(repository, {"build/x": "2"})
+    git(repository, "add", "-f", "build/x")
+    run.save(2)
+    assert run.restore_files(first.id).is_complete
+    assert tree_of(repository) == before
+    assert run.undo_files().is_complete
+    assert (repository / "build/x").read_text() == "2"
+
+
+def test_a_safety_checkpoint_does_not_make_an_ignored_file_known(
+    run: holdfast.Session, repository: Path
+) -> None:
+    """It captured one that is ignored. A checkpoint that left it out still says nothing about it: it stays."""
+    write(repository, {"x.log": "one"})
+    first = run.save(1)
+    write(repository, {".gitignore": "*.log\n", "x.log": "two"})
+    second = run.save(2)
+    run.restore_files(first.id, force=True)
+    assert run.restore_files(second.id).is_complete
+    assert (repository / "x.log").read_text() == "one"
+
+
+# --- what cannot be captured
+
+
+def test_what_cannot_be_captured_and_should_go_is_told(limited: holdfast.Session, root: Path) -> None:
+    """A file over the cap that the checkpoint does not have stays, and is named; one it left out itself is not."""
+    write(root, {"a": "1", "was/big": "x" * 2000})
+    first = limited.save(1)
+    write(root, {"big": "x" * 5000, "n": "2"})
+    limited.save(2)
+    for paths, changed in (([], ["n"]), (["big"], [])):
+        done = limited.restore_files(first.id, paths)
+        assert [change.path for change in done.changes] == changed
+        assert [each.path for each in done.failures] == ["big"]
+        assert "larger than 1,000 bytes" in done.failures[0].reason
+    assert sorted(tree_of(root)) == ["a", "big", "was/big"]
+    assert limited.undo_files().is_complete
+
+
+def test_a_refusal_says_what_helps_where_a_save_does_not(limited: holdfast.Session, root: Path) -> None:
+    """A file that outgrew the cap is in no capture but the safety checkpoint of a forced restore."""
+    write(root, {"a": "1", "grown": "1"})
+    first = limited.save(1)
+    write(root, {"a": "2", "grown": "x" * 5000})
+    with pytest.raises(holdfast.Conflict, match=r"A save leaves out 1 of them.*'grown'. Use force"):
+        limited.restore_files(first.id)
+    with pytest.raises(holdfast.Conflict, match="Capture them first"):
+        limited.restore_files(first.id, ["a"])
+    done = limited.restore_files(first.id, force=True)
+    assert done.safety is not None
+    assert limited.files(done.safety).read("grown") == b"x" * 5000
+
+
+def test_a_plan_removes_nothing_that_could_not_be_read(root: Path) -> None:
+    """A path that was not there is removed; not one in a directory that was unreadable, though none was seen."""
+    entry = Entry("locked/q", 0o100644, 1, "d")
+    live = Manifest(root=str(root), entries=(entry,))
+    for skipped, removed in (((), ["locked/q"]), ((Skipped("locked/", "unreadable"),), [])):
+        target = Manifest(root=str(root), absent=("locked/q",), skipped=skipped)
+        plan = plan_restore(target, live, known=[live], wanted=PathFilter(), is_left_out=lambda _: False)
+        assert [change.path for change in plan.changes] == removed
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another user is needed, to whom things are unreadable")
+def test_undo_keeps_what_was_unreadable_before_the_restore() -> None:
+    """It was there all the time: the restore reports it, and undo leaves it alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        write(base / "tree", {"f": "f", "locked/q": "q"})
+        for path in (base, *base.rglob("*")):
+            os.chown(path, 65534, 65534)
+        printed = programs.run(programs.LOCKED, f"sqlite:{base}/s.db", str(base / "tree"))
+        assert printed.splitlines() == ["['locked/', 'locked/q'] ['f']", "True ['f'] q"]
