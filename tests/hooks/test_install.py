@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ OTHER = {
     },
     "zeta": [1, 2],
 }
+COMMAND = ".claude/commands/checkpoint.md"
 COMMENTED = '{\n  // mine\n  "model": "x", /* why */\n  "url": "http://a//b",\n}\n'
 
 
@@ -205,9 +207,53 @@ def test_a_linked_file_stays_a_link(agent: Agent, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_the_command_file_comes_on_request(agent: Agent) -> None:
     """`--command` also writes `/checkpoint`, for the client that has such files."""
+    shown = hooks(agent, "install", "claude-code", "--command", "--dry-run")
+    assert "checkpoint.md would have the command /checkpoint" in shown.out
+    assert not (agent.folder / ".claude").exists()
     assert hooks(agent, "install", "claude-code", "--command").code == 0
-    assert "holdfast create" in (agent.folder / ".claude/commands/checkpoint.md").read_text(encoding="utf-8")
-    assert hooks(agent, "install", "gemini", "--command").code == 2
+    assert "holdfast create" in (agent.folder / COMMAND).read_text(encoding="utf-8")
+    for client in ("gemini", "codex"):
+        assert hooks(agent, "install", client, "--command").code == 2
+        assert not settings(agent, client).exists(), "nothing is written when something is refused"
+
+
+@pytest.mark.full
+def test_the_command_file_names_the_program_and_the_store_of_the_hooks(agent: Agent) -> None:
+    """What `/checkpoint` saves goes where the hooks save; installing again with another store replaces it."""
+    for name in ("old.db", "own store.db"):
+        assert hooks(agent, "install", "claude-code", "--command", "--store", f"sqlite:{name}").code == 0
+    document = json.loads(settings(agent, "claude-code").read_text(encoding="utf-8"))
+    program, _, options = commands(document, "Stop")[0].partition(" hook Stop --client claude-code")
+    text = (agent.folder / COMMAND).read_text(encoding="utf-8")
+    assert f'Run `{program} create "<the message>" --tags command{options}`' in text
+    assert options == " --store 'sqlite:own store.db'"
+    assert f"Bash({program} create:*)" in text
+
+
+@pytest.mark.full
+def test_the_command_file_of_the_user_is_beside_their_settings(agent: Agent, tmp_path: Path) -> None:
+    """Also where the client was told to keep them elsewhere."""
+    line = ["hooks", "install", "--client", "claude-code", "--command", "--user"]
+    kept = tmp_path / "kept"
+    done = agent.raw([sys.executable, "-m", "holdfast", *line], b"", CLAUDE_CONFIG_DIR=str(kept))
+    assert done.code == 0
+    assert sorted(path.name for path in kept.iterdir()) == ["commands", "settings.json"]
+
+
+@pytest.mark.full
+def test_another_command_file_is_told_before_anything_is_written(agent: Agent) -> None:
+    """It stays, and so do the settings, unless `--force` replaces it."""
+    write(agent.folder / COMMAND, "mine\n")
+    for options in ([], ["--dry-run"]):
+        refused = hooks(agent, "install", "claude-code", "--command", *options)
+        assert refused.code == 2
+        assert "--force" in refused.err
+        assert not settings(agent, "claude-code").exists()
+    assert (agent.folder / COMMAND).read_text(encoding="utf-8") == "mine\n"
+    assert hooks(agent, "install", "claude-code", "--force").code == 2, "there is nothing to replace"
+    assert hooks(agent, "install", "claude-code", "--command", "--force").code == 0
+    assert "holdfast create" in (agent.folder / COMMAND).read_text(encoding="utf-8")
+    assert settings(agent, "claude-code").exists()
 
 
 def test_hooks_of_an_older_install_are_replaced() -> None:

@@ -174,3 +174,13 @@ def test_phases_of_other_programs_are_offered(agent: Agent) -> None:
     assert "Move the mail server" in taken.out
     assert agent.holdfast("complete", "pai-1", "--store", f"files:{home}?layout=phase").code == 0
     assert agent.hook("SessionStart").out == ""
+
+
+def test_a_checkpoint_by_hand_goes_into_the_session_of_its_own_folder(agent: Agent, tmp_path: Path) -> None:
+    """Another agent worked later in another folder: `create` here still saves into the session here."""
+    there = tmp_path / "elsewhere"
+    there.mkdir()
+    agent.hook("UserPromptSubmit", session_id="here", prompt="Repair the login form")
+    agent.hook("UserPromptSubmit", session_id="there", prompt="Write the letter", cwd=str(there))
+    done = agent.holdfast("create", "done here", "--tags", "command")
+    assert (done.code, "of claude-code:here," in done.out) == (0, True)

@@ -187,9 +187,11 @@ def test_wrong_usage_is_two_and_one_line(cli: Cli) -> None:
         ["save", "a"],
         ["list", "--status", "odd"],
         ["--store", "", "list"],
+        ["hooks", "install"],
     ):
         done = cli.here(*args)
         assert done.code == 2
+        assert "\\" not in done.err
         assert done.out == ""
         assert done.err.startswith("error: ")
         assert done.err.count("\n") == 1
@@ -476,6 +478,12 @@ def test_show_prints_header_and_state(cli: Cli) -> None:
     assert cli.here("--json", "show", "gone").error["session"] == "gone"
 
 
+def test_show_keeps_names_and_values_apart(cli: Cli) -> None:
+    """Also where the name is as long as its column."""
+    cli.fill(count=1, external_id="p1")
+    assert "\nexternal id: p1\n" in cli.here("show", "run").out
+
+
 def test_the_session_may_come_from_option_or_environment(cli: Cli) -> None:
     """The argument, then --session, then HOLDFAST_SESSION, then the current one; with --session all are refs."""
     cli.fill()
@@ -589,6 +597,23 @@ def test_a_damaged_checkpoint_can_be_deleted(cli: Cli) -> None:
     cli.damage(headers[-1].id)
     assert cli.here("delete", "run", headers[-1].id, "--yes").code == 0
     assert "1 removed on purpose: intact" in cli.here("verify").out
+
+
+@pytest.mark.parametrize("ref", ["seq:3", "#3", "prefix"])
+def test_a_checkpoint_with_a_damaged_header_can_be_deleted(cli: Cli, ref: str) -> None:
+    """By its number or the beginning of its id too: what is unreadable still has a place."""
+    url = f"files:{cli.folder / 'c'}?layout=workflow"
+    with holdfast.open(url) as store:
+        saved = [store.session("a").save({"n": n}) for n in (1, 2, 3)]
+    newest = cli.folder / "c/sessions/a/checkpoint.json"
+    newest.write_bytes(newest.read_bytes()[:50])
+    wanted = saved[-1].id[:-2] if ref == "prefix" else ref
+    done = cli.here("delete", "a", wanted, "--yes", "--json", "--store", url)
+    assert (done.code, done.json["checkpoints"]) == (0, [saved[-1].id])
+    assert cli.here("verify", "--store", url).code == 0
+    assert cli.here("show", "a", "--raw", "--store", url).out == '{"n":2}\n'
+    assert cli.here("delete", "a", "seq:9", "--yes", "--store", url).code == 3
+    assert cli.here("delete", "a", "cp_", "--yes", "--store", url).code == 2
 
 
 def test_when_nothing_is_intact_the_error_says_so(cli: Cli) -> None:

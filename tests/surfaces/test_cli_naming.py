@@ -350,6 +350,35 @@ def test_create_saves_the_latest_state_once_more(filled: Named) -> None:
         assert session.info.status == "completed"
 
 
+def test_create_prefers_a_session_of_this_folder(filled: Named) -> None:
+    """Of the folder itself or the nearest above it, which hooks take as project; else the current one."""
+    here, below = filled.folder, filled.folder / "sub" / "deep"
+    below.mkdir(parents=True)
+    for key, project, age in (("above", here.parent, 5), ("mine", here, 7), ("older", here, 8)):
+        filled.save(key, [{}], ages=[age * HOUR], project=str(project))
+    filled.save("elsewhere", [{}], ages=[timedelta()], project=str(here.parent / "pb"))
+    done = filled.here("create", "x")
+    assert (done.code, done.err) == (0, f"session mine (the most recently updated one of {here})\n")
+    filled.folder = below
+    assert "of mine," in filled.here("create", "x").out
+    assert "of run," in filled.here("create", "x", HOLDFAST_SESSION="run").out
+    assert "of elsewhere," in filled.here("create", "x", "--session", "elsewhere").out
+
+
+def test_create_steps_over_a_damaged_checkpoint(cli: Named) -> None:
+    """As `show` does: the newest state that verifies is saved once more, with a warning."""
+    url = f"files:{cli.folder / 'c'}?layout=workflow"
+    with _open(url, config=NO_KEEPER) as store:
+        for n in (1, 2):
+            store.session("a").save({"n": n}, step=n)
+    newest = cli.folder / "c/sessions/a/checkpoint.json"
+    newest.write_bytes(newest.read_bytes()[:50])
+    done = cli.here("create", "by hand", "--session", "a", "--store", url)
+    assert (done.code, "Latest checkpoint corrupted" in done.err) == (0, True)
+    assert cli.here("show", "a", "--raw", "--store", url).out == '{"n":1}\n'
+    assert cli.here("show", "a", "--json", "--store", url).json["checkpoint"]["message"] == "by hand"
+
+
 def test_create_with_a_state(cli: Named) -> None:
     """A session that is named is begun; JSON describes the checkpoint."""
     created = cli.here(
@@ -469,9 +498,11 @@ def test_create_while_others_save(filled: Named) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         saving = pool.submit(save_on)
-        with filled.open() as store:
-            created = [operations.create(store, "run", f"note {at}") for at in range(10)]
-        stop.set()
+        try:
+            with filled.open() as store:
+                created = [operations.create(store, "run", f"note {at}") for at in range(10)]
+        finally:
+            stop.set()
         saving.result()
     with filled.open() as store:
         session = store.get("run")

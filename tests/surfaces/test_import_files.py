@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,45 @@ def test_a_dry_run_changes_nothing(theirs: Path, url: str, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
+REFUSED = {
+    "work of others": {},
+    "no id": {"snapshot_id": ""},
+    "a long id": {"snapshot_id": "x" * 2000},
+    "no text as id": {"snapshot_id": "\ud800"},
+    "a long session": {"run_id": "r" * 2000},
+    "no text as session": {"run_id": "\ud800"},
+}
+
+
+@pytest.mark.parametrize("changed", REFUSED.values(), ids=REFUSED)
+def test_a_dry_run_refuses_what_the_import_refuses(theirs: Path, url: str, changed: dict[str, Any]) -> None:
+    """File by file with the same reason; and nothing is left of a session that got no checkpoint."""
+    with holdfast.open(url) as store:
+        store.session("their-run").save({"mine": True})
+    run = {} if not changed else {"run_id": "other"}
+    write(theirs / "checkpoints/their-run/history/a.json", {**SNAPSHOT, **run, **changed})
+    promised = adopt(url, theirs, "run", dry_run=True)
+    done = adopt(url, theirs, "run")
+    assert fates(promised) == fates(done)
+    assert (promised.skipped, done.skipped, done.imported) == (1, 1, 0)
+    with holdfast.open(url) as store:
+        assert [info.key for info in store.sessions()] == ["their-run"]
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_wrong_layout_is_told(theirs: Path, url: str, dry_run: bool) -> None:
+    """Nothing was found, and which layouts have files there."""
+    write(theirs / "sessions/build-7/checkpoint.json", {"session_id": "build-7", "step": 1})
+    report = adopt(url, theirs, "run", dry_run=dry_run)
+    assert (report.files, report.result) == ((), "WARN")
+    assert report.note == f"{theirs} has no files of layout run, but of layout workflow"
+    assert report.fixes == ("use --layout workflow",)
+    shutil.rmtree(theirs / "sessions")
+    report = adopt(url, theirs, "run", dry_run=dry_run)
+    assert report.note == f"{theirs} has no files of layout run, nor of any other"
+    assert report.fixes == ("name the folder of the other store, or one in it",)
+
+
 # --- what is not -----------------------------------------------------------------------------------------------
 
 
@@ -281,4 +321,6 @@ def test_the_command_reports_every_file(theirs: Path, url: str, capfd: pytest.Ca
     assert main([*words, "--layout", "run", "--json"]) == 4
     report = json.loads(capfd.readouterr().out)
     assert (report["present"], report["skipped"], report["result"]) == (1, 1, "WARN")
+    assert main([*words, "--layout", "workflow"]) == 0
+    assert "has no files of layout workflow, but of layout run" in capfd.readouterr().out
     assert main(words) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -207,7 +208,7 @@ def exit_code(error: HoldfastError) -> int:
 
 
 def _report_usage(error: click.ClickException, *, as_json: bool) -> int:
-    message = error.format_message()
+    message = re.sub(r"\s*\n\s*", " ", error.format_message())  # choices are listed line by line
     if isinstance(error, click.UsageError) and error.ctx is not None and not as_json:
         message = f"{message.rstrip('.')}. See '{error.ctx.command_path} --help'."
     _report(InvalidInput(message, code="usage"), as_json=as_json)

@@ -20,7 +20,7 @@ holdfast delete research-42 --yes"""
 @click.command("delete", cls=Command, example=EXAMPLE)
 @session_argument()
 @ref_argument(many=True)
-@session_option()
+@session_option("The session, instead of the argument.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @settings_of
 def delete(

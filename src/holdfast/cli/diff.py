@@ -75,6 +75,8 @@ def diff(
     """
     if not is_files and (is_stat or is_patch or workspace is not None):
         raise click.UsageError("--stat, --patch and --workspace go with --files.")
+    if is_files and limit is not None:
+        raise click.UsageError("--limit goes without --files: all files that changed are listed.")
     limit = SHORT_VIEW if limit is None and not settings.json else limit
     given = [each for each in (session, *refs) if each is not None]
     with operations.open_store(settings.store) as store:
@@ -110,11 +112,10 @@ def _ends(refs: list[str], older: str | None, newer: str | None) -> tuple[str | 
     return older, newer or "latest"
 
 
-def _file_sides(refs: list[str], older: str | None, newer: str | None) -> tuple[str, str | None]:
+def _file_sides(refs: list[str], older: str | None, newer: str | None) -> tuple[str | None, str | None]:
     """The two sides of a comparison of files; no second one is the tree as it is now."""
     before, _ = _ends(refs, older, newer)
-    after = newer if newer is not None else (refs[1] if len(refs) == 2 else None)
-    return before or "latest", after
+    return before, newer if newer is not None else (refs[1] if len(refs) == 2 else None)
 
 
 def _print(result: Diff, comparison: Comparison) -> None:

@@ -118,6 +118,8 @@ def show_restored(settings: Settings, restored: FilesRestoredView) -> int:
 
 def _print_restored(restored: FilesRestoredView) -> None:
     name = f"#{restored.checkpoint.seq} ({moment(restored.checkpoint.time)})"
+    if restored.checkpoint.message:
+        name += f": {clean(restored.checkpoint.message)}"
     would = "Would restore" if restored.is_dry_run else "Restored"
     texts = [f"{would} {count(restored.total, 'file')} in {clean(restored.root)} to {name}"]
     texts += map(_row, restored.changes)
@@ -130,10 +132,17 @@ def _print_restored(restored: FilesRestoredView) -> None:
         texts.append(f"Left as they were: {count(len(restored.failures), 'file')}")
         texts += [f"  {clean(each.path)}: {clean(each.reason)}" for each in restored.failures]
     if restored.safety is not None:
-        session = clean(shlex.quote(restored.session))
         texts.append(f"Safety: {restored.safety} has the files as they were")
-        texts.append(f"Undo:   holdfast restore --session {session} --undo --files")
+        texts.append(f"Undo:   {_undo(restored)}")
     lines(texts)
+
+
+def _undo(restored: FilesRestoredView) -> str:
+    """The command that takes a restore back; from elsewhere it has to name the tree."""
+    here = Path.cwd().resolve()
+    is_inside = Path(restored.root) in (here, *here.parents)
+    place = "" if is_inside else f" --workspace {clean(shlex.quote(restored.root))}"
+    return f"holdfast restore --session {clean(shlex.quote(restored.session))} --undo --files{place}"
 
 
 # --- exporting ---------------------------------------------------------------------------------------------------

@@ -53,19 +53,27 @@ def _dry_run_option() -> Callable[[Any], Any]:
 @_client_option(required=True)
 @_scope_option()
 @_dry_run_option()
-@click.option("--command", "with_command", is_flag=True, help="Also write the /checkpoint command file.")
+@click.option(
+    "--command", "with_command", is_flag=True, help="Also write the /checkpoint command file of Claude Code."
+)
+@click.option("--force", is_flag=True, help="With --command: replace another file of that name.")
 @settings_of
-def install(settings: Settings, client: str, is_project: bool, dry_run: bool, with_command: bool) -> None:
+def install(
+    settings: Settings, client: str, is_project: bool, dry_run: bool, with_command: bool, force: bool
+) -> None:
     """Put the hooks into the settings file of a coding agent. What else is in it stays.
 
-    With --store the hooks save into that store, else into the one that every command uses.
+    With --store the hooks and the command save into that store, else into the one that every command uses.
     """
+    if force and not with_command:
+        raise click.UsageError("--force goes with --command.")
     done = operations.install_hooks(
         client,
         "project" if is_project else "user",
         store=settings.store,
         dry_run=dry_run,
         with_command=with_command,
+        overwrite_command=force,
     )
     settings.show(done, _print_change)
 
@@ -90,7 +98,8 @@ def _print_change(change: HooksChange) -> None:
         kept = "" if change.backup is None else f"; the old file is {clean(change.backup)}"
         lines([f"{clean(change.path)} is changed{kept}"])
     if change.command is not None:
-        lines([f"{clean(change.command)} has the command /checkpoint"])
+        has = "would have" if change.is_dry_run else "has"
+        lines([f"{clean(change.command)} {has} the command /checkpoint"])
     if change.note is not None:
         note(change.note)
 

@@ -59,6 +59,8 @@ def files(
 
 def _texts(report: FilesImport) -> list[str]:
     texts = [_text(each) for each in report.files]
+    if report.note is not None:
+        texts.append(clean(f"{report.note}: {report.fixes[0]}"))
     would = "would be " if report.is_dry_run else ""
     counts = (
         f"{report.imported:,} {would}imported, {report.present:,} already there, "

@@ -53,14 +53,20 @@ def session_and_refs(
     return key, given[1:]
 
 
-def chosen_session(store: Store, argument: str | None, option: str | None) -> str:
+def chosen_session(
+    store: Store,
+    argument: str | None,
+    option: str | None,
+    *,
+    current: Callable[[Store], Chosen] = operations.current_session,
+) -> str:
     """The session of a command that need not name one: the argument, `--session`, the environment, the current one.
 
     A session that nobody named is told on stderr.
     """
     if argument is not None or option is not None or _environment() is not None:
         return session_named(argument, option)
-    return _told(operations.current_session(store)).session
+    return _told(current(store)).session
 
 
 def is_session_named(option: str | None) -> bool:
@@ -96,14 +102,16 @@ def session_argument() -> Callable[[Any], Any]:
     return click.argument("session", required=False, metavar="[SESSION]", shell_complete=_complete_session)
 
 
-def session_option() -> Callable[[Any], Any]:
+def session_option(
+    help: str = "The session, instead of the argument.  [default: $HOLDFAST_SESSION]",
+) -> Callable[[Any], Any]:
     return click.option(
         "--session",
         "session_option",
         metavar="KEY",
         callback=_or_the_groups,
         shell_complete=_complete_session,
-        help="The session, instead of the argument.  [default: $HOLDFAST_SESSION]",
+        help=help,
     )
 
 

@@ -24,7 +24,7 @@ holdfast resume deploy-7 --from step-3"""
 
 @click.command("resume", cls=Command, example=EXAMPLE)
 @session_argument()
-@session_option()
+@session_option("The session, instead of the argument.")
 @click.option("--from", "ref", metavar="REF", help="Go on from this checkpoint instead of the latest.")
 @click.option("--force", is_flag=True, help="Go on although the workflow's file changed.")
 @var_option()

@@ -106,7 +106,7 @@ def shown_texts(shown: Shown) -> list[str]:
     if shown.fallback is not None:
         failed = ", ".join(failure.checkpoint for failure in shown.fallback.failures)
         facts["instead of"] = f"{failed} (damaged)"
-    texts = [f"{name + ':':<12}{clean(text)}" for name, text in facts.items() if text]
+    texts = [f"{name + ':':<11} {clean(text)}" for name, text in facts.items() if text]
     texts += _body("state", shown.encoding, shown.state)
     if shown.details is not None and shown.details_encoding is not None:
         texts += _body("details", shown.details_encoding, shown.details)

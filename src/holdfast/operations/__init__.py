@@ -32,7 +32,7 @@ from holdfast.operations.choosing import Chosen, choose, current_session
 from holdfast.operations.cleaning import clean
 from holdfast.operations.comparing import diff, diff_ids
 from holdfast.operations.configuring import inspect_config
-from holdfast.operations.creating import NO_STATE, create
+from holdfast.operations.creating import NO_STATE, create, session_here
 from holdfast.operations.deleting import delete
 from holdfast.operations.doctor import diagnose
 from holdfast.operations.exporting import EXPORT_VERSION, FORMATS, LAYOUTS, export
@@ -303,6 +303,7 @@ __all__ = [
     "run_workflow",
     "save",
     "save_agent_state",
+    "session_here",
     "session_named",
     "session_status",
     "show",

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from holdfast.api import SaveOptions, Session, Store
 from holdfast.errors import Conflict, InvalidInput, NotFound
-from holdfast.model import TriggerKind
+from holdfast.model import TriggerKind, check_name
+from holdfast.operations.choosing import Chosen, current_session
 from holdfast.operations.saving import save
 from holdfast.operations.views import CheckpointView, checkpoint_views
 
 NO_STATE: Final[Any] = object()
 """Stands for: the state that the session has."""
 
-MAX_TRIES: Final = 10
+MAX_TRIES: Final = 50
+
+
+def session_here(store: Store, folder: Path) -> Chosen:
+    """The session that work in a folder belongs to: the most recently updated one with a checkpoint whose project is
+    that folder, else the nearest folder above it. Without any it is the current one.
+
+    Hooks of coding agents keep the folder of their work as the project of a session.
+
+    Raises:
+        NotFound: there is no session at all.
+    """
+    for place in (folder, *folder.parents):
+        with suppress(InvalidInput):  # a path that cannot be the name of a project is that of none
+            project = check_name("a project", str(place))
+            info = next((each for each in store.sessions(project=project) if each.last_seq), None)
+            if info is not None:
+                return Chosen(session=info.key, why=f"the most recently updated one of {place}")
+    return current_session(store)
 
 
 def create(
@@ -29,10 +50,12 @@ def create(
 ) -> CheckpointView:
     """Save a manual checkpoint: of the given state, else of the latest one of the session once more.
 
-    The latest state keeps its step, its details and the session's status. Nobody's save in between is covered up.
+    The latest state keeps its step, details and metadata, and the session its status. When the latest is damaged, the
+    newest intact one is saved, as it is shown. Nobody's save in between is covered up.
 
     Raises:
         InvalidInput: no state is given, and the session has none yet (`no_state`).
+        Corrupt: there are checkpoints, and none of them verifies.
         Conflict: others save all the time.
     """
     options = SaveOptions(
@@ -40,7 +63,7 @@ def create(
     )
     if state is not NO_STATE:
         return save(store, key, state, **options)
-    session = _session_with_state(store, key)
+    session = _existing(store, key)
     for _ in range(MAX_TRIES):
         try:
             return _save_again(session, options)
@@ -50,14 +73,11 @@ def create(
     raise Conflict(f"others save into session {key!r} all the time: try again", session=key)
 
 
-def _session_with_state(store: Store, key: str) -> Session:
+def _existing(store: Store, key: str) -> Session:
     try:
-        session = store.get(key)
+        return store.get(key)
     except NotFound:
         raise _no_state(key) from None
-    if session.newest() is None:
-        raise _no_state(key)
-    return session
 
 
 def _save_again(session: Session, options: SaveOptions) -> CheckpointView:
@@ -69,6 +89,7 @@ def _save_again(session: Session, options: SaveOptions) -> CheckpointView:
     again = options.copy()
     again["step"] = latest.step if options["step"] is None else options["step"]
     again["details"] = latest.details
+    again["metadata"] = latest.header.metadata
     again["status"] = info.status
     again["expect_head"] = head
     header = session.save(latest.state, **again)

@@ -242,8 +242,13 @@ def _contents(engine: Engine) -> Found:
     usage = engine.backend.usage()
     yield _ok(
         "store",
-        f"{usage.checkpoints:,} checkpoints in {usage.sessions:,} sessions, {_megabytes(usage.store_bytes)}",
+        f"{_count(usage.checkpoints, 'checkpoint')} in {_count(usage.sessions, 'session')},"
+        f" {_megabytes(usage.store_bytes)}",
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _facts(engine: Engine) -> Found:

@@ -29,7 +29,7 @@ from holdfast.lifecycle.agent.settings_file import (
     settings_path,
     uninstalled,
 )
-from holdfast.lifecycle.commands import install_command
+from holdfast.lifecycle.commands import COMMAND_FILE, check_command, command_text, write_command
 from holdfast.model import Status, from_us
 from holdfast.operations.running import Resumable
 from holdfast.storage.disk import make_private_directory, put_in_place, temporary_beside, write_new
@@ -39,7 +39,10 @@ MAX_LISTED = 100
 
 
 class HooksChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done to a settings file, or would be. `backup` holds the file as it was before."""
+    """What was done to a settings file, or would be.
+
+    `backup` holds the file as it was before; `command` is the command file, None when none was asked for.
+    """
 
     client: str
     scope: Scope
@@ -108,23 +111,37 @@ def install_hooks(
     store: str | None = None,
     dry_run: bool = False,
     with_command: bool = False,
+    overwrite_command: bool = False,
     folder: Path | None = None,
 ) -> HooksChange:
     """Put our hooks into the settings of a client; once, however often it is repeated.
 
+    `with_command` also writes the `/checkpoint` command, which saves where the hooks save. What is refused is refused
+    before anything is written, by a dry run too.
+
     Raises:
-        InvalidInput: the file is not valid (`invalid_settings`), or has comments (`settings_have_comments`).
-        BackendUnavailable: (`settings_not_writable`) it cannot be written.
+        InvalidInput: the file is not valid (`invalid_settings`), or has comments (`settings_have_comments`); the
+            client has no commands (`invalid_option`), or another file is in the place of the command (`file_exists`).
+        BackendUnavailable: (`settings_not_writable`, `export_failed`) it cannot be written.
     """
-    path = _path(client, scope, folder)
-    change = _apply(client, scope, path, installed(_text(path), client, _program(), store), dry_run=dry_run)
-    if not with_command:
+    path, program = _path(client, scope, folder), _program()
+    command = _command_path(client, path) if with_command else None
+    if command is not None and not overwrite_command:
+        check_command(command)
+    change = _apply(client, scope, path, installed(_text(path), client, program, store), dry_run=dry_run)
+    if command is None:
         return change
+    if not dry_run:
+        write_command(command, command_text(program, store), overwrite=overwrite_command)
+    return msgspec.structs.replace(change, command=str(command))
+
+
+def _command_path(client: str, settings: Path) -> Path:
     if client != CLAUDE_CODE:
-        raise InvalidInput(f"{client} has no command files of this kind", code="invalid_option")
-    base = path.parent.parent
-    command = None if dry_run else str(install_command(base))
-    return msgspec.structs.replace(change, command=command)
+        raise InvalidInput(
+            f"{client} has no command files of this kind: leave out --command", code="invalid_option"
+        )
+    return settings.parent / "commands" / COMMAND_FILE
 
 
 def uninstall_hooks(

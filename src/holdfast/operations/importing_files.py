@@ -23,6 +23,7 @@ from holdfast.model import Header
 from holdfast.operations.fixes import FAIL, IMPORT_FIXES, PASS, WARN, fixes_for_codes
 from holdfast.operations.opening import open_store
 from holdfast.storage.files.finding import FoundFile, find_files, read_foreign
+from holdfast.storage.memory import MemoryBackend
 from holdfast.storage.port import HeaderQuery
 
 IMPORTED: Final = "imported"
@@ -54,7 +55,10 @@ class FileImport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FilesImport(msgspec.Struct, frozen=True, kw_only=True):
-    """What an import of files did, or would do: counts, and every file with its fate."""
+    """What an import of files did, or would do: counts, and every file with its fate.
+
+    Where there is no file at all, `note` says so, and which other layouts have some.
+    """
 
     directory: str
     layout: str
@@ -66,6 +70,7 @@ class FilesImport(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FileImport, ...]
     result: str
     fixes: tuple[str, ...]
+    note: str | None = None
 
 
 class _Read(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +121,8 @@ def import_files(
     read, fates = _read_all(directory, chosen, session, accept_unverified)
     adopter = _Adopter(store, chosen, is_named=session is not None, dry_run=dry_run)
     fates += [adopter.adopt(each) for each in sorted(read, key=lambda each: each.order)]
-    return _report(directory, chosen, fates, dry_run)
+    report = _report(directory, chosen, fates, dry_run)
+    return report if report.files else _nothing_found(report, directory, chosen)
 
 
 def _check_directory(store: Store, directory: Path) -> None:
@@ -178,6 +184,7 @@ class _Adopter:
         try:
             held = self._held(read)
             if held is None:
+                self._check(read)
                 checkpoint = None if self._dry_run else self._save(read).id
                 self._planned[read.key, read.document.external_id] = read.digest
                 return _fate(read, IMPORTED, checkpoint)
@@ -213,13 +220,27 @@ class _Adopter:
                 self._sessions[key] = None
         return self._sessions[key]
 
+    def _check(self, read: _Read) -> None:
+        """Refuse what must not or cannot be saved, a dry run and the real one alike."""
+        session = self._session(read.key)
+        if session is not None and not self._is_named:
+            self._refuse_work_of_others(session)
+        if session is None or self._dry_run:  # a session is made only when there is something for it
+            self._rehearse(read)
+
+    def _rehearse(self, read: _Read) -> None:
+        """Save it where nothing stays: names, sizes and values are checked as the store will check them."""
+        with Store(MemoryBackend()) as scratch:
+            self._save_into(scratch.session(read.key, profile=PROFILES[self._layout]), read)
+
     def _save(self, read: _Read) -> Header:
         session = self._session(read.key)
         if session is None:
             session = self._store.session(read.key, profile=PROFILES[self._layout])
             self._sessions[read.key] = session
-        elif not self._is_named:
-            self._refuse_work_of_others(session)
+        return self._save_into(session, read)
+
+    def _save_into(self, session: Session, read: _Read) -> Header:
         document = read.document
         return session.save(
             document.state,
@@ -299,9 +320,24 @@ def _report(directory: Path, layout: Layout, fates: Iterable[FileImport], dry_ru
         directory=str(directory),
         layout=str(layout),
         is_dry_run=dry_run,
-        **counts,
+        imported=counts[IMPORTED],
+        present=counts["present"],
+        ours=counts["ours"],
         skipped=len(skipped),
         files=files,
         result=PASS if not skipped else WARN if is_useful else FAIL,
         fixes=fixes_for_codes((fate.code for fate in skipped), table=IMPORT_FIXES),
+    )
+
+
+def _nothing_found(report: FilesImport, directory: Path, layout: Layout) -> FilesImport:
+    """The report of an import without files: which other layouts have some there."""
+    others = [str(each) for each in Layout if each != layout and next(find_files(directory, each), None)]
+    but = f"but of layout {' and '.join(others)}" if others else "nor of any other"
+    return msgspec.structs.replace(
+        report,
+        result=WARN,
+        note=f"{directory} has no files of layout {layout}, {but}",
+        fixes=tuple(f"use --layout {each}" for each in others)
+        or ("name the folder of the other store, or one in it",),
     )

@@ -11,12 +11,14 @@ from typing import IO
 import msgspec
 
 from holdfast.api import Session, Store
-from holdfast.errors import BackendUnavailable, InvalidInput
+from holdfast.engine import reader
+from holdfast.errors import BackendUnavailable, InvalidInput, NotFound
 from holdfast.history.refs import SWITCHED
 from holdfast.operations.views import CheckpointView, checkpoint_views
-from holdfast.storage.disk import put_in_place, temporary_beside
+from holdfast.storage.disk import check_replaceable, put_in_place, temporary_beside
 from holdfast.workspace.compare import FileChange, FileChangeKind, FileComparison
 from holdfast.workspace.export import write_tar
+from holdfast.workspace.known import has_files
 from holdfast.workspace.manifest import GitState
 from holdfast.workspace.names import PathFilter, to_text
 from holdfast.workspace.restore import FilesRestored, is_last
@@ -88,17 +90,22 @@ class FilesExported(msgspec.Struct, frozen=True, kw_only=True):
 def diff_files(
     store: Store,
     key: str,
-    older: str = "latest",
+    older: str | None = None,
     newer: str | None = None,
     *,
     workspace: str | None = None,
     with_counts: bool = False,
     with_patch: bool = False,
 ) -> FilesDiff:
-    """Which files differ between two checkpoints, or between one and the tree as it is now."""
+    """Which files differ between two checkpoints, or between one and the tree as it is now.
+
+    Without `older` it is the one with files before `newer`; without both, the newest that has files.
+    """
     session = store.get(key)
+    if older is None:
+        older = "latest" if newer is None else _capture_before(store, session, newer)
     found = session.diff_files(older, newer, workspace=workspace)
-    reader = ChangeReader(store.engine, found.live_root)
+    changes = ChangeReader(store.engine, found.live_root)
     files = session.files(older)
     return FilesDiff(
         older=_checkpoint(store, session, files.checkpoint),
@@ -107,9 +114,21 @@ def diff_files(
         older_git=files.git,
         total=found.total,
         **_counts(found),
-        changes=tuple(_change(change, reader if with_counts else None) for change in found.changes),
+        changes=tuple(_change(change, changes if with_counts else None) for change in found.changes),
         unknown=tuple(map(to_text, found.unknown)),
-        patch="".join(map(reader.patch, found.changes)) if with_patch else None,
+        patch="".join(map(changes.patch, found.changes)) if with_patch else None,
+    )
+
+
+def _capture_before(store: Store, session: Session, newer: str) -> str:
+    header = store.engine.header(session.files(newer).checkpoint, session=session.uid)
+    for row in reader.line_of(store.engine.backend, session.info, header.branch):
+        if row.seq < header.seq and has_files(reader.verified(row)):
+            return row.id
+    raise NotFound(
+        f"session {session.key!r} has no files before #{header.seq} to compare it with: name an older one",
+        code="files_not_captured",
+        session=session.key,
     )
 
 
@@ -198,8 +217,7 @@ def export_files(
             raise InvalidInput("name a file, or give a stream to write to", code="not_a_file")
         files, size = write_tar(store.engine, header, stream, PathFilter())
         return FilesExported(checkpoint=checkpoint, output=None, files=files, size_bytes=size)
-    if output.is_dir():
-        raise InvalidInput(f"{output} is a directory: name a file in it", code="not_a_file")
+    check_replaceable(output)
     temporary = temporary_beside(output)
     try:
         descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
