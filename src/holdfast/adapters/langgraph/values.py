@@ -36,6 +36,7 @@ from holdfast.engine import Engine, NewBody
 from holdfast.engine.writer import Shares
 from holdfast.errors import HoldfastError, Unsupported
 
+_ATTEMPTS: Final = 3
 _MARK_IN_JSON: Final = b'"$serde"'
 _EXACT_BYTES: Final = "exact"
 """The key of a node whose bytes, once the serializer read them, are a body of this encoding with one value."""
@@ -158,9 +159,21 @@ class Values:
         return {MARK: kind, _EXACT_BYTES: encoding, "bytes": data}
 
     def _written(self, value: object) -> tuple[str, bytes]:
-        """What the serializer writes for a value that it brings back equal."""
-        kind, data = _dumps(self.serde, value)
-        self._prove(value, kind, data)
+        """What the serializer writes for a value that it brings back equal.
+
+        A graph may change a message while it is stored, by giving it its id: then it is written again.
+        """
+        written = _dumps(self.serde, value)
+        for attempts_left in reversed(range(_ATTEMPTS)):
+            try:
+                self._prove(value, *written)
+                break
+            except Refusal:
+                again = _dumps(self.serde, value)
+                if not attempts_left or again == written:
+                    raise
+                written = again
+        kind, data = written
         return kind, bytes(data)
 
     def _prove(self, value: object, kind: str, data: bytes) -> None:
