@@ -150,7 +150,8 @@ def run(
     files. With `again` an operation that failed is tried once more in the same process.
     """
     said, log = root.with_name(root.name + ".said"), root.with_name(root.name + ".log")
-    said.write_bytes(b"")
+    # Opened here: a slow child may not have got so far when the tracer comes, and its calls would have other numbers.
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     asked = inject.split(":")[0] if inject and not record else None
     if asked is not None and not notices.can_inject(asked):
         asked = None
@@ -158,8 +159,9 @@ def run(
     child = os.fork()
     if child == 0:
         ours.close()
-        _be_child(operation, kind, root, said, theirs, asked, bug, limit, again)
+        _be_child(operation, kind, root, output, theirs, asked, bug, limit, again)
     theirs.close()
+    os.close(output)
     has_fired = False
     if asked is not None:
         assert inject is not None
@@ -212,7 +214,7 @@ def _be_child(
     operation: Operation,
     kind: str,
     root: Path,
-    said: Path,
+    output: int,
     go: socket.socket,
     asked: str | None,
     bug: str | None,
@@ -226,7 +228,6 @@ def _be_child(
         logging.disable(logging.CRITICAL)
         ctypes.CDLL(None).prctl(0x59616D61, _ANYBODY, 0, 0, 0)  # where a tracer must be allowed by its tracee
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        output = os.open(said, os.O_WRONLY | os.O_APPEND)
 
         def say(line: str) -> None:
             os.write(output, line.encode() + b"\n")
