@@ -151,7 +151,7 @@ def test_every_restore_is_exact(seed: int) -> None:
     work_at_random(seed, steps=12)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(seed=st.integers(0, 2**32))
 def test_every_restore_is_exact_for_longer(seed: int) -> None:
