@@ -31,7 +31,7 @@ with holdfast.open(url) as store:
         print(exc.code)
 """
 
-UNPRIVILEGED = """
+_AS_NOBODY = """
 import os, sys, tempfile, holdfast
 url, root = sys.argv[1:3]
 with tempfile.TemporaryDirectory() as warm, holdfast.open("memory:") as store:
@@ -39,6 +39,11 @@ with tempfile.TemporaryDirectory() as warm, holdfast.open("memory:") as store:
     run.restore_files(run.save(1).id)
 os.setgid(65534)
 os.setuid(65534)
+"""
+
+UNPRIVILEGED = (
+    _AS_NOBODY
+    + """
 with holdfast.open(url) as store:
     run = store.session("run", profile="archive")
     first = run.save(1, workspace=root)
@@ -54,16 +59,12 @@ with holdfast.open(url) as store:
     os.chmod(root, 0o755)
     print(open(root + "/a").read())
 """
+)
 
 
-LOCKED = """
-import os, sys, tempfile, holdfast
-url, root = sys.argv[1:3]
-with tempfile.TemporaryDirectory() as warm, holdfast.open("memory:") as store:
-    run = store.session("run", workspace=warm)  # imports all that is needed, while it can be read
-    run.restore_files(run.save(1).id)
-os.setgid(65534)
-os.setuid(65534)
+LOCKED = (
+    _AS_NOBODY
+    + """
 with holdfast.open(url) as store:
     run = store.session("run", profile="archive", workspace=root)
     first = run.save(1)
@@ -76,6 +77,7 @@ with holdfast.open(url) as store:
     done = run.undo_files()
     print(done.is_complete, [each.path for each in done.changes], open(root + "/locked/q").read())
 """
+)
 
 
 def command(program: str, *arguments: str) -> list[str]:
