@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.crash import figures, tracing
-from tests.crash.operations import KINDS
 from tests.crash.points import RUN
 from tests.crash.report import (
     CATCHES,
@@ -32,6 +31,7 @@ from tests.crash.report import (
     version,
 )
 from tests.crash.short import FOUR_KIB
+from tests.crash.stores import KINDS
 
 Job = tuple[str, str, Depth]
 

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from holdfast.maintenance import prune
 from holdfast.storage import disk, sqlite
 from holdfast.storage.files import backend, index, writing
 from holdfast.storage.files.placing import Placer
 from holdfast.storage.sql.backend import SqlBackend
+from holdfast.workspace import restore, staging
 
 Say = Callable[[str], None]
 
@@ -141,6 +144,31 @@ def failed_commit_left_in_the_log(say: Say) -> None:
     sqlite._write_over = nothing
 
 
+def files_stored_with_the_commit(say: Say) -> None:
+    def bare(item: Any) -> Any:
+        bodies = tuple(msgspec.structs.replace(body, data=b"") for body in item.bodies)
+        return msgspec.structs.replace(item, bodies=bodies)
+
+    backend.FilesBackend._store_blobs = nothing  # type: ignore[method-assign]
+    backend.without_bytes = bare
+
+
+def restored_names_not_synced(say: Say) -> None:
+    staging.Staging.placed = nothing  # type: ignore[method-assign]
+
+
+def files_replaced_before_they_are_safe(say: Say) -> None:
+    move = restore._Restore._move
+    restore._Restore._safety = lambda work: ""  # type: ignore[method-assign]
+
+    def hasty(work: Any, area: Any, safety: str) -> Any:
+        failures = move(work, area, safety)
+        work._note(restore.BEGUN, work._save_safety())
+        return failures
+
+    restore._Restore._move = hasty  # type: ignore[method-assign]
+
+
 BUGS: dict[str, Callable[[Say], None]] = {
     bug.__name__: bug
     for bug in (
@@ -159,6 +187,9 @@ BUGS: dict[str, Callable[[Say], None]] = {
         wal_normal,
         rollback_journal,
         failed_commit_left_in_the_log,
+        files_stored_with_the_commit,
+        restored_names_not_synced,
+        files_replaced_before_they_are_safe,
     )
 }
 

@@ -35,6 +35,9 @@ CATCHES = (
     Catch("wal_normal", "save", "sqlite", power.METHOD),
     Catch("rollback_journal", "save", "sqlite", power.METHOD),
     Catch("failed_commit_left_in_the_log", "first save", "files-workflow", ON),
+    Catch("files_stored_with_the_commit", "capture of files", "files-phase", KILL),
+    Catch("restored_names_not_synced", "restore of files", "sqlite", power.METHOD),
+    Catch("files_replaced_before_they_are_safe", "restore of files", "sqlite", KILL),
 )
 
 

@@ -7,9 +7,7 @@ stop must lead to the same end as acting once; saves carry an idempotency key fo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import holdfast
@@ -19,33 +17,10 @@ from holdfast.errors import BackendUnavailable, Conflict
 from holdfast.maintenance.backup import backup
 from holdfast.maintenance.copying import copy
 from holdfast.maintenance.space import reclaim, sweep
-from holdfast.model import utc_now_us
-from holdfast.storage.files import FilesBackend, Layout
-from holdfast.storage.port import Backend
+from holdfast.storage.files import FilesBackend
 from holdfast.storage.sqlite import SqliteBackend
-from holdfast.workspace import restore as _restore  # noqa: F401  (what is imported late would open files)
-
-SQLITE = "sqlite"
-FILES = tuple(f"files-{layout}" for layout in Layout)
-KINDS = (SQLITE, *FILES)
-BUSY_SECONDS = 2.0
-
-Say = Callable[[str], None]
-"""Tell the world outside: `ACK session seq` when a checkpoint was acknowledged, `OK` when the call returned."""
-
-
-def backend_of(
-    kind: str, root: Path, *, clock: Callable[[], int] = utc_now_us, busy_seconds: float = BUSY_SECONDS
-) -> Backend:
-    """The store of a kind below `root`, made on demand."""
-    if kind == SQLITE:
-        return SqliteBackend(root / "store/h.db", busy_seconds=busy_seconds, clock=clock)
-    layout = kind.removeprefix("files-")
-    return FilesBackend(root / "store", layout=layout, busy_seconds=busy_seconds, clock=clock)
-
-
-def opened(kind: str, root: Path) -> Store:
-    return Store(backend_of(kind, root))
+from tests.crash import agent, trees
+from tests.crash.stores import BUSY_SECONDS, SQLITE, Operation, Say
 
 
 def text_of(n: int) -> dict[str, object]:
@@ -54,22 +29,10 @@ def text_of(n: int) -> dict[str, object]:
     return {"n": n, **lines, f"line {n % 30}": f"changed by {n}"}
 
 
-@dataclass(frozen=True)
-class Operation:
-    name: str
-    prepare: Callable[[Store], None]
-    act: Callable[[Store, Path, Say], None]
-    kinds: tuple[str, ...] = KINDS
-    is_new: bool = False
-    """Nothing is there before."""
-    during: dict[str, dict[int, object]] = field(default_factory=dict)
-    """Checkpoints that come and go while it acts, by session and number."""
-
-
 # --- saving ----------------------------------------------------------------------------------------------------
 
 
-def three(store: Store) -> None:
+def three(store: Store, root: Path) -> None:
     """A session with three checkpoints, and another one that nobody touches."""
     run = store.session("r", profile="archive")
     for n in range(1, 4):
@@ -77,7 +40,7 @@ def three(store: Store) -> None:
     store.session("other", profile="archive").save({"other": True})
 
 
-def nothing(store: Store) -> None:
+def nothing(store: Store, root: Path) -> None:
     raise AssertionError("there is no store before")
 
 
@@ -86,7 +49,7 @@ def save(store: Store, root: Path, say: Say) -> None:
     say(f"ACK r {header.seq}")
 
 
-def large(store: Store) -> None:
+def large(store: Store, root: Path) -> None:
     run = store.session("r", profile="archive")
     for n in range(1, 4):
         run.save(text_of(n))
@@ -119,7 +82,7 @@ def saved_key(store: Store, uid: str) -> str:
 # --- removing --------------------------------------------------------------------------------------------------
 
 
-def six(store: Store) -> None:
+def six(store: Store, root: Path) -> None:
     run = store.session("r", profile="archive")
     for n in range(1, 7):
         run.save(text_of(n))
@@ -131,7 +94,7 @@ def prune(store: Store, root: Path, say: Say) -> None:
     reclaim(store.engine)
 
 
-def hidden(store: Store) -> None:
+def hidden(store: Store, root: Path) -> None:
     """Bodies that nothing needs any more: a keyframe was hidden for its patches, and then these went."""
     run = store.session("r", profile="archive")
     ids = [run.save(text_of(n)).id for n in range(1, 6)]
@@ -144,7 +107,7 @@ def sweeping(store: Store, root: Path, say: Say) -> None:
     reclaim(store.engine)
 
 
-def ended(store: Store) -> None:
+def ended(store: Store, root: Path) -> None:
     """A session whose time has come, and one that stays."""
     old = store.session("old", profile="workflow", cleanup={"enabled": True, "retention_days": 0})
     for n in range(1, 4):
@@ -209,7 +172,7 @@ def restore(store: Store, root: Path, say: Say) -> None:
 # --- ends and steps ---------------------------------------------------------------------------------------------
 
 
-def testing(store: Store) -> None:
+def testing(store: Store, root: Path) -> None:
     store.session("t", profile="workflow", test=True, cleanup={"retention_days": 0}).save({"n": 1})
     store.session("r", profile="archive").save({"n": 1})
 
@@ -245,6 +208,11 @@ def execute(store: Store, root: Path, say: Say) -> None:
             time.sleep(0.05)
 
 
+def finished(store: Store, root: Path) -> list[str]:
+    status = store.get("plan").info.status
+    return [] if status == "completed" else [f"the plan is {status}"]
+
+
 OPERATIONS = {
     operation.name: operation
     for operation in (
@@ -262,6 +230,9 @@ OPERATIONS = {
         Operation("copy", three, copied),
         Operation("restore", three, restore),
         Operation("completion", testing, complete, during={"t": {2: {"n": "last"}}}),
-        Operation("executor", three, execute),
+        Operation("executor", three, execute, adds_to="plan", when_done=finished),
+        trees.CAPTURE,
+        trees.RESTORE,
+        agent.HOOK,
     )
 }

@@ -13,7 +13,8 @@ from itertools import groupby
 from pathlib import Path
 
 from tests.crash import tracing
-from tests.crash.operations import OPERATIONS, Operation, opened
+from tests.crash.operations import OPERATIONS
+from tests.crash.stores import Operation, opened
 from tests.crash.survey import Expected, expected_of, judge
 from tests.crash.tracing import CHANGING, Call, Run
 
@@ -93,15 +94,20 @@ class Scene:
         self.seed = self.folder / "seed"
         self.root = self.folder / "root"
         self._sound: set[bytes] = set()
-        self.seed.mkdir()
-        if not operation.is_new:
-            with opened(kind, self.seed) as store:
-                operation.prepare(store)
+        self._prepare()
         self._warm_up()
         gc.collect()
         gc.freeze()  # what is here now stays: no child and no judge needs to look through it
         self.recording = self._record()
         self.expected = self._expect()
+
+    def _prepare(self) -> None:
+        """Make the store where it will be used: captures of files know the path of their tree."""
+        self.root.mkdir()
+        if not self.operation.is_new:
+            with opened(self.kind, self.root) as store:
+                self.operation.prepare(store, self.root)
+        self.root.rename(self.seed)
 
     def _warm_up(self) -> None:
         """Do it once in this process: what is imported late is then there in every child, and opens no files."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from holdfast import Store
 from tests.crash import tracing
-from tests.crash.operations import KINDS, SQLITE, Operation, Say, Store, three
+from tests.crash.operations import three
 from tests.crash.points import Outcome, Scene
+from tests.crash.stores import KINDS, SQLITE, Operation, Say
 
 METHOD = "short write"
 

@@ -17,10 +17,8 @@ from holdfast import Store
 from holdfast.errors import HoldfastError
 from holdfast.maintenance.space import sweep
 from holdfast.storage.sqlite import SqliteBackend
-from tests.crash.operations import BACKUP, COPY, Operation, backend_of, opened
-
-EXECUTED = "plan"
-"""The session of the executor: its states have times in them, so only its end is compared."""
+from tests.crash.operations import BACKUP, COPY
+from tests.crash.stores import Operation, backend_of, opened
 
 Checkpoints = dict[str, dict[int, Any]]
 
@@ -90,8 +88,11 @@ def _problems(operation: Operation, kind: str, root: Path, expected: Expected, s
     acked = [(key, int(seq)) for _, key, seq in (line.split(" ") for line in said if line.startswith("ACK "))]
     with opened(kind, root) as store:
         found = survey(store, verify=False)
+        problems += operation.at_any_time(store, root)
+        if is_done and not _is_doubtful(operation, said):
+            problems += operation.when_done(store, root)
     problems += found.findings
-    problems += compare(found.sessions, expected, acked, is_done=is_done)
+    problems += compare(found.sessions, expected, acked, operation.adds_to, is_done=is_done)
     for name in expected.extras:
         problems += _extra(root / name, expected, is_done=is_done)
     if problems:
@@ -99,15 +100,20 @@ def _problems(operation: Operation, kind: str, root: Path, expected: Expected, s
     return _again(operation, kind, root, expected)
 
 
+def _is_doubtful(operation: Operation, said: list[str]) -> bool:
+    """Whether it was told that what is in place may not be durable; a repeat cannot know better."""
+    return any(f"ERR {code}" in said for code in operation.doubts)
+
+
 def compare(
-    found: Checkpoints, expected: Expected, acked: list[tuple[str, int]], *, is_done: bool
+    found: Checkpoints, expected: Expected, acked: list[tuple[str, int]], adds_to: str = "", *, is_done: bool
 ) -> list[str]:
     problems = []
     before, after = expected.before, expected.after
     for key, states in found.items():
-        if key == EXECUTED:
-            continue
         for seq, state in states.items():
+            if key == adds_to and seq not in before.get(key, {}):
+                continue
             known = [side[key][seq] for side in (before, expected.during, after) if seq in side.get(key, {})]
             if state not in known:
                 problems.append(f"{key} {seq} is {str(state)[:80]}, not one of {str(known)[:160]}")
@@ -119,13 +125,14 @@ def compare(
         is_kept = seq in after.get(key, {})
         if is_kept and seq not in found.get(key, {}):
             problems.append(f"{key} {seq} was acknowledged and is lost")
-    if is_done and _shape(found) != _shape(after):
-        problems.append(f"it returned, and {_shape(found)} is there instead of {_shape(after)}")
+    one, other = _shape(found, adds_to), _shape(after, adds_to)
+    if is_done and one != other:
+        problems.append(f"it returned, and {one} is there instead of {other}")
     return problems
 
 
-def _shape(sessions: Checkpoints) -> dict[str, list[int]]:
-    return {key: sorted(states) for key, states in sorted(sessions.items()) if key != EXECUTED}
+def _shape(sessions: Checkpoints, adds_to: str = "") -> dict[str, list[int]]:
+    return {key: sorted(states) for key, states in sorted(sessions.items()) if key != adds_to}
 
 
 def _extra(path: Path, expected: Expected, *, is_done: bool) -> list[str]:
@@ -155,12 +162,10 @@ def _again(operation: Operation, kind: str, root: Path, expected: Expected) -> l
     with Store(backend_of(kind, root, clock=later)) as store:
         sweep(store.engine)
         found = survey(store, verify=True)
-        problems = list(found.findings)
-        if EXECUTED in expected.after and store.get(EXECUTED).info.status != "completed":
-            problems.append("the plan was not completed")
-    if _shape(found.sessions) != _shape(expected.after):
-        problems.append(f"done again, {_shape(found.sessions)} is there instead of {_shape(expected.after)}")
-    problems += compare(found.sessions, expected, [], is_done=True)
+        problems = found.findings + operation.at_any_time(store, root) + operation.when_done(store, root)
+        problems += operation.in_the_end(store, root)
+    again = compare(found.sessions, expected, [], operation.adds_to, is_done=True)
+    problems += [f"done again: {problem}" for problem in again]
     left = [path for path in root.rglob("*") if path.name.startswith(".tmp-")]
     problems += [f"left over: {path.relative_to(root)}" for path in left]
     return problems

@@ -16,7 +16,7 @@ import pytest
 import holdfast
 from holdfast import Store
 from holdfast.storage.sqlite import BUSY_SECONDS
-from tests.crash.operations import KINDS, backend_of
+from tests.crash.stores import KINDS, backend_of
 
 
 def opened(kind: str, root: Path) -> Store:

@@ -12,8 +12,9 @@ import holdfast
 from holdfast import Store
 from holdfast.storage import sqlite
 from holdfast.storage.sqlite import SqliteBackend
-from tests.crash.operations import FILES, OPERATIONS
-from tests.crash.points import ON, ONCE, Fault, Scene
+from tests.crash.operations import OPERATIONS
+from tests.crash.points import KILL, ON, ONCE, Fault, Scene
+from tests.crash.stores import FILES
 
 
 @pytest.mark.full
@@ -38,6 +39,29 @@ def test_one_refused_open_does_not_make_the_store_read_only_for_ever() -> None:
             if call.name == "openat" and call.path.endswith("-shm"):
                 inject = f"openat:error=EMFILE:when={call.number}"
                 assert scene.inject(Fault(ONCE, call, inject)) == []
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("strace")
+def test_a_restore_of_files_that_partly_failed_is_finished_and_undone_as_one() -> None:
+    """What could not be moved is told; a repeat finishes it, and the undo leads back to before the first attempt."""
+    with Scene(OPERATIONS["restore of files"], "sqlite") as scene:
+        faults = [each for each in scene.faults(reads=False) if each.method == ONCE]
+        for fault in faults:
+            if fault.call.name in ("renameat", "mkdirat", "fsync"):
+                assert scene.inject(fault) == []
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("strace")
+@pytest.mark.parametrize("kind", FILES)
+def test_a_document_that_is_taken_up_has_the_files_it_names(kind: str) -> None:
+    """The saver was killed between its document and the commit: the checkpoint is there with all of its files."""
+    with Scene(OPERATIONS["capture of files"], kind) as scene:
+        faults = [each for each in scene.faults(reads=False) if each.method == KILL]
+        for fault in faults:
+            if fault.call.name in ("linkat", "unlinkat", "renameat", "fdatasync"):
+                assert scene.inject(fault) == []
 
 
 def test_a_store_whose_first_page_never_came_is_made_anew(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from tests.crash.operations import KINDS, opened
+from tests.crash.stores import KINDS, opened
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.crash.operations import KINDS
 from tests.crash.report import Depth, combinations, examined, shortened
+from tests.crash.stores import KINDS
 
 pytestmark = pytest.mark.usefixtures("strace")
 

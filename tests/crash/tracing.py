@@ -25,7 +25,7 @@ from typing import Any
 
 from holdfast.errors import HoldfastError
 from tests.crash import bugs, notices
-from tests.crash.operations import Operation, opened
+from tests.crash.stores import Operation, opened
 
 CHANGING = (
     "openat",

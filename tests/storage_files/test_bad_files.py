@@ -264,7 +264,7 @@ def test_a_linked_folder_is_not_written_through(root: Path, tmp_path: Path) -> N
         (root / "checkpoints/r").symlink_to(outside)
         with pytest.raises(HoldfastError) as refusal:
             run.save({"n": 1})
-        assert refusal.value.code == "checkpoint_atomic_write_failed"
+        assert (refusal.value.code, refusal.value.retryable) == ("checkpoint_atomic_write_failed", False)
         assert list(outside.iterdir()) == []
         (root / "checkpoints/r").unlink()
         assert run.save({"n": 1}).seq == 1

@@ -167,6 +167,26 @@ def test_a_swept_blob_is_stored_again(store: holdfast.Store, run: holdfast.Sessi
     assert run.files().read("a") == b"content"
 
 
+def test_a_repeated_save_finds_its_files_also_when_they_were_written_again(url: str, root: Path) -> None:
+    """A step that is done again writes the same files: its save is the one that is stored, unless a file differs."""
+    ids = []
+    for _ in range(2):
+        write(root, {"a": "content", "b/c": "more"})
+        os.utime(root / "a", (len(ids) + 1, 1))
+        with holdfast.open(url) as store:
+            ids.append(store.session("run").save(1, workspace=root, idempotency_key="step").id)
+    assert ids[0] == ids[1]
+    write(root, {"a": "other"})
+    with holdfast.open(url) as store:
+        run = store.get("run")
+        with pytest.raises(holdfast.Conflict) as caught:
+            run.save(1, workspace=root, idempotency_key="step")
+        assert caught.value.code == "idempotency_mismatch"
+        with pytest.raises(holdfast.Conflict):
+            run.save(2, workspace=root, idempotency_key="step")
+        assert run.files().read("a") == b"content"
+
+
 def test_saving_in_the_background_keeps_the_order(run: holdfast.Session, root: Path) -> None:
     """The tree is captured off the caller's path; a later save does not overtake it."""
     write(root, {"a": "one"})

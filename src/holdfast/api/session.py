@@ -561,7 +561,8 @@ class Session:
         Raises:
             NotFound: the checkpoint has no files, or not these.
             Conflict: files changed since the newest capture (`files_changed`): use `force`, or save first.
-            BackendUnavailable: the files cannot be prepared (`files_not_restored`). Nothing changed.
+            BackendUnavailable: the files cannot be prepared (`files_not_restored`), and nothing changed; or they are
+                in place, but a loss of power may take some back (`files_not_durable`).
         """
         header = self._header_with_files(ref)
         return self._files.restore(header, paths=paths, workspace=workspace, dry_run=dry_run, force=force)

@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from holdfast.hooks import place
@@ -118,19 +119,21 @@ def answered(request: Request, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _told(request: Request, environ: Mapping[str, str], session: str, exc: Exception) -> dict[str, Any]:
-    from holdfast.lifecycle.agent import log
-
     code = getattr(exc, "code", None)
     code = code if isinstance(code, str) else type(exc).__name__
     message = str(exc) or type(exc).__name__
-    is_news = log.note(
-        environ,
-        client=request.client,
-        event=request.event,
-        session=session,
-        code=code,
-        message=message,
-    )
+    is_news = True
+    with suppress(OSError, ImportError):  # where no file can be opened there is no log, and no module for it
+        from holdfast.lifecycle.agent import log
+
+        is_news = log.note(
+            environ,
+            client=request.client,
+            event=request.event,
+            session=session,
+            code=code,
+            message=message,
+        )
     # A turn has many tools: trouble that lasts is told once in a while, not at every one of them.
     return (
         {"systemMessage": f"Holdfast saved nothing at {request.event[:80]}: {message[:500]}"}

@@ -10,12 +10,13 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from holdfast.codec import exact
 from holdfast.engine import Engine, NewBody, Save, reader
 from holdfast.errors import Conflict, NotFound
 from holdfast.model import Header, Session, Trigger, TriggerKind
 from holdfast.storage.port import HeaderQuery
 from holdfast.workspace.capture import DEFAULT_LIMITS, Captured, Earlier, Limits, capture
-from holdfast.workspace.manifest import FILES, Manifest, body_after, body_of, manifest_of
+from holdfast.workspace.manifest import FILES, UNSEEN, Manifest, body_after, body_of, manifest_of
 
 log = logging.getLogger("holdfast")
 
@@ -135,6 +136,8 @@ def save_with_files(
         try:
             header = engine.save(_with_body(save, captured, body))
         except Conflict as exc:
+            if (stored := _repeated(engine, exc, captured.manifest)) is not None:
+                return engine.save(_with_body(save, captured, stored)), captured
             if exc.code != "blob_gone" or not left:
                 raise
             # A sweep was faster: those files are read again.
@@ -145,6 +148,26 @@ def save_with_files(
         _tell(header, captured.manifest)
         return header, captured
     raise AssertionError("unreachable")
+
+
+def _repeated(engine: Engine, conflict: Conflict, manifest: Manifest) -> NewBody | None:
+    """The stored list of files of a save that this one repeats, if the tree is still what it says.
+
+    Only when and where files were seen may differ: a step that is done again writes the same files once more.
+    """
+    if conflict.code != "idempotency_mismatch" or conflict.checkpoint is None:
+        return None
+    header = engine.header(conflict.checkpoint)
+    if not has_files(header):
+        return None
+    content = reader.load_body(engine.backend, header, FILES)
+    is_same = _unseen(manifest_of(content)) == _unseen(manifest)
+    return NewBody(content, exact.JSON, manifest.blobs) if is_same else None
+
+
+def _unseen(manifest: Manifest) -> Manifest:
+    entries = tuple(msgspec.structs.replace(entry, seen=UNSEEN) for entry in manifest.entries)
+    return msgspec.structs.replace(manifest, entries=entries)
 
 
 def _body(captured: Captured, known: Remembered | None) -> NewBody:

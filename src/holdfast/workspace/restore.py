@@ -72,6 +72,7 @@ def restore_files(
         Conflict: files changed since the newest capture (`files_changed`), and `force` is not given.
         Corrupt: a file of the checkpoint is damaged. BackendUnavailable: a file cannot be prepared
             (`files_not_restored`). In all these cases nothing changed.
+        BackendUnavailable: all files are in place, but a loss of power may take some back (`files_not_durable`).
     """
     work = _Restore(engine, header, root, PathFilter(paths), limits, is_dry_run=dry_run)
     if dry_run:
@@ -243,7 +244,7 @@ class _Restore:
                 with staging(root) as area:
                     self._prepare(area)
                     safety = self._safety()
-                    failures = self._move(area)
+                    failures = self._move(area, safety)
             except OSError as exc:
                 raise BackendUnavailable(
                     f"the files of {self._header.id} cannot be written to {self._root!r}: {exc.strerror}. "
@@ -263,7 +264,7 @@ class _Restore:
         area.prepared()
 
     def _safety(self) -> str:
-        """The checkpoint that has the tree as it is now, stored unless an interrupted restore left it already."""
+        """The checkpoint that has the tree as it was, stored unless a restore that came only so far left it already."""
         safety = self._interrupted()
         if safety is None:
             safety = self._save_safety()
@@ -271,10 +272,12 @@ class _Restore:
         return safety
 
     def _interrupted(self) -> str | None:
+        """The safety checkpoint of the same restore, if that was stopped or could not make all changes."""
         last = next(iter(_events(self._engine, self._header.session)), None)
-        if last is None or last.type != BEGUN or self._newest is None:
+        if last is None or self._newest is None or (last.type == RESTORED and not last.data.get("failed")):
             return None
-        is_same = last.data == self._facts(self._newest[0].id)
+        facts = self._facts(self._newest[0].id)
+        is_same = {name: last.data.get(name) for name in facts} == facts
         is_on_its_way = is_same and is_between(self._live.manifest, self._newest[1], self._target)
         return self._newest[0].id if is_on_its_way else None
 
@@ -323,7 +326,7 @@ class _Restore:
         data = {**self._facts(safety), **more}
         self._engine.backend.record_event(self._header.session, kind, data, time_us=self._engine.clock())
 
-    def _move(self, area: Staging) -> list[Skipped]:
+    def _move(self, area: Staging, safety: str) -> list[Skipped]:
         """Make all changes; what cannot be changed stays as it is and is reported."""
         first = in_the_way(self.plan.changes)
         gone = {change.path for change in first}
@@ -336,7 +339,16 @@ class _Restore:
         for change in self.plan.changes:
             if change.new is None and change.path not in gone:
                 self._attempt(change, self._remove(area), failures)
-        area.placed()
+        try:
+            area.placed()
+        except OSError as exc:
+            raise BackendUnavailable(
+                f"the files of {self._header.id} are in place, but the disk did not confirm it: {exc.strerror}. After "
+                f"a loss of power some may be as they were. The tree as it was is in {safety}.",
+                code="files_not_durable",
+                retryable=False,
+                checkpoint=self._header.id,
+            ) from exc
         return failures
 
     def _place(self, area: Staging) -> Callable[[str], None]:

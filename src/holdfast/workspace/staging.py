@@ -43,7 +43,8 @@ class Staging:
     def close(self) -> None:
         if self._folder < 0:
             return
-        _remove_folder(self._root, self._name, self._folder)
+        with suppress(OSError):  # the next restore removes it
+            _remove_folder(self._root, self._name, self._folder)
         os.close(self._folder)
         self._folder = -1
 
@@ -104,15 +105,22 @@ class Staging:
                 return
 
     def placed(self) -> None:
-        """Everything is in place: make the names durable."""
-        directories = {path.rpartition("/")[0] for path in self._touched}
+        """Everything is in place: make the names durable, and those of directories that were made for them.
+
+        Raises:
+            OSError: they may not be.
+        """
+        directories = {above for path in self._touched for above in parents(path)}
         if len(directories) > SYNC_EACH:
             os.sync()
             return
         os.fsync(self._root)
-        for path in directories - {""}:
-            with suppress(OSError), opened_parent(self._root, f"{path}/.") as (directory, _):
-                os.fsync(directory)
+        for path in sorted(directories):
+            try:
+                with opened_parent(self._root, f"{path}/.") as (directory, _):
+                    os.fsync(directory)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # it became empty and was removed, which the directory above tells
 
     def _copy(self, prepared: str, directory: int, name: str) -> None:
         """The same where the path lies on another file system."""

@@ -84,8 +84,19 @@ class FilesBackend(FilesTransactions):
             if isinstance(outcomes, list):
                 self._write_documents(tx, placer, whole, outcomes)
 
+        self._store_blobs([blob for item in batch for blob in item.blobs])
         with self._also(then):
             return super().append([without_bytes(item) for item in whole], seal)
+
+    def _store_blobs(self, blobs: Sequence[Blob]) -> None:
+        """Store blobs before the documents that name them: a document that is taken up after a crash is then whole.
+
+        One that is swept before its document is written makes the save `blob_gone`, which is repeated.
+        """
+        stored = self.has_blobs([blob.digest for blob in blobs]) if blobs else set()
+        missing = [blob for blob in blobs if blob.digest not in stored]
+        if missing:
+            self._writing(lambda tx: body_rows.insert_blobs(tx, missing))
 
     def _write_documents(
         self,
@@ -143,8 +154,9 @@ class FilesBackend(FilesTransactions):
                 self._write_adopted(tx, placer, raw, whole)
 
         bare = [msgspec.structs.replace(body, data=b"") for body in whole]
+        self._store_blobs(blobs)
         with self._also(then):
-            return super().adopt(uid, raw, bodies=bare, blobs=blobs, annotations=annotations)
+            return super().adopt(uid, raw, bodies=bare, annotations=annotations)
 
     def _write_adopted(self, tx: Connection, placer: Placer, raw: bytes, given: Sequence[Body]) -> None:
         """A body that was hidden shows again as it was: its bytes move from the sidecar into the document."""

@@ -24,9 +24,9 @@ def record_of(body: Body) -> BodyRecord:
 
 
 def without_bytes(item: Append) -> Append:
-    """What the sidecar keeps of an append: the records, whose bytes are in the document."""
+    """What the sidecar keeps of an append: the records, whose bytes are in the document. Blobs it has already."""
     bodies = tuple(msgspec.structs.replace(body, data=b"") for body in item.bodies)
-    return msgspec.structs.replace(item, bodies=bodies)
+    return msgspec.structs.replace(item, bodies=bodies, blobs=())
 
 
 def standing_alone(body: Body) -> Body:

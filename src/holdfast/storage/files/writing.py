@@ -28,7 +28,18 @@ _NO_LINKS: Final = frozenset(
 )
 """How file systems say that they have no hard links, or no more of them."""
 
-_FINAL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG})
+_FINAL: Final = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EFBIG,
+        errno.ENOTDIR,
+        errno.ELOOP,
+    }
+)
 """Failures that a repeat will not mend."""
 
 

@@ -1,0 +1,85 @@
+"""A coding agent's hook: what it saves before the context is compacted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from holdfast import Store
+from holdfast.hooks import answering, doing
+from tests.crash.stores import Operation, Say, url_at
+
+KEY = "claude-code:agent"
+PROMPT = "move the invoices"
+
+
+def respond(root: Path, event: str, **fields: Any) -> None:
+    """Answer an event as `holdfast hook` does; what went wrong is raised."""
+    content = {"session_id": "agent", "hook_event_name": event, "cwd": str(root / "project"), **fields}
+    request = answering.Request([event, json.dumps(content), "--store", url_at(root)])
+    with failures() as failed, closed_engines():
+        answering.answered(request, {"HOME": str(root / "home"), "PATH": ""})
+    if failed:
+        raise failed[0]
+
+
+@contextmanager
+def failures() -> Iterator[list[Exception]]:
+    """What a hook notes in its log: an agent is never told by a code or an exception."""
+    failed: list[Exception] = []
+    told = answering._told
+
+    def noting(*args: Any) -> dict[str, Any]:
+        failed.append(args[-1])
+        return told(*args)
+
+    with patch.object(answering, "_told", noting):
+        yield failed
+
+
+@contextmanager
+def closed_engines() -> Iterator[None]:
+    """A hook's process ends with its store open; here the process goes on."""
+    opened = []
+    open_engine = doing.open_engine
+
+    def opening(url: str) -> Any:
+        opened.append(open_engine(url))
+        return opened[-1]
+
+    with patch.object(doing, "open_engine", opening):
+        yield
+    for engine in opened:
+        doing._close(engine)
+
+
+def working(store: Store, root: Path) -> None:
+    """An agent that was asked for something, and used a tool: what it did waits for the next checkpoint."""
+    (root / "project").mkdir()
+    respond(root, "UserPromptSubmit", prompt=PROMPT)
+    respond(root, "PostToolUse", tool_name="Bash", tool_input={"command": "ls"}, tool_response={"stdout": ""})
+    store.session("other", profile="archive").save({"other": True})
+
+
+def compact(store: Store, root: Path, say: Say) -> None:
+    respond(root, "PreCompact", trigger="auto")
+
+
+def is_known(store: Store, root: Path) -> list[str]:
+    """What was asked for is never forgotten."""
+    state = store.get(KEY).load().state
+    return [] if state["prompt"] == PROMPT else [f"the newest state is {state}"]
+
+
+def is_saved(store: Store, root: Path) -> list[str]:
+    """The compaction, and once what had waited for it."""
+    state = store.get(KEY).load().state
+    is_whole = state.get("compacted") is True and len(state["recent"]) == 1
+    return [] if is_whole else [f"the compaction is not in the newest state {state}"]
+
+
+HOOK = Operation("hook", working, compact, adds_to=KEY, at_any_time=is_known, when_done=is_saved)

@@ -1,0 +1,135 @@
+"""Project files beside a store: captured with a checkpoint, and brought back.
+
+At every moment each file is the old or the new one, whole. As soon as one of them is new, the tree as it was can be
+had again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast import Store
+from holdfast.errors import BackendUnavailable
+from holdfast.workspace.names import STAGING_PREFIX
+from holdfast.workspace.restore import BEGUN
+from tests.crash.stores import Operation, Say
+
+TREE = "tree"
+
+Files = dict[str, str]
+
+FIRST: Files = {
+    "same.txt": "never changed",
+    "changed.txt": "as it was",
+    "docs/guide/intro.md": "removed later",
+    "swapped": "first a file",
+}
+SECOND: Files = {
+    "same.txt": "never changed",
+    "changed.txt": "as it became",
+    "new/deep/added.txt": "added later",
+    "swapped/inside.txt": "then a directory",
+}
+UNSAVED: Files = {**SECOND, "changed.txt": "work that nobody saved"}
+
+
+def write(root: Path, files: Files) -> None:
+    """Make the tree what these files are."""
+    tree = root / TREE
+    for path in sorted(tree.rglob("*"), reverse=True):
+        if path.is_dir():
+            path.rmdir()
+        else:
+            path.unlink()
+    for name, text in files.items():
+        path = tree / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o600)
+
+
+def read(root: Path) -> Files:
+    tree = root / TREE
+    names = {path: path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
+    return {name: path.read_text() for path, name in names.items() if not name.startswith(STAGING_PREFIX)}
+
+
+def captured(store: Store, root: Path) -> None:
+    """Two captures, and a tree that changed after them."""
+    run = store.session("r", profile="archive")
+    for n, files in enumerate((FIRST, SECOND), 1):
+        write(root, files)
+        run.save({"n": n}, workspace=root / TREE)
+    store.session("other", profile="archive").save({"other": True})
+    write(root, UNSAVED)
+
+
+# --- capturing ---------------------------------------------------------------------------------------------------
+
+
+def capture(store: Store, root: Path, say: Say) -> None:
+    header = store.get("r").save({"n": "new"}, workspace=root / TREE, idempotency_key="new")
+    say(f"ACK r {header.seq}")
+
+
+def has_its_files(store: Store, root: Path) -> list[str]:
+    """A capture that is there has all of its files."""
+    run = store.get("r")
+    problems = []
+    for header in run.history(branch=None):
+        found = {
+            path: run.files(header.id).read(path).decode()
+            for path in (FIRST, SECOND, UNSAVED)[header.seq - 1]
+        }
+        if found != (FIRST, SECOND, UNSAVED)[header.seq - 1]:
+            problems.append(f"#{header.seq} has the files {found}")
+    return problems
+
+
+CAPTURE = Operation("capture of files", captured, capture, at_any_time=has_its_files)
+
+
+# --- bringing back -----------------------------------------------------------------------------------------------
+
+
+def restore(store: Store, root: Path, say: Say) -> None:
+    done = store.get("r").restore_files("#1", workspace=root / TREE, force=True)
+    if not done.is_complete:
+        raise BackendUnavailable(str(done.failures))
+
+
+def is_old_or_new(store: Store, root: Path) -> list[str]:
+    found = read(root)
+    problems = [
+        f"{path} is {found.get(path)!r}"
+        for path in sorted({*found, *UNSAVED, *FIRST})
+        if found.get(path) not in (UNSAVED.get(path), FIRST.get(path))
+    ]
+    has_begun = any(event.type == BEGUN for event in store.engine.backend.events(store.get("r").uid))
+    if found != UNSAVED and not has_begun:
+        problems.append("files were replaced before the restore was noted: it cannot be undone")
+    return problems
+
+
+def is_back(store: Store, root: Path) -> list[str]:
+    found = read(root)
+    return [] if found == FIRST else [f"it returned, and the tree is {found}"]
+
+
+def can_be_undone(store: Store, root: Path) -> list[str]:
+    done = store.get("r").undo_files(workspace=root / TREE)
+    found = read(root)
+    is_sound = found == UNSAVED and done.is_complete
+    return [] if is_sound else [f"undone, the tree is {found}, with {done.failures}"]
+
+
+RESTORE = Operation(
+    "restore of files",
+    captured,
+    restore,
+    adds_to="r",
+    at_any_time=is_old_or_new,
+    when_done=is_back,
+    in_the_end=can_be_undone,
+    doubts=("files_not_durable",),
+)
