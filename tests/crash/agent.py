@@ -1,4 +1,4 @@
-"""A coding agent's hook: what it saves before the context is compacted."""
+"""A coding agent: what its hook saves before the context is compacted, and how hooks get into its settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from unittest.mock import patch
 
 from holdfast import Store
 from holdfast.hooks import answering, doing
-from tests.crash.stores import Operation, Say, url_at
+from holdfast.lifecycle.agent import clients
+from holdfast.operations.hooks import install_hooks
+from tests.crash.stores import SQLITE, Operation, Say, url_at
 
 KEY = "claude-code:agent"
 PROMPT = "move the invoices"
@@ -83,3 +85,46 @@ def is_saved(store: Store, root: Path) -> list[str]:
 
 
 HOOK = Operation("hook", working, compact, adds_to=KEY, at_any_time=is_known, when_done=is_saved)
+
+
+# --- the settings of an agent, which are a person's own file ---------------------------------------------------------
+
+OWN = '{\n  "model": "large",\n  "hooks": {"Stop": [{"hooks": [{"type": "command", "command": "say done"}]}]}\n}\n'
+
+
+def settings(root: Path) -> Path:
+    return root / "project/.claude/settings.json"
+
+
+def has_settings(store: Store, root: Path) -> None:
+    store.session("other", profile="archive").save({"other": True})
+    settings(root).parent.mkdir(parents=True)
+    settings(root).write_text(OWN)
+
+
+def install(store: Store, root: Path, say: Say) -> None:
+    install_hooks(clients.CLAUDE_CODE, "project", folder=root / "project")
+
+
+def is_own(store: Store, root: Path) -> list[str]:
+    """What a person wrote is there at every moment."""
+    text = settings(root).read_text()
+    has_own = text == OWN or ('"large"' in text and "say done" in text and json.loads(text))
+    return [] if has_own else [f"the settings are {text[:200]!r}"]
+
+
+def is_installed(store: Store, root: Path) -> list[str]:
+    text = settings(root).read_text()
+    kept = settings(root).with_name("settings.json.before-holdfast")
+    return [] if "holdfast hook" in text and kept.read_text() == OWN else [f"the settings are {text[:200]!r}"]
+
+
+INSTALL = Operation(
+    "hooks install",
+    has_settings,
+    install,
+    kinds=(SQLITE,),
+    at_any_time=is_own,
+    when_done=is_installed,
+    doubts=("settings_not_writable",),
+)

@@ -14,9 +14,10 @@ import holdfast
 from holdfast import PlanStep, Store
 from holdfast.engine import Engine
 from holdfast.errors import BackendUnavailable, Conflict
-from holdfast.maintenance.backup import backup
+from holdfast.maintenance.backup import backup, restore_backup
 from holdfast.maintenance.copying import copy
 from holdfast.maintenance.space import reclaim, sweep
+from holdfast.model import utc_now_us
 from holdfast.storage.files import FilesBackend
 from holdfast.storage.sqlite import SqliteBackend
 from tests.crash import agent, trees
@@ -162,6 +163,31 @@ def copied(store: Store, root: Path, say: Say) -> None:
         target.close()
 
 
+KEPT = "kept.db"
+
+
+def backed_up(store: Store, root: Path) -> None:
+    """A backup, and a checkpoint that came after it."""
+    three(store, root)
+    backup(store.engine, root / KEPT)
+    store.get("r").save({"n": 4})
+
+
+def put_back(store: Store, root: Path, say: Say) -> None:
+    store.close()
+    restore_backup(root / KEPT, root / "store/h.db", now_us=utc_now_us(), force=True)
+
+
+def replaced_is_kept(store: Store, root: Path) -> list[str]:
+    """As long as the backup is not the store, the store is what it was; afterwards that is kept beside it."""
+    newest = [store.get("r").load().state]
+    for path in (root / "store").glob("h.db.replaced-*[0-9]"):
+        if not path.samefile(root / "store/h.db"):
+            with Store(SqliteBackend(path)) as replaced:
+                newest.append(replaced.get("r").load().state)
+    return [] if {"n": 4} in newest else [f"the store that was replaced is gone; there are {newest}"]
+
+
 def restore(store: Store, root: Path, say: Say) -> None:
     run = store.get("r")
     run.restore("#2")
@@ -228,11 +254,14 @@ OPERATIONS = {
         Operation("gzip", six, gzip, kinds=("files-run",)),
         Operation("backup", three, back_up),
         Operation("copy", three, copied),
+        Operation("backup put back", backed_up, put_back, kinds=(SQLITE,), at_any_time=replaced_is_kept),
         Operation("restore", three, restore),
         Operation("completion", testing, complete, during={"t": {2: {"n": "last"}}}),
         Operation("executor", three, execute, adds_to="plan", when_done=finished),
         trees.CAPTURE,
         trees.RESTORE,
+        trees.COPY,
         agent.HOOK,
+        agent.INSTALL,
     )
 }

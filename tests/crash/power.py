@@ -178,6 +178,23 @@ class Disk:
         file = self._file(call)
         return file is not None and self._add(Write(file, int(call.args[3]), call.text(1)[: call.value]))
 
+    def _sendfile(self, call: Call) -> bool:
+        """Bytes that the kernel copies from one file to another are not in the log: they are taken from the one."""
+        file, source = self._file(call), self._open.get(int(call.args[1].split("<")[0]), (None, 0))[0]
+        if file is None or not isinstance(source, File) or not call.value:
+            return False
+        start = int(call.args[2].strip("[").split("]")[0])
+        at = self._open[_descriptor(call)][1]
+        self._open[_descriptor(call)] = file, at + call.value
+        return self._add(Write(file, at, self._content(source)[start : start + call.value]))
+
+    def _content(self, file: File) -> bytes:
+        content = bytearray(file.base)
+        for op in self.ops:
+            if isinstance(op, Write | Truncate) and op.file is file:
+                _put(content, op, "whole")
+        return bytes(content)
+
     def _ftruncate(self, call: Call) -> bool:
         file = self._file(call)
         return file is not None and self._add(Truncate(file, int(call.args[1])))

@@ -7,7 +7,6 @@ acknowledged is there; a call that returned has its whole effect; and doing it a
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from holdfast.errors import HoldfastError
 from holdfast.maintenance.space import sweep
 from holdfast.storage.sqlite import SqliteBackend
 from tests.crash.operations import BACKUP, COPY
-from tests.crash.stores import Operation, backend_of, opened
+from tests.crash.stores import Operation, backend_of, later, opened
 
 Checkpoints = dict[str, dict[int, Any]]
 
@@ -169,11 +168,6 @@ def _again(operation: Operation, kind: str, root: Path, expected: Expected) -> l
     left = [path for path in root.rglob("*") if path.name.startswith(".tmp-")]
     problems += [f"left over: {path.relative_to(root)}" for path in left]
     return problems
-
-
-def later() -> int:
-    """A clock that is two hours ahead: what was left lying about is old enough to go."""
-    return round(time.time() * 1_000_000) + 2 * 3600 * 1_000_000
 
 
 Judge = Callable[[Path, list[str]], list[str]]

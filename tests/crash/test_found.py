@@ -86,6 +86,26 @@ def test_a_first_page_that_its_journal_takes_back_is_made_anew(tmp_path: Path) -
         assert store.get("r").load().state == {"n": 1}
 
 
+@pytest.mark.parametrize("cut", [0, 512, 2048])
+def test_a_first_page_that_was_not_written_whole_comes_back_from_its_journal(
+    tmp_path: Path, cut: int
+) -> None:
+    """Leaving or entering the mode of a log writes the first page in place; its journal has it as it was."""
+    path = tmp_path / "h.db"
+    with Store(SqliteBackend(path)) as store:
+        store.session("r").save({"n": 1})
+    sqlite.make_single_file(path)
+    content = path.read_bytes()
+    page, pages = content[:4096], len(content) // 4096
+    head = bytes.fromhex("d9d505f920a163d7") + struct.pack(">5I", 1, 0, pages, 512, 4096)
+    record = struct.pack(">I", 1) + page + struct.pack(">I", sum(page[4096 - 200 : 0 : -200]))
+    Path(f"{path}-journal").write_bytes(head.ljust(512, b"\0") + record)
+    path.write_bytes(page[:cut].ljust(4096, b"\0") + content[4096:])
+    with Store(SqliteBackend(path)) as store:
+        assert store.get("r").load().state == {"n": 1}
+        assert store.verify().findings == ()
+
+
 def test_a_first_page_that_is_only_in_the_log_is_read_from_there(tmp_path: Path) -> None:
     """The log is durable before pages are moved into the database."""
     path = tmp_path / "h.db"

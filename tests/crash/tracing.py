@@ -31,6 +31,7 @@ CHANGING = (
     "openat",
     "write",
     "pwrite64",
+    "sendfile",
     "fsync",
     "fdatasync",
     "ftruncate",

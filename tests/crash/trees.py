@@ -6,13 +6,18 @@ had again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast import Store
 from holdfast.errors import BackendUnavailable
+from holdfast.maintenance.copying import copy
+from holdfast.maintenance.space import sweep
+from holdfast.model import utc_now_us
+from holdfast.storage.files import FilesBackend
 from holdfast.workspace.names import STAGING_PREFIX
 from holdfast.workspace.restore import BEGUN
-from tests.crash.stores import Operation, Say
+from tests.crash.stores import BUSY_SECONDS, SQLITE, Operation, Say, later
 
 TREE = "tree"
 
@@ -87,6 +92,51 @@ def has_its_files(store: Store, root: Path) -> list[str]:
 
 
 CAPTURE = Operation("capture of files", captured, capture, at_any_time=has_its_files)
+
+
+# --- copying -----------------------------------------------------------------------------------------------------
+
+COPIED = "copied"
+
+
+def copied_to(root: Path, clock: Callable[[], int] = utc_now_us) -> Store:
+    return Store(FilesBackend(root / COPIED, layout="run", busy_seconds=BUSY_SECONDS, clock=clock))
+
+
+def copy_to_files(store: Store, root: Path, say: Say) -> None:
+    with copied_to(root) as target:
+        report = copy(store.engine, target.engine)
+    if not report.is_whole:
+        raise BackendUnavailable(str(report))
+
+
+def copy_has_its_files(store: Store, root: Path) -> list[str]:
+    with copied_to(root) as target:
+        is_there = any(info.key == "r" for info in target.sessions())
+        return has_its_files(target, root) if is_there else []
+
+
+def copy_is_whole(store: Store, root: Path) -> list[str]:
+    with copied_to(root) as target:
+        found = [str(finding) for finding in target.verify().findings]
+        return found + ([] if target.get("r").load().state == {"n": 2} else ["the newest is not there"])
+
+
+def swept(store: Store, root: Path) -> list[str]:
+    with copied_to(root, later) as target:
+        sweep(target.engine)
+    return []
+
+
+COPY = Operation(
+    "copy to files",
+    captured,
+    copy_to_files,
+    kinds=(SQLITE,),
+    at_any_time=copy_has_its_files,
+    when_done=copy_is_whole,
+    in_the_end=swept,
+)
 
 
 # --- bringing back -----------------------------------------------------------------------------------------------

@@ -112,7 +112,8 @@ def restore_backup(
 ) -> BackupReport:
     """Make a backup the store at `destination`, after it was verified. The backup itself is only read.
 
-    With `force` a store that is there is moved aside, under a name in the report.
+    With `force` a store that is there is kept under another name, which is in the report. At every moment there is a
+    store at the destination, the old one or the backup.
 
     Raises:
         NotFound: there is no such backup.
@@ -145,9 +146,9 @@ def restore_backup(
                     f"{source} is damaged: {report.findings[0].message}; recover it into a new store",
                     code="backup_damaged",
                 )
-            replaced = _move_aside(destination, now_us)
+            replaced = _kept(destination, now_us)
             _make_room(destination)
-            put_in_place(temporary, destination, replace=False)
+            put_in_place(temporary, destination, replace=replaced is not None)
     if progress is not None:
         progress(1.0)
     return msgspec.structs.replace(report, replaced=replaced)
@@ -217,17 +218,21 @@ def _copy_store(source: Path, target: Path) -> None:
             shutil.copyfile(file, copied)
 
 
-def _move_aside(path: Path, now_us: int) -> str | None:
+def _kept(path: Path, now_us: int) -> str | None:
+    """Give a store that is about to be replaced another name, durably; None when there is none."""
     if not path.exists():
         return None
     with suppress(InvalidInput, Corrupt):  # a store that cannot be opened has nobody working on it
         make_single_file(path)
-    aside = path.with_name(f"{path.name}.replaced-{from_us(now_us):%Y%m%dT%H%M%S%f}")
-    for ending in ("", "-wal"):
-        if (file := Path(f"{path}{ending}")).exists():
-            file.rename(f"{aside}{ending}")
-    Path(f"{path}-shm").unlink(missing_ok=True)
-    return str(aside)
+    kept = path.with_name(f"{path.name}.replaced-{from_us(now_us):%Y%m%dT%H%M%S%f}")
+    if (log := Path(f"{path}-wal")).exists():
+        log.rename(f"{kept}-wal")  # SQLite would apply it to the backup
+    try:
+        kept.hardlink_to(path)
+    except OSError:  # no links here
+        path.rename(kept)
+    sync_directory(path.parent)
+    return str(kept)
 
 
 @contextmanager

@@ -48,6 +48,8 @@ BUSY_SECONDS: Final = 60.0
 _MAX_IDLE_READERS: Final = 8
 _PAGE_BYTES: Final = 4096
 _PAGES_A_STEP: Final = 1024
+_MAGIC: Final = b"SQLite format 3\0"
+_JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
 _LOG: Final = ("-wal", "-shm")
 _ALL: Final = (*_LOG, "")
 
@@ -586,12 +588,28 @@ def _check_foreign(path: str) -> None:
         return
     if not any(header) and (_is_blank(path) or _has_log(path)):
         return  # its creation was cut short by a loss of power; what there is of it is in the log
-    if header and not header.startswith(b"SQLite format 3\0"):
-        raise InvalidInput(f"{path} is not a Holdfast store", code="not_a_store")
+    if header and not header.startswith(_MAGIC):
+        header = _header_before(path)  # the power failed while the first page was written
+        if not header.startswith(_MAGIC):
+            raise InvalidInput(f"{path} is not a Holdfast store", code="not_a_store")
     application_id = int.from_bytes(header[68:72], "big")
     # 0 is a new database, or one of ours whose creation was interrupted, with its first page still in the log.
     if application_id not in (0, APPLICATION_ID) or (header and application_id == 0 and _has_tables(path)):
         raise InvalidInput(f"{path} is a database of another program", code="not_a_store")
+
+
+def _header_before(path: str) -> bytes:
+    """The beginning of the database as SQLite will take it from a journal that is left; empty if there is none."""
+    try:
+        with open(f"{path}-journal", "rb") as file:
+            head = file.read(28)
+            if len(head) < 28 or not head.startswith(_JOURNAL_MAGIC):
+                return b""
+            file.seek(int.from_bytes(head[20:24], "big"))
+            number, header = file.read(4), file.read(100)
+    except OSError:
+        return b""
+    return header if number == b"\0\0\0\1" else b""
 
 
 def _is_blank(path: str) -> bool:
