@@ -95,6 +95,7 @@ def contend(kind: str, root: Path, processes: int, saves: int) -> None:
         for header in run.history():
             state = run.load(header.id).state
             assert (state["writer"], state["n"]) == acked[header.seq]
+    print(f"{processes} processes on {kind}: {len(acked)} acknowledged, none lost, none twice, no gap")
 
 
 @pytest.mark.full
