@@ -113,6 +113,21 @@ def test_keep_rotates_the_backups_in_a_directory(source: Path, tmp_path: Path) -
     assert [len(report.removed) for report in reports] == [0, 0, 1, 1]
 
 
+def test_what_killed_backups_left_goes_with_the_next(source: Path, tmp_path: Path) -> None:
+    """Those that nobody wrote to for a day are removed; younger ones may be at work, and others are not ours."""
+    names = [f".holdfast-0123456789abcdef.{PARTIAL}", f".holdfast-0123456789abcdef.{PARTIAL}-wal"]
+    young, other = tmp_path / f".holdfast-fedcba9876543210.{PARTIAL}", tmp_path / "other.partial"
+    for path in [*(tmp_path / name for name in names), young, other]:
+        path.write_bytes(b"half")
+        if path != young:
+            os.utime(path, (1, 1))
+    with bare(source) as store:
+        operations.backup(store, tmp_path / "b.db")
+    assert not any((tmp_path / name).exists() for name in names)
+    assert young.exists()
+    assert other.exists()
+
+
 def test_keep_needs_a_directory(source: Path, tmp_path: Path) -> None:
     """A single file cannot be rotated."""
     with bare(source) as store, pytest.raises(InvalidInput):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +33,9 @@ from holdfast.storage.sqlite import SqliteBackend, make_single_file
 
 PARTIAL: Final = "partial"
 """How the names of unfinished backups end."""
+
+ABANDONED_SECONDS: Final = 86_400
+"""Nobody works on an unfinished backup that was not written to for so long."""
 
 _DATED: Final = re.compile(r"holdfast-\d{8}T\d{12}\.db")
 
@@ -156,7 +160,11 @@ def restore_backup(
 
 @contextmanager
 def _unfinished(path: Path) -> Iterator[Path]:
-    """A name beside `path` to work under; whatever is left of it afterwards is removed."""
+    """A name beside `path` to work under; whatever is left of it afterwards is removed.
+
+    What a backup that was killed left there goes too.
+    """
+    _remove_abandoned(path.parent)
     temporary = temporary_beside(path, PARTIAL)
     try:
         yield temporary
@@ -164,6 +172,13 @@ def _unfinished(path: Path) -> Iterator[Path]:
         for ending in ("", "-wal", "-shm", "-journal"):
             with suppress(OSError):
                 Path(f"{temporary}{ending}").unlink(missing_ok=True)
+
+
+def _remove_abandoned(directory: Path) -> None:
+    for path in directory.glob(f".holdfast-*.{PARTIAL}*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                path.unlink()
 
 
 def _write(engine: Engine, path: Path, progress: Progress | None) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.codec import exact
 from holdfast.engine import Engine, NewBody, Save, reader
-from holdfast.errors import Conflict, NotFound
+from holdfast.errors import Conflict, HoldfastError, NotFound
 from holdfast.model import Header, Session, Trigger, TriggerKind
 from holdfast.storage.port import HeaderQuery
 from holdfast.workspace.capture import DEFAULT_LIMITS, Captured, Earlier, Limits, capture
@@ -157,12 +157,13 @@ def _repeated(engine: Engine, conflict: Conflict, manifest: Manifest) -> NewBody
     """
     if conflict.code != "idempotency_mismatch" or conflict.checkpoint is None:
         return None
-    header = engine.header(conflict.checkpoint)
-    if not has_files(header):
-        return None
-    content = reader.load_body(engine.backend, header, FILES)
-    is_same = _unseen(manifest_of(content)) == _unseen(manifest)
-    return NewBody(content, exact.JSON, manifest.blobs) if is_same else None
+    try:
+        header = engine.header(conflict.checkpoint)
+        content = reader.load_body(engine.backend, header, FILES) if has_files(header) else None
+        is_same = content is not None and _unseen(manifest_of(content)) == _unseen(manifest)
+    except HoldfastError:
+        return None  # pruned or damaged meanwhile: the conflict says it all
+    return NewBody(content, exact.JSON, manifest.blobs) if content is not None and is_same else None
 
 
 def _unseen(manifest: Manifest) -> Manifest:
