@@ -56,5 +56,5 @@ def test_a_store_of_files_is_as_modelled(machine: type[FilesMachine]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.layout)
 def test_a_store_of_files_is_as_modelled_for_long(machine: type[FilesMachine]) -> None:
-    """The same over many runs of 50 steps."""
-    run_machine(machine, examples=100, steps=50)
+    """The same over 500 runs of 50 steps, a third on each layout."""
+    run_machine(machine, examples=170, steps=50)
