@@ -148,7 +148,8 @@ SEEDS: dict[str, list[bytes]] = {
         b"a: !!python/x 1\n",
     ],
     "workflows": [
-        b"name: x\nsteps:\n- id: a\n  shell: echo\n- id: b\n  needs: [a]\n  shell: echo ${{ a.b }}\n"
+        b"name: x\nsteps:\n- id: a\n  shell: echo\n- id: b\n  needs: [a]\n  shell: echo ${{ a.b }}\n",
+        b"name: x\nsteps:\n- id: >\n  shell: a\n",
     ],
     "hook_input": [b'{"session_id":"s","tool_name":"Bash","tool_input":{"command":"x"},"cwd":"/"}'],
     "mcp_requests": [

@@ -136,6 +136,7 @@ def test_steps_that_wait_for_each_other() -> None:
         ("name: \x07\n", "flow.yaml:1: the file contains a character that YAML does not allow"),
         ("name: x\nsteps: [" + "a," * 30_000 + "]\n", "flow.yaml:2: the file has more than 20,000 values"),
         ("? [a]\n: b\n", "flow.yaml:1: the file has a key that is not text"),
+        ("name: x\nsteps:\n- {id: '', shell: a}\n", "flow.yaml:3: step 'step-1': id must be 1 to 64 letters"),
     ],
 )
 def test_files_that_are_no_workflow(text: str, message: str) -> None:

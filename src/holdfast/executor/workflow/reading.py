@@ -358,7 +358,7 @@ def _id_of(node: Node, number: int) -> str:
     """The id a step gives itself, or its place, so that every step can be named in messages."""
     if isinstance(node, Section):
         for key, value in node.entries:
-            if key.text == "id" and isinstance(value, Scalar) and not value.is_null:
+            if key.text == "id" and isinstance(value, Scalar) and not value.is_null and value.text:
                 return value.text
     return f"step-{number}"
 
