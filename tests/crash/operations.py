@@ -6,6 +6,7 @@ stop must lead to the same end as acting once; saves carry an idempotency key fo
 
 from __future__ import annotations
 
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from holdfast.model import utc_now_us
 from holdfast.storage.files import FilesBackend
 from holdfast.storage.sqlite import SqliteBackend
 from tests.crash import agent, trees
-from tests.crash.stores import BUSY_SECONDS, SQLITE, Operation, Say
+from tests.crash.stores import BUSY_SECONDS, FILES, SQLITE, Operation, Say
 
 
 def text_of(n: int) -> dict[str, object]:
@@ -129,6 +130,12 @@ def delete(store: Store, root: Path, say: Say) -> None:
         run.delete(run.header("#2").id)
 
 
+def delete_newest(store: Store, root: Path, say: Say) -> None:
+    run = store.get("r")
+    with suppress(holdfast.NotFound):
+        run.delete(run.header("#6").id)
+
+
 def clear(store: Store, root: Path, say: Say) -> None:
     with suppress(holdfast.NotFound):
         store.get("other").clear()
@@ -195,6 +202,26 @@ def restore(store: Store, root: Path, say: Say) -> None:
     say(f"ACK r {header.seq}")
 
 
+def fork(store: Store, root: Path, say: Say) -> None:
+    run = store.get("r")
+    if all(branch.name != "side" for branch in run.branches()):
+        run.fork("#2", "side")
+    header = run.save({"n": "side"}, idempotency_key="side")
+    say(f"ACK r {header.seq}")
+
+
+def without_sidecar(store: Store, root: Path) -> None:
+    six(store, root)
+    store.close()
+    shutil.rmtree(root / "store/.holdfast")
+
+
+def look(store: Store, root: Path, say: Say) -> None:
+    """Opening the store has made its sidecar anew."""
+    if store.get("r").header("latest").seq != 6:
+        raise AssertionError("the newest document was not taken up")
+
+
 # --- ends and steps ---------------------------------------------------------------------------------------------
 
 
@@ -250,12 +277,15 @@ OPERATIONS = {
         Operation("sweep", hidden, sweeping),
         Operation("clean", ended, clean),
         Operation("delete", six, delete),
+        Operation("delete newest", six, delete_newest),
         Operation("delete session", three, clear),
         Operation("gzip", six, gzip, kinds=("files-run",)),
         Operation("backup", three, back_up),
         Operation("copy", three, copied),
         Operation("backup put back", backed_up, put_back, kinds=(SQLITE,), at_any_time=replaced_is_kept),
         Operation("restore", three, restore),
+        Operation("fork", three, fork),
+        Operation("rebuild", without_sidecar, look, kinds=FILES),
         Operation("completion", testing, complete, during={"t": {2: {"n": "last"}}}),
         Operation("executor", three, execute, adds_to="plan", when_done=finished),
         trees.CAPTURE,

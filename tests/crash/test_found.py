@@ -54,6 +54,17 @@ def test_a_restore_of_files_that_partly_failed_is_finished_and_undone_as_one() -
 
 @pytest.mark.full
 @pytest.mark.usefixtures("strace")
+def test_a_stopped_deletion_of_the_newest_overwrites_no_other() -> None:
+    """The one before it is in its place already when the process is killed: it is not taken for the deleted one."""
+    with Scene(OPERATIONS["delete newest"], "files-workflow") as scene:
+        faults = [each for each in scene.faults(reads=False) if each.method == KILL]
+        for fault in faults:
+            if fault.call.name in ("renameat", "fsync", "unlinkat"):
+                assert scene.inject(fault) == []
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("strace")
 @pytest.mark.parametrize("kind", FILES)
 def test_a_document_that_is_taken_up_has_the_files_it_names(kind: str) -> None:
     """The saver was killed between its document and the commit: the checkpoint is there with all of its files."""

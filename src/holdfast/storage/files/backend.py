@@ -479,6 +479,13 @@ class FilesBackend(FilesTransactions):
         if copy_problem is not None:
             yield copy_problem
 
+    def _is_erased(self, pointer: str) -> bool:
+        """Whether a copy holds nothing but zeros: its checkpoint was deleted, and the power failed before it went."""
+        try:
+            return not any(read_bytes(self._tree, pointer))
+        except (OSError, Corrupt):
+            return False
+
     def _copy_problem(self, tx: Connection, newest: HeaderRow) -> Inconsistency | None:
         """What is wrong with the copy that people read first; one that shows an older checkpoint is no damage."""
         pointers = {self._shelf.pointer_beside(entry.file) for entry in index.of_session(tx, newest.session)}
@@ -486,7 +493,7 @@ class FilesBackend(FilesTransactions):
             try:
                 read_document(self._tree, self._layout, pointer)
             except (Corrupt, Unsupported) as exc:
-                if exc.code != "checkpoint_missing":
+                if exc.code != "checkpoint_missing" and not self._is_erased(pointer):
                     message = f"{exc.message}; the next save writes it anew"
                     return Inconsistency(newest.id, message, exc.code)
         return None

@@ -334,18 +334,26 @@ class Placer:
         entry = None if checkpoint is None else index.of_checkpoints(self._tx, [checkpoint]).get(checkpoint)
         if entry is not None and entry.file == leftover.file:
             return
-        if entry is None or leftover.is_secure:
-            self._remove(leftover)
         if entry is None:
+            self._remove(leftover)
             return
         try:
-            if not self._shows(leftover.file, entry):
-                self._promote(entry, leftover.file)
+            is_shown = self._shows(leftover.file, entry)
+        except OSError:
+            if leftover.is_secure:
+                raise  # who knows what would be overwritten
+            is_shown = False
+        if is_shown:
+            return  # an earlier attempt got that far
+        if leftover.is_secure:
+            self._remove(leftover)
+        try:
+            self._promote(entry, leftover.file)
         except (OSError, Corrupt) as exc:
             log.warning("%s does not show the newest checkpoint: %s", leftover.file, exc)
 
     def _shows(self, pointer: str, entry: Entry) -> bool:
-        """Whether a pointer already shows the checkpoint, because an earlier attempt got that far."""
+        """Whether a pointer shows the checkpoint already."""
         try:
             shown = read_document(self._tree, self._names.layout, pointer).header.id
         except (Corrupt, Unsupported):
