@@ -83,6 +83,7 @@ class FilesBackend(FilesTransactions):
         def then(tx: Connection, placer: Placer, outcomes: object) -> None:
             if isinstance(outcomes, list):
                 self._write_documents(tx, placer, whole, outcomes)
+                body_rows.remove_unnamed(tx, list(_refused_blobs(batch, outcomes)))
 
         self._store_blobs([blob for item in batch for blob in item.blobs])
         with self._also(then):
@@ -512,3 +513,10 @@ class FilesBackend(FilesTransactions):
             message = f"{exc.message}; latest.json still has it, and the next save restores it from there"
             return Inconsistency(checkpoint, message, exc.code)
         return None
+
+
+def _refused_blobs(batch: Sequence[Append], outcomes: Sequence[Appended | HoldfastError]) -> Iterator[str]:
+    """The blobs that came with appends that were refused."""
+    for item, outcome in zip(batch, outcomes, strict=True):
+        if isinstance(outcome, HoldfastError):
+            yield from (blob.digest for blob in item.blobs)

@@ -362,11 +362,18 @@ _IS_UNNAMED = "NOT EXISTS (SELECT 1 FROM blob_refs r WHERE r.digest = blobs.dige
 def sweep_blobs(tx: Connection, limit: int) -> tuple[int, int]:
     """Remove blobs that no body names; (how many, stored bytes)."""
     found = tx.all(f"SELECT digest FROM blobs WHERE {_IS_UNNAMED} LIMIT ?{tx.locks.free}", (limit,))
-    # A save may have named it between the finding and the holding, so that is asked again.
+    return remove_unnamed(tx, [digest for (digest,) in found])
+
+
+def remove_unnamed(tx: Connection, digests: Sequence[str]) -> tuple[int, int]:
+    """Remove those of these blobs that no body names; (how many, stored bytes).
+
+    A save may have named one since it was found, so that is asked again.
+    """
     gone = tx.ask(
         [
-            (f"DELETE FROM blobs WHERE digest = ? AND {_IS_UNNAMED} RETURNING stored_size", row)
-            for row in found
+            (f"DELETE FROM blobs WHERE digest = ? AND {_IS_UNNAMED} RETURNING stored_size", (digest,))
+            for digest in digests
         ]
     )
     return sum(map(len, gone)), freed_bytes(gone)
