@@ -12,7 +12,7 @@ from tests.crash.stores import FILES, KINDS, SQLITE
 
 pytestmark = pytest.mark.usefixtures("strace")
 
-SAMPLE = Depth(every=50, limit=3, power_every=20, syncs_every=16)
+SAMPLE = Depth(every=70, limit=3, power_every=24, syncs_every=16)
 ON_ALL = ("first save", "save", "prune")
 """Sampled on every kind of store, the other operations on SQLite and on one layout of files each, taking turns."""
 

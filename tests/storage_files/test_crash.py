@@ -83,7 +83,10 @@ def operations(backend: FilesBackend, store: holdfast.Store, kind: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("layout", Layout)
-@pytest.mark.parametrize("kind", ["save", "remove", "compress", "delete"])
+@pytest.mark.parametrize(
+    "kind",
+    ["save", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("remove", "compress", "delete"))],
+)
 @pytest.mark.parametrize(
     "is_alive",
     [pytest.param(True, marks=pytest.mark.slow, id="another process"), pytest.param(False, id="reopened")],

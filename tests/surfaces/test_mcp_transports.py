@@ -134,8 +134,15 @@ async def drive(client: Client) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("transport", ["stdio", "http"])
+@pytest.mark.parametrize(
+    ("transport", "mode"),
+    [
+        ("stdio", "auto"),
+        ("stdio", "legacy"),
+        ("http", "auto"),
+        pytest.param("http", "legacy", marks=pytest.mark.slow),
+    ],
+)
 def test_restoring_asks_first(file: Path, transport: str, mode: str) -> None:
     """A person who declines, cancels or says no keeps the session as it is; a client that cannot ask must confirm."""
     with holdfast.open(f"sqlite:{file}") as store:
