@@ -17,6 +17,16 @@ from tests.crash.points import KILL, ON, ONCE, Fault, Scene
 from tests.crash.stores import FILES
 
 
+def violations(scene: Scene, method: str, *names: str) -> list[str]:
+    """What a method finds at the calls of these names. Every fault must be reached."""
+    found: list[str] = []
+    for fault in scene.faults(reads=False):
+        if fault.method == method and fault.call.name in names:
+            problems = scene.inject(fault)
+            found += ["not reached"] if problems is None else problems
+    return found
+
+
 @pytest.mark.full
 @pytest.mark.usefixtures("strace")
 @pytest.mark.parametrize("kind", FILES)
@@ -24,10 +34,7 @@ from tests.crash.stores import FILES
 def test_a_commit_that_fails_and_comes_true_after_all_has_its_document(kind: str, method: str) -> None:
     """A failed sync leaves the commit in the log: the checkpoint is wholly there, or wholly not."""
     with Scene(OPERATIONS["save"], kind) as scene:
-        faults = [each for each in scene.faults(reads=False) if each.method == method]
-        for fault in faults:
-            if fault.call.name == "fdatasync":
-                assert scene.inject(fault) == []
+        assert violations(scene, method, "fdatasync") == []
 
 
 @pytest.mark.full
@@ -46,10 +53,7 @@ def test_one_refused_open_does_not_make_the_store_read_only_for_ever() -> None:
 def test_a_restore_of_files_that_partly_failed_is_finished_and_undone_as_one() -> None:
     """What could not be moved is told; a repeat finishes it, and the undo leads back to before the first attempt."""
     with Scene(OPERATIONS["restore of files"], "sqlite") as scene:
-        faults = [each for each in scene.faults(reads=False) if each.method == ONCE]
-        for fault in faults:
-            if fault.call.name in ("renameat", "mkdirat", "fsync"):
-                assert scene.inject(fault) == []
+        assert violations(scene, ONCE, "renameat", "mkdirat", "fsync") == []
 
 
 @pytest.mark.full
@@ -57,10 +61,7 @@ def test_a_restore_of_files_that_partly_failed_is_finished_and_undone_as_one() -
 def test_a_stopped_deletion_of_the_newest_overwrites_no_other() -> None:
     """The one before it is in its place already when the process is killed: it is not taken for the deleted one."""
     with Scene(OPERATIONS["delete newest"], "files-workflow") as scene:
-        faults = [each for each in scene.faults(reads=False) if each.method == KILL]
-        for fault in faults:
-            if fault.call.name in ("renameat", "fsync", "unlinkat"):
-                assert scene.inject(fault) == []
+        assert violations(scene, KILL, "renameat", "fsync", "unlinkat") == []
 
 
 @pytest.mark.full
@@ -69,10 +70,7 @@ def test_a_stopped_deletion_of_the_newest_overwrites_no_other() -> None:
 def test_a_document_that_is_taken_up_has_the_files_it_names(kind: str) -> None:
     """The saver was killed between its document and the commit: the checkpoint is there with all of its files."""
     with Scene(OPERATIONS["capture of files"], kind) as scene:
-        faults = [each for each in scene.faults(reads=False) if each.method == KILL]
-        for fault in faults:
-            if fault.call.name in ("linkat", "unlinkat", "renameat", "fdatasync"):
-                assert scene.inject(fault) == []
+        assert violations(scene, KILL, "linkat", "unlinkat", "renameat", "fdatasync") == []
 
 
 def test_a_store_whose_first_page_never_came_is_made_anew(tmp_path: Path) -> None:
