@@ -1,10 +1,10 @@
-"""Which tests run, and how a run with random input is repeated."""
+"""Which tests run, what they tell at the end, and how a run with random input is repeated."""
 
 from __future__ import annotations
 
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,10 +105,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print what repeats the random input of this run, also when the header is hidden by `-q`."""
+    """Print the figures of the tests, and what repeats the random input of this run, also with `-q`."""
+    for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
+        for name, text in report.user_properties:
+            if name == FIGURE:
+                terminalreporter.write_line(str(text))
     profile = settings.get_current_profile_name()
     seed = config.option.hypothesis_seed
     terminalreporter.write_line(f"hypothesis: profile {profile}, repeat with --hypothesis-seed={seed}")
+
+
+FIGURE = "figure"
+
+
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Have a figure printed after all tests. What a test prints itself is lost where several processes run them."""
+    return lambda text: record_property(FIGURE, text)
 
 
 @pytest.fixture(scope="session")

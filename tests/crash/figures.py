@@ -1,4 +1,4 @@
-"""The figures that are not counted point by point: each is a set of tests in its slow size, and what they print."""
+"""The figures that are not counted point by point: each is a set of tests in its slow size, and what they tell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Figure(NamedTuple):
 
 
 def _tests(*arguments: str) -> tuple[str, ...]:
-    options = ("-q", "-s", "--slow", "-p", "no:cacheprovider", "--disable-warnings")
+    options = ("-q", "--slow", "-p", "no:cacheprovider", "--disable-warnings")
     return (sys.executable, "-m", "pytest", *options, *arguments)
 
 
@@ -50,6 +50,6 @@ def report() -> bool:
 
 
 def _told(output: str) -> str:
-    """What the tests print, without the dots of their progress."""
+    """What the tests tell, without the dots of their progress."""
     lines = [line.lstrip(".sx").strip() for line in output.splitlines()]
     return "\n".join(f"  {line}" for line in lines if line and not line.startswith("["))

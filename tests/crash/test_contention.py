@@ -74,7 +74,7 @@ def acknowledged(root: Path) -> dict[int, tuple[int, int]]:
     return found
 
 
-def contend(kind: str, root: Path, processes: int, saves: int) -> None:
+def contend(kind: str, root: Path, processes: int, saves: int) -> str:
     keep = 50
     with opened(kind, root) as store:
         store.session("r", profile="archive")
@@ -95,21 +95,23 @@ def contend(kind: str, root: Path, processes: int, saves: int) -> None:
         for header in run.history():
             state = run.load(header.id).state
             assert (state["writer"], state["n"]) == acked[header.seq]
-    print(f"{processes} processes on {kind}: {len(acked)} acknowledged, none lost, none twice, no gap")
+    return f"{processes} processes on {kind}: {len(acked):,} acknowledged, none lost, none twice, no gap"
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
-def test_4_processes_with_a_pruner_and_a_cleaner(tmp_path: Path, kind: str) -> None:
+def test_4_processes_with_a_pruner_and_a_cleaner(
+    tmp_path: Path, kind: str, tell: Callable[[str], None]
+) -> None:
     """Every number is acknowledged once, and what must stay is there, as its writer saved it."""
-    contend(kind, tmp_path, 4, 25)
+    tell(contend(kind, tmp_path, 4, 25))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_16_processes_with_200_saves(tmp_path: Path, kind: str) -> None:
+def test_16_processes_with_200_saves(tmp_path: Path, kind: str, tell: Callable[[str], None]) -> None:
     """The same with 16 processes."""
-    contend(kind, tmp_path, 16, 200)
+    tell(contend(kind, tmp_path, 16, 200))
 
 
 @pytest.mark.full
@@ -150,7 +152,7 @@ async def _cancelled(store: Store) -> int:
     return count
 
 
-def soak(kind: str, root: Path, saves: int) -> None:
+def soak(kind: str, root: Path, saves: int) -> str:
     """Save for long; open files, threads and memory are at the end what they were after the first tenth."""
     with opened(kind, root) as store:
         run = store.session("r", profile="archive")
@@ -165,13 +167,13 @@ def soak(kind: str, root: Path, saves: int) -> None:
                     (len(os.listdir("/proc/self/fd")), threading.active_count(), _resident_kib())  # noqa: PTH208
                 )
         (files, threads, before), (files_then, threads_then, after) = measured
-    print(
-        f"{saves} saves on {kind}: files {files} to {files_then}, threads {threads} to {threads_then}, "
-        f"memory {before} to {after} KiB"
-    )
     assert files_then <= files + 2
     assert threads_then <= threads
     assert after - before < 32 * 1024
+    return (
+        f"{saves:,} saves on {kind}: files {files} to {files_then}, threads {threads} to {threads_then}, "
+        f"memory {before:,} to {after:,} KiB"
+    )
 
 
 def _resident_kib() -> int:
@@ -181,16 +183,16 @@ def _resident_kib() -> int:
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["sqlite", "files-run"])
-def test_2000_saves_leak_nothing(tmp_path: Path, kind: str) -> None:
+def test_2000_saves_leak_nothing(tmp_path: Path, kind: str, tell: Callable[[str], None]) -> None:
     """Open files, threads and memory stay flat."""
-    soak(kind, tmp_path, 2000)
+    tell(soak(kind, tmp_path, 2000))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "files-run"])
-def test_100000_saves_leak_nothing(tmp_path: Path, kind: str) -> None:
+def test_100000_saves_leak_nothing(tmp_path: Path, kind: str, tell: Callable[[str], None]) -> None:
     """The same for long."""
-    soak(kind, tmp_path, 100_000)
+    tell(soak(kind, tmp_path, 100_000))
 
 
 @pytest.mark.full

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,9 @@ def bits(data: bytes, every: int) -> Iterator[bytes]:
         pytest.param(1, id="every one", marks=pytest.mark.slow),
     ],
 )
-def test_bits_and_lengths_of_a_compressed_document(tmp_path: Path, every: int) -> None:
+def test_bits_and_lengths_of_a_compressed_document(
+    tmp_path: Path, every: int, tell: Callable[[str], None]
+) -> None:
     """All are noticed, in the document and in its checksum; `latest.json` keeps a copy of the newest, unharmed."""
     logging.disable(logging.CRITICAL)
     backend = FilesBackend(tmp_path, layout=Layout.RUN)
@@ -53,7 +55,7 @@ def test_bits_and_lengths_of_a_compressed_document(tmp_path: Path, every: int) -
             path.write_bytes(good)
         assert run.load(ids[1]).state == {"n": 1}
     logging.disable(logging.NOTSET)
-    print(f"{tried} changes, all noticed")
+    tell(f"{tried:,} changes of a compressed document, all noticed")
 
 
 def _is_noticed(run: holdfast.Session, ids: list[str], *, is_checksum: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -38,10 +38,11 @@ def test_a_sample_of_points(combination: tuple[str, str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("combination", combinations(), ids=named)
-def test_every_point(combination: tuple[str, str]) -> None:
+def test_every_point(combination: tuple[str, str], tell: Callable[[str], None]) -> None:
     """The same at every call on a file of the store that changes anything."""
     row = examined(*combination)
-    print(row.operation, row.kind, {method: found.runs for method, found in row.outcomes.items()})
+    counts = ", ".join(f"{method} {found.runs}" for method, found in row.outcomes.items())
+    tell(f"{named(combination)}: {counts}")
     assert row.violations == []
 
 

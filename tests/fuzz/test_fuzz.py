@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -42,9 +43,9 @@ def test_changed_seeds(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_minute(name: str) -> None:
+def test_a_minute(name: str, tell: Callable[[str], None]) -> None:
     """A minute each, by coverage where atheris is installed; the number of executions is printed."""
     command = [sys.executable, "-m", "tests.fuzz", name, "--seconds", "60"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    print(done.stdout)
     assert done.returncode == 0, done.stderr[-4000:]
+    tell(done.stdout.strip())
