@@ -6,6 +6,7 @@ effects are lines of a log file, so that they outlive the process and the store.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -52,7 +53,8 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
         output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a child of its own may still hold the pipes
+            process.communicate(timeout=1)
         raise
     return process.returncode, output.strip(), errors
 
@@ -150,7 +152,18 @@ def run_slowly(
 
 
 def run_with_children(url: str) -> dict[str, Any]:
-    """Steps that signal a child of theirs, and one that uses a pool of processes; how the children ended."""
+    """Steps that signal a child of theirs, many at once, and one that uses a pool; how the children ended."""
+
+    def ended_at_once() -> list[int]:
+        codes = set()
+        for _ in range(200):
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(TIMEOUT_SECONDS)
+                os._exit(0)
+            os.kill(pid, signal.SIGTERM)
+            codes.add(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return sorted(codes)
 
     def ended(number: int) -> int:
         ready, telling = os.pipe()
@@ -162,17 +175,24 @@ def run_with_children(url: str) -> dict[str, Any]:
             except KeyboardInterrupt:
                 os._exit(5)
             os._exit(0)
-        os.read(ready, 1)  # Python forgets signals that come in the middle of a fork
+        os.read(ready, 1)  # Python forgets what its own handlers should have got in the middle of a fork
         os.kill(pid, number)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def handle(context: StepContext) -> object:
+        if context.step.id == "at once":
+            return ended_at_once()
         if context.step.action:
             return ended(signal.Signals[context.step.action])
         with multiprocessing.get_context("fork").Pool(2) as pool:  # which ends its workers by SIGTERM
             return pool.map(squared, [1, 2, 3])
 
-    plan = [PlanStep("term", action="SIGTERM"), PlanStep("int", action="SIGINT"), PlanStep("pool")]
+    plan = [
+        PlanStep("term", action="SIGTERM"),
+        PlanStep("int", action="SIGINT"),
+        PlanStep("at once"),
+        PlanStep("pool"),
+    ]
     with holdfast.open(url) as store:
         result = store.execute("parent", plan, handle)
     return {"status": result.status, "outputs": [found.output for found in result.results]}

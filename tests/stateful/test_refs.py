@@ -99,6 +99,10 @@ class Oracle:
             yield from (p for p in reversed(self.points) if p.branch == branch and p.seq <= limit)
             branch, limit = self.forks.get(branch, ("", 0))
 
+    def is_gone(self, branch: str) -> bool:
+        """Whether a branch that began at a checkpoint has neither that one nor any other left."""
+        return branch in self.forks and next(self.line(branch), None) is None
+
     def leave(self, entered: str) -> None:
         self.before = next((point.id for point in self.line(self.current)), None)
         self.current = entered
@@ -155,6 +159,9 @@ class World:
             case Removing(which) if points:
                 point = points.pop(which % len(points))
                 self.session.delete(point.id)
+            case Switching(branch) if points and self.oracle.is_gone(branch):
+                with pytest.raises(holdfast.Conflict, match="nothing is left"):
+                    self.session.switch(branch)
             case Switching(branch) if branch in self.oracle.names:
                 if branch != self.oracle.current:
                     self.oracle.leave(branch)

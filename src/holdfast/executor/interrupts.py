@@ -6,11 +6,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from types import FrameType, TracebackType
 from typing import Any, Final
 
 import msgspec
+
+from holdfast import forks
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -66,13 +69,16 @@ class Signals:
 
     Only on the main thread, which is the only one that may; elsewhere, and for signals that are ignored, nothing
     changes. `post` is called between two instructions of the main thread, so it must not take a lock. A child that
-    is forked meanwhile runs nothing that could be paused: a signal does to it what it did before.
+    is forked meanwhile runs nothing that could be paused: a signal does to it what it did before. It waits until the
+    child has its old handlers: Python forgets signals that come in the middle of a fork, and a handler in Python
+    does not end a child that waits for a lock.
     """
 
     def __init__(self, post: Callable[[Stop], object], *, is_enabled: bool = True) -> None:
         self._post = post
         self._is_enabled = is_enabled
         self._previous: dict[signal.Signals, Any] = {}
+        self._mask: set[int] = set()
         self._pid = os.getpid()
 
     def __enter__(self) -> Signals:
@@ -81,7 +87,19 @@ class Signals:
             for number in SIGNALS:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._previous[number] = signal.signal(number, self._handle)
+        if self._previous:
+            forks.register(self)
         return self
+
+    def before_fork(self) -> None:
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._previous)
+
+    def after_fork(self, *, is_child: bool) -> None:
+        if is_child and all(signal.getsignal(number) == self._handle for number in self._previous):
+            self._restore()
+        # What raises here would keep the others from learning of the fork; Python would drop it as well.
+        with suppress(BaseException):
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if os.getpid() == self._pid:
