@@ -9,13 +9,13 @@ from statistics import median
 from time import monotonic
 from typing import Final
 
-import holdfast
+import stepkeep
 from benchmarks.timing import percentile, say, seconds_of
 from benchmarks.workloads import near
-from holdfast import config
-from holdfast.config import Settings
-from holdfast.maintenance.clean import apply_clean, plan_clean
-from holdfast.model import utc_now_us
+from stepkeep import config
+from stepkeep.config import Settings
+from stepkeep.maintenance.clean import apply_clean, plan_clean
+from stepkeep.model import utc_now_us
 
 WINDOW_SECONDS: Final = 20.0
 
@@ -68,8 +68,8 @@ def _history_on_and_off(directory: Path, samples: int) -> tuple[float, float]:
     """Saves of 20 KB that keep the last 100, and saves that keep only the newest, taking turns."""
     off = _settings(checkpoint__history__enabled=False)
     with (
-        holdfast.open(directory / "on.db", config=_settings()) as on_store,
-        holdfast.open(directory / "off.db", config=off) as off_store,
+        stepkeep.open(directory / "on.db", config=_settings()) as on_store,
+        stepkeep.open(directory / "off.db", config=off) as off_store,
     ):
         on, without = on_store.session("on"), off_store.session("off")
         times: dict[str, list[float]] = {"on": [], "off": []}
@@ -84,14 +84,14 @@ def _beside_a_prune(
 ) -> tuple[float, float, int, float, float]:
     """The 95th percentile of small saves before, and while, the keeper prunes a large session of the same store."""
     path = directory / "prune.db"
-    with holdfast.open(path, config=_settings(keeper__enabled=False)) as store:
+    with stepkeep.open(path, config=_settings(keeper__enabled=False)) as store:
         large = store.session("large", profile="archive")
         for number in range(checkpoints):
             large.save({"number": number}, step=number, wait=False)
         store.flush()
         look_up = median(seconds_of(lambda: large.load(checkpoints // 2)) for _ in range(20))
         list_all = seconds_of(lambda: sum(1 for _ in large.history()))
-    with holdfast.open(path, config=_settings()) as store:
+    with stepkeep.open(path, config=_settings()) as store:
         saver = store.session("saver", profile="archive")
         idle = [seconds_of(lambda: saver.save({"n": 1})) for _ in range(samples)]
         store.session("large", profile="agent").save({"number": checkpoints}, status="paused")
@@ -100,7 +100,7 @@ def _beside_a_prune(
 
 
 def _while_it_prunes(
-    store: holdfast.Store, checkpoints: int, sample: Callable[[], object]
+    store: stepkeep.Store, checkpoints: int, sample: Callable[[], object]
 ) -> tuple[list[float], int]:
     """How long each sample took while the keeper worked, for some seconds at most, and how many it removed."""
     large = store.get("large")
@@ -116,7 +116,7 @@ def _cleaning(directory: Path, sessions: int) -> tuple[float, float]:
     """Plan and removal of as many finished sessions, eight days old."""
     long_ago = utc_now_us() - 8 * 86_400_000_000
     settings = _settings(keeper__enabled=False)
-    with holdfast.open(directory / "clean.db", config=settings, clock=lambda: long_ago) as store:
+    with stepkeep.open(directory / "clean.db", config=settings, clock=lambda: long_ago) as store:
         for number in range(sessions):
             store.session(f"session-{number}", profile="workflow").save(
                 {"number": number}, status="completed", wait=False

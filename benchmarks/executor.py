@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import holdfast
+import stepkeep
 from benchmarks.parts import Part, Row, Table
 from benchmarks.timing import interleaved, say
-from holdfast import config
+from stepkeep import config
 
 LENGTHS: Final = (20, 200)
 """How many steps the work has: a plan of an agent, and a long one."""
@@ -32,7 +32,7 @@ def run(directory: Path, *, quick: bool, with_peers: bool) -> Part:
     say("executor")
     lengths, repeats = ((5,), 1) if quick else (LENGTHS, 15)
     settings = config.load(cwd=None, environ={}, flags={"metrics.enabled": False})
-    with holdfast.open(directory / "steps.db", config=settings) as store:
+    with stepkeep.open(directory / "steps.db", config=settings) as store:
         ways: dict[str, Callable[[int], None]] = {
             BARE: _loop,
             PLAN: lambda length: _plan(store, length),
@@ -86,13 +86,13 @@ def _loop(length: int) -> None:
         work(number)
 
 
-def _plan(store: holdfast.Store, length: int) -> None:
-    plan = [holdfast.PlanStep(str(number), parameters={"number": number}) for number in range(length)]
+def _plan(store: stepkeep.Store, length: int) -> None:
+    plan = [stepkeep.PlanStep(str(number), parameters={"number": number}) for number in range(length)]
     result = store.execute("plan", plan, lambda context: work(context.parameters["number"]))
     assert result.success
 
 
-def _script(store: holdfast.Store, length: int) -> None:
+def _script(store: stepkeep.Store, length: int) -> None:
     with store.run("script", resume=False) as steps:
         for number in range(length):
             steps.step(f"step {number}", work, number)

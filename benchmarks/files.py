@@ -9,14 +9,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-import holdfast
+import stepkeep
 from benchmarks.parts import Part, Row, Table
 from benchmarks.timing import percentile, say, seconds_of
 from benchmarks.workloads import near
-from holdfast import config
-from holdfast.codec.readable import Layout
-from holdfast.storage.files.layouts import safe_name
-from holdfast.storage.files.placing import Placer
+from stepkeep import config
+from stepkeep.codec.readable import Layout
+from stepkeep.storage.files.layouts import safe_name
+from stepkeep.storage.files.placing import Placer
 
 SIZE_BYTES: Final = 20_000
 SAMPLES: Final = 300
@@ -51,11 +51,11 @@ def _measure(directory: Path, samples: int) -> dict[str, list[float]]:
     settings = config.load(cwd=None, environ={}, flags={"keeper.enabled": False})
     times: dict[str, list[float]] = {name: [] for name in (BARE, *Layout, WITHOUT)}
     with ExitStack() as stack:
-        sessions: dict[str, holdfast.Session] = {}
+        sessions: dict[str, stepkeep.Session] = {}
         for name in (*Layout, WITHOUT):
             layout = Layout.WORKFLOW if name == WITHOUT else name
             folder = directory / name.replace(", ", "-").replace(" ", "-")
-            store = stack.enter_context(holdfast.open(f"files:{folder}?layout={layout}", config=settings))
+            store = stack.enter_context(stepkeep.open(f"files:{folder}?layout={layout}", config=settings))
             sessions[name] = store.session(name, profile="archive")
         stack.enter_context(_no_history_of(WITHOUT))
         latest = directory / "run" / "checkpoints" / "run" / "latest.json"

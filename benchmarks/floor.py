@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.peers import BareInsert, Holdfast
+from benchmarks.peers import BareInsert, Stepkeep
 from benchmarks.timing import percentile, say, seconds_of
 from benchmarks.workloads import near
 
@@ -32,7 +32,7 @@ def run(size_bytes: int, directory: Path, *, samples: int) -> Floor:
     """Time saves of workload W at a size, a bare insert after each."""
     say(f"floor, {size_bytes // 1000} KB")
     directory.mkdir(parents=True, exist_ok=True)
-    ours = Holdfast(directory)
+    ours = Stepkeep(directory)
     bare = BareInsert(directory, ours)
     saves, inserts, patches = [], [], []
     for scene in near(size_bytes, samples):

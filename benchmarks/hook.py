@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-import holdfast
+import stepkeep
 from benchmarks.cold import environment
 from benchmarks.startup import NOTHING
 from benchmarks.timing import say, seconds_of
@@ -28,7 +28,7 @@ DETECT_SECONDS: Final = 0.1
 CREATE_SECONDS: Final = 0.05
 
 # As the console script does it, without depending on where that is installed.
-_COMMAND: Final = "import sys; sys.argv[0] = 'holdfast'; from holdfast.cli import main; sys.exit(main())"
+_COMMAND: Final = "import sys; sys.argv[0] = 'stepkeep'; from stepkeep.cli import main; sys.exit(main())"
 _STORES: Final = {"sqlite": "sqlite:{}/phases.db", "phase files": "files:{}/phases?layout=phase"}
 _ANSWERS: Final = 20
 
@@ -130,8 +130,8 @@ def _works(directory: Path, sessions: int) -> dict[str, _Process]:
         **{name: value for name, value in environment().items() if name != "PYTHONDONTWRITEBYTECODE"},
         "PYTHONPYCACHEPREFIX": str(directory / "bytecode"),
         "HOME": str(directory),
-        "HOLDFAST_STORE": f"sqlite:{directory / 'hooks.db'}",
-        "HOLDFAST_HOOK_LOG": str(directory / "hooks.log"),
+        "STEPKEEP_STORE": f"sqlite:{directory / 'hooks.db'}",
+        "STEPKEEP_HOOK_LOG": str(directory / "hooks.log"),
     }
 
     def hook(event: str, *options: str, **fields: object) -> _Process:
@@ -159,7 +159,7 @@ def _works(directory: Path, sessions: int) -> dict[str, _Process]:
 
 def _phases(where: str, url: str, sessions: int) -> list[Limited]:
     """One unfinished task behind so many finished ones: the medians of creating a checkpoint and of finding it."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         phases = store.phases
 
         def create(key: str, phase: str = "build") -> None:

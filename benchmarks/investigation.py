@@ -6,11 +6,11 @@ import random
 from pathlib import Path
 from typing import Final
 
-import holdfast
+import stepkeep
 from benchmarks.parts import Part, Row, Table
 from benchmarks.timing import percentile, say, seconds_of
-from holdfast import config
-from holdfast.api.investigating import Investigation
+from stepkeep import config
+from stepkeep.api.investigating import Investigation
 
 ENTRIES: Final = 400
 CREATE_TARGET_SECONDS: Final = 0.1
@@ -24,7 +24,7 @@ def run(directory: Path, *, quick: bool, with_peers: bool) -> Part:  # noqa: ARG
     say("investigation")
     entries, samples = (40, 5) if quick else (ENTRIES, 100)
     settings = config.load(cwd=None, environ={}, flags={"keeper.enabled": False})
-    with holdfast.open(directory / "investigation.db", config=settings) as store:
+    with stepkeep.open(directory / "investigation.db", config=settings) as store:
         found = store.investigation(store.session("bug", profile="archive"))
         _fill(found, entries)
         found.checkpoint("filled")

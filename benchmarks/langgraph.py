@@ -1,4 +1,4 @@
-"""HoldfastSaver beside LangGraph's own savers: through their interface, and under a small graph."""
+"""StepkeepSaver beside LangGraph's own savers: through their interface, and under a small graph."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ READS: Final = (LATEST, LIST, WITH_VALUES)
 LONG_RUN: Final = "graph, one long run"
 TURNS: Final = "graph, many turns"
 
-HOLDFAST: Final = "HoldfastSaver"
-HOLDFAST_POSTGRES: Final = "HoldfastSaver, postgres"
+STEPKEEP: Final = "StepkeepSaver"
+STEPKEEP_POSTGRES: Final = "StepkeepSaver, postgres"
 SQLITE: Final = "SqliteSaver"
 POSTGRES: Final = "PostgresSaver"
 
@@ -110,19 +110,19 @@ async def _collected(found: AsyncIterator[Any]) -> list[Any]:
 def subjects(directory: Path, postgres: Callable[[], str] | None) -> Iterator[list[Subject]]:
     """All savers, each with a new store; those on PostgreSQL where there is a server."""
     memory = importlib.import_module("langgraph.checkpoint.memory")
-    adapter = importlib.import_module("holdfast.adapters.langgraph")
+    adapter = importlib.import_module("stepkeep.adapters.langgraph")
     with ExitStack() as stack:
-        ours = directory / "holdfast"
+        ours = directory / "stepkeep"
         ours.mkdir(parents=True)
-        saver = stack.enter_context(adapter.HoldfastSaver(f"sqlite:{ours}/threads.db"))
+        saver = stack.enter_context(adapter.StepkeepSaver(f"sqlite:{ours}/threads.db"))
         found = [
-            Subject(HOLDFAST, saver, lambda: database_bytes(ours / "threads.db")),
+            Subject(STEPKEEP, saver, lambda: database_bytes(ours / "threads.db")),
             _sqlite(directory / "sqlite", stack),
             _async_sqlite(directory / "aiosqlite", stack),
             Subject("InMemorySaver", memory.InMemorySaver(), lambda: 0),
         ]
         if postgres is not None:
-            found += [_holdfast_on_postgres(postgres(), stack), _postgres(postgres(), stack)]
+            found += [_stepkeep_on_postgres(postgres(), stack), _postgres(postgres(), stack)]
         yield found
 
 
@@ -156,10 +156,10 @@ def _async_sqlite(directory: Path, stack: ExitStack) -> Subject:
     return Subject("AsyncSqliteSaver", saver, lambda: _pages(reader), is_async=True, loop=loop)
 
 
-def _holdfast_on_postgres(url: str, stack: ExitStack) -> Subject:
-    adapter = importlib.import_module("holdfast.adapters.langgraph")
-    saver = stack.enter_context(adapter.HoldfastSaver(url))
-    return Subject(HOLDFAST_POSTGRES, saver, _database_bytes(url, stack))
+def _stepkeep_on_postgres(url: str, stack: ExitStack) -> Subject:
+    adapter = importlib.import_module("stepkeep.adapters.langgraph")
+    saver = stack.enter_context(adapter.StepkeepSaver(url))
+    return Subject(STEPKEEP_POSTGRES, saver, _database_bytes(url, stack))
 
 
 def _postgres(url: str, stack: ExitStack) -> Subject:
@@ -378,7 +378,7 @@ def _messages(steps: int) -> Iterator[list[dict[str, Any]]]:
 
 
 def _figures(found: list[SaverResult]) -> list[Row]:
-    """HoldfastSaver beside LangGraph's own savers, at 1,000 steps of W."""
+    """StepkeepSaver beside LangGraph's own savers, at 1,000 steps of W."""
     last = {result.subject: result for result in found if (result.way, result.steps) == (API, STEPS[-1])}
 
     def ratio(ours: str, peer: str, value: Callable[[SaverResult], float]) -> float | None:
@@ -396,19 +396,19 @@ def _figures(found: list[SaverResult]) -> list[Row]:
         return result.reads[LIST]
 
     return [
-        Row("SqliteSaver's bytes ÷ HoldfastSaver's", ratio(SQLITE, HOLDFAST, stored), 120, is_ceiling=False),
+        Row("SqliteSaver's bytes ÷ StepkeepSaver's", ratio(SQLITE, STEPKEEP, stored), 120, is_ceiling=False),
         Row(
-            "PostgresSaver's bytes ÷ HoldfastSaver's",
-            ratio(POSTGRES, HOLDFAST_POSTGRES, stored),
+            "PostgresSaver's bytes ÷ StepkeepSaver's",
+            ratio(POSTGRES, STEPKEEP_POSTGRES, stored),
             70,
             is_ceiling=False,
         ),
-        Row("HoldfastSaver: put p50 ÷ SqliteSaver's", ratio(HOLDFAST, SQLITE, put), 0.5),
-        Row("HoldfastSaver: put p50 ÷ PostgresSaver's", ratio(HOLDFAST_POSTGRES, POSTGRES, put), 0.15),
-        Row("HoldfastSaver: list of 1,000 ÷ SqliteSaver's", ratio(HOLDFAST, SQLITE, listing), 0.05),
+        Row("StepkeepSaver: put p50 ÷ SqliteSaver's", ratio(STEPKEEP, SQLITE, put), 0.5),
+        Row("StepkeepSaver: put p50 ÷ PostgresSaver's", ratio(STEPKEEP_POSTGRES, POSTGRES, put), 0.15),
+        Row("StepkeepSaver: list of 1,000 ÷ SqliteSaver's", ratio(STEPKEEP, SQLITE, listing), 0.05),
         Row(
-            "HoldfastSaver: list of 1,000 ÷ PostgresSaver's",
-            ratio(HOLDFAST_POSTGRES, POSTGRES, listing),
+            "StepkeepSaver: list of 1,000 ÷ PostgresSaver's",
+            ratio(STEPKEEP_POSTGRES, POSTGRES, listing),
             0.05,
         ),
     ]

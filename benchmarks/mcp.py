@@ -9,7 +9,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Final
 
-import holdfast
+import stepkeep
 from benchmarks.cold import environment
 from benchmarks.parts import Part, Row, Table
 from benchmarks.timing import percentile, say
@@ -51,7 +51,7 @@ def _states(count: int) -> list[dict[str, Any]]:
 
 def _python(file: Path, samples: int) -> list[float]:
     taken = []
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         for state in _states(samples):
             start = perf_counter()
             store.agents.save("s", None, state)
@@ -63,7 +63,7 @@ async def _stdio(file: Path, samples: int) -> list[float]:
     from mcp import Client, StdioServerParameters
 
     server = StdioServerParameters(
-        command=sys.executable, args=["-m", "holdfast", "mcp", "--store", f"sqlite:{file}"], env=environment()
+        command=sys.executable, args=["-m", "stepkeep", "mcp", "--store", f"sqlite:{file}"], env=environment()
     )
     taken = []
     async with Client(server) as client:

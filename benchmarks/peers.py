@@ -1,4 +1,4 @@
-"""The subjects of a comparison: Holdfast, a floor, and what people use instead, behind one interface."""
+"""The subjects of a comparison: Stepkeep, a floor, and what people use instead, behind one interface."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol
 
 import apsw
 
-import holdfast
+import stepkeep
 from benchmarks.workloads import State
-from holdfast.model import STATE
+from stepkeep.model import STATE
 
 _SESSION: Final = "bench"
 
@@ -42,14 +42,14 @@ class Subject(Protocol):
     def close(self) -> None: ...
 
 
-class Holdfast:
-    """Holdfast on SQLite, keeping every checkpoint."""
+class Stepkeep:
+    """Stepkeep on SQLite, keeping every checkpoint."""
 
-    name = "holdfast"
+    name = "stepkeep"
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "holdfast.db"
-        self._store = holdfast.open(f"sqlite:{self._path}")
+        self._path = directory / "stepkeep.db"
+        self._store = stepkeep.open(f"sqlite:{self._path}")
         self._session = self._store.session(_SESSION, profile="archive")
         self._newest: str | None = None
 
@@ -84,11 +84,11 @@ class Holdfast:
 
 
 class BareInsert:
-    """The floor: one durable insert of the very bytes that Holdfast stored last, and nothing else."""
+    """The floor: one durable insert of the very bytes that Stepkeep stored last, and nothing else."""
 
     name = "bare insert"
 
-    def __init__(self, directory: Path, source: Holdfast) -> None:
+    def __init__(self, directory: Path, source: Stepkeep) -> None:
         self._path = directory / "bare.db"
         self._source = source
         self._connection = apsw.Connection(str(self._path))
@@ -227,7 +227,7 @@ def langgraph_modules() -> tuple[ModuleType, ModuleType]:
 def reopen(name: str, directory: Path) -> Subject:
     """A subject over what an earlier one of that name left in the directory."""
     kinds: dict[str, Callable[[Path], Subject]] = {
-        Holdfast.name: Holdfast,
+        Stepkeep.name: Stepkeep,
         JsonFile.name: JsonFile,
         LangGraphSqlite.name: LangGraphSqlite,
     }
@@ -236,7 +236,7 @@ def reopen(name: str, directory: Path) -> Subject:
 
 def subjects(directory: Path, *, with_peers: bool) -> list[Subject]:
     """All subjects, each in its own directory below the given one."""
-    ours = Holdfast(place(directory, Holdfast.name))
+    ours = Stepkeep(place(directory, Stepkeep.name))
     found: list[Subject] = [
         ours,
         BareInsert(place(directory, BareInsert.name), ours),

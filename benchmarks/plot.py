@@ -22,7 +22,7 @@ _PANEL_HEIGHT: Final = 240
 _TOP: Final = 60
 _LEFTS: Final = (60, 520)
 
-_CLASSES: Final = {"holdfast": "a", "bare insert": "b", "json file": "c", "SqliteSaver": "d"}
+_CLASSES: Final = {"stepkeep": "a", "bare insert": "b", "json file": "c", "SqliteSaver": "d"}
 _STYLE: Final = """
   text { font: 12px system-ui, sans-serif; fill: #24292f; }
   .title { font-size: 14px; font-weight: 600; }

@@ -1,4 +1,4 @@
-"""Holdfast on PostgreSQL beside LangGraph's PostgresSaver, on one server that syncs every commit."""
+"""Stepkeep on PostgreSQL beside LangGraph's PostgresSaver, on one server that syncs every commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.rows import dict_row
 
-import holdfast
+import stepkeep
 from benchmarks.parts import Part, Row, Table
 from benchmarks.peers import LATEST, LIST, OLD, LangGraphSqlite, PeersMissing, Subject
 from benchmarks.timing import interleaved, percentile, say, seconds_of
@@ -27,7 +27,7 @@ from benchmarks.workloads import State, W, size_of
 
 STEPS: Final = (50, 200, 1000)
 WRITERS: Final = (1, 4, 16)
-OURS: Final = "holdfast"
+OURS: Final = "stepkeep"
 PEER: Final = "PostgresSaver"
 READS: Final = (LATEST, OLD, LIST)
 
@@ -119,14 +119,14 @@ class Server:
 # --- the subjects ----------------------------------------------------------------------------------------------
 
 
-class HoldfastPostgres:
-    """Holdfast, keeping every checkpoint."""
+class StepkeepPostgres:
+    """Stepkeep, keeping every checkpoint."""
 
     name = OURS
 
     def __init__(self, server: Server) -> None:
         self._server, self.schema = server, server.fresh_schema()
-        self._store = holdfast.open(server.url(self.schema))
+        self._store = stepkeep.open(server.url(self.schema))
         self._session = self._store.session("bench", profile="archive")
 
     def saver(self, step: int, state: State) -> Callable[[], object]:
@@ -182,7 +182,7 @@ def _module(name: str) -> Any:
 
 def _grow(server: Server, steps: int, *, with_peers: bool, repeats: int) -> list[Found]:
     say(f"postgres, {steps} steps")
-    subjects: list[Subject] = [HoldfastPostgres(server)]
+    subjects: list[Subject] = [StepkeepPostgres(server)]
     subjects += [LangGraphPostgres(server)] if with_peers else []
     results = {subject.name: Found(steps, subject.name) for subject in subjects}
     state = _save_all(subjects, steps, results)
@@ -233,7 +233,7 @@ def _rates(server: Server, *, with_peers: bool, rounds: int, seconds: float) -> 
 @contextmanager
 def _our_writers(server: Server, writers: int) -> Iterator[list[Callable[[int], object]]]:
     schema = server.fresh_schema()
-    with holdfast.open(server.url(schema, pool_size=16)) as store:
+    with stepkeep.open(server.url(schema, pool_size=16)) as store:
         sessions = [store.session(f"s{number}", profile="archive") for number in range(writers)]
         yield [
             lambda number, session=session: session.save(_small(number), step=number)  # type: ignore[misc]

@@ -16,7 +16,7 @@ from statistics import mean, median
 from time import perf_counter
 from typing import Any, Final, TypeAlias
 
-import holdfast
+import stepkeep
 from benchmarks.timing import say
 from benchmarks.workloads import near
 
@@ -33,26 +33,26 @@ def _statement(_: object, sql: str, *__: object) -> str:
 
 # What each function is part of. The last item of a path is the attribute to wrap, the first ones its module.
 _PARTS: Final[tuple[tuple[str, str, Name], ...]] = (
-    ("holdfast.codec.exact", "encode", "check: compare"),
-    ("holdfast.codec.exact", "_is_plain", "check: walk the types"),
-    ("holdfast.codec.exact", "to_json", "encode"),
-    ("holdfast.codec.exact", "from_json", "check: decode"),
-    ("holdfast.engine.engine", "describe", "hash the content"),
-    ("holdfast.engine.engine", "plain_metadata", "draft: metadata"),
-    ("holdfast.engine.engine", "Engine._draft", "draft"),
-    ("holdfast.engine.engine", "Engine._send", "patch: choose and queue"),
-    ("holdfast.engine.engine", "seal", "commit: seal"),
-    ("holdfast.engine.writer", "digest", "hash the stored bytes"),
-    ("holdfast.codec.splice", "find_edits", "patch: find edits"),
-    ("holdfast.codec.splice", "pack", "patch: pack"),
-    ("holdfast.codec.patch", "compress", "patch: zstd prefix or keyframe"),
-    ("holdfast.engine.reader", "verified", "commit: verify the header"),
-    ("holdfast.storage.sqlite", "SqliteBackend.session", "read the session"),
-    ("holdfast.storage.sqlite", "SqliteBackend.append", "commit: rows and checks"),
-    ("holdfast.storage.sqlite", "_SqliteConnection.one", _statement),
-    ("holdfast.storage.sqlite", "_SqliteConnection.all", _statement),
-    ("holdfast.storage.sqlite", "_SqliteConnection.run", _statement),
-    ("holdfast.storage.sqlite", "_SqliteConnection.run_many", _statement),
+    ("stepkeep.codec.exact", "encode", "check: compare"),
+    ("stepkeep.codec.exact", "_is_plain", "check: walk the types"),
+    ("stepkeep.codec.exact", "to_json", "encode"),
+    ("stepkeep.codec.exact", "from_json", "check: decode"),
+    ("stepkeep.engine.engine", "describe", "hash the content"),
+    ("stepkeep.engine.engine", "plain_metadata", "draft: metadata"),
+    ("stepkeep.engine.engine", "Engine._draft", "draft"),
+    ("stepkeep.engine.engine", "Engine._send", "patch: choose and queue"),
+    ("stepkeep.engine.engine", "seal", "commit: seal"),
+    ("stepkeep.engine.writer", "digest", "hash the stored bytes"),
+    ("stepkeep.codec.splice", "find_edits", "patch: find edits"),
+    ("stepkeep.codec.splice", "pack", "patch: pack"),
+    ("stepkeep.codec.patch", "compress", "patch: zstd prefix or keyframe"),
+    ("stepkeep.engine.reader", "verified", "commit: verify the header"),
+    ("stepkeep.storage.sqlite", "SqliteBackend.session", "read the session"),
+    ("stepkeep.storage.sqlite", "SqliteBackend.append", "commit: rows and checks"),
+    ("stepkeep.storage.sqlite", "_SqliteConnection.one", _statement),
+    ("stepkeep.storage.sqlite", "_SqliteConnection.all", _statement),
+    ("stepkeep.storage.sqlite", "_SqliteConnection.run", _statement),
+    ("stepkeep.storage.sqlite", "_SqliteConnection.run_many", _statement),
 )
 
 
@@ -137,7 +137,7 @@ def run(size_bytes: int, directory: Path, *, samples: int) -> Profile:
     saves: list[tuple[float, dict[str, float]]] = []
     with (
         _wrapped(stopwatch) as missing,
-        holdfast.open(f"sqlite:{directory / f'profile-{size_bytes}.db'}") as store,
+        stepkeep.open(f"sqlite:{directory / f'profile-{size_bytes}.db'}") as store,
     ):
         session = store.session("profile")
         for scene in near(size_bytes, samples):

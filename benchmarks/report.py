@@ -58,7 +58,7 @@ class Report:
 
 def rows(report: Report) -> list[Row]:
     """The figures of this release, in the order in which the design lists them."""
-    ours = {steps: report.result(W.name, steps, "holdfast") for steps in (200, 1000)}
+    ours = {steps: report.result(W.name, steps, "stepkeep") for steps in (200, 1000)}
     peer = report.result(W.name, 1000, "SqliteSaver")
     rate = {rate.savers: rate.saves_per_second for rate in report.rates if _is_own_threads(rate)}
     return [

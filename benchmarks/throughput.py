@@ -12,7 +12,7 @@ from statistics import median
 from time import perf_counter
 from typing import Final
 
-import holdfast
+import stepkeep
 from benchmarks.timing import say
 
 THREADS: Final = (1, 4, 16)
@@ -61,7 +61,7 @@ def run(directory: Path, *, rounds: int, seconds: float, max_processes: int = ma
     return [Rate(crowd.kind, crowd.savers, crowd.is_shared, median(taken)) for crowd, taken in rates.items()]
 
 
-def _save_for(session: holdfast.Session, seconds: float, saver: int) -> int:
+def _save_for(session: stepkeep.Session, seconds: float, saver: int) -> int:
     """Save small states for a while; how many."""
     saved = 0
     end = perf_counter() + seconds
@@ -75,7 +75,7 @@ def _save_for(session: holdfast.Session, seconds: float, saver: int) -> int:
 
 def _threads(crowd: Crowd, path: Path, seconds: float) -> float:
     saved = [0] * crowd.savers
-    with holdfast.open(f"sqlite:{path}") as store:
+    with stepkeep.open(f"sqlite:{path}") as store:
         sessions = [store.session(crowd.key(saver), profile="archive") for saver in range(crowd.savers)]
 
         def work(saver: int) -> None:
@@ -95,7 +95,7 @@ def _together(threads: list[threading.Thread]) -> float:
 
 
 def _processes(crowd: Crowd, path: Path, seconds: float) -> float:
-    holdfast.open(f"sqlite:{path}").close()
+    stepkeep.open(f"sqlite:{path}").close()
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(crowd.savers)
     counts: Queue[int] = context.Queue()
@@ -122,7 +122,7 @@ def _received(counts: Queue[int], workers: list[multiprocessing.context.SpawnPro
 
 
 def _process(path: str, key: str, saver: int, seconds: float, barrier: Barrier, counts: Queue[int]) -> None:
-    with holdfast.open(f"sqlite:{path}") as store:
+    with stepkeep.open(f"sqlite:{path}") as store:
         session = store.session(key, profile="archive")
         barrier.wait(60)
         counts.put(_save_for(session, seconds, saver))

@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-import holdfast
+import stepkeep
 from benchmarks.parts import Part, Row, Table
 from benchmarks.timing import say, seconds_of
 from benchmarks.workloads import W
-from holdfast import config
+from stepkeep import config
 
 MANY: Final = 10_000
 LARGE_STEPS: Final = 1000
@@ -37,14 +37,14 @@ def run(directory: Path, *, quick: bool, with_peers: bool) -> Part:  # noqa: ARG
     )
 
 
-def _look_ups(directory: Path, settings: holdfast.Settings, many: int, repeats: int) -> dict[str, float]:
+def _look_ups(directory: Path, settings: stepkeep.Settings, many: int, repeats: int) -> dict[str, float]:
     times_us = [1_700_000_000_000_000]
 
     def clock() -> int:
         times_us[0] += 1_000_000
         return times_us[0]
 
-    with holdfast.open(directory / "many.db", config=settings, clock=clock) as store:
+    with stepkeep.open(directory / "many.db", config=settings, clock=clock) as store:
         session = store.session("many", profile="archive")
         for number in range(many):
             tags = ["middle"] if number == many // 2 else []
@@ -65,9 +65,9 @@ def _look_ups(directory: Path, settings: holdfast.Settings, many: int, repeats: 
         }
 
 
-def _large(directory: Path, settings: holdfast.Settings, steps: int, repeats: int) -> tuple[float, float]:
+def _large(directory: Path, settings: stepkeep.Settings, steps: int, repeats: int) -> tuple[float, float]:
     """Medians of comparing and of restoring, in a session whose states grow to 2 MB."""
-    with holdfast.open(directory / "large.db", config=settings) as store:
+    with stepkeep.open(directory / "large.db", config=settings) as store:
         session = store.session("large", profile="archive")
         state: Any = None
         for state in W.take(steps):

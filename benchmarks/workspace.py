@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-import holdfast
+import stepkeep
 from benchmarks.parts import Part, Row, Table
 
 SIZES: Final = (1_000, 10_000, 100_000)
@@ -31,7 +31,7 @@ FILE_BYTES: Final = 2_000
 _AUTHOR: Final = ("-c", "user.name=A", "-c", "user.email=a@example.org")
 _QUIET: Final = ("-c", "gc.auto=0")
 
-OURS, GIT, RSYNC = "holdfast", "git", "rsync"
+OURS, GIT, RSYNC = "stepkeep", "git", "rsync"
 _COLUMNS: Final = (
     "first capture",
     "git add, commit",
@@ -96,11 +96,11 @@ class _Trial:
         url = f"sqlite:{self._folder / 'store.db'}"
         _make_tree(self._tree, self._count)
         self._begin_peers()
-        with holdfast.open(url) as store:
+        with stepkeep.open(url) as store:
             session = store.session("capture", profile="archive", workspace=self._tree)
             self._time(_FIRST[OURS], lambda: session.save(0))
         first_bytes = _stored_bytes(url)
-        with holdfast.open(url) as store:
+        with stepkeep.open(url) as store:
             session = store.session("capture", workspace=self._tree)
             session.save(0)  # the files are older now: from here on their times are trusted
             self._edit_and_capture(session, captures)
@@ -121,7 +121,7 @@ class _Trial:
             self._time(_FIRST[RSYNC], self._copy)
         time.sleep(0.3)  # files so young that a capture would not trust their times
 
-    def _edit_and_capture(self, session: holdfast.Session, captures: int) -> None:
+    def _edit_and_capture(self, session: stepkeep.Session, captures: int) -> None:
         work: dict[str, Callable[[], object]] = {
             OURS: lambda: session.save(0),
             GIT: lambda: _git(self._tree, "stash", "create"),
@@ -147,7 +147,7 @@ class _Trial:
 
 def _stored_bytes(url: str) -> int:
     """What the store takes after it was closed, when its log is empty."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         return store.usage().store_bytes
 
 

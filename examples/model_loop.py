@@ -15,7 +15,7 @@ import signal
 import sys
 from typing import Any
 
-import holdfast
+import stepkeep
 
 Message = dict[str, Any]
 TIDES = {"Brest": 7.3, "Saint-Malo": 12.1}
@@ -53,7 +53,7 @@ def is_over(messages: list[Message]) -> bool:
 
 
 def main(path: str, *, crash: bool) -> None:
-    with holdfast.open(path) as store:
+    with stepkeep.open(path) as store:
         session = store.session("tides", profile="agent")
         found = session.latest()
         messages = [{"role": "user", "content": "Where is the highest water?"}]
@@ -66,7 +66,7 @@ def main(path: str, *, crash: bool) -> None:
             session.save({"messages": messages}, step=len(messages), message=messages[-1]["role"])
             if crash and len(messages) == CRASH_AFTER:
                 os.kill(os.getpid(), signal.SIGKILL)
-        if session.info.status is not holdfast.Status.COMPLETED:
+        if session.info.status is not stepkeep.Status.COMPLETED:
             session.complete()
     print(messages[-1]["content"])
 

@@ -18,8 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.request import urlopen
 
-import holdfast
-from holdfast import PlanStep, StepContext
+import stepkeep
+from stepkeep import PlanStep, StepContext
 
 REVENUE = {"CompanyA": 120, "CompanyB": 95, "CompanyC": 143}
 PLAN = [
@@ -74,7 +74,7 @@ def server(*, is_down: bool) -> Iterator[str]:
 
 def main(path: str, *, is_down: bool, resume: bool) -> int:
     query = "Find all competitors and their quarterly revenue"
-    with server(is_down=is_down) as url, holdfast.open(path) as store:
+    with server(is_down=is_down) as url, stepkeep.open(path) as store:
         result = store.execute("research", PLAN, Api(url), query=query, resume=resume, project="market")
     print(f"{result.status}: {result.steps_run} done now, {result.steps_recovered} done before")
     print(result.output("3") if result.success else f"error: {result.error}")

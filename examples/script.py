@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-import holdfast
+import stepkeep
 
 TEXTS = {
     "a.txt": "what was saved is never lost",
@@ -32,7 +32,7 @@ def count(texts: list[str], *, crash: bool = False) -> int:
 
 
 def main(store_path: str, *, crash: bool) -> None:
-    with holdfast.open(store_path) as store, store.run("words") as run:
+    with stepkeep.open(store_path) as store, store.run("words") as run:
         texts = [run.step(f"fetch {name}", fetch, name) for name in TEXTS]
         # Whether it crashes is not what the step depends on: only the texts are compared.
         words = run.step("count", count, texts, crash=crash, key=texts)

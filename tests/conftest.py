@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tests.postgres.server import Server
 
 # A deadline would be a timed assertion; the blob repeats one failing example without its seed.
-settings.register_profile("holdfast", deadline=None, print_blob=True)
-settings.load_profile("holdfast")
+settings.register_profile("stepkeep", deadline=None, print_blob=True)
+settings.load_profile("stepkeep")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,7 +3,7 @@
 They run through real commands and the public API. What is stored is looked at from a new process. A kind of store
 is a `Place`: add its class to `PLACES`, and every criterion is tested on it too.
 
-The names of the commands are ours: `holdfast …` for `prodigy checkpoint …`, and `clean` for the cleanup job.
+The names of the commands are ours: `stepkeep …` for `prodigy checkpoint …`, and `clean` for the cleanup job.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any
 import apsw
 import pytest
 
-import holdfast
-from holdfast import config
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep import config
+from stepkeep.testing import FakeClock
 
 pytestmark = pytest.mark.full
 
@@ -82,26 +82,26 @@ PLACES = [SqlitePlace]
 @pytest.fixture(params=PLACES, ids=lambda kind: kind.__name__.removesuffix("Place").lower())
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """A store that does not exist yet, and an empty folder to work in, without any configuration."""
-    for name in [name for name in os.environ if name.startswith("HOLDFAST_")]:
+    for name in [name for name in os.environ if name.startswith("STEPKEEP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     monkeypatch.chdir(tmp_path)
     found: Place = request.param(tmp_path)
-    monkeypatch.setenv("HOLDFAST_STORE", found.url)
+    monkeypatch.setenv("STEPKEEP_STORE", found.url)
     return found
 
 
 def run(*words: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run `holdfast` in a new process."""
-    command = [sys.executable, "-m", "holdfast", *words]
+    """Run `stepkeep` in a new process."""
+    command = [sys.executable, "-m", "stepkeep", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == exit_code, done.stderr
     return done
 
 
 def result(*words: str) -> Any:
-    """What `holdfast … --json` prints."""
+    """What `stepkeep … --json` prints."""
     return json.loads(run(*words, "--json").stdout)
 
 
@@ -112,9 +112,9 @@ def noise(number: int, count: int = 300) -> str:
 
 def save_steps(
     place: Place, last: int, *, first: int = 1, profile: str = "workflow"
-) -> list[holdfast.Header]:
+) -> list[stepkeep.Header]:
     """Save one checkpoint for each step, in a process that ends after that."""
-    with holdfast.open(place.url) as store:
+    with stepkeep.open(place.url) as store:
         session = store.session(SESSION, profile=profile)
         return [
             session.save({"step": step, "noise": noise(step)}, step=step) for step in range(first, last + 1)
@@ -124,7 +124,7 @@ def save_steps(
 def ended(key: str, status: str, seconds_ago: float, *, size: int = 300, **fields: Any) -> None:
     """Leave a session with two checkpoints that came to that status so long ago."""
     clock = FakeClock(round((time.time() - seconds_ago) * 1_000_000))
-    with holdfast.open(clock=clock) as store:
+    with stepkeep.open(clock=clock) as store:
         session = store.session(key, **({"profile": "workflow"} | fields))
         session.save({"noise": noise(1, size)}, step=1)
         session.save({"noise": noise(2, size)}, step=2, status=status)
@@ -162,7 +162,7 @@ def test_ac2_history_bounded_to_limit(place: Place) -> None:
 
     The limit counts the newest too. Pruning is off the save path: it has happened when the store is closed.
     """
-    with holdfast.open(place.url) as store:
+    with stepkeep.open(place.url) as store:
         session = store.session(SESSION, profile="workflow")
         for step in range(1, 12):
             session.save({"noise": noise(step, 50_000)}, step=step)
@@ -176,14 +176,14 @@ def test_ac2_history_bounded_to_limit(place: Place) -> None:
 def test_ac3_history_preserves_compression(place: Place) -> None:
     """AC3: a compressed checkpoint stays in the history as it was stored: same codec, sizes and bytes."""
     text = "\n".join(f"line {number} of the log says {noise(number, 4)}" for number in range(120_000))
-    with holdfast.open(place.url) as store:
+    with stepkeep.open(place.url) as store:
         session = store.session(SESSION, profile="workflow")
         saved = session.save({"log": text}, step=1)
         (body,) = session.bodies()
     assert body.codec == "zstd"
     assert body.size > 4_000_000 > 2 * body.stored_size
     before = place.stored(saved.id)
-    with holdfast.open(place.url) as store:
+    with stepkeep.open(place.url) as store:
         session = store.get(SESSION)
         session.save({"log": text, "more": "x"}, step=2)
         assert body in session.bodies()
@@ -302,7 +302,7 @@ def test_ac10_per_workflow_cleanup_policy(place: Place, tmp_path: Path, where: s
         own["a"] = {"cleanup": {"retention_days": 1}}
         own["b"] = {"cleanup": {"retention_days": 30}}
     else:
-        (tmp_path / "holdfast.yaml").write_text(POLICIES, encoding="utf-8")
+        (tmp_path / "stepkeep.yaml").write_text(POLICIES, encoding="utf-8")
     for workflow, days in (("a", 1), ("b", 30), ("other", 7)):
         fields = {"workflow": workflow, **own[workflow]}
         ended(f"{workflow} too young", "completed", days * DAY - HOUR, **fields)
@@ -317,7 +317,7 @@ def test_ac11_cleanup_disabled_for_debugging(place: Place, tmp_path: Path, where
     if where == "workflow":
         ended("precious", "completed", 3_000 * DAY, cleanup={"enabled": False})
     else:
-        (tmp_path / "holdfast.yaml").write_text(POLICIES, encoding="utf-8")
+        (tmp_path / "stepkeep.yaml").write_text(POLICIES, encoding="utf-8")
         ended("precious", "completed", 3_000 * DAY, workflow="c")
     ended("other", "completed", 3_000 * DAY)
     assert result("clean")["cleaned"] == 1
@@ -328,7 +328,7 @@ def test_ac11_cleanup_disabled_for_debugging(place: Place, tmp_path: Path, where
 @pytest.mark.parametrize("how", ["command", "library", "last save", "open store"])
 def test_ac12_test_workflow_immediate_cleanup(place: Place, how: str) -> None:
     """AC12: a session marked as a test goes as soon as it completes; a session that is no test stays."""
-    with holdfast.open() as store:
+    with stepkeep.open() as store:
         for key in ("test", "other"):
             store.session(key, test=key == "test").save({"n": 1})
     assert sessions() == {"test", "other"}  # a test that runs is kept
@@ -342,7 +342,7 @@ def complete(key: str, how: str) -> None:
     if how == "command":
         run("complete", key)
         return
-    with holdfast.open() as store:
+    with stepkeep.open() as store:
         session = store.get(key)
         if how == "last save":
             session.save({"n": 2}, status="completed")
@@ -352,7 +352,7 @@ def complete(key: str, how: str) -> None:
             wait_until_gone(store, key)
 
 
-def wait_until_gone(store: holdfast.Store, key: str) -> None:
+def wait_until_gone(store: stepkeep.Store, key: str) -> None:
     """Wait for the keeper of an open store; a minute is far more than it needs."""
     give_up_at = time.monotonic() + 60
     while any(session.key == key for session in store.sessions()):
@@ -369,7 +369,7 @@ def test_ac13_list_checkpoint_history(place: Place) -> None:
     An id stands in place of the seed's file name, and the stored size is shown too.
     """
     clock = FakeClock(round(datetime(2025, 11, 29, 13, 55, 22, tzinfo=UTC).timestamp() * 1_000_000))
-    with holdfast.open(clock=clock) as store:
+    with stepkeep.open(clock=clock) as store:
         session = store.session(SESSION)
         headers = []
         for step in range(1, 12):
@@ -395,7 +395,7 @@ def test_ac14_checkpoint_diff(place: Place) -> None:
     commands = [("shell", f"make part-{number}") for number in range(1, 6)]
     commands += [("shell", "make test"), ("claude", "/review")]
     done: list[dict[str, Any]] = []
-    with holdfast.open() as store:
+    with stepkeep.open() as store:
         session = store.session(SESSION, profile="workflow")
         for step, (kind, command) in enumerate(commands, start=1):
             done.append({"kind": kind, "command": command})
@@ -417,7 +417,7 @@ def test_ac14_checkpoint_diff(place: Place) -> None:
 def test_ac15_checkpoint_export(place: Place, tmp_path: Path) -> None:
     """AC15: `export --output` writes the latest checkpoint to a file, decompressed, as indented JSON."""
     state = {"log": "the same line\n" * 10_000, "step": 2}
-    with holdfast.open() as store:
+    with stepkeep.open() as store:
         session = store.session(SESSION)
         session.save({"step": 1}, step=1)
         saved = session.save(state, step=2)
@@ -443,7 +443,7 @@ def test_the_configurations_in_the_guides_are_valid(place: Place, tmp_path: Path
     examples = [textwrap.dedent(match[2]) for text in texts for match in YAML.finditer(text)]
     assert any("never-delete-workflow" in example for example in examples)
     for example in examples:
-        (tmp_path / "holdfast.yaml").write_text(example, encoding="utf-8")
+        (tmp_path / "stepkeep.yaml").write_text(example, encoding="utf-8")
         found, problems = config.inspect(cwd=tmp_path, environ={})
         assert not problems, example
         assert any(setting.is_given for setting in found), example

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep.testing import FakeClock
 
 pytestmark = pytest.mark.full
 
@@ -30,28 +30,28 @@ START_US = 1_764_426_622_000_000
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the session, in a store that does not exist yet."""
-    for name in [name for name in os.environ if name.startswith("HOLDFAST_")]:
+    for name in [name for name in os.environ if name.startswith("STEPKEEP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    monkeypatch.setenv("HOLDFAST_STORE", f"files:{tmp_path}/store?layout=workflow")
+    monkeypatch.setenv("STEPKEEP_STORE", f"files:{tmp_path}/store?layout=workflow")
     monkeypatch.chdir(tmp_path)
     return tmp_path / "store" / "sessions" / SESSION
 
 
 def run(*words: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run `holdfast` in a new process."""
-    command = [sys.executable, "-m", "holdfast", *words]
+    """Run `stepkeep` in a new process."""
+    command = [sys.executable, "-m", "stepkeep", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == exit_code, done.stderr
     return done
 
 
-def save_steps(count: int, *, first: int = 1) -> list[holdfast.Header]:
+def save_steps(count: int, *, first: int = 1) -> list[stepkeep.Header]:
     """One checkpoint for each step, a minute apart, saved and closed."""
     clock = FakeClock(START_US + (first - 1) * 60_000_000)
     headers = []
-    with holdfast.open(clock=clock) as store:
+    with stepkeep.open(clock=clock) as store:
         session = store.session(SESSION, profile="workflow")
         for step in range(first, first + count):
             headers.append(session.save({"step": step}, step=step))
@@ -88,7 +88,7 @@ def test_ac1_history_created_on_checkpoint_save(folder: Path) -> None:
 
 def test_ac1_two_saves_within_a_second_are_two_files(folder: Path) -> None:
     """The seed names files by the second; a second file of that second gets a suffix."""
-    with holdfast.open(clock=FakeClock(START_US)) as store:
+    with stepkeep.open(clock=FakeClock(START_US)) as store:
         session = store.session(SESSION)
         for step in range(3):
             session.save({"step": step}, step=step)
@@ -108,7 +108,7 @@ def test_ac3_history_preserves_compression(folder: Path) -> None:
     """AC3: a state above 1 MiB is compressed in its envelope, and the history keeps those very bytes."""
     state = {"log": [f"line {number} of the log" for number in range(200_000)]}
     clock = FakeClock(START_US)
-    with holdfast.open(clock=clock) as store:
+    with stepkeep.open(clock=clock) as store:
         session = store.session(SESSION)
         session.save(state, step=1)
         stored = (folder / "checkpoint.json").read_bytes()

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.codec.document import integrity_line
-from holdfast.codec.integrity import digest
-from holdfast.codec.readable import CommandOutcome, ContextDigest, Layout
-from holdfast.model import utc_now_us
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep.codec.document import integrity_line
+from stepkeep.codec.integrity import digest
+from stepkeep.codec.readable import CommandOutcome, ContextDigest, Layout
+from stepkeep.model import utc_now_us
+from stepkeep.testing import FakeClock
 
 HOUR = 3600
 DAY = 24 * HOUR
@@ -42,12 +42,12 @@ class Place:
         self.clock = FakeClock()
 
     @contextmanager
-    def store(self) -> Iterator[holdfast.Store]:
-        with holdfast.open(self.url, clock=self.clock) as store:
+    def store(self) -> Iterator[stepkeep.Store]:
+        with stepkeep.open(self.url, clock=self.clock) as store:
             yield store
 
     @contextmanager
-    def session(self, profile: str = "run") -> Iterator[holdfast.Session]:
+    def session(self, profile: str = "run") -> Iterator[stepkeep.Session]:
         with self.store() as store:
             yield store.session(RUN, profile=profile)
 
@@ -64,24 +64,24 @@ class Place:
     def documents(self) -> list[dict[str, Any]]:
         """The snapshots in the history, oldest first."""
         found = [json.loads(file.read_bytes()) for file in (self.folder / "history").glob("*.json")]
-        return sorted(found, key=lambda each: each["holdfast"]["header"]["seq"])
+        return sorted(found, key=lambda each: each["stepkeep"]["header"]["seq"])
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    for name in [name for name in os.environ if name.startswith("HOLDFAST_")]:
+    for name in [name for name in os.environ if name.startswith("STEPKEEP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     monkeypatch.chdir(tmp_path)
     found = Place(tmp_path / "store")
-    monkeypatch.setenv("HOLDFAST_STORE", found.url)
+    monkeypatch.setenv("STEPKEEP_STORE", found.url)
     return found
 
 
 def run(*words: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run `holdfast` in a new process."""
-    command = [sys.executable, "-m", "holdfast", *words]
+    """Run `stepkeep` in a new process."""
+    command = [sys.executable, "-m", "stepkeep", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == exit_code, done.stderr
     return done
@@ -270,7 +270,7 @@ def test_snapshots_go_at_14_days(place: Place) -> None:
 @pytest.mark.full
 def test_prune_takes_the_flags_of_the_lifecycle(place: Place, tmp_path: Path) -> None:
     """`--max-per-run`, `--max-age-days` and `--compress-after-hours`, alone and together, and in a dry run."""
-    (tmp_path / "holdfast.yaml").write_text("checkpoint: { compress_after_hours: off }\n")
+    (tmp_path / "stepkeep.yaml").write_text("checkpoint: { compress_after_hours: off }\n")
     place.clock = FakeClock(utc_now_us() - 20 * DAY * 1_000_000)
     with place.session("archive") as session:
         for n in range(4):
@@ -383,7 +383,7 @@ def test_compressed_history_is_seen_by_every_command(place: Place) -> None:
 
 def test_compression_can_be_switched_off(place: Place, tmp_path: Path) -> None:
     """`checkpoint.compress_after_hours: off` leaves history as it is."""
-    (tmp_path / "holdfast.yaml").write_text("checkpoint: { compress_after_hours: off }\n")
+    (tmp_path / "stepkeep.yaml").write_text("checkpoint: { compress_after_hours: off }\n")
     with place.session("archive") as session:
         session.save({"n": 0})
         place.clock.advance(30 * DAY)
@@ -442,7 +442,7 @@ def test_a_failed_write_has_its_reason_code(place: Place, monkeypatch: pytest.Mo
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(os, "write", full)
-        with pytest.raises(holdfast.BackendUnavailable) as failure:
+        with pytest.raises(stepkeep.BackendUnavailable) as failure:
             session.save({"n": 1})
         monkeypatch.undo()
         assert (failure.value.code, failure.value.retryable) == ("checkpoint_atomic_write_failed", False)
@@ -454,14 +454,14 @@ def test_a_failed_prune_has_its_reason_code(place: Place, monkeypatch: pytest.Mo
     """It is an event of the run, never an exception of a save, and nothing is lost."""
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise holdfast.BackendUnavailable("the disk is gone", retryable=False)
+        raise stepkeep.BackendUnavailable("the disk is gone", retryable=False)
 
     with place.store() as store:
         session = store.session(RUN, profile="run")
         monkeypatch.setattr(store.engine.backend, "remove", refuse)
         for n in range(60):
             session.save({"n": n})
-        with pytest.raises(holdfast.BackendUnavailable) as failure:
+        with pytest.raises(stepkeep.BackendUnavailable) as failure:
             session.prune()
         assert failure.value.code == "checkpoint_retention_prune_failed"
         monkeypatch.undo()
@@ -490,7 +490,7 @@ def test_a_document_is_exported_from_any_store(
     place: Place, tmp_path: Path, layout: Layout, source: str
 ) -> None:
     """The exported document checks out by hand, and a store with that layout takes it up as it is."""
-    with holdfast.open(source) as store:
+    with stepkeep.open(source) as store:
         session = store.session(RUN)
         session.save({"n": 1, "odd": b"bytes"}, step=1)
         session.save({"n": 2, "odd": b"bytes"}, step=2, details={"command_outcomes": []})
@@ -507,7 +507,7 @@ def test_a_document_is_exported_from_any_store(
     target = tmp_path / "taken-up" / names[layout]
     target.parent.mkdir(parents=True)
     file.rename(target)
-    with holdfast.open(f"files:{tmp_path}/taken-up?layout={layout}") as store:
+    with stepkeep.open(f"files:{tmp_path}/taken-up?layout={layout}") as store:
         assert store.get(RUN).load("step-2").state == {"n": 2, "odd": b"bytes"}
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.api.investigating import Investigation
-from holdfast.parts.recovery import ManualInstruction, RestoreEnvironment
-from holdfast.storage.urls import open_backend
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep.api.investigating import Investigation
+from stepkeep.parts.recovery import ManualInstruction, RestoreEnvironment
+from stepkeep.storage.urls import open_backend
+from stepkeep.testing import FakeClock
 
 SESSION = "rocm-7"
 
@@ -28,13 +28,13 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: FakeClock) -> Iterator[holdfast.Store]:
-    with holdfast.Store(open_backend(f"sqlite:{tmp_path / 'store.db'}"), clock=clock) as store:
+def store(tmp_path: Path, clock: FakeClock) -> Iterator[stepkeep.Store]:
+    with stepkeep.Store(open_backend(f"sqlite:{tmp_path / 'store.db'}"), clock=clock) as store:
         yield store
 
 
 @pytest.fixture
-def manager(store: holdfast.Store) -> Investigation:
+def manager(store: stepkeep.Store) -> Investigation:
     return store.investigation(SESSION)
 
 
@@ -107,7 +107,7 @@ def test_query_at_takes_time_before_seq_before_id(manager: Investigation, clock:
     assert by_time is not None
     assert by_seq is not None
     assert by_time.beliefs == by_seq.beliefs == ()
-    with pytest.raises(holdfast.InvalidInput) as error:
+    with pytest.raises(stepkeep.InvalidInput) as error:
         manager.query_at()
     assert error.value.code == "invalid_query"
 
@@ -202,13 +202,13 @@ def test_an_hour_of_debugging_has_ten_checkpoints(manager: Investigation, clock:
 def test_nothing_is_lost_across_a_compaction(tmp_path: Path, clock: FakeClock) -> None:
     """A6, O5: after the warning another process has all of it, saved or not before."""
     url = f"sqlite:{tmp_path / 'a.db'}"
-    with holdfast.open(url, clock=clock) as store:
+    with stepkeep.open(url, clock=clock) as store:
         bug = store.investigation(SESSION)
         bug.hypotheses.add("only in my head")
         bug.notes.add("and this")
         header = bug.compaction_warning()
         known = bug.state()
-    with holdfast.open(url, clock=clock) as store:
+    with stepkeep.open(url, clock=clock) as store:
         assert store.investigation(SESSION).state() == known
         assert store.get(SESSION).latest().id == header.id  # type: ignore[union-attr]
 
@@ -217,22 +217,22 @@ def test_nothing_is_lost_across_a_compaction(tmp_path: Path, clock: FakeClock) -
 
 
 class Shell:
-    """Runs `holdfast`, each command as a process of its own."""
+    """Runs `stepkeep`, each command as a process of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPKEEP_")}
         self.environment = {
             **kept,
-            "HOLDFAST_STORE": f"sqlite:{folder / 'store.db'}",
-            "HOLDFAST_SESSION": "bug-7",
+            "STEPKEEP_STORE": f"sqlite:{folder / 'store.db'}",
+            "STEPKEEP_SESSION": "bug-7",
             "XDG_CONFIG_HOME": str(folder / "config"),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
 
     def run(self, *words: str, code: int = 0) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "holdfast", *words],
+            [sys.executable, "-m", "stepkeep", *words],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -313,7 +313,7 @@ def test_a_debugging_session_from_the_shell_has_exactly_the_automatic_checkpoint
     assert "**rejected** (50%) The cache is stale" in report
     assert "From here again" in report
     shell.run("investigate", "report", "--output", "report.md", code=2)
-    assert "holdfast restore --session bug-7 cp_" in shell.run("investigate", "recovery", "--script")
+    assert "stepkeep restore --session bug-7 cp_" in shell.run("investigate", "recovery", "--script")
     assert shell.run("verify", "bug-7")
 
 
@@ -348,7 +348,7 @@ def test_bad_input_from_the_shell_has_its_exit_code(shell: Shell) -> None:
 
 def test_the_verbs_print_for_people(shell: Shell, tmp_path: Path) -> None:
     """Harmful characters are escaped, and a stored text cannot act on the terminal."""
-    with holdfast.open(shell.environment["HOLDFAST_STORE"]) as store, store.investigation("bug-7") as bug:
+    with stepkeep.open(shell.environment["STEPKEEP_STORE"]) as store, store.investigation("bug-7") as bug:
         bug.hypotheses.add("red \x1b[31m text")
         bug.gaps.add("why?", criticality="blocking")
         bug.beliefs.contradict(bug.beliefs.add("3 ms").id, bug.beliefs.add("9 ms").id)

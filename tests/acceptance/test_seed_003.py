@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep.testing import FakeClock
 from tests.phases.conftest import SEED, Home
 
 CRITERIA = [{"id": "isc-1", "subject": "mail arrives", "status": "pending"}]
@@ -31,7 +31,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def create(home: Home, phase: str = "plan", *, session: str = "s-1", clock: FakeClock | None = None) -> str:
-    with holdfast.open_phases(home.path, **({} if clock is None else {"clock": clock})) as phases:
+    with stepkeep.open_phases(home.path, **({} if clock is None else {"clock": clock})) as phases:
         made = phases.create_checkpoint(
             phase,
             {"open": ["dns"]},
@@ -88,7 +88,7 @@ def test_creating_logs_an_event(home: Home) -> None:
 
 def test_creating_answers_with_id_and_file(home: Home) -> None:
     """`{ok, checkpointId, file}`; `{ok: false, error}` when it cannot be."""
-    with holdfast.open_phases(home.path) as phases:
+    with stepkeep.open_phases(home.path) as phases:
         made = phases.create_checkpoint("plan", session_id="s-1", task_summary="t")
         assert (made.ok, made.error) == (True, None)
         assert made.file is not None
@@ -106,7 +106,7 @@ def test_the_newest_incomplete_checkpoint_is_found(home: Home, clock: FakeClock)
     create(home, "observe", clock=clock)
     clock.advance(seconds=60)
     newest = create(home, "build", clock=clock)
-    with holdfast.open_phases(home.path) as phases:
+    with stepkeep.open_phases(home.path) as phases:
         found = phases.detect_incomplete_checkpoint()
     assert found is not None
     assert (found.id, found.phase, found.phase_number) == (newest, "build", 4)
@@ -117,19 +117,19 @@ def test_the_newest_incomplete_checkpoint_is_found(home: Home, clock: FakeClock)
 def test_a_session_that_starts_shows_the_line_and_else_nothing(home: Home, tmp_path: Path) -> None:
     """Through the hook that agents run; silent when there is nothing to show."""
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "XDG_"))
+        name: value for name, value in os.environ.items() if not name.startswith(("STEPKEEP_", "XDG_"))
     }
     environment |= {
-        "HOLDFAST_PHASES": str(home.path),
-        "HOLDFAST_STORE": f"sqlite:{tmp_path / 'store.db'}",
-        "HOLDFAST_HOOK_LOG": str(tmp_path / "hooks.log"),
+        "STEPKEEP_PHASES": str(home.path),
+        "STEPKEEP_STORE": f"sqlite:{tmp_path / 'store.db'}",
+        "STEPKEEP_HOOK_LOG": str(tmp_path / "hooks.log"),
         "HOME": str(tmp_path),
-        "PYTHONPATH": str(Path(holdfast.__file__).parent.parent),
+        "PYTHONPATH": str(Path(stepkeep.__file__).parent.parent),
     }
 
     def start() -> str:
         content = json.dumps({"session_id": "x", "cwd": str(tmp_path), "source": "startup"})
-        command = [sys.executable, "-m", "holdfast", "hook", "SessionStart"]
+        command = [sys.executable, "-m", "stepkeep", "hook", "SessionStart"]
         return subprocess.run(
             command, input=content, capture_output=True, text=True, check=True, env=environment, timeout=60
         ).stdout
@@ -138,14 +138,14 @@ def test_a_session_that_starts_shows_the_line_and_else_nothing(home: Home, tmp_p
     checkpoint = create(home, "build")
     context = json.loads(start())["hookSpecificOutput"]["additionalContext"]
     assert context.startswith("Checkpoint: Resume from Phase 4? (Move the mail server to the new host)\n")
-    with holdfast.open_phases(home.path) as phases:
+    with stepkeep.open_phases(home.path) as phases:
         phases.complete_checkpoint(checkpoint)
     assert start() == ""
 
 
 def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
     """No folder, no checkpoint, no answer; and looking makes no checkpoint."""
-    with holdfast.open_phases(tmp_path / "new") as phases:
+    with stepkeep.open_phases(tmp_path / "new") as phases:
         assert phases.detect_incomplete_checkpoint() is None
         assert phases.list_checkpoints() == []
 
@@ -157,7 +157,7 @@ def test_cleanup_removes_what_is_older_than_thirty_days(home: Home, clock: FakeC
     """The default is 30 days; the count is told; the reference to what went is cleared, and only that."""
     old = create(home, clock=clock)
     clock.advance(seconds=29 * DAY)
-    with holdfast.open_phases(home.path, clock=clock) as phases:
+    with stepkeep.open_phases(home.path, clock=clock) as phases:
         assert phases.cleanup_checkpoints().deleted == 0
         assert home.ref == old
         clock.advance(seconds=DAY)
@@ -167,7 +167,7 @@ def test_cleanup_removes_what_is_older_than_thirty_days(home: Home, clock: FakeC
     assert home.ref is None
     assert home.files == []
     newer = create(home, clock=clock)
-    with holdfast.open_phases(home.path, clock=clock) as phases:
+    with stepkeep.open_phases(home.path, clock=clock) as phases:
         assert phases.cleanup_checkpoints(1).deleted == 0
     assert home.ref == newer
 
@@ -177,7 +177,7 @@ def test_old_phases_of_a_running_task_go_and_the_newest_stays(home: Home, clock:
     create(home, "observe", clock=clock)
     clock.advance(seconds=40 * DAY)
     newest = create(home, "think", clock=clock)
-    with holdfast.open_phases(home.path, clock=clock) as phases:
+    with stepkeep.open_phases(home.path, clock=clock) as phases:
         assert phases.cleanup_checkpoints(30).deleted == 1
         found = phases.detect_incomplete_checkpoint()
     assert found is not None
@@ -192,13 +192,13 @@ def test_completing_closes_the_task(home: Home) -> None:
     before = home.seed.read_bytes()
     first = create(home, "observe")
     create(home, "learn")
-    with holdfast.open_phases(home.path) as phases:
+    with stepkeep.open_phases(home.path) as phases:
         assert phases.complete_checkpoint(first).ok
         assert phases.detect_incomplete_checkpoint() is None
         assert [each.completed for each in phases.list_checkpoints()] == [True, True]
     assert home.seed.read_bytes() == before
     assert home.events[-1]["data"]["action"] == "checkpoint_completed"
-    with holdfast.open_phases(home.path) as phases:
+    with stepkeep.open_phases(home.path) as phases:
         assert phases.detect_incomplete_checkpoint() is None, "nor after reopening"
 
 
@@ -209,7 +209,7 @@ def test_loading_and_listing(home: Home) -> None:
     """By id; filtered by completed and incomplete; invalid files are skipped."""
     done, running = create(home, session="a"), create(home, session="b")
     (home.path / "checkpoints" / "ckpt-20260101T000000000000Z-plan.json").write_text("{", encoding="utf-8")
-    with holdfast.open_phases(home.path) as phases:
+    with stepkeep.open_phases(home.path) as phases:
         phases.complete_checkpoint(done)
         assert [each.id for each in phases.list_checkpoints(completed=True)] == [done]
         assert [each.id for each in phases.list_checkpoints(completed=False)] == [running]
@@ -223,13 +223,13 @@ def test_the_directory_is_resolved_by_a_pure_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`~/.pai/checkpoints`, or the override; nothing is made by asking."""
-    assert holdfast.resolve_checkpoints_dir(home=tmp_path) == tmp_path / ".pai" / "checkpoints"
-    assert holdfast.resolve_checkpoints_dir(tmp_path / "x") == tmp_path / "x" / "checkpoints"
+    assert stepkeep.resolve_checkpoints_dir(home=tmp_path) == tmp_path / ".pai" / "checkpoints"
+    assert stepkeep.resolve_checkpoints_dir(tmp_path / "x") == tmp_path / "x" / "checkpoints"
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("HOLDFAST_PHASES", raising=False)
-    assert holdfast.resolve_checkpoints_dir() == tmp_path / ".pai" / "checkpoints"
-    with holdfast.open_phases() as phases:
+    monkeypatch.delenv("STEPKEEP_PHASES", raising=False)
+    assert stepkeep.resolve_checkpoints_dir() == tmp_path / ".pai" / "checkpoints"
+    with stepkeep.open_phases() as phases:
         assert phases.checkpoints_dir == tmp_path / ".pai" / "checkpoints"
 
 
@@ -237,7 +237,7 @@ def test_a_failed_write_harms_nothing(home: Home, monkeypatch: pytest.MonkeyPatc
     """The existing checkpoint stays whole, the failure is a result, and no temporary file counts as one."""
     first = create(home)
     content = home.files[0].read_bytes()
-    with holdfast.open_phases(home.path) as phases:
+    with stepkeep.open_phases(home.path) as phases:
 
         def full(*_: object, **__: object) -> None:
             raise OSError(28, "No space left on device")

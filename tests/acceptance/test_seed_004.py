@@ -16,8 +16,8 @@ from typing import Any
 import apsw
 import pytest
 
-import holdfast
-from holdfast import (
+import stepkeep
+from stepkeep import (
     AgentState,
     BackendUnavailable,
     Conflict,
@@ -31,9 +31,9 @@ from holdfast import (
     StepStatus,
     config,
 )
-from holdfast.storage.memory import MemoryBackend
-from holdfast.storage.sqlite import SqliteBackend
-from holdfast.testing.faults import Fault, Faults
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.storage.sqlite import SqliteBackend
+from stepkeep.testing.faults import Fault, Faults
 from tests.surfaces.test_cli import Cli
 
 NOW = datetime(2026, 1, 20, 14, 30, tzinfo=UTC)
@@ -58,13 +58,13 @@ class Place:
         self.file = folder / "store.db"
         self.url = f"sqlite:{self.file}"
 
-    def open(self, **flags: Any) -> holdfast.Store:
+    def open(self, **flags: Any) -> stepkeep.Store:
         settings = config.load(
             cwd=None, environ={}, flags={f"agent.checkpoints.{k}": v for k, v in flags.items()}
         )
-        return holdfast.open(self.url, config=settings)
+        return stepkeep.open(self.url, config=settings)
 
-    def latest(self, key: str = "s") -> holdfast.AgentCheckpoint:
+    def latest(self, key: str = "s") -> stepkeep.AgentCheckpoint:
         with self.open() as store:
             found = store.agents.load_latest(key)
         assert found is not None
@@ -77,8 +77,8 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def memory() -> Iterator[holdfast.Store]:
-    with holdfast.Store(MemoryBackend()) as store:
+def memory() -> Iterator[stepkeep.Store]:
+    with stepkeep.Store(MemoryBackend()) as store:
         yield store
 
 
@@ -225,7 +225,7 @@ def test_execute_saves_after_each_step_and_at_the_end(place: Place) -> None:
         assert store.get("s").info.status is Status.COMPLETED
 
 
-def test_the_handler_is_the_callers(memory: holdfast.Store) -> None:
+def test_the_handler_is_the_callers(memory: stepkeep.Store) -> None:
     """H15: without one there is nothing that could do a step."""
     with pytest.raises(InvalidInput, match="executeStep must be implemented"):
         memory.execute("s", PLAN)
@@ -247,7 +247,7 @@ def test_a_failing_step_is_saved(place: Place) -> None:
 
 def test_the_research_agent(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """P2, H11, N6: the seed's first example and third test: fail at 2, resume, skip 1, try 2 again, finish 3."""
-    caplog.set_level(logging.INFO, "holdfast")
+    caplog.set_level(logging.INFO, "stepkeep")
     with place.open() as store:
         store.execute("s", PLAN, Agent(broken="2"), query="Find all competitors and their quarterly revenue")
     checkpoint = place.latest().agent_state()
@@ -284,7 +284,7 @@ def test_working_memory_is_kept(place: Place) -> None:
     }
 
 
-def test_who_watches_is_told(memory: holdfast.Store) -> None:
+def test_who_watches_is_told(memory: stepkeep.Store) -> None:
     """The annex: hooks for the start, completion and error of a step, and for a saved checkpoint."""
     told: list[str] = []
     hooks = Hooks(
@@ -327,10 +327,10 @@ def test_how_much_is_kept(place: Place) -> None:
 def test_how_long_it_is_kept(tmp_path: Path) -> None:
     """L3, J4: `pruneAfterDays`, from the file of a project, by the command."""
     cli = Cli(tmp_path)
-    (tmp_path / "holdfast.yaml").write_text(
+    (tmp_path / "stepkeep.yaml").write_text(
         "agent: {checkpoints: {prune_after_days: 0}}\nkeeper: {enabled: false}\n", encoding="utf-8"
     )
-    with holdfast.open(
+    with stepkeep.open(
         cli.url, config=config.load(cwd=None, environ={}, flags={"keeper.enabled": False})
     ) as store:
         store.execute("s", PLAN, Agent())
@@ -360,7 +360,7 @@ def test_a_failing_save_is_not_a_failing_step(place: Place) -> None:
         raise BackendUnavailable("the disk is full", retryable=False)
 
     faults = Faults(Fault(fill_the_disk, "append", 3))
-    with holdfast.Store(faults.wrap(SqliteBackend(place.file))) as store, pytest.raises(BackendUnavailable):
+    with stepkeep.Store(faults.wrap(SqliteBackend(place.file))) as store, pytest.raises(BackendUnavailable):
         store.execute("s", PLAN, Agent())
     found = place.latest().agent_state()
     assert found.last_error is None

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import stepkeep
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """The database file of a store that does not exist yet."""
-    return tmp_path / "store" / "holdfast.db"
+    return tmp_path / "store" / "stepkeep.db"
 
 
 @pytest.fixture
@@ -22,11 +22,11 @@ def url(path: Path) -> str:
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[holdfast.Store]:
-    with holdfast.open(url) as store:
+def store(url: str) -> Iterator[stepkeep.Store]:
+    with stepkeep.open(url) as store:
         yield store
 
 
 @pytest.fixture
-def session(store: holdfast.Store) -> holdfast.Session:
+def session(store: stepkeep.Store) -> stepkeep.Session:
     return store.session("run", profile="archive")

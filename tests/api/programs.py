@@ -17,10 +17,10 @@ from typing import Any
 
 import apsw
 
-import holdfast
+import stepkeep
 
 PROGRAM = Path(__file__)
-SOURCE = Path(holdfast.__file__).parent.parent
+SOURCE = Path(stepkeep.__file__).parent.parent
 TIMEOUT_SECONDS = 120
 
 
@@ -29,7 +29,7 @@ TIMEOUT_SECONDS = 120
 
 def environment() -> dict[str, str]:
     """The environment in which a child finds the package under test, and no store but the one it is given."""
-    kept = {name: value for name, value in os.environ.items() if name != "HOLDFAST_STORE"}
+    kept = {name: value for name, value in os.environ.items() if name != "STEPKEEP_STORE"}
     return {**kept, "PYTHONPATH": str(SOURCE)}
 
 
@@ -93,7 +93,7 @@ def state_of(writer: object, number: int) -> dict[str, Any]:
 
 def survey(url: str, key: str) -> dict[str, Any]:
     """Everything in a session, oldest first, loaded and verified."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.get(key)
         headers = list(session.history(newest_first=False))
         report = session.verify()
@@ -112,14 +112,14 @@ def survey(url: str, key: str) -> dict[str, Any]:
 
 def save_many(url: str, key: str, writer: object, count: int, profile: str = "archive") -> list[int]:
     """Save `count` states; the numbers they got."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session(key, profile=profile)
         return [session.save(state_of(writer, number)).seq for number in range(count)]
 
 
 def save_until_killed(url: str, key: str, round_: int) -> None:
     """Save for ever; `ACK seq n` is written once the save has returned."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session(key, profile="archive")
         for number in range(1_000_000):
             header = session.save(state_of(round_, number))
@@ -128,17 +128,17 @@ def save_until_killed(url: str, key: str, round_: int) -> None:
 
 def save_with_key(url: str, key: str, idempotency_key: str, state: object) -> list[Any]:
     """Save once with an idempotency key; the id, seq or the code of the refusal."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         try:
             header = store.session(key).save(state, idempotency_key=idempotency_key)
-        except holdfast.Conflict as exc:
+        except stepkeep.Conflict as exc:
             return ["conflict", exc.code]
         return [header.id, header.seq]
 
 
 def save_in_background(url: str, key: str, count: int) -> int:
     """Queue saves and leave the `with` block at once, asking for no result."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session(key, profile="archive")
         for number in range(count):
             session.save(state_of("background", number), wait=False)
@@ -147,14 +147,14 @@ def save_in_background(url: str, key: str, count: int) -> int:
 
 def outcome(url: str, key: str, uid: int | None = None) -> dict[str, Any]:
     """Open a store and save once, perhaps as another user; the error's class and code where it fails."""
-    holdfast.open("memory:").close()  # everything is loaded: another user may not read where it lies
+    stepkeep.open("memory:").close()  # everything is loaded: another user may not read where it lies
     if uid is not None:
         os.setgid(uid)
         os.setuid(uid)
     try:
-        with holdfast.open(url) as store:
+        with stepkeep.open(url) as store:
             return {"seq": store.session(key).save({"n": 1}).seq}
-    except holdfast.HoldfastError as exc:
+    except stepkeep.StepkeepError as exc:
         return {"error": type(exc).__name__, "code": exc.code, "retryable": exc.retryable}
 
 
@@ -166,7 +166,7 @@ def save_under_size_limit(url: str, key: str, limit: int) -> dict[str, Any]:
     random.seed(7)
     codes: list[str] = []
     acknowledged = 0
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session(key)
         session.save({"n": 0})
         acknowledged = 1
@@ -175,7 +175,7 @@ def save_under_size_limit(url: str, key: str, limit: int) -> dict[str, Any]:
             try:
                 session.save({"n": number, "noise": random.randbytes(8192).hex()})
                 acknowledged += 1
-            except holdfast.HoldfastError as exc:
+            except stepkeep.StepkeepError as exc:
                 codes.append(f"{type(exc).__name__} {exc.code}")
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         after = session.save({"n": "after"}).seq
@@ -188,7 +188,7 @@ def fork_savers(url: str, key: str, children: int, saves: int, with_threads: boo
 
     stop = threading.Event()
     counts = [0] * 3
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session(key, profile="archive")
         session.save(state_of("parent", 0))
 
@@ -228,7 +228,7 @@ def _in_fork(work: Callable[[], None]) -> None:
         os._exit(code)
 
 
-def _save_in_child(store: holdfast.Store, session: holdfast.Session, child: int, saves: int) -> None:
+def _save_in_child(store: stepkeep.Store, session: stepkeep.Session, child: int, saves: int) -> None:
     for number in range(saves):
         session.save(state_of(f"child {child}", number))
     store.close()
@@ -239,7 +239,7 @@ def multiprocessing_savers(url: str, key: str, children: int, saves: int) -> dic
     import multiprocessing
 
     context = multiprocessing.get_context("fork")
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session(key, profile="archive")
         session.save(state_of("parent", 0))
         processes = [
@@ -259,7 +259,7 @@ def multiprocessing_savers(url: str, key: str, children: int, saves: int) -> dic
 
 def daemon(url: str, key: str, gate: str, saves: int) -> int:
     """The parent ends without closing, at once; the child goes on saving through its `Store` when the gate opens."""
-    store = holdfast.open(url)
+    store = stepkeep.open(url)
     session = store.session(key, profile="archive")
     session.save(state_of("parent", 0))
     pid = os.fork()
@@ -269,7 +269,7 @@ def daemon(url: str, key: str, gate: str, saves: int) -> int:
     return pid
 
 
-def _save_after_gate(store: holdfast.Store, session: holdfast.Session, gate: Path, saves: int) -> None:
+def _save_after_gate(store: stepkeep.Store, session: stepkeep.Session, gate: Path, saves: int) -> None:
     for number in range(saves // 2):
         session.save(state_of("daemon", number))
     while not gate.exists():
@@ -282,9 +282,9 @@ def _save_after_gate(store: holdfast.Store, session: holdfast.Session, gate: Pat
 
 def fork_with_a_queued_save(url: str, key: str) -> dict[str, Any]:
     """A save that is queued and not committed when the process forks is the parent's; the child learns so."""
-    from holdfast.engine import Save
+    from stepkeep.engine import Save
 
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session(key)
         engine = store.engine
         pending = engine.submit(Save(session=session.uid, bodies={"state": engine.encode({"n": 1})}))
@@ -298,10 +298,10 @@ def fork_with_a_queued_save(url: str, key: str) -> dict[str, Any]:
         return {"child": code, "seq": pending.result().seq}
 
 
-def _expect_refusal(pending: holdfast.Pending) -> None:
+def _expect_refusal(pending: stepkeep.Pending) -> None:
     try:
         pending.result()
-    except holdfast.HoldfastError:
+    except stepkeep.StepkeepError:
         return
     raise AssertionError("the child was told that the parent's save is durable")
 
@@ -310,9 +310,9 @@ def fork_while_opening(url: str, key: str) -> int:
     """Fork while a thread is in the middle of opening the store; the child lives on. Its pid."""
     import threading
 
-    from holdfast.storage import sqlite
+    from stepkeep.storage import sqlite
 
-    holdfast.open(url).close()
+    stepkeep.open(url).close()
     entered, go_on = threading.Event(), threading.Event()
     check = sqlite._check_schema
 
@@ -322,8 +322,8 @@ def fork_while_opening(url: str, key: str) -> int:
         check(*arguments)
 
     sqlite._check_schema = slow_check  # type: ignore[assignment]
-    opened: list[holdfast.Store] = []
-    thread = threading.Thread(target=lambda: opened.append(holdfast.open(url)))
+    opened: list[stepkeep.Store] = []
+    thread = threading.Thread(target=lambda: opened.append(stepkeep.open(url)))
     thread.start()
     entered.wait(10)
     pid = os.fork()
@@ -343,7 +343,7 @@ def close_after_failed_connection(url: str, key: str) -> str:
     import resource
     import threading
 
-    store = holdfast.open(url)
+    store = stepkeep.open(url)
     session = store.session(key)
     session.save({"n": 1})
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -353,7 +353,7 @@ def close_after_failed_connection(url: str, key: str) -> str:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
             store.usage()
-        except holdfast.BackendUnavailable as exc:
+        except stepkeep.BackendUnavailable as exc:
             code = exc.code
         else:
             code = "no failure"
@@ -367,7 +367,7 @@ def close_after_failed_connection(url: str, key: str) -> str:
 
 def verify_within(url: str, key: str) -> int:
     """How many findings `verify` has."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         return len(store.session(key).verify().findings)
 
 

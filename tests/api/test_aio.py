@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import aio
-from holdfast.errors import BackendUnavailable, Conflict, InvalidInput, NotFound
+import stepkeep
+from stepkeep import aio
+from stepkeep.errors import BackendUnavailable, Conflict, InvalidInput, NotFound
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "use-asyncio.md"
 SECONDS = 30.0
@@ -120,23 +120,23 @@ def public_names(kind: type) -> set[str]:
 
 def test_every_public_name_has_its_async_form() -> None:
     """The facade offers what `Session` and `Store` offer; only closing and the engine differ in name."""
-    assert public_names(aio.AsyncSession) == public_names(holdfast.Session)
-    assert public_names(aio.AsyncStore) - {"aclose", "sync"} == public_names(holdfast.Store) - {
+    assert public_names(aio.AsyncSession) == public_names(stepkeep.Session)
+    assert public_names(aio.AsyncStore) - {"aclose", "sync"} == public_names(stepkeep.Store) - {
         "close",
         "engine",
     }
 
 
 def test_open_takes_what_the_synchronous_open_takes() -> None:
-    """`aio.open` has every option of `holdfast.open` with the same default, and `threads`."""
+    """`aio.open` has every option of `stepkeep.open` with the same default, and `threads`."""
     ours = dict(inspect.signature(aio.open).parameters)
     del ours["threads"]
-    assert ours == dict(inspect.signature(holdfast.open).parameters)
+    assert ours == dict(inspect.signature(stepkeep.open).parameters)
 
 
-def test_importing_holdfast_does_not_import_asyncio() -> None:
+def test_importing_stepkeep_does_not_import_asyncio() -> None:
     """Synchronous programs do not pay for the facade."""
-    code = "import sys, holdfast; sys.exit('asyncio' in sys.modules or 'holdfast.aio' in sys.modules)"
+    code = "import sys, stepkeep; sys.exit('asyncio' in sys.modules or 'stepkeep.aio' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -149,7 +149,7 @@ def test_saves_and_loads(url: str) -> None:
             first = await session.save({"n": 1}, step=1, tags=["x"], details={"why": "test"})
             second = await session.save({"n": 2}, step=2, expect_head=first.id)
             latest = await session.latest()
-            assert isinstance(latest, holdfast.Checkpoint)
+            assert isinstance(latest, stepkeep.Checkpoint)
             assert (latest.state, latest.header) == ({"n": 2}, second)
             assert (await session.at(1)).details == {"why": "test"}
             assert (await session.load("latest~1")).state == {"n": 1}
@@ -169,7 +169,7 @@ def test_saves_and_loads(url: str) -> None:
             return second.id
 
     newest = run(work())
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert [header.id for header in store.get("a").history()] == [newest]
 
 
@@ -397,7 +397,7 @@ def test_closing_waits_for_cancelled_saves(url: str) -> None:
 
     with nothing_left():
         run(work())
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         latest = store.get("a").latest()
         assert latest is not None
         assert latest.state == "kept"
@@ -463,7 +463,7 @@ def test_an_error_in_the_block_closes_the_store(url: str) -> None:
 
 def test_a_failed_open_leaves_nothing(tmp_path: Path) -> None:
     """A store that cannot be opened raises what the synchronous open raises."""
-    with nothing_left(), pytest.raises(holdfast.HoldfastError):
+    with nothing_left(), pytest.raises(stepkeep.StepkeepError):
         run(aio.open(f"sqlite:{tmp_path}"))  # a directory
     with nothing_left(), pytest.raises(InvalidInput):
         run(aio.open("memory:", keyframe_every=0))
@@ -474,15 +474,15 @@ def test_a_failed_open_leaves_nothing(tmp_path: Path) -> None:
 def test_a_cancelled_open_leaves_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that finishes opening after its opener was cancelled is closed."""
     go, begun, opened = threading.Event(), threading.Event(), []
-    real_open = holdfast.api.open
+    real_open = stepkeep.api.open
 
-    def slow_open(*args: Any, **options: Any) -> holdfast.Store:
+    def slow_open(*args: Any, **options: Any) -> stepkeep.Store:
         begun.set()
         assert go.wait(SECONDS)
         opened.append(real_open(*args, **options))
         return opened[-1]
 
-    monkeypatch.setattr(holdfast.api, "open", slow_open)
+    monkeypatch.setattr(stepkeep.api, "open", slow_open)
 
     async def work() -> None:
         with nothing_left():
@@ -502,10 +502,10 @@ def test_a_cancelled_open_leaves_nothing(url: str, monkeypatch: pytest.MonkeyPat
 # --- all of it together
 
 CHECK = """
-import json, sys, holdfast
+import json, sys, stepkeep
 
 acknowledged = json.loads(sys.stdin.read())
-with holdfast.open(sys.argv[1]) as store:
+with stepkeep.open(sys.argv[1]) as store:
     report = store.verify()
     assert not report.findings, report.findings
     for key, saved in acknowledged.items():

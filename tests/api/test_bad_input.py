@@ -16,14 +16,14 @@ from typing import Any
 import apsw
 import pytest
 
-import holdfast
+import stepkeep
 from tests.api import programs
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user or mount")
 
 
-def check_untouched(session: holdfast.Session) -> None:
+def check_untouched(session: stepkeep.Session) -> None:
     """Nothing was written, and the next save works."""
     assert session.latest() is None
     assert session.info.last_seq == 0
@@ -63,10 +63,10 @@ def deep(levels: int) -> Any:
     ],
 )
 def test_a_state_that_would_not_come_back_is_refused(
-    session: holdfast.Session, state: Any, where: str, code: str | None
+    session: stepkeep.Session, state: Any, where: str, code: str | None
 ) -> None:
     """The error names the place inside the state; seq is not used up."""
-    with pytest.raises(holdfast.InvalidInput) as caught:
+    with pytest.raises(stepkeep.InvalidInput) as caught:
         session.save(state)
     assert caught.value.path is not None
     assert caught.value.path.startswith(where)
@@ -74,18 +74,18 @@ def test_a_state_that_would_not_come_back_is_refused(
     check_untouched(session)
 
 
-def test_details_are_checked_like_a_state(session: holdfast.Session) -> None:
+def test_details_are_checked_like_a_state(session: stepkeep.Session) -> None:
     """Bad details refuse the whole save."""
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         session.save({"fine": True}, details={"f": print})
     check_untouched(session)
 
 
 def test_a_state_too_large_is_refused(url: str) -> None:
     """`max_state_bytes` bounds what one state may take."""
-    with holdfast.open(url, max_state_bytes=1000) as store:
+    with stepkeep.open(url, max_state_bytes=1000) as store:
         session = store.session("run")
-        with pytest.raises(holdfast.InvalidInput) as caught:
+        with pytest.raises(stepkeep.InvalidInput) as caught:
             session.save({"text": "x" * 1000})
         assert caught.value.code == "state_too_large"
         check_untouched(session)
@@ -110,7 +110,7 @@ ODD_NAMES += ["x" * 1024, "con", "-rf", "‮", "%s", "a/b\\c"]
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_bad_names_are_refused_everywhere(
-    store: holdfast.Store, session: holdfast.Session, name: str
+    store: stepkeep.Store, session: stepkeep.Session, name: str
 ) -> None:
     """One rule for keys, branches, tags, external ids and idempotency keys."""
     attempts: list[Callable[[], object]] = [
@@ -124,7 +124,7 @@ def test_bad_names_are_refused_everywhere(
         lambda: session.save({}, idempotency_key=name),
     ]
     for attempt in attempts:
-        with pytest.raises(holdfast.InvalidInput) as caught:
+        with pytest.raises(stepkeep.InvalidInput) as caught:
             attempt()
         assert caught.value.code == "invalid_name"
     assert [info.key for info in store.sessions()] == ["run"]
@@ -135,24 +135,24 @@ def test_bad_names_are_refused_everywhere(
 def test_odd_names_are_data(url: str, path: Path, name: str) -> None:
     """Any other text is a name, never a path or a statement, and comes back as it was."""
     branch = "main" if name == "latest" else name  # a branch may not be called like a ref
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session(name, project=name, workflow=name)
         header = session.save({"n": 1}, branch=branch, tags=[name], external_id=name, idempotency_key=name)
         assert (header.branch, header.tags, header.external_id) == (branch, (name,), name)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert [info.key for info in store.sessions(prefix=name[:1], project=name)] == [name]
         assert [found.id for found in store.get(name).history(tag=name, branch=branch)] == [header.id]
         assert store.get(name).load(header.id).state == {"n": 1}
     assert {file.name for file in path.parent.iterdir()} <= {
-        "holdfast.db",
-        "holdfast.db.metrics",
-        "holdfast.db-wal",
-        "holdfast.db-shm",
+        "stepkeep.db",
+        "stepkeep.db.metrics",
+        "stepkeep.db-wal",
+        "stepkeep.db-shm",
     }
 
 
 @pytest.mark.parametrize("name", ["x" * 1024, "💥" * 256])
-def test_a_ref_reaches_the_longest_names(session: holdfast.Session, name: str) -> None:
+def test_a_ref_reaches_the_longest_names(session: stepkeep.Session, name: str) -> None:
     """`tag:` and `branch:` before a name of 1,024 bytes make a longer text, which is a ref all the same."""
     header = session.save({"n": 1}, tags=[name])
     side = session.save({"n": 2}, branch=name)
@@ -205,26 +205,26 @@ WRONG_TYPES: list[dict[str, Any]] = [
     {"requires": [1]},
     {"requires": ["\ud800"]},
     {"trigger": 5},
-    {"trigger": holdfast.Trigger(kind="bogus")},  # type: ignore[arg-type]
-    {"trigger": holdfast.Trigger(event=5)},  # type: ignore[arg-type]
-    {"trigger": holdfast.Trigger(event="\ud800")},
+    {"trigger": stepkeep.Trigger(kind="bogus")},  # type: ignore[arg-type]
+    {"trigger": stepkeep.Trigger(event=5)},  # type: ignore[arg-type]
+    {"trigger": stepkeep.Trigger(event="\ud800")},
     {"expect_head": "\ud800"},
     {"fence": "x"},
 ]
 
 
 @pytest.mark.parametrize("options", BAD_OPTIONS, ids=lambda options: str(options)[:40])
-def test_bad_options_are_refused(session: holdfast.Session, options: dict[str, Any]) -> None:
+def test_bad_options_are_refused(session: stepkeep.Session, options: dict[str, Any]) -> None:
     """Each is `InvalidInput` with a code, before anything is written."""
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         session.save({}, **options)
     check_untouched(session)
 
 
 @pytest.mark.parametrize("options", WRONG_TYPES, ids=lambda options: ascii(options)[:50])
-def test_options_of_a_wrong_type_are_refused(session: holdfast.Session, options: dict[str, Any]) -> None:
+def test_options_of_a_wrong_type_are_refused(session: stepkeep.Session, options: dict[str, Any]) -> None:
     """An error of the tree, nothing stored: a save must not fail after it was committed."""
-    with pytest.raises(holdfast.HoldfastError):
+    with pytest.raises(stepkeep.StepkeepError):
         session.save({}, **options)
     check_untouched(session)
 
@@ -235,22 +235,22 @@ def test_options_of_a_wrong_type_are_refused(session: holdfast.Session, options:
     ids=repr,
 )
 def test_metadata_of_plain_subclasses_is_saved_or_refused(
-    session: holdfast.Session, metadata: dict[str, Any]
+    session: stepkeep.Session, metadata: dict[str, Any]
 ) -> None:
     """Subclasses of built-ins come back as plain values, or are refused before any write."""
     try:
         header = session.save({}, metadata=metadata)
-    except holdfast.InvalidInput:
+    except stepkeep.InvalidInput:
         check_untouched(session)
     else:
         assert session.header(header.id).metadata == metadata
         assert session.verify().is_intact
 
 
-def test_metadata_up_to_the_limit_is_taken(session: holdfast.Session) -> None:
+def test_metadata_up_to_the_limit_is_taken(session: stepkeep.Session) -> None:
     """64 KiB encoded is the limit."""
     session.save({}, metadata={"x": "y" * (64 * 1024 - 8)})
-    with pytest.raises(holdfast.InvalidInput) as caught:
+    with pytest.raises(stepkeep.InvalidInput) as caught:
         session.save({}, metadata={"x": "y" * (64 * 1024 - 7)})
     assert caught.value.code == "metadata_too_large"
 
@@ -274,41 +274,41 @@ def test_metadata_up_to_the_limit_is_taken(session: holdfast.Session) -> None:
     ],
 )
 def test_odd_questions_get_no_foreign_error(
-    store: holdfast.Store, session: holdfast.Session, query: Callable[[Any, Any], object]
+    store: stepkeep.Store, session: stepkeep.Session, query: Callable[[Any, Any], object]
 ) -> None:
     """Text that can be no name is refused or found nowhere; no error of a driver comes through."""
     session.save({})
     try:
         assert query(store, session) == []
-    except holdfast.HoldfastError:
+    except stepkeep.StepkeepError:
         return
 
 
-def test_a_prefix_finds_every_key(store: holdfast.Store) -> None:
+def test_a_prefix_finds_every_key(store: stepkeep.Store) -> None:
     """Also a key that goes on with the last character there is."""
     store.session("a\U0010ffffb")
     assert [info.key for info in store.sessions(prefix="a")] == ["a\U0010ffffb"]
 
 
-def test_unknown_profiles_and_options_are_refused(store: holdfast.Store, url: str) -> None:
+def test_unknown_profiles_and_options_are_refused(store: stepkeep.Store, url: str) -> None:
     """A profile or an option that does not exist is named in the error."""
-    with pytest.raises(holdfast.InvalidInput) as caught:
+    with pytest.raises(stepkeep.InvalidInput) as caught:
         store.session("k", profile="nonsense")
     assert caught.value.code == "unknown_profile"
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(stepkeep.NotFound):
         store.get("k")
-    with pytest.raises(holdfast.InvalidInput):
-        holdfast.open(url, keyframe_every=0)
+    with pytest.raises(stepkeep.InvalidInput):
+        stepkeep.open(url, keyframe_every=0)
 
 
 def test_a_closed_store_says_so(url: str) -> None:
     """Any call after `close` is `BackendUnavailable`, and closing again is harmless."""
-    store = holdfast.open(url)
+    store = stepkeep.open(url)
     session = store.session("run")
     store.close()
     store.close()
     for call in (lambda: session.save({}), session.latest, lambda: store.get("run"), store.verify):
-        with pytest.raises(holdfast.BackendUnavailable) as caught:
+        with pytest.raises(stepkeep.BackendUnavailable) as caught:
             call()
         assert (caught.value.code, caught.value.retryable) == ("store_closed", False)
 
@@ -335,8 +335,8 @@ def test_a_closed_store_says_so(url: str) -> None:
 def test_unknown_urls_are_refused(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No store of that kind, or a part without meaning: `InvalidInput`, and no file appears."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(holdfast.InvalidInput):
-        holdfast.open(url)
+    with pytest.raises(stepkeep.InvalidInput):
+        stepkeep.open(url)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -372,26 +372,26 @@ def test_a_foreign_file_is_refused_and_left_as_it_is(tmp_path: Path, make: Calla
     path = tmp_path / "theirs.db"
     make(path)
     before = path.read_bytes()
-    with pytest.raises((holdfast.InvalidInput, holdfast.Corrupt)) as caught:
-        holdfast.open(path)
-    assert isinstance(caught.value, holdfast.HoldfastError)
+    with pytest.raises((stepkeep.InvalidInput, stepkeep.Corrupt)) as caught:
+        stepkeep.open(path)
+    assert isinstance(caught.value, stepkeep.StepkeepError)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["theirs.db"]
 
 
 def test_a_directory_is_no_store(tmp_path: Path) -> None:
     """A directory, or a file where a directory should be, is refused."""
-    with pytest.raises(holdfast.InvalidInput):
-        holdfast.open(f"sqlite:{tmp_path}")
+    with pytest.raises(stepkeep.InvalidInput):
+        stepkeep.open(f"sqlite:{tmp_path}")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(holdfast.BackendUnavailable):
-        holdfast.open(f"sqlite:{tmp_path / 'file' / 'h.db'}")
-    with pytest.raises(holdfast.HoldfastError):
-        holdfast.open(f"sqlite:{tmp_path / ('x' * 300)}/h.db")
+    with pytest.raises(stepkeep.BackendUnavailable):
+        stepkeep.open(f"sqlite:{tmp_path / 'file' / 'h.db'}")
+    with pytest.raises(stepkeep.StepkeepError):
+        stepkeep.open(f"sqlite:{tmp_path / ('x' * 300)}/h.db")
 
 
 def filled(path: Path) -> None:
-    with holdfast.open(path) as store:
+    with stepkeep.open(path) as store:
         store.session("run").save({"n": 1})
 
 
@@ -402,8 +402,8 @@ def test_a_newer_schema_is_refused_and_kept(tmp_path: Path) -> None:
     with programs.raw(path) as connection:
         connection.execute("PRAGMA user_version = 999")
     before = path.read_bytes()
-    with pytest.raises(holdfast.Unsupported) as caught:
-        holdfast.open(path)
+    with pytest.raises(stepkeep.Unsupported) as caught:
+        stepkeep.open(path)
     assert caught.value.code == "schema_newer"
     assert path.read_bytes() == before
 
@@ -424,8 +424,8 @@ def test_a_changed_schema_is_refused(tmp_path: Path, damage: str) -> None:
     filled(path)
     with programs.raw(path) as connection:
         connection.execute(damage)
-    with pytest.raises(holdfast.Corrupt) as caught:
-        holdfast.open(path)
+    with pytest.raises(stepkeep.Corrupt) as caught:
+        stepkeep.open(path)
     assert caught.value.code == "schema_damaged"
 
 
@@ -438,7 +438,7 @@ def test_a_truncated_database_is_refused(tmp_path: Path) -> None:
         path.write_bytes(data[:size])
         for suffix in ("-wal", "-shm"):
             Path(f"{path}{suffix}").unlink(missing_ok=True)
-        with pytest.raises((holdfast.Corrupt, holdfast.InvalidInput)), holdfast.open(path) as store:
+        with pytest.raises((stepkeep.Corrupt, stepkeep.InvalidInput)), stepkeep.open(path) as store:
             store.get("run").load()
 
 
@@ -449,9 +449,9 @@ def test_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     """0600 for the database, its log and its index, 0700 for every directory that was made, under umask 000."""
     path = tmp_path / "a" / "b" / "h.db"
     program = (
-        "import os, sys, holdfast\n"
+        "import os, sys, stepkeep\n"
         "os.umask(0)\n"
-        "store = holdfast.open(sys.argv[1])\n"
+        "store = stepkeep.open(sys.argv[1])\n"
         "store.session('run').save({'n': 1})\n"
         "os._exit(0)"
     )
@@ -521,7 +521,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(tiny_disk: Path) -> None
     """Saves fail with their code while the disk is full; what was saved loads, and saving goes on later."""
     url = f"sqlite:{tiny_disk / 'h.db'}"
     ballast = tiny_disk / "ballast"
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session("run")
         for n in range(5):
             session.save({"n": n})
@@ -530,7 +530,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(tiny_disk: Path) -> None
         for _ in range(20):
             try:
                 session.save({"noise": os.urandom(20_000).hex()})
-            except holdfast.BackendUnavailable as exc:
+            except stepkeep.BackendUnavailable as exc:
                 codes.add(exc.code)
         assert codes == {"checkpoint_atomic_write_failed"}
         assert session.load(5).state == {"n": 4}

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.history import ancestry, merging
-from holdfast.history.merge import ABSENT
-from holdfast.history.paths import format_path
-from holdfast.model import BranchState
-from holdfast.storage.memory import MemoryBackend
-from holdfast.storage.urls import open_backend
+import stepkeep
+from stepkeep.history import ancestry, merging
+from stepkeep.history.merge import ABSENT
+from stepkeep.history.paths import format_path
+from stepkeep.model import BranchState
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.storage.urls import open_backend
 
 ODD_NAMES = [
     "",
@@ -35,14 +35,14 @@ ODD_NAMES = [
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def reopened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], holdfast.Session]]:
+def reopened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], stepkeep.Session]]:
     """Opens the session anew each time: what a test reads then was stored."""
     shared = MemoryBackend() if request.param == "memory" else None
-    opened: list[holdfast.Store] = []
+    opened: list[stepkeep.Store] = []
 
-    def session() -> holdfast.Session:
+    def session() -> stepkeep.Session:
         backend = shared or open_backend(f"sqlite:{tmp_path / 'store.db'}")
-        opened.append(holdfast.Store(backend))
+        opened.append(stepkeep.Store(backend))
         return opened[-1].session("run", profile="archive")
 
     yield session
@@ -51,7 +51,7 @@ def reopened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callabl
 
 
 @pytest.fixture
-def run(reopened: Callable[[], holdfast.Session]) -> holdfast.Session:
+def run(reopened: Callable[[], stepkeep.Session]) -> stepkeep.Session:
     """A session with the steps 1 to 5."""
     session = reopened()
     for step in range(1, 6):
@@ -59,22 +59,22 @@ def run(reopened: Callable[[], holdfast.Session]) -> holdfast.Session:
     return session
 
 
-def steps(session: holdfast.Session) -> list[int | None]:
+def steps(session: stepkeep.Session) -> list[int | None]:
     """The steps of the current line, newest first."""
     found = []
     for back in range(20):
         try:
             found.append(session.header(f"latest~{back}").step)
-        except holdfast.NotFound:
+        except stepkeep.NotFound:
             break
     return found
 
 
-def branch(session: holdfast.Session, name: str) -> holdfast.Branch:
+def branch(session: stepkeep.Session, name: str) -> stepkeep.Branch:
     return next(each for each in session.branches() if each.name == name)
 
 
-def switches(session: holdfast.Session) -> list[dict[str, Any]]:
+def switches(session: stepkeep.Session) -> list[dict[str, Any]]:
     return [event.data for event in session.events() if event.type == "branch_switched"]
 
 
@@ -82,7 +82,7 @@ def switches(session: holdfast.Session) -> list[dict[str, Any]]:
 
 
 def test_a_fork_goes_on_from_its_checkpoint(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session]
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]
 ) -> None:
     """Right after the fork latest is the checkpoint; the next save has it as parent; the old branch stays."""
     target = run.header("step-3")
@@ -106,7 +106,7 @@ def test_a_fork_goes_on_from_its_checkpoint(
     assert third.verify().is_intact
 
 
-def test_a_fork_may_stay_aside(run: holdfast.Session, reopened: Callable[[], holdfast.Session]) -> None:
+def test_a_fork_may_stay_aside(run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]) -> None:
     """Without switching, the session stays where it is and nothing is recorded."""
     run.fork("step-2", "aside", switch=False, metadata={"hypothesis": "H1"})
     again = reopened()
@@ -117,14 +117,14 @@ def test_a_fork_may_stay_aside(run: holdfast.Session, reopened: Callable[[], hol
     assert switches(again) == []
 
 
-def test_forks_without_a_name_get_one(run: holdfast.Session) -> None:
+def test_forks_without_a_name_get_one(run: stepkeep.Session) -> None:
     """The name says where the branch begins, and is never one that exists."""
     names = [run.fork("step-3", switch=False).name for _ in range(3)]
     assert names == ["from-3", "from-3-2", "from-3-3"]
     assert run.fork().name == "from-5"
 
 
-def test_a_fork_of_a_fork_of_a_fork(run: holdfast.Session, reopened: Callable[[], holdfast.Session]) -> None:
+def test_a_fork_of_a_fork_of_a_fork(run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]) -> None:
     """A branch may begin on any branch, also on one that has no checkpoint of its own."""
     run.fork("step-2", "one")
     run.fork("latest", "two")
@@ -141,12 +141,12 @@ def test_a_fork_of_a_fork_of_a_fork(run: holdfast.Session, reopened: Callable[[]
     ]
 
 
-def test_an_existing_name_is_refused(run: holdfast.Session) -> None:
+def test_an_existing_name_is_refused(run: stepkeep.Session) -> None:
     """A name that is taken is a conflict, and neither branch nor session change."""
     run.fork("step-2", "taken", switch=False)
     for name in ("taken", "main"):
         before = branch(run, name)
-        with pytest.raises(holdfast.Conflict) as caught:
+        with pytest.raises(stepkeep.Conflict) as caught:
             run.fork("step-4", name)
         assert (caught.value.code, caught.value.branch) == ("branch_exists", name)
         assert branch(run, name) == before
@@ -154,17 +154,17 @@ def test_an_existing_name_is_refused(run: holdfast.Session) -> None:
 
 
 @pytest.mark.parametrize("name", ODD_NAMES[:-1])
-def test_odd_names_are_refused(run: holdfast.Session, name: Any) -> None:
+def test_odd_names_are_refused(run: stepkeep.Session, name: Any) -> None:
     """What is no name, or reads like a ref, is refused before anything is written."""
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         run.fork("step-2", name)
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         run.restore("step-2", branch=name)
     assert [each.name for each in run.branches()] == ["main"]
 
 
 def test_a_name_may_be_any_other_text(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session]
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]
 ) -> None:
     """Spaces, slashes, controls and 1,024 bytes are names like any other, and are kept exactly."""
     names = ["../../etc", "a b\n\x1b[31m", "ветка", "x" * 1024, "'; DROP TABLE branches; --"]
@@ -174,29 +174,29 @@ def test_a_name_may_be_any_other_text(
     assert reopened().switch(names[1]).name == names[1]
 
 
-def test_forking_nowhere_changes_nothing(run: holdfast.Session) -> None:
+def test_forking_nowhere_changes_nothing(run: stepkeep.Session) -> None:
     """An unknown or nonsense ref is refused."""
     for ref in ("step-99", "#99", "branch:none", "cp_00000000T000000000000_0000000000"):
-        with pytest.raises(holdfast.NotFound):
+        with pytest.raises(stepkeep.NotFound):
             run.fork(ref, "new")
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         run.fork("what is this", "new")
     assert len(run.branches()) == 1
 
 
 def test_forks_at_once_never_overwrite_each_other(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session]
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]
 ) -> None:
     """Of many that want one name one gets it; those without a name all get their own."""
     handles = [reopened() for _ in range(4)]
     outcomes: list[str] = []
     barrier = threading.Barrier(len(handles))
 
-    def work(handle: holdfast.Session, step: int) -> None:
+    def work(handle: stepkeep.Session, step: int) -> None:
         barrier.wait()
         try:
             outcomes.append(handle.fork(f"step-{step}", "one", switch=False).name)
-        except holdfast.Conflict as exc:
+        except stepkeep.Conflict as exc:
             outcomes.append(exc.code)
         outcomes.append(handle.fork("step-4").name)
 
@@ -221,7 +221,7 @@ def test_forks_at_once_never_overwrite_each_other(
 
 
 def test_switching_moves_latest_and_saves(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session]
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]
 ) -> None:
     """Saves of every handle follow the session to its current branch, in whichever process they are."""
     other = reopened()
@@ -233,7 +233,7 @@ def test_switching_moves_latest_and_saves(
     assert steps(reopened()) == [8, 6, 5, 4, 3, 2, 1]
 
 
-def test_every_change_of_branch_is_recorded(run: holdfast.Session) -> None:
+def test_every_change_of_branch_is_recorded(run: stepkeep.Session) -> None:
     """An event says from where, to where, at which heads, and why; staying is no change."""
     heads = {step: run.header(f"step-{step}").id for step in (2, 5)}
     run.fork("step-2", "try")
@@ -247,11 +247,11 @@ def test_every_change_of_branch_is_recorded(run: holdfast.Session) -> None:
     ]
 
 
-def test_an_unknown_branch_names_those_that_exist(run: holdfast.Session) -> None:
+def test_an_unknown_branch_names_those_that_exist(run: stepkeep.Session) -> None:
     """Every method that takes a name says which there are."""
     run.fork("step-2", "try", switch=False)
     for method in (run.switch, run.merge, run.abandon, run.archive, run.reopen):
-        with pytest.raises(holdfast.NotFound) as caught:
+        with pytest.raises(stepkeep.NotFound) as caught:
             method("tyr")
         assert caught.value.code == "branch_not_found"
         assert "'main', 'try'" in caught.value.message
@@ -265,12 +265,12 @@ def test_an_unknown_branch_names_those_that_exist(run: holdfast.Session) -> None
     ("verb", "state"), [("abandon", BranchState.ABANDONED), ("archive", BranchState.ARCHIVED)]
 )
 def test_a_closed_branch_can_be_reopened(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session], verb: str, state: BranchState
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session], verb: str, state: BranchState
 ) -> None:
     """Its checkpoints can be loaded, switching to it is refused, and reopening lifts that."""
     run.fork("step-2", "try")
     run.save({"step": 20}, step=20)
-    with pytest.raises(holdfast.Conflict) as caught:
+    with pytest.raises(stepkeep.Conflict) as caught:
         getattr(run, verb)("try")
     assert caught.value.code == "branch_is_current"
     run.switch("main")
@@ -279,7 +279,7 @@ def test_a_closed_branch_can_be_reopened(
     assert branch(again, "try").state is state
     assert again.load("branch:try").step == 20
     for refused in (again.switch, again.merge):
-        with pytest.raises(holdfast.Conflict) as caught:
+        with pytest.raises(stepkeep.Conflict) as caught:
             refused("try")
         assert caught.value.code == "branch_closed"
     assert again.info.branch == "main"
@@ -288,7 +288,7 @@ def test_a_closed_branch_can_be_reopened(
     assert steps(reopened()) == [20, 2, 1]
 
 
-def test_closing_waits_for_no_saver(run: holdfast.Session) -> None:
+def test_closing_waits_for_no_saver(run: stepkeep.Session) -> None:
     """A branch that others keep saving to is closed all the same, and nothing of theirs is lost."""
     run.fork("step-2", "busy", switch=False)
     stop = threading.Event()
@@ -314,7 +314,7 @@ def test_closing_waits_for_no_saver(run: holdfast.Session) -> None:
 # --- merging
 
 
-def diverge(run: holdfast.Session, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+def diverge(run: stepkeep.Session, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     """Save `theirs` on a branch `try`, and `ours` on main, where the session stays."""
     run.fork("latest", "try")
     run.save(theirs, step=70)
@@ -323,7 +323,7 @@ def diverge(run: holdfast.Session, ours: dict[str, Any], theirs: dict[str, Any])
 
 
 def test_a_union_keeps_the_work_of_both(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session]
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]
 ) -> None:
     """The merge is a checkpoint with both heads as parents; the branch is closed and the history whole."""
     base = run.header("latest")
@@ -356,7 +356,7 @@ def test_a_union_keeps_the_work_of_both(
 
 @pytest.mark.parametrize(("strategy", "n", "step"), [("ours", 1, 60), ("theirs", 2, 70)])
 def test_one_side_may_be_taken_whole(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session], strategy: Any, n: int, step: int
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session], strategy: Any, n: int, step: int
 ) -> None:
     """`ours` and `theirs` take one state as it is, conflicts or not."""
     diverge(run, {"n": 1}, {"n": 2})
@@ -368,12 +368,12 @@ def test_one_side_may_be_taken_whole(
 
 
 def test_conflicts_are_listed_and_nothing_is_written(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session]
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]
 ) -> None:
     """Every clash has its path and three values; the store is as it was, and a side can be chosen."""
     diverge(run, {"step": 6, "log": ["ours"], "a": 1}, {"step": 7, "a": 1})
     before = reopened().usage(), reopened().branches(), reopened().events()
-    with pytest.raises(holdfast.MergeConflict) as caught:
+    with pytest.raises(stepkeep.MergeConflict) as caught:
         run.merge("try")
     found = {format_path(each.path): (each.ours, each.theirs) for each in caught.value.clashes}
     assert found == {"step": (6, 7), "log": (["ours"], ABSENT)}
@@ -390,7 +390,7 @@ def test_conflicts_are_listed_and_nothing_is_written(
     assert latest.header.metadata["merge"]["clashes"] == 2
 
 
-def test_a_second_merge_builds_on_the_first(run: holdfast.Session) -> None:
+def test_a_second_merge_builds_on_the_first(run: stepkeep.Session) -> None:
     """After a merge only what came since is merged: nothing is appended twice."""
     run.save({"log": ["base"]})
     diverge(run, {"log": ["base", "ours"]}, {"log": ["base", "theirs"]})
@@ -399,14 +399,14 @@ def test_a_second_merge_builds_on_the_first(run: holdfast.Session) -> None:
     run.save({"log": ["base", "theirs", "more"]}, branch="try")
     first = run.header("branch:try").parents[0]
     # The list of main has grown in between, so this is a change of both, not an addition.
-    with pytest.raises(holdfast.MergeConflict) as caught:
+    with pytest.raises(stepkeep.MergeConflict) as caught:
         run.merge("try")
     assert [each.base for each in caught.value.clashes] == [["base", "theirs"]]
     done = run.merge("try", on_conflict="ours")
     assert done.base == first
 
 
-def test_merging_what_is_already_in(run: holdfast.Session) -> None:
+def test_merging_what_is_already_in(run: stepkeep.Session) -> None:
     """A branch without work of its own changes nothing, and is closed."""
     run.fork("step-3", "old", switch=False)
     run.fork("latest", "same", switch=False)
@@ -417,7 +417,7 @@ def test_merging_what_is_already_in(run: holdfast.Session) -> None:
 
 
 def test_the_common_ancestor_is_found_through_thinned_lines(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session]
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]
 ) -> None:
     """Checkpoints between the fork and the heads may be gone; the fork point of an open branch is not."""
     run.fork("step-3", "try")
@@ -426,7 +426,7 @@ def test_the_common_ancestor_is_found_through_thinned_lines(
     run.switch("main")
     run.prune(keep_last=1)
     assert [header.seq for header in run.history()] == [9, 5, 3]
-    with pytest.raises(holdfast.MergeConflict) as caught:
+    with pytest.raises(stepkeep.MergeConflict) as caught:
         reopened().merge("try")
     assert {format_path(each.path): each.base for each in caught.value.clashes} == {"log": _log(3)}
 
@@ -435,13 +435,13 @@ def _log(step: int) -> list[str]:
     return [f"line {at}" for at in range(step)]
 
 
-def test_a_lost_ancestor_is_said_and_not_guessed(run: holdfast.Session) -> None:
+def test_a_lost_ancestor_is_said_and_not_guessed(run: stepkeep.Session) -> None:
     """When what both began from is gone, an older checkpoint does not take its place."""
     run.fork("step-3", "try")
     run.save({"step": 3, "theirs": 1})
     run.switch("main")
     run.delete(run.header("#3").id)
-    with pytest.raises(holdfast.MergeConflict) as caught:
+    with pytest.raises(stepkeep.MergeConflict) as caught:
         run.merge("try")
     assert "not stored any more" in caught.value.message
     assert [each.base for each in caught.value.clashes] == [ABSENT]
@@ -450,28 +450,28 @@ def test_a_lost_ancestor_is_said_and_not_guessed(run: holdfast.Session) -> None:
     assert run.load().state == {"step": 5, "log": _log(5), "theirs": 1}
 
 
-def test_a_branch_is_not_merged_into_itself(run: holdfast.Session) -> None:
+def test_a_branch_is_not_merged_into_itself(run: stepkeep.Session) -> None:
     """The current branch cannot be merged, nor with a strategy that does not exist."""
-    with pytest.raises(holdfast.Conflict) as caught:
+    with pytest.raises(stepkeep.Conflict) as caught:
         run.merge("main")
     assert caught.value.code == "branch_is_current"
     run.fork("step-2", "try", switch=False)
     for options in ({"strategy": "both"}, {"on_conflict": "mine"}):
-        with pytest.raises(holdfast.InvalidInput):
+        with pytest.raises(stepkeep.InvalidInput):
             run.merge("try", **options)  # type: ignore[arg-type]
 
 
-def test_an_empty_branch_has_nothing_to_merge(reopened: Callable[[], holdfast.Session]) -> None:
+def test_an_empty_branch_has_nothing_to_merge(reopened: Callable[[], stepkeep.Session]) -> None:
     """A session that has not begun says so."""
     session = reopened()
     session.save({"n": 1}, branch="try")
-    with pytest.raises(holdfast.NotFound) as caught:
+    with pytest.raises(stepkeep.NotFound) as caught:
         session.merge("try")
     assert caught.value.code == "checkpoint_not_found"
 
 
 def test_a_save_during_a_merge_is_a_conflict(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session], monkeypatch: pytest.MonkeyPatch
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What someone saves to the current branch between reading and writing refuses the merge."""
     diverge(run, {"ours": 1}, {"theirs": 1})
@@ -483,7 +483,7 @@ def test_a_save_during_a_merge_is_a_conflict(
         return search(*arguments)
 
     monkeypatch.setattr(merging, "common_ancestor", slow)
-    with pytest.raises(holdfast.Conflict) as caught:
+    with pytest.raises(stepkeep.Conflict) as caught:
         run.merge("try")
     assert caught.value.code == "head_moved"
     assert run.load().state == {"late": 1}
@@ -491,7 +491,7 @@ def test_a_save_during_a_merge_is_a_conflict(
 
 
 def test_work_saved_to_the_merged_branch_meanwhile_keeps_it_open(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session], monkeypatch: pytest.MonkeyPatch
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A branch is never closed over work that is not merged."""
     diverge(run, {"ours": 1}, {"theirs": 1})
@@ -511,7 +511,7 @@ def test_work_saved_to_the_merged_branch_meanwhile_keeps_it_open(
 # --- pruning
 
 
-def test_pruning_keeps_open_branches_and_lets_closed_ones_go(run: holdfast.Session) -> None:
+def test_pruning_keeps_open_branches_and_lets_closed_ones_go(run: stepkeep.Session) -> None:
     """V7: head and fork point of an open branch stay; those of an abandoned one go by the rules."""
     run.fork("step-2", "try")
     run.save({"step": 20}, step=20)
@@ -525,7 +525,7 @@ def test_pruning_keeps_open_branches_and_lets_closed_ones_go(run: holdfast.Sessi
     assert [header.step for header in run.history()] == [7]
 
 
-def test_the_head_falls_back_behind_a_deleted_fork_point(run: holdfast.Session) -> None:
+def test_the_head_falls_back_behind_a_deleted_fork_point(run: stepkeep.Session) -> None:
     """Restoring a checkpoint and deleting it, because a secret is in it, leaves the one before it as latest."""
     headers = [run.save({"n": number}) for number in range(3)]
     run.restore(headers[1].id)
@@ -536,7 +536,7 @@ def test_the_head_falls_back_behind_a_deleted_fork_point(run: holdfast.Session) 
     assert run.save({"n": 3}).parents == (headers[0].id,)
 
 
-def test_a_branch_of_which_nothing_is_left_is_not_switched_to(run: holdfast.Session) -> None:
+def test_a_branch_of_which_nothing_is_left_is_not_switched_to(run: stepkeep.Session) -> None:
     """Latest would be nothing although the session has checkpoints."""
     for number in range(2):
         run.save({"n": number})
@@ -545,19 +545,19 @@ def test_a_branch_of_which_nothing_is_left_is_not_switched_to(run: holdfast.Sess
     run.switch("main")
     kept = run.save({"n": 4})
     run.delete(*(header.id for header in run.history() if header.id != kept.id))
-    with pytest.raises(holdfast.Conflict) as refusal:
+    with pytest.raises(stepkeep.Conflict) as refusal:
         run.switch("side")
     assert refusal.value.code == "branch_empty"
     assert run.load().state == {"n": 4}
 
 
-def test_history_says_what_makes_no_sense(run: holdfast.Session) -> None:
+def test_history_says_what_makes_no_sense(run: stepkeep.Session) -> None:
     """A branch that is not there and a negative limit are errors, not an empty list."""
     run.save({"n": 1})
-    with pytest.raises(holdfast.NotFound) as missing:
+    with pytest.raises(stepkeep.NotFound) as missing:
         run.history(branch="nope")
     assert missing.value.session == run.key
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         run.history(limit=-1)
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         run.query(seq="3")  # type: ignore[arg-type]

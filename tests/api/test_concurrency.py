@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.engine import NewBody, Save
-from holdfast.storage.port import Append, Appended
+import stepkeep
+from stepkeep.engine import NewBody, Save
+from stepkeep.storage.port import Append, Appended
 from tests.api import programs
 
 
@@ -50,7 +50,7 @@ def processes_save(url: str, processes: int, saves: int) -> None:
 
 def threads_save(url: str, threads: int, saves: int) -> None:
     errors: list[BaseException] = []
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session("run", profile="archive")
 
         def work(writer: int) -> None:
@@ -97,7 +97,7 @@ def test_threads_on_stores_of_their_own(url: str) -> None:
 
     def work(writer: int) -> None:
         try:
-            with holdfast.open(url) as store:
+            with stepkeep.open(url) as store:
                 session = store.session("run", profile="archive")
                 for number in range(15):
                     session.save(programs.state_of(f"w{writer}", number))
@@ -123,7 +123,7 @@ def test_many_openers_create_one_store(tmp_path: Path) -> None:
 
 def test_two_creators_of_one_session_share_it(url: str) -> None:
     """A session that someone else creates between the look and the write is the session."""
-    with holdfast.open(url) as store, holdfast.open(url) as other:
+    with stepkeep.open(url) as store, stepkeep.open(url) as other:
         backend = store.engine.backend
         look = backend.session_by_key
 
@@ -226,7 +226,7 @@ def kill(pid: int) -> None:
 class Interleaved:
     """Runs something between the moment a save is encoded and the moment it is committed."""
 
-    def __init__(self, store: holdfast.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, store: stepkeep.Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batches: list[list[Append]] = []
         self._before: list[Callable[[], object]] = []
         self._append = store.engine.backend.append
@@ -243,22 +243,22 @@ class Interleaved:
 
 
 @pytest.fixture
-def interleaved(store: holdfast.Store, monkeypatch: pytest.MonkeyPatch) -> Interleaved:
+def interleaved(store: stepkeep.Store, monkeypatch: pytest.MonkeyPatch) -> Interleaved:
     return Interleaved(store, monkeypatch)
 
 
-def fill(session: holdfast.Session, count: int) -> list[str]:
+def fill(session: stepkeep.Session, count: int) -> list[str]:
     return [session.save({"n": n, "text": "same words " * 60}).id for n in range(count)]
 
 
 def test_a_base_that_is_swept_before_the_commit_is_answered_with_a_keyframe(
-    store: holdfast.Store, session: holdfast.Session, url: str, interleaved: Interleaved
+    store: stepkeep.Store, session: stepkeep.Session, url: str, interleaved: Interleaved
 ) -> None:
     """The saver encoded a patch, a sweeper took its base: the save arrives whole, and so does the next one."""
     ids = fill(session, 3)
 
     def sweep() -> None:
-        with holdfast.open(url) as other:
+        with stepkeep.open(url) as other:
             removed = other.engine.backend.remove(session.uid, ids)
             assert set(removed.removed) == set(ids)
             other.engine.backend.sweep(session=session.uid)
@@ -274,13 +274,13 @@ def test_a_base_that_is_swept_before_the_commit_is_answered_with_a_keyframe(
 
 
 def test_a_base_that_is_only_hidden_still_serves(
-    session: holdfast.Session, url: str, interleaved: Interleaved
+    session: stepkeep.Session, url: str, interleaved: Interleaved
 ) -> None:
     """A pruned base whose bytes others need may be patched against."""
     ids = fill(session, 3)
 
     def remove() -> None:
-        with holdfast.open(url) as other:
+        with stepkeep.open(url) as other:
             other.engine.backend.remove(session.uid, ids[:2])
             other.engine.backend.sweep(session=session.uid)
 
@@ -293,13 +293,13 @@ def test_a_base_that_is_only_hidden_still_serves(
 
 
 def test_a_whole_group_whose_base_is_swept_is_sent_again(
-    session: holdfast.Session, url: str, interleaved: Interleaved
+    session: stepkeep.Session, url: str, interleaved: Interleaved
 ) -> None:
     """Several saves of one commit hang on the lost base: all arrive, in order."""
     ids = fill(session, 3)
 
     def sweep() -> None:
-        with holdfast.open(url) as other:
+        with stepkeep.open(url) as other:
             other.engine.backend.remove(session.uid, ids)
             other.engine.backend.sweep(session=session.uid)
 
@@ -312,7 +312,7 @@ def test_a_whole_group_whose_base_is_swept_is_sent_again(
 
 
 def test_a_blob_that_is_swept_before_the_commit_is_sent_again(
-    store: holdfast.Store, session: holdfast.Session, url: str, interleaved: Interleaved
+    store: stepkeep.Store, session: stepkeep.Session, url: str, interleaved: Interleaved
 ) -> None:
     """The saver saw that a blob is stored and did not send it; a sweeper took it: the save brings it back."""
     engine = store.engine
@@ -321,7 +321,7 @@ def test_a_blob_that_is_swept_before_the_commit_is_sent_again(
     first = engine.save(Save(session=session.uid, bodies={"state": body}, blobs=(blob,)))
 
     def sweep() -> None:
-        with holdfast.open(url) as other:
+        with stepkeep.open(url) as other:
             other.engine.backend.remove(session.uid, [first.id])
             other.engine.backend.sweep()
             assert other.engine.backend.has_blobs([blob.digest]) == set()
@@ -330,12 +330,12 @@ def test_a_blob_that_is_swept_before_the_commit_is_sent_again(
     second = engine.save(Save(session=session.uid, bodies={"state": body}, blobs=(blob,)))
     assert [len(batch[0].blobs) for batch in interleaved.batches] == [1, 0, 1]
     assert second.seq == 2
-    with holdfast.open(url) as other:
+    with stepkeep.open(url) as other:
         other.engine.backend.sweep()
         assert other.engine.load_blob(blob.digest) == b"long output " * 100
 
 
-def test_savers_that_wait_are_not_forgotten(store: holdfast.Store, session: holdfast.Session) -> None:
+def test_savers_that_wait_are_not_forgotten(store: stepkeep.Store, session: stepkeep.Session) -> None:
     """Two wait for one save and others for their own while somebody leads who then calls nobody: all get theirs."""
     committer = store.engine._committer
     with ThreadPoolExecutor(5) as pool:
@@ -354,12 +354,12 @@ def test_savers_that_wait_are_not_forgotten(store: holdfast.Store, session: hold
 
 
 @pytest.mark.full
-def test_saves_of_many_threads_share_commits(store: holdfast.Store, session: holdfast.Session) -> None:
+def test_saves_of_many_threads_share_commits(store: stepkeep.Store, session: stepkeep.Session) -> None:
     """While one commits, the others queue, and one commit takes them all."""
     batches: list[int] = []
     append = store.engine._committer._append
 
-    def counted(batch: Sequence[Append]) -> list[Appended | holdfast.HoldfastError]:
+    def counted(batch: Sequence[Append]) -> list[Appended | stepkeep.StepkeepError]:
         batches.append(len(batch))
         return append(batch)
 
@@ -372,7 +372,7 @@ def test_saves_of_many_threads_share_commits(store: holdfast.Store, session: hol
 
 
 def test_a_blob_is_kept_by_every_member_that_names_it(
-    store: holdfast.Store, session: holdfast.Session
+    store: stepkeep.Store, session: stepkeep.Session
 ) -> None:
     """A patch lists only the blobs its base does not keep; when the base is pruned the blob stays (V5)."""
     engine = store.engine
@@ -387,16 +387,16 @@ def test_a_blob_is_kept_by_every_member_that_names_it(
     engine.backend.sweep()
     assert engine.load_blob(blob.digest) == b"kept " * 50
     session.delete(ids[2])
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(stepkeep.NotFound):
         engine.load_blob(blob.digest)
 
 
 def test_a_deleted_base_is_not_brought_back_by_a_late_saver(
-    session: holdfast.Session, url: str, path: Path
+    session: stepkeep.Session, url: str, path: Path
 ) -> None:
     """Someone patches against a checkpoint between its re-encoding and its removal: the bytes still go."""
     secret = session.save({"n": 0, "text": "same words " * 60, "secret": os.urandom(40).hex()})
-    with holdfast.open(url) as deleter:
+    with stepkeep.open(url) as deleter:
         backend = deleter.engine.backend
         remove = backend.remove
 
@@ -412,7 +412,7 @@ def test_a_deleted_base_is_not_brought_back_by_a_late_saver(
     assert session.load(2).state["n"] == 1
 
 
-def test_a_load_that_races_with_a_delete_is_not_called_damage(session: holdfast.Session, url: str) -> None:
+def test_a_load_that_races_with_a_delete_is_not_called_damage(session: stepkeep.Session, url: str) -> None:
     """A checkpoint deleted while it is being loaded is `NotFound`, not `Corrupt`."""
     ids = fill(session, 2)
     session._engine.forget(session.uid)  # nothing comes from memory
@@ -420,11 +420,11 @@ def test_a_load_that_races_with_a_delete_is_not_called_damage(session: holdfast.
     chain = backend.body_chain
 
     def late(*arguments: Any) -> Any:
-        with holdfast.open(url) as other:
+        with stepkeep.open(url) as other:
             other.get("run").delete(ids[1])
         setattr(backend, "body_chain", chain)  # noqa: B010
         return chain(*arguments)
 
     setattr(backend, "body_chain", late)  # noqa: B010
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(stepkeep.NotFound):
         session.load(ids[1])

@@ -13,7 +13,7 @@ from typing import Any
 import apsw
 import pytest
 
-import holdfast
+import stepkeep
 from tests.api import programs
 
 KEY = "run/ä"
@@ -23,7 +23,7 @@ KEY = "run/ä"
 def origin(tmp_path: Path) -> Path:
     """A small closed store: six checkpoints on two branches, one gap, in a folder that is copied per trial."""
     path = tmp_path / "origin" / "h.db"
-    with holdfast.open(path) as store:
+    with stepkeep.open(path) as store:
         session = store.session(KEY, profile="archive", project="p", metadata={"m": 1})
         ids = [session.save({"n": n, "text": "same words " * 60}, step=n, tags=["t"]).id for n in (1, 2, 3)]
         session.save({"n": 4}, branch="side", parents=[ids[1]], idempotency_key="key", external_id="ext")
@@ -71,7 +71,7 @@ def byte_damages(data: bytes, *, every_bit: bool, seed: int = 0) -> Iterator[tup
 def undetected(path: Path, table: str, column: str, *, every_bit: bool) -> list[str]:
     """Which changes of the newest checkpoint's bytes `latest` does not answer with a fallback to the one before."""
     missed = []
-    with holdfast.open(path) as store, programs.raw(path) as connection:
+    with stepkeep.open(path) as store, programs.raw(path) as connection:
         session = store.session(KEY)
         where = "id" if table == "checkpoints" else "checkpoint"
         newest = session.load(6).id
@@ -84,7 +84,7 @@ def undetected(path: Path, table: str, column: str, *, every_bit: bool) -> list[
                     missed.append(what)
                 session.load(6)
                 missed.append(f"{what}: loads")
-            except holdfast.Corrupt:
+            except stepkeep.Corrupt:
                 continue
             except Exception as exc:
                 missed.append(f"{what}: {exc!r}")
@@ -106,7 +106,7 @@ def test_every_bit_of_a_checkpoint_is_covered(origin: Path, table: str, column: 
     assert undetected(origin, table, column, every_bit=True) == []
 
 
-def test_samples_of_a_long_body_are_covered(session: holdfast.Session, path: Path) -> None:
+def test_samples_of_a_long_body_are_covered(session: stepkeep.Session, path: Path) -> None:
     """A long keyframe: a bit at many places of its stored bytes shows."""
     random.seed(5)
     session.save({"n": 1})
@@ -122,7 +122,7 @@ def test_samples_of_a_long_body_are_covered(session: holdfast.Session, path: Pat
             assert session.load().seq == 1
 
 
-def test_bytes_of_another_checkpoint_are_not_taken(session: holdfast.Session, path: Path) -> None:
+def test_bytes_of_another_checkpoint_are_not_taken(session: stepkeep.Session, path: Path) -> None:
     """An intact header or body in the wrong place is damage."""
     for n in (1, 2, 3):
         session.save({"n": n}, status="paused")
@@ -209,13 +209,13 @@ def judge(path: Path) -> str | None:
     save works.
     """
     try:
-        with holdfast.open(path) as store:
+        with stepkeep.open(path) as store:
             session = store.session(KEY)
             for seq, state in STATES.items():
                 try:
                     if session.load(seq).state != state:
                         return f"#{seq} loads another state"
-                except (holdfast.Corrupt, holdfast.NotFound, holdfast.Unsupported):
+                except (stepkeep.Corrupt, stepkeep.NotFound, stepkeep.Unsupported):
                     continue
             latest = session.latest()
             if latest is None:
@@ -301,7 +301,7 @@ def test_every_column_of_a_header_row(origin: Path, every: int) -> None:
 def judge_by_verify(path: Path) -> str | None:
     """Whether `verify` finds the damage, or it was repaired."""
     try:
-        with holdfast.open(path) as store:
+        with stepkeep.open(path) as store:
             report = store.verify()
             repaired = any(event.type.endswith("_repaired") for event in store.session(KEY).events())
             return None if report.findings or repaired else "verify finds nothing"
@@ -324,7 +324,7 @@ def judge_session(path: Path) -> str | None:
     """What is wrong with a session whose row was damaged, when it is opened by its key in a new store."""
     if (problem := judge(path)) is not None:
         return problem
-    with holdfast.open(path) as store:
+    with stepkeep.open(path) as store:
         session = store.get(KEY)
         if [header.seq for header in session.history(newest_first=False)][:-1] != [2, 3, 4, 5, 6]:
             return "history is not whole"
@@ -383,20 +383,20 @@ def test_every_byte_of_the_session_row(origin: Path, every: int) -> None:
     assert not failures, report(failures)
 
 
-def test_a_damaged_status_is_taken_from_the_newest_header(store: holdfast.Store, path: Path) -> None:
+def test_a_damaged_status_is_taken_from_the_newest_header(store: stepkeep.Store, path: Path) -> None:
     """What the newest checkpoint says about the session's status is what the session says after a rebuild."""
     session = store.session("run")
     session.save({"n": 1})
     session.save({"n": 2}, status="paused")
     with programs.raw(path) as connection:
         connection.execute("UPDATE sessions SET status = 'nonsense'")
-    assert session.info.status is holdfast.Status.PAUSED
+    assert session.info.status is stepkeep.Status.PAUSED
     assert session.info.uid == session.uid
     assert [event.type for event in session.events()] == ["session_repaired"]
 
 
 def test_a_session_is_found_by_its_key_when_the_key_column_is_damaged(
-    store: holdfast.Store, path: Path
+    store: stepkeep.Store, path: Path
 ) -> None:
     """The digest of the key finds the row, and the key that was asked for is the key again."""
     uid = store.session("run").uid
@@ -405,11 +405,11 @@ def test_a_session_is_found_by_its_key_when_the_key_column_is_damaged(
         connection.execute("UPDATE sessions SET key = 'rum'")
     assert store.get("run").uid == uid
     assert store.get("run").info.key == "run"
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(stepkeep.NotFound):
         store.get("rum")
 
 
-def test_an_open_handle_survives_damage_to_the_uid(session: holdfast.Session, path: Path) -> None:
+def test_an_open_handle_survives_damage_to_the_uid(session: stepkeep.Session, path: Path) -> None:
     """A changed uid is damage, not a deletion: the handle goes on with the rebuilt row."""
     session.save({"n": 1})
     with programs.raw(path) as connection:
@@ -417,7 +417,7 @@ def test_an_open_handle_survives_damage_to_the_uid(session: holdfast.Session, pa
     assert session.save({"n": 2}).seq == 2
 
 
-def test_the_counter_is_not_lowered_below_a_damaged_header(session: holdfast.Session, path: Path) -> None:
+def test_the_counter_is_not_lowered_below_a_damaged_header(session: stepkeep.Session, path: Path) -> None:
     """A row with a damaged header still holds its number: a rebuilt counter is not below it (V3)."""
     for n in (1, 2, 3):
         session.save({"n": n}, status="paused")
@@ -427,7 +427,7 @@ def test_the_counter_is_not_lowered_below_a_damaged_header(session: holdfast.Ses
     assert session.save({"n": 4}).seq == 4
 
 
-def test_the_counter_is_not_lowered_below_a_removed_checkpoint(session: holdfast.Session, path: Path) -> None:
+def test_the_counter_is_not_lowered_below_a_removed_checkpoint(session: stepkeep.Session, path: Path) -> None:
     """The gaps remember numbers that were removed: a rebuilt counter is not below them (V3)."""
     for n in (1, 2, 3):
         session.save({"n": n})
@@ -439,7 +439,7 @@ def test_the_counter_is_not_lowered_below_a_removed_checkpoint(session: holdfast
 
 def test_a_raised_counter_does_not_make_verify_run_for_ever(url: str, path: Path) -> None:
     """One flipped bit of the counter names billions of numbers: `verify` answers all the same."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.session("run").save({"n": 1})
     with programs.raw(path) as connection:
         connection.execute("UPDATE sessions SET last_seq = last_seq + (1 << 33)")
@@ -453,7 +453,7 @@ def test_a_raised_counter_does_not_make_verify_run_for_ever(url: str, path: Path
         child.communicate()
 
 
-def test_a_damaged_session_does_not_fail_saves_of_others(store: holdfast.Store, path: Path) -> None:
+def test_a_damaged_session_does_not_fail_saves_of_others(store: stepkeep.Store, path: Path) -> None:
     """In one commit, a session whose row cannot be rebuilt takes nothing from the other sessions."""
     broken, well = store.session("broken"), store.session("well")
     broken.save({"n": 1})
@@ -465,7 +465,7 @@ def test_a_damaged_session_does_not_fail_saves_of_others(store: holdfast.Store, 
         with programs.raw(path) as connection:
             change("sessions", "description", "key = 'broken'", "'yy'")(connection)
             connection.execute("UPDATE sessions SET key = 'other', key_digest = 'zz' WHERE key = 'broken'")
-    with pytest.raises(holdfast.Corrupt):
+    with pytest.raises(stepkeep.Corrupt):
         pending[0].result()
     assert pending[1].result().seq == 2
 
@@ -476,7 +476,7 @@ def test_a_damaged_session_does_not_fail_saves_of_others(store: holdfast.Store, 
 def judge_branches(path: Path) -> str | None:
     """What is wrong with the branches of a session after the row of one was damaged."""
     try:
-        with holdfast.open(path) as store:
+        with stepkeep.open(path) as store:
             session = store.session(KEY)
             head = session.header("#6").id
             branches = {branch.name: branch for branch in session.branches()}
@@ -533,7 +533,7 @@ def test_a_missing_branch_row_is_rebuilt(origin: Path) -> None:
             assert judge_branches(path) is None
 
 
-def test_a_living_body_marked_hidden_is_not_swept(session: holdfast.Session, path: Path) -> None:
+def test_a_living_body_marked_hidden_is_not_swept(session: stepkeep.Session, path: Path) -> None:
     """A body of a checkpoint that is there stays, whatever the mark says (V5)."""
     first = session.save({"n": 1}, status="paused")
     session.save({"n": 2}, status="paused")
@@ -613,12 +613,12 @@ def test_a_bit_of_every_byte_of_the_file(origin: Path) -> None:
 def test_a_store_that_is_deleted_under_its_feet_takes_no_saves(tmp_path: Path) -> None:
     """Nothing is acknowledged that lands in a file nobody will find; a replaced file is another store."""
     path = tmp_path / "store.db"
-    with holdfast.open(path) as store, holdfast.open(tmp_path / "other.db") as other:
+    with stepkeep.open(path) as store, stepkeep.open(tmp_path / "other.db") as other:
         run = store.session("s")
         run.save({"n": 1})
         other.session("o").save({"n": 1})
         for change in (path.unlink, lambda: path.hardlink_to(tmp_path / "other.db")):
             change()
-            with pytest.raises(holdfast.BackendUnavailable) as refusal:
+            with pytest.raises(stepkeep.BackendUnavailable) as refusal:
                 run.save({"n": 2})
             assert (refusal.value.code, refusal.value.retryable) == ("store_replaced", False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import stepkeep
 from tests.api import programs
 
 # Text that compresses little, so that a keyframe is much larger than the patches of its group.
@@ -48,7 +48,7 @@ def secret(seed: int) -> str:
 def test_a_deleted_checkpoint_leaves_no_bytes(url: str, path: Path) -> None:
     """A secret saved by mistake, patched upon by later checkpoints, is in no file after delete and close."""
     traces = Traces(path)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session("run", profile="archive")
         states: list[Any] = [{"n": n, "text": TEXT} for n in range(6)]
         states[2]["secret"] = secret(1)
@@ -74,7 +74,7 @@ def test_a_deleted_checkpoint_leaves_no_bytes(url: str, path: Path) -> None:
 def test_a_body_that_was_stored_anew_leaves_no_bytes(url: str, path: Path) -> None:
     """The head became a keyframe when the session paused: its earlier form goes with it too."""
     traces = Traces(path)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session("run", profile="archive")
         for n in range(3):
             session.save({"n": n, "text": TEXT})
@@ -92,7 +92,7 @@ def test_a_body_that_was_stored_anew_leaves_no_bytes(url: str, path: Path) -> No
 def test_a_cleared_session_leaves_no_bytes(url: str, path: Path) -> None:
     """Clear removes every body, header, tag and event of a session; another session is untouched."""
     traces = Traces(path)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session(secret(1), profile="archive", metadata={"m": secret(2)})
         other = store.session("other")
         for n in range(20):
@@ -111,7 +111,7 @@ def test_a_cleared_session_leaves_no_bytes(url: str, path: Path) -> None:
 
 def test_session_fields_that_were_replaced_leave_no_bytes(url: str, path: Path) -> None:
     """Metadata and errors that were overwritten before the session was cleared are gone too."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.session("other").save({"n": 1})
         session = store.session("run", metadata={"m": secret(1)})
         session.save({"n": 1})
@@ -123,7 +123,7 @@ def test_session_fields_that_were_replaced_leave_no_bytes(url: str, path: Path) 
         assert [seed for seed in (1, 2) if secret(seed).encode() in data] == [], name
 
 
-def test_deleting_the_head_moves_it_back(session: holdfast.Session) -> None:
+def test_deleting_the_head_moves_it_back(session: stepkeep.Session) -> None:
     """The newest that remains is latest; the number is not given again."""
     ids = [session.save({"n": n}).id for n in (1, 2, 3)]
     session.delete(ids[2])
@@ -136,18 +136,18 @@ def test_deleting_the_head_moves_it_back(session: holdfast.Session) -> None:
     assert report.pruned == 3
 
 
-def test_deleting_all_leaves_an_empty_session(session: holdfast.Session) -> None:
+def test_deleting_all_leaves_an_empty_session(session: stepkeep.Session) -> None:
     """A session may become empty, and goes on with the next number."""
     session.delete(session.save({"n": 1}).id)
     assert session.latest() is None
     assert session.save({"n": 2}).seq == 2
 
 
-def test_what_is_required_cannot_be_deleted(session: holdfast.Session) -> None:
+def test_what_is_required_cannot_be_deleted(session: stepkeep.Session) -> None:
     """The required checkpoint stays and loads; together with the one that requires it, it may go."""
     first = session.save({"n": 1})
     second = session.save({"n": 2}, requires=[first.id])
-    with pytest.raises(holdfast.Conflict) as caught:
+    with pytest.raises(stepkeep.Conflict) as caught:
         session.delete(first.id)
     assert caught.value.code == "still_required"
     assert session.load(1).state == {"n": 1}
@@ -155,12 +155,12 @@ def test_what_is_required_cannot_be_deleted(session: holdfast.Session) -> None:
     assert session.latest() is None
 
 
-def test_an_unknown_id_deletes_nothing(session: holdfast.Session, store: holdfast.Store) -> None:
+def test_an_unknown_id_deletes_nothing(session: stepkeep.Session, store: stepkeep.Store) -> None:
     """One unknown id, or one of another session, and nothing at all is removed."""
     first = session.save({"n": 1})
     foreign = store.session("other").save({"n": 1})
     for unknown in ("cp_unknown", foreign.id):
-        with pytest.raises(holdfast.NotFound):
+        with pytest.raises(stepkeep.NotFound):
             session.delete(first.id, unknown)
     assert session.load().state == {"n": 1}
     assert store.get("other").load().state == {"n": 1}
@@ -170,7 +170,7 @@ def test_dependents_load_equal_after_any_deletion(url: str) -> None:
     """Whatever is deleted from groups of patches, everything else still loads as it was saved."""
     chooser = random.Random(3)
     for round_ in range(6):
-        with holdfast.open(url) as store:
+        with stepkeep.open(url) as store:
             rules = chooser.choice([{}, {"keep_last": 10, "keep_within": "1d"}])  # groups of 128, or of 5
             session = store.session(f"r{round_}", profile="archive", retention=rules)
             left = {session.save({"n": n, "text": TEXT + "x" * n}).id: n for n in range(30)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-import holdfast
+import stepkeep
 from tests.api import programs
 
 
@@ -18,7 +18,7 @@ def noise(n: int) -> list[int]:
 
 
 @pytest.fixture
-def five(session: holdfast.Session) -> list[holdfast.Header]:
+def five(session: stepkeep.Session) -> list[stepkeep.Header]:
     """Five checkpoints that stand alone, so that damage to one is damage to that one only."""
     return [session.save({"n": n, "noise": noise(n)}, status="paused") for n in range(1, 6)]
 
@@ -38,10 +38,10 @@ def damage_header(connection: apsw.Connection, checkpoint: str) -> None:
 
 
 def test_an_intact_latest_is_loaded_without_a_warning(
-    session: holdfast.Session, five: list[holdfast.Header], caplog: pytest.LogCaptureFixture
+    session: stepkeep.Session, five: list[stepkeep.Header], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log has one line at debug level."""
-    caplog.set_level(logging.DEBUG, "holdfast")
+    caplog.set_level(logging.DEBUG, "stepkeep")
     latest = session.latest()
     assert latest is not None
     assert latest.fallback is None
@@ -51,17 +51,17 @@ def test_an_intact_latest_is_loaded_without_a_warning(
 
 
 def test_fallback_to_the_newest_intact_one_with_the_texts(
-    session: holdfast.Session, five: list[holdfast.Header], path: Path, caplog: pytest.LogCaptureFixture
+    session: stepkeep.Session, five: list[stepkeep.Header], path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two damaged ones are passed over; every text of the log and the reason codes are as specified."""
     with programs.raw(path) as connection:
         damage_body(connection, five[4].id)
         damage_header(connection, five[3].id)
-    caplog.set_level(logging.DEBUG, "holdfast")
+    caplog.set_level(logging.DEBUG, "stepkeep")
     latest = session.latest()
     assert latest is not None
     assert (latest.seq, latest.state["n"]) == (3, 3)
-    assert latest.fallback == holdfast.Fallback(
+    assert latest.fallback == stepkeep.Fallback(
         tried=3,
         failures=(
             (five[4].id, "checkpoint_integrity_mismatch"),
@@ -80,21 +80,21 @@ def test_fallback_to_the_newest_intact_one_with_the_texts(
         ("WARNING", f"Latest checkpoint corrupted, using history checkpoint from {moment}"),
     ]
     assert session.load().seq == 3
-    with pytest.raises(holdfast.Corrupt):
+    with pytest.raises(stepkeep.Corrupt):
         session.load("latest~0")
-    with pytest.raises(holdfast.Corrupt):
+    with pytest.raises(stepkeep.Corrupt):
         session.load(5)
 
 
 def test_all_damaged_is_an_error_with_the_true_count_and_advice(
-    session: holdfast.Session, five: list[holdfast.Header], path: Path
+    session: stepkeep.Session, five: list[stepkeep.Header], path: Path
 ) -> None:
     """The error counts every checkpoint that was tried and says how to go on."""
     with programs.raw(path) as connection:
         for header in five:
             damage_body(connection, header.id)
     with pytest.raises(
-        holdfast.Corrupt, match=r"^No valid checkpoint found \(tried 5 checkpoints\)"
+        stepkeep.Corrupt, match=r"^No valid checkpoint found \(tried 5 checkpoints\)"
     ) as caught:
         session.latest()
     assert caught.value.code == "no_valid_checkpoint"
@@ -102,17 +102,17 @@ def test_all_damaged_is_an_error_with_the_true_count_and_advice(
     assert "verify" in str(caught.value)
 
 
-def test_one_checkpoint_damaged_is_exhaustion_too(session: holdfast.Session, path: Path) -> None:
+def test_one_checkpoint_damaged_is_exhaustion_too(session: stepkeep.Session, path: Path) -> None:
     """With nothing to fall back to, the count is one."""
     only = session.save({"n": 1})
     with programs.raw(path) as connection:
         damage_header(connection, only.id)
-    with pytest.raises(holdfast.Corrupt, match=r"tried 1 checkpoints"):
+    with pytest.raises(stepkeep.Corrupt, match=r"tried 1 checkpoints"):
         session.latest()
 
 
 def test_saving_goes_on_after_damage(
-    session: holdfast.Session, five: list[holdfast.Header], path: Path, url: str
+    session: stepkeep.Session, five: list[stepkeep.Header], path: Path, url: str
 ) -> None:
     """A new process does not build upon damaged bodies: what it saves is latest again."""
     with programs.raw(path) as connection:
@@ -124,7 +124,7 @@ def test_saving_goes_on_after_damage(
     assert latest.state == programs.state_of("w", 1)
 
 
-def test_fallback_follows_the_branch_through_its_fork(session: holdfast.Session, path: Path) -> None:
+def test_fallback_follows_the_branch_through_its_fork(session: stepkeep.Session, path: Path) -> None:
     """A damaged branch falls back to its fork point, never to what came later on the other branch."""
     ids = [session.save({"n": n}, status="paused").id for n in range(1, 5)]
     side = [
@@ -143,8 +143,8 @@ def test_fallback_follows_the_branch_through_its_fork(session: holdfast.Session,
 
 
 def test_listing_leaves_a_damaged_header_out_and_says_so(
-    session: holdfast.Session,
-    five: list[holdfast.Header],
+    session: stepkeep.Session,
+    five: list[stepkeep.Header],
     path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -157,7 +157,7 @@ def test_listing_leaves_a_damaged_header_out_and_says_so(
 
 
 def test_a_limit_counts_the_headers_that_are_given(
-    session: holdfast.Session, five: list[holdfast.Header], path: Path
+    session: stepkeep.Session, five: list[stepkeep.Header], path: Path
 ) -> None:
     """A damaged header does not use up the limit."""
     with programs.raw(path) as connection:
@@ -166,17 +166,17 @@ def test_a_limit_counts_the_headers_that_are_given(
 
 
 def test_newest_of_a_damaged_header_is_an_error(
-    session: holdfast.Session, five: list[holdfast.Header], path: Path
+    session: stepkeep.Session, five: list[stepkeep.Header], path: Path
 ) -> None:
     """`newest` does not fall back, and does not claim that there is nothing."""
     with programs.raw(path) as connection:
         damage_header(connection, five[4].id)
-    with pytest.raises(holdfast.Corrupt):
+    with pytest.raises(stepkeep.Corrupt):
         session.newest()
 
 
 def test_a_lost_newest_row_is_noticed(
-    session: holdfast.Session, five: list[holdfast.Header], path: Path
+    session: stepkeep.Session, five: list[stepkeep.Header], path: Path
 ) -> None:
     """The branch knows its head: when that row is gone, an older checkpoint is a fallback and says so."""
     with programs.raw(path) as connection:
@@ -187,7 +187,7 @@ def test_a_lost_newest_row_is_noticed(
     assert latest.fallback is not None
 
 
-def test_what_is_in_memory_is_returned_only_with_its_record_intact(store: holdfast.Store, path: Path) -> None:
+def test_what_is_in_memory_is_returned_only_with_its_record_intact(store: stepkeep.Store, path: Path) -> None:
     """The newest state may come from memory; damage to its own record is noticed all the same."""
     session = store.session("memory")
     for number in range(3):

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.codec import exact
-from holdfast.engine import growth
+import stepkeep
+from stepkeep.codec import exact
+from stepkeep.engine import growth
 from tests.unit.test_growing import CHANGES, VALUES, containers
 
 
@@ -24,7 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "LARGE_BYTES", 1)
 
 
-def saved_states(session: holdfast.Session) -> Iterator[Any]:
+def saved_states(session: stepkeep.Session) -> Iterator[Any]:
     for header in reversed(list(session.history())):
         yield session.load(header.id).state
 
@@ -34,7 +34,7 @@ def test_what_is_loaded_is_what_was_saved(state: dict[str, Any], seed: int) -> N
     """Whatever is done to a state in place between saves, each checkpoint holds it as it was then."""
     choose = random.Random(seed)
     then: list[str] = []
-    with holdfast.open("memory:") as store:
+    with stepkeep.open("memory:") as store:
         session = store.session("run", profile="archive")
         for _ in range(10):
             session.save(state)
@@ -58,7 +58,7 @@ def test_only_what_is_new_is_encoded(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
     monkeypatch.setattr(exact, "encode", counted)
     url = f"sqlite:{tmp_path}/store.db"
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session("run", profile="archive")
         for step in range(6):
             state["messages"].append({"n": 50 + step, "text": "more " * 100})
@@ -67,7 +67,7 @@ def test_only_what_is_new_is_encoded(monkeypatch: pytest.MonkeyPatch, tmp_path: 
             session.save(state)
             if step > 1:
                 assert sum(sizes) < 2_000
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert store.get("run").latest().state == state  # type: ignore[union-attr]
         assert store.verify().is_intact
 
@@ -82,7 +82,7 @@ def test_states_that_are_always_new_are_soon_encoded_whole(monkeypatch: pytest.M
         return content(self, values)
 
     monkeypatch.setattr(growth.Growing, "content", counted)
-    with holdfast.open("memory:") as store:
+    with stepkeep.open("memory:") as store:
         session = store.session("run", profile="archive")
         state = {"messages": [{"n": n} for n in range(50)]}
         for _ in range(200):
@@ -93,14 +93,14 @@ def test_states_that_are_always_new_are_soon_encoded_whole(monkeypatch: pytest.M
 
 def test_what_cannot_be_saved_is_refused_with_its_path_and_forgotten() -> None:
     """A value that JSON has none for, in a state that was remembered, is refused as ever, and the next save works."""
-    with holdfast.open("memory:") as store:
+    with stepkeep.open("memory:") as store:
         session = store.session("run", profile="archive")
         state: dict[str, Any] = {"messages": [{"n": 1}], "plan": {}}
         for n in range(3):
             state["messages"].append({"n": n})
             session.save(state)
         state["plan"]["odd"] = object()
-        with pytest.raises(holdfast.InvalidInput) as refusal:
+        with pytest.raises(stepkeep.InvalidInput) as refusal:
             session.save(state)
         assert refusal.value.path == "plan.odd"
         state["plan"]["odd"] = (1, 2)  # saved with tags
@@ -111,13 +111,13 @@ def test_what_cannot_be_saved_is_refused_with_its_path_and_forgotten() -> None:
         assert tagged["plan"] == {"odd": (1, 2)}
         assert plain == state
         state["plan"] = state
-        with pytest.raises(holdfast.InvalidInput):
+        with pytest.raises(stepkeep.InvalidInput):
             session.save(state)
 
 
 def test_a_state_of_many_large_values_is_refused_before_it_is_written_out() -> None:
     """Values that each fit, and together do not, are refused also where the state was remembered."""
-    with holdfast.open("memory:") as store:
+    with stepkeep.open("memory:") as store:
         store.engine.max_state_bytes = 10_000
         session = store.session("run")
         large = ["x" * 100] * 40
@@ -125,7 +125,7 @@ def test_a_state_of_many_large_values_is_refused_before_it_is_written_out() -> N
         for _ in range(3):
             session.save(state)
         state |= {str(n): large for n in range(100)}
-        with pytest.raises(holdfast.InvalidInput) as refusal:
+        with pytest.raises(stepkeep.InvalidInput) as refusal:
             session.save(state)
         assert refusal.value.code == "state_too_large"
 
@@ -135,11 +135,11 @@ def test_a_body_that_not_every_checkpoint_has_is_a_patch_all_the_same(tmp_path: 
     url = f"sqlite:{tmp_path}/store.db"
     noise = random.Random(7).randbytes(5_000).hex()
     for n in range(3):
-        with holdfast.open(url) as store:
+        with stepkeep.open(url) as store:
             session = store.session("run", profile="archive")
             session.save({"n": n}, details={"noise": noise, "n": n})
             session.save({"n": n})
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         sizes = [
             info.stored_size for info in store.engine.backend.bodies(session.uid) if info.name == "details"
         ]

@@ -9,8 +9,8 @@ from typing import Any
 import apsw
 import pytest
 
-import holdfast
-from holdfast.storage.port import BodyInfo
+import stepkeep
+from stepkeep.storage.port import BodyInfo
 from tests.api import programs
 
 # Lines that compress little, so that a keyframe is much larger than the patches of its group.
@@ -21,16 +21,16 @@ def grown(n: int) -> dict[str, Any]:
     return {"n": n, "log": TEXT[: 200 + n]}
 
 
-def fill(session: holdfast.Session, count: int, start: int = 0) -> None:
+def fill(session: stepkeep.Session, count: int, start: int = 0) -> None:
     for n in range(start, start + count):
         session.save(grown(n))
 
 
-def bodies(session: holdfast.Session) -> list[BodyInfo]:
+def bodies(session: stepkeep.Session) -> list[BodyInfo]:
     return [info for info in session.bodies() if not info.is_spare]
 
 
-def keyframes(session: holdfast.Session) -> list[int]:
+def keyframes(session: stepkeep.Session) -> list[int]:
     """The seq of every checkpoint that is stored as a keyframe."""
     standing = {info.checkpoint for info in bodies(session) if info.base is None}
     return [header.seq for header in session.history(newest_first=False) if header.id in standing]
@@ -45,18 +45,18 @@ def flip(connection: apsw.Connection, checkpoint: str, *, is_spare: int = 0) -> 
     )
 
 
-def loadable(session: holdfast.Session) -> list[int]:
+def loadable(session: stepkeep.Session) -> list[int]:
     found = []
     for header in session.history(newest_first=False):
         try:
             assert session.load(header.id).state == grown(header.seq - 1)
-        except holdfast.Corrupt:
+        except stepkeep.Corrupt:
             continue
         found.append(header.seq)
     return found
 
 
-def test_groups_are_half_of_what_is_kept(store: holdfast.Store) -> None:
+def test_groups_are_half_of_what_is_kept(store: stepkeep.Store) -> None:
     """Profile `agent` keeps 10, so every fifth checkpoint is a keyframe; `archive` has one in 128."""
     agent, archive = store.session("a", profile="agent"), store.session("b", profile="archive")
     fill(agent, 17)
@@ -66,7 +66,7 @@ def test_groups_are_half_of_what_is_kept(store: holdfast.Store) -> None:
     assert keyframes(archive) == [1, 129]
 
 
-def test_bases_form_two_levels(store: holdfast.Store) -> None:
+def test_bases_form_two_levels(store: stepkeep.Store) -> None:
     """Member k is patched against k-8 when 8 divides it, else against its neighbour."""
     session = store.session("b", profile="archive")
     fill(session, 30)
@@ -78,9 +78,9 @@ def test_bases_form_two_levels(store: holdfast.Store) -> None:
 def test_a_cold_writer_continues_the_group(url: str) -> None:
     """A new process patches against what is stored, on both levels, and keeps the place in the group."""
     for n in range(20):
-        with holdfast.open(url) as store:
+        with stepkeep.open(url) as store:
             fill(store.session("run", profile="archive"), 1, start=n)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session("run")
         assert keyframes(session) == [1]
         seq = {header.id: header.seq for header in session.history()}
@@ -91,7 +91,7 @@ def test_a_cold_writer_continues_the_group(url: str) -> None:
 
 def test_full_copies_where_asked_for(url: str) -> None:
     """`keyframe_every=1` stores no patch and no spare."""
-    with holdfast.open(url, keyframe_every=1) as store:
+    with stepkeep.open(url, keyframe_every=1) as store:
         session = store.session("run")
         fill(session, 5)
         assert keyframes(session) == [1, 2, 3, 4, 5]
@@ -99,7 +99,7 @@ def test_full_copies_where_asked_for(url: str) -> None:
 
 
 @pytest.mark.parametrize("status", ["paused", "completed", "failed", "cancelled"])
-def test_a_checkpoint_that_ends_the_work_stands_alone(store: holdfast.Store, status: str) -> None:
+def test_a_checkpoint_that_ends_the_work_stands_alone(store: stepkeep.Store, status: str) -> None:
     """A save with such a status is a keyframe; so is the head after the verb."""
     session = store.session("run", profile="archive")
     fill(session, 3)
@@ -115,7 +115,7 @@ def test_a_checkpoint_that_ends_the_work_stands_alone(store: holdfast.Store, sta
     assert session.verify().is_intact
 
 
-def test_a_damaged_keyframe_with_a_spare_loses_nothing(store: holdfast.Store, path: Path) -> None:
+def test_a_damaged_keyframe_with_a_spare_loses_nothing(store: stepkeep.Store, path: Path) -> None:
     """Each keyframe but the first has a spare: damage to one, or to all of them in a row, costs no checkpoint."""
     session = store.session("run", profile="agent")
     fill(session, 18)
@@ -130,7 +130,7 @@ def test_a_damaged_keyframe_with_a_spare_loses_nothing(store: holdfast.Store, pa
         assert loadable(session) == list(range(1, 19))
 
 
-def test_a_missing_keyframe_with_a_spare_loses_nothing(store: holdfast.Store, path: Path) -> None:
+def test_a_missing_keyframe_with_a_spare_loses_nothing(store: stepkeep.Store, path: Path) -> None:
     """The spare serves as well when the row of the keyframe is gone altogether."""
     session = store.session("run", profile="agent")
     fill(session, 13)
@@ -140,7 +140,7 @@ def test_a_missing_keyframe_with_a_spare_loses_nothing(store: holdfast.Store, pa
     assert loadable(session) == list(range(1, 14))
 
 
-def test_one_damaged_keyframe_leaves_older_checkpoints(store: holdfast.Store, path: Path) -> None:
+def test_one_damaged_keyframe_leaves_older_checkpoints(store: stepkeep.Store, path: Path) -> None:
     """With 10 kept and no spare to help, one damaged keyframe never takes all of them."""
     session = store.session("run", profile="agent")
     fill(session, 30)
@@ -161,7 +161,7 @@ def test_one_damaged_keyframe_leaves_older_checkpoints(store: holdfast.Store, pa
             flip(connection, session.header(seq).id)  # the same bit again: whole
 
 
-def test_one_damaged_patch_costs_at_most_the_rest_of_its_group(store: holdfast.Store, path: Path) -> None:
+def test_one_damaged_patch_costs_at_most_the_rest_of_its_group(store: stepkeep.Store, path: Path) -> None:
     """What lies before the patch, and the next groups, still load."""
     session = store.session("run", profile="agent")
     fill(session, 15)
@@ -173,7 +173,7 @@ def test_one_damaged_patch_costs_at_most_the_rest_of_its_group(store: holdfast.S
     assert 8 not in left
 
 
-def test_a_spare_goes_with_its_base(store: holdfast.Store) -> None:
+def test_a_spare_goes_with_its_base(store: stepkeep.Store) -> None:
     """Removing the checkpoint a spare is patched against removes the spare, and nothing else."""
     session = store.session("run", profile="agent")
     fill(session, 7)
@@ -185,17 +185,17 @@ def test_a_spare_goes_with_its_base(store: holdfast.Store) -> None:
 
 def test_a_damaged_place_in_the_group_does_not_stop_saving(url: str, path: Path) -> None:
     """The number of a member is only a hint: with a wrong one a new process still saves."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         fill(store.session("run", profile="archive"), 3)
     with programs.raw(path) as connection:
         connection.execute("UPDATE bodies SET member = member + 1")
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session("run")
         fill(session, 10, start=3)
         assert loadable(session) == list(range(1, 14))
 
 
-def test_branches_have_groups_of_their_own(store: holdfast.Store) -> None:
+def test_branches_have_groups_of_their_own(store: stepkeep.Store) -> None:
     """Saving on two branches in turn keeps each one's patches together."""
     session = store.session("run", profile="archive")
     session.save(grown(0))
@@ -205,7 +205,7 @@ def test_branches_have_groups_of_their_own(store: holdfast.Store) -> None:
     assert sum(info.base is not None for info in bodies(session)) >= 6
 
 
-def test_history_stays_small(store: holdfast.Store) -> None:
+def test_history_stays_small(store: stepkeep.Store) -> None:
     """A growing conversation takes a few times one state, not the sum of all of them."""
     session = store.session("run", profile="archive")
     states = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import holdfast
+import stepkeep
 from tests.api import programs
 
 NAMES = [
@@ -29,7 +29,6 @@ NAMES = [
     "ExecutionResult",
     "Fallback",
     "Header",
-    "HoldfastError",
     "Hooks",
     "Interrupted",
     "InvalidInput",
@@ -61,6 +60,7 @@ NAMES = [
     "StepContext",
     "StepResult",
     "StepStatus",
+    "StepkeepError",
     "Store",
     "Timeline",
     "Trigger",
@@ -76,25 +76,25 @@ NAMES = [
 
 def test_the_public_names_are_these() -> None:
     """Adding or removing a public name is a decision: it changes this list and the reference."""
-    assert holdfast.__all__ == NAMES
+    assert stepkeep.__all__ == NAMES
     assert sorted(NAMES) == NAMES
-    assert all(hasattr(holdfast, name) for name in NAMES)
+    assert all(hasattr(stepkeep, name) for name in NAMES)
 
 
 def test_every_error_is_of_one_tree_and_has_a_code() -> None:
-    """One `except HoldfastError` catches all; the codes differ."""
+    """One `except StepkeepError` catches all; the codes differ."""
     errors = [
-        holdfast.NotFound,
-        holdfast.Conflict,
-        holdfast.Corrupt,
-        holdfast.BackendUnavailable,
-        holdfast.Unsupported,
-        holdfast.InvalidInput,
+        stepkeep.NotFound,
+        stepkeep.Conflict,
+        stepkeep.Corrupt,
+        stepkeep.BackendUnavailable,
+        stepkeep.Unsupported,
+        stepkeep.InvalidInput,
     ]
-    assert all(issubclass(error, holdfast.HoldfastError) for error in errors)
+    assert all(issubclass(error, stepkeep.StepkeepError) for error in errors)
     assert len({error.code for error in errors}) == len(errors)
-    assert issubclass(holdfast.NotFound, LookupError)
-    assert issubclass(holdfast.InvalidInput, ValueError)
+    assert issubclass(stepkeep.NotFound, LookupError)
+    assert issubclass(stepkeep.InvalidInput, ValueError)
 
 
 def imported_by(statement: str) -> set[str]:
@@ -111,18 +111,18 @@ def imported_by(statement: str) -> set[str]:
     return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
 
 
-def test_importing_holdfast_imports_no_surface() -> None:
+def test_importing_stepkeep_imports_no_surface() -> None:
     """What only a command, a server or a file needs is imported when it is needed."""
-    modules = imported_by("import holdfast")
-    assert "holdfast" in modules
+    modules = imported_by("import stepkeep")
+    assert "stepkeep" in modules
     assert not modules & {"rich", "click", "mcp", "pydantic", "asyncio", "yaml"}
 
 
 def test_saving_imports_no_surface_either() -> None:
     """Opening a store, saving and loading stay as lean as the import."""
     modules = imported_by(
-        "import holdfast, tempfile\n"
-        "with tempfile.TemporaryDirectory() as folder, holdfast.open(folder + '/h.db') as store:\n"
+        "import stepkeep, tempfile\n"
+        "with tempfile.TemporaryDirectory() as folder, stepkeep.open(folder + '/h.db') as store:\n"
         "    store.session('k').save({}); store.session('k').load().state"
     )
     assert not modules & {"rich", "click", "mcp", "pydantic", "asyncio", "yaml", "platformdirs", "pickle"}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.model import from_us
+import stepkeep
+from stepkeep.model import from_us
 
 BASE_US = 1_700_000_000_000_000
 
@@ -30,8 +30,8 @@ class Point(NamedTuple):
 class World(NamedTuple):
     """A store with branches and deletions, and the same as a plain list."""
 
-    store: holdfast.Store
-    session: holdfast.Session
+    store: stepkeep.Store
+    session: stepkeep.Session
     points: list[Point]
     forks: dict[str, tuple[str, int]]
 
@@ -51,7 +51,7 @@ def world() -> Iterator[World]:
     def tick() -> int:
         return now[0]
 
-    store = holdfast.open("memory:", clock=tick)
+    store = stepkeep.open("memory:", clock=tick)
     session = store.session("run", profile="archive")
     points: list[Point] = []
 
@@ -85,7 +85,7 @@ def resolved(world: World, branch: str, ref: Any) -> int | str:
     world.store.engine.backend.update_session(world.session.uid, {"branch": branch})
     try:
         header = world.session.header(ref)
-    except holdfast.HoldfastError as exc:
+    except stepkeep.StepkeepError as exc:
         return type(exc).__name__
     assert world.session.at(ref).header == header
     return header.seq
@@ -194,19 +194,19 @@ NO_REFS += ["x" * 2000]
 @pytest.mark.parametrize("ref", NO_REFS)
 def test_what_is_no_ref_is_refused(world: World, ref: str) -> None:
     """Text of no known form is `InvalidInput`, not an empty answer."""
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         world.session.load(ref)
 
 
 @pytest.mark.parametrize("ref", [2**63, 2**70, -(2**70), "#999999999999999999", "step-999999999999999999"])
-def test_huge_numbers_are_not_found(session: holdfast.Session, ref: int | str) -> None:
+def test_huge_numbers_are_not_found(session: stepkeep.Session, ref: int | str) -> None:
     """A number beyond what is stored is just not there."""
     session.save({"n": 1})
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(stepkeep.NotFound):
         session.load(ref)
 
 
-def test_refs_work_on_sqlite_as_well(session: holdfast.Session) -> None:
+def test_refs_work_on_sqlite_as_well(session: stepkeep.Session) -> None:
     """The same forms against a database file."""
     one = session.save({"n": 1}, step=1, tags=["a"])
     two = session.save({"n": 2}, step=1)
@@ -226,5 +226,5 @@ def test_refs_work_on_sqlite_as_well(session: holdfast.Session) -> None:
     }
     assert {ref: session.load(ref).seq for ref in found} == found
     assert session.load(one.created_at).seq == 1
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(stepkeep.NotFound):
         session.load(datetime(1999, 1, 1, tzinfo=UTC))

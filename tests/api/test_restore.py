@@ -10,24 +10,24 @@ from typing import Any
 
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast.history import branches
-from holdfast.model import BranchState
-from holdfast.storage.memory import MemoryBackend
-from holdfast.storage.urls import open_backend
+import stepkeep
+import stepkeep.aio
+from stepkeep.history import branches
+from stepkeep.model import BranchState
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.storage.urls import open_backend
 from tests.api import programs
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def reopened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], holdfast.Session]]:
+def reopened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], stepkeep.Session]]:
     """Opens the session anew each time: what a test reads then was stored."""
     shared = MemoryBackend() if request.param == "memory" else None
-    opened: list[holdfast.Store] = []
+    opened: list[stepkeep.Store] = []
 
-    def session() -> holdfast.Session:
+    def session() -> stepkeep.Session:
         backend = shared or open_backend(f"sqlite:{tmp_path / 'store.db'}")
-        opened.append(holdfast.Store(backend))
+        opened.append(stepkeep.Store(backend))
         return opened[-1].session("run", profile="archive")
 
     yield session
@@ -36,7 +36,7 @@ def reopened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callabl
 
 
 @pytest.fixture
-def run(reopened: Callable[[], holdfast.Session]) -> holdfast.Session:
+def run(reopened: Callable[[], stepkeep.Session]) -> stepkeep.Session:
     """A session with the steps 1 to 5."""
     session = reopened()
     for step in range(1, 6):
@@ -44,16 +44,16 @@ def run(reopened: Callable[[], holdfast.Session]) -> holdfast.Session:
     return session
 
 
-def branch(session: holdfast.Session, name: str) -> holdfast.Branch:
+def branch(session: stepkeep.Session, name: str) -> stepkeep.Branch:
     return next(each for each in session.branches() if each.name == name)
 
 
-def stored(session: holdfast.Session) -> list[int | None]:
+def stored(session: stepkeep.Session) -> list[int | None]:
     """The steps of all checkpoints, oldest first."""
     return [header.step for header in session.history(newest_first=False)]
 
 
-def events(session: holdfast.Session, type: str) -> list[dict[str, Any]]:
+def events(session: stepkeep.Session, type: str) -> list[dict[str, Any]]:
     return [event.data for event in session.events() if event.type == type]
 
 
@@ -61,7 +61,7 @@ def events(session: holdfast.Session, type: str) -> list[dict[str, Any]]:
 
 
 def test_a_restore_goes_on_from_an_old_checkpoint(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session]
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]
 ) -> None:
     """The session moves to a branch there; what came after stays on the branch that was left."""
     head = run.header("latest").id
@@ -80,7 +80,7 @@ def test_a_restore_goes_on_from_an_old_checkpoint(
     assert reopened().verify().is_intact
 
 
-def test_a_restore_can_be_undone(run: holdfast.Session, reopened: Callable[[], holdfast.Session]) -> None:
+def test_a_restore_can_be_undone(run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]) -> None:
     """`latest@before` returns to the old branch at its head, and undoing that is doing it again."""
     run.restore("step-3")
     run.save({"step": 30}, step=30)
@@ -93,14 +93,14 @@ def test_a_restore_can_be_undone(run: holdfast.Session, reopened: Callable[[], h
     assert [each.name for each in reopened().branches()] == ["main", "from-3"]
 
 
-def test_undoing_returns_to_the_very_branch(run: holdfast.Session) -> None:
+def test_undoing_returns_to_the_very_branch(run: stepkeep.Session) -> None:
     """When several branches have the same head, undo knows which one was left."""
     run.fork("latest", "same")
     assert run.restore("latest@before").branch == "main"
     assert run.restore("latest@before").branch == "same"
 
 
-def test_undoing_takes_in_what_was_saved_there_since(run: holdfast.Session) -> None:
+def test_undoing_takes_in_what_was_saved_there_since(run: stepkeep.Session) -> None:
     """The branch that was left may have gone on; undo returns to its head now."""
     run.restore("step-3")
     run.save({"step": 6}, step=6, branch="main")
@@ -108,7 +108,7 @@ def test_undoing_takes_in_what_was_saved_there_since(run: holdfast.Session) -> N
     assert run.info.branch == "main"
 
 
-def test_undoing_to_a_closed_branch_forks_where_it_was_left(run: holdfast.Session) -> None:
+def test_undoing_to_a_closed_branch_forks_where_it_was_left(run: stepkeep.Session) -> None:
     """A branch that was abandoned since is not entered."""
     run.restore("step-3")
     run.abandon("main")
@@ -116,13 +116,13 @@ def test_undoing_to_a_closed_branch_forks_where_it_was_left(run: holdfast.Sessio
     assert (undone.branch, undone.is_new_branch, undone.state) == ("from-5", True, {"step": 5})
 
 
-def test_undoing_does_not_land_on_something_older(run: holdfast.Session) -> None:
+def test_undoing_does_not_land_on_something_older(run: stepkeep.Session) -> None:
     """When pruning took what was left the session stays; when the branch went on since, undo returns there."""
     run.restore("step-3")
     run.save({"step": 30}, step=30)
     run.save({"step": 31}, step=31)
     run.prune(keep_last=2)
-    with pytest.raises(holdfast.NotFound) as caught:
+    with pytest.raises(stepkeep.NotFound) as caught:
         run.restore("latest@before")
     assert "was removed" in caught.value.message
     assert (run.info.branch, stored(run)) == ("from-3", [3, 30, 31])
@@ -130,15 +130,15 @@ def test_undoing_does_not_land_on_something_older(run: holdfast.Session) -> None
     assert run.restore("latest@before").state == {"step": 6}
 
 
-def test_there_may_be_nothing_to_undo(run: holdfast.Session) -> None:
+def test_there_may_be_nothing_to_undo(run: stepkeep.Session) -> None:
     """A session that never changed its branch says so."""
-    with pytest.raises(holdfast.NotFound) as caught:
+    with pytest.raises(stepkeep.NotFound) as caught:
         run.restore("latest@before")
     assert caught.value.code == "checkpoint_not_found"
     assert [each.name for each in run.branches()] == ["main"]
 
 
-def test_a_head_is_entered_and_not_forked(run: holdfast.Session) -> None:
+def test_a_head_is_entered_and_not_forked(run: stepkeep.Session) -> None:
     """Where an open branch has the checkpoint as head no other is made, however often one restores."""
     for _ in range(3):
         assert run.restore("step-3").branch == "from-3"
@@ -148,7 +148,7 @@ def test_a_head_is_entered_and_not_forked(run: holdfast.Session) -> None:
     assert run.restore("step-3").branch == "from-3-2"
 
 
-def test_restoring_where_one_is_changes_nothing(run: holdfast.Session) -> None:
+def test_restoring_where_one_is_changes_nothing(run: stepkeep.Session) -> None:
     """The latest checkpoint of the current branch is where the session is already."""
     restored = run.restore("latest")
     assert (restored.branch, restored.previous_branch, restored.is_new_branch) == ("main", "main", False)
@@ -156,66 +156,66 @@ def test_restoring_where_one_is_changes_nothing(run: holdfast.Session) -> None:
     assert len(run.branches()) == 1
 
 
-def test_the_new_branch_may_be_named(run: holdfast.Session) -> None:
+def test_the_new_branch_may_be_named(run: stepkeep.Session) -> None:
     """A name that exists elsewhere or is closed is refused; one that is at the checkpoint is entered."""
     assert run.restore("step-3", branch="again").branch == "again"
     run.save({"step": 30}, step=30)
-    with pytest.raises(holdfast.Conflict) as caught:
+    with pytest.raises(stepkeep.Conflict) as caught:
         run.restore("step-2", branch="main")
     assert caught.value.code == "branch_exists"
     assert run.restore("branch:main", branch="main").branch == "main"
     run.abandon("again")
-    with pytest.raises(holdfast.Conflict) as caught:
+    with pytest.raises(stepkeep.Conflict) as caught:
         run.restore("branch:again", branch="again")
     assert caught.value.code == "branch_closed"
     assert run.info.branch == "main"
 
 
-def test_unknown_refs_change_nothing(run: holdfast.Session) -> None:
+def test_unknown_refs_change_nothing(run: stepkeep.Session) -> None:
     """What names no checkpoint is refused before anything is written."""
     for ref in ("step-99", "#99", "tag:none", "branch:none", "latest~99"):
-        with pytest.raises(holdfast.NotFound):
+        with pytest.raises(stepkeep.NotFound):
             run.restore(ref)
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         run.restore("the good one")
     assert (run.events(), len(run.branches())) == ([], 1)
 
 
-def test_a_finished_session_goes_on(run: holdfast.Session, reopened: Callable[[], holdfast.Session]) -> None:
+def test_a_finished_session_goes_on(run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]) -> None:
     """Restoring reopens it, with an event; a paused one stays paused until it is saved to."""
     run.fail("out of quota")
     target = run.header("step-3").id
     reopened().restore("step-3")
     info = reopened().info
-    assert (info.status, info.finished_us, info.error) == (holdfast.Status.IN_PROGRESS, None, None)
+    assert (info.status, info.finished_us, info.error) == (stepkeep.Status.IN_PROGRESS, None, None)
     assert events(run, "session_reopened") == [{"checkpoint": target}]
     run.complete()
     assert run.restore("latest").branch == "from-3"
     statuses = [run.info.status]
     run.pause()
     run.restore("step-2")
-    assert [*statuses, run.info.status] == [holdfast.Status.IN_PROGRESS, holdfast.Status.PAUSED]
+    assert [*statuses, run.info.status] == [stepkeep.Status.IN_PROGRESS, stepkeep.Status.PAUSED]
     assert len(events(run, "session_reopened")) == 2
 
 
 # --- compare-and-set
 
 
-def test_a_stale_head_is_a_conflict(run: holdfast.Session, reopened: Callable[[], holdfast.Session]) -> None:
+def test_a_stale_head_is_a_conflict(run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]) -> None:
     """With `expect_head` a restore happens only if nobody saved meanwhile."""
     seen = run.header("latest").id
     newer = reopened().save({"step": 6}, step=6).id
-    with pytest.raises(holdfast.Conflict) as caught:
+    with pytest.raises(stepkeep.Conflict) as caught:
         run.restore("step-3", expect_head=seen)
     assert (caught.value.code, caught.value.checkpoint) == ("head_moved", newer)
     assert (run.info.branch, len(run.branches())) == ("main", 1)
     assert run.restore("step-3", expect_head=newer).branch == "from-3"
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(stepkeep.Conflict):
         run.restore("latest@before", expect_head=newer)
 
 
 def test_a_save_at_the_last_moment_is_a_conflict(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session], monkeypatch: pytest.MonkeyPatch
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A save between the look at the head and the switch takes the switch back; the new branch is abandoned."""
     seen = run.header("latest").id
@@ -229,18 +229,18 @@ def test_a_save_at_the_last_moment_is_a_conflict(
         return update(engine, session, fields)
 
     monkeypatch.setattr(branches, "_update", late)
-    with pytest.raises(holdfast.Conflict) as caught:
+    with pytest.raises(stepkeep.Conflict) as caught:
         run.restore("step-3", expect_head=seen)
     assert caught.value.code == "head_moved"
     info = reopened().info
-    assert (info.branch, info.status) == ("main", holdfast.Status.COMPLETED)
+    assert (info.branch, info.status) == ("main", stepkeep.Status.COMPLETED)
     assert reopened().load().state == {"step": 6}
     assert branch(run, "from-3").state is BranchState.ABANDONED
     assert events(run, "branch_switched") == []
 
 
 def test_two_restores_at_once_are_one_after_the_other(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session], monkeypatch: pytest.MonkeyPatch
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restore that finds the session changed looks again: what it leaves is what the other one entered."""
     other = reopened()
@@ -262,13 +262,13 @@ def test_two_restores_at_once_are_one_after_the_other(
 
 
 def test_saves_during_restores_are_never_lost(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session]
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]
 ) -> None:
     """Threads save while the session is restored again and again: every acknowledged save is on some branch."""
     stop = threading.Event()
     saved: list[str] = []
 
-    def save(session: holdfast.Session, writer: int) -> None:
+    def save(session: stepkeep.Session, writer: int) -> None:
         number = 0
         while not stop.is_set():
             saved.append(session.save({"writer": writer, "n": number}).id)
@@ -295,7 +295,7 @@ def test_saves_during_restores_are_never_lost(
 @pytest.mark.full
 def test_a_restore_while_another_process_saves(url: str) -> None:
     """Acknowledged saves of another process are all there, each on a branch, and the session is usable."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session("run", profile="archive")
         session.save({"n": 0}, step=1)
         process = programs.start(programs.save_until_killed, url, "run", 1)
@@ -319,7 +319,7 @@ def test_a_restore_while_another_process_saves(url: str) -> None:
 # --- damage
 
 
-def test_a_damaged_target_changes_nothing(path: Path, session: holdfast.Session) -> None:
+def test_a_damaged_target_changes_nothing(path: Path, session: stepkeep.Session) -> None:
     """The checkpoint is verified before the session moves; its neighbours can be restored."""
     for step in range(1, 6):
         session.save({"step": step, "noise": "x" * 2000 * step}, step=step)
@@ -331,10 +331,10 @@ def test_a_damaged_target_changes_nothing(path: Path, session: holdfast.Session)
             connection.execute(
                 "UPDATE bodies SET data = ? WHERE rowid = ?", (programs.flipped(data, 0), rowid)
             )
-    with holdfast.open(path) as store:
+    with stepkeep.open(path) as store:
         run = store.get("run")
         before = run.info, run.branches(), run.events()
-        with pytest.raises(holdfast.Corrupt):
+        with pytest.raises(stepkeep.Corrupt):
             run.restore("step-3")
         assert (run.info, run.branches(), run.events()) == before
         assert run.restore("step-1").state["step"] == 1
@@ -344,7 +344,7 @@ def test_a_damaged_target_changes_nothing(path: Path, session: holdfast.Session)
 
 
 def test_pruning_after_a_restore_keeps_the_current_line(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session]
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]
 ) -> None:
     """V7: head and fork point of the current branch stay, though they are older than what was left behind."""
     run.restore("step-2")
@@ -361,7 +361,7 @@ def test_pruning_after_a_restore_keeps_the_current_line(
 
 
 def test_what_was_left_stays_until_its_fork_point_may_go(
-    run: holdfast.Session, reopened: Callable[[], holdfast.Session]
+    run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]
 ) -> None:
     """V7: a branch left behind is not pinned; it stays as long as the rules reach back to where it began."""
     run.restore("step-4")
@@ -388,7 +388,7 @@ def test_what_was_left_stays_until_its_fork_point_may_go(
     assert again.verify().is_intact
 
 
-def test_a_branch_that_a_person_named_stays_pinned(run: holdfast.Session) -> None:
+def test_a_branch_that_a_person_named_stays_pinned(run: stepkeep.Session) -> None:
     """Restoring leaves it pinned, so pruning keeps its head and fork point; entering a branch pins it again."""
     run.fork("step-3", "mine")
     run.save({"step": 30}, step=30)
@@ -405,7 +405,7 @@ def test_a_branch_that_a_person_named_stays_pinned(run: holdfast.Session) -> Non
 
 def test_the_keeper_does_not_take_what_is_restored(url: str) -> None:
     """A session with few checkpoints kept can be restored, saved to, closed and restored back."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session("run", retention={"keep_last": 3})
         for step in range(1, 31):
             session.save({"step": step}, step=step)
@@ -413,7 +413,7 @@ def test_the_keeper_does_not_take_what_is_restored(url: str) -> None:
         oldest = session.header("latest~2")
         session.restore(oldest.seq)
         session.save({"step": 100}, step=100)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.get("run")
         assert session.load().state == {"step": 100}
         assert session.load("latest~1").id == oldest.id
@@ -427,7 +427,7 @@ def test_asyncio_has_the_same_methods(url: str) -> None:
     """Branches and restoring are awaited like everything else."""
 
     async def main() -> list[str]:
-        async with holdfast.aio.open(url) as store:
+        async with stepkeep.aio.open(url) as store:
             run = await store.session("run", profile="archive")
             for step in (1, 2, 3):
                 await run.save({"step": step}, step=step)

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast.storage.port import Append
+import stepkeep
+from stepkeep.storage.port import Append
 from tests.api import programs
 
 
 def test_a_thousand_saves_are_all_there_in_another_process(url: str) -> None:
     """1,000 saves as fast as possible: distinct ids, seq 1 to 1,000, every one loads and verifies."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session("run", profile="archive")
         headers = [session.save(programs.state_of("one", number)) for number in range(1000)]
     found = programs.run(programs.survey, url, "run")
@@ -32,7 +32,7 @@ def test_a_thousand_saves_are_all_there_in_another_process(url: str) -> None:
     assert found["checkpoints"] == 1000
 
 
-def test_a_state_comes_back_exactly(session: holdfast.Session, url: str) -> None:
+def test_a_state_comes_back_exactly(session: stepkeep.Session, url: str) -> None:
     """Types that JSON lacks survive, also for another store object on the same file."""
     state = {
         "when": datetime(2025, 1, 2, tzinfo=UTC),
@@ -43,7 +43,7 @@ def test_a_state_comes_back_exactly(session: holdfast.Session, url: str) -> None
         "-0": -0.0,
     }
     saved = session.save(state)
-    with holdfast.open(url) as other:
+    with stepkeep.open(url) as other:
         loaded = other.get("run").latest()
         assert loaded is not None
         assert loaded.state == state
@@ -52,23 +52,23 @@ def test_a_state_comes_back_exactly(session: holdfast.Session, url: str) -> None
         assert other.checkpoint(saved.id).state == state
 
 
-def test_an_empty_session_has_no_latest(session: holdfast.Session) -> None:
+def test_an_empty_session_has_no_latest(session: stepkeep.Session) -> None:
     """`latest` and `newest` are None where nothing was saved; a named checkpoint is `NotFound`."""
     assert session.latest() is None
     assert session.newest() is None
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(stepkeep.NotFound):
         session.load()
     assert list(session.history()) == []
 
 
-def test_changing_a_loaded_state_changes_nothing_stored(session: holdfast.Session) -> None:
+def test_changing_a_loaded_state_changes_nothing_stored(session: stepkeep.Session) -> None:
     """Each load gives its own copy."""
     session.save({"items": [1]})
     session.load().state["items"].append(2)
     assert session.load().state == {"items": [1]}
 
 
-def test_details_are_a_body_of_their_own(session: holdfast.Session) -> None:
+def test_details_are_a_body_of_their_own(session: stepkeep.Session) -> None:
     """Details of any type come back, None where there are none, and both bodies verify."""
     session.save({"n": 1}, details={"outcome": (1, 2)})
     session.save({"n": 2})
@@ -89,7 +89,7 @@ class Plan(msgspec.Struct):
     points: list[Point]
 
 
-def test_typed_loading_rebuilds_dataclasses_and_structs(session: holdfast.Session) -> None:
+def test_typed_loading_rebuilds_dataclasses_and_structs(session: stepkeep.Session) -> None:
     """A dataclass and a struct are saved as data and rebuilt when their type is named."""
     point = Point(1, ("a", "b"))
     plan = Plan("t", [point])
@@ -98,12 +98,12 @@ def test_typed_loading_rebuilds_dataclasses_and_structs(session: holdfast.Sessio
     assert session.load(1).load(Point) == point
     assert session.load(2).load(Plan) == plan
     assert session.load(2).state == {"title": "t", "points": [{"x": 1, "tags": ("a", "b")}]}
-    with pytest.raises(holdfast.InvalidInput) as caught:
+    with pytest.raises(stepkeep.InvalidInput) as caught:
         session.load(1).load(Plan)
     assert caught.value.code == "state_type_mismatch"
 
 
-def test_header_fields_come_back(session: holdfast.Session) -> None:
+def test_header_fields_come_back(session: stepkeep.Session) -> None:
     """Everything that describes a checkpoint is in its header."""
     first = session.save(
         {}, step=3, message="first ✓", tags=["b", "a", "b"], metadata={"k": [1, {"x": None}]}
@@ -116,10 +116,10 @@ def test_header_fields_come_back(session: holdfast.Session) -> None:
     assert second.parents == (first.id,)
     assert second.parent_chains == (first.chain,)
     assert second.requires == (first.id,)
-    assert session.info.status is holdfast.Status.PAUSED
+    assert session.info.status is stepkeep.Status.PAUSED
 
 
-def test_history_is_ordered_filtered_and_limited(session: holdfast.Session) -> None:
+def test_history_is_ordered_filtered_and_limited(session: stepkeep.Session) -> None:
     """History is newest first; every filter and the limit choose among the headers."""
     for n in range(1, 21):
         session.save(
@@ -142,12 +142,12 @@ def test_history_is_ordered_filtered_and_limited(session: holdfast.Session) -> N
     assert seqs(metadata={"third": 0}, limit=2) == [18, 15]
     assert seqs(metadata={"third": 2, "deep": {"n": [5]}}) == [5]
     assert seqs(branch="main", tag="even", step=0) == [20, 10]
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(stepkeep.NotFound):
         seqs(branch="other")
     assert seqs(tag="nothing") == []
 
 
-def test_history_can_be_read_while_others_save(session: holdfast.Session) -> None:
+def test_history_can_be_read_while_others_save(session: stepkeep.Session) -> None:
     """An iteration under way neither fails nor repeats while checkpoints arrive; it holds nothing open."""
     for n in range(600):
         session.save({"n": n})
@@ -161,7 +161,7 @@ def test_history_can_be_read_while_others_save(session: holdfast.Session) -> Non
     assert [header.seq for header in session.history(limit=2)] == [606, 605]
 
 
-def test_newest_looks_at_all_branches_and_latest_at_the_current_one(session: holdfast.Session) -> None:
+def test_newest_looks_at_all_branches_and_latest_at_the_current_one(session: stepkeep.Session) -> None:
     """`newest` is the highest seq; `latest` is the head of the session's current branch."""
     first = session.save({"n": 1})
     session.save({"n": 2})
@@ -175,7 +175,7 @@ def test_newest_looks_at_all_branches_and_latest_at_the_current_one(session: hol
     assert (side.head, side.fork, side.fork_branch, side.fork_seq) == (fork.id, first.id, "main", 1)
 
 
-def test_sessions_are_listed_by_use_and_filtered(store: holdfast.Store) -> None:
+def test_sessions_are_listed_by_use_and_filtered(store: stepkeep.Store) -> None:
     """The most recently used session comes first; project, workflow, status and prefix choose."""
     for key, project in (("a/1", "p"), ("a/2", "q"), ("b/1", "p")):
         store.session(key, project=project, workflow=f"w{key[0]}").save({})
@@ -195,19 +195,19 @@ def test_sessions_are_listed_by_use_and_filtered(store: holdfast.Store) -> None:
     assert store.get("a/2").info.error == "boom"
 
 
-def test_saving_into_a_finished_session_reopens_it(session: holdfast.Session) -> None:
+def test_saving_into_a_finished_session_reopens_it(session: stepkeep.Session) -> None:
     """The session is in progress again and an event says so."""
     session.save({"n": 1})
     info = session.complete()
     assert info.status.is_finished
     assert info.finished_us is not None
     session.save({"n": 2})
-    assert session.info.status is holdfast.Status.IN_PROGRESS
+    assert session.info.status is stepkeep.Status.IN_PROGRESS
     assert session.info.finished_us is None
     assert [event.type for event in session.events()] == ["session_completed", "session_reopened"]
 
 
-def test_session_fields_that_are_given_are_stored_and_others_stay(store: holdfast.Store) -> None:
+def test_session_fields_that_are_given_are_stored_and_others_stay(store: stepkeep.Store) -> None:
     """Opening a session again changes only what is named."""
     store.session("k", profile="agent", project="p", metadata={"a": 1})
     info = store.session("k", workflow="w").info
@@ -218,7 +218,7 @@ def test_session_fields_that_are_given_are_stored_and_others_stay(store: holdfas
 # --- saves in the background -----------------------------------------------------------------------------------
 
 
-def test_background_saves_keep_their_order(session: holdfast.Session, url: str) -> None:
+def test_background_saves_keep_their_order(session: stepkeep.Session, url: str) -> None:
     """Saves that nobody waits for are committed in the order they were made, and settle."""
     pending = [session.save(programs.state_of("b", n), wait=False) for n in range(300)]
     assert [each.result().seq for each in pending] == list(range(1, 301))
@@ -236,7 +236,7 @@ def test_close_waits_for_background_saves(url: str) -> None:
     assert found["findings"] == []
 
 
-def test_flush_settles_what_was_queued(session: holdfast.Session, store: holdfast.Store) -> None:
+def test_flush_settles_what_was_queued(session: stepkeep.Session, store: stepkeep.Store) -> None:
     """After `flush` every save is readable without asking for its result."""
     for n in range(20):
         session.save({"n": n}, wait=False)
@@ -244,14 +244,14 @@ def test_flush_settles_what_was_queued(session: holdfast.Session, store: holdfas
     assert session.load().state == {"n": 19}
 
 
-def test_a_background_error_surfaces_in_the_result(session: holdfast.Session) -> None:
+def test_a_background_error_surfaces_in_the_result(session: stepkeep.Session) -> None:
     """A refused save raises from `result`, every time, and the others are stored."""
     good = session.save({"n": 1}, wait=False)
     bad = session.save({"n": 2}, wait=False, expect_head="cp_nothing")
     after = session.save({"n": 3}, wait=False)
     assert good.result().seq == 1
     for _ in range(2):
-        with pytest.raises(holdfast.Conflict) as caught:
+        with pytest.raises(stepkeep.Conflict) as caught:
             bad.result()
         assert caught.value.code == "head_moved"
     assert after.result().seq == 2
@@ -259,15 +259,15 @@ def test_a_background_error_surfaces_in_the_result(session: holdfast.Session) ->
     assert session.load(2).state == {"n": 3}
 
 
-def test_a_state_that_cannot_be_saved_is_refused_at_once(session: holdfast.Session) -> None:
+def test_a_state_that_cannot_be_saved_is_refused_at_once(session: stepkeep.Session) -> None:
     """`wait=False` defers the commit, not the check of the state."""
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         session.save({"f": print}, wait=False)
     assert session.latest() is None
 
 
 def test_the_state_may_change_right_after_the_call(
-    session: holdfast.Session, monkeypatch: pytest.MonkeyPatch
+    session: stepkeep.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a background save stores is what was there when it was called: state, details and metadata."""
     gate = threading.Event()
@@ -296,7 +296,7 @@ def test_the_state_may_change_right_after_the_call(
     assert header.metadata == {"deep": {"list": [1]}}
 
 
-def test_threads_share_a_commit(session: holdfast.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_a_commit(session: stepkeep.Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves that arrive while another is being committed go into one commit together."""
     sizes: list[int] = []
     first_is_in = threading.Event()
@@ -327,7 +327,7 @@ def test_threads_share_a_commit(session: holdfast.Session, monkeypatch: pytest.M
     assert {session.load(seq).state["n"] for seq in range(1, 10)} == set(range(9))
 
 
-def test_a_refusal_takes_nothing_from_the_others_of_its_commit(session: holdfast.Session) -> None:
+def test_a_refusal_takes_nothing_from_the_others_of_its_commit(session: stepkeep.Session) -> None:
     """Each save of a group commit is decided alone."""
     engine = session._engine
     pending = []
@@ -339,7 +339,7 @@ def test_a_refusal_takes_nothing_from_the_others_of_its_commit(session: holdfast
     for each in pending:
         try:
             results.append(each.result().seq)
-        except holdfast.Conflict:
+        except stepkeep.Conflict:
             results.append(None)
     assert results == [1, None, 2, None, 3, None]
     assert [session.load(seq).state["n"] for seq in (1, 2, 3)] == [0, 2, 4]
@@ -352,14 +352,14 @@ def test_a_refusal_takes_nothing_from_the_others_of_its_commit(session: holdfast
 def test_a_store_is_found_by_path_url_and_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A URL, a path and `HOLDFAST_STORE` lead to the same store."""
+    """A URL, a path and `STEPKEEP_STORE` lead to the same store."""
     file = tmp_path / "s" / "x.db"
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         store.session("k").save({"n": 1})
         assert store.url == f"sqlite:{file}"
-    monkeypatch.setenv("HOLDFAST_STORE", f"sqlite:{file}")
+    monkeypatch.setenv("STEPKEEP_STORE", f"sqlite:{file}")
     for url in (file, str(file), f"sqlite://{file}", None):
-        with holdfast.open(url) as store:
+        with stepkeep.open(url) as store:
             assert store.get("k").load().state == {"n": 1}
 
 
@@ -367,12 +367,12 @@ def test_a_path_object_is_always_a_path(tmp_path: Path, monkeypatch: pytest.Monk
     """A `Path` names a file whatever its name looks like; only text may be a URL."""
     monkeypatch.chdir(tmp_path)
     for name in ("state", "memory:", "a:b"):
-        with holdfast.open(Path(name)) as store:
+        with stepkeep.open(Path(name)) as store:
             store.session("k").save({"n": 1})
         assert (tmp_path / name).is_file()
 
 
-def test_a_large_random_history_comes_back(session: holdfast.Session, url: str) -> None:
+def test_a_large_random_history_comes_back(session: stepkeep.Session, url: str) -> None:
     """States that change in every way (grow, shrink, edit, replace) all load equal in another process."""
     random.seed(20_250_101)
     state: list[str] = []

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import aio, config
-from holdfast.config import Settings
+import stepkeep
+from stepkeep import aio, config
+from stepkeep.config import Settings
 from tests.api import programs
 
 
@@ -24,12 +24,12 @@ def settings(**flags: object) -> Settings:
     return config.load(cwd=None, environ={}, flags=given)
 
 
-def fill(session: holdfast.Session, count: int) -> None:
+def fill(session: stepkeep.Session, count: int) -> None:
     for number in range(count):
         session.save({"number": number})
 
 
-def count(session: holdfast.Session) -> int:
+def count(session: stepkeep.Session) -> int:
     return session.usage().checkpoints
 
 
@@ -37,13 +37,13 @@ def count(session: holdfast.Session) -> int:
 
 
 PROGRAM = """
-import json, holdfast
-with holdfast.open() as store:
+import json, stepkeep
+with stepkeep.open() as store:
     session = store.session("run")
     for number in range(8):
         session.save({"number": number})
     told = [store.url, session.info.profile, session.info.project, str(store.settings.origin("profile"))]
-with holdfast.open() as store:
+with stepkeep.open() as store:
     print(json.dumps([*told, store.get("run").usage().checkpoints]))
 """
 
@@ -65,7 +65,7 @@ def run_in(folder: Path, **environment: str) -> Any:
 def project(tmp_path: Path) -> Path:
     """A folder in a project whose file names a store, a profile, a project and a limit."""
     text = "store: sqlite:state/h.db\nprofile: agent\nproject: tides\nretention: {keep_last: 5}\n"
-    (tmp_path / "holdfast.yaml").write_text(text)
+    (tmp_path / "stepkeep.yaml").write_text(text)
     folder = tmp_path / "deep" / "inside"
     folder.mkdir(parents=True)
     return folder
@@ -73,54 +73,54 @@ def project(tmp_path: Path) -> Path:
 
 def test_the_nearest_file_upward_counts(project: Path, tmp_path: Path) -> None:
     """Store, profile and project of new sessions and their limits come from the project's file."""
-    file = tmp_path / "holdfast.yaml"
+    file = tmp_path / "stepkeep.yaml"
     assert run_in(project) == [f"sqlite:{tmp_path}/state/h.db", "agent", "tides", f"{file}:2", 5]
 
 
 def test_the_environment_wins_over_the_file(project: Path, tmp_path: Path) -> None:
     """Variables come first; what they do not set stays as in the file."""
     url = f"sqlite:{tmp_path}/other.db"
-    found = run_in(project, HOLDFAST_STORE=url, HOLDFAST_PROFILE="run")
-    assert found == [url, "run", "tides", "$HOLDFAST_PROFILE", 5]
+    found = run_in(project, STEPKEEP_STORE=url, STEPKEEP_PROFILE="run")
+    assert found == [url, "run", "tides", "$STEPKEEP_PROFILE", 5]
 
 
 def test_the_users_file_counts_too(tmp_path: Path) -> None:
     """Without a project the user's own configuration holds, found as `config.user_file` finds it."""
-    (tmp_path / "home" / "holdfast").mkdir(parents=True)
-    (tmp_path / "home" / "holdfast" / "config.yaml").write_text("profile: phase\nstore: sqlite:mine.db\n")
+    (tmp_path / "home" / "stepkeep").mkdir(parents=True)
+    (tmp_path / "home" / "stepkeep" / "config.yaml").write_text("profile: phase\nstore: sqlite:mine.db\n")
     url, profile, *_ = run_in(tmp_path, XDG_CONFIG_HOME=str(tmp_path / "home"))
-    assert (url, profile) == (f"sqlite:{tmp_path}/home/holdfast/mine.db", "phase")
+    assert (url, profile) == (f"sqlite:{tmp_path}/home/stepkeep/mine.db", "phase")
 
 
 def test_a_wrong_file_is_an_error_that_names_the_line(project: Path, tmp_path: Path) -> None:
     """Nothing is opened with a configuration that makes no sense."""
-    (tmp_path / "holdfast.yaml").write_text("profil: agent\n")
+    (tmp_path / "stepkeep.yaml").write_text("profil: agent\n")
     message = run_in(project)
-    assert "holdfast.yaml:1" in message
+    assert "stepkeep.yaml:1" in message
     assert "profile" in message
     assert not (tmp_path / "state").exists()
 
 
 def test_given_settings_replace_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `config` neither environment nor files are read; an argument wins over it."""
-    monkeypatch.setenv("HOLDFAST_STORE", f"sqlite:{tmp_path}/environment.db")
-    monkeypatch.setenv("HOLDFAST_PROFILE", "nonsense")
+    monkeypatch.setenv("STEPKEEP_STORE", f"sqlite:{tmp_path}/environment.db")
+    monkeypatch.setenv("STEPKEEP_PROFILE", "nonsense")
     ours = settings(store=f"sqlite:{tmp_path}/ours.db", profile="run", project="p")
-    with holdfast.open(config=ours) as store:
+    with stepkeep.open(config=ours) as store:
         assert store.settings is ours
         assert store.url == f"sqlite:{tmp_path}/ours.db"
         info = store.session("run").info
         assert (info.profile, info.project) == ("run", "p")
         assert store.session("other", profile="debug").info.profile == "debug"
-    with holdfast.open(f"sqlite:{tmp_path}/given.db", config=ours) as store:
+    with stepkeep.open(f"sqlite:{tmp_path}/given.db", config=ours) as store:
         assert store.url == f"sqlite:{tmp_path}/given.db"
 
 
 def test_defaults_are_for_new_sessions(url: str) -> None:
     """A session that exists keeps its profile and project whatever the configuration says."""
-    with holdfast.open(url, config=settings(profile="run", project="a")) as store:
+    with stepkeep.open(url, config=settings(profile="run", project="a")) as store:
         store.session("run")
-    with holdfast.open(url, config=settings(profile="agent", project="b")) as store:
+    with stepkeep.open(url, config=settings(profile="agent", project="b")) as store:
         info = store.session("run").info
         assert (info.profile, info.project) == ("run", "a")
 
@@ -128,7 +128,7 @@ def test_defaults_are_for_new_sessions(url: str) -> None:
 # --- rules of a session
 
 
-def test_a_session_has_rules_of_its_own(store: holdfast.Store) -> None:
+def test_a_session_has_rules_of_its_own(store: stepkeep.Store) -> None:
     """They are stored as plain values, each part replaces only itself, and `{}` takes it back."""
     rules: Any = {"keep_last": 3, "keep_within": timedelta(minutes=90), "keep_tags": ("a", "b")}
     stored = {"keep_last": 3, "keep_within": "5400s", "keep_tags": ["a", "b"]}
@@ -152,9 +152,9 @@ def test_a_session_has_rules_of_its_own(store: holdfast.Store) -> None:
         {"cleanup": 7},
     ],
 )
-def test_rules_that_make_no_sense_are_refused(store: holdfast.Store, options: Any) -> None:
+def test_rules_that_make_no_sense_are_refused(store: stepkeep.Store, options: Any) -> None:
     """Nothing is stored, not even an empty session."""
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         store.session("run", **options)
     assert list(store.sessions()) == []
 
@@ -164,7 +164,7 @@ def test_rules_that_make_no_sense_are_refused(store: holdfast.Store, options: An
 
 def test_prune_by_the_sessions_rules_or_others(url: str) -> None:
     """Rules that are given replace all of the session's; a dry run shows the plan and changes nothing."""
-    with holdfast.open(url, config=settings(keeper__enabled=False, retention__keep_last=5)) as store:
+    with stepkeep.open(url, config=settings(keeper__enabled=False, retention__keep_last=5)) as store:
         session = store.session("run", profile="workflow")
         fill(session, 9)
         plan = session.prune(dry_run=True)
@@ -174,19 +174,19 @@ def test_prune_by_the_sessions_rules_or_others(url: str) -> None:
         report = session.prune()
         assert (report.total, report.kept, report.deleted) == (9, 5, 4)
         assert session.prune(keep_last=2).deleted == 3
-        with pytest.raises(holdfast.InvalidInput, match="keep_last"):
+        with pytest.raises(stepkeep.InvalidInput, match="keep_last"):
             session.prune(keep_last=0)
         assert count(session) == 2
 
 
 def test_prune_every_session(url: str) -> None:
     """The store prunes each session by its own rules, and one that fails does not stop the others."""
-    with holdfast.open(url, config=settings(keeper__enabled=False)) as store:
+    with stepkeep.open(url, config=settings(keeper__enabled=False)) as store:
         for key in ("a", "b", "c"):
             fill(store.session(key, retention={"keep_last": 2}), 4)
         assert [len(plan.going) for plan in store.prune(dry_run=True)] == [2, 2, 2]
         store.engine.describe_session(store.get("b").uid, {"policy": {"keep_last": "many"}})
-        with pytest.raises(holdfast.InvalidInput, match="keep_last"):
+        with pytest.raises(stepkeep.InvalidInput, match="keep_last"):
             store.prune()
         assert [count(store.get(key)) for key in ("a", "b", "c")] == [2, 4, 2]
         store.session("b", retention={})
@@ -197,12 +197,12 @@ def test_clean_by_hand(url: str) -> None:
     """Finished sessions go when their days are over, by the policies of their profile."""
     day_us = 86_400_000_000
     ours = settings(keeper__enabled=False, agent__checkpoints__prune_after_days=2)
-    with holdfast.open(url, config=ours, clock=lambda: day_us) as store:
+    with stepkeep.open(url, config=ours, clock=lambda: day_us) as store:
         store.session("agent", profile="agent").save({}, status="completed")
         store.session("flow", profile="workflow").save({}, status="completed")
         store.session("kept", profile="agent", cleanup={"enabled": False}).save({}, status="completed")
         store.session("active", profile="agent").save({})
-    with holdfast.open(url, config=ours, clock=lambda: 4 * day_us) as store:
+    with stepkeep.open(url, config=ours, clock=lambda: 4 * day_us) as store:
         going = {entry.session.key: entry.decision.clean for entry in store.clean(dry_run=True)}
         assert going == {"agent": True, "flow": False, "kept": False, "active": False}
         report = store.clean()
@@ -212,9 +212,9 @@ def test_clean_by_hand(url: str) -> None:
 
 def test_a_store_without_settings_has_no_keeper(tmp_path: Path) -> None:
     """A store made from a backend has the defaults as settings, and nobody prunes it."""
-    from holdfast.storage.sqlite import SqliteBackend
+    from stepkeep.storage.sqlite import SqliteBackend
 
-    with holdfast.Store(SqliteBackend(tmp_path / "h.db")) as store:
+    with stepkeep.Store(SqliteBackend(tmp_path / "h.db")) as store:
         session = store.session("run", profile="agent")
         fill(session, 15)
         assert store.settings["profile"] == "standard"
@@ -241,7 +241,7 @@ def test_states_of_agents_are_stored_as_they_are_if_that_is_wanted(tmp_path: Pat
     """`agent.checkpoints.compressState: false` holds for the profile `agent` alone."""
     plain = config.load(cwd=None, environ={}, flags={"agent.checkpoints.compress_state": False})
     state = {"text": "the same words again " * 100}
-    with holdfast.open(tmp_path / "h.db", config=plain) as store:
+    with stepkeep.open(tmp_path / "h.db", config=plain) as store:
         codecs = {}
         for profile in ("agent", "archive"):
             session = store.session(profile, profile=profile)

@@ -7,13 +7,13 @@ from pathlib import Path
 import apsw
 import pytest
 
-import holdfast
-from holdfast.engine import NewBody, Save
+import stepkeep
+from stepkeep.engine import NewBody, Save
 from tests.api import programs
 
 
 @pytest.fixture
-def filled(store: holdfast.Store) -> holdfast.Session:
+def filled(store: stepkeep.Store) -> stepkeep.Session:
     session = store.session("run", profile="agent")
     for n in range(12):
         session.save({"n": n, "text": "same words " * 60}, details={"n": n})
@@ -28,7 +28,7 @@ def flip(connection: apsw.Connection, sql: str, column: str, table: str) -> None
     )
 
 
-def test_an_intact_store_has_no_findings(store: holdfast.Store, filled: holdfast.Session) -> None:
+def test_an_intact_store_has_no_findings(store: stepkeep.Store, filled: stepkeep.Session) -> None:
     """The report counts what was looked at; progress is told per checkpoint."""
     store.session("other").save({"n": 1})
     steps: list[int] = []
@@ -38,7 +38,7 @@ def test_an_intact_store_has_no_findings(store: holdfast.Store, filled: holdfast
     assert sum(steps) == 13
 
 
-def test_a_damaged_body_is_named(filled: holdfast.Session, path: Path) -> None:
+def test_a_damaged_body_is_named(filled: stepkeep.Session, path: Path) -> None:
     """The finding has session, checkpoint, seq and code; the checkpoints that depend on it are found too."""
     victim = filled.header(12)
     with programs.raw(path) as connection:
@@ -48,7 +48,7 @@ def test_a_damaged_body_is_named(filled: holdfast.Session, path: Path) -> None:
     assert finding.code == "checkpoint_integrity_mismatch"
 
 
-def test_a_damaged_header_is_named(filled: holdfast.Session, path: Path) -> None:
+def test_a_damaged_header_is_named(filled: stepkeep.Session, path: Path) -> None:
     """A header that does not match its chain value is a finding."""
     victim = filled.header(5)
     with programs.raw(path) as connection:
@@ -60,7 +60,7 @@ def test_a_damaged_header_is_named(filled: holdfast.Session, path: Path) -> None
     assert report.checkpoints == 12
 
 
-def test_a_damaged_keyframe_is_found_although_its_spare_serves(filled: holdfast.Session, path: Path) -> None:
+def test_a_damaged_keyframe_is_found_although_its_spare_serves(filled: stepkeep.Session, path: Path) -> None:
     """The checkpoint loads, and `verify` says all the same that its keyframe must be replaced."""
     keyframe = filled.header(6)
     with programs.raw(path) as connection:
@@ -71,7 +71,7 @@ def test_a_damaged_keyframe_is_found_although_its_spare_serves(filled: holdfast.
     assert keyframe.id in {finding.checkpoint for finding in filled.verify().findings}
 
 
-def test_a_damaged_spare_is_found(filled: holdfast.Session, path: Path) -> None:
+def test_a_damaged_spare_is_found(filled: stepkeep.Session, path: Path) -> None:
     """Stored bytes that nobody reads today are checked too."""
     with programs.raw(path) as connection:
         flip(
@@ -83,7 +83,7 @@ def test_a_damaged_spare_is_found(filled: holdfast.Session, path: Path) -> None:
     assert not filled.verify().is_intact
 
 
-def test_a_damaged_hidden_body_is_found(filled: holdfast.Session, path: Path) -> None:
+def test_a_damaged_hidden_body_is_found(filled: stepkeep.Session, path: Path) -> None:
     """A pruned body that others are patched against is checked with them."""
     second = filled.header(2)
     filled._engine.backend.remove(filled.uid, [second.id])
@@ -92,7 +92,7 @@ def test_a_damaged_hidden_body_is_found(filled: holdfast.Session, path: Path) ->
     assert {finding.seq for finding in filled.verify().findings} >= {3}
 
 
-def test_a_damaged_blob_is_found(store: holdfast.Store, path: Path) -> None:
+def test_a_damaged_blob_is_found(store: stepkeep.Store, path: Path) -> None:
     """Blobs belong to what is verified."""
     session = store.session("run")
     blob = store.engine.make_blob(b"long output " * 100)
@@ -104,7 +104,7 @@ def test_a_damaged_blob_is_found(store: holdfast.Store, path: Path) -> None:
     assert not store.verify().is_intact
 
 
-def test_a_missing_blob_is_found(store: holdfast.Store, path: Path) -> None:
+def test_a_missing_blob_is_found(store: stepkeep.Store, path: Path) -> None:
     """A blob that a body names and nobody stores is a finding."""
     session = store.session("run")
     blob = store.engine.make_blob(b"long output " * 100)
@@ -115,7 +115,7 @@ def test_a_missing_blob_is_found(store: holdfast.Store, path: Path) -> None:
     assert not store.verify().is_intact
 
 
-def test_a_lost_row_is_told_from_a_removed_one(filled: holdfast.Session, path: Path) -> None:
+def test_a_lost_row_is_told_from_a_removed_one(filled: stepkeep.Session, path: Path) -> None:
     """A number that was deleted is a gap; one that vanished is missing."""
     filled.delete(filled.header(3).id)
     assert filled.verify().is_intact
@@ -126,9 +126,9 @@ def test_a_lost_row_is_told_from_a_removed_one(filled: holdfast.Session, path: P
     assert [(finding.code, finding.seq) for finding in findings] == [("checkpoint_missing", 12)]
 
 
-def test_an_exchanged_parent_breaks_the_chain(filled: holdfast.Session, path: Path) -> None:
+def test_an_exchanged_parent_breaks_the_chain(filled: stepkeep.Session, path: Path) -> None:
     """A checkpoint re-sealed with other content is intact in itself; its child's chain value tells."""
-    from holdfast.codec import integrity
+    from stepkeep.codec import integrity
 
     with programs.raw(path) as connection:
         ((raw,),) = programs.rows(connection, "SELECT header FROM checkpoints WHERE seq = 11")
@@ -140,7 +140,7 @@ def test_an_exchanged_parent_breaks_the_chain(filled: holdfast.Session, path: Pa
     assert "chain" in findings[0].message
 
 
-def test_a_damaged_branch_row_is_seen(filled: holdfast.Session, store: holdfast.Store, path: Path) -> None:
+def test_a_damaged_branch_row_is_seen(filled: stepkeep.Session, store: stepkeep.Store, path: Path) -> None:
     """`verify` finds it, or rebuilds it and leaves an event."""
     with programs.raw(path) as connection:
         connection.execute("UPDATE branches SET head = 'cp_other'")
@@ -149,7 +149,7 @@ def test_a_damaged_branch_row_is_seen(filled: holdfast.Session, store: holdfast.
 
 
 def test_a_session_row_that_cannot_be_rebuilt_is_a_finding(
-    filled: holdfast.Session, store: holdfast.Store, path: Path
+    filled: stepkeep.Session, store: stepkeep.Store, path: Path
 ) -> None:
     """A session whose key cannot be proven is left out of lists, but not out of the report."""
     with programs.raw(path) as connection:
@@ -157,7 +157,7 @@ def test_a_session_row_that_cannot_be_rebuilt_is_a_finding(
     assert not store.verify().is_intact
 
 
-def test_verify_changes_nothing(filled: holdfast.Session, store: holdfast.Store, path: Path) -> None:
+def test_verify_changes_nothing(filled: stepkeep.Session, store: stepkeep.Store, path: Path) -> None:
     """Findings stay findings: a second run reports the same."""
     with programs.raw(path) as connection:
         flip(connection, f"checkpoint = '{filled.header(3).id}' AND name = 'details'", "data", "bodies")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing import run_machine
+from stepkeep.testing import run_machine
 from tests.stateful import broken
 
 pytestmark = pytest.mark.full

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.codec.readable import Layout
-from holdfast.storage.files import FilesBackend
-from holdfast.storage.port import Backend
-from holdfast.testing import BackendContract, FakeClock, RawAccess
+from stepkeep.codec.readable import Layout
+from stepkeep.storage.files import FilesBackend
+from stepkeep.storage.port import Backend
+from stepkeep.testing import BackendContract, FakeClock, RawAccess
 from tests.contract.test_sqlite import SqliteAccess
 
 pytestmark = pytest.mark.full
@@ -26,7 +26,7 @@ class FilesAccess:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._index = SqliteAccess(root / ".holdfast" / "index.db")
+        self._index = SqliteAccess(root / ".stepkeep" / "index.db")
 
     def damage_header(self, checkpoint: str) -> None:
         self._index.damage_header(checkpoint)

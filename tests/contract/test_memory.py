@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from holdfast.storage.memory import MemoryBackend
-from holdfast.storage.port import Backend
-from holdfast.testing import BackendContract, FakeClock, RawAccess
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.storage.port import Backend
+from stepkeep.testing import BackendContract, FakeClock, RawAccess
 
 
 def flipped(data: bytes) -> bytes:

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from holdfast.testing import BackendContract, contract
+from stepkeep.testing import BackendContract, contract
 
 MODULES = sorted(Path(__file__).parent.glob("test_*.py"))
 SKIPS = {"skip", "skipif", "xfail", "importorskip"}
@@ -40,7 +40,7 @@ def contract_tests() -> set[str]:
 
 def overridden(cls: type) -> set[str]:
     """Tests of the contract that the class, or a base of its own, defines anew, or switches off as a whole."""
-    own = [base for base in cls.__mro__ if not base.__module__.startswith("holdfast.testing")]
+    own = [base for base in cls.__mro__ if not base.__module__.startswith("stepkeep.testing")]
     defined = {name for base in own for name in vars(base)}
     return defined & (contract_tests() | {"__test__", "pytestmark"})
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast.storage.port import Backend
-from holdfast.storage.postgres import PostgresBackend
-from holdfast.testing import BackendContract, FakeClock, RawAccess
+from stepkeep.storage.port import Backend
+from stepkeep.storage.postgres import PostgresBackend
+from stepkeep.testing import BackendContract, FakeClock, RawAccess
 from tests.postgres.access import PostgresAccess
 from tests.postgres.server import Server
 

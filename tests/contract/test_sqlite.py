@@ -8,9 +8,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.storage.port import Backend
-from holdfast.storage.sqlite import SqliteBackend
-from holdfast.testing import BackendContract, FakeClock, RawAccess
+from stepkeep.storage.port import Backend
+from stepkeep.storage.sqlite import SqliteBackend
+from stepkeep.testing import BackendContract, FakeClock, RawAccess
 
 
 class SqliteAccess:
@@ -51,7 +51,7 @@ class SqliteAccess:
 class TestSqlite(BackendContract):
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
-        return tmp_path / "store" / "holdfast.db"
+        return tmp_path / "store" / "stepkeep.db"
 
     @pytest.fixture
     def opened(self) -> Iterator[list[SqliteBackend]]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from holdfast import Store
-from holdfast.hooks import answering, doing
-from holdfast.lifecycle.agent import clients
-from holdfast.operations.hooks import install_hooks
+from stepkeep import Store
+from stepkeep.hooks import answering, doing
+from stepkeep.lifecycle.agent import clients
+from stepkeep.operations.hooks import install_hooks
 from tests.crash.stores import SQLITE, Operation, Say, url_at
 
 KEY = "claude-code:agent"
@@ -20,7 +20,7 @@ PROMPT = "move the invoices"
 
 
 def respond(root: Path, event: str, **fields: Any) -> None:
-    """Answer an event as `holdfast hook` does; what went wrong is raised."""
+    """Answer an event as `stepkeep hook` does; what went wrong is raised."""
     content = {"session_id": "agent", "hook_event_name": event, "cwd": str(root / "project"), **fields}
     request = answering.Request([event, json.dumps(content), "--store", url_at(root)])
     with failures() as failed, closed_engines():
@@ -115,8 +115,8 @@ def is_own(store: Store, root: Path) -> list[str]:
 
 def is_installed(store: Store, root: Path) -> list[str]:
     text = settings(root).read_text()
-    kept = settings(root).with_name("settings.json.before-holdfast")
-    return [] if "holdfast hook" in text and kept.read_text() == OWN else [f"the settings are {text[:200]!r}"]
+    kept = settings(root).with_name("settings.json.before-stepkeep")
+    return [] if "stepkeep hook" in text and kept.read_text() == OWN else [f"the settings are {text[:200]!r}"]
 
 
 INSTALL = Operation(

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from holdfast.maintenance import prune
-from holdfast.storage import disk, sqlite
-from holdfast.storage.files import backend, index, writing
-from holdfast.storage.files.placing import Placer
-from holdfast.storage.sql.backend import SqlBackend
-from holdfast.workspace import restore, staging
+from stepkeep.maintenance import prune
+from stepkeep.storage import disk, sqlite
+from stepkeep.storage.files import backend, index, writing
+from stepkeep.storage.files.placing import Placer
+from stepkeep.storage.sql.backend import SqlBackend
+from stepkeep.workspace import restore, staging
 
 Say = Callable[[str], None]
 

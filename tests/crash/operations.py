@@ -11,16 +11,16 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import holdfast
-from holdfast import PlanStep, Store
-from holdfast.engine import Engine
-from holdfast.errors import BackendUnavailable, Conflict
-from holdfast.maintenance.backup import backup, restore_backup
-from holdfast.maintenance.copying import copy
-from holdfast.maintenance.space import reclaim, sweep
-from holdfast.model import utc_now_us
-from holdfast.storage.files import FilesBackend
-from holdfast.storage.sqlite import SqliteBackend
+import stepkeep
+from stepkeep import PlanStep, Store
+from stepkeep.engine import Engine
+from stepkeep.errors import BackendUnavailable, Conflict
+from stepkeep.maintenance.backup import backup, restore_backup
+from stepkeep.maintenance.copying import copy
+from stepkeep.maintenance.space import reclaim, sweep
+from stepkeep.model import utc_now_us
+from stepkeep.storage.files import FilesBackend
+from stepkeep.storage.sqlite import SqliteBackend
 from tests.crash import agent, trees
 from tests.crash.stores import BUSY_SECONDS, FILES, SQLITE, Operation, Say
 
@@ -126,18 +126,18 @@ def clean(store: Store, root: Path, say: Say) -> None:
 
 def delete(store: Store, root: Path, say: Say) -> None:
     run = store.get("r")
-    with suppress(holdfast.NotFound):
+    with suppress(stepkeep.NotFound):
         run.delete(run.header("#2").id)
 
 
 def delete_newest(store: Store, root: Path, say: Say) -> None:
     run = store.get("r")
-    with suppress(holdfast.NotFound):
+    with suppress(stepkeep.NotFound):
         run.delete(run.header("#6").id)
 
 
 def clear(store: Store, root: Path, say: Say) -> None:
-    with suppress(holdfast.NotFound):
+    with suppress(stepkeep.NotFound):
         store.get("other").clear()
 
 
@@ -213,7 +213,7 @@ def fork(store: Store, root: Path, say: Say) -> None:
 def without_sidecar(store: Store, root: Path) -> None:
     six(store, root)
     store.close()
-    shutil.rmtree(root / "store/.holdfast")
+    shutil.rmtree(root / "store/.stepkeep")
 
 
 def look(store: Store, root: Path, say: Say) -> None:
@@ -243,7 +243,7 @@ def execute(store: Store, root: Path, say: Say) -> None:
     """Two steps. The one whose result was acknowledged is never done again."""
     done: list[str] = []
 
-    def handler(context: holdfast.StepContext) -> str:
+    def handler(context: stepkeep.StepContext) -> str:
         done.append(context.step.id)
         return context.step.id
 

@@ -89,7 +89,7 @@ class Scene:
         self.operation = operation
         self.kind = kind
         self.bug = bug
-        self._folder = tempfile.TemporaryDirectory(prefix="holdfast-crash-", dir=working_directory())
+        self._folder = tempfile.TemporaryDirectory(prefix="stepkeep-crash-", dir=working_directory())
         self.folder = Path(self._folder.name)
         self.seed = self.folder / "seed"
         self.root = self.folder / "root"

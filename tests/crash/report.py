@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import stepkeep
 from tests.crash import power, short
 from tests.crash.catching import CATCHES, Catch, caught
 from tests.crash.operations import OPERATIONS
@@ -134,7 +134,7 @@ class Results:
 def version() -> str:
     """The sources that are looked at, and those that look."""
     sha = hashlib.sha256()
-    for folder in (Path(holdfast.__file__).parent, Path(__file__).parent):
+    for folder in (Path(stepkeep.__file__).parent, Path(__file__).parent):
         for file in sorted(folder.rglob("*.py")):
             sha.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())
     return sha.hexdigest()[:16]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from holdfast import Store
+from stepkeep import Store
 from tests.crash import tracing
 from tests.crash.operations import three
 from tests.crash.points import Outcome, Scene

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast import Store
-from holdfast.model import utc_now_us
-from holdfast.storage.files import FilesBackend, Layout
-from holdfast.storage.port import Backend
-from holdfast.storage.sqlite import SqliteBackend
+from stepkeep import Store
+from stepkeep.model import utc_now_us
+from stepkeep.storage.files import FilesBackend, Layout
+from stepkeep.storage.port import Backend
+from stepkeep.storage.sqlite import SqliteBackend
 
 SQLITE = "sqlite"
 FILES = tuple(f"files-{layout}" for layout in Layout)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast import Store
-from holdfast.errors import HoldfastError
-from holdfast.maintenance.space import sweep
-from holdfast.storage.sqlite import SqliteBackend
+from stepkeep import Store
+from stepkeep.errors import StepkeepError
+from stepkeep.maintenance.space import sweep
+from stepkeep.storage.sqlite import SqliteBackend
 from tests.crash.operations import BACKUP, COPY
 from tests.crash.stores import Operation, backend_of, later, opened
 
@@ -70,7 +70,7 @@ def judge(operation: Operation, kind: str, root: Path, expected: Expected, said:
     logging.disable(logging.CRITICAL)
     try:
         return _problems(operation, kind, root, expected, said)
-    except HoldfastError as exc:
+    except StepkeepError as exc:
         return [f"unusable: {type(exc).__name__} {exc.code}: {exc}"]
     except Exception as exc:
         return [f"unusable: {type(exc).__name__}: {exc}"]

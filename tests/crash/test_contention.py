@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import Store
-from holdfast.storage.sqlite import BUSY_SECONDS
+import stepkeep
+from stepkeep import Store
+from stepkeep.storage.sqlite import BUSY_SECONDS
 from tests.crash.stores import KINDS, backend_of
 
 
@@ -214,4 +214,4 @@ def test_killed_savers_with_an_oracle_outside(tmp_path: Path, kind: str) -> None
         for seq, (writer, n) in acked.items():
             assert found[seq] == {"writer": writer, "n": n}
         assert store.verify().is_intact
-    assert isinstance(run, holdfast.Session)
+    assert isinstance(run, stepkeep.Session)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.errors import Corrupt, HoldfastError
-from holdfast.storage.files import FilesBackend, Layout
+import stepkeep
+from stepkeep.errors import Corrupt, StepkeepError
+from stepkeep.storage.files import FilesBackend, Layout
 from tests.postgres.access import PostgresAccess
 from tests.postgres.server import Server
 
@@ -40,7 +40,7 @@ def test_bits_and_lengths_of_a_compressed_document(
     logging.disable(logging.CRITICAL)
     backend = FilesBackend(tmp_path, layout=Layout.RUN)
     tried = 0
-    with holdfast.Store(backend) as store:
+    with stepkeep.Store(backend) as store:
         run = store.session("r", profile="archive")
         ids = [run.save({"n": n}).id for n in range(3)]
         backend.compress(2**60)
@@ -58,7 +58,7 @@ def test_bits_and_lengths_of_a_compressed_document(
     tell(f"{tried:,} changes of a compressed document, all noticed")
 
 
-def _is_noticed(run: holdfast.Session, ids: list[str], *, is_checksum: bool) -> None:
+def _is_noticed(run: stepkeep.Session, ids: list[str], *, is_checksum: bool) -> None:
     try:
         state = run.load(ids[1]).state
     except Corrupt:
@@ -78,7 +78,7 @@ def test_bits_of_a_row_in_postgresql(postgres: Server, table: str, column: str) 
     url = postgres.fresh_url()
     access = PostgresAccess(postgres, url)
     logging.disable(logging.CRITICAL)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         run = store.session("r", profile="archive")
         ids = [run.save({"n": n}).id for n in range(2)]
         key = "id" if table == "checkpoints" else "checkpoint"
@@ -86,7 +86,7 @@ def test_bits_of_a_row_in_postgresql(postgres: Server, table: str, column: str) 
         ((good,),) = access.run(f"SELECT {column} FROM {{}}.{table} WHERE {key} = %s", (ids[1],))
         for changed in bits(bytes(good), 97):
             access.run(update, (changed, ids[1]))
-            with pytest.raises(HoldfastError):
+            with pytest.raises(StepkeepError):
                 run.load(ids[1])
             newest = run.latest()
             assert newest is not None

@@ -8,10 +8,10 @@ from pathlib import Path
 import apsw
 import pytest
 
-import holdfast
-from holdfast import Store
-from holdfast.storage import sqlite
-from holdfast.storage.sqlite import SqliteBackend
+import stepkeep
+from stepkeep import Store
+from stepkeep.storage import sqlite
+from stepkeep.storage.sqlite import SqliteBackend
 from tests.crash.operations import OPERATIONS
 from tests.crash.points import KILL, ON, ONCE, Fault, Scene
 from tests.crash.stores import FILES
@@ -137,7 +137,7 @@ def test_a_file_of_another_program_that_begins_with_zeros_stays_as_it_is(tmp_pat
     path = tmp_path / "h.db"
     content = bytes(4096) + b"of somebody else"
     path.write_bytes(content)
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         SqliteBackend(path)
     assert path.read_bytes() == content
 
@@ -154,7 +154,7 @@ def test_a_close_that_fails_closes_all_the_same(tmp_path: Path, monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(sqlite._SqliteConnection, "truncate_wal", refuse)
-        with pytest.raises(holdfast.BackendUnavailable):
+        with pytest.raises(stepkeep.BackendUnavailable):
             store.close()
     assert backend._writer is None
     assert backend._idle == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import stepkeep
 from tests.crash.stores import KINDS, opened
 
 
@@ -50,7 +50,7 @@ def test_a_disk_full_to_the_brim(tiny_disk: Path, kind: str) -> None:
         for n in range(100):
             try:
                 run.save({"noise": os.urandom(20_000).hex(), "n": n})
-            except holdfast.BackendUnavailable as exc:
+            except stepkeep.BackendUnavailable as exc:
                 codes.append(exc.code)
         assert len(codes) == 100
         assert set(codes) == {"checkpoint_atomic_write_failed"}

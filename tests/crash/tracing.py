@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import HoldfastError
+from stepkeep.errors import StepkeepError
 from tests.crash import bugs, notices
 from tests.crash.stores import Operation, opened
 
@@ -257,7 +257,7 @@ def _attempt(operation: Operation, kind: str, root: Path, say: Callable[[str], N
         store = opened(kind, root)
         operation.act(store, root, say)
         end = "OK"
-    except HoldfastError as exc:
+    except StepkeepError as exc:
         end = f"ERR {exc.code}"
     except BaseException as exc:
         end = _bug(exc)
@@ -265,7 +265,7 @@ def _attempt(operation: Operation, kind: str, root: Path, say: Callable[[str], N
     try:
         if store is not None:
             store.close()
-    except HoldfastError:
+    except StepkeepError:
         pass  # what was acknowledged is durable all the same
     except BaseException as exc:
         say(_bug(exc))

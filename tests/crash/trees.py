@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast import Store
-from holdfast.errors import BackendUnavailable
-from holdfast.maintenance.copying import copy
-from holdfast.maintenance.space import sweep
-from holdfast.model import utc_now_us
-from holdfast.storage.files import FilesBackend
-from holdfast.workspace.names import STAGING_PREFIX
-from holdfast.workspace.restore import BEGUN
+from stepkeep import Store
+from stepkeep.errors import BackendUnavailable
+from stepkeep.maintenance.copying import copy
+from stepkeep.maintenance.space import sweep
+from stepkeep.model import utc_now_us
+from stepkeep.storage.files import FilesBackend
+from stepkeep.workspace.names import STAGING_PREFIX
+from stepkeep.workspace.restore import BEGUN
 from tests.crash.stores import BUSY_SECONDS, SQLITE, Operation, Say, later
 
 TREE = "tree"

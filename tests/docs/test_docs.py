@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.codec.integrity import chain_of, open_header
+import stepkeep
+from stepkeep.codec.integrity import chain_of, open_header
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "holdfast"
+SOURCE = ROOT / "src" / "stepkeep"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -47,7 +47,7 @@ def _examples(page: Path) -> list[tuple[str, str, int]]:
 @pytest.fixture
 def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOLDFAST_STORE", "sqlite:default.db")
+    monkeypatch.setenv("STEPKEEP_STORE", "sqlite:default.db")
     monkeypatch.setenv("PYTHONPATH", str(SOURCE.parent))  # a relative one would miss from here
 
 
@@ -73,9 +73,9 @@ def _run_session(text: str, names: dict[str, object], page: Path, line: int) -> 
 
 
 def _commands(page: Path) -> list[str]:
-    """The `holdfast` command lines of a page."""
+    """The `stepkeep` command lines of a page."""
     lines = [line for language, text, _ in _blocks(page) if language == "sh" for line in text.splitlines()]
-    return [line for line in lines if line.startswith("holdfast ")]
+    return [line for line in lines if line.startswith("stepkeep ")]
 
 
 @pytest.mark.full
@@ -83,7 +83,7 @@ def _commands(page: Path) -> list[str]:
 def test_commands_run(page: Path, in_empty_folder: None) -> None:
     """The command lines of a page succeed one after the other, beginning with an empty folder."""
     for line in _commands(page):
-        words = [sys.executable, "-m", "holdfast", *shlex.split(line, comments=True)[1:]]
+        words = [sys.executable, "-m", "stepkeep", *shlex.split(line, comments=True)[1:]]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
@@ -91,7 +91,7 @@ def test_commands_run(page: Path, in_empty_folder: None) -> None:
 def test_the_reference_names_what_is_public() -> None:
     """The Python reference has exactly one heading for each public name."""
     text = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^### `(\w+)`$", text, re.MULTILINE)) == sorted(holdfast.__all__)
+    assert sorted(re.findall(r"^### `(\w+)`$", text, re.MULTILINE)) == sorted(stepkeep.__all__)
 
 
 @pytest.mark.parametrize("name", ["Store", "Session", "Checkpoint", "Pending"])
@@ -99,11 +99,11 @@ def test_the_reference_names_every_public_member(name: str) -> None:
     """The section of a class names each of its public methods and properties."""
     text = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
     section = text.split(f"### `{name}`\n")[1].split("\n### ")[0]
-    members = {member for member in vars(getattr(holdfast, name)) if not member.startswith("_")}
+    members = {member for member in vars(getattr(stepkeep, name)) if not member.startswith("_")}
     assert members <= set(re.findall(r"`(\w+)", section))
 
 
-@pytest.mark.parametrize("option", sorted(holdfast.SaveOptions.__annotations__))
+@pytest.mark.parametrize("option", sorted(stepkeep.SaveOptions.__annotations__))
 def test_the_reference_names_every_save_option(option: str) -> None:
     """The section of the save options names each of them."""
     text = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")

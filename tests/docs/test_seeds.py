@@ -1,4 +1,4 @@
-"""The table from the specifications to Holdfast is complete, and every entry of it is there."""
+"""The table from the specifications to Stepkeep is complete, and every entry of it is there."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 import click
 import pytest
 
-import holdfast
-from holdfast import cli
-from holdfast.cli.app import holdfast as commands
-from holdfast.config.schema import lookup
-from holdfast.executor.workflow.reading import parse_workflow
-from holdfast.maintenance.metrics import Metrics
-from holdfast.mcp.opened import OpenedStore
-from holdfast.mcp.server import build_server
-from holdfast.policy.profiles import PROFILES
-from holdfast.testing.clock import FakeClock
+import stepkeep
+from stepkeep import cli
+from stepkeep.cli.app import stepkeep as commands
+from stepkeep.config.schema import lookup
+from stepkeep.executor.workflow.reading import parse_workflow
+from stepkeep.maintenance.metrics import Metrics
+from stepkeep.mcp.opened import OpenedStore
+from stepkeep.mcp.server import build_server
+from stepkeep.policy.profiles import PROFILES
+from stepkeep.testing.clock import FakeClock
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 DAY = 86_400
@@ -218,7 +218,7 @@ def _python(entry: str) -> bool:
 
 
 def _resolved(path: str) -> Any:
-    value: Any = import_module("holdfast")
+    value: Any = import_module("stepkeep")
     for part in path.split(".")[1:]:
         if part in getattr(value, "__annotations__", {}) and not hasattr(value, part):
             return part  # a key of a TypedDict
@@ -277,7 +277,7 @@ RESOLVERS: dict[str, Callable[[str], bool]] = {
     "workflow": _workflow,
     "code": _code,
     "metric": lambda entry: entry in Metrics.__struct_fields__,
-    "trigger": lambda entry: entry in {each.word for each in holdfast.AutoTrigger},
+    "trigger": lambda entry: entry in {each.word for each in stepkeep.AutoTrigger},
     "tag": lambda entry: entry in PROFILES["debug"].retention.keep_tags,
 }
 
@@ -315,7 +315,7 @@ class _Lines(logging.Handler):
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     root, found = tmp_path_factory.mktemp("seeds"), Seen()
-    logger, handler = logging.getLogger("holdfast"), _Lines(found.text)
+    logger, handler = logging.getLogger("stepkeep"), _Lines(found.text)
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
@@ -349,14 +349,14 @@ def test_what_a_row_shows_is_seen(row: Row, seen: Seen) -> None:
 def _fall_back(root: Path, found: Seen) -> None:
     """Load a session whose newest two checkpoints are damaged, then all of them."""
     url, clock = f"files:{root / 'workflows'}?layout=workflow", FakeClock()
-    with holdfast.open(url, clock=clock) as store:
+    with stepkeep.open(url, clock=clock) as store:
         session = store.session("session-abc")
         for step in range(4):
             session.save({"step": step}, step=step)
             clock.advance(60)
     folder = root / "workflows" / "sessions" / "session-abc"
     history = sorted((folder / "history").iterdir())
-    with holdfast.open(url, clock=clock) as store:
+    with stepkeep.open(url, clock=clock) as store:
         session = store.get("session-abc")
         session.latest()
         for path in (folder / "checkpoint.json", history[-1]):
@@ -364,18 +364,18 @@ def _fall_back(root: Path, found: Seen) -> None:
         session.latest()
         for path in history:
             path.write_text("{", encoding="utf-8")
-        with pytest.raises(holdfast.Corrupt) as caught:
+        with pytest.raises(stepkeep.Corrupt) as caught:
             session.latest()
         found.text.append(caught.value.message)
 
 
 def _keep_snapshots(root: Path) -> None:
-    with holdfast.open(f"files:{root / 'runs'}?layout=run") as store:
+    with stepkeep.open(f"files:{root / 'runs'}?layout=run") as store:
         store.session("nightly").save({"step": 1})
 
 
 def _go_through_phases(root: Path, found: Seen) -> None:
-    with holdfast.open_phases(root / "phases") as phases:
+    with stepkeep.open_phases(root / "phases") as phases:
         created = phases.create_checkpoint("plan", session_id="task", task_summary="Fix the cache")
         offered = phases.detect_incomplete_checkpoint()
         assert created.checkpoint_id is not None
@@ -390,7 +390,7 @@ def _go_through_phases(root: Path, found: Seen) -> None:
 def _clean_and_prune() -> None:
     """Prune one session, clean another, and try a third whose policy makes no sense."""
     clock = FakeClock()
-    with holdfast.open("memory:", clock=clock) as store:
+    with stepkeep.open("memory:", clock=clock) as store:
         pruned, ended, odd = (store.session(key, profile="workflow") for key in ("pruned", "ended", "odd"))
         for session in (pruned, pruned, ended, odd):
             session.save({})
@@ -404,14 +404,14 @@ def _clean_and_prune() -> None:
 def _fail_and_resume(found: Seen) -> None:
     plan = [{"id": "fetch", "description": "Fetch revenue"}, {"id": "report"}]
 
-    def fail(context: holdfast.StepContext) -> None:
+    def fail(context: stepkeep.StepContext) -> None:
         raise TimeoutError
 
-    with holdfast.open("memory:") as store:
+    with stepkeep.open("memory:") as store:
         store.execute("research", plan, fail)
         store.execute("research", plan, lambda context: context.index, resume=True)
         found.text += [header.message for header in store.get("research").history()]
-        with pytest.raises(holdfast.InvalidInput) as caught:
+        with pytest.raises(stepkeep.InvalidInput) as caught:
             store.execute("other", plan, None)
         found.text.append(caught.value.message)
 
@@ -419,7 +419,7 @@ def _fail_and_resume(found: Seen) -> None:
 def _look_by_command(root: Path, found: Seen) -> None:
     """Show the history of a workflow, compare two steps of it, and go back to one."""
     url = f"sqlite:{root / 'store.db'}"
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session("session-abc123")
         for step in range(1, 9):
             done = [{"index": index, "command": f"shell: make {index}"} for index in range(1, step + 1)]
@@ -436,7 +436,7 @@ def _look_by_command(root: Path, found: Seen) -> None:
 
 def _investigate(root: Path, found: Seen) -> None:
     url = f"sqlite:{root / 'investigation.db'}"
-    with holdfast.open(url) as store, store.investigation("bug") as bug:
+    with stepkeep.open(url) as store, store.investigation("bug") as bug:
         bug.checkpoint("before")
         bug.hypotheses.add("The cache is stale")
         found.text.append(bug.compaction_warning().message)

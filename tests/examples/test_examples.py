@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import stepkeep
 from tests.workflow.flows import Flows
 from tests.workflow.test_run import golden
 
@@ -48,7 +48,7 @@ def test_the_research_agent(tmp_path: Path) -> None:
     failed = run("research_agent.py", tmp_path, "--down")
     assert failed.returncode == 1, failed.stderr
     assert [line[:7] for line in failed.stdout.splitlines()] == ["step 1:", "step 2:", "failed:", "error: "]
-    with holdfast.open(tmp_path / "research.db") as store:
+    with stepkeep.open(tmp_path / "research.db") as store:
         checkpoint = store.agents.load_latest("research")
         assert checkpoint is not None
         state = checkpoint.agent_state()
@@ -77,7 +77,7 @@ def test_the_model_loop(tmp_path: Path) -> None:
     resumed = run("model_loop.py", tmp_path)
     assert resumed.stdout.splitlines() == ["going on after 4 messages", "tool: tide at Saint-Malo", answer]
     assert run("model_loop.py", tmp_path).stdout.splitlines() == ["going on after 6 messages", answer]
-    with holdfast.open(tmp_path / "loop.db") as store:
+    with stepkeep.open(tmp_path / "loop.db") as store:
         assert store.get("tides").info.status == "completed"
 
 

@@ -18,12 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import holdfast
-from holdfast import Hooks, PlanStep, StepContext
-from holdfast.executor.runner import Interrupted, Runner, RunOptions
+import stepkeep
+from stepkeep import Hooks, PlanStep, StepContext
+from stepkeep.executor.runner import Interrupted, Runner, RunOptions
 
 PROGRAM = Path(__file__)
-SOURCE = Path(holdfast.__file__).parent.parent
+SOURCE = Path(stepkeep.__file__).parent.parent
 TIMEOUT_SECONDS = 120
 
 
@@ -32,7 +32,7 @@ TIMEOUT_SECONDS = 120
 
 def environment() -> dict[str, str]:
     """The environment in which a child finds the package under test, and no store but the one it is given."""
-    kept = {name: value for name, value in os.environ.items() if name != "HOLDFAST_STORE"}
+    kept = {name: value for name, value in os.environ.items() if name != "STEPKEEP_STORE"}
     return {**kept, "PYTHONPATH": str(SOURCE)}
 
 
@@ -109,7 +109,7 @@ def noting_handler(log: str, seconds: float) -> Callable[[StepContext], Any]:
 def work_through(url: str, log: str, seconds: float, resume: bool) -> dict[str, Any]:
     """Run the long plan, telling the log what was begun, ran, and was acknowledged."""
     hooks = Hooks(on_step_complete=lambda step, _: note(log, f"done {step.id}"))
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         result = store.execute(
             "long",
             long_plan(),
@@ -138,13 +138,13 @@ def run_slowly(
             raise RuntimeError("told to stop")
         return label
 
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session("shared", profile="archive")
         options = RunOptions(resume=resume, lease_seconds=lease_seconds, label=label)
         runner = Runner(store.engine, session.info, plan, handle, options=options)
         try:
             result = runner.run()
-        except holdfast.HoldfastError as exc:
+        except stepkeep.StepkeepError as exc:
             return {"code": exc.code, "message": exc.message}
         except Interrupted as exc:
             return {"signal": exc.signal, "status": exc.result.status}
@@ -193,7 +193,7 @@ def run_with_children(url: str) -> dict[str, Any]:
         PlanStep("at once"),
         PlanStep("pool"),
     ]
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         result = store.execute("parent", plan, handle)
     return {"status": result.status, "outputs": [found.output for found in result.results]}
 
@@ -212,7 +212,7 @@ def die_in_second(url: str, log: str, resume: bool) -> dict[str, Any]:
         return context.step.id
 
     plan = [PlanStep("first"), PlanStep("second"), PlanStep("third")]
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         result = store.execute("mortal", plan, handle, resume=resume)
     return {"status": result.status, "run": result.steps_run, "recovered": result.steps_recovered}
 

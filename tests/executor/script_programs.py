@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import holdfast
-import holdfast.aio
+import stepkeep
+import stepkeep.aio
 
 PROGRAM = Path(__file__)
-SOURCE = Path(holdfast.__file__).parent.parent
+SOURCE = Path(stepkeep.__file__).parent.parent
 TIMEOUT_SECONDS = 120
 
 
@@ -30,7 +30,7 @@ TIMEOUT_SECONDS = 120
 
 def environment() -> dict[str, str]:
     """The environment in which a child finds the package under test, and no store but the one it is given."""
-    kept = {name: value for name, value in os.environ.items() if name != "HOLDFAST_STORE"}
+    kept = {name: value for name, value in os.environ.items() if name != "STEPKEEP_STORE"}
     return {**kept, "PYTHONPATH": str(SOURCE)}
 
 
@@ -90,7 +90,7 @@ def chain(url: str, log: str, count: int, kill: list[Any]) -> Any:
         write(log, f"end {number}")
         return [*before, number]
 
-    with holdfast.open(url) as store, store.run("chain") as run:
+    with stepkeep.open(url) as store, store.run("chain") as run:
         numbers: list[int] = []
         for number in range(1, count + 1):
             numbers = run.step(f"add {number}", add, number, numbers)
@@ -106,7 +106,7 @@ def slow_chain(url: str, log: str, count: int) -> Any:
         time.sleep(0.005)
         return number
 
-    with holdfast.open(url) as store, store.run("slow") as run:
+    with stepkeep.open(url) as store, store.run("slow") as run:
         for number in range(1, count + 1):
             run.step(f"step {number}", work, number)
             if f"stored {number}" not in lines_of(Path(log)):
@@ -126,7 +126,7 @@ def async_chain(url: str, log: str, count: int, victim: int) -> Any:
         return number * number
 
     async def main() -> list[int]:
-        async with holdfast.aio.open(url) as store, store.run("squares") as run:
+        async with stepkeep.aio.open(url) as store, store.run("squares") as run:
 
             async def one(number: int) -> int:
                 square = await run.step(f"square {number}", work, number)
@@ -140,7 +140,7 @@ def async_chain(url: str, log: str, count: int, victim: int) -> Any:
 
 def holding(url: str, log: str) -> str:
     """A script that stays inside its second step until it is stopped."""
-    with holdfast.open(url) as store, store.run("held") as run:
+    with stepkeep.open(url) as store, store.run("held") as run:
         run.step("first", lambda: write(log, "first"))
         run.step("second", lambda: (write(log, "waiting"), time.sleep(TIMEOUT_SECONDS)))
     return "completed"
@@ -154,7 +154,7 @@ def async_holding(url: str, log: str) -> str:
         await asyncio.sleep(TIMEOUT_SECONDS)
 
     async def main() -> str:
-        async with holdfast.aio.open(url) as store, store.run("held") as run:
+        async with stepkeep.aio.open(url) as store, store.run("held") as run:
             await run.step("first", write, log, "first")
             await run.step("second", wait)
         return "completed"
@@ -165,7 +165,7 @@ def async_holding(url: str, log: str) -> str:
 def forking(url: str) -> Any:
     """A script that forks in its middle; the child leaves the block by an exit."""
     seen: dict[str, Any] = {}
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         try:
             with store.run("forking") as run:
                 run.step("first", lambda: 1)
@@ -189,18 +189,18 @@ def forking_and_working(url: str) -> Any:
         if pid == 0:
             try:
                 call()
-            except holdfast.InvalidInput as exc:
+            except stepkeep.InvalidInput as exc:
                 os._exit(7 if exc.code == "run_forked" else 1)
             os._exit(0)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
-    with holdfast.open(url) as store, store.run("forking") as run:
+    with stepkeep.open(url) as store, store.run("forking") as run:
         run.step("first", lambda: 1)
         codes = [refused(lambda: run.step("child", lambda: 2)), refused(lambda: run.step("first", lambda: 1))]
         pids: list[int] = []
         try:
             run.step("inside", lambda: pids.append(os.fork()))
-        except holdfast.InvalidInput as exc:
+        except stepkeep.InvalidInput as exc:
             os._exit(7 if exc.code == "run_forked" else 1)
         codes.append(os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]))
         run.step("second", lambda: 2)
@@ -210,9 +210,9 @@ def forking_and_working(url: str) -> Any:
 def one_step(url: str) -> Any:
     """A script that wants the session `held` for itself; its error's code and message where it fails."""
     try:
-        with holdfast.open(url) as store, store.run("held") as run:
+        with stepkeep.open(url) as store, store.run("held") as run:
             return run.step("mine", lambda: "done")
-    except holdfast.HoldfastError as exc:
+    except stepkeep.StepkeepError as exc:
         return [exc.code, exc.message]
 
 

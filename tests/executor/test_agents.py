@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import AgentState, InvalidInput, NotFound, PlanStep, StepResult, StepStatus, aio
+import stepkeep
+from stepkeep import AgentState, InvalidInput, NotFound, PlanStep, StepResult, StepStatus, aio
 
 NOW = datetime(2026, 1, 20, 14, 30, tzinfo=UTC)
 
@@ -29,17 +29,17 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[holdfast.Store]:
-    with holdfast.open(url) as store:
+def store(url: str) -> Iterator[stepkeep.Store]:
+    with stepkeep.open(url) as store:
         yield store
 
 
 def test_a_saved_state_is_loaded(url: str) -> None:
     """After reopening, typed and raw; the step is the state's own."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         saved = store.agents.save("session-1", "project-1", STATE, duration_ms=1234, token_usage=56)
         assert saved.agent_state() == STATE
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         loaded = store.agents.load_latest("session-1")
         assert loaded == saved
         assert (loaded.session, loaded.project, loaded.step_number) == ("session-1", "project-1", 1)
@@ -52,7 +52,7 @@ def test_a_saved_state_is_loaded(url: str) -> None:
         assert store.get("session-1").load().header.metadata == {"durationMs": 1234, "tokenUsage": 56}
 
 
-def test_what_is_not_there_is_none(store: holdfast.Store) -> None:
+def test_what_is_not_there_is_none(store: stepkeep.Store) -> None:
     """Asking does not make a session; removing says that there is nothing."""
     assert store.agents.load_latest("nobody") is None
     assert store.agents.load("cp_20260101T000000000000_0000000000") is None
@@ -66,7 +66,7 @@ def test_what_is_not_there_is_none(store: holdfast.Store) -> None:
     assert store.agents.load_latest("empty") is None
 
 
-def test_a_manual_checkpoint_says_why(store: holdfast.Store) -> None:
+def test_a_manual_checkpoint_says_why(store: stepkeep.Store) -> None:
     """The seed's second example."""
     text = "User requested pause before external API calls"
     store.agents.save("s", "p", STATE, trigger="manual", description=text)
@@ -79,15 +79,15 @@ def test_a_manual_checkpoint_says_why(store: holdfast.Store) -> None:
 
 def test_fifteen_saves_leave_ten(url: str) -> None:
     """The profile `agent` keeps ten; pruning happens off the save path, at the latest at close."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         for step in range(15):
             store.agents.save("session-1", "project-1", {"currentStepIndex": step})
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         listed = store.agents.list("session-1")
         assert [summary.step_number for summary in listed] == list(range(14, 4, -1))
 
 
-def test_the_newest_is_the_one_saved_last(store: holdfast.Store) -> None:
+def test_the_newest_is_the_one_saved_last(store: stepkeep.Store) -> None:
     """Not the one with the highest step."""
     store.agents.save("s", "p", {"currentStepIndex": 9})
     store.agents.save("s", "p", {"currentStepIndex": 1})
@@ -106,7 +106,7 @@ def test_the_newest_is_the_one_saved_last(store: holdfast.Store) -> None:
         b"bytes",
     ],
 )
-def test_load_returns_what_any_surface_saved(store: holdfast.Store, state: Any) -> None:
+def test_load_returns_what_any_surface_saved(store: stepkeep.Store, state: Any) -> None:
     """Raw it is exactly that; typed only if it is an agent's."""
     store.session("other", project="p").save(state, step=7, message="by hand")
     store.agents.save("mine", None, state)
@@ -125,7 +125,7 @@ def test_load_returns_what_any_surface_saved(store: holdfast.Store, state: Any) 
     assert (other.step_number, other.description, other.project) == (7, "by hand", "p")
 
 
-def test_a_state_saved_by_hand_is_resumed_by_the_executor(store: holdfast.Store) -> None:
+def test_a_state_saved_by_hand_is_resumed_by_the_executor(store: stepkeep.Store) -> None:
     """More results than the checkpoint held: completed steps are not done again."""
     store.agents.save("session-1", "project-1", STATE)
     plan = [PlanStep("1", "Step 1", "test")]
@@ -137,7 +137,7 @@ def test_a_state_saved_by_hand_is_resumed_by_the_executor(store: holdfast.Store)
     assert result.output("1") == "result"
 
 
-def test_saving_into_a_session_of_another_profile_leaves_it(store: holdfast.Store) -> None:
+def test_saving_into_a_session_of_another_profile_leaves_it(store: stepkeep.Store) -> None:
     """Only new sessions get the profile `agent`; the project follows where it is given."""
     store.session("s", profile="archive", project="old")
     store.agents.save("s", None, STATE)
@@ -150,19 +150,19 @@ def test_saving_into_a_session_of_another_profile_leaves_it(store: holdfast.Stor
 
 def test_deleting_one_and_clearing_all(url: str) -> None:
     """They do not come back on reopening."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         first = store.agents.save("s", "p", {"currentStepIndex": 1})
         second = store.agents.save("s", "p", {"currentStepIndex": 2})
         store.agents.save("t", "p", {"currentStepIndex": 3})
         store.agents.delete(second.id)
         store.agents.clear_session("t")
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert [summary.id for summary in store.agents.list("s")] == [first.id]
         assert store.agents.load(second.id) is None
         assert store.agents.load_latest("t") is None
 
 
-def test_a_state_that_cannot_be_saved_makes_no_session(store: holdfast.Store) -> None:
+def test_a_state_that_cannot_be_saved_makes_no_session(store: stepkeep.Store) -> None:
     """It is refused before anything is written."""
     with pytest.raises(InvalidInput):
         store.agents.save("s", "p", {"handle": object()})
@@ -181,7 +181,7 @@ def test_the_agent_store_has_an_async_form(url: str) -> None:
             await store.agents.delete(saved.id)
             assert await store.agents.list("s") == []
             await store.agents.clear_session("s")
-            names = {name for name in dir(holdfast.AgentStore) if not name.startswith("_")}
+            names = {name for name in dir(stepkeep.AgentStore) if not name.startswith("_")}
             assert names == {name for name in dir(aio.AsyncAgentStore) if not name.startswith("_")}
 
     asyncio.run(main())

@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Conflict, PlanStep, StepContext
-from holdfast.engine import Save
-from holdfast.executor.lease import Held
-from holdfast.executor.owner import is_dead, this_process
-from holdfast.storage.memory import MemoryBackend
-from holdfast.testing.clock import FakeClock
-from holdfast.testing.faults import Fault, Faults, fail
+import stepkeep
+from stepkeep import Conflict, PlanStep, StepContext
+from stepkeep.engine import Save
+from stepkeep.executor.lease import Held
+from stepkeep.executor.owner import is_dead, this_process
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.testing.clock import FakeClock
+from stepkeep.testing.faults import Fault, Faults, fail
 from tests.executor import programs
 
 SOON = 20.0
@@ -33,8 +33,8 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store() -> Iterator[holdfast.Store]:
-    with holdfast.Store(MemoryBackend()) as store:
+def store() -> Iterator[stepkeep.Store]:
+    with stepkeep.Store(MemoryBackend()) as store:
         yield store
 
 
@@ -67,7 +67,7 @@ def test_a_process_that_ended_is_dead() -> None:
 
 
 def started_of(pid: int) -> int:
-    from holdfast.executor.owner import _stat
+    from stepkeep.executor.owner import _stat
 
     found = _stat(pid)
     return 0 if found is None else found[1]
@@ -83,7 +83,7 @@ def test_a_process_elsewhere_is_never_called_dead(field: str) -> None:
 # --- holding
 
 
-def test_a_held_lease_names_its_holder(store: holdfast.Store) -> None:
+def test_a_held_lease_names_its_holder(store: stepkeep.Store) -> None:
     """The refusal says who, where, and until when; at the end the lease is free."""
     session = store.session("s")
     with Held(store.engine, session.uid, label="nightly"):
@@ -97,7 +97,7 @@ def test_a_held_lease_names_its_holder(store: holdfast.Store) -> None:
         assert held.token > 1
 
 
-def test_a_second_run_of_a_session_is_refused(store: holdfast.Store) -> None:
+def test_a_second_run_of_a_session_is_refused(store: stepkeep.Store) -> None:
     """Even of the same process; nothing of it runs."""
     codes: list[str] = []
 
@@ -111,7 +111,7 @@ def test_a_second_run_of_a_session_is_refused(store: holdfast.Store) -> None:
     assert codes == ["lease_held"]
 
 
-def test_the_token_needs_the_lease(store: holdfast.Store) -> None:
+def test_the_token_needs_the_lease(store: stepkeep.Store) -> None:
     """Before `with` there is none."""
     with pytest.raises(RuntimeError):
         _ = Held(store.engine, store.session("s").uid).token
@@ -121,7 +121,7 @@ def test_a_lease_is_renewed_while_it_is_held() -> None:
     """Its end moves on, and so it does when the store could not be reached for a moment."""
     faults = Faults(Fault(fail, "renew_lease", 1))
     backend = faults.wrap(MemoryBackend())
-    with holdfast.Store(backend) as store:
+    with stepkeep.Store(backend) as store:
         session = store.session("s")
         with Held(store.engine, session.uid, seconds=0.15) as held:
             first = backend.lease(session.uid)
@@ -142,7 +142,7 @@ def test_a_lost_lease_is_noticed() -> None:
     clock = FakeClock()
     backend = MemoryBackend(clock=lambda: clock.now_us)
     told = threading.Event()
-    with holdfast.Store(backend) as store:
+    with stepkeep.Store(backend) as store:
         session = store.session("s")
         with Held(store.engine, session.uid, seconds=0.03, on_lost=told.set) as held:
             held.check()
@@ -158,7 +158,7 @@ def test_a_lost_lease_is_noticed() -> None:
 def test_a_runner_that_lost_its_lease_saves_nothing_more() -> None:
     """The run ends with `lease_lost`; the step that just ended is not saved."""
     backend = MemoryBackend()
-    with holdfast.Store(backend) as store:
+    with stepkeep.Store(backend) as store:
 
         def handle(context: StepContext) -> str:
             if context.step.id == "b":
@@ -180,9 +180,9 @@ def test_a_runner_that_lost_its_lease_saves_nothing_more() -> None:
 def test_a_process_is_not_locked_out_by_itself() -> None:
     """A lease that could not be given back is taken again at once by the same process."""
     faults = Faults()
-    with holdfast.Store(faults.wrap(MemoryBackend())) as store:
+    with stepkeep.Store(faults.wrap(MemoryBackend())) as store:
         faults.add(Fault(fail, "append"), Fault(fail, "release_lease"))
-        with pytest.raises(holdfast.BackendUnavailable), store.run("nightly") as run:
+        with pytest.raises(stepkeep.BackendUnavailable), store.run("nightly") as run:
             run.step("one", lambda: 1)
         assert store.engine.backend.lease(store.get("nightly").uid) is not None
         with store.run("nightly") as run:
@@ -190,7 +190,7 @@ def test_a_process_is_not_locked_out_by_itself() -> None:
         assert store.get("nightly").info.status == "completed"
 
 
-def test_a_run_of_this_process_is_called_so(store: holdfast.Store) -> None:
+def test_a_run_of_this_process_is_called_so(store: stepkeep.Store) -> None:
     """Who is refused by a run of its own process need not look for another one."""
     session = store.session("s")
     with Held(store.engine, session.uid), pytest.raises(Conflict) as refused:
@@ -201,7 +201,7 @@ def test_a_run_of_this_process_is_called_so(store: holdfast.Store) -> None:
 
 def test_a_forked_child_does_not_hold_the_lease(url: str) -> None:
     """Leaving the block there gives nothing back."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session("s")
         with Held(store.engine, session.uid) as held:
             child = os.fork()
@@ -221,7 +221,7 @@ def test_a_forked_child_does_not_hold_the_lease(url: str) -> None:
 def test_two_runners_started_together(url: str, tmp_path: Path) -> None:
     """One works, the other says who holds the lease."""
     log = tmp_path / "log"
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.session("shared", profile="archive")
     pair = [
         programs.start(programs.run_slowly, url, str(log), 1.0, False, 15.0, label)
@@ -275,13 +275,13 @@ def test_a_stopped_runner_that_was_taken_over_cannot_save(url: str, tmp_path: Pa
     answer = json.loads(programs.end(first)[1])
     assert second == {"status": "completed", "outputs": ["one", "two"]}
     assert answer["code"] == "lease_lost"
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.get("shared")
         assert session.info.status == "completed"
         assert [found["output"] for found in session.load().state["results"]] == ["one", "two"]
 
 
-def test_a_save_with_a_stale_token_is_refused(store: holdfast.Store) -> None:
+def test_a_save_with_a_stale_token_is_refused(store: stepkeep.Store) -> None:
     """Whatever the runner believes, the store decides."""
     session = store.session("s")
     with Held(store.engine, session.uid) as held:
@@ -298,11 +298,11 @@ def test_a_save_with_a_stale_token_is_refused(store: holdfast.Store) -> None:
 @pytest.mark.parametrize("how", ["plan", "script"])
 def test_the_keeper_looks_again_when_the_lease_is_given_back(url: str, how: str) -> None:
     """A finished test session goes, although the keeper came first while its runner still held the lease."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert store._keeper is not None
         keeper = store._keeper
 
-        def finished(session: holdfast.SessionInfo) -> None:
+        def finished(session: stepkeep.SessionInfo) -> None:
             is_early = store.engine.backend.lease(session.uid) is not None
             keeper.finished(session)
             if is_early:
@@ -315,12 +315,12 @@ def test_the_keeper_looks_again_when_the_lease_is_given_back(url: str, how: str)
         else:
             with store.run("s") as run:
                 run.step("1", str)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert list(store.sessions()) == []
 
 
 def test_a_session_that_is_gone_has_no_lease_to_give_back(
-    store: holdfast.Store, caplog: pytest.LogCaptureFixture
+    store: stepkeep.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     """That is nothing to complain about."""
     session = store.session("s")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import AgentState, InvalidInput, LastError, PlanStep, RetryPolicy, StepResult, StepStatus
-from holdfast.executor.fingerprint import differences, fingerprint
-from holdfast.executor.options import RunOptions
-from holdfast.executor.plan import check_plan, from_state, iso, steps_of, to_state
-from holdfast.executor.progress import AgentShape
+from stepkeep import AgentState, InvalidInput, LastError, PlanStep, RetryPolicy, StepResult, StepStatus
+from stepkeep.executor.fingerprint import differences, fingerprint
+from stepkeep.executor.options import RunOptions
+from stepkeep.executor.plan import check_plan, from_state, iso, steps_of, to_state
+from stepkeep.executor.progress import AgentShape
 
 NOON = datetime(2026, 1, 20, 12, 0, 0, 5, tzinfo=UTC)
 

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast import Cancellation, Conflict, Hooks, InvalidInput, NotFound, PlanStep, Status, StepContext
-from holdfast.storage.memory import MemoryBackend
+import stepkeep
+from stepkeep import Cancellation, Conflict, Hooks, InvalidInput, NotFound, PlanStep, Status, StepContext
+from stepkeep.storage.memory import MemoryBackend
 from tests.executor import programs
 
 COMPETITORS = ["CompanyA", "CompanyB", "CompanyC"]
@@ -39,8 +39,8 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store() -> Iterator[holdfast.Store]:
-    with holdfast.open("memory:") as store:
+def store() -> Iterator[stepkeep.Store]:
+    with stepkeep.open("memory:") as store:
         yield store
 
 
@@ -84,11 +84,11 @@ def fail_at(name: str) -> Any:
 
 def test_the_worked_example(url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Fail at step 2, resume later in another process: skip 1, retry 2, finish 3."""
-    caplog.set_level(logging.INFO, "holdfast")
-    with holdfast.open(url) as store:
+    caplog.set_level(logging.INFO, "stepkeep")
+    with stepkeep.open(url) as store:
         first = store.execute("research", RESEARCH, Research(is_down=True), query="Find all competitors")
     assert (first.status, first.error) == (Status.FAILED, "API timeout")
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         checkpoint = store.agents.load_latest("research")
         assert checkpoint is not None
         state = checkpoint.state
@@ -108,7 +108,7 @@ def test_the_worked_example(url: str, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_resume_tells_how_long_the_work_took_so_far(url: str) -> None:
     """The time of earlier runs counts in the checkpoints, not in the result."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.agents.save(
             "s",
             None,
@@ -128,7 +128,7 @@ def test_resume_tells_how_long_the_work_took_so_far(url: str) -> None:
 # --- what there is to resume
 
 
-def test_resume_without_a_checkpoint_is_an_error(store: holdfast.Store) -> None:
+def test_resume_without_a_checkpoint_is_an_error(store: stepkeep.Store) -> None:
     """Never an empty success, and no session is made."""
     for _ in range(2):
         with pytest.raises(NotFound) as caught:
@@ -142,7 +142,7 @@ def test_resume_without_a_checkpoint_is_an_error(store: holdfast.Store) -> None:
     assert store.engine.backend.lease(store.get("s").uid) is None
 
 
-def test_resuming_what_is_complete_does_and_saves_nothing(store: holdfast.Store) -> None:
+def test_resuming_what_is_complete_does_and_saves_nothing(store: stepkeep.Store) -> None:
     """All steps are recovered."""
     calls: list[str] = []
     store.execute("s", steps("a", "b"), done)
@@ -155,11 +155,11 @@ def test_resuming_what_is_complete_does_and_saves_nothing(store: holdfast.Store)
 
 def test_a_second_fresh_run_starts_over_and_is_the_newest(url: str) -> None:
     """Its first checkpoint is newer than the last of the first run, although its step is lower."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.execute("s", steps("a", "b", "c"), done, context={"run": 1})
         second = store.execute("s", steps("a", "b", "c"), fail_at("b"), context={"run": 2})
     assert second.status is Status.FAILED
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         latest = store.get("s").load()
         assert (latest.header.status, latest.state["context"]) == ("failed", {"run": 2})
         assert latest.state["currentStepIndex"] == 1
@@ -167,7 +167,7 @@ def test_a_second_fresh_run_starts_over_and_is_the_newest(url: str) -> None:
         assert (result.steps_recovered, result.steps_run) == (1, 2)
 
 
-def test_a_second_run_that_dies_in_its_first_step_is_not_taken_for_the_first(store: holdfast.Store) -> None:
+def test_a_second_run_that_dies_in_its_first_step_is_not_taken_for_the_first(store: stepkeep.Store) -> None:
     """The start is saved: otherwise resuming would find the completed first run and do nothing."""
     store.execute("s", steps("a", "b"), done, auto_checkpoint=False)
     cancellation = Cancellation()
@@ -177,14 +177,14 @@ def test_a_second_run_that_dies_in_its_first_step_is_not_taken_for_the_first(sto
     assert (result.steps_recovered, result.steps_run) == (0, 2)
 
 
-def test_a_fresh_run_does_not_believe_the_statuses_it_is_given(store: holdfast.Store) -> None:
+def test_a_fresh_run_does_not_believe_the_statuses_it_is_given(store: stepkeep.Store) -> None:
     """A plan taken from an earlier result is done from its first step."""
     first = store.execute("s", steps("a", "b"), done)
     again = store.execute("s", first.state.plan, done)
     assert again.steps_run == 2
 
 
-def test_a_step_that_was_running_is_done_again(store: holdfast.Store) -> None:
+def test_a_step_that_was_running_is_done_again(store: stepkeep.Store) -> None:
     """At least once for the interrupted step, never again for a completed one."""
     state = {
         "plan": [
@@ -204,7 +204,7 @@ def test_a_step_that_was_running_is_done_again(store: holdfast.Store) -> None:
     assert result.state.context == {"k": (1,)}
 
 
-def test_a_state_that_is_no_plan_cannot_be_resumed(store: holdfast.Store) -> None:
+def test_a_state_that_is_no_plan_cannot_be_resumed(store: stepkeep.Store) -> None:
     """It is refused, and stays as it is."""
     store.session("s").save(["something", "else"])
     with pytest.raises(InvalidInput) as caught:
@@ -226,9 +226,9 @@ def test_a_foreign_save_does_not_hide_completed_steps(url: str, foreign: dict[st
         calls.append(context.step.id)
         return context.step.id
 
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.execute("s", steps("a", "b"), fail_at("b"))
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.get("s")
         before = session.load().header
         saved = session.save(foreign)
@@ -244,7 +244,7 @@ def test_a_foreign_save_does_not_hide_completed_steps(url: str, foreign: dict[st
 # --- from elsewhere
 
 
-def test_resume_from_an_older_checkpoint(store: holdfast.Store) -> None:
+def test_resume_from_an_older_checkpoint(store: stepkeep.Store) -> None:
     """Steps completed later are done again; the new checkpoints name where they come from."""
     calls: list[str] = []
 
@@ -266,7 +266,7 @@ def test_resume_from_an_older_checkpoint(store: holdfast.Store) -> None:
 
 def test_resume_falls_back_when_the_newest_is_damaged(url: str, tmp_path: Path) -> None:
     """The step that the damaged checkpoints told of is done again, the one before is not."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.execute("s", steps("a", "b", "c"), fail_at("c"), profile="archive")
         newest = [header.id for header in store.get("s").history()][:2]
     connection = apsw.Connection(str(tmp_path / "store.db"))
@@ -274,7 +274,7 @@ def test_resume_falls_back_when_the_newest_is_damaged(url: str, tmp_path: Path) 
         connection.execute("UPDATE bodies SET data = zeroblob(8) WHERE checkpoint = ?", (id,))
     connection.close()
     calls: list[str] = []
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         result = store.execute(
             "s", steps("a", "b", "c"), lambda context: calls.append(context.step.id), resume=True
         )
@@ -290,9 +290,9 @@ def test_a_changed_plan_is_refused_with_the_differences(url: str) -> None:
     plan = [PlanStep("a", action="go", parameters={"n": 1}), PlanStep("b"), PlanStep("c")]
     changed = [PlanStep("a", action="go", parameters={"n": 2}), PlanStep("b"), PlanStep("d")]
     calls: list[str] = []
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.execute("s", plan, fail_at("b"))
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         before = store.get("s").info
         with pytest.raises(Conflict) as caught:
             store.execute("s", changed, lambda context: calls.append(context.step.id), resume=True)
@@ -303,7 +303,7 @@ def test_a_changed_plan_is_refused_with_the_differences(url: str) -> None:
         assert store.get("s").info == before
 
 
-def test_force_goes_on_with_the_changed_plan(store: holdfast.Store) -> None:
+def test_force_goes_on_with_the_changed_plan(store: stepkeep.Store) -> None:
     """Completed steps stay completed by their ids, new ones are done, and the new plan is the stored one."""
     store.execute("s", steps("a", "b", "c"), fail_at("b"))
     calls: list[str] = []
@@ -320,7 +320,7 @@ def test_force_goes_on_with_the_changed_plan(store: holdfast.Store) -> None:
     assert store.execute("s", plan, handle, resume=True).steps_run == 0
 
 
-def test_other_descriptions_are_no_change(store: holdfast.Store) -> None:
+def test_other_descriptions_are_no_change(store: stepkeep.Store) -> None:
     """Words about a step may be polished between runs."""
     store.execute("s", steps("a", "b"), fail_at("b"))
     plan = [PlanStep("a", "polished"), PlanStep("b", "words")]
@@ -376,7 +376,7 @@ def test_any_plan_is_finished_by_resuming(
     """Each step is completed once, after what it depends on, and called once more per failure; none is forgotten."""
     handler = Chaos(failures)
     needed = {step.id: failures.get(step.id, 0) for step in plan}
-    with holdfast.Store(MemoryBackend()) as store:
+    with stepkeep.Store(MemoryBackend()) as store:
         options: Any = {"parallel": parallel, "on_failure": on_failure, "auto_checkpoint": auto_checkpoint}
         result = store.execute("s", plan, handler, **options)
         for _ in range(sum(needed.values())):
@@ -394,7 +394,7 @@ def test_any_plan_is_finished_by_resuming(
         assert saved.agent_state() == result.state
 
 
-def check_failed(result: holdfast.ExecutionResult, plan: list[PlanStep], on_failure: str) -> None:
+def check_failed(result: stepkeep.ExecutionResult, plan: list[PlanStep], on_failure: str) -> None:
     """Skipped is what depends on a failure; what is left to do otherwise only where the run was to stop."""
     status = {step.id: step.status for step in result.state.plan}
     assert result.status is Status.FAILED

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import (
+import stepkeep
+from stepkeep import (
     BackendUnavailable,
     Cancellation,
     Hooks,
@@ -31,9 +31,9 @@ from holdfast import (
     aio,
     config,
 )
-from holdfast.executor.runner import Runner, RunOptions, StepRules
-from holdfast.storage.memory import MemoryBackend
-from holdfast.testing.faults import Fault, Faults, fail
+from stepkeep.executor.runner import Runner, RunOptions, StepRules
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.testing.faults import Fault, Faults, fail
 from tests.executor import programs
 
 SOON = 20.0
@@ -48,8 +48,8 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store() -> Iterator[holdfast.Store]:
-    with holdfast.open("memory:") as store:
+def store() -> Iterator[stepkeep.Store]:
+    with stepkeep.open("memory:") as store:
         yield store
 
 
@@ -70,11 +70,11 @@ def broken(_: StepContext) -> None:
     raise ZeroDivisionError("broken on purpose")
 
 
-def statuses(result: holdfast.ExecutionResult) -> list[str]:
+def statuses(result: stepkeep.ExecutionResult) -> list[str]:
     return [step.status.value for step in result.state.plan]
 
 
-def messages(session: holdfast.Session) -> list[str]:
+def messages(session: stepkeep.Session) -> list[str]:
     return [header.message for header in session.history(newest_first=False)]
 
 
@@ -84,12 +84,12 @@ def messages(session: holdfast.Session) -> list[str]:
 def test_a_plan_is_run_in_order_and_every_step_is_saved(url: str) -> None:
     """One checkpoint at the start, one after each step, one at the end; the state has the seed's names."""
     handler = Recorder()
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         result = store.execute("s", THREE, handler, query="why", context={"k": 1}, project="p")
     assert handler.calls == ["1", "2", "3"]
     assert (result.status, result.success, result.error) == (Status.COMPLETED, True, None)
     assert (result.steps_run, result.steps_recovered, result.steps_skipped) == (3, 0, 0)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.get("s")
         assert messages(session) == [
             "Execution started",
@@ -115,7 +115,7 @@ def test_a_plan_is_run_in_order_and_every_step_is_saved(url: str) -> None:
         assert store.engine.backend.lease(session.uid) is None
 
 
-def test_steps_wait_for_their_dependencies(store: holdfast.Store) -> None:
+def test_steps_wait_for_their_dependencies(store: stepkeep.Store) -> None:
     """A step starts when all it depends on is completed, wherever it stands in the plan."""
     plan = [PlanStep("3", dependencies=("1", "2")), PlanStep("2", dependencies=("1",)), PlanStep("1")]
     handler = Recorder(s3=lambda context: dict(context.outputs))
@@ -126,7 +126,7 @@ def test_steps_wait_for_their_dependencies(store: holdfast.Store) -> None:
         result.output("4")
 
 
-def test_parameters_are_the_handlers_own(store: holdfast.Store) -> None:
+def test_parameters_are_the_handlers_own(store: stepkeep.Store) -> None:
     """Whatever it does with them, by either name, the plan of the caller and the stored one stay."""
     plan = [PlanStep("1", parameters={"urls": ["a"]}), PlanStep("2")]
 
@@ -140,7 +140,7 @@ def test_parameters_are_the_handlers_own(store: holdfast.Store) -> None:
     assert [step["parameters"] for step in store.get("s").load().state["plan"]] == [{"urls": ["a"]}, {}]
 
 
-def test_independent_steps_run_at_the_same_time(store: holdfast.Store) -> None:
+def test_independent_steps_run_at_the_same_time(store: stepkeep.Store) -> None:
     """As many as `parallel` allows, and no more."""
     meeting, now, most = threading.Barrier(3), [0], [0]
     lock = threading.Lock()
@@ -158,7 +158,7 @@ def test_independent_steps_run_at_the_same_time(store: holdfast.Store) -> None:
     assert most == [3]
 
 
-def test_working_memory_is_handed_from_step_to_step(store: holdfast.Store) -> None:
+def test_working_memory_is_handed_from_step_to_step(store: stepkeep.Store) -> None:
     """A step may change the context; the next one sees it, and it is saved."""
 
     def count(context: StepContext) -> None:
@@ -170,7 +170,7 @@ def test_working_memory_is_handed_from_step_to_step(store: holdfast.Store) -> No
     assert store.get("s").load().state["context"] == {"kept": [1], "n": 3}
 
 
-def test_context_and_parameters_may_hold_what_json_lacks(store: holdfast.Store) -> None:
+def test_context_and_parameters_may_hold_what_json_lacks(store: stepkeep.Store) -> None:
     """Keys that are no text, bytes, tuples and sets come back on resuming."""
     odd = {1: b"x", (1, 2): {3, 4}, "when": (None, 1.5)}
     plan = [PlanStep("1", parameters=odd), PlanStep("2", parameters=odd)]
@@ -183,7 +183,7 @@ def test_context_and_parameters_may_hold_what_json_lacks(store: holdfast.Store) 
     assert result.state.context == odd
 
 
-def test_parallel_steps_do_not_lose_each_others_context(store: holdfast.Store) -> None:
+def test_parallel_steps_do_not_lose_each_others_context(store: stepkeep.Store) -> None:
     """Each has a copy; what it changed is merged when it is completed."""
     meeting = threading.Barrier(3)
 
@@ -195,7 +195,7 @@ def test_parallel_steps_do_not_lose_each_others_context(store: holdfast.Store) -
     assert result.state.context == {"a": 0, "1": 1, "2": 1, "3": 1}
 
 
-def test_what_a_handler_keeps_does_not_change_what_is_saved(store: holdfast.Store) -> None:
+def test_what_a_handler_keeps_does_not_change_what_is_saved(store: stepkeep.Store) -> None:
     """Outputs, parameters and context are copied on their way in and out."""
     kept: list[Any] = []
     parameters = {"list": [1]}
@@ -225,13 +225,13 @@ def test_an_outcome_tells_tokens_and_keeps_long_outputs_as_blobs(url: str) -> No
         blob = context.blob(content)
         return Outcome(output={"stdout": blob.digest}, blobs=(blob,), token_usage=7)
 
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         result = store.execute("s", THREE, handle, profile="archive")
         session = store.get("s")
         oldest = [header.id for header in session.history()][1:]
         session.delete(*oldest)
         store.engine.backend.sweep()
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         found = store.get("s").load()
         assert found.header.metadata["tokenUsage"] == 17
         assert found.header.metadata["durationMs"] >= 0
@@ -239,7 +239,7 @@ def test_an_outcome_tells_tokens_and_keeps_long_outputs_as_blobs(url: str) -> No
         assert result.results[0].blobs == (found.state["results"][0]["output"]["stdout"],)
 
 
-def test_a_step_may_be_skipped_by_choice(store: holdfast.Store) -> None:
+def test_a_step_may_be_skipped_by_choice(store: stepkeep.Store) -> None:
     """It has no result, and the steps that depend on it run all the same."""
     told: list[str] = []
     hooks = Hooks(on_step_skip=lambda step, reason: told.append(f"{step.id}: {reason}"))
@@ -257,7 +257,7 @@ def test_a_step_may_be_skipped_by_choice(store: holdfast.Store) -> None:
 # --- coroutines
 
 
-def test_a_coroutine_function_is_awaited(store: holdfast.Store) -> None:
+def test_a_coroutine_function_is_awaited(store: stepkeep.Store) -> None:
     """On one loop of its own, several at a time."""
     loops = set()
 
@@ -271,7 +271,7 @@ def test_a_coroutine_function_is_awaited(store: holdfast.Store) -> None:
     assert len(loops) == 1
 
 
-def test_other_forms_of_async_handlers_work(store: holdfast.Store) -> None:
+def test_other_forms_of_async_handlers_work(store: stepkeep.Store) -> None:
     """An object with an async call, and a function that returns an awaitable."""
 
     class Handler:
@@ -336,7 +336,7 @@ def test_cancelling_an_awaited_run_saves_it_as_paused(url: str) -> None:
 
     asyncio.run(main())
     assert ended == ["2"]
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         state = store.get("s").load().state
         assert [step["status"] for step in state["plan"]] == ["completed", "pending", "pending"]
         assert store.execute("s", THREE, Recorder(), resume=True).steps_recovered == 1
@@ -348,13 +348,13 @@ def test_cancelling_an_awaited_run_saves_it_as_paused(url: str) -> None:
 def test_a_failing_step_is_saved_and_told(url: str) -> None:
     """Trigger error, the seed's message, lastError and a failed session; the other steps are untouched."""
     handler = Recorder(s2=broken)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         result = store.execute("s", THREE, handler)
     assert handler.calls == ["1", "2"]
     assert (result.status, result.error) == (Status.FAILED, "broken on purpose")
     assert isinstance(result.exception, ZeroDivisionError)
     assert statuses(result) == ["completed", "failed", "pending"]
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.get("s")
         latest = session.load()
         assert latest.header.message == "Failed at step 1: two"
@@ -368,7 +368,7 @@ def test_a_failing_step_is_saved_and_told(url: str) -> None:
         assert (session.info.status, session.info.error) == ("failed", "broken on purpose")
 
 
-def test_steps_that_depend_on_a_failed_one_are_skipped(store: holdfast.Store) -> None:
+def test_steps_that_depend_on_a_failed_one_are_skipped(store: stepkeep.Store) -> None:
     """Directly or not; independent steps go on only when asked."""
     plan = [
         PlanStep("1"),
@@ -396,7 +396,7 @@ def test_steps_that_depend_on_a_failed_one_are_skipped(store: holdfast.Store) ->
     assert session.info.status is Status.FAILED
 
 
-def test_what_runs_beside_a_failing_step_is_finished_and_saved(store: holdfast.Store) -> None:
+def test_what_runs_beside_a_failing_step_is_finished_and_saved(store: stepkeep.Store) -> None:
     """No work that was begun is thrown away."""
     failed = threading.Event()
     hooks = Hooks(on_step_error=lambda step, error, again: failed.set())
@@ -406,7 +406,7 @@ def test_what_runs_beside_a_failing_step_is_finished_and_saved(store: holdfast.S
     assert store.get("s").load().header.status is Status.FAILED
 
 
-def test_a_step_is_tried_again(store: holdfast.Store) -> None:
+def test_a_step_is_tried_again(store: stepkeep.Store) -> None:
     """As often as the policy says; a failed attempt leaves no trace in the context."""
     told: list[tuple[str, bool]] = []
     hooks = Hooks(on_step_error=lambda step, error, again: told.append((str(error), again)))
@@ -430,7 +430,7 @@ def test_a_step_is_tried_again(store: holdfast.Store) -> None:
     assert given_up.progress.steps[0].attempts == 2
 
 
-def test_steps_can_have_rules_of_their_own(store: holdfast.Store) -> None:
+def test_steps_can_have_rules_of_their_own(store: stepkeep.Store) -> None:
     """Those of the run hold for the others."""
     options = RunOptions(
         rules={"1": StepRules(retry=RetryPolicy(attempts=4, delay_seconds=0))}, on_failure="continue"
@@ -440,7 +440,7 @@ def test_steps_can_have_rules_of_their_own(store: holdfast.Store) -> None:
     assert sorted(handler.calls) == ["1", "1", "1", "1", "2", "3"]
 
 
-def test_a_wait_before_a_retry_can_be_interrupted(store: holdfast.Store) -> None:
+def test_a_wait_before_a_retry_can_be_interrupted(store: stepkeep.Store) -> None:
     """Nobody waits an hour for a run to stop."""
     cancellation = Cancellation()
     hooks = Hooks(on_step_error=lambda step, error, again: cancellation.cancel())
@@ -456,7 +456,7 @@ def test_a_wait_before_a_retry_can_be_interrupted(store: holdfast.Store) -> None
     assert statuses(result) == ["pending", "pending", "pending"]
 
 
-def test_a_thread_that_hangs_is_given_up(store: holdfast.Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thread_that_hangs_is_given_up(store: stepkeep.Store, caplog: pytest.LogCaptureFixture) -> None:
     """The step failed; the thread is told, and its late result is ignored."""
     release, late = threading.Event(), threading.Event()
     seen: list[bool] = []
@@ -482,7 +482,7 @@ def test_a_thread_that_hangs_is_given_up(store: holdfast.Store, caplog: pytest.L
     assert store.get("s").load().state["plan"][0]["status"] == "failed"
 
 
-def test_a_coroutine_that_hangs_is_cancelled(store: holdfast.Store) -> None:
+def test_a_coroutine_that_hangs_is_cancelled(store: stepkeep.Store) -> None:
     """Its clean-up runs."""
     cleaned = threading.Event()
 
@@ -507,19 +507,19 @@ def test_a_coroutine_that_hangs_is_cancelled(store: holdfast.Store) -> None:
 )
 def test_a_result_that_cannot_be_saved_is_a_failed_step(url: str, value: Any, path: str) -> None:
     """The place is named, and all the rest is saved."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         result = store.execute("s", THREE, Recorder(s2=lambda _: value))
         assert statuses(result) == ["completed", "failed", "pending"]
         assert isinstance(result.exception, InvalidInput)
         assert result.exception.path == path
         assert path in (result.error or "")
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         state = store.get("s").load().state
         assert [found["stepId"] for found in state["results"]] == ["1"]
         assert store.execute("s", THREE, Recorder(), resume=True).success
 
 
-def test_a_context_that_cannot_be_saved_is_a_failed_step(store: holdfast.Store) -> None:
+def test_a_context_that_cannot_be_saved_is_a_failed_step(store: stepkeep.Store) -> None:
     """The key is named, and the context stays as it was."""
 
     def spoil(context: StepContext) -> None:
@@ -533,7 +533,7 @@ def test_a_context_that_cannot_be_saved_is_a_failed_step(store: holdfast.Store) 
 
 def test_a_state_that_grows_too_large_is_a_failed_step() -> None:
     """The step whose output does not fit any more failed; what was done before stays."""
-    with holdfast.open("memory:", max_state_bytes=4000) as store:
+    with stepkeep.open("memory:", max_state_bytes=4000) as store:
         result = store.execute("s", THREE, lambda context: "x" * 1500)
         assert statuses(result) == ["completed", "completed", "failed"]
         assert result.exception is not None
@@ -546,7 +546,7 @@ def test_a_state_that_grows_too_large_is_a_failed_step() -> None:
 )
 @pytest.mark.parametrize("is_async", [False, True])
 def test_whatever_a_handler_raises_is_a_failed_step(
-    store: holdfast.Store, error: BaseException, is_async: bool
+    store: stepkeep.Store, error: BaseException, is_async: bool
 ) -> None:
     """Also what would end a process, has no message, or is no proper text."""
 
@@ -572,14 +572,14 @@ class Odd:
 @pytest.mark.parametrize(
     "value", [Odd(), [Odd()], Outcome(blobs=("ab",)), Outcome(blobs=7), Outcome(token_usage="many")]
 )
-def test_an_odd_result_is_a_failed_step(store: holdfast.Store, value: Any) -> None:
+def test_an_odd_result_is_a_failed_step(store: stepkeep.Store, value: Any) -> None:
     """Whatever is wrong with it, the run comes to its end and the rest is saved."""
     result = store.execute("s", THREE, Recorder(s2=lambda _: value))
     assert statuses(result) == ["completed", "failed", "pending"]
     assert store.get("s").load().header.status is Status.FAILED
 
 
-def test_a_flood_of_output_is_saved_whole(store: holdfast.Store) -> None:
+def test_a_flood_of_output_is_saved_whole(store: stepkeep.Store) -> None:
     """An output of megabytes is an output."""
     flood = "line\n" * 500_000
     assert store.execute("s", THREE[:1], lambda _: flood).output("1") == flood
@@ -589,9 +589,9 @@ def test_a_flood_of_output_is_saved_whole(store: holdfast.Store) -> None:
 # --- when the store fails
 
 
-def faulty() -> tuple[holdfast.Store, Faults]:
+def faulty() -> tuple[stepkeep.Store, Faults]:
     faults = Faults()
-    return holdfast.Store(faults.wrap(MemoryBackend())), faults
+    return stepkeep.Store(faults.wrap(MemoryBackend())), faults
 
 
 @pytest.mark.full
@@ -639,7 +639,7 @@ def test_a_full_disk_is_final_at_once() -> None:
 # --- what is saved
 
 
-def test_auto_checkpoint_can_be_switched_off(store: holdfast.Store) -> None:
+def test_auto_checkpoint_can_be_switched_off(store: stepkeep.Store) -> None:
     """Start, failure and end are saved all the same."""
     store.execute("s", THREE, Recorder(s2=broken), auto_checkpoint=False)
     store.execute("s", THREE, Recorder(), auto_checkpoint=False, resume=True)
@@ -648,22 +648,22 @@ def test_auto_checkpoint_can_be_switched_off(store: holdfast.Store) -> None:
 
 def test_the_settings_decide_about_checkpoints(tmp_path: Path) -> None:
     """`agent.checkpoints.autoCheckpoint` gives the default; with `enabled: false` there is none at all."""
-    file = tmp_path / "holdfast.yaml"
+    file = tmp_path / "stepkeep.yaml"
     file.write_text("agent: {checkpoints: {autoCheckpoint: false}}")
-    with holdfast.open("memory:", config=config.load(cwd=tmp_path, environ={})) as store:
+    with stepkeep.open("memory:", config=config.load(cwd=tmp_path, environ={})) as store:
         store.execute("s", THREE, Recorder())
         assert messages(store.get("s")) == ["Execution started", "Execution complete"]
         store.execute("t", THREE, Recorder(), auto_checkpoint=True)
         assert len(messages(store.get("t"))) == 5
     file.write_text("agent: {checkpoints: {enabled: false}}")
-    with holdfast.open("memory:", config=config.load(cwd=tmp_path, environ={})) as store:
+    with stepkeep.open("memory:", config=config.load(cwd=tmp_path, environ={})) as store:
         result = store.execute("s", THREE, Recorder())
         assert (result.success, result.checkpoint) == (True, None)
         assert messages(store.get("s")) == []
         assert store.get("s").info.status is Status.COMPLETED
 
 
-def test_hooks_are_told_and_change_nothing(store: holdfast.Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_hooks_are_told_and_change_nothing(store: stepkeep.Store, caplog: pytest.LogCaptureFixture) -> None:
     """Start, completion and checkpoints, in order; what a hook raises is logged."""
     told: list[str] = []
 
@@ -690,7 +690,7 @@ def test_hooks_are_told_and_change_nothing(store: holdfast.Store, caplog: pytest
 # --- bad input
 
 
-def test_nothing_is_stored_when_the_call_makes_no_sense(store: holdfast.Store) -> None:
+def test_nothing_is_stored_when_the_call_makes_no_sense(store: stepkeep.Store) -> None:
     """No handler, a bad plan, a bad option: found before a session is made."""
     with pytest.raises(InvalidInput, match="executeStep must be implemented") as caught:
         store.execute("s", THREE)
@@ -701,7 +701,7 @@ def test_nothing_is_stored_when_the_call_makes_no_sense(store: holdfast.Store) -
     assert list(store.sessions()) == []
 
 
-def test_a_plan_or_context_that_cannot_be_saved_is_refused_before_any_step(store: holdfast.Store) -> None:
+def test_a_plan_or_context_that_cannot_be_saved_is_refused_before_any_step(store: stepkeep.Store) -> None:
     """Better now than after the first hour of work."""
     handler = Recorder()
     with pytest.raises(InvalidInput):
@@ -714,7 +714,7 @@ def test_a_plan_or_context_that_cannot_be_saved_is_refused_before_any_step(store
 # --- stopping
 
 
-def test_a_run_can_be_cancelled_from_another_thread(store: holdfast.Store) -> None:
+def test_a_run_can_be_cancelled_from_another_thread(store: stepkeep.Store) -> None:
     """It is saved as paused; a step that sees it and ends in time may still be completed."""
     cancellation = Cancellation()
 
@@ -748,14 +748,14 @@ def test_sigint_saves_paused_and_interrupts(url: str) -> None:
             raise RuntimeError("stopped")
         return context.step.id
 
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         with pytest.raises(KeyboardInterrupt) as caught:
             store.execute("s", THREE, handle)
         assert isinstance(caught.value, Interrupted)
         assert caught.value.signal == signal.SIGINT
         assert statuses(caught.value.result) == ["completed", "pending", "pending"]
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert store.get("s").info.status is Status.PAUSED
         assert "lastError" not in store.get("s").load().state
         assert store.execute("s", THREE, Recorder(), resume=True).steps_recovered == 1
@@ -771,7 +771,7 @@ def test_signals_to_forked_children_do_what_they_did_before(url: str) -> None:
     }
 
 
-def test_signals_can_be_left_alone(store: holdfast.Store) -> None:
+def test_signals_can_be_left_alone(store: stepkeep.Store) -> None:
     """Then they do what they did before."""
 
     def handle(_: StepContext) -> str:
@@ -792,7 +792,7 @@ def test_sigterm_saves_paused_in_a_process_of_its_own(url: str, tmp_path: Path) 
     process.send_signal(signal.SIGTERM)
     code, output, errors = programs.end(process)
     assert (code, output) == (0, f'{{"signal": {int(signal.SIGTERM)}, "status": "paused"}}'), errors
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.get("shared")
         assert (session.info.status, session.load().header.status) == ("paused", "paused")
         assert [step["status"] for step in session.load().state["plan"]] == ["completed", "pending"]
@@ -805,9 +805,9 @@ def test_sigterm_saves_paused_in_a_process_of_its_own(url: str, tmp_path: Path) 
 def test_a_hanging_thread_does_not_keep_the_process_from_ending(url: str) -> None:
     """It is a daemon: who gave up on a step can leave."""
     code = (
-        "import holdfast, threading\n"
-        f"with holdfast.open({url!r}) as store:\n"
-        "    plan = [holdfast.PlanStep('1')]\n"
+        "import stepkeep, threading\n"
+        f"with stepkeep.open({url!r}) as store:\n"
+        "    plan = [stepkeep.PlanStep('1')]\n"
         "    result = store.execute('s', plan, lambda _: threading.Event().wait(), timeout=0.05)\n"
         "    print(result.status)\n"
     )

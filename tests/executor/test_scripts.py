@@ -23,11 +23,11 @@ from typing import Any
 import apsw
 import pytest
 
-import holdfast
-from holdfast import aio
-from holdfast.executor.scripts import Run
-from holdfast.storage.memory import MemoryBackend
-from holdfast.testing.faults import Fault, Faults, fail
+import stepkeep
+from stepkeep import aio
+from stepkeep.executor.scripts import Run
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.testing.faults import Fault, Faults, fail
 from tests.executor import script_programs as programs
 
 
@@ -37,8 +37,8 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[holdfast.Store]:
-    with holdfast.open(url) as store:
+def store(url: str) -> Iterator[stepkeep.Store]:
+    with stepkeep.open(url) as store:
         yield store
 
 
@@ -65,16 +65,16 @@ def test_a_finished_step_is_not_called_again(url: str) -> None:
     """A later run, on a store opened anew, gets the stored output."""
     fetch = Counted(lambda url: {"pages": [url], "at": (1, 2)})
     for _ in range(3):
-        with holdfast.open(url) as store, store.run("nightly") as run:
+        with stepkeep.open(url) as store, store.run("nightly") as run:
             assert run.step("fetch", fetch, "a") == {"pages": ["a"], "at": (1, 2)}
             assert run.outputs == {"fetch": {"pages": ["a"], "at": (1, 2)}}
     assert fetch.calls == 1
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert store.get("nightly").info.status == "completed"
         assert store.get("nightly").info.profile == "agent"
 
 
-def test_every_finished_step_is_a_checkpoint(store: holdfast.Store) -> None:
+def test_every_finished_step_is_a_checkpoint(store: stepkeep.Store) -> None:
     """It is automatic, at a step boundary, named after the step, and holds the outputs of all steps so far."""
     with store.run("nightly") as run:
         run.step("fetch", lambda: [1])
@@ -90,7 +90,7 @@ def test_every_finished_step_is_a_checkpoint(store: holdfast.Store) -> None:
 def test_a_script_that_failed_goes_on_behind_its_last_finished_step(url: str) -> None:
     """The error checkpoint names the step; the next run calls that step, and none before it."""
     fetch, count = Counted(), Counted(broken)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         with pytest.raises(ZeroDivisionError), store.run("nightly") as run:
             run.step("fetch", fetch, 1)
             run.step("count", count, 2)
@@ -104,7 +104,7 @@ def test_a_script_that_failed_goes_on_behind_its_last_finished_step(url: str) ->
         assert (error["step"], error["stepIndex"]) == ("count", 2)
         assert error["message"] == "ZeroDivisionError: broken on purpose"
     repaired = Counted(lambda number: number * 10)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         with store.run("nightly") as run:
             assert run.step("fetch", fetch, 1) == [1]
             assert run.step("count", repaired, 2) == 20
@@ -113,7 +113,7 @@ def test_a_script_that_failed_goes_on_behind_its_last_finished_step(url: str) ->
     assert (fetch.calls, count.calls, repaired.calls) == (1, 1, 1)
 
 
-def test_an_error_between_steps_blames_none(store: holdfast.Store) -> None:
+def test_an_error_between_steps_blames_none(store: stepkeep.Store) -> None:
     """The checkpoint says behind which step the script broke."""
     with pytest.raises(ZeroDivisionError), store.run("nightly") as run:
         run.step("fetch", Counted())
@@ -125,7 +125,7 @@ def test_an_error_between_steps_blames_none(store: holdfast.Store) -> None:
 
 
 @pytest.mark.parametrize("text", ["x" * 1_000_000, "lone \ud800 surrogate", "nul \0 byte"])
-def test_whatever_an_error_says_the_run_is_marked_failed(store: holdfast.Store, text: str) -> None:
+def test_whatever_an_error_says_the_run_is_marked_failed(store: stepkeep.Store, text: str) -> None:
     """Texts that no store can hold are cut and mended."""
     with pytest.raises(RuntimeError) as raised, store.run("nightly") as run:
         run.step("first", Counted())
@@ -134,7 +134,7 @@ def test_whatever_an_error_says_the_run_is_marked_failed(store: holdfast.Store, 
     assert store.get("nightly").info.status == "failed"
 
 
-def test_a_wrapped_or_grouped_error_still_names_its_step(store: holdfast.Store) -> None:
+def test_a_wrapped_or_grouped_error_still_names_its_step(store: stepkeep.Store) -> None:
     """`raise … from` and exception groups lead back to the step."""
     with pytest.raises(RuntimeError), store.run("wrapped") as run:
         try:
@@ -150,7 +150,7 @@ def test_a_wrapped_or_grouped_error_still_names_its_step(store: holdfast.Store) 
         assert next(store.get(key).history()).message == "Failed at step 1: bad"
 
 
-def test_a_failing_step_that_the_script_catches_does_not_end_it(store: holdfast.Store) -> None:
+def test_a_failing_step_that_the_script_catches_does_not_end_it(store: stepkeep.Store) -> None:
     """The script goes on and completes; the failed step has no output."""
     with store.run("nightly") as run:
         with pytest.raises(ZeroDivisionError):
@@ -161,7 +161,7 @@ def test_a_failing_step_that_the_script_catches_does_not_end_it(store: holdfast.
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
-def test_a_stop_pauses(store: holdfast.Store, stop: type[BaseException]) -> None:
+def test_a_stop_pauses(store: stepkeep.Store, stop: type[BaseException]) -> None:
     """Ctrl-C and `sys.exit` are no failure of the step."""
 
     def interrupted() -> None:
@@ -179,12 +179,12 @@ def test_a_stop_pauses(store: holdfast.Store, stop: type[BaseException]) -> None
 def test_resume_false_begins_a_new_run(url: str) -> None:
     """Every step is called again, and a crash right after the beginning does not bring the old outputs back."""
     fetch = Counted()
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         with store.run("nightly") as run:
             run.step("fetch", fetch, 1)
         with pytest.raises(ZeroDivisionError), store.run("nightly", resume=False) as run:
             broken()
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         with store.run("nightly") as run:
             assert run.outputs == {}
             run.step("fetch", fetch, 2)
@@ -192,7 +192,7 @@ def test_resume_false_begins_a_new_run(url: str) -> None:
     assert fetch.calls == 2
 
 
-def test_a_completed_script_stays_completed_when_it_runs_again(store: holdfast.Store) -> None:
+def test_a_completed_script_stays_completed_when_it_runs_again(store: stepkeep.Store) -> None:
     """Nothing is saved and no event recorded, even if the code between its steps raises."""
     with store.run("nightly") as run:
         run.step("fetch", Counted())
@@ -205,7 +205,7 @@ def test_a_completed_script_stays_completed_when_it_runs_again(store: holdfast.S
     assert session.info.last_seq == before[0].last_seq
 
 
-def test_a_completed_script_with_a_new_step_calls_only_that(store: holdfast.Store) -> None:
+def test_a_completed_script_with_a_new_step_calls_only_that(store: stepkeep.Store) -> None:
     """The session is reopened for it, and completed again."""
     fetch = Counted()
     with store.run("nightly") as run:
@@ -223,7 +223,7 @@ def test_a_damaged_newest_checkpoint_costs_only_its_own_step(tmp_path: Path, url
     steps = [Counted(), Counted(), Counted()]
 
     def script() -> str:
-        with holdfast.open(url, keyframe_every=1) as store:
+        with stepkeep.open(url, keyframe_every=1) as store:
             with store.run("nightly", profile="archive") as run:
                 for number, step in enumerate(steps):
                     run.step(f"step {number}", step, os.urandom(600).hex(), key=number)
@@ -240,7 +240,7 @@ def test_a_damaged_newest_checkpoint_costs_only_its_own_step(tmp_path: Path, url
 # --- names and arguments
 
 
-def test_the_same_step_twice_in_one_run_is_called_once(store: holdfast.Store) -> None:
+def test_the_same_step_twice_in_one_run_is_called_once(store: stepkeep.Store) -> None:
     """The second call returns what the first one stored, a copy that nobody shares."""
     fetch = Counted()
     with store.run("nightly") as run:
@@ -264,7 +264,7 @@ def test_the_same_step_twice_in_one_run_is_called_once(store: holdfast.Store) ->
     ],
 )
 def test_a_finished_step_with_other_arguments_is_refused(
-    store: holdfast.Store, again: Callable[[Run, Callable[..., Any]], Any], named: str
+    store: stepkeep.Store, again: Callable[[Run, Callable[..., Any]], Any], named: str
 ) -> None:
     """The error names the step and the argument; types count as well."""
 
@@ -273,14 +273,14 @@ def test_a_finished_step_with_other_arguments_is_refused(
 
     with store.run("nightly") as run:
         run.step("fetch", fetch, "a", depth=1)
-    with pytest.raises(holdfast.Conflict) as refused, store.run("nightly") as run:
+    with pytest.raises(stepkeep.Conflict) as refused, store.run("nightly") as run:
         again(run, fetch)
     assert refused.value.code == "step_changed"
     assert "'fetch'" in refused.value.message
     assert named in refused.value.message
 
 
-def test_force_runs_a_changed_step_again(store: holdfast.Store) -> None:
+def test_force_runs_a_changed_step_again(store: stepkeep.Store) -> None:
     """Its new output replaces the stored one; what did not change stays."""
     same, changed = Counted(), Counted()
     for argument in (1, 2):
@@ -291,28 +291,28 @@ def test_force_runs_a_changed_step_again(store: holdfast.Store) -> None:
     assert store.get("nightly").load().state == {"same": ["x"], "changed": [2]}
 
 
-def test_an_argument_without_exact_encoding_needs_a_key(store: holdfast.Store) -> None:
+def test_an_argument_without_exact_encoding_needs_a_key(store: stepkeep.Store) -> None:
     """The error names the place; with `key` that alone is compared."""
     use = Counted(lambda *_: "used")
     with store.run("nightly") as run:
-        with pytest.raises(holdfast.InvalidInput, match="key=") as refused:
+        with pytest.raises(stepkeep.InvalidInput, match="key=") as refused:
             run.step("use", use, {"lock": [threading.Lock()]})
         assert refused.value.path == "#1.lock[0]"
         assert run.step("use", use, threading.Lock(), key=["v1"]) == "used"
         assert run.step("use", use, threading.Lock(), key=["v1"]) == "used"
-        with pytest.raises(holdfast.Conflict, match="the key changed"):
+        with pytest.raises(stepkeep.Conflict, match="the key changed"):
             run.step("use", use, threading.Lock(), key=["v2"])
     assert use.calls == 1
 
 
 @pytest.mark.parametrize("name", ["", "x" * 1025, "a\0b"])
-def test_a_step_needs_a_name(store: holdfast.Store, name: str) -> None:
+def test_a_step_needs_a_name(store: stepkeep.Store, name: str) -> None:
     """The rule for names is that of tags and keys."""
-    with store.run("nightly") as run, pytest.raises(holdfast.InvalidInput):
+    with store.run("nightly") as run, pytest.raises(stepkeep.InvalidInput):
         run.step(name, Counted())
 
 
-def test_typed_outputs_come_back_as_data_the_first_time_too(store: holdfast.Store) -> None:
+def test_typed_outputs_come_back_as_data_the_first_time_too(store: stepkeep.Store) -> None:
     """A resumed run sees what the first one saw."""
 
     @dataclass
@@ -324,10 +324,10 @@ def test_typed_outputs_come_back_as_data_the_first_time_too(store: holdfast.Stor
             assert run.step("fetch", lambda: Page("A")) == {"title": "A"}
 
 
-def test_an_output_that_cannot_be_saved_fails_its_step(store: holdfast.Store) -> None:
+def test_an_output_that_cannot_be_saved_fails_its_step(store: stepkeep.Store) -> None:
     """The error names step and place, nothing of it is stored, and the next run calls the step again."""
     bad = Counted(lambda: {"items": [1, object()]})
-    with pytest.raises(holdfast.InvalidInput, match="'fetch' returned") as refused, store.run("a") as run:
+    with pytest.raises(stepkeep.InvalidInput, match="'fetch' returned") as refused, store.run("a") as run:
         run.step("before", Counted())
         run.step("fetch", bad)
     assert (refused.value.code, refused.value.path) == ("state_not_exact", "items[1]")
@@ -337,8 +337,8 @@ def test_an_output_that_cannot_be_saved_fails_its_step(store: holdfast.Store) ->
 
 def test_an_output_too_large_beside_the_others_fails_its_step(url: str) -> None:
     """The outputs of all steps share the limit of a state; what was stored before stays."""
-    with holdfast.open(url, max_state_bytes=2000) as store:
-        with pytest.raises(holdfast.InvalidInput) as refused, store.run("a") as run:
+    with stepkeep.open(url, max_state_bytes=2000) as store:
+        with pytest.raises(stepkeep.InvalidInput) as refused, store.run("a") as run:
             run.step("first", lambda: "x" * 1500)
             run.step("second", lambda: "x" * 1500)
         assert refused.value.code == "state_too_large"
@@ -349,7 +349,7 @@ def test_an_output_too_large_beside_the_others_fails_its_step(url: str) -> None:
 # --- decorators
 
 
-def test_a_task_is_a_step_named_after_its_function(store: holdfast.Store) -> None:
+def test_a_task_is_a_step_named_after_its_function(store: stepkeep.Store) -> None:
     """With a pattern, each call is a step of its own."""
     calls: list[str] = []
     for _ in range(2):
@@ -376,20 +376,20 @@ def test_a_task_is_a_step_named_after_its_function(store: holdfast.Store) -> Non
 def test_a_failing_save_is_not_a_failing_step() -> None:
     """The step is done: calling it again only saves it. Leaving the block with the error blames no step."""
     faults = Faults()
-    store = holdfast.Store(faults.wrap(MemoryBackend()))
+    store = stepkeep.Store(faults.wrap(MemoryBackend()))
     work, later = Counted(), Counted()
     with store.run("nightly") as run:
         faults.add(Fault(fail, method="append"))
-        with pytest.raises(holdfast.BackendUnavailable):
+        with pytest.raises(stepkeep.BackendUnavailable):
             run.step("work", work, 1)
         assert run.step("work", work, 1) == [1]
         faults.add(Fault(fail, method="append"))
-        with pytest.raises(holdfast.BackendUnavailable):
+        with pytest.raises(stepkeep.BackendUnavailable):
             run.step("later", later)
     assert (work.calls, later.calls) == (1, 1)
     assert store.get("nightly").load().state == {"work": [1], "later": []}
     assert store.get("nightly").info.status == "completed"
-    with pytest.raises(holdfast.BackendUnavailable), store.run("nightly") as run:
+    with pytest.raises(stepkeep.BackendUnavailable), store.run("nightly") as run:
         faults.add(Fault(fail, method="append"))
         run.step("last", Counted())
     newest = store.get("nightly").newest()
@@ -403,7 +403,7 @@ def test_a_failing_save_is_not_a_failing_step() -> None:
 def test_an_error_that_cannot_be_saved_says_so() -> None:
     """The script's own error goes on, with a note about the store."""
     faults = Faults()
-    store = holdfast.Store(faults.wrap(MemoryBackend()))
+    store = stepkeep.Store(faults.wrap(MemoryBackend()))
     with pytest.raises(ZeroDivisionError) as raised, store.run("nightly") as run:
         faults.add(Fault(fail, method="append"))
         run.step("bad", broken)
@@ -414,7 +414,7 @@ def test_an_error_that_cannot_be_saved_says_so() -> None:
 # --- threads, processes, misuse
 
 
-def test_steps_may_run_on_several_threads(store: holdfast.Store) -> None:
+def test_steps_may_run_on_several_threads(store: stepkeep.Store) -> None:
     """Every output is in the newest checkpoint, whichever came first."""
     with store.run("wide", profile="archive") as run, ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(run.step, f"square {n}", lambda n: n * n, n) for n in range(40)]
@@ -425,7 +425,7 @@ def test_steps_may_run_on_several_threads(store: holdfast.Store) -> None:
     assert counts == list(range(1, 41))
 
 
-def test_one_name_on_two_threads_at_once_is_refused(store: holdfast.Store) -> None:
+def test_one_name_on_two_threads_at_once_is_refused(store: stepkeep.Store) -> None:
     """A step is never called twice at the same time."""
     inside, go_on = threading.Event(), threading.Event()
 
@@ -436,14 +436,14 @@ def test_one_name_on_two_threads_at_once_is_refused(store: holdfast.Store) -> No
     with store.run("wide") as run, ThreadPoolExecutor(1) as pool:
         first = pool.submit(run.step, "one", wait)
         inside.wait(30)
-        with pytest.raises(holdfast.Conflict) as refused:
+        with pytest.raises(stepkeep.Conflict) as refused:
             run.step("one", wait)
         go_on.set()
         first.result()
     assert refused.value.code == "step_running"
 
 
-def test_steps_may_call_steps(store: holdfast.Store) -> None:
+def test_steps_may_call_steps(store: stepkeep.Store) -> None:
     """The inner one is stored first, and not called again when the outer one is."""
     inner = Counted(lambda: 1)
     with pytest.raises(ZeroDivisionError), store.run("nested") as run:
@@ -453,25 +453,25 @@ def test_steps_may_call_steps(store: holdfast.Store) -> None:
     assert inner.calls == 1
 
 
-def test_a_run_is_entered_once_and_used_inside(store: holdfast.Store) -> None:
+def test_a_run_is_entered_once_and_used_inside(store: stepkeep.Store) -> None:
     """Steps after the block, and a second `with` on the same object, are refused."""
     run = store.run("nightly")
-    with pytest.raises(holdfast.InvalidInput, match="inside"):
+    with pytest.raises(stepkeep.InvalidInput, match="inside"):
         run.step("early", Counted())
     with run:
         run.step("fetch", Counted())
-    with pytest.raises(holdfast.InvalidInput) as late:
+    with pytest.raises(stepkeep.InvalidInput) as late:
         run.step("late", Counted())
     assert late.value.code == "run_ended"
-    with pytest.raises(holdfast.InvalidInput) as again, run:
+    with pytest.raises(stepkeep.InvalidInput) as again, run:
         pass
     assert again.value.code == "run_entered"
 
 
-def test_a_session_that_no_script_saved_is_left_alone(store: holdfast.Store) -> None:
+def test_a_session_that_no_script_saved_is_left_alone(store: stepkeep.Store) -> None:
     """Its state is not taken for outputs; `resume=False` may begin a script in it."""
     store.session("agent").save({"fetch": "not an output"})
-    with pytest.raises(holdfast.Conflict) as refused, store.run("agent"):
+    with pytest.raises(stepkeep.Conflict) as refused, store.run("agent"):
         pass
     assert refused.value.code == "not_a_script"
     with store.run("agent", resume=False) as run:
@@ -483,7 +483,7 @@ def test_a_forked_child_leaves_the_run_to_its_parent(url: str) -> None:
     code, output, errors = programs.end(programs.start(programs.forking, url))
     assert code == 0, errors
     assert json.loads(output) == {"child": 3, "meanwhile": "in_progress", "state": ["first", "second"]}
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert store.get("forking").info.status == "completed"
 
 
@@ -494,9 +494,9 @@ def test_a_forked_child_does_no_steps(url: str) -> None:
     assert json.loads(output) == {"codes": [7, 7, 7], "state": ["first", "inside", "second"]}
 
 
-def test_a_second_runner_in_this_process_is_refused_as_well(store: holdfast.Store) -> None:
+def test_a_second_runner_in_this_process_is_refused_as_well(store: stepkeep.Store) -> None:
     """One runner per session, whoever it is; afterwards the lease is free."""
-    with store.run("nightly"), pytest.raises(holdfast.Conflict) as refused, store.run("nightly"):
+    with store.run("nightly"), pytest.raises(stepkeep.Conflict) as refused, store.run("nightly"):
         pass
     assert refused.value.code == "lease_held"
     with store.run("nightly") as run:
@@ -544,7 +544,7 @@ def test_kills_at_random_moments_repeat_at_most_the_step_under_way(url: str, tmp
         assert f"begin {number}" not in lines[stored:]
     begun = [line for line in lines if line.startswith("begin")]
     assert count <= len(begun) <= count + kills
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert store.get("slow").load().state == {f"step {n}": n for n in range(1, count + 1)}
         assert store.verify().is_intact
 
@@ -575,7 +575,7 @@ def test_a_signal_pauses_the_script(
     process.send_signal(number)
     code, _, errors = programs.end(process)
     assert code == ends if ends is not None else code != 0, errors
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.get("held")
         assert session.info.status == "paused"
         assert next(session.history()).message == "Paused at step 2: second"
@@ -607,11 +607,11 @@ def json_end(process: Any) -> tuple[int, str, str]:
 
 
 @pytest.mark.full
-def test_a_runner_that_was_taken_over_cannot_save(url: str, store: holdfast.Store) -> None:
+def test_a_runner_that_was_taken_over_cannot_save(url: str, store: stepkeep.Store) -> None:
     """Its token is stale: the step's result is refused, and nothing else of it is stored."""
-    from holdfast.executor.owner import this_process
+    from stepkeep.executor.owner import this_process
 
-    with pytest.raises(holdfast.Conflict) as lost, store.run("nightly") as run:
+    with pytest.raises(stepkeep.Conflict) as lost, store.run("nightly") as run:
         run.step("first", Counted())
         uid = store.get("nightly").uid
         backend = store.engine.backend
@@ -673,7 +673,7 @@ def test_async_steps_of_both_kinds(url: str) -> None:
     asyncio.run(main())
     asyncio.run(main())
     assert sorted(calls) == ["a", "b", "c", "late", "parse x"]
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert store.get("nightly").info.status == "completed"
 
 

@@ -129,7 +129,7 @@ def _instrumented(name: str, seconds: float, seed: int) -> int:
 
     import atheris
 
-    with atheris.instrument_imports(include=["holdfast"]):
+    with atheris.instrument_imports(include=["stepkeep"]):
         from tests.fuzz.targets import MAX_BYTES, SEEDS, TARGETS
     slowest = 0.0
 
@@ -139,7 +139,7 @@ def _instrumented(name: str, seconds: float, seed: int) -> int:
             slowest = seconds
             print(f"the slowest {seconds * 1000:.0f} ms", file=sys.stderr, flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="holdfast-corpus-") as corpus:
+    with tempfile.TemporaryDirectory(prefix="stepkeep-corpus-") as corpus:
         for number, data in enumerate(SEEDS[name]):
             (Path(corpus) / str(number)).write_bytes(data)
             TARGETS[name](data)  # what is imported late takes longer than any input

@@ -16,19 +16,19 @@ from typing import Any
 
 import msgspec
 
-from holdfast.codec import document, exact
-from holdfast.codec.compression import compress, decompress
-from holdfast.codec.integrity import open_header
-from holdfast.codec.readable import Layout
-from holdfast.config import files as config_files
-from holdfast.config import schema
-from holdfast.errors import HoldfastError
-from holdfast.executor.workflow.document import InvalidWorkflow
-from holdfast.executor.workflow.reading import parse_workflow
-from holdfast.history import paths, refs
-from holdfast.hooks import reading as hooks
-from holdfast.model import check_branch_name, check_name
-from holdfast.storage.files.layouts import safe_name
+from stepkeep.codec import document, exact
+from stepkeep.codec.compression import compress, decompress
+from stepkeep.codec.integrity import open_header
+from stepkeep.codec.readable import Layout
+from stepkeep.config import files as config_files
+from stepkeep.config import schema
+from stepkeep.errors import StepkeepError
+from stepkeep.executor.workflow.document import InvalidWorkflow
+from stepkeep.executor.workflow.reading import parse_workflow
+from stepkeep.history import paths, refs
+from stepkeep.hooks import reading as hooks
+from stepkeep.model import check_branch_name, check_name
+from stepkeep.storage.files.layouts import safe_name
 
 MAX_BYTES = 1 << 16
 
@@ -47,7 +47,7 @@ def documents(data: bytes) -> None:
 def decompression(data: bytes) -> None:
     """No frame gives more than its recorded size."""
     for unpack in (decompress, document.unzip):
-        with contextlib.suppress(HoldfastError):
+        with contextlib.suppress(StepkeepError):
             assert len(unpack(data, limit=4096)) <= 4096
 
 
@@ -88,13 +88,13 @@ def hook_input(data: bytes) -> None:
             hooks.moment_of(client, event, data, cwd="/")
 
 
-_folder = tempfile.TemporaryDirectory(prefix="holdfast-fuzz-")
+_folder = tempfile.TemporaryDirectory(prefix="stepkeep-fuzz-")
 
 
 @functools.cache
 def _server() -> Any:
-    from holdfast.mcp.opened import OpenedStore
-    from holdfast.mcp.server import build_server
+    from stepkeep.mcp.opened import OpenedStore
+    from stepkeep.mcp.server import build_server
 
     return build_server(OpenedStore(f"sqlite:{Path(_folder.name) / 'h.db'}"))
 
@@ -121,7 +121,7 @@ async def _call(tool: str, arguments: dict[str, Any]) -> None:
 
 
 def _tried(work: Callable[..., object], *arguments: object) -> None:
-    with contextlib.suppress(HoldfastError):
+    with contextlib.suppress(StepkeepError):
         work(*arguments)
 
 

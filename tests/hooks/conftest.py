@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import stepkeep
 
 FIXTURES = Path(__file__).parent / "fixtures"
-SOURCE = Path(holdfast.__file__).parent.parent
+SOURCE = Path(stepkeep.__file__).parent.parent
 
 _AGENT = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
 """An agent that lives for one hook: what it leaves is unfinished work of a process that is gone."""
@@ -58,18 +58,18 @@ class Agent:
     @property
     def environment(self) -> dict[str, str]:
         kept = {
-            name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "XDG_"))
+            name: value for name, value in os.environ.items() if not name.startswith(("STEPKEEP_", "XDG_"))
         }
         return {
             **kept,
             "HOME": str(self.home),
-            "HOLDFAST_STORE": self.url,
-            "HOLDFAST_HOOK_LOG": str(self.log),
+            "STEPKEEP_STORE": self.url,
+            "STEPKEEP_HOOK_LOG": str(self.log),
             "PYTHONPATH": str(SOURCE),
         }
 
     def command(self, event: str, client: str = "claude-code") -> list[str]:
-        return [sys.executable, "-m", "holdfast", "hook", event, "--client", client]
+        return [sys.executable, "-m", "stepkeep", "hook", event, "--client", client]
 
     def input(self, event: str, client: str = "claude-code", **fields: Any) -> bytes:
         """A fixture with fields changed."""
@@ -93,16 +93,16 @@ class Agent:
         )
         return Answer(done)
 
-    def holdfast(self, *args: str) -> Answer:
-        return self.raw([sys.executable, "-m", "holdfast", *args], b"")
+    def stepkeep(self, *args: str) -> Answer:
+        return self.raw([sys.executable, "-m", "stepkeep", *args], b"")
 
     def problems(self) -> list[dict[str, Any]]:
         if not self.log.exists():
             return []
         return [json.loads(line) for line in self.log.read_text(encoding="utf-8").splitlines()]
 
-    def store(self) -> holdfast.Store:
-        return holdfast.open(self.url)
+    def store(self) -> stepkeep.Store:
+        return stepkeep.open(self.url)
 
 
 @pytest.fixture

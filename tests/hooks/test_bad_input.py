@@ -36,7 +36,7 @@ def test_input_that_makes_no_sense_is_told_and_ignored(agent: Agent, name: str) 
     """Exit code 0, one message for the person, one line in the log, and no store."""
     answer = agent.raw(agent.command("Stop"), INPUTS[name])
     assert (answer.code, answer.err) == (0, "")
-    assert answer.message.startswith("Holdfast saved nothing at Stop: the input")
+    assert answer.message.startswith("Stepkeep saved nothing at Stop: the input")
     (problem,) = agent.problems()
     assert (problem["event"], problem["code"]) == ("Stop", "invalid_event")
     assert not agent.file.exists()
@@ -107,16 +107,16 @@ def test_a_locked_store_does_not_stall_the_agent(agent: Agent) -> None:
         began = time.monotonic()
         answer = agent.hook("PostToolUse")
         assert answer.code == 0
-        assert "Holdfast saved nothing at PostToolUse" in answer.message
+        assert "Stepkeep saved nothing at PostToolUse" in answer.message
         assert agent.hook("PostToolUse").out == "", "the same trouble is not told again at once"
         assert time.monotonic() - began < 20
         other.execute("ROLLBACK")
     assert len(agent.problems()) == 2
     assert agent.hook("PostToolUse").out == ""
-    status = agent.holdfast("hooks", "status")
+    status = agent.stepkeep("hooks", "status")
     assert "Problems, newest first" in status.out
     assert "PostToolUse" in status.out
-    assert "hooks could not save" in agent.holdfast("status").err
+    assert "hooks could not save" in agent.stepkeep("status").err
 
 
 @pytest.mark.full
@@ -134,7 +134,7 @@ def test_a_store_that_cannot_be_used_is_told(agent: Agent, url: str) -> None:
     command = [*agent.command("Stop"), "--store", url.format(folder=agent.folder)]
     answer = agent.raw(command, agent.input("Stop"))
     assert (answer.code, answer.err) == (0, "")
-    assert "Holdfast saved nothing at Stop" in answer.message
+    assert "Stepkeep saved nothing at Stop" in answer.message
     assert len(agent.problems()) == 1
 
 
@@ -151,14 +151,14 @@ def test_a_full_disk_is_told(agent: Agent) -> None:
     command = [sys.executable, "-c", small]
     answer = agent.raw([*command, *agent.command("Stop")], agent.input("Stop"))
     assert answer.code == 0
-    assert "Holdfast saved nothing at Stop" in answer.message
+    assert "Stepkeep saved nothing at Stop" in answer.message
     with agent.store() as store:
         assert store.verify().is_intact
 
 
 def test_a_log_that_cannot_be_written_is_no_reason_either(agent: Agent) -> None:
     """Then the answer alone tells the person."""
-    answer = agent.raw(agent.command("Stop"), b"", HOLDFAST_HOOK_LOG="/proc/nothing/here.log")
+    answer = agent.raw(agent.command("Stop"), b"", STEPKEEP_HOOK_LOG="/proc/nothing/here.log")
     assert (answer.code, answer.err) == (0, "")
     assert "the input is empty" in answer.message
 
@@ -186,10 +186,10 @@ def test_nobody_reads_the_answer(agent: Agent) -> None:
 
 def test_without_an_event_the_usage_is_shown(agent: Agent) -> None:
     """Never with exit code 2, which would block an agent."""
-    bare = [sys.executable, "-m", "holdfast", "hook"]
+    bare = [sys.executable, "-m", "stepkeep", "hook"]
     assert agent.raw(bare, b"").code == 0
-    assert "Usage: holdfast hook EVENT" in agent.raw([*bare, "--help"], b"").out
-    behind = [sys.executable, "-m", "holdfast", "--store", agent.url, "hook"]
+    assert "Usage: stepkeep hook EVENT" in agent.raw([*bare, "--help"], b"").out
+    behind = [sys.executable, "-m", "stepkeep", "--store", agent.url, "hook"]
     assert agent.raw(behind, b"").code == 0
     assert agent.raw([*behind, "Stop"], agent.input("Stop")).out == ""
     assert agent.file.exists(), "options may also stand before the command"
@@ -198,12 +198,12 @@ def test_without_an_event_the_usage_is_shown(agent: Agent) -> None:
 @pytest.mark.full
 def test_a_broken_configuration_is_told(agent: Agent) -> None:
     """The store is not known then, so nothing is saved into a wrong one."""
-    (agent.folder / "holdfast.yaml").write_text("store: [", encoding="utf-8")
-    answer = agent.raw(agent.command("Stop"), agent.input("Stop"), HOLDFAST_STORE="")
+    (agent.folder / "stepkeep.yaml").write_text("store: [", encoding="utf-8")
+    answer = agent.raw(agent.command("Stop"), agent.input("Stop"), STEPKEEP_STORE="")
     assert answer.code == 0
-    assert "holdfast.yaml" in answer.message
-    (agent.folder / "holdfast.yaml").write_text("store: sqlite:here.db\n", encoding="utf-8")
-    assert agent.raw(agent.command("Stop"), agent.input("Stop"), HOLDFAST_STORE="").out == ""
+    assert "stepkeep.yaml" in answer.message
+    (agent.folder / "stepkeep.yaml").write_text("store: sqlite:here.db\n", encoding="utf-8")
+    assert agent.raw(agent.command("Stop"), agent.input("Stop"), STEPKEEP_STORE="").out == ""
     assert (agent.folder / "here.db").exists()
 
 
@@ -244,8 +244,8 @@ def test_a_hook_imports_nothing_heavy(agent: Agent, event: str) -> None:
     """Neither what commands need, nor yaml where no file is there to read."""
     agent.hook("UserPromptSubmit")
     program = (
-        "import sys; sys.argv = ['holdfast', *sys.argv[1:]]\n"
-        "from holdfast.hooks.answering import main\n"
+        "import sys; sys.argv = ['stepkeep', *sys.argv[1:]]\n"
+        "from stepkeep.hooks.answering import main\n"
         "main(sys.argv[2:])\n"
         "print(','.join(sorted(sys.modules)), file=sys.stderr)"
     )

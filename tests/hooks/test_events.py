@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import holdfast
-from holdfast.codec.readable import CommandOutcome
-from holdfast.lifecycle.agent.clients import EVENTS
-from holdfast.lifecycle.phase_record import record_of
-from holdfast.storage.urls import open_backend
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep.codec.readable import CommandOutcome
+from stepkeep.lifecycle.agent.clients import EVENTS
+from stepkeep.lifecycle.phase_record import record_of
+from stepkeep.storage.urls import open_backend
+from stepkeep.testing import FakeClock
 from tests.hooks.conftest import FIXTURES, Agent
 
 CASES = [(client, event) for client, events in EVENTS.items() for event in events]
@@ -186,7 +186,7 @@ def test_a_session_that_ends_with_nothing_left_is_completed(agent: Agent) -> Non
 def test_the_end_of_a_session_cleans_up(agent: Agent) -> None:
     """Sessions whose time has come go then, since no keeper runs in a hook; what is young stays."""
     long_ago = FakeClock(int((time.time() - 40 * 86_400) * 1e6))
-    with holdfast.Store(open_backend(agent.url), clock=long_ago) as store:
+    with stepkeep.Store(open_backend(agent.url), clock=long_ago) as store:
         done = store.phases.create_checkpoint("learn", session_id="old", task_summary="Old and done")
         store.phases.complete_checkpoint(done.checkpoint_id or "")
     agent.hook("UserPromptSubmit")

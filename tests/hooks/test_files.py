@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import BackendUnavailable
-from holdfast.hooks.patience import Patience
+import stepkeep
+from stepkeep.errors import BackendUnavailable
+from stepkeep.hooks.patience import Patience
 from tests.hooks.conftest import Agent, Answer
 
 KEY = "claude-code:00893aaf-19fa-41d2-8238-13269b9b3ca0"
@@ -24,13 +24,13 @@ def make_repository(folder: Path) -> None:
     subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
 
 
-def captures(agent: Agent) -> list[holdfast.Header]:
+def captures(agent: Agent) -> list[stepkeep.Header]:
     """The checkpoints with files, newest first."""
     with agent.store() as store:
         return [header for header in store.get(KEY).history() if FILES in header.contents]
 
 
-def waited_for(agent: Agent, count: int) -> list[holdfast.Header]:
+def waited_for(agent: Agent, count: int) -> list[stepkeep.Header]:
     """The captures once there are so many: another process makes them, after the hook has answered."""
     end = time.monotonic() + WAIT_SECONDS
     while len(found := captures(agent)) < count and time.monotonic() < end:
@@ -63,9 +63,9 @@ def test_a_turn_brings_the_files_back(agent: Agent) -> None:
     program.write_text("print(2)\n", encoding="utf-8")
     hook(agent, "PreCompact")
     waited_for(agent, 2)
-    shown = agent.holdfast("restore", first.id, "--files", "--dry-run")
+    shown = agent.stepkeep("restore", first.id, "--files", "--dry-run")
     assert (shown.code, "program.py" in shown.out) == (0, True)
-    assert agent.holdfast("restore", first.id, "--files").code == 0
+    assert agent.stepkeep("restore", first.id, "--files").code == 0
     assert program.read_text(encoding="utf-8") == "print(1)\n"
     hook(agent, "Stop", last_assistant_message="It prints one again.")
     waited_for(agent, 4)  # the restore took one of its own, before it wrote
@@ -86,8 +86,8 @@ def test_what_did_not_change_is_not_captured_again(agent: Agent) -> None:
     waited_for(agent, 2)
     with agent.store() as store:
         session = store.get(KEY)
-        assert session.info.status is holdfast.Status.COMPLETED
-        assert session.load().header.status is holdfast.Status.COMPLETED
+        assert session.info.status is stepkeep.Status.COMPLETED
+        assert session.load().header.status is stepkeep.Status.COMPLETED
 
 
 @pytest.mark.full
@@ -100,7 +100,7 @@ def test_no_files_are_captured(agent: Agent, why: str) -> None:
         make_repository(agent.folder)
     settings = {"switched off": "hooks:\n  workspace: false\n", "a wrong setting": "hooks:\n  workspce: 1\n"}
     if why in settings:
-        (agent.folder / "holdfast.yaml").write_text(settings[why], encoding="utf-8")
+        (agent.folder / "stepkeep.yaml").write_text(settings[why], encoding="utf-8")
     hook(agent, "PostToolUse" if why == "a tool" else "Stop")
     end = time.monotonic() + WAIT_SECONDS
     while why == "a wrong setting" and not agent.problems() and time.monotonic() < end:
@@ -118,8 +118,8 @@ def test_a_tree_that_takes_too_long_is_left_out(agent: Agent) -> None:
     """The checkpoint is there, the person can learn of it, and it is not tried again in that session."""
     make_repository(agent.folder)
     program = (
-        "import sys; from holdfast.hooks import capturing; capturing.SECONDS = 1e-6;"
-        " from holdfast.cli import main; sys.argv[0] = 'holdfast'; sys.exit(main())"
+        "import sys; from stepkeep.hooks import capturing; capturing.SECONDS = 1e-6;"
+        " from stepkeep.cli import main; sys.argv[0] = 'stepkeep'; sys.exit(main())"
     )
     command = [sys.executable, "-c", program, "hook", "Stop", "--client", "claude-code"]
     assert agent.raw(command, agent.input("Stop")).code == 0
@@ -150,8 +150,8 @@ def test_patience_ends_in_the_block_that_ran_out() -> None:
 # --- the log of the store --------------------------------------------------------------------------------------
 
 _LEAVES_A_LOG = """
-import os, sys, holdfast
-store = holdfast.open(sys.argv[1])
+import os, sys, stepkeep
+store = stepkeep.open(sys.argv[1])
 store.session("other").save({"noise": os.urandom(1_500_000).hex()})
 os._exit(0)
 """

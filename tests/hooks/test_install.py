@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import InvalidInput
-from holdfast.lifecycle.agent.settings_file import events_of, installed, uninstalled
+from stepkeep.errors import InvalidInput
+from stepkeep.lifecycle.agent.settings_file import events_of, installed, uninstalled
 from tests.hooks.conftest import Agent, Answer
 
 FILES = {
@@ -34,7 +34,7 @@ COMMENTED = '{\n  // mine\n  "model": "x", /* why */\n  "url": "http://a//b",\n}
 
 
 def hooks(agent: Agent, verb: str, client: str, *options: str) -> Answer:
-    return agent.holdfast("hooks", verb, "--client", client, *options)
+    return agent.stepkeep("hooks", verb, "--client", client, *options)
 
 
 def settings(agent: Agent, client: str) -> Path:
@@ -68,13 +68,13 @@ def test_hooks_go_in_once_and_out_again(agent: Agent, client: str) -> None:
     assert list(document) == list(OTHER)
     for event in events_of(client):
         ours = [
-            line for line in commands(document, event) if f"holdfast hook {event} --client {client}" in line
+            line for line in commands(document, event) if f"stepkeep hook {event} --client {client}" in line
         ]
         assert len(ours) == 1
     assert "fmt ü" in commands(document, "PostToolUse")
     assert commands(document, "Notification") == ["say hi"]
     assert '    "model"' in path.read_text(encoding="utf-8"), "indented as it was"
-    backup = path.with_name(path.name + ".before-holdfast")
+    backup = path.with_name(path.name + ".before-stepkeep")
     assert backup.read_text(encoding="utf-8") == before
 
     after = path.read_text(encoding="utf-8")
@@ -110,8 +110,8 @@ def test_the_installed_command_works(agent: Agent) -> None:
     assert hooks(agent, "install", "claude-code", "--store", store).code == 0
     document = json.loads(settings(agent, "claude-code").read_text(encoding="utf-8"))
     (line,) = commands(document, "Stop")
-    answer = agent.raw(["/bin/sh", "-c", line], agent.input("Stop"), HOLDFAST_STORE="")
-    if shutil.which("holdfast"):
+    answer = agent.raw(["/bin/sh", "-c", line], agent.input("Stop"), STEPKEEP_STORE="")
+    if shutil.which("stepkeep"):
         assert (answer.code, answer.out, answer.err) == (0, "", "")
         assert (agent.folder / "own store.db").exists()
     assert re.search(r"--store 'sqlite:[^']*own store.db'$", line)
@@ -165,7 +165,7 @@ ODD = [
 @pytest.mark.parametrize("text", ODD)
 def test_a_file_that_would_come_back_changed_is_refused(text: str) -> None:
     """Values of another shape, numbers nobody can hold, keys that stand twice: nothing is lost silently."""
-    for change in (lambda: installed(text, "claude-code", "holdfast", None), lambda: uninstalled(text)):
+    for change in (lambda: installed(text, "claude-code", "stepkeep", None), lambda: uninstalled(text)):
         with pytest.raises(InvalidInput) as refused:
             change()
         assert refused.value.code == "invalid_settings"
@@ -174,7 +174,7 @@ def test_a_file_that_would_come_back_changed_is_refused(text: str) -> None:
 def test_usual_numbers_and_other_keys_of_hooks_stay() -> None:
     """A fraction is written back as it was read; what stands beside the events is left alone."""
     before = '{"limit": 0.25, "many": 1e2, "hooks": {"enabled": true, "Later": "x"}}'
-    after = json.loads(installed(before, "gemini", "holdfast", None).after or "")
+    after = json.loads(installed(before, "gemini", "stepkeep", None).after or "")
     assert (after["limit"], after["many"]) == (0.25, 100)
     assert (after["hooks"]["enabled"], after["hooks"]["Later"]) == (True, "x")
 
@@ -211,7 +211,7 @@ def test_the_command_file_comes_on_request(agent: Agent) -> None:
     assert "checkpoint.md would have the command /checkpoint" in shown.out
     assert not (agent.folder / ".claude").exists()
     assert hooks(agent, "install", "claude-code", "--command").code == 0
-    assert "holdfast create" in (agent.folder / COMMAND).read_text(encoding="utf-8")
+    assert "stepkeep create" in (agent.folder / COMMAND).read_text(encoding="utf-8")
     for client in ("gemini", "codex"):
         assert hooks(agent, "install", client, "--command").code == 2
         assert not settings(agent, client).exists(), "nothing is written when something is refused"
@@ -235,7 +235,7 @@ def test_the_command_file_of_the_user_is_beside_their_settings(agent: Agent, tmp
     """Also where the client was told to keep them elsewhere."""
     line = ["hooks", "install", "--client", "claude-code", "--command", "--user"]
     kept = tmp_path / "kept"
-    done = agent.raw([sys.executable, "-m", "holdfast", *line], b"", CLAUDE_CONFIG_DIR=str(kept))
+    done = agent.raw([sys.executable, "-m", "stepkeep", *line], b"", CLAUDE_CONFIG_DIR=str(kept))
     assert done.code == 0
     assert sorted(path.name for path in kept.iterdir()) == ["commands", "settings.json"]
 
@@ -252,14 +252,14 @@ def test_another_command_file_is_told_before_anything_is_written(agent: Agent) -
     assert (agent.folder / COMMAND).read_text(encoding="utf-8") == "mine\n"
     assert hooks(agent, "install", "claude-code", "--force").code == 2, "there is nothing to replace"
     assert hooks(agent, "install", "claude-code", "--command", "--force").code == 0
-    assert "holdfast create" in (agent.folder / COMMAND).read_text(encoding="utf-8")
+    assert "stepkeep create" in (agent.folder / COMMAND).read_text(encoding="utf-8")
     assert settings(agent, "claude-code").exists()
 
 
 def test_hooks_of_an_older_install_are_replaced() -> None:
     """Another program path or store changes our entries in place of adding more."""
-    once = installed(None, "claude-code", "holdfast", None).after
-    twice = installed(once, "claude-code", "/opt/venv/bin/python -m holdfast", "sqlite:x.db").after
+    once = installed(None, "claude-code", "stepkeep", None).after
+    twice = installed(once, "claude-code", "/opt/venv/bin/python -m stepkeep", "sqlite:x.db").after
     assert twice is not None
     document = json.loads(twice)
     assert [len(groups) for groups in document["hooks"].values()] == [1] * len(events_of("claude-code"))
@@ -272,6 +272,6 @@ def test_a_group_shared_with_others_keeps_theirs() -> None:
     """Our command goes out of a group, the other commands in it stay."""
     group = {"matcher": "", "hooks": [{"type": "command", "command": "other"}]}
     text = json.dumps({"hooks": {"Stop": [group]}})
-    ours = {"type": "command", "command": "holdfast hook Stop --client claude-code"}
+    ours = {"type": "command", "command": "stepkeep hook Stop --client claude-code"}
     mixed = json.dumps({"hooks": {"Stop": [{**group, "hooks": [*group["hooks"], ours]}]}})
     assert json.loads(uninstalled(mixed).after or "") == json.loads(text)

@@ -100,14 +100,14 @@ def test_the_story(agent: Agent) -> None:
         assert offer.message == line, "the person sees it too"
         assert "Do not resume it without a yes" in offer.context
 
-        listed = agent.holdfast("resume")
+        listed = agent.stepkeep("resume")
         assert "claude-code:one" in listed.out
         assert "Phase 4 (build): Repair the login form" in listed.out
         assert "Name one to resume it" in listed.err, "listing resumes nothing"
         with agent.store() as store:
             assert "taken_up_us" not in store.get("claude-code:one").info.metadata
 
-        accept = next(found for found in re.findall(r"`(holdfast resume [^`]*)`", offer.context))
+        accept = next(found for found in re.findall(r"`(stepkeep resume [^`]*)`", offer.context))
         taken = second.shell(accept)
         assert taken.code == 0
         assert "[in_progress] Repair the login form" in taken.out
@@ -123,7 +123,7 @@ def test_the_story(agent: Agent) -> None:
         with living(agent, "neighbour") as other:
             assert other.hook("SessionStart").out == "", "it is being worked on again"
 
-        finish = next(found for found in re.findall(r"`(holdfast complete [^`]*)`", offer.context))
+        finish = next(found for found in re.findall(r"`(stepkeep complete [^`]*)`", offer.context))
         assert second.shell(finish).code == 0
         second.hook("Stop")
         second.hook("SessionEnd")
@@ -141,8 +141,8 @@ def test_a_no_is_an_answer_too(agent: Agent) -> None:
     """Declined work is cancelled, and not offered again."""
     agent.hook("UserPromptSubmit", session_id="one")
     offer = agent.hook("SessionStart", session_id="two")
-    decline = next(found for found in re.findall(r"`(holdfast cancel [^`]*)`", offer.context))
-    assert agent.holdfast(*decline.split()[1:]).code == 0
+    decline = next(found for found in re.findall(r"`(stepkeep cancel [^`]*)`", offer.context))
+    assert agent.stepkeep(*decline.split()[1:]).code == 0
     assert agent.hook("SessionStart", session_id="three").out == ""
 
 
@@ -152,7 +152,7 @@ def test_work_of_another_project_is_not_offered(agent: Agent, tmp_path: Path) ->
     elsewhere.mkdir()
     agent.hook("UserPromptSubmit", session_id="one", cwd=str(elsewhere))
     assert agent.hook("SessionStart", session_id="two").out == ""
-    assert "Fix the login bug" in agent.holdfast("resume").out
+    assert "Fix the login bug" in agent.stepkeep("resume").out
     assert "Checkpoint: Resume from Phase 1? (Fix the login bug in the admin area)" in (
         agent.hook("SessionStart", session_id="two", cwd=str(elsewhere)).context
     )
@@ -160,19 +160,19 @@ def test_work_of_another_project_is_not_offered(agent: Agent, tmp_path: Path) ->
 
 def test_phases_of_other_programs_are_offered(agent: Agent) -> None:
     """Unfinished phases in the user's folder are found when a session starts, with the store they are in."""
-    import holdfast
+    import stepkeep
 
     home = agent.home / ".pai"
-    with holdfast.open_phases(home) as phases:
+    with stepkeep.open_phases(home) as phases:
         made = phases.create_checkpoint("verify", session_id="pai-1", task_summary="Move the mail server")
         assert made.ok
     offer = agent.hook("SessionStart")
     assert offer.context.startswith("Checkpoint: Resume from Phase 6? (Move the mail server)")
     assert f"--store 'files:{home}?layout=phase'" in offer.context
-    taken = agent.holdfast("resume", "pai-1", "--store", f"files:{home}?layout=phase")
+    taken = agent.stepkeep("resume", "pai-1", "--store", f"files:{home}?layout=phase")
     assert taken.code == 0
     assert "Move the mail server" in taken.out
-    assert agent.holdfast("complete", "pai-1", "--store", f"files:{home}?layout=phase").code == 0
+    assert agent.stepkeep("complete", "pai-1", "--store", f"files:{home}?layout=phase").code == 0
     assert agent.hook("SessionStart").out == ""
 
 
@@ -182,5 +182,5 @@ def test_a_checkpoint_by_hand_goes_into_the_session_of_its_own_folder(agent: Age
     there.mkdir()
     agent.hook("UserPromptSubmit", session_id="here", prompt="Repair the login form")
     agent.hook("UserPromptSubmit", session_id="there", prompt="Write the letter", cwd=str(there))
-    done = agent.holdfast("create", "done here", "--tags", "command")
+    done = agent.stepkeep("create", "done here", "--tags", "command")
     assert (done.code, "of claude-code:here," in done.out) == (0, True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.adapters.langgraph import HoldfastSaver
+from stepkeep.adapters.langgraph import StepkeepSaver
 from tests.postgres.access import PostgresAccess
 
 
@@ -21,8 +21,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def saver(url: str) -> Iterator[HoldfastSaver]:
-    with HoldfastSaver(url) as saver:
+def saver(url: str) -> Iterator[StepkeepSaver]:
+    with StepkeepSaver(url) as saver:
         yield saver
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-import holdfast
-from holdfast.adapters.langgraph import HoldfastSaver
-from holdfast.errors import Conflict, InvalidInput
+import stepkeep
+from stepkeep.adapters.langgraph import StepkeepSaver
+from stepkeep.errors import Conflict, InvalidInput
 from tests.interop.threads import config, id_of, put, values_of
 
 NAMES = [
@@ -31,7 +31,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name[:20]))
-def test_any_text_is_a_thread_id(saver: HoldfastSaver, name: str) -> None:
+def test_any_text_is_a_thread_id(saver: StepkeepSaver, name: str) -> None:
     """It comes back as it was given, and belongs to no other thread."""
     put(saver, {"x": "other"}, config("other"))
     at = put(saver, {"x": name.encode("utf-8", "backslashreplace").decode()}, config(name))
@@ -46,7 +46,7 @@ def test_any_text_is_a_thread_id(saver: HoldfastSaver, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name[:20]))
-def test_any_text_is_a_namespace(saver: HoldfastSaver, name: str) -> None:
+def test_any_text_is_a_namespace(saver: StepkeepSaver, name: str) -> None:
     """It comes back as it was given, and belongs to no other namespace of its thread."""
     root = put(saver, {"x": "root"})
     first = put(saver, {"x": 1}, config(namespace=name)) if name else root
@@ -62,14 +62,14 @@ def test_any_text_is_a_namespace(saver: HoldfastSaver, name: str) -> None:
     assert values_of(saver, root) == {"x": "root"}
 
 
-def test_a_number_is_a_thread_id(saver: HoldfastSaver) -> None:
+def test_a_number_is_a_thread_id(saver: StepkeepSaver) -> None:
     """As in LangGraph's own SQL savers, it is the same as its text."""
     put(saver, {"x": 1}, config(7))
     assert values_of(saver, config("7")) == {"x": 1}
 
 
 @pytest.mark.parametrize("bad", [{}, {"configurable": {}}, {"configurable": {"thread_id": None}}])
-def test_a_config_without_thread_id_is_refused(saver: HoldfastSaver, bad: Any) -> None:
+def test_a_config_without_thread_id_is_refused(saver: StepkeepSaver, bad: Any) -> None:
     """With the same error everywhere."""
     calls = [
         lambda: saver.get_tuple(bad),
@@ -88,12 +88,12 @@ def test_a_config_without_thread_id_is_refused(saver: HoldfastSaver, bad: Any) -
     [config(["t"]), config({"a": 1}), config(True), config("t", namespace=3.5)],
     ids=repr,  # type: ignore[arg-type]
 )
-def test_names_that_are_no_text_are_refused(saver: HoldfastSaver, bad: Any) -> None:
+def test_names_that_are_no_text_are_refused(saver: StepkeepSaver, bad: Any) -> None:
     with pytest.raises(InvalidInput):
         saver.get_tuple(bad)
 
 
-def test_writes_without_a_checkpoint_are_refused(saver: HoldfastSaver) -> None:
+def test_writes_without_a_checkpoint_are_refused(saver: StepkeepSaver) -> None:
     put(saver, {})
     with pytest.raises(InvalidInput) as refused:
         saver.put_writes(config(), [("x", 1)], "task")
@@ -114,14 +114,14 @@ def test_writes_without_a_checkpoint_are_refused(saver: HoldfastSaver) -> None:
     ],
     ids=repr,
 )
-def test_filters_that_match_nothing_match_nothing(saver: HoldfastSaver, unknown: Any) -> None:
+def test_filters_that_match_nothing_match_nothing(saver: StepkeepSaver, unknown: Any) -> None:
     """Unknown keys, operators and hostile texts are compared for equality, and that is all."""
     put(saver, {"x": 1})
     assert list(saver.list(config(), filter=unknown)) == []
     assert len(list(saver.list(config(), filter={"step": 1}))) == 1
 
 
-def test_limits_and_cursors(saver: HoldfastSaver) -> None:
+def test_limits_and_cursors(saver: StepkeepSaver) -> None:
     """`limit` 0 gives nothing; a cursor that is not stored has its place among the ids."""
     at = config()
     for number in range(3):
@@ -133,7 +133,7 @@ def test_limits_and_cursors(saver: HoldfastSaver) -> None:
 
 
 @pytest.mark.full
-def test_a_huge_value_is_stored(saver: HoldfastSaver) -> None:
+def test_a_huge_value_is_stored(saver: StepkeepSaver) -> None:
     """Eight million characters in one channel, and a list of a hundred thousand."""
     values = {"text": "0123456789abcdef" * 500_000, "list": list(range(100_000))}
     put(saver, values)
@@ -141,14 +141,14 @@ def test_a_huge_value_is_stored(saver: HoldfastSaver) -> None:
 
 
 def test_a_value_beyond_the_limit_is_refused(tmp_path: Any) -> None:
-    with holdfast.open(f"sqlite:{tmp_path}/small.db", max_state_bytes=1000) as store:
+    with stepkeep.open(f"sqlite:{tmp_path}/small.db", max_state_bytes=1000) as store:
         with pytest.raises(InvalidInput) as refused:
-            put(HoldfastSaver(store), {"text": "x" * 2000})
+            put(StepkeepSaver(store), {"text": "x" * 2000})
         assert refused.value.code == "state_too_large"
 
 
 @pytest.mark.parametrize("make", [lambda: _nested(10_000), lambda: _endless()], ids=["deep", "cycle"])
-def test_values_without_end_are_refused(saver: HoldfastSaver, make: Any) -> None:
+def test_values_without_end_are_refused(saver: StepkeepSaver, make: Any) -> None:
     with pytest.raises(InvalidInput):
         put(saver, {"x": make()})
 
@@ -166,7 +166,7 @@ def _endless() -> list[Any]:
     return value
 
 
-def test_a_session_that_is_no_thread_is_left_alone(saver: HoldfastSaver) -> None:
+def test_a_session_that_is_no_thread_is_left_alone(saver: StepkeepSaver) -> None:
     """A thread id that is the key of someone else's session is refused, whatever is asked."""
     saver.store.session("t").save({"mine": True})
     for call in (
@@ -182,7 +182,7 @@ def test_a_session_that_is_no_thread_is_left_alone(saver: HoldfastSaver) -> None
     assert saver.store.get("t").latest().state == {"mine": True}  # type: ignore[union-attr]
 
 
-def test_a_checkpoint_of_someone_else_hides_no_thread(saver: HoldfastSaver) -> None:
+def test_a_checkpoint_of_someone_else_hides_no_thread(saver: StepkeepSaver) -> None:
     """A list of all threads leaves it out; the thread itself says what is wrong, once it is its newest."""
     put(saver, {"x": 1}, config("other"))
     at = put(saver, {"x": 2})
@@ -206,10 +206,10 @@ def test_a_checkpoint_of_someone_else_hides_no_thread(saver: HoldfastSaver) -> N
 )
 def test_rules_that_make_no_sense_are_refused(tmp_path: Any, rules: Any) -> None:
     with pytest.raises(InvalidInput):
-        HoldfastSaver(f"sqlite:{tmp_path}/x.db", **rules)
+        StepkeepSaver(f"sqlite:{tmp_path}/x.db", **rules)
     with pytest.raises(InvalidInput):
-        HoldfastSaver(f"sqlite:{tmp_path}/x.db").prune([], strategy="some")
+        StepkeepSaver(f"sqlite:{tmp_path}/x.db").prune([], strategy="some")
 
 
-def test_the_saver_is_one_of_langgraphs(saver: HoldfastSaver) -> None:
+def test_the_saver_is_one_of_langgraphs(saver: StepkeepSaver) -> None:
     assert isinstance(saver, BaseCheckpointSaver)

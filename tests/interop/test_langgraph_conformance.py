@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 
-from holdfast.adapters.langgraph import HoldfastSaver
+from stepkeep.adapters.langgraph import StepkeepSaver
 
 TESTS = 81
 
@@ -29,9 +29,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_the_whole_suite_passes(url: str, tell: Callable[[str], None]) -> None:
     """Every test of version 0.0.2 passes; the counts are printed, because the level word also stands for fewer."""
 
-    @checkpointer_test(name=f"HoldfastSaver {url.partition(':')[0]}")
-    async def saver() -> AsyncIterator[HoldfastSaver]:
-        async with HoldfastSaver(url) as made:
+    @checkpointer_test(name=f"StepkeepSaver {url.partition(':')[0]}")
+    async def saver() -> AsyncIterator[StepkeepSaver]:
+        async with StepkeepSaver(url) as made:
             yield made
 
     report = asyncio.run(validate(saver))

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.base import uuid6
 
-import holdfast
-from holdfast.adapters.langgraph import HoldfastSaver
-from holdfast.adapters.langgraph.records import REST
-from holdfast.errors import Conflict, Corrupt, InvalidInput, NotFound
+import stepkeep
+from stepkeep.adapters.langgraph import StepkeepSaver
+from stepkeep.adapters.langgraph.records import REST
+from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound
 from tests.interop.conftest import Bodies
 from tests.interop.threads import checkpoint, config, id_of, put, values_of
 
 
-def header_of(saver: HoldfastSaver, external_id: str, thread: str = "t") -> holdfast.Header:
+def header_of(saver: StepkeepSaver, external_id: str, thread: str = "t") -> stepkeep.Header:
     return next(header for header in saver.store.get(thread).history() if header.external_id == external_id)
 
 
-def test_two_writers_from_one_parent_are_both_kept(saver: HoldfastSaver) -> None:
+def test_two_writers_from_one_parent_are_both_kept(saver: StepkeepSaver) -> None:
     """Neither overwrites the other, and the one that was put last is the latest."""
     parent = put(saver, {"x": 0})
     first = put(saver, {"x": 1}, parent)
@@ -38,7 +38,7 @@ def test_two_writers_from_one_parent_are_both_kept(saver: HoldfastSaver) -> None
 
 
 @pytest.mark.parametrize("seconds_behind", [5, 3600])
-def test_a_child_put_by_a_machine_behind_is_latest(saver: HoldfastSaver, seconds_behind: int) -> None:
+def test_a_child_put_by_a_machine_behind_is_latest(saver: StepkeepSaver, seconds_behind: int) -> None:
     """The order is that of the puts; ids and clocks play no part, in the list as little as for the latest."""
     parent = put(saver, {"x": 0})
     behind = str(uuid6())
@@ -53,15 +53,15 @@ def test_a_child_put_by_a_machine_behind_is_latest(saver: HoldfastSaver, seconds
 
 def test_a_clock_behind_does_not_matter(url: str) -> None:
     """Another process whose clock is an hour behind puts a child: it is the latest."""
-    with holdfast.open(url) as store:
-        parent = put(HoldfastSaver(store), {"x": 0})
-    with holdfast.open(url, clock=lambda: store.engine.clock() - 3_600_000_000) as behind:
-        put(HoldfastSaver(behind), {"x": 1}, parent)
-    with HoldfastSaver(url) as saver:
+    with stepkeep.open(url) as store:
+        parent = put(StepkeepSaver(store), {"x": 0})
+    with stepkeep.open(url, clock=lambda: store.engine.clock() - 3_600_000_000) as behind:
+        put(StepkeepSaver(behind), {"x": 1}, parent)
+    with StepkeepSaver(url) as saver:
         assert values_of(saver) == {"x": 1}
 
 
-def test_a_late_put_does_not_bring_a_deleted_thread_back(saver: HoldfastSaver) -> None:
+def test_a_late_put_does_not_bring_a_deleted_thread_back(saver: StepkeepSaver) -> None:
     """A run that goes on after `delete_thread` gets an error, and the thread stays gone."""
     at = put(saver, {"x": 0})
     saver.delete_thread("t")
@@ -78,7 +78,7 @@ def test_a_late_put_does_not_bring_a_deleted_thread_back(saver: HoldfastSaver) -
 
 def test_a_late_put_of_another_process_does_not_either(url: str) -> None:
     """The saver that puts need not be the one that deleted, nor have seen the thread before."""
-    with HoldfastSaver(url) as running, HoldfastSaver(url) as deleting, HoldfastSaver(url) as third:
+    with StepkeepSaver(url) as running, StepkeepSaver(url) as deleting, StepkeepSaver(url) as third:
         at = put(running, {"x": 0})
         deleting.delete_thread("t")
         for saver in (running, third):
@@ -93,7 +93,7 @@ def test_a_late_put_of_another_process_does_not_either(url: str) -> None:
         assert list(third.list(None)) == []
 
 
-def test_a_thread_can_begin_again_after_it_was_deleted(saver: HoldfastSaver) -> None:
+def test_a_thread_can_begin_again_after_it_was_deleted(saver: StepkeepSaver) -> None:
     """A put that names no checkpoint begins a thread; what belonged to the old one is not in it."""
     old = put(saver, {"x": 0})
     saver.put_writes(old, [("x", 1)], "task")
@@ -104,7 +104,7 @@ def test_a_thread_can_begin_again_after_it_was_deleted(saver: HoldfastSaver) -> 
     assert saver.get_tuple(old) is None
 
 
-def test_writes_may_come_before_the_first_checkpoint(saver: HoldfastSaver) -> None:
+def test_writes_may_come_before_the_first_checkpoint(saver: StepkeepSaver) -> None:
     """With asynchronous durability the writes of a task can overtake the put that begins their thread."""
     made = checkpoint({"x": 0})
     writing = threading.Thread(
@@ -119,7 +119,7 @@ def test_writes_may_come_before_the_first_checkpoint(saver: HoldfastSaver) -> No
     assert found.pending_writes == [("task", "x", 1)]
 
 
-def test_get_tuple_inside_a_list_does_not_block(saver: HoldfastSaver) -> None:
+def test_get_tuple_inside_a_list_does_not_block(saver: StepkeepSaver) -> None:
     """Reading and putting while a list is being read works on one thread."""
     at = config()
     for number in range(5):
@@ -134,7 +134,7 @@ def test_get_tuple_inside_a_list_does_not_block(saver: HoldfastSaver) -> None:
 
 
 @pytest.mark.parametrize("name", ["state", REST])
-def test_changed_bytes_are_an_error(saver: HoldfastSaver, bodies: Bodies, url: str, name: str) -> None:
+def test_changed_bytes_are_an_error(saver: StepkeepSaver, bodies: Bodies, url: str, name: str) -> None:
     """A flipped bit is told, by get_tuple, by the values of a list, and to a new process."""
     at = put(saver, {"text": "x" * 2000})
     bodies.damage(header_of(saver, id_of(at)).id, name)
@@ -144,23 +144,23 @@ def test_changed_bytes_are_an_error(saver: HoldfastSaver, bodies: Bodies, url: s
     (found,) = saver.list(config())
     with pytest.raises(Corrupt):
         found.checkpoint  # noqa: B018
-    with HoldfastSaver(url) as another, pytest.raises(Corrupt):
+    with StepkeepSaver(url) as another, pytest.raises(Corrupt):
         another.get_tuple(at)
 
 
 @pytest.mark.parametrize("name", ["state", REST])
-def test_a_missing_body_is_an_error(saver: HoldfastSaver, bodies: Bodies, url: str, name: str) -> None:
+def test_a_missing_body_is_an_error(saver: StepkeepSaver, bodies: Bodies, url: str, name: str) -> None:
     """Never an empty state."""
     at = put(saver, {"text": "x" * 2000})
     bodies.remove(header_of(saver, id_of(at)).id, name)
 
     with pytest.raises(Corrupt):
         saver.get_tuple(at)
-    with HoldfastSaver(url) as another, pytest.raises(Corrupt):
+    with StepkeepSaver(url) as another, pytest.raises(Corrupt):
         another.get_tuple(config())
 
 
-def test_changed_writes_are_an_error(saver: HoldfastSaver, bodies: Bodies) -> None:
+def test_changed_writes_are_an_error(saver: StepkeepSaver, bodies: Bodies) -> None:
     """Pending writes have a digest too."""
     at = put(saver, {"x": 1})
     saver.put_writes(at, [("x", "y" * 100)], "task")
@@ -175,7 +175,7 @@ def test_changed_writes_are_an_error(saver: HoldfastSaver, bodies: Bodies) -> No
 def set_up(url: str, barrier: Any, failures: Any, number: int) -> None:
     try:
         barrier.wait(60)
-        with HoldfastSaver(url) as saver:
+        with StepkeepSaver(url) as saver:
             saver.setup()
             put(saver, {"x": number}, config(f"thread-{number}"))
     except BaseException as exc:
@@ -204,11 +204,11 @@ def test_eight_processes_set_up_an_empty_store_at_once(
         for process in processes:
             process.join()
         assert failures.empty(), failures.get()
-        with HoldfastSaver(fresh) as saver:
+        with StepkeepSaver(fresh) as saver:
             assert sum(1 for _ in saver.list(None)) == 8
 
 
-def test_a_put_can_be_repeated(saver: HoldfastSaver) -> None:
+def test_a_put_can_be_repeated(saver: StepkeepSaver) -> None:
     """The same checkpoint again is no error and no second one; another one under its id is a conflict."""
     made = checkpoint({"x": 1})
     for _ in range(2):
@@ -218,7 +218,7 @@ def test_a_put_can_be_repeated(saver: HoldfastSaver) -> None:
         put(saver, {"x": 2}, id=made["id"])
 
 
-def test_a_value_that_cannot_be_stored_names_its_path(saver: HoldfastSaver) -> None:
+def test_a_value_that_cannot_be_stored_names_its_path(saver: StepkeepSaver) -> None:
     """And nothing is stored, for puts and for writes."""
     at = put(saver, {"x": 1})
     with pytest.raises(InvalidInput) as refused:

@@ -1,4 +1,4 @@
-"""Real graphs behave the same with HoldfastSaver as with LangGraph's saver in memory, invoked and awaited."""
+"""Real graphs behave the same with StepkeepSaver as with LangGraph's saver in memory, invoked and awaited."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.types import Command
 
-from holdfast.adapters.langgraph import HoldfastSaver
+from stepkeep.adapters.langgraph import StepkeepSaver
 from tests.interop.graphs import Graph, carrier, counter, deltas, failing, seen, workflow
 from tests.interop.test_langgraph_values import Rot
 
@@ -114,9 +114,9 @@ def test_a_graph_behaves_as_in_memory(
     """The same results, the same history, the same tasks and interrupts at every checkpoint."""
     how = {"durability": durability, "is_async": is_async}
     expected = asyncio.run(program(InMemorySaver(), **how))
-    with HoldfastSaver(url) as saver:
+    with StepkeepSaver(url) as saver:
         assert asyncio.run(program(saver, **how)) == expected
-    with HoldfastSaver(url) as saver:
+    with StepkeepSaver(url) as saver:
         again = Drive(
             {interrupted: workflow, time_travel: counter, delta_channels: deltas}[program](saver), **how
         )  # type: ignore[index]
@@ -127,7 +127,7 @@ def test_a_graph_behaves_as_in_memory(
 @pytest.mark.parametrize("durability", DURABILITIES)
 @pytest.mark.parametrize("first", [{"update": {"log": ["u"]}}, {"resume": "x"}, {"goto": "step"}], ids=repr)
 def test_a_command_may_be_the_first_input_of_a_thread(
-    saver: HoldfastSaver, first: dict[str, Any], durability: Any, is_async: bool
+    saver: StepkeepSaver, first: dict[str, Any], durability: Any, is_async: bool
 ) -> None:
     async def story(drive: Drive) -> list[Any]:
         return [await drive.invoke(Command(**first)), *await drive.picture()]
@@ -140,7 +140,7 @@ def test_a_command_may_be_the_first_input_of_a_thread(
 
 
 @pytest.mark.parametrize("carried", [("a", "b"), {"pair": (1, 2)}, float("nan"), {1, 2}], ids=repr)
-def test_a_graph_may_send_and_ask_with_any_plain_value(saver: HoldfastSaver, carried: Any) -> None:
+def test_a_graph_may_send_and_ask_with_any_plain_value(saver: StepkeepSaver, carried: Any) -> None:
     """What a node asks and what it is sent are the values themselves, also when the graph goes on later."""
     thread: Any = {"configurable": {"thread_id": "t"}}
     graph = carrier(saver, carried)
@@ -154,9 +154,9 @@ def test_a_graph_that_encrypts_can_ask_and_fail(url: str, is_encrypted: bool) ->
     """A person can answer, and the error of a node is seen afterwards, as with the saver in memory."""
     serde = EncryptedSerializer(Rot()) if is_encrypted else None
     thread: Any = {"configurable": {"thread_id": "t"}}
-    with HoldfastSaver(url, serde=serde) as saver:
+    with StepkeepSaver(url, serde=serde) as saver:
         workflow(saver).invoke({"log": []}, thread)
-    with HoldfastSaver(url, serde=serde) as saver:
+    with StepkeepSaver(url, serde=serde) as saver:
         graph = workflow(saver)
         (task,) = graph.get_state(thread).tasks
         assert task.interrupts[0].value["question"] == "go on?"

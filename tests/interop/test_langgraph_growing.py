@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from holdfast.adapters.langgraph import HoldfastSaver
-from holdfast.adapters.langgraph.memory import MAX_LINES, Memory
-from holdfast.codec.growing import LARGE_BYTES, Growing
-from holdfast.errors import InvalidInput
+from stepkeep.adapters.langgraph import StepkeepSaver
+from stepkeep.adapters.langgraph.memory import MAX_LINES, Memory
+from stepkeep.codec.growing import LARGE_BYTES, Growing
+from stepkeep.errors import InvalidInput
 from tests.interop.threads import checkpoint, config, id_of, put, values_of
 
 
@@ -30,7 +30,7 @@ def spoken(count: int) -> list[BaseMessage]:
     ]
 
 
-def test_a_thread_that_grows_comes_back_at_every_checkpoint(saver: HoldfastSaver) -> None:
+def test_a_thread_that_grows_comes_back_at_every_checkpoint(saver: StepkeepSaver) -> None:
     """Lists that grow, values that change and values that stay, put one by one and read from another saver."""
     said: list[BaseMessage] = spoken(24)
     at, put_at = None, {}
@@ -39,7 +39,7 @@ def test_a_thread_that_grows_comes_back_at_every_checkpoint(saver: HoldfastSaver
         values = {"step": step, "messages": said, "plan": {"left": [step]}, "agent": "x"}
         at = put(saver, values, at)
         put_at[id_of(at)] = values
-    with HoldfastSaver(saver.store) as other:
+    with StepkeepSaver(saver.store) as other:
         for id, values in put_at.items():
             assert values_of(other, config(checkpoint=id)) == values
             assert list(values_of(other, config(checkpoint=id))) == list(values)
@@ -63,7 +63,7 @@ def test_a_message_that_was_changed_in_place_is_stored_as_it_is_now(
     tmp_path: Path, change: Callable[[Any], object]
 ) -> None:
     """The checkpoint before has the old values, the one after the new ones."""
-    with HoldfastSaver(f"sqlite:{tmp_path}/threads.db") as saver:
+    with StepkeepSaver(f"sqlite:{tmp_path}/threads.db") as saver:
         said = spoken(30)
         first = put(saver, {"messages": said})
         before = repr(said)  # tells True from 1
@@ -74,7 +74,7 @@ def test_a_message_that_was_changed_in_place_is_stored_as_it_is_now(
 
 
 def test_the_same_checkpoint_again_from_a_saver_that_remembers_nothing_changes_nothing(
-    saver: HoldfastSaver,
+    saver: StepkeepSaver,
 ) -> None:
     """What is stored depends on the values alone: a repeat is recognized."""
     said = spoken(30)
@@ -82,12 +82,12 @@ def test_the_same_checkpoint_again_from_a_saver_that_remembers_nothing_changes_n
     again = checkpoint({"step": 2, "messages": said})
     metadata: Any = {"source": "loop", "step": 2, "parents": {}}
     saver.put(at, again, metadata, {})
-    with HoldfastSaver(saver.store) as other:
+    with StepkeepSaver(saver.store) as other:
         other.put(at, again, metadata, {})
     assert len(list(saver.list(config()))) == 2
 
 
-def test_forks_with_equal_versions_keep_their_own_values(saver: HoldfastSaver) -> None:
+def test_forks_with_equal_versions_keep_their_own_values(saver: StepkeepSaver) -> None:
     """Two children of one checkpoint whose channels have the same version numbers differ by their values."""
     said = spoken(30)
     root = put(saver, {"messages": said})
@@ -97,7 +97,7 @@ def test_forks_with_equal_versions_keep_their_own_values(saver: HoldfastSaver) -
     assert values_of(saver, right)["messages"][-1].content == "right"
 
 
-def test_a_refused_value_names_its_place_in_a_long_list(saver: HoldfastSaver) -> None:
+def test_a_refused_value_names_its_place_in_a_long_list(saver: StepkeepSaver) -> None:
     """Also when only the end of the list was looked at; the next put goes on."""
     said: list[Any] = [{"text": "word " * 300} for _ in range(30)]
     at = put(saver, {"messages": said})

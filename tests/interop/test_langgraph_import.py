@@ -1,4 +1,4 @@
-"""Threads of LangGraph's own savers move over with `holdfast import langgraph`."""
+"""Threads of LangGraph's own savers move over with `stepkeep import langgraph`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.types import Command
 
-import holdfast
-from holdfast.adapters.langgraph import HoldfastSaver
+import stepkeep
+from stepkeep.adapters.langgraph import StepkeepSaver
 from tests.interop.graphs import counter, deltas, seen, workflow
 from tests.interop.threads import config, put
 from tests.surfaces.test_cli import Cli
@@ -84,7 +84,7 @@ def test_threads_come_over_as_they_are(source: str, cli: Cli) -> None:
     assert again.code == 0
     assert f"{len(expected)} were there" in again.out
 
-    with HoldfastSaver(cli.url) as moved:
+    with StepkeepSaver(cli.url) as moved:
         assert everything(moved) == expected
         assert workflow(moved).invoke(Command(resume="yes"), THREAD)["answer"] == "yes"
         state = deltas(moved).invoke({"items": ["b"]}, {"configurable": {"thread_id": "delta"}})
@@ -97,7 +97,7 @@ def test_a_thread_goes_on_as_if_it_had_not_moved(source: str, cli: Cli) -> None:
     with official(source) as saver:
         counter(saver).invoke({"log": []}, THREAD)
     assert cli.here("import", "langgraph", "--from", source).code == 0
-    with official(source) as saver, HoldfastSaver(cli.url) as moved:
+    with official(source) as saver, StepkeepSaver(cli.url) as moved:
         results = []
         for each in (saver, moved):
             graph, names = counter(each), {}
@@ -111,7 +111,7 @@ def test_one_thread_can_be_named(source: str, cli: Cli) -> None:
         for thread in ("a", "b"):
             put(saver, {"x": [1]}, config(thread))
     assert "in 1 thread" in cli.here("import", "langgraph", "--from", source, "--thread", "a").out
-    with holdfast.open(cli.url) as store:
+    with stepkeep.open(cli.url) as store:
         assert [each.key for each in store.sessions()] == ["a"]
     missing = cli.here("import", "langgraph", "--from", source, "--thread", "c")
     assert (missing.code, "no thread" in missing.err) == (3, True)
@@ -123,7 +123,7 @@ def test_classes_are_carried_over_without_being_imported(source: str, cli: Cli) 
         put(saver, {"own": [Own(1)], "message": AIMessage("hi", id="1")})
     report = cli.here("import", "langgraph", "--from", source, "--json").json
     assert report["classes"] == [f"{Own.__module__}:Own"]
-    with HoldfastSaver(cli.url, allow=[Own]) as moved:
+    with StepkeepSaver(cli.url, allow=[Own]) as moved:
         found = moved.get_tuple(config())
         assert found is not None
         assert found.checkpoint["channel_values"] == {"own": [Own(1)], "message": AIMessage("hi", id="1")}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from langgraph.types import Command
 
-import holdfast
-from holdfast.adapters.langgraph import HoldfastSaver
-from holdfast.errors import Conflict, Corrupt
-from holdfast.model import BranchState
+import stepkeep
+from stepkeep.adapters.langgraph import StepkeepSaver
+from stepkeep.errors import Conflict, Corrupt
+from stepkeep.model import BranchState
 from tests.interop.graphs import counter, deltas, workflow
 from tests.interop.threads import checkpoint, config, id_of, put, values_of
 
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*DeltaChannel.*")
 THREAD: Any = {"configurable": {"thread_id": "t"}}
 
 
-def count(saver: HoldfastSaver, thread: str = "t") -> int:
+def count(saver: StepkeepSaver, thread: str = "t") -> int:
     return sum(1 for _ in saver.store.get(thread).history())
 
 
-def test_everything_is_kept_by_default(saver: HoldfastSaver) -> None:
+def test_everything_is_kept_by_default(saver: StepkeepSaver) -> None:
     """As users of LangGraph expect; also when the store is pruned and cleaned."""
     graph = counter(saver, steps=40)
     graph.invoke({"log": []}, THREAD)
@@ -37,7 +37,7 @@ def test_everything_is_kept_by_default(saver: HoldfastSaver) -> None:
 
 def test_keep_last_keeps_the_last(url: str) -> None:
     """The rest goes with `trim`; the thread goes on from what is left."""
-    with HoldfastSaver(url, keep_last=5) as saver:
+    with StepkeepSaver(url, keep_last=5) as saver:
         graph = counter(saver, steps=10)
         graph.invoke({"log": []}, THREAD)
         report = saver.trim("t")
@@ -52,15 +52,15 @@ def test_keep_last_keeps_the_last(url: str) -> None:
 
 def test_the_keeper_applies_the_rules(url: str) -> None:
     """Nobody has to call anything: the open store does it by itself, at the latest when it is closed."""
-    with HoldfastSaver(url, keep_last=3) as saver:
+    with StepkeepSaver(url, keep_last=3) as saver:
         counter(saver, steps=20).invoke({"log": []}, THREAD)
-    with HoldfastSaver(url) as saver:
+    with StepkeepSaver(url) as saver:
         assert count(saver) == 3
 
 
 def test_a_list_survives_pruning_meanwhile(url: str) -> None:
     """What the rules took between listing and looking is left out; what is listed has its values."""
-    with HoldfastSaver(url, keep_last=2) as saver:
+    with StepkeepSaver(url, keep_last=2) as saver:
         at = config()
         for number in range(6):
             at = put(saver, {"x": number}, at)
@@ -75,11 +75,11 @@ def test_a_list_survives_pruning_meanwhile(url: str) -> None:
 
 def test_rules_apply_to_threads_that_exist(url: str) -> None:
     """A saver with rules puts them upon the threads it puts into; one without leaves them as they are."""
-    with HoldfastSaver(url) as saver:
+    with StepkeepSaver(url) as saver:
         at = put(saver, {"x": 0})
-    with HoldfastSaver(url, keep_last=2) as saver:
+    with StepkeepSaver(url, keep_last=2) as saver:
         at = put(saver, {"x": 1}, at)
-    with HoldfastSaver(url) as saver:
+    with StepkeepSaver(url) as saver:
         put(saver, {"x": 2}, at)
         assert saver.store.get("t").info.policy == {"keep_last": 2}
 
@@ -87,15 +87,15 @@ def test_rules_apply_to_threads_that_exist(url: str) -> None:
 def test_old_and_large_threads_are_cut(url: str) -> None:
     """By age and by bytes; the newest stays in any case."""
     now = [1_800_000_000_000_000]
-    with holdfast.open(url, clock=lambda: now[0]) as store:
-        saver = HoldfastSaver(store, max_age=timedelta(days=7))
+    with stepkeep.open(url, clock=lambda: now[0]) as store:
+        saver = StepkeepSaver(store, max_age=timedelta(days=7))
         at = config()
         for number in range(5):
             at = put(saver, {"x": number}, at)
             now[0] += 2 * 86_400_000_000
         saver.trim("t")
         assert [values_of(saver, each.config)["x"] for each in saver.list(config())] == [4, 3, 2]
-        small = HoldfastSaver(store, max_bytes=3000)
+        small = StepkeepSaver(store, max_bytes=3000)
         at = config("large")
         for number in range(6):
             at = put(small, {"x": number, "noise": secrets.token_hex(1000)}, at)
@@ -107,7 +107,7 @@ def test_old_and_large_threads_are_cut(url: str) -> None:
 @pytest.mark.parametrize("way", ["prune", "keep_last"])
 def test_delta_channels_are_rebuilt_after_pruning(url: str, way: str) -> None:
     """What lies between a kept checkpoint and the snapshot it is rebuilt from stays, with its writes."""
-    with HoldfastSaver(url, keep_last=1 if way == "keep_last" else None) as saver:
+    with StepkeepSaver(url, keep_last=1 if way == "keep_last" else None) as saver:
         graph = deltas(saver)
         for number in range(7):
             expected = graph.invoke({"items": [f"in{number}"]}, THREAD)
@@ -119,13 +119,13 @@ def test_delta_channels_are_rebuilt_after_pruning(url: str, way: str) -> None:
             assert graph.get_state(THREAD).values == expected
             assert count(saver) <= before
         assert count(saver) < 20
-    with HoldfastSaver(url) as saver:
+    with StepkeepSaver(url) as saver:
         graph = deltas(saver)
         assert graph.get_state(THREAD).values == expected
         assert all("items" in each.values for each in graph.get_state_history(THREAD))
 
 
-def test_a_delta_channel_that_lost_its_history_is_an_error(saver: HoldfastSaver) -> None:
+def test_a_delta_channel_that_lost_its_history_is_an_error(saver: StepkeepSaver) -> None:
     """An ancestor that is missing is told; the official savers would rebuild an empty value."""
     made = checkpoint()
     made["channel_versions"] = {"items": 2}
@@ -142,7 +142,7 @@ def test_a_delta_channel_that_lost_its_history_is_an_error(saver: HoldfastSaver)
     assert lost.value.code == "delta_history_missing"
 
 
-def test_a_run_that_others_are_rebuilt_from_is_not_deleted(saver: HoldfastSaver) -> None:
+def test_a_run_that_others_are_rebuilt_from_is_not_deleted(saver: StepkeepSaver) -> None:
     """`delete_for_runs` removes what nothing needs, and says what must stay."""
     graph = deltas(saver)
     graph.invoke({"items": ["x"]}, {**THREAD, "metadata": {"run_id": "one"}})
@@ -157,12 +157,12 @@ def test_a_run_that_others_are_rebuilt_from_is_not_deleted(saver: HoldfastSaver)
 
 def test_an_interrupt_outlives_pruning(url: str) -> None:
     """A subgraph that waits for an answer can still be resumed when only the newest checkpoint is kept."""
-    with HoldfastSaver(url, keep_last=1) as saver:
+    with StepkeepSaver(url, keep_last=1) as saver:
         graph = workflow(saver)
         graph.invoke({"log": []}, THREAD)
         saver.trim("t")
         saver.prune(["t"])
-    with HoldfastSaver(url) as saver:
+    with StepkeepSaver(url) as saver:
         graph = workflow(saver)
         (task,) = graph.get_state(THREAD, subgraphs=True).tasks
         assert task.interrupts[0].value["question"] == "go on?"
@@ -171,7 +171,7 @@ def test_an_interrupt_outlives_pruning(url: str) -> None:
 
 def test_namespaces_of_finished_calls_are_let_go(url: str) -> None:
     """Each call of a subgraph has a namespace of its own; those of calls long gone do not pile up."""
-    with HoldfastSaver(url, keep_last=8) as saver:
+    with StepkeepSaver(url, keep_last=8) as saver:
         graph = workflow(saver)
         for _ in range(4):
             graph.invoke({"log": []}, THREAD)
@@ -187,7 +187,7 @@ def test_namespaces_of_finished_calls_are_let_go(url: str) -> None:
 
 def test_a_call_whose_caller_is_still_on_its_way_is_not_let_go(url: str) -> None:
     """A subgraph begins before the checkpoint that called it is stored, and waits for an answer in the end."""
-    with HoldfastSaver(url, keep_last=2) as saver:
+    with StepkeepSaver(url, keep_last=2) as saver:
         root = put(saver, {"x": 0})
         called = checkpoint({"x": 1})
         parents = {"": called["id"]}
@@ -205,7 +205,7 @@ def test_a_call_whose_caller_is_still_on_its_way_is_not_let_go(url: str) -> None
 
 def test_a_namespace_that_was_let_go_is_held_again_by_a_put(url: str) -> None:
     """The call goes on after all, and its newest checkpoint stays."""
-    with HoldfastSaver(url, keep_last=2) as saver:
+    with StepkeepSaver(url, keep_last=2) as saver:
         first = put(saver, {"v": 1}, config(namespace="A:1"), parents={"": "gone"})
         root = put(saver, {"x": 0})
         saver.trim("t")
@@ -220,7 +220,7 @@ def test_a_namespace_that_was_let_go_is_held_again_by_a_put(url: str) -> None:
 
 def test_a_copied_thread_stands_alone(url: str) -> None:
     """Parents, namespaces, writes and delta channels come along; the source may go, and a repeat changes nothing."""
-    with HoldfastSaver(url) as saver:
+    with StepkeepSaver(url) as saver:
         graph = deltas(saver)
         for number in range(3):
             expected = graph.invoke({"items": [f"in{number}"]}, THREAD)

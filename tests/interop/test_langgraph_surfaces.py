@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage
 
-import holdfast
-from holdfast.adapters.langgraph import HoldfastSaver
+import stepkeep
+from stepkeep.adapters.langgraph import StepkeepSaver
 from tests.interop.graphs import counter, workflow
 from tests.interop.threads import config, id_of, put
 from tests.surfaces.test_cli import Cli
@@ -42,7 +42,7 @@ def run(cli: Cli) -> Callable[..., str]:
 
 def test_the_commands_show_threads(store: str, run: Callable[..., str]) -> None:
     """list, history, show, diff and timeline, with the channel values to be read."""
-    with HoldfastSaver(store) as saver:
+    with StepkeepSaver(store) as saver:
         counter(saver).invoke({"log": ["begin"]}, THREAD)
         put(saver, {"messages": [AIMessage("hello there", id="1")]}, config("chat"))
 
@@ -59,7 +59,7 @@ def test_the_commands_show_threads(store: str, run: Callable[..., str]) -> None:
 
 def test_a_thread_with_subgraphs_has_branches(store: str, run: Callable[..., str]) -> None:
     """Each namespace is a branch that is named after it."""
-    with HoldfastSaver(store) as saver:
+    with StepkeepSaver(store) as saver:
         workflow(saver).invoke({"log": []}, THREAD)
     assert "ns:inner:" in run("branch", "list", "t")
     assert "ns:inner:" in run("timeline", "t")
@@ -67,7 +67,7 @@ def test_a_thread_with_subgraphs_has_branches(store: str, run: Callable[..., str
 
 def test_a_listed_tuple_reads_its_values_when_asked(store: str) -> None:
     """It is a tuple of five in every way, and equals what get_tuple gives."""
-    with HoldfastSaver(store) as saver:
+    with StepkeepSaver(store) as saver:
         at = put(saver, {"x": 1})
         saver.put_writes(at, [("x", 2)], "task")
         whole = saver.get_tuple(at)
@@ -81,13 +81,13 @@ def test_a_listed_tuple_reads_its_values_when_asked(store: str) -> None:
         assert listed._replace(pending_writes=None).checkpoint == listed.checkpoint
         (later,) = saver.list(config())
         saver.delete_thread("t")
-        with pytest.raises(holdfast.NotFound):
+        with pytest.raises(stepkeep.NotFound):
             later.checkpoint  # noqa: B018
 
 
 def test_all_threads_are_listed(store: str) -> None:
     """Without a config, the newest first, and only what LangGraph saved."""
-    with HoldfastSaver(store) as saver:
+    with StepkeepSaver(store) as saver:
         first = put(saver, {}, config("a"))
         second = put(saver, {}, config("b", "inner"))
         saver.store.session("other").save({"x": 1})
@@ -96,12 +96,12 @@ def test_all_threads_are_listed(store: str) -> None:
         assert [id_of(each.config) for each in found] == [id_of(second), id_of(first)]
 
 
-async def _collect(saver: HoldfastSaver) -> list[Any]:
+async def _collect(saver: StepkeepSaver) -> list[Any]:
     return [each async for each in saver.alist(None)]
 
 
 def test_a_saver_closes_only_the_store_that_it_opened(store: str) -> None:
-    with holdfast.open(store) as opened:
-        with HoldfastSaver(opened) as saver:
+    with stepkeep.open(store) as opened:
+        with StepkeepSaver(opened) as saver:
             put(saver, {"x": 1})
         assert opened.get("t").latest() is not None

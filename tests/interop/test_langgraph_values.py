@@ -22,8 +22,8 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.types import Command, Interrupt, Overwrite, Send
 from pydantic import BaseModel, PrivateAttr, field_validator
 
-from holdfast.adapters.langgraph import HoldfastSaver
-from holdfast.errors import InvalidInput, Unsupported
+from stepkeep.adapters.langgraph import StepkeepSaver
+from stepkeep.errors import InvalidInput, Unsupported
 from tests.interop.threads import config, put, values_of
 
 
@@ -123,10 +123,10 @@ OBJECTS = [
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
 def test_plain_values_come_back_equal_with_their_types(here: str, value: Any) -> None:
     """Also those that msgpack and JSON lack, and from another process's point of view."""
-    with HoldfastSaver(here) as saver:
+    with StepkeepSaver(here) as saver:
         at = put(saver, {"value": value})
         saver.put_writes(at, [("value", value)], "task")
-    with HoldfastSaver(here) as saver:
+    with StepkeepSaver(here) as saver:
         found = saver.get_tuple(config())
         assert found is not None
         assert repr(found.checkpoint["channel_values"]) == repr({"value": value})
@@ -136,10 +136,10 @@ def test_plain_values_come_back_equal_with_their_types(here: str, value: Any) ->
 @pytest.mark.parametrize("value", OBJECTS, ids=lambda value: type(value).__name__)
 def test_objects_of_langgraph_come_back_equal(here: str, value: Any) -> None:
     """Messages, sends and interrupts need no permission."""
-    with HoldfastSaver(here) as saver:
+    with StepkeepSaver(here) as saver:
         at = put(saver, {"value": value, "other": (1,)})
         saver.put_writes(at, [("value", value)], "task")
-    with HoldfastSaver(here) as saver:
+    with StepkeepSaver(here) as saver:
         found = saver.get_tuple(config())
         assert found is not None
         assert found.checkpoint["channel_values"] == {"value": value, "other": (1,)}
@@ -149,12 +149,12 @@ def test_objects_of_langgraph_come_back_equal(here: str, value: Any) -> None:
 @pytest.mark.parametrize("value", [Colour.RED, Point(1, 2), Span([1]), Plan(steps=["a"])], ids=repr)
 def test_own_classes_come_back_when_they_are_allowed(here: str, value: Any) -> None:
     """Named by `allow`, or by LangGraph itself with `with_allowlist`; else they are refused before they are stored."""
-    with HoldfastSaver(here) as strict:
+    with StepkeepSaver(here) as strict:
         with pytest.raises(InvalidInput, match="allow its class") as refused:
             put(strict, {"plan": {"value": value}})
         assert refused.value.path == "plan.value"
         kind = (type(value).__module__, type(value).__name__)
-        for saver in (HoldfastSaver(strict.store, allow=[type(value)]), strict.with_allowlist([kind])):
+        for saver in (StepkeepSaver(strict.store, allow=[type(value)]), strict.with_allowlist([kind])):
             put(saver, {"value": value})
             assert values_of(saver) == {"value": value}
             assert type(values_of(saver)["value"]) is type(value)
@@ -162,7 +162,7 @@ def test_own_classes_come_back_when_they_are_allowed(here: str, value: Any) -> N
 
 def test_an_object_that_would_come_back_different_is_refused(here: str) -> None:
     """A tuple inside an object, where the serializer loses it, names its place."""
-    with HoldfastSaver(here, allow=[Span]) as saver:
+    with StepkeepSaver(here, allow=[Span]) as saver:
         put(saver, {"span": Span([1, 2])})
         with pytest.raises(InvalidInput) as refused:
             put(saver, {"spans": [Span([1]), Span((1, 2))]})
@@ -199,7 +199,7 @@ def _changed(value: Any, name: str, field: Any) -> Any:
 )
 def test_every_object_is_proven(here: str, good: Any, bad: Any, path: str) -> None:
     """One that comes back equal says nothing of the next of its class; no class is to be allowed for it."""
-    with HoldfastSaver(here, allow=[Capped, Positive]) as saver:
+    with StepkeepSaver(here, allow=[Capped, Positive]) as saver:
         put(saver, {"values": [good]})
         with pytest.raises(InvalidInput) as refused:
             put(saver, {"values": [good, bad]})
@@ -230,10 +230,10 @@ NAN = float("nan")
 )
 def test_what_objects_of_langgraph_carry_comes_back_with_its_types(here: str, value: Any) -> None:
     """Tuples, sets, NaN and large integers inside a send or an interrupt are those they were."""
-    with HoldfastSaver(here) as saver:
+    with StepkeepSaver(here) as saver:
         at = put(saver, {"value": value, "list": [value]})
         saver.put_writes(at, [("value", value)], "task")
-    with HoldfastSaver(here) as saver:
+    with StepkeepSaver(here) as saver:
         found = saver.get_tuple(config())
         assert found is not None
         assert repr(found.checkpoint["channel_values"]) == repr({"value": value, "list": [value]})
@@ -253,7 +253,7 @@ def test_nothing_of_an_object_of_langgraph_is_left_out(kind: Any) -> None:
 def test_a_refused_value_names_its_place_inside_an_object(here: str) -> None:
     """With the advice to allow a class only where that helps."""
     message = AIMessage("x", response_metadata={"list": [1, (1, 2)]})
-    with HoldfastSaver(here) as saver:
+    with StepkeepSaver(here) as saver:
         with pytest.raises(InvalidInput) as refused:
             put(saver, {"messages": [message]})
         assert refused.value.path == "messages[0].response_metadata.list[1]"
@@ -265,7 +265,7 @@ def test_a_refused_value_names_its_place_inside_an_object(here: str) -> None:
 
 @pytest.mark.parametrize("value", [5, [1, 2], {"x": 1}, AIMessage("x", id="1")], ids=repr)
 def test_a_channel_may_be_named_like_the_mark_of_an_object(here: str, value: Any) -> None:
-    with HoldfastSaver(here) as saver:
+    with StepkeepSaver(here) as saver:
         at = put(saver, {"$serde": value, "pair": (1, 2)})
         saver.put_writes(at, [("$serde", value)], "task")
         found = saver.get_tuple(at)
@@ -277,7 +277,7 @@ def test_a_channel_may_be_named_like_the_mark_of_an_object(here: str, value: Any
 def test_writes_to_one_channel_come_back_in_their_order(here: str) -> None:
     """Whatever the other channels are called."""
     given = [("a", 1), ("a (2)", 2), ("a", 3), ("a (3)", 4), ("a", 5)]
-    with HoldfastSaver(here) as saver:
+    with StepkeepSaver(here) as saver:
         at = put(saver, {})
         saver.put_writes(at, given, "task")
         found = saver.get_tuple(at)
@@ -286,14 +286,14 @@ def test_writes_to_one_channel_come_back_in_their_order(here: str) -> None:
 
 
 def test_an_enum_that_is_text_comes_back_equal(here: str) -> None:
-    with HoldfastSaver(here) as saver:
+    with StepkeepSaver(here) as saver:
         put(saver, {"word": Word.YES})
         assert values_of(saver) == {"word": "yes"}
 
 
 def test_an_error_is_kept_as_its_text(here: str) -> None:
     """That is all LangGraph keeps of one."""
-    with HoldfastSaver(here) as saver:
+    with StepkeepSaver(here) as saver:
         at = put(saver, {})
         saver.put_writes(at, [("__error__", ValueError("no"))], "task")
         found = saver.get_tuple(at)
@@ -309,17 +309,17 @@ def test_stored_bytes_import_nothing_that_is_not_allowed(here: str, tmp_path: An
     monkeypatch.syspath_prepend(str(tmp_path))
     import booby_trap  # type: ignore[import-not-found]
 
-    with HoldfastSaver(here, allow=[booby_trap.Trap]) as saver:
+    with StepkeepSaver(here, allow=[booby_trap.Trap]) as saver:
         put(saver, {"trap": booby_trap.Trap(1)})
     del sys.modules["booby_trap"]
-    with HoldfastSaver(here) as saver:
+    with StepkeepSaver(here) as saver:
         assert values_of(saver) == {"trap": {"x": 1}}
     assert "booby_trap" not in sys.modules
 
 
 def test_values_read_as_text(here: str) -> None:
     """The state of the session is the channel values; a message shows its fields."""
-    with HoldfastSaver(here) as saver:
+    with StepkeepSaver(here) as saver:
         put(saver, {"messages": [AIMessage("hello", id="1")], "plan": {"step": 2}})
         state = saver.store.get("t").latest().state  # type: ignore[union-attr]
     assert state["plan"] == {"step": 2}
@@ -342,7 +342,7 @@ def test_a_serializer_that_encrypts_gets_every_value(here: str) -> None:
     """Nothing of the values is readable in the store then."""
     serde = EncryptedSerializer(Rot(), JsonPlusSerializer())
     secret = "a very secret text"
-    with HoldfastSaver(here, serde=serde) as saver:
+    with StepkeepSaver(here, serde=serde) as saver:
         at = put(saver, {"note": secret, "n": 1})
         saver.put_writes(at, [("note", secret)], "task")
         assert values_of(saver) == {"note": secret, "n": 1}
@@ -383,7 +383,7 @@ class Salted(Rot):
 )
 def test_what_a_serializer_alone_would_lose_comes_back_too(here: str, value: Any) -> None:
     """Tuples, sets, NaN and large integers, sealed like everything else."""
-    with HoldfastSaver(here, serde=EncryptedSerializer(Salted())) as saver:
+    with StepkeepSaver(here, serde=EncryptedSerializer(Salted())) as saver:
         at = put(saver, {"value": value})
         saver.put_writes(at, [("value", value)], "task")
         found = saver.get_tuple(at)
@@ -398,12 +398,12 @@ def test_what_a_serializer_alone_would_lose_comes_back_too(here: str, value: Any
 
 def test_another_serializer_than_that_of_the_thread_is_told(here: str) -> None:
     """Reading what was encrypted without the cipher, or with another key, is an error with a code."""
-    with HoldfastSaver(here, serde=EncryptedSerializer(Rot())) as saver:
+    with StepkeepSaver(here, serde=EncryptedSerializer(Rot())) as saver:
         put(saver, {"note": "x"})
     other = EncryptedSerializer(Rot())
     other.cipher.decrypt = lambda name, text: _fail()  # type: ignore[method-assign]
     for serde in (None, other):
-        with HoldfastSaver(here, serde=serde) as saver:
+        with StepkeepSaver(here, serde=serde) as saver:
             with pytest.raises(Unsupported, match="serde=") as refused:
                 saver.get_tuple(config())
             assert refused.value.code == "serializer_mismatch"
@@ -421,7 +421,7 @@ def test_unusual_metadata_come_back(here: str) -> None:
         {"message": HumanMessage("hi", id="1")},
         {"$langgraph": {"parent": "forged"}},
     ]
-    with HoldfastSaver(here) as saver:
+    with StepkeepSaver(here) as saver:
         for metadata in unusual:
             at = put(saver, {}, **metadata)
             found = saver.get_tuple(at)
@@ -443,6 +443,6 @@ class Late(JsonPlusSerializer):
 
 def test_a_message_that_gets_its_id_meanwhile_is_stored(here: str) -> None:
     """Graphs store in the background while reducers give ids: that is no difference to refuse."""
-    with HoldfastSaver(here, serde=Late()) as saver:
+    with StepkeepSaver(here, serde=Late()) as saver:
         at = put(saver, {"last": HumanMessage("hello")})
         assert values_of(saver, at) == {"last": HumanMessage("hello", id="given")}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.api.investigating import Investigation
-from holdfast.storage.urls import open_backend
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep.api.investigating import Investigation
+from stepkeep.storage.urls import open_backend
+from stepkeep.testing import FakeClock
 
 KEY = "bug-7"
 
@@ -23,10 +23,10 @@ def clock() -> FakeClock:
 @pytest.fixture
 def reopened(tmp_path: Path, clock: FakeClock) -> Iterator[Callable[[], Investigation]]:
     """Takes the investigation up as a new process would: from what is stored."""
-    opened: list[holdfast.Store] = []
+    opened: list[stepkeep.Store] = []
 
     def found() -> Investigation:
-        opened.append(holdfast.Store(open_backend(f"sqlite:{tmp_path / 'store.db'}"), clock=clock))
+        opened.append(stepkeep.Store(open_backend(f"sqlite:{tmp_path / 'store.db'}"), clock=clock))
         return opened[-1].investigation(KEY)
 
     yield found

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.investigation.beliefs import BeliefGraph
-from holdfast.investigation.commands import MAX_COMMANDS, MAX_PREVIEW, CommandHistory
-from holdfast.investigation.contradictions import contradict
-from holdfast.investigation.events import Announcement, Announcer
-from holdfast.investigation.gaps import KnowledgeGapAnalyzer
-from holdfast.investigation.hypotheses import HypothesisBoard
-from holdfast.investigation.notes import Notebook
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep.investigation.beliefs import BeliefGraph
+from stepkeep.investigation.commands import MAX_COMMANDS, MAX_PREVIEW, CommandHistory
+from stepkeep.investigation.contradictions import contradict
+from stepkeep.investigation.events import Announcement, Announcer
+from stepkeep.investigation.gaps import KnowledgeGapAnalyzer
+from stepkeep.investigation.hypotheses import HypothesisBoard
+from stepkeep.investigation.notes import Notebook
+from stepkeep.testing import FakeClock
 
 
 def heard(part: Announcer) -> list[str]:
@@ -95,7 +95,7 @@ def test_what_a_board_refuses_changes_nothing(board: HypothesisBoard) -> None:
         (lambda: board.add_evidence(known, "z", kind="rumour"), "invalid_option"),
     ]
     for call, code in calls:
-        with pytest.raises(holdfast.HoldfastError) as error:
+        with pytest.raises(stepkeep.StepkeepError) as error:
             call()
         assert error.value.code == code
     assert board.snapshot() == before
@@ -106,7 +106,7 @@ def test_an_ambiguous_beginning_names_the_ids() -> None:
     board = HypothesisBoard(FakeClock(), make_id=_ids("h_a1", "h_a2"))
     board.add("one")
     board.add("two")
-    with pytest.raises(holdfast.NotFound, match=r"several.*h_a1, h_a2"):
+    with pytest.raises(stepkeep.NotFound, match=r"several.*h_a1, h_a2"):
         board.get("h_a")
 
 
@@ -178,7 +178,7 @@ def test_contradictions_can_be_declared(graph: BeliefGraph) -> None:
     one, other = graph.add("Latency is 3 ms"), graph.add("Latency is 9 ms")
     found = graph.contradict(one.id, other.id, reason="two clocks", severity="low")
     assert (found.reason, found.severity) == ("two clocks", "low")
-    with pytest.raises(holdfast.InvalidInput, match="itself"):
+    with pytest.raises(stepkeep.InvalidInput, match="itself"):
         graph.contradict(one.id, one.id)
 
 
@@ -190,14 +190,14 @@ def test_beliefs_never_support_each_other_in_a_circle(graph: BeliefGraph) -> Non
     graph.depend(a, c)
     before = graph.snapshot()
     for start, end in ((c, a), (b, a), (a, a)):
-        with pytest.raises(holdfast.InvalidInput) as error:
+        with pytest.raises(stepkeep.InvalidInput) as error:
             graph.depend(start, end)
         assert error.value.code == "belief_cycle"
     assert graph.snapshot() == before
     circle = {**before, "dependencies": {**before["dependencies"]}}
     edge = dict(before["dependencies"][f"{a}>{b}"], id=f"{c}>{a}", from_id=c, to_id=a)
     circle["dependencies"][edge["id"]] = edge
-    with pytest.raises(holdfast.InvalidInput, match="circle"):
+    with pytest.raises(stepkeep.InvalidInput, match="circle"):
         graph.validate(circle)
 
 
@@ -217,7 +217,7 @@ def test_a_long_line_of_beliefs_is_no_problem(graph: BeliefGraph) -> None:
     data = {**graph.snapshot(), "dependencies": edges}
     graph.validate(data)
     graph.restore(data)
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         graph.depend(ids[-1], ids[0])
 
 
@@ -245,7 +245,7 @@ def test_gaps_are_filled_in_the_order_of_what_hangs_on_them() -> None:
         (lambda: gaps.set_status(small.id, "done"), "invalid_option"),
         (lambda: gaps.add("", type="factual"), "invalid_text"),
     ):
-        with pytest.raises(holdfast.HoldfastError) as error:
+        with pytest.raises(stepkeep.StepkeepError) as error:
             call()
         assert error.value.code == code
 
@@ -273,6 +273,6 @@ def test_foreign_data_is_refused(part: Callable[..., Any], data: Any) -> None:
     """A snapshot of something else raises, and the part holds what it held."""
     found = part(FakeClock())
     before = found.snapshot()
-    with pytest.raises((holdfast.InvalidInput, TypeError, KeyError)):
+    with pytest.raises((stepkeep.InvalidInput, TypeError, KeyError)):
         found.validate(data)
     assert found.snapshot() == before

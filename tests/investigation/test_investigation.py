@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import aio
-from holdfast.api.investigating import Investigation
-from holdfast.investigation.comparison import ConfidenceChanged, EntryAdded, EntryUpdated, StatusChanged
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep import aio
+from stepkeep.api.investigating import Investigation
+from stepkeep.investigation.comparison import ConfidenceChanged, EntryAdded, EntryUpdated, StatusChanged
+from stepkeep.testing import FakeClock
 
 Reopened = Callable[[], Investigation]
 
@@ -118,9 +118,9 @@ def test_the_block_saves_what_is_left(reopened: Reopened) -> None:
 
 def test_a_session_of_something_else_is_refused(tmp_path: Path) -> None:
     """Its state stays as it is."""
-    with holdfast.open(f"sqlite:{tmp_path / 'a.db'}") as store:
+    with stepkeep.open(f"sqlite:{tmp_path / 'a.db'}") as store:
         store.session("run").save({"n": 1})
-        with pytest.raises(holdfast.InvalidInput) as error:
+        with pytest.raises(stepkeep.InvalidInput) as error:
             store.investigation("run")
         assert error.value.code == "not_an_investigation"
         assert store.get("run").load().state == {"n": 1}
@@ -188,7 +188,7 @@ def test_a_failed_restore_leaves_the_investigation_usable(bug: Investigation) ->
     state["gaps"] = {"g_1": "no gap"}
     bad = bug.session.save(state)
     before = everything(bug)
-    with pytest.raises(holdfast.PartFailed, match="gaps") as error:
+    with pytest.raises(stepkeep.PartFailed, match="gaps") as error:
         bug.restore(bad.id)
     assert error.value.code == "part_refused"
     assert everything(bug) == before
@@ -214,9 +214,9 @@ def test_experiments_keep_what_is_known_apart(bug: Investigation, reopened: Reop
     bug.switch("main")
     assert bug.close_experiment("second", results="nothing", archive=True).status == "archived"
     assert bug.state().current_branch == "main"
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(stepkeep.NotFound):
         bug.switch("none")
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(stepkeep.Conflict):
         bug.begin_experiment("second")
 
 
@@ -240,7 +240,7 @@ def test_a_circle_between_two_branches_is_refused_before_the_merge(bug: Investig
     bug.beliefs.depend(b, a)
     bug.save()
     before = bug.session.info.last_seq
-    with pytest.raises(holdfast.InvalidInput) as error:
+    with pytest.raises(stepkeep.InvalidInput) as error:
         bug.merge("one")
     assert error.value.code == "belief_cycle"
     assert bug.session.info.last_seq == before
@@ -296,7 +296,7 @@ def test_the_past_can_be_asked(bug: Investigation, clock: FakeClock) -> None:
         assert found is not None
         assert [belief.statement for belief in found.beliefs] == ["The cache expires"]
     assert bug.query_at(seq=99) is None
-    with pytest.raises(holdfast.InvalidInput) as error:
+    with pytest.raises(stepkeep.InvalidInput) as error:
         bug.query_at(tag="mine")
     assert error.value.code == "invalid_query"
 
@@ -321,7 +321,7 @@ def test_two_who_change_the_same_entry_are_told(bug: Investigation, reopened: Re
     bug.save()
     other = reopened()
     bug.hypotheses.confirm(h.id)
-    with pytest.raises(holdfast.Conflict) as error:
+    with pytest.raises(stepkeep.Conflict) as error:
         other.hypotheses.reject(h.id)
     assert error.value.code == "merge_conflict"
     assert other.hypotheses.get(h.id).status == "rejected"
@@ -335,7 +335,7 @@ def test_a_session_that_went_elsewhere_is_a_conflict(bug: Investigation, reopene
     bug.checkpoint("start")
     other = reopened()
     bug.begin_experiment("try")
-    with pytest.raises(holdfast.Conflict) as error:
+    with pytest.raises(stepkeep.Conflict) as error:
         other.checkpoint("stale")
     assert error.value.code == "branch_left"
     other.reload()
@@ -421,7 +421,7 @@ def test_changed_project_files_are_announced(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     (work / "cache.py").write_text("ttl = 0", encoding="utf-8")
-    with holdfast.open(f"sqlite:{tmp_path / 'a.db'}") as store:
+    with stepkeep.open(f"sqlite:{tmp_path / 'a.db'}") as store:
         session = store.session("bug", profile="debug", workspace=work)
         bug = store.investigation(session)
         bug.checkpoint("start")

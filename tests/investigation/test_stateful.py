@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import holdfast
-from holdfast.storage.memory import MemoryBackend
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.testing import FakeClock
 
 Model = dict[str, Any]
 TEXTS = st.sampled_from(["the cache is stale", "the cache is not stale", "it leaks", "it never leaks", "ok"])
@@ -32,7 +32,7 @@ class Investigations(RuleBasedStateMachine):
         self._open()
 
     def _open(self) -> None:
-        self.bug = holdfast.Store(self.backend, clock=self.clock).investigation("bug")
+        self.bug = stepkeep.Store(self.backend, clock=self.clock).investigation("bug")
 
     def _take(self, before: Model | None = None, left: str | None = None) -> None:
         """Remember what the new checkpoints must hold: those on a branch that was left, what was there before."""

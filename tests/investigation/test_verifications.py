@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.investigation.commands import CommandHistory
-from holdfast.investigation.verifications import VerificationRunner
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep.investigation.commands import CommandHistory
+from stepkeep.investigation.verifications import VerificationRunner
+from stepkeep.testing import FakeClock
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_nonsense_is_refused_before_anything_runs(runner: VerificationRunner) ->
         lambda: runner.run("true", timeout_seconds=float("nan")),
         lambda: runner.run("true", max_output=0),
     ):
-        with pytest.raises(holdfast.InvalidInput):
+        with pytest.raises(stepkeep.InvalidInput):
             call()
     assert runner.all() == ()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep.testing import FakeClock
 
 
 @pytest.fixture
@@ -25,11 +25,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(url: str, clock: FakeClock) -> Iterator[holdfast.Store]:
-    with holdfast.open(url, clock=clock) as store:
+def store(url: str, clock: FakeClock) -> Iterator[stepkeep.Store]:
+    with stepkeep.open(url, clock=clock) as store:
         yield store
 
 
 @pytest.fixture
-def session(store: holdfast.Store) -> holdfast.Session:
+def session(store: stepkeep.Store) -> stepkeep.Session:
     return store.session("run", profile="archive")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.lifecycle.commands import command_text, install_command
+import stepkeep
+from stepkeep.lifecycle.commands import command_text, install_command
 
 
 def test_the_command_is_installed_where_agents_look(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_the_command_is_installed_where_agents_look(tmp_path: Path) -> None:
     path = install_command(tmp_path)
     assert install_command(tmp_path) == path == tmp_path / ".claude" / "commands" / "checkpoint.md"
     assert path.read_text(encoding="utf-8") == command_text()
-    assert "holdfast create" in command_text()
+    assert "stepkeep create" in command_text()
 
 
 def test_another_file_of_that_name_stays(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_another_file_of_that_name_stays(tmp_path: Path) -> None:
     elsewhere = tmp_path / "mine.md"
     elsewhere.write_text("mine", encoding="utf-8")
     path.symlink_to(elsewhere)
-    with pytest.raises(holdfast.InvalidInput) as refused:
+    with pytest.raises(stepkeep.InvalidInput) as refused:
         install_command(tmp_path)
     assert refused.value.code == "file_exists"
     install_command(tmp_path, overwrite=True)
@@ -36,5 +36,5 @@ def test_another_file_of_that_name_stays(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     """It names the path."""
     (tmp_path / ".claude").write_text("a file in the way", encoding="utf-8")
-    with pytest.raises(holdfast.BackendUnavailable, match="commands"):
+    with pytest.raises(stepkeep.BackendUnavailable, match="commands"):
         install_command(tmp_path)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-import holdfast
-from holdfast.lifecycle.heartbeat import Heartbeat
+import stepkeep
+from stepkeep.lifecycle.heartbeat import Heartbeat
 
 SECONDS = 30
 
@@ -23,7 +23,7 @@ class Beats:
 
 
 def hearts() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "holdfast-heartbeat"]
+    return [thread for thread in threading.enumerate() if thread.name == "stepkeep-heartbeat"]
 
 
 def test_a_heart_that_was_stopped_beats_again() -> None:
@@ -68,7 +68,7 @@ def test_a_beat_may_stop_and_start_its_own_heart() -> None:
 
 def test_a_recorder_beats_in_every_block() -> None:
     """It may be entered again."""
-    with holdfast.open("memory:") as store:
+    with stepkeep.open("memory:") as store:
         came = threading.Event()
         session = store.session("run", profile="archive")
         recorder = session.recorder(state=lambda: came.set() or {"v": 1}, heartbeat_seconds=0.001)

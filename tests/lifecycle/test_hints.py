@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.errors import InvalidInput
-from holdfast.lifecycle.hints import (
+from stepkeep.errors import InvalidInput
+from stepkeep.lifecycle.hints import (
     COOL_DOWN_SECONDS,
     Circumstances,
     Interruption,
@@ -14,7 +14,7 @@ from holdfast.lifecycle.hints import (
     classified,
     resume_hints,
 )
-from holdfast.policy.triggers import to_us
+from stepkeep.policy.triggers import to_us
 
 NOW = 1_700_000_000_000_000
 GOOD = Circumstances(interruption=Interruption.TOOL_FAILURE, since_us=NOW - to_us(3600))

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import aio
-from holdfast.codec.readable import CommandOutcome, ContextDigest
-from holdfast.lifecycle.digest import context_digest, pressure_of
-from holdfast.lifecycle.outcomes import MAX_OUTCOMES, MAX_SUMMARY
-from holdfast.lifecycle.recorder import Recorder
-from holdfast.storage.memory import MemoryBackend
-from holdfast.testing import FakeClock
-from holdfast.testing.faults import Fault, Faults, fail
+import stepkeep
+from stepkeep import aio
+from stepkeep.codec.readable import CommandOutcome, ContextDigest
+from stepkeep.lifecycle.digest import context_digest, pressure_of
+from stepkeep.lifecycle.outcomes import MAX_OUTCOMES, MAX_SUMMARY
+from stepkeep.lifecycle.recorder import Recorder
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.testing import FakeClock
+from stepkeep.testing.faults import Fault, Faults, fail
 
 
 def passed(name: str, /, **fields: Any) -> CommandOutcome:
@@ -31,18 +31,18 @@ def passed(name: str, /, **fields: Any) -> CommandOutcome:
     return CommandOutcome(**given)
 
 
-def history(session: holdfast.Session) -> list[holdfast.Header]:
+def history(session: stepkeep.Session) -> list[stepkeep.Header]:
     return list(session.history(newest_first=False))
 
 
-def triggers(session: holdfast.Session) -> list[tuple[str, str | None]]:
+def triggers(session: stepkeep.Session) -> list[tuple[str, str | None]]:
     return [(str(header.trigger.kind), header.trigger.event) for header in history(session)]
 
 
 # --- boundaries
 
 
-def test_every_boundary_is_a_snapshot(session: holdfast.Session, clock: FakeClock) -> None:
+def test_every_boundary_is_a_snapshot(session: stepkeep.Session, clock: FakeClock) -> None:
     """Steps that begin and end, errors, stops, requests: each with its trigger, step and status."""
     state = {"done": 0}
     recorder = session.recorder(state=lambda: dict(state))
@@ -77,7 +77,7 @@ def test_every_boundary_is_a_snapshot(session: holdfast.Session, clock: FakeCloc
     assert session.load("tag:mine").header.message == "before I go"
 
 
-def test_a_run_that_is_completed_or_paused_says_so(session: holdfast.Session) -> None:
+def test_a_run_that_is_completed_or_paused_says_so(session: stepkeep.Session) -> None:
     """The session follows, and a step that starts afterwards takes the work up again."""
     recorder = session.recorder()
     recorder.step_started("build", 1)
@@ -90,7 +90,7 @@ def test_a_run_that_is_completed_or_paused_says_so(session: holdfast.Session) ->
     assert [event.type for event in session.events()][-1] == "session_completed"
 
 
-def test_the_details_hold_the_contract(session: holdfast.Session, clock: FakeClock, tmp_path: Path) -> None:
+def test_the_details_hold_the_contract(session: stepkeep.Session, clock: FakeClock, tmp_path: Path) -> None:
     """Every field is filled from what was told; before it was told, it is absent."""
     recorder = session.recorder(state=lambda: {"n": 1}, plan_path="plans/today.md")
     recorder.manual()
@@ -126,7 +126,7 @@ def test_the_details_hold_the_contract(session: holdfast.Session, clock: FakeClo
     assert "resume_hints" not in session.load().details["step_state"]
 
 
-def test_the_document_speaks_the_words_of_the_specification(session: holdfast.Session) -> None:
+def test_the_document_speaks_the_words_of_the_specification(session: stepkeep.Session) -> None:
     """Field by field, from any backend."""
     recorder = session.recorder(plan_path="plan.md")
     recorder.step_started("build", 1)
@@ -155,7 +155,7 @@ def test_the_document_speaks_the_words_of_the_specification(session: holdfast.Se
 
 @pytest.mark.parametrize(("seconds", "snapshots"), [(2.9, 1), (3.1, 2)])
 def test_two_triggers_within_three_seconds_are_one_snapshot(
-    session: holdfast.Session, clock: FakeClock, seconds: float, snapshots: int
+    session: stepkeep.Session, clock: FakeClock, seconds: float, snapshots: int
 ) -> None:
     """The second is noted on the first, and readers show it."""
     recorder = session.recorder(state=lambda: {"same": True})
@@ -171,7 +171,7 @@ def test_two_triggers_within_three_seconds_are_one_snapshot(
         assert session.run_document()["source_details"] == []
 
 
-def test_a_change_of_state_status_or_step_is_never_merged(session: holdfast.Session) -> None:
+def test_a_change_of_state_status_or_step_is_never_merged(session: stepkeep.Session) -> None:
     """Nor are tags, by which a snapshot is to be found."""
     state = [0]
     recorder = session.recorder(state=lambda: list(state))
@@ -185,7 +185,7 @@ def test_a_change_of_state_status_or_step_is_never_merged(session: holdfast.Sess
     assert session.load("tag:found").header.status == "paused"
 
 
-def test_many_triggers_are_merged_in_their_order(session: holdfast.Session, clock: FakeClock) -> None:
+def test_many_triggers_are_merged_in_their_order(session: stepkeep.Session, clock: FakeClock) -> None:
     """Also at one and the same moment; the window counts from the snapshot, not from the last trigger."""
     recorder = session.recorder()
     recorder.compaction_warning()
@@ -203,7 +203,7 @@ def test_many_triggers_are_merged_in_their_order(session: holdfast.Session, cloc
     ]
 
 
-def test_compaction_warnings_are_never_merged(session: holdfast.Session) -> None:
+def test_compaction_warnings_are_never_merged(session: stepkeep.Session) -> None:
     """Each is a snapshot, however fast they come."""
     recorder = session.recorder()
     for _ in range(3):
@@ -212,7 +212,7 @@ def test_compaction_warnings_are_never_merged(session: holdfast.Session) -> None
 
 
 def test_outcomes_of_a_merged_trigger_are_in_the_next_snapshot(
-    session: holdfast.Session, clock: FakeClock
+    session: stepkeep.Session, clock: FakeClock
 ) -> None:
     """Nothing is lost, and nothing is told twice."""
     recorder = session.recorder()
@@ -230,7 +230,7 @@ def test_outcomes_of_a_merged_trigger_are_in_the_next_snapshot(
 # --- outcomes and context
 
 
-def test_outcomes_are_bounded(session: holdfast.Session) -> None:
+def test_outcomes_are_bounded(session: stepkeep.Session) -> None:
     """The newest are kept, the rest counted, long texts cut."""
     recorder = session.recorder()
     for number in range(MAX_OUTCOMES + 10):
@@ -247,10 +247,10 @@ def test_outcomes_are_bounded(session: holdfast.Session) -> None:
     "wrong",
     [{"kind": "magic"}, {"result": "pass"}, {"duration_ms": -1}, {"duration_ms": "fast"}, {"name": 5}],
 )
-def test_an_outcome_that_makes_no_sense_is_refused(session: holdfast.Session, wrong: dict[str, Any]) -> None:
+def test_an_outcome_that_makes_no_sense_is_refused(session: stepkeep.Session, wrong: dict[str, Any]) -> None:
     """At once, and the recorder goes on without it."""
     recorder = session.recorder()
-    with pytest.raises(holdfast.InvalidInput) as refused:
+    with pytest.raises(stepkeep.InvalidInput) as refused:
         recorder.command(passed("make", **wrong))
     assert refused.value.code == "invalid_outcome"
     recorder.manual()
@@ -268,15 +268,15 @@ def test_the_pressure_of_a_window() -> None:
         "high",
     ]
     for wrong in ((1, 0), (-1, 10), (float("nan"), 10)):
-        with pytest.raises(holdfast.InvalidInput):
+        with pytest.raises(stepkeep.InvalidInput):
             pressure_of(*wrong)
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         context_digest(window_pressure="full", policy_profile="run")  # type: ignore[arg-type]
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         context_digest(window_pressure="low", policy_profile="run", dropped_items=-1)
 
 
-def test_misuse_is_refused(session: holdfast.Session) -> None:
+def test_misuse_is_refused(session: stepkeep.Session) -> None:
     """A step that was never started, a status that is no end, tags that are one text, odd timers."""
     recorder = session.recorder()
     wrong: list[tuple[Callable[[], object], str]] = [
@@ -295,13 +295,13 @@ def test_misuse_is_refused(session: holdfast.Session) -> None:
         (lambda: session.recorder(heartbeat_seconds=0), "invalid_option"),
     ]
     for call, code in wrong:
-        with pytest.raises(holdfast.InvalidInput) as refused:
+        with pytest.raises(stepkeep.InvalidInput) as refused:
             call()
         assert refused.value.code == code
     assert history(session) == []
 
 
-def test_a_state_that_was_set_is_saved_as_it_was_then(session: holdfast.Session) -> None:
+def test_a_state_that_was_set_is_saved_as_it_was_then(session: stepkeep.Session) -> None:
     """It may change afterwards; without any state the snapshot's is an empty dict."""
     recorder = session.recorder()
     recorder.manual()
@@ -339,7 +339,7 @@ def nothing() -> None:
     pass
 
 
-def test_the_heart_beats_every_120_seconds(session: holdfast.Session, clock: FakeClock) -> None:
+def test_the_heart_beats_every_120_seconds(session: stepkeep.Session, clock: FakeClock) -> None:
     """While work is in progress; its snapshots are of the timer."""
     waits = Waits(clock, nothing, nothing, nothing)
     with session.recorder(state=lambda: {"n": 1}, wait=waits):
@@ -351,7 +351,7 @@ def test_the_heart_beats_every_120_seconds(session: holdfast.Session, clock: Fak
 
 
 def test_an_hour_of_silent_work_leaves_enough_to_go_back_to(
-    session: holdfast.Session, clock: FakeClock
+    session: stepkeep.Session, clock: FakeClock
 ) -> None:
     """Thirty snapshots; the specification asks for ten."""
     waits = Waits(clock, *[nothing] * 30)
@@ -361,7 +361,7 @@ def test_an_hour_of_silent_work_leaves_enough_to_go_back_to(
     assert sum(waits.seconds) == 3600
 
 
-def test_no_heartbeat_before_120_seconds(session: holdfast.Session, clock: FakeClock) -> None:
+def test_no_heartbeat_before_120_seconds(session: stepkeep.Session, clock: FakeClock) -> None:
     """The period counts from the last snapshot of any kind."""
     recorder = session.recorder()
     clock.advance(119.9)
@@ -376,7 +376,7 @@ def test_no_heartbeat_before_120_seconds(session: holdfast.Session, clock: FakeC
     assert recorder.heartbeat() is not None
 
 
-def test_a_snapshot_moves_the_next_heartbeat(session: holdfast.Session, clock: FakeClock) -> None:
+def test_a_snapshot_moves_the_next_heartbeat(session: stepkeep.Session, clock: FakeClock) -> None:
     """The thread that looks too early waits for the rest."""
     recorder: list[Recorder] = []
 
@@ -394,7 +394,7 @@ def test_a_snapshot_moves_the_next_heartbeat(session: holdfast.Session, clock: F
 
 
 @pytest.mark.parametrize("by", ["recorder", "another handle", "completed"])
-def test_no_heartbeat_while_paused(session: holdfast.Session, clock: FakeClock, by: str) -> None:
+def test_no_heartbeat_while_paused(session: stepkeep.Session, clock: FakeClock, by: str) -> None:
     """Whoever paused or ended it; once a step goes on, the heart beats again."""
     recorder: list[Recorder] = []
 
@@ -419,7 +419,7 @@ def test_a_failing_heartbeat_is_logged_and_an_event(
 ) -> None:
     """Neither a failing store nor a failing state ends the thread; the next beat saves."""
     faults = Faults()
-    store = holdfast.Store(faults.wrap(MemoryBackend()), clock=clock)
+    store = stepkeep.Store(faults.wrap(MemoryBackend()), clock=clock)
     session = store.session("run")
     broken = [True]
 
@@ -442,26 +442,26 @@ def test_a_failing_heartbeat_is_logged_and_an_event(
 def test_a_failing_save_raises_where_it_was_asked_for(clock: FakeClock) -> None:
     """And what was to be saved is in the next snapshot."""
     faults = Faults()
-    store = holdfast.Store(faults.wrap(MemoryBackend()), clock=clock)
+    store = stepkeep.Store(faults.wrap(MemoryBackend()), clock=clock)
     recorder = store.session("run").recorder()
     recorder.step_started("build", 1)
     recorder.command(passed("make"))
     faults.add(Fault(fail, method="append"))
-    with pytest.raises(holdfast.BackendUnavailable):
+    with pytest.raises(stepkeep.BackendUnavailable):
         recorder.step_finished("build")
     recorder.step_finished("build")
     details = store.get("run").load().details
     assert details["step_state"]["step_status"] == "completed"
     assert [outcome["name"] for outcome in details["command_outcomes"]] == ["make"]
     faults.add(Fault(fail, method="annotate"))
-    with pytest.raises(holdfast.BackendUnavailable):
+    with pytest.raises(stepkeep.BackendUnavailable):
         recorder.manual()
     store.close()
 
 
 def test_a_real_heartbeat_runs_and_ends(tmp_path: Path) -> None:
     """A thread of its own, which is gone after the block."""
-    with holdfast.open(tmp_path / "store.db") as store:
+    with stepkeep.open(tmp_path / "store.db") as store:
         session = store.session("run", profile="archive")
         with session.recorder(state=lambda: {"n": 1}, heartbeat_seconds=0.05):
             give_up = time.monotonic() + 30
@@ -469,10 +469,10 @@ def test_a_real_heartbeat_runs_and_ends(tmp_path: Path) -> None:
                 time.sleep(0.01)
         count = len(history(session))
         assert count >= 2
-        assert "holdfast-heartbeat" not in {thread.name for thread in threading.enumerate()}
+        assert "stepkeep-heartbeat" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_an_exception_that_ends_the_block_is_a_forced_stop(session: holdfast.Session) -> None:
+def test_an_exception_that_ends_the_block_is_a_forced_stop(session: stepkeep.Session) -> None:
     """Unless the run was ended before."""
     with pytest.raises(ZeroDivisionError), session.recorder() as recorder:
         recorder.step_started("build", 1)
@@ -487,7 +487,7 @@ def test_an_exception_that_ends_the_block_is_a_forced_stop(session: holdfast.Ses
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
 def test_what_stops_the_program_is_a_forced_stop(
-    session: holdfast.Session, error: type[BaseException]
+    session: stepkeep.Session, error: type[BaseException]
 ) -> None:
     """Ctrl-C, an exit and a cancelled task go on, and the run does not stay in progress."""
     with pytest.raises(error), session.recorder() as recorder:
@@ -498,7 +498,7 @@ def test_what_stops_the_program_is_a_forced_stop(
     assert triggers(session)[-1] == ("error", "forced_stop")
 
 
-def test_a_failing_state_does_not_hide_the_error(session: holdfast.Session) -> None:
+def test_a_failing_state_does_not_hide_the_error(session: stepkeep.Session) -> None:
     """What ended the block goes on, with a note; the run is failed although its last state is not known."""
     states = iter([{"n": 1}])
     with pytest.raises(ZeroDivisionError) as raised, session.recorder(state=lambda: next(states)) as recorder:
@@ -511,7 +511,7 @@ def test_a_failing_state_does_not_hide_the_error(session: holdfast.Session) -> N
 # --- resuming
 
 
-def test_resume_hints_follow_what_happened(session: holdfast.Session, clock: FakeClock) -> None:
+def test_resume_hints_follow_what_happened(session: stepkeep.Session, clock: FakeClock) -> None:
     """Each snapshot says whether the one who finds it may go on."""
 
     def reason() -> str:
@@ -537,7 +537,7 @@ def test_resume_hints_follow_what_happened(session: holdfast.Session, clock: Fak
 
 
 def test_resuming_after_a_crash_waits_and_counts(
-    session: holdfast.Session, store: holdfast.Store, clock: FakeClock
+    session: stepkeep.Session, store: stepkeep.Store, clock: FakeClock
 ) -> None:
     """Cool-down first; three attempts, of which refused ones are none; a new step has a new budget."""
     assert session.recorder().may_resume().reason_code == "resume_missing_checkpoint"
@@ -565,7 +565,7 @@ def test_resuming_after_a_crash_waits_and_counts(
     assert store.get("run").recorder().may_resume().eligible
 
 
-def test_an_error_that_was_merged_still_counts(session: holdfast.Session, clock: FakeClock) -> None:
+def test_an_error_that_was_merged_still_counts(session: stepkeep.Session, clock: FakeClock) -> None:
     """Before the first step nothing else changes; the class of the interruption is read from the note."""
     recorder = session.recorder()
     recorder.manual()
@@ -576,7 +576,7 @@ def test_an_error_that_was_merged_still_counts(session: holdfast.Session, clock:
     assert recorder.may_resume().eligible
 
 
-def test_paused_and_finished_work(session: holdfast.Session, clock: FakeClock) -> None:
+def test_paused_and_finished_work(session: stepkeep.Session, clock: FakeClock) -> None:
     """Paused work may go on at once; finished work has nothing to resume."""
     recorder = session.recorder()
     recorder.step_started("build", 1)
@@ -592,11 +592,11 @@ def test_paused_and_finished_work(session: holdfast.Session, clock: FakeClock) -
 def test_snapshots_outlive_the_process(tmp_path: Path, clock: FakeClock) -> None:
     """Details and merged triggers are there after reopening."""
     url = f"sqlite:{tmp_path / 'store.db'}"
-    with holdfast.open(url, clock=clock) as store:
+    with stepkeep.open(url, clock=clock) as store:
         recorder = store.session("run").recorder(state=lambda: {"n": 1})
         recorder.step_started("build", 1)
         recorder.manual("hello")
-    with holdfast.open(url, clock=clock) as store:
+    with stepkeep.open(url, clock=clock) as store:
         document = store.get("run").run_document()
         assert document["source_details"] == ["step_boundary", "manual"]
         assert document["step_state"]["step_id"] == "build"
@@ -633,7 +633,7 @@ def test_every_method_of_a_recorder_has_its_async_form() -> None:
     assert public(aio.AsyncRecorder) == public(Recorder)
 
 
-def test_threads_may_share_a_recorder(session: holdfast.Session) -> None:
+def test_threads_may_share_a_recorder(session: stepkeep.Session) -> None:
     """Every trigger is a snapshot or merged into one."""
     recorder = session.recorder(state=lambda: {"n": 1})
     merged: list[bool] = []

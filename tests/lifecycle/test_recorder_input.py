@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import config
-from holdfast.codec.readable import CommandOutcome, ContextDigest
-from holdfast.lifecycle.outcomes import MAX_NAME
+import stepkeep
+from stepkeep import config
+from stepkeep.codec.readable import CommandOutcome, ContextDigest
+from stepkeep.lifecycle.outcomes import MAX_NAME
 
 LONE = b"caf\xe9".decode("utf-8", "surrogateescape")
 
@@ -22,7 +22,7 @@ def outcome(**fields: Any) -> CommandOutcome:
     return CommandOutcome(**given)
 
 
-def test_output_that_is_no_unicode_does_not_stop_the_recorder(session: holdfast.Session) -> None:
+def test_output_that_is_no_unicode_does_not_stop_the_recorder(session: stepkeep.Session) -> None:
     """What was decoded with `surrogateescape` is replaced, and every later snapshot is taken."""
     recorder = session.recorder(state=lambda: {"v": 1})
     recorder.step_started("a", 1)
@@ -35,7 +35,7 @@ def test_output_that_is_no_unicode_does_not_stop_the_recorder(session: holdfast.
     assert session.info.status == "failed"
 
 
-def test_every_text_of_an_outcome_is_bounded(session: holdfast.Session) -> None:
+def test_every_text_of_an_outcome_is_bounded(session: stepkeep.Session) -> None:
     """The code of a reason too."""
     recorder = session.recorder()
     recorder.command(outcome(name="n" * 5000, reason_code="r" * 5000))
@@ -54,11 +54,11 @@ def test_every_text_of_an_outcome_is_bounded(session: holdfast.Session) -> None:
     ],
 )
 def test_a_digest_that_cannot_be_saved_is_refused(
-    session: holdfast.Session, digest: ContextDigest, code: str, path: str | None
+    session: stepkeep.Session, digest: ContextDigest, code: str, path: str | None
 ) -> None:
     """By the call that brings it, with the place; names are not changed silently."""
     recorder = session.recorder()
-    with pytest.raises(holdfast.InvalidInput) as refused:
+    with pytest.raises(stepkeep.InvalidInput) as refused:
         recorder.context(digest)
     assert refused.value.code == code
     assert path is None or path in str(refused.value.path)
@@ -66,17 +66,17 @@ def test_a_digest_that_cannot_be_saved_is_refused(
     assert "context_digest" not in session.load().details
 
 
-def test_a_message_is_refused_also_when_it_would_be_merged(session: holdfast.Session) -> None:
+def test_a_message_is_refused_also_when_it_would_be_merged(session: stepkeep.Session) -> None:
     """The rule does not depend on what came before."""
     recorder = session.recorder()
     recorder.manual()
     for wrong in (LONE, 5):
-        with pytest.raises(holdfast.InvalidInput):
+        with pytest.raises(stepkeep.InvalidInput):
             recorder.manual(wrong)  # type: ignore[arg-type]
     assert recorder.manual("fine").is_merged
 
 
-def test_what_makes_no_sense_is_refused_at_the_call(session: holdfast.Session) -> None:
+def test_what_makes_no_sense_is_refused_at_the_call(session: stepkeep.Session) -> None:
     """One text for a list, words for a flag, a number for a path, times that are none."""
     recorder = session.recorder()
     wrong: list[tuple[Callable[[], object], str]] = [
@@ -102,7 +102,7 @@ def test_what_makes_no_sense_is_refused_at_the_call(session: holdfast.Session) -
         ],
     ]
     for call, code in wrong:
-        with pytest.raises(holdfast.InvalidInput) as refused:
+        with pytest.raises(stepkeep.InvalidInput) as refused:
             call()
         assert refused.value.code == code
     assert list(session.history()) == []
@@ -123,10 +123,10 @@ def test_what_makes_no_sense_is_refused_at_the_call(session: holdfast.Session) -
 )
 def test_the_timers_take_what_the_recorder_takes(tmp_path: Path, key: str, text: str, seconds: float) -> None:
     """Parts of a second, and 0 where nothing shall be merged."""
-    (tmp_path / "holdfast.yaml").write_text(f"recorder:\n  {key}: {text}\n", encoding="utf-8")
+    (tmp_path / "stepkeep.yaml").write_text(f"recorder:\n  {key}: {text}\n", encoding="utf-8")
     settings = config.load(cwd=tmp_path, environ={}, user_path=tmp_path / "none.yaml")
     assert settings[f"recorder.{key}"] == seconds
-    with holdfast.open(tmp_path / "store.db", config=settings) as store:
+    with stepkeep.open(tmp_path / "store.db", config=settings) as store:
         recorder = store.session("run").recorder(state=lambda: {"v": 1})
         recorder.manual()
         recorder.manual()
@@ -148,6 +148,6 @@ def test_the_timers_take_what_the_recorder_takes(tmp_path: Path, key: str, text:
 )
 def test_a_timer_that_makes_no_sense_is_refused(tmp_path: Path, key: str, text: str) -> None:
     """With its key."""
-    (tmp_path / "holdfast.yaml").write_text(f"recorder:\n  {key}: {text}\n", encoding="utf-8")
-    with pytest.raises(holdfast.InvalidInput, match=f"recorder.{key}"):
+    (tmp_path / "stepkeep.yaml").write_text(f"recorder:\n  {key}: {text}\n", encoding="utf-8")
+    with pytest.raises(stepkeep.InvalidInput, match=f"recorder.{key}"):
         config.load(cwd=tmp_path, environ={}, user_path=tmp_path / "none.yaml")

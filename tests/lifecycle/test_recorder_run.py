@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.lifecycle.recorder import Recorded, Recorder
-from holdfast.storage.memory import MemoryBackend
-from holdfast.testing import FakeClock
-from holdfast.testing.faults import Fault, Faults, fail
+import stepkeep
+from stepkeep.lifecycle.recorder import Recorded, Recorder
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.testing import FakeClock
+from stepkeep.testing.faults import Fault, Faults, fail
 
 UNCHANGING: dict[str, Callable[[Recorder], Recorded]] = {
     "manual": lambda recorder: recorder.manual("a note", tags=["note"]),
     "compaction_warning": lambda recorder: recorder.compaction_warning("window is full"),
     "recoverable_error": lambda recorder: recorder.recoverable_error("no answer", "timeout"),
 }
-ENDS: dict[str, Callable[[holdfast.Session], object]] = {
+ENDS: dict[str, Callable[[stepkeep.Session], object]] = {
     "completed": lambda session: session.complete(),
     "paused": lambda session: session.pause(),
     "failed": lambda session: session.fail("out of money"),
@@ -30,7 +30,7 @@ ENDS: dict[str, Callable[[holdfast.Session], object]] = {
 
 
 @pytest.mark.parametrize("status", ENDS)
-def test_a_run_that_rests_or_ended_stays_so(store: holdfast.Store, clock: FakeClock, status: str) -> None:
+def test_a_run_that_rests_or_ended_stays_so(store: stepkeep.Store, clock: FakeClock, status: str) -> None:
     """A later process that takes a note, warns or tells of an error neither reopens it nor forgets its error."""
     for key, trigger in UNCHANGING.items():
         session = store.session(key, profile="archive")
@@ -49,7 +49,7 @@ def test_a_run_that_rests_or_ended_stays_so(store: holdfast.Store, clock: FakeCl
 
 
 @pytest.mark.parametrize("status", ENDS)
-def test_a_living_recorder_sees_that_another_handle_ended_the_run(store: holdfast.Store, status: str) -> None:
+def test_a_living_recorder_sees_that_another_handle_ended_the_run(store: stepkeep.Store, status: str) -> None:
     """The next snapshot that leaves the run unchanged says so, and a step takes the work up again."""
     for key, trigger in UNCHANGING.items():
         session = store.session(key, profile="archive")
@@ -66,7 +66,7 @@ def test_a_living_recorder_sees_that_another_handle_ended_the_run(store: holdfas
 
 
 def test_a_recorder_that_rests_sees_that_another_one_goes_on(
-    store: holdfast.Store, session: holdfast.Session
+    store: stepkeep.Store, session: stepkeep.Session
 ) -> None:
     """Its note does not pause the work of the other."""
     resting = session.recorder(state=lambda: {"v": 1})
@@ -77,7 +77,7 @@ def test_a_recorder_that_rests_sees_that_another_one_goes_on(
     assert session.info.status == "in_progress"
 
 
-def test_a_run_that_ends_while_its_state_is_taken_stays_ended(session: holdfast.Session) -> None:
+def test_a_run_that_ends_while_its_state_is_taken_stays_ended(session: stepkeep.Session) -> None:
     """The status is looked up after the state, which may take its time."""
 
     def state() -> dict[str, int]:
@@ -91,7 +91,7 @@ def test_a_run_that_ends_while_its_state_is_taken_stays_ended(session: holdfast.
 def test_a_run_that_could_not_be_completed_does_not_stay_in_progress(clock: FakeClock) -> None:
     """What ends the block is a forced stop, also when it comes from the end of the run itself."""
     faults = Faults()
-    store = holdfast.Store(faults.wrap(MemoryBackend()), clock=clock)
+    store = stepkeep.Store(faults.wrap(MemoryBackend()), clock=clock)
     session = store.session("run")
 
     def work() -> None:
@@ -100,7 +100,7 @@ def test_a_run_that_could_not_be_completed_does_not_stay_in_progress(clock: Fake
             faults.add(Fault(fail, method="append"))
             recorder.complete()
 
-    with pytest.raises(holdfast.BackendUnavailable):
+    with pytest.raises(stepkeep.BackendUnavailable):
         work()
     assert session.info.status == "failed"
     store.close()
@@ -109,7 +109,7 @@ def test_a_run_that_could_not_be_completed_does_not_stay_in_progress(clock: Fake
 # --- the head
 
 
-def test_a_trigger_is_not_merged_into_what_was_left_behind(session: holdfast.Session) -> None:
+def test_a_trigger_is_not_merged_into_what_was_left_behind(session: stepkeep.Session) -> None:
     """After a restore the last snapshot is on another branch, and what is asked for is saved."""
     state = {"v": 1}
     recorder = session.recorder(state=lambda: dict(state))
@@ -123,7 +123,7 @@ def test_a_trigger_is_not_merged_into_what_was_left_behind(session: holdfast.Ses
 
 
 def test_a_trigger_is_not_merged_below_the_save_of_another(
-    store: holdfast.Store, session: holdfast.Session
+    store: stepkeep.Store, session: stepkeep.Session
 ) -> None:
     """Another handle saved meanwhile: the newest state is the one that was asked for."""
     recorder = session.recorder(state=lambda: {"v": 1})
@@ -133,7 +133,7 @@ def test_a_trigger_is_not_merged_below_the_save_of_another(
     assert session.latest().state == {"v": 1}
 
 
-def test_a_trigger_is_not_merged_into_a_deleted_snapshot(session: holdfast.Session) -> None:
+def test_a_trigger_is_not_merged_into_a_deleted_snapshot(session: stepkeep.Session) -> None:
     """The last snapshot is gone, with it the state: it is saved again."""
     state = {"v": 1}
     recorder = session.recorder(state=lambda: dict(state))
@@ -148,7 +148,7 @@ def test_a_trigger_is_not_merged_into_a_deleted_snapshot(session: holdfast.Sessi
 # --- errors and repeated starts
 
 
-def test_an_error_at_a_step_is_a_snapshot_of_its_own(session: holdfast.Session, clock: FakeClock) -> None:
+def test_an_error_at_a_step_is_a_snapshot_of_its_own(session: stepkeep.Session, clock: FakeClock) -> None:
     """It changes whether the step may be resumed, and the stored document says what `may_resume` says."""
     recorder = session.recorder(state=lambda: {"v": 1})
     recorder.step_started("build", 1)
@@ -162,7 +162,7 @@ def test_an_error_at_a_step_is_a_snapshot_of_its_own(session: holdfast.Session, 
     assert session.run_document()["step_state"]["resume_hints"]["eligible"]
 
 
-def test_a_step_that_starts_again_with_other_needs_is_never_merged(session: holdfast.Session) -> None:
+def test_a_step_that_starts_again_with_other_needs_is_never_merged(session: stepkeep.Session) -> None:
     """Whether it may be repeated, and what it needs, is what the one who resumes asks."""
     recorder = session.recorder(state=lambda: {"v": 1}, has_artifact=lambda name: False)
     recorder.step_started("pay", 1)
@@ -175,7 +175,7 @@ def test_a_step_that_starts_again_with_other_needs_is_never_merged(session: hold
 # --- the budget
 
 
-def test_a_completed_step_has_its_budget_again(store: holdfast.Store, clock: FakeClock) -> None:
+def test_a_completed_step_has_its_budget_again(store: stepkeep.Store, clock: FakeClock) -> None:
     """Only attempts without success count: a step that was resumed and completed may crash again later."""
     store.session("run", profile="archive").recorder().step_started("build", 1)
     for _ in range(4):
@@ -191,7 +191,7 @@ def test_a_completed_step_has_its_budget_again(store: holdfast.Store, clock: Fak
 
 @pytest.mark.parametrize("end", ["failed", "skipped"])
 def test_a_step_that_was_not_completed_keeps_its_count(
-    store: holdfast.Store, clock: FakeClock, end: str
+    store: stepkeep.Store, clock: FakeClock, end: str
 ) -> None:
     """Neither does the success of another step give it a new budget."""
     store.session("run", profile="archive").recorder().step_started("build", 1)
@@ -208,7 +208,7 @@ def test_a_step_that_was_not_completed_keeps_its_count(
     assert store.get("run").recorder().may_resume().reason_code == "resume_attempt_limit_reached"
 
 
-def test_a_note_changes_nothing_about_resuming(store: holdfast.Store, clock: FakeClock) -> None:
+def test_a_note_changes_nothing_about_resuming(store: stepkeep.Store, clock: FakeClock) -> None:
     """A later process that begins no step leaves what the last one said of it: no step is repeated by mistake."""
     store.session("pay").recorder().step_started("pay", 1, is_idempotent=False)
     stopped = store.session("stop").recorder()
@@ -229,7 +229,7 @@ def test_a_note_changes_nothing_about_resuming(store: holdfast.Store, clock: Fak
 
 
 def test_without_a_state_the_latest_is_saved_again(
-    store: holdfast.Store, session: holdfast.Session, clock: FakeClock
+    store: stepkeep.Store, session: stepkeep.Session, clock: FakeClock
 ) -> None:
     """A note in a later process does not wipe out what the run had reached."""
     session.save({"v": (1, 2)})
@@ -248,13 +248,13 @@ def test_without_a_state_the_latest_is_saved_again(
 def test_a_note_survives_reopening(tmp_path: Path) -> None:
     """The run is completed in one process and stays so in the next."""
     url = f"sqlite:{tmp_path / 'store.db'}"
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         recorder = store.session("job").recorder(state=lambda: {"v": 1})
         recorder.step_started("a", 1)
         recorder.step_finished("a")
         recorder.complete()
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.get("job")
         session.recorder(state=lambda: {"v": 1}).manual("a note")
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert store.get("job").info.status == "completed"

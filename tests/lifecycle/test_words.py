@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-import holdfast
-from holdfast.codec.words import STEP_WORDS, step_status, step_word
-from holdfast.lifecycle.sources import source_of, trigger_of
-from holdfast.model import Trigger, TriggerKind
+import stepkeep
+from stepkeep.codec.words import STEP_WORDS, step_status, step_word
+from stepkeep.lifecycle.sources import source_of, trigger_of
+from stepkeep.model import Trigger, TriggerKind
 
 
 @pytest.mark.parametrize("ours", sorted(STEP_WORDS))
@@ -25,7 +25,7 @@ def test_a_trigger_translates_both_ways(kind: TriggerKind) -> None:
 
 def test_words_that_nobody_uses_are_refused() -> None:
     """The error lists those that exist."""
-    with pytest.raises(holdfast.InvalidInput, match="step_boundary"):
+    with pytest.raises(stepkeep.InvalidInput, match="step_boundary"):
         trigger_of("whim")
-    with pytest.raises(holdfast.InvalidInput, match="skipped"):
+    with pytest.raises(stepkeep.InvalidInput, match="skipped"):
         step_status("splendid")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.api import Store
-from holdfast.engine import Save
-from holdfast.engine.engine import NewBody
-from holdfast.model import STATE, Branch
-from holdfast.storage.port import HeaderQuery
+from stepkeep.api import Store
+from stepkeep.engine import Save
+from stepkeep.engine.engine import NewBody
+from stepkeep.model import STATE, Branch
+from stepkeep.storage.port import HeaderQuery
 
 
 def fill(store: Store) -> None:

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import operations
-from holdfast.api import Store
-from holdfast.errors import BackendUnavailable, Corrupt, InvalidInput, NotFound
-from holdfast.maintenance.backup import PARTIAL, dated_name
-from holdfast.storage.sqlite import SqliteBackend
+import stepkeep
+from stepkeep import operations
+from stepkeep.api import Store
+from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, NotFound
+from stepkeep.maintenance.backup import PARTIAL, dated_name
+from stepkeep.storage.sqlite import SqliteBackend
 from tests.api.programs import environment, raw
 from tests.maintenance.mixed import contents, fill
 
 SAVER = """
 import sys
-from holdfast.api import Store
-from holdfast.storage.sqlite import SqliteBackend
+from stepkeep.api import Store
+from stepkeep.storage.sqlite import SqliteBackend
 path, key = sys.argv[1:]
 with Store(SqliteBackend(path)) as store:
     session = store.session(key, profile="archive")
@@ -64,7 +64,7 @@ def test_a_backup_equals_the_store(source: Path, tmp_path: Path) -> None:
 
 def test_a_store_without_a_file_is_backed_up_too(tmp_path: Path) -> None:
     """By copying its sessions into one."""
-    with holdfast.open("memory:") as store:
+    with stepkeep.open("memory:") as store:
         fill(store)
         before = contents(store)
         operations.backup(store, tmp_path / "b.db")
@@ -105,18 +105,18 @@ def test_keep_rotates_the_backups_in_a_directory(source: Path, tmp_path: Path) -
     """The newest N stay, and files that are no dated backups are not touched."""
     folder = tmp_path / "backups"
     folder.mkdir()
-    (folder / "holdfast-notes.db").write_text("mine")
+    (folder / "stepkeep-notes.db").write_text("mine")
     with bare(source) as store:
         reports = [operations.backup(store, folder, keep=2) for _ in range(4)]
     left = sorted(path.name for path in folder.iterdir())
-    assert left == [*(Path(report.path).name for report in reports[-2:]), "holdfast-notes.db"]
+    assert left == [*(Path(report.path).name for report in reports[-2:]), "stepkeep-notes.db"]
     assert [len(report.removed) for report in reports] == [0, 0, 1, 1]
 
 
 def test_what_killed_backups_left_goes_with_the_next(source: Path, tmp_path: Path) -> None:
     """Those that nobody wrote to for a day are removed; younger ones may be at work, and others are not ours."""
-    names = [f".holdfast-0123456789abcdef.{PARTIAL}", f".holdfast-0123456789abcdef.{PARTIAL}-wal"]
-    young, other = tmp_path / f".holdfast-fedcba9876543210.{PARTIAL}", tmp_path / "other.partial"
+    names = [f".stepkeep-0123456789abcdef.{PARTIAL}", f".stepkeep-0123456789abcdef.{PARTIAL}-wal"]
+    young, other = tmp_path / f".stepkeep-fedcba9876543210.{PARTIAL}", tmp_path / "other.partial"
     for path in [*(tmp_path / name for name in names), young, other]:
         path.write_bytes(b"half")
         if path != young:
@@ -136,7 +136,7 @@ def test_keep_needs_a_directory(source: Path, tmp_path: Path) -> None:
 
 def test_names_of_backups_sort_like_their_times() -> None:
     """Which is what the rotation relies on."""
-    assert dated_name(0) == "holdfast-19700101T000000000000.db"
+    assert dated_name(0) == "stepkeep-19700101T000000000000.db"
     assert dated_name(10**15) < dated_name(10**15 + 1)
 
 
@@ -183,8 +183,8 @@ def test_the_log_of_an_older_store_does_not_come_through(source: Path, tmp_path:
         target = tmp_path / f"killed-{is_gone}.db"
         program = f"""
 import os
-from holdfast.api import Store
-from holdfast.storage.sqlite import SqliteBackend
+from stepkeep.api import Store
+from stepkeep.storage.sqlite import SqliteBackend
 run = Store(SqliteBackend({str(target)!r})).session("old", profile="archive")
 for number in range(5):
     run.save({{"n": number}})
@@ -251,7 +251,7 @@ def test_a_killed_backup_leaves_no_half_one(tmp_path: Path) -> None:
             session.save({"n": number, "noise": random.Random(number).randbytes(40_000)})
         before = contents(store)
     target = tmp_path / "b.db"
-    command = [sys.executable, "-m", "holdfast", "--store", f"sqlite:{path}", "backup", str(target)]
+    command = [sys.executable, "-m", "stepkeep", "--store", f"sqlite:{path}", "backup", str(target)]
     outcomes = set()
     for delay in (0.2, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.8):
         target.unlink(missing_ok=True)
@@ -267,8 +267,8 @@ def test_a_killed_backup_leaves_no_half_one(tmp_path: Path) -> None:
     with bare(path) as store:
         assert contents(store) == before
     names = [path.name for path in tmp_path.iterdir()]
-    assert all(name.startswith((".holdfast-", "store.db", "b.db")) for name in names)
-    assert all(name.startswith(".holdfast-") for name in names if PARTIAL in name)
+    assert all(name.startswith((".stepkeep-", "store.db", "b.db")) for name in names)
+    assert all(name.startswith(".stepkeep-") for name in names if PARTIAL in name)
 
 
 # --- putting one back ------------------------------------------------------------------------------------------

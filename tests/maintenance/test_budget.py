@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import config
-from holdfast.config import Settings
-from holdfast.maintenance import budget as budgets
-from holdfast.maintenance.budget import Limits, Room
+import stepkeep
+from stepkeep import config
+from stepkeep.config import Settings
+from stepkeep.maintenance import budget as budgets
+from stepkeep.maintenance.budget import Limits, Room
 
 KIB, MIB = 1024, 1024 * 1024
 random.seed(7)
@@ -26,10 +26,10 @@ def settings(**flags: object) -> Settings:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "store" / "holdfast.db"
+    return tmp_path / "store" / "stepkeep.db"
 
 
-def fill(session: holdfast.Session, count: int, size: int = 100 * KIB) -> None:
+def fill(session: stepkeep.Session, count: int, size: int = 100 * KIB) -> None:
     """Checkpoints that share nothing and do not compress."""
     for number in range(count):
         session.save({"number": number, "noise": random.randbytes(size)})
@@ -54,7 +54,7 @@ def test_levels() -> None:
 def test_history_gives_way_before_the_budget_is_hit(file: Path) -> None:
     """Saving much more than the budget never fails while older history can go, and the file stays within it."""
     limit = 12 * MIB
-    with holdfast.open(file, config=settings(limits__max_bytes=limit)) as store:
+    with stepkeep.open(file, config=settings(limits__max_bytes=limit)) as store:
         for number in range(4):
             session = store.session(f"run-{number}")
             fill(session, 60)
@@ -67,12 +67,12 @@ def test_history_gives_way_before_the_budget_is_hit(file: Path) -> None:
 
 def test_finished_sessions_are_squeezed_first_and_the_oldest_of_them(file: Path) -> None:
     """No more is given up than needed: the oldest finished history goes, the active one and the newer stay."""
-    with holdfast.open(file, config=settings()) as store:
+    with stepkeep.open(file, config=settings()) as store:
         for key in ("old", "new", "active"):
             fill(store.session(key), 30)
             if key != "active":
                 store.get(key).complete()
-    with holdfast.open(file, config=settings(limits__max_bytes=10 * MIB)) as store:
+    with stepkeep.open(file, config=settings(limits__max_bytes=10 * MIB)) as store:
         store.session("other").save({})
         assert store._keeper is not None
         store._keeper.make_pass()
@@ -82,10 +82,10 @@ def test_finished_sessions_are_squeezed_first_and_the_oldest_of_them(file: Path)
 
 def test_a_save_that_cannot_fit_is_refused_before_it_is_written(file: Path) -> None:
     """When nothing may be pruned any more the save says so; what is stored stays whole, and small saves go on."""
-    with holdfast.open(file, config=settings(limits__max_bytes=3 * MIB)) as store:
+    with stepkeep.open(file, config=settings(limits__max_bytes=3 * MIB)) as store:
         session = store.session("run")
         session.save({"number": 0})
-        with pytest.raises(holdfast.BackendUnavailable, match=r"limits\.max_bytes") as caught:
+        with pytest.raises(stepkeep.BackendUnavailable, match=r"limits\.max_bytes") as caught:
             session.save({"noise": random.randbytes(4 * MIB)})
         assert (caught.value.code, caught.value.retryable) == ("store_budget_exceeded", False)
         assert session.load().state == {"number": 0}
@@ -96,9 +96,9 @@ def test_a_save_that_cannot_fit_is_refused_before_it_is_written(file: Path) -> N
 
 def test_an_archive_is_never_squeezed(file: Path) -> None:
     """Profile `archive` keeps all: the limit refuses saves instead."""
-    with holdfast.open(file, config=settings(limits__max_bytes=4 * MIB)) as store:
+    with stepkeep.open(file, config=settings(limits__max_bytes=4 * MIB)) as store:
         session = store.session("run", profile="archive")
-        with pytest.raises(holdfast.BackendUnavailable, match="no more history may be pruned"):
+        with pytest.raises(stepkeep.BackendUnavailable, match="no more history may be pruned"):
             fill(session, 60)
         saved = session.usage().checkpoints
         assert saved > 10
@@ -107,8 +107,8 @@ def test_an_archive_is_never_squeezed(file: Path) -> None:
 
 def test_without_a_keeper_the_limit_still_holds(file: Path) -> None:
     """With the keeper off nothing is pruned, and the refusal says how to change that."""
-    with holdfast.open(file, config=settings(limits__max_bytes=4 * MIB, keeper__enabled=False)) as store:
-        with pytest.raises(holdfast.BackendUnavailable, match=r"keeper\.enabled"):
+    with stepkeep.open(file, config=settings(limits__max_bytes=4 * MIB, keeper__enabled=False)) as store:
+        with pytest.raises(stepkeep.BackendUnavailable, match=r"keeper\.enabled"):
             fill(store.session("run"), 60)
         assert size_of(file) <= 5 * MIB
 
@@ -121,12 +121,12 @@ def test_the_disk_floor(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """History goes when the disk gets full; when that does not help, the save is refused."""
     disk = 14 * MIB
     disk_with(lambda: disk - size_of(file), monkeypatch)
-    with holdfast.open(file, config=settings(limits__min_free_bytes=2 * MIB)) as store:
+    with stepkeep.open(file, config=settings(limits__min_free_bytes=2 * MIB)) as store:
         session = store.session("run")
         fill(session, 150)
         assert disk - size_of(file) >= 2 * MIB
         assert session.usage().checkpoints < 150
-        with pytest.raises(holdfast.BackendUnavailable) as caught:
+        with pytest.raises(stepkeep.BackendUnavailable) as caught:
             session.save({"noise": random.randbytes(13 * MIB)})
         assert (caught.value.code, caught.value.retryable) == ("disk_floor_reached", False)
 
@@ -137,7 +137,7 @@ def test_a_squeeze_that_did_not_help_is_not_the_last_word(
     """What was saved after it may go: no save is refused only because it is early to try again."""
     monkeypatch.setattr(budgets, "RETRY_SECONDS", 3600.0)
     monkeypatch.setattr(budgets, "SQUEEZE_AT", 0.0)  # so that no squeeze is ever enough
-    with holdfast.open(file, config=settings(limits__max_bytes=8 * MIB)) as store:
+    with stepkeep.open(file, config=settings(limits__max_bytes=8 * MIB)) as store:
         session = store.session("run")
         fill(session, 120)
         assert session.usage().checkpoints < 120
@@ -146,20 +146,20 @@ def test_a_squeeze_that_did_not_help_is_not_the_last_word(
 
 def test_nothing_is_given_up_in_vain(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When others filled the disk so far that even an empty store would not help, history stays."""
-    with holdfast.open(file, config=settings(limits__min_free_bytes=100 * MIB)) as store:
+    with stepkeep.open(file, config=settings(limits__min_free_bytes=100 * MIB)) as store:
         session = store.session("run")
         fill(session, 20)
         disk_with(lambda: MIB, monkeypatch)
         assert store._keeper is not None
         store._keeper.budget.measure()
-        with pytest.raises(holdfast.BackendUnavailable, match="free some space"):
+        with pytest.raises(stepkeep.BackendUnavailable, match="free some space"):
             session.save({})
         assert session.usage().checkpoints == 20
 
 
 def test_free_space_is_that_of_the_disk(file: Path) -> None:
     """The floor looks at the file system of the store."""
-    with holdfast.open(file, config=settings(limits__min_free_bytes=1)) as store:
+    with stepkeep.open(file, config=settings(limits__min_free_bytes=1)) as store:
         assert store._keeper is not None
         room = store._keeper.budget.measure()
         disk = os.statvfs(file.parent)
@@ -171,7 +171,7 @@ def test_free_space_is_that_of_the_disk(file: Path) -> None:
 def test_a_store_of_files_has_both_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its size is that of documents and index, and the floor looks at the file system of its directory."""
     url = f"files:{tmp_path}/store?layout=run"
-    with holdfast.open(url, config=settings(limits__min_free_bytes=MIB)) as store:
+    with stepkeep.open(url, config=settings(limits__min_free_bytes=MIB)) as store:
         session = store.session("run")
         session.save({"noise": "x" * 100_000})
         assert store._keeper is not None
@@ -180,7 +180,7 @@ def test_a_store_of_files_has_both_limits(tmp_path: Path, monkeypatch: pytest.Mo
         assert room.store_bytes > 100_000
         disk_with(lambda: 1000, monkeypatch)
         store._keeper.budget.measure()
-        with pytest.raises(holdfast.BackendUnavailable) as caught:
+        with pytest.raises(stepkeep.BackendUnavailable) as caught:
             session.save({})
         assert caught.value.code == "disk_floor_reached"
 
@@ -188,16 +188,16 @@ def test_a_store_of_files_has_both_limits(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_store_in_memory_has_a_budget_too() -> None:
     """Without a file the backend's own count is used, and there is no floor."""
     limits = settings(limits__max_bytes=MIB, limits__min_free_bytes="999TB")
-    with holdfast.open("memory:", config=limits) as store:
+    with stepkeep.open("memory:", config=limits) as store:
         store.session("run").save({})
 
 
 def test_a_save_that_can_never_fit_costs_no_history(file: Path) -> None:
     """Where not even an empty store would have room, nothing is pruned in vain."""
-    with holdfast.open(file, config=settings(limits__max_bytes=4 * MIB)) as store:
+    with stepkeep.open(file, config=settings(limits__max_bytes=4 * MIB)) as store:
         session = store.session("run")
         fill(session, 6)
-        with pytest.raises(holdfast.BackendUnavailable) as refusal:
+        with pytest.raises(stepkeep.BackendUnavailable) as refusal:
             session.save({"noise": random.randbytes(5 * MIB)})
         assert refusal.value.code == "store_budget_exceeded"
         assert len(list(session.history())) == 6

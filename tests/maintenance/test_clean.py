@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.api import Session, Store
-from holdfast.engine import NewBody, Save
-from holdfast.errors import InvalidInput, NotFound
-from holdfast.maintenance.clean import CleanError, CleanPlan, CleanReport, apply_clean, plan_clean
-from holdfast.policy.cleanup import CleanupPolicies, CleanupRule
-from holdfast.storage.memory import MemoryBackend
-from holdfast.storage.port import Backend
-from holdfast.storage.sqlite import SqliteBackend
-from holdfast.testing.clock import FakeClock
-from holdfast.testing.faults import Fault, Faults, fail
-from holdfast.testing.records import new_owner
+from stepkeep.api import Session, Store
+from stepkeep.engine import NewBody, Save
+from stepkeep.errors import InvalidInput, NotFound
+from stepkeep.maintenance.clean import CleanError, CleanPlan, CleanReport, apply_clean, plan_clean
+from stepkeep.policy.cleanup import CleanupPolicies, CleanupRule
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.storage.port import Backend
+from stepkeep.storage.sqlite import SqliteBackend
+from stepkeep.testing.clock import FakeClock
+from stepkeep.testing.faults import Fault, Faults, fail
+from stepkeep.testing.records import new_owner
 
 DAY = 86_400
 DEFAULTS = CleanupPolicies()
@@ -102,7 +102,7 @@ def test_what_is_logged(store: Store, clock: FakeClock, caplog: pytest.LogCaptur
     """Age and policy in whole days."""
     ended(store, "done")
     clock.advance(9.5 * DAY)
-    with caplog.at_level(logging.INFO, "holdfast"):
+    with caplog.at_level(logging.INFO, "stepkeep"):
         clean(store)
     assert "Cleaning up session done (age: 9 days, policy: 7 days)" in caplog.messages
 

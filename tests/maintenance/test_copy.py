@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import operations
-from holdfast.api import Store
-from holdfast.errors import Conflict, InvalidInput, NotFound
-from holdfast.maintenance.copying import copy
-from holdfast.storage.urls import open_backend
+import stepkeep
+from stepkeep import operations
+from stepkeep.api import Store
+from stepkeep.errors import Conflict, InvalidInput, NotFound
+from stepkeep.maintenance.copying import copy
+from stepkeep.storage.urls import open_backend
 from tests.api.programs import environment, raw
 from tests.maintenance.mixed import contents, fill
 
@@ -154,7 +154,7 @@ def test_a_killed_copy_is_taken_up_again(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "holdfast",
+        "stepkeep",
         "copy",
         f"sqlite:{tmp_path}/source.db",
         f"sqlite:{tmp_path}/target.db",
@@ -177,7 +177,7 @@ def test_a_killed_copy_is_taken_up_again(tmp_path: Path) -> None:
 
 def test_one_session_is_copied_by_its_key(tmp_path: Path) -> None:
     """Others stay behind; a key that does not exist is not found."""
-    with holdfast.open(f"sqlite:{tmp_path}/a.db") as store:
+    with stepkeep.open(f"sqlite:{tmp_path}/a.db") as store:
         fill(store)
     report = operations.copy(f"sqlite:{tmp_path}/a.db", f"sqlite:{tmp_path}/b.db", keys=["finished"])
     assert (report.sessions, report.copied) == (1, 1)
@@ -187,7 +187,7 @@ def test_one_session_is_copied_by_its_key(tmp_path: Path) -> None:
 
 def test_a_store_is_not_copied_into_itself(tmp_path: Path) -> None:
     """Also under another spelling of its name."""
-    holdfast.open(f"sqlite:{tmp_path}/a.db").close()
+    stepkeep.open(f"sqlite:{tmp_path}/a.db").close()
     (tmp_path / "link.db").symlink_to(tmp_path / "a.db")
     for same in (f"sqlite:{tmp_path}/a.db", f"{tmp_path}/./a.db", f"sqlite:{tmp_path}/link.db"):
         with pytest.raises(InvalidInput) as error:
@@ -204,7 +204,7 @@ def test_a_source_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 
 def test_a_destination_of_another_program_is_refused(tmp_path: Path) -> None:
     """And is left as it was."""
-    holdfast.open(f"sqlite:{tmp_path}/a.db").close()
+    stepkeep.open(f"sqlite:{tmp_path}/a.db").close()
     (tmp_path / "b.db").write_text("not a database")
     with pytest.raises(InvalidInput):
         operations.copy(f"sqlite:{tmp_path}/a.db", f"sqlite:{tmp_path}/b.db")

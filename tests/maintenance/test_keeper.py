@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import config
-from holdfast.config import Settings
-from holdfast.errors import PRUNE_FAILED, BackendUnavailable
-from holdfast.maintenance import keeper as keeping
-from holdfast.maintenance.keeper import Keeper
+import stepkeep
+from stepkeep import config
+from stepkeep.config import Settings
+from stepkeep.errors import PRUNE_FAILED, BackendUnavailable
+from stepkeep.maintenance import keeper as keeping
+from stepkeep.maintenance.keeper import Keeper
 
 HOUR_US = 3_600_000_000
 
@@ -31,30 +31,30 @@ def settings(**flags: object) -> Settings:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    return f"sqlite:{tmp_path / 'store' / 'holdfast.db'}"
+    return f"sqlite:{tmp_path / 'store' / 'stepkeep.db'}"
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[holdfast.Store]:
-    with holdfast.open(url, config=settings()) as store:
+def store(url: str) -> Iterator[stepkeep.Store]:
+    with stepkeep.open(url, config=settings()) as store:
         yield store
 
 
-def keeper_of(store: holdfast.Store) -> Keeper:
+def keeper_of(store: stepkeep.Store) -> Keeper:
     assert store._keeper is not None
     return store._keeper
 
 
-def fill(session: holdfast.Session, count: int) -> None:
+def fill(session: stepkeep.Session, count: int) -> None:
     for number in range(count):
         session.save({"number": number}, step=number)
 
 
-def count(session: holdfast.Session) -> int:
+def count(session: stepkeep.Session) -> int:
     return session.usage().checkpoints
 
 
-def seqs(session: holdfast.Session) -> list[int]:
+def seqs(session: stepkeep.Session) -> list[int]:
     return [header.seq for header in session.history(newest_first=False)]
 
 
@@ -69,7 +69,7 @@ def eventually(is_so: Callable[[], bool]) -> bool:
 
 
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "holdfast-keeper"]
+    return [thread for thread in threading.enumerate() if thread.name == "stepkeep-keeper"]
 
 
 def broken(*_: object, **__: object) -> Any:
@@ -81,18 +81,18 @@ def broken(*_: object, **__: object) -> Any:
 
 def test_fifteen_saves_leave_ten(url: str) -> None:
     """A session of profile `agent` has at most 10 checkpoints and the slack while open, and 10 after closing."""
-    with holdfast.open(url, config=settings()) as store:
+    with stepkeep.open(url, config=settings()) as store:
         session = store.session("run", profile="agent")
         fill(session, 15)
         assert count(session) <= 10 + keeping.MIN_SLACK
-    with holdfast.open(url, config=settings()) as store:
+    with stepkeep.open(url, config=settings()) as store:
         session = store.get("run")
         assert seqs(session) == list(range(6, 16))
         assert session.load().state == {"number": 14}
         assert session.verify().is_intact
 
 
-def test_the_thread_prunes_while_the_store_is_open(store: holdfast.Store) -> None:
+def test_the_thread_prunes_while_the_store_is_open(store: stepkeep.Store) -> None:
     """A session that outgrew its rules is pruned soon, without closing and without waiting for the interval."""
     session = store.session("run", profile="agent")
     fill(session, 200)
@@ -100,7 +100,7 @@ def test_the_thread_prunes_while_the_store_is_open(store: holdfast.Store) -> Non
     assert session.load().state == {"number": 199}
 
 
-def test_a_pass_that_is_not_thorough_prunes_in_large_steps(store: holdfast.Store) -> None:
+def test_a_pass_that_is_not_thorough_prunes_in_large_steps(store: stepkeep.Store) -> None:
     """Up to the slack nothing is removed early; a thorough pass removes it."""
     session, keeper = store.session("run", profile="agent"), keeper_of(store)
     fill(session, 19)
@@ -112,15 +112,15 @@ def test_a_pass_that_is_not_thorough_prunes_in_large_steps(store: holdfast.Store
 
 def test_rules_of_the_session_come_first(url: str) -> None:
     """A session's own rules are the keeper's, and then those of the configuration."""
-    with holdfast.open(url, config=settings(retention__keep_last=4)) as store:
+    with stepkeep.open(url, config=settings(retention__keep_last=4)) as store:
         fill(store.session("own", retention={"keep_last": 2}), 6)
         fill(store.session("config"), 6)
         fill(store.session("all", profile="archive", retention={"keep_last": None}), 6)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert [count(store.get(key)) for key in ("own", "config", "all")] == [2, 4, 6]
 
 
-def test_a_session_is_pruned_when_it_ends(store: holdfast.Store) -> None:
+def test_a_session_is_pruned_when_it_ends(store: stepkeep.Store) -> None:
     """At the end of a session its history is brought down to its rules at once."""
     session = store.session("run", profile="agent")
     fill(session, 15)
@@ -128,7 +128,7 @@ def test_a_session_is_pruned_when_it_ends(store: holdfast.Store) -> None:
     assert eventually(lambda: count(session) == 10)
 
 
-def test_only_sessions_that_were_saved_into_are_looked_at(store: holdfast.Store) -> None:
+def test_only_sessions_that_were_saved_into_are_looked_at(store: stepkeep.Store) -> None:
     """Reading does not start the thread, and the keeper leaves other sessions alone."""
     store.session("idle")
     assert not keeper_of(store).is_running
@@ -136,7 +136,7 @@ def test_only_sessions_that_were_saved_into_are_looked_at(store: holdfast.Store)
     assert keeper_of(store).is_running
 
 
-def test_a_deleted_session_is_no_error(store: holdfast.Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deleted_session_is_no_error(store: stepkeep.Store, caplog: pytest.LogCaptureFixture) -> None:
     """A session that is gone by the time of the pass is forgotten calmly."""
     session = store.session("run", profile="agent")
     fill(session, 5)
@@ -149,12 +149,12 @@ def test_a_deleted_session_is_no_error(store: holdfast.Store, caplog: pytest.Log
 
 
 def test_a_failed_prune_never_fails_a_save(
-    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: stepkeep.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is logged and recorded with its reason code, and tried again; saves go on."""
     session, keeper = store.session("run", profile="agent"), keeper_of(store)
     fill(session, 12)
-    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "holdfast"):
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "stepkeep"):
         patch.setattr(keeping, "plan_prune", broken)
         keeper.make_pass()
         keeper.make_pass()
@@ -168,7 +168,7 @@ def test_a_failed_prune_never_fails_a_save(
 
 
 def test_a_bug_does_not_end_the_thread(
-    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: stepkeep.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever goes wrong in a pass is logged; the other sessions are pruned."""
     keeper = keeper_of(store)
@@ -188,7 +188,7 @@ def test_a_bug_does_not_end_the_thread(
     assert "a bug" in caplog.text
 
 
-def test_a_pass_stops_between_batches(store: holdfast.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_stops_between_batches(store: stepkeep.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work that does not fit into a pass is left for the next one."""
     session, keeper = store.session("run", profile="agent"), keeper_of(store)
     fill(session, 14)
@@ -204,7 +204,7 @@ def test_a_pass_stops_between_batches(store: holdfast.Store, monkeypatch: pytest
 # --- cleaning
 
 
-def test_a_test_session_goes_when_it_ends(store: holdfast.Store) -> None:
+def test_a_test_session_goes_when_it_ends(store: stepkeep.Store) -> None:
     """A completed test session is removed at once, another stays for its days."""
     for key, is_test in (("test", True), ("other", False)):
         session = store.session(key, test=is_test)
@@ -215,25 +215,25 @@ def test_a_test_session_goes_when_it_ends(store: holdfast.Store) -> None:
 
 def test_a_last_save_can_end_a_test_session(url: str) -> None:
     """A save with a final status ends the session too; closing does what the thread did not get to."""
-    with holdfast.open(url, config=settings()) as store:
+    with stepkeep.open(url, config=settings()) as store:
         store.session("test", test=True).save({}, status="failed")
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert list(store.sessions()) == []
 
 
 def test_cleanup_can_be_switched_off(url: str) -> None:
     """`enabled: false` keeps even finished test sessions."""
-    with holdfast.open(url, config=settings(checkpoint__cleanup__enabled=False)) as store:
+    with stepkeep.open(url, config=settings(checkpoint__cleanup__enabled=False)) as store:
         store.session("test", test=True).save({}, status="completed")
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert [info.key for info in store.sessions()] == ["test"]
 
 
 def test_old_sessions_are_cleaned_now_and_then(url: str) -> None:
     """The whole store is looked through, also for sessions that this process never touched."""
-    with holdfast.open(url, clock=lambda: HOUR_US) as store:
+    with stepkeep.open(url, clock=lambda: HOUR_US) as store:
         store.session("old").save({}, status="completed")
-    with holdfast.open(url, clock=lambda: 24 * 31 * HOUR_US, config=settings()) as store:
+    with stepkeep.open(url, clock=lambda: 24 * 31 * HOUR_US, config=settings()) as store:
         keeper = keeper_of(store)
         store.session("new").save({})
         keeper.clean_now_and_then()
@@ -249,19 +249,19 @@ def test_old_sessions_are_cleaned_now_and_then(url: str) -> None:
 def test_history_off_keeps_what_was_there(url: str) -> None:
     """Of the checkpoints saved with history off only the newest stays, over processes too; older ones all stay."""
     off = settings(checkpoint__history__enabled=False)
-    with holdfast.open(url, config=settings()) as store:
+    with stepkeep.open(url, config=settings()) as store:
         fill(store.session("run"), 3)
     for number in range(3):
-        with holdfast.open(url, config=off) as store:
+        with stepkeep.open(url, config=off) as store:
             fill(store.get("run"), 2)
             assert store.get("run").load().state == {"number": 1}
-        with holdfast.open(url, config=off) as store:
+        with stepkeep.open(url, config=off) as store:
             assert seqs(store.get("run")) == [1, 2, 3, 5 + 2 * number]
-    with holdfast.open(url, config=settings()) as store:
+    with stepkeep.open(url, config=settings()) as store:
         fill(store.get("run"), 2)
-    with holdfast.open(url, config=off) as store:
+    with stepkeep.open(url, config=off) as store:
         fill(store.get("run"), 2)
-    with holdfast.open(url, config=off) as store:
+    with stepkeep.open(url, config=off) as store:
         session = store.get("run")
         assert seqs(session) == [1, 2, 3, 10, 11, 13]
         assert session.verify().is_intact
@@ -272,7 +272,7 @@ def test_history_off_keeps_what_was_there(url: str) -> None:
 
 def test_no_thread_is_left_after_closing(url: str) -> None:
     """Closing ends the thread, repeating it is harmless, and later notes start none."""
-    store = holdfast.open(url, config=settings())
+    store = stepkeep.open(url, config=settings())
     header = store.session("run").save({})
     assert len(threads()) == 1
     store.close()
@@ -283,7 +283,7 @@ def test_no_thread_is_left_after_closing(url: str) -> None:
 
 def test_a_dropped_store_takes_its_thread_along(url: str) -> None:
     """A store that nobody closes does not keep its thread for ever."""
-    store = holdfast.open(url, config=settings())
+    store = stepkeep.open(url, config=settings())
     store.session("run").save({})
     assert len(threads()) == 1
     del store
@@ -293,16 +293,16 @@ def test_a_dropped_store_takes_its_thread_along(url: str) -> None:
 
 def test_the_keeper_can_be_switched_off(url: str) -> None:
     """`keeper.enabled: false` means no thread and no pruning."""
-    with holdfast.open(url, config=settings(keeper__enabled=False)) as store:
+    with stepkeep.open(url, config=settings(keeper__enabled=False)) as store:
         session = store.session("run", profile="agent")
         fill(session, 30)
         assert threads() == []
         session.complete()
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert count(store.get("run")) == 30
 
 
-def test_closing_stops_a_long_pass(store: holdfast.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_stops_a_long_pass(store: stepkeep.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass under way ends after its batch; closing does not wait for the rest."""
     real, batches = keeping.apply_prune, []
 
@@ -322,7 +322,7 @@ def test_closing_stops_a_long_pass(store: holdfast.Store, monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_has_no_thread_until_it_saves(store: holdfast.Store) -> None:
+def test_a_child_has_no_thread_until_it_saves(store: stepkeep.Store) -> None:
     """After a fork the parent's thread goes on, and the child starts its own with its first save."""
     session = store.session("run", profile="agent")
     fill(session, 12)

@@ -17,17 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from holdfast.api import Session, Store
-from holdfast.errors import PRUNE_FAILED, BackendUnavailable, InvalidInput, NotFound
-from holdfast.maintenance.prune import PruneReport, apply_prune, plan_prune, prune_session
-from holdfast.maintenance.space import reclaim
-from holdfast.model import Branch, BranchState, Header, Status
-from holdfast.policy.retention import Retention
-from holdfast.storage.memory import MemoryBackend
-from holdfast.storage.port import Backend
-from holdfast.storage.sqlite import SqliteBackend
-from holdfast.testing.clock import FakeClock
-from holdfast.testing.faults import Fault, Faults, Stopped, fail, stop
+from stepkeep.api import Session, Store
+from stepkeep.errors import PRUNE_FAILED, BackendUnavailable, InvalidInput, NotFound
+from stepkeep.maintenance.prune import PruneReport, apply_prune, plan_prune, prune_session
+from stepkeep.maintenance.space import reclaim
+from stepkeep.model import Branch, BranchState, Header, Status
+from stepkeep.policy.retention import Retention
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.storage.port import Backend
+from stepkeep.storage.sqlite import SqliteBackend
+from stepkeep.testing.clock import FakeClock
+from stepkeep.testing.faults import Fault, Faults, Stopped, fail, stop
 
 random.seed(1)
 FILLER = random.randbytes(2000).hex()
@@ -45,7 +45,7 @@ def open_store(path: Path, clock: FakeClock, **options: Any) -> Store:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "store" / "holdfast.db"
+    return tmp_path / "store" / "stepkeep.db"
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_the_oldest_go_and_the_report_says_so(
 ) -> None:
     """Total, kept and deleted add up; each removal is logged, the whole is an event."""
     headers = save(session, 10)
-    with caplog.at_level(logging.INFO, "holdfast"):
+    with caplog.at_level(logging.INFO, "stepkeep"):
         report = prune(session, Retention(keep_last=4))
     assert (report.session, report.total, report.kept, report.deleted) == ("run", 10, 4, 6)
     logged = [each.message for each in caplog.records if each.message.startswith("Pruning old")]
@@ -352,7 +352,7 @@ def test_a_hidden_base_stays_until_its_group_goes(path: Path, clock: FakeClock) 
 
 def test_blobs_go_with_the_last_that_names_them(store: Store, session: Session) -> None:
     """One that a kept checkpoint names stays."""
-    from holdfast.engine import NewBody, Save
+    from stepkeep.engine import NewBody, Save
 
     engine = store.engine
     blobs = [engine.make_blob(bytes([number]) * 100) for number in range(3)]

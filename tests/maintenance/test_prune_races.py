@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.api import Store
-from holdfast.maintenance.clean import apply_clean, plan_clean
-from holdfast.maintenance.prune import apply_prune, plan_prune, prune_session
-from holdfast.policy.cleanup import CleanupPolicies, CleanupRule
-from holdfast.policy.retention import Retention
-from holdfast.storage.sqlite import SqliteBackend
+import stepkeep
+from stepkeep.api import Store
+from stepkeep.maintenance.clean import apply_clean, plan_clean
+from stepkeep.maintenance.prune import apply_prune, plan_prune, prune_session
+from stepkeep.policy.cleanup import CleanupPolicies, CleanupRule
+from stepkeep.policy.retention import Retention
+from stepkeep.storage.sqlite import SqliteBackend
 
 ROOT = Path(__file__).parents[2]
-SOURCE = Path(holdfast.__file__).parents[1]
+SOURCE = Path(stepkeep.__file__).parents[1]
 
 
 # --- in the child ----------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def tell_step(_: int) -> None:
 
 def start(call: str) -> subprocess.Popen[bytes]:
     """Run a function of this module in a process of its own."""
-    kept = {name: value for name, value in os.environ.items() if name != "HOLDFAST_STORE"}
+    kept = {name: value for name, value in os.environ.items() if name != "STEPKEEP_STORE"}
     environment = {**kept, "PYTHONPATH": f"{SOURCE}{os.pathsep}{ROOT}"}
     code = f"from tests.maintenance import test_prune_races as t; t.{call}"
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, cwd=ROOT)
@@ -72,7 +72,7 @@ def start(call: str) -> subprocess.Popen[bytes]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    return str(tmp_path / "store" / "holdfast.db")
+    return str(tmp_path / "store" / "stepkeep.db")
 
 
 def check(path: str, key: str, *, at_least: int, last_seq: int | None = None) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import operations
-from holdfast.api import Store
-from holdfast.errors import InvalidInput, NotFound
-from holdfast.storage.port import HeaderQuery
-from holdfast.storage.sql.rows import session_row
-from holdfast.storage.sqlite import SqliteBackend, make_single_file
+from stepkeep import operations
+from stepkeep.api import Store
+from stepkeep.errors import InvalidInput, NotFound
+from stepkeep.storage.port import HeaderQuery
+from stepkeep.storage.sql.rows import session_row
+from stepkeep.storage.sqlite import SqliteBackend, make_single_file
 from tests.api.programs import raw
 from tests.maintenance.mixed import contents, fill
 

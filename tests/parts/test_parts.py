@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.storage.memory import MemoryBackend
-from holdfast.storage.urls import open_backend
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.storage.urls import open_backend
+from stepkeep.testing import FakeClock
 
 
 class Box:
@@ -52,14 +52,14 @@ def clock() -> FakeClock:
 @pytest.fixture(params=["memory", "sqlite"])
 def reopened(
     request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock
-) -> Iterator[Callable[[], holdfast.Session]]:
+) -> Iterator[Callable[[], stepkeep.Session]]:
     """Opens the session anew each time: what a test reads then was stored."""
     shared = MemoryBackend() if request.param == "memory" else None
-    opened: list[holdfast.Store] = []
+    opened: list[stepkeep.Store] = []
 
-    def session() -> holdfast.Session:
+    def session() -> stepkeep.Session:
         backend = shared or open_backend(f"sqlite:{tmp_path / 'store.db'}")
-        opened.append(holdfast.Store(backend, clock=clock))
+        opened.append(stepkeep.Store(backend, clock=clock))
         return opened[-1].session("run", profile="archive")
 
     yield session
@@ -68,11 +68,11 @@ def reopened(
 
 
 @pytest.fixture
-def session(reopened: Callable[[], holdfast.Session]) -> holdfast.Session:
+def session(reopened: Callable[[], stepkeep.Session]) -> stepkeep.Session:
     return reopened()
 
 
-def boxes(session: holdfast.Session, count: int = 5) -> list[Box]:
+def boxes(session: stepkeep.Session, count: int = 5) -> list[Box]:
     """Connected parts p0, p1, …, each with its number."""
     found = [Box({"n": number}) for number in range(count)]
     for number, box in enumerate(found):
@@ -91,7 +91,7 @@ def failing_once(what: str) -> Callable[[str, Any], None]:
     return fail
 
 
-def head(session: holdfast.Session) -> tuple[str, str | None]:
+def head(session: stepkeep.Session) -> tuple[str, str | None]:
     info = session.info
     return info.branch, next(each.head for each in session.branches() if each.name == info.branch)
 
@@ -100,7 +100,7 @@ def head(session: holdfast.Session) -> tuple[str, str | None]:
 
 
 def test_a_checkpoint_holds_all_parts_and_another_process_restores_them(
-    reopened: Callable[[], holdfast.Session],
+    reopened: Callable[[], stepkeep.Session],
 ) -> None:
     """The state has each part under its name; the trigger is manual; new objects take it back."""
     first = reopened()
@@ -132,7 +132,7 @@ def test_a_checkpoint_holds_all_parts_and_another_process_restores_them(
     assert reopened().latest().state == {"one": [1, 2], "two": {"a": b"bytes"}}  # type: ignore[union-attr]
 
 
-def test_restore_without_parts_is_as_before(session: holdfast.Session) -> None:
+def test_restore_without_parts_is_as_before(session: stepkeep.Session) -> None:
     """A session with no part connected restores any state, and reports nothing about parts."""
     session.save({"n": 1})
     session.save({"n": 2})
@@ -141,7 +141,7 @@ def test_restore_without_parts_is_as_before(session: holdfast.Session) -> None:
     assert report.recovery_complete
 
 
-def test_undoing_a_restore_brings_the_parts_back(session: holdfast.Session) -> None:
+def test_undoing_a_restore_brings_the_parts_back(session: stepkeep.Session) -> None:
     """`latest@before` gives the parts what the branch that was left holds."""
     box = Box(1)
     session.connect("box", box)
@@ -154,7 +154,7 @@ def test_undoing_a_restore_brings_the_parts_back(session: holdfast.Session) -> N
     assert (box.value, session.info.branch) == (2, "main")
 
 
-def test_undoing_with_a_failing_part_leaves_all_as_it_was(session: holdfast.Session) -> None:
+def test_undoing_with_a_failing_part_leaves_all_as_it_was(session: stepkeep.Session) -> None:
     """Neither the parts nor the branch change."""
     one, two = boxes(session, 2)
     first = session.checkpoint("one")
@@ -163,7 +163,7 @@ def test_undoing_with_a_failing_part_leaves_all_as_it_was(session: holdfast.Sess
     session.restore(first.id)
     before = head(session)
     two.failing = failing_once("restore")
-    with pytest.raises(holdfast.PartFailed):
+    with pytest.raises(stepkeep.PartFailed):
         session.restore("latest@before")
     assert (one.value, two.value) == ({"n": 0}, {"n": 1})
     assert head(session) == before
@@ -171,7 +171,7 @@ def test_undoing_with_a_failing_part_leaves_all_as_it_was(session: holdfast.Sess
 
 @pytest.mark.parametrize("broken", range(5))
 def test_a_restore_that_fails_in_one_of_five_parts_changes_none(
-    session: holdfast.Session, broken: int
+    session: stepkeep.Session, broken: int
 ) -> None:
     """All five hold what they held, the session is where it was, and the error names part and reason."""
     parts = boxes(session)
@@ -183,7 +183,7 @@ def test_a_restore_that_fails_in_one_of_five_parts_changes_none(
         part.value["n"] += 1000
     before = head(session)
     parts[broken].failing = failing_once("restore")
-    with pytest.raises(holdfast.PartFailed, match="broken") as error:
+    with pytest.raises(stepkeep.PartFailed, match="broken") as error:
         session.restore(first.id)
     assert error.value.code == "part_restore_failed"
     assert (error.value.part, error.value.not_rolled_back) == (f"p{broken}", ())
@@ -193,7 +193,7 @@ def test_a_restore_that_fails_in_one_of_five_parts_changes_none(
     assert [part.value["n"] for part in parts] == [0, 1, 2, 3, 4]
 
 
-def test_a_roll_back_that_fails_too_is_told_with_both_errors(session: holdfast.Session) -> None:
+def test_a_roll_back_that_fails_too_is_told_with_both_errors(session: stepkeep.Session) -> None:
     """The error has what came first, and names the part that is in an unknown state; the others are back."""
     parts = boxes(session, 3)
     first = session.checkpoint("all")
@@ -205,7 +205,7 @@ def test_a_roll_back_that_fails_too_is_told_with_both_errors(session: holdfast.S
             raise OSError(f"cannot take {data}")
 
     parts[2].failing = never_again
-    with pytest.raises(holdfast.PartFailed) as error:
+    with pytest.raises(stepkeep.PartFailed) as error:
         session.restore(first.id)
     assert "cannot take {'n': 2}" in str(error.value)
     assert "going back failed too" in str(error.value)
@@ -214,7 +214,7 @@ def test_a_roll_back_that_fails_too_is_told_with_both_errors(session: holdfast.S
     assert [part.value["n"] for part in parts[:2]] == [7, 7]
 
 
-def test_every_part_is_asked_before_any_is_changed(session: holdfast.Session) -> None:
+def test_every_part_is_asked_before_any_is_changed(session: stepkeep.Session) -> None:
     """A part that validates refuses beforehand: no part is called to restore."""
     touched: list[str] = []
     plain, checked = Box(1), Checked(1)
@@ -223,12 +223,12 @@ def test_every_part_is_asked_before_any_is_changed(session: holdfast.Session) ->
     session.connect("checked", checked)
     header = session.save({"plain": 2, "checked": "no number"})
     touched.clear()
-    with pytest.raises(holdfast.PartFailed, match="no number") as error:
+    with pytest.raises(stepkeep.PartFailed, match="no number") as error:
         session.restore(header.id)
     assert (error.value.code, error.value.part, touched) == ("part_refused", "checked", [])
 
 
-def test_a_save_meanwhile_is_a_conflict_and_the_parts_go_back(session: holdfast.Session) -> None:
+def test_a_save_meanwhile_is_a_conflict_and_the_parts_go_back(session: stepkeep.Session) -> None:
     """The restore is compare-and-set: a head that moves while the parts are restored undoes it."""
     box = Box(1)
     session.connect("box", box)
@@ -242,13 +242,13 @@ def test_a_save_meanwhile_is_a_conflict_and_the_parts_go_back(session: holdfast.
             session.save({"box": 3})
 
     box.failing = save_meanwhile
-    with pytest.raises(holdfast.Conflict) as error:
+    with pytest.raises(stepkeep.Conflict) as error:
         session.restore(first.id)
     assert error.value.code == "head_moved"
     assert (box.value, session.info.branch) == (2, "main")
 
 
-def test_missing_and_extra_parts_are_reported_and_decided(session: holdfast.Session) -> None:
+def test_missing_and_extra_parts_are_reported_and_decided(session: stepkeep.Session) -> None:
     """A connected part without data is an error or kept; data without a part is ignored or an error."""
     old = Box(1)
     session.connect("old", old)
@@ -256,52 +256,52 @@ def test_missing_and_extra_parts_are_reported_and_decided(session: holdfast.Sess
     session.disconnect("old")
     new = Box("new")
     session.connect("new", new)
-    with pytest.raises(holdfast.NotFound, match="'new'") as error:
+    with pytest.raises(stepkeep.NotFound, match="'new'") as error:
         session.restore(first.id)
     assert error.value.code == "part_not_saved"
-    with pytest.raises(holdfast.NotFound, match="'old'") as error:
+    with pytest.raises(stepkeep.NotFound, match="'old'") as error:
         session.restore(first.id, missing="keep", extra="error")
     assert error.value.code == "part_not_connected"
     report = session.restore(first.id, missing="keep")
     assert (report.parts, report.missing, report.extra) == ((), ("new",), ("old",))
     assert not report.recovery_complete
     assert (new.value, old.value) == ("new", 1)
-    with pytest.raises(holdfast.InvalidInput, match="missing is one of"):
+    with pytest.raises(stepkeep.InvalidInput, match="missing is one of"):
         session.restore(first.id, missing="perhaps")  # type: ignore[arg-type]
 
 
 # --- bad parts
 
 
-def test_what_is_no_part_is_refused(session: holdfast.Session) -> None:
+def test_what_is_no_part_is_refused(session: stepkeep.Session) -> None:
     """Both methods are needed, and a class is not its instance."""
     for thing in (object(), Box, {"snapshot": 1}, None):
-        with pytest.raises(holdfast.InvalidInput) as error:
+        with pytest.raises(stepkeep.InvalidInput) as error:
             session.connect("thing", thing)  # type: ignore[arg-type]
         assert error.value.code == "not_a_part"
-    with pytest.raises(holdfast.InvalidInput) as error:
+    with pytest.raises(stepkeep.InvalidInput) as error:
         session.connect("", Box())
     assert error.value.code == "invalid_name"
 
 
-def test_a_part_is_connected_once(session: holdfast.Session) -> None:
+def test_a_part_is_connected_once(session: stepkeep.Session) -> None:
     """Neither its name nor the part itself may come twice."""
     box = Box(1)
     session.connect("box", box)
     for name, part in (("box", Box(2)), ("other", box)):
-        with pytest.raises(holdfast.InvalidInput) as error:
+        with pytest.raises(stepkeep.InvalidInput) as error:
             session.connect(name, part)
         assert error.value.code == "part_connected"
     session.disconnect("box")
     session.connect("other", box)
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(stepkeep.NotFound):
         session.disconnect("box")
 
 
-def test_a_part_that_fails_to_snapshot_saves_nothing(session: holdfast.Session) -> None:
+def test_a_part_that_fails_to_snapshot_saves_nothing(session: stepkeep.Session) -> None:
     """The error names the part, and the history is as before."""
     boxes(session, 2)[1].failing = failing_once("snapshot")
-    with pytest.raises(holdfast.PartFailed, match="p1") as error:
+    with pytest.raises(stepkeep.PartFailed, match="p1") as error:
         session.checkpoint("never")
     assert error.value.code == "part_snapshot_failed"
     assert isinstance(error.value.__cause__, RuntimeError)
@@ -309,26 +309,26 @@ def test_a_part_that_fails_to_snapshot_saves_nothing(session: holdfast.Session) 
     assert session.checkpoint("now").seq == 1
 
 
-def test_what_cannot_be_saved_is_refused_with_its_path(session: holdfast.Session) -> None:
+def test_what_cannot_be_saved_is_refused_with_its_path(session: stepkeep.Session) -> None:
     """The path begins with the name of the part."""
     session.connect("good", Box(1))
     session.connect("bad", Box({"deep": [object()]}))
-    with pytest.raises(holdfast.InvalidInput) as error:
+    with pytest.raises(stepkeep.InvalidInput) as error:
         session.checkpoint("never")
     assert error.value.path is not None
     assert error.value.path.startswith("bad.deep")
     assert list(session.history()) == []
 
 
-def test_a_checkpoint_needs_parts(session: holdfast.Session) -> None:
+def test_a_checkpoint_needs_parts(session: stepkeep.Session) -> None:
     """Without one there is nothing to capture."""
     for call in (session.checkpoint, lambda: session.auto_checkpoint("gap_filled")):
-        with pytest.raises(holdfast.InvalidInput) as error:
+        with pytest.raises(stepkeep.InvalidInput) as error:
             call()
         assert error.value.code == "no_parts"
 
 
-def test_a_part_that_hands_out_what_it_changes_is_rolled_back_all_the_same(session: holdfast.Session) -> None:
+def test_a_part_that_hands_out_what_it_changes_is_rolled_back_all_the_same(session: stepkeep.Session) -> None:
     """What it held before is a copy of that moment, not the object that the restore changes."""
 
     class Alias(Box):
@@ -343,7 +343,7 @@ def test_a_part_that_hands_out_what_it_changes_is_rolled_back_all_the_same(sessi
     first = session.checkpoint("one")
     alias.value["n"] = 2
     last.failing = failing_once("restore")
-    with pytest.raises(holdfast.PartFailed):
+    with pytest.raises(stepkeep.PartFailed):
         session.restore(first.id)
     assert alias.value == {"n": 2}
 
@@ -351,9 +351,9 @@ def test_a_part_that_hands_out_what_it_changes_is_rolled_back_all_the_same(sessi
 # --- automatic checkpoints
 
 
-@pytest.mark.parametrize("trigger", list(holdfast.AutoTrigger))
+@pytest.mark.parametrize("trigger", list(stepkeep.AutoTrigger))
 def test_each_trigger_has_its_message_and_tags(
-    session: holdfast.Session, clock: FakeClock, trigger: holdfast.AutoTrigger
+    session: stepkeep.Session, clock: FakeClock, trigger: stepkeep.AutoTrigger
 ) -> None:
     """`Auto: <Trigger>`, tags `auto` and its name, an automatic trigger with the event."""
     session.connect("box", Box(1))
@@ -367,24 +367,24 @@ def test_each_trigger_has_its_message_and_tags(
     assert [found.id for found in session.history(tag=word)] == [header.id]
 
 
-def test_both_spellings_of_a_trigger_are_understood(session: holdfast.Session) -> None:
+def test_both_spellings_of_a_trigger_are_understood(session: stepkeep.Session) -> None:
     """`GapFilled` is `gap_filled`; anything else is refused."""
     session.connect("box", Box(1))
     header = session.auto_checkpoint("GapFilled")
     assert header is not None
     assert header.trigger.event == "gap_filled"
-    with pytest.raises(holdfast.InvalidInput) as error:
+    with pytest.raises(stepkeep.InvalidInput) as error:
         session.auto_checkpoint("gap")
     assert error.value.code == "invalid_trigger"
 
 
 def test_time_alone_is_worth_a_checkpoint_after_five_minutes(
-    session: holdfast.Session, clock: FakeClock
+    session: stepkeep.Session, clock: FakeClock
 ) -> None:
     """Held back until 300 s after the last checkpoint, whoever made it; a compaction warning never is."""
     box = Box(0)
     session.connect("box", box)
-    time_passed = holdfast.AutoTrigger.SIGNIFICANT_TIME_PASSED
+    time_passed = stepkeep.AutoTrigger.SIGNIFICANT_TIME_PASSED
     assert session.auto_checkpoint(time_passed) is None  # the session has just begun
     clock.advance(300)
     assert session.auto_checkpoint(time_passed) is not None
@@ -402,7 +402,7 @@ def test_time_alone_is_worth_a_checkpoint_after_five_minutes(
 
 
 def test_the_same_trigger_that_finds_nothing_changed_is_merged(
-    session: holdfast.Session, clock: FakeClock
+    session: stepkeep.Session, clock: FakeClock
 ) -> None:
     """Within 3 s it is noted on the checkpoint before; another trigger, or a change, is saved."""
     box = Box(0)
@@ -423,12 +423,12 @@ def test_the_same_trigger_that_finds_nothing_changed_is_merged(
 
 
 def test_a_compaction_warning_during_a_save_of_another_thread_is_saved_after_it(
-    session: holdfast.Session,
+    session: stepkeep.Session,
 ) -> None:
     """It waits for its turn; both checkpoints are whole."""
     box = Box(1)
     session.connect("box", box)
-    warned: list[holdfast.Header | None] = []
+    warned: list[stepkeep.Header | None] = []
     warning = threading.Thread(
         target=lambda: warned.append(session.auto_checkpoint("context_compaction_warning"))
     )
@@ -447,7 +447,7 @@ def test_a_compaction_warning_during_a_save_of_another_thread_is_saved_after_it(
     assert [each.message for each in session.history()] == ["Auto: ContextCompactionWarning", "slow"]
 
 
-def test_a_compaction_warning_out_of_a_part_being_saved_follows_that_save(session: holdfast.Session) -> None:
+def test_a_compaction_warning_out_of_a_part_being_saved_follows_that_save(session: stepkeep.Session) -> None:
     """It cannot wait for itself: it returns None and is taken right after, once, whatever fires again."""
     box = Box(1)
     session.connect("box", box)
@@ -457,24 +457,24 @@ def test_a_compaction_warning_out_of_a_part_being_saved_follows_that_save(sessio
     assert [each.message for each in session.history()] == ["Auto: ContextCompactionWarning", "outer"]
     assert answers == [None, None]
     box.failing = lambda what, data: session.checkpoint("inner") and None
-    with pytest.raises(holdfast.PartFailed) as error:
+    with pytest.raises(stepkeep.PartFailed) as error:
         session.checkpoint("outer")
-    assert isinstance(error.value.__cause__, holdfast.Conflict)
+    assert isinstance(error.value.__cause__, stepkeep.Conflict)
     assert error.value.__cause__.code == "checkpoint_nested"
 
 
-def test_a_warning_during_a_save_that_fails_is_not_lost(session: holdfast.Session) -> None:
+def test_a_warning_during_a_save_that_fails_is_not_lost(session: stepkeep.Session) -> None:
     """The outer save fails and says so; the warning that came in its middle is saved."""
     one, two = boxes(session, 2)
     one.failing = lambda what, data: session.auto_checkpoint("context_compaction_warning") and None
     two.failing = failing_once("snapshot")
-    with pytest.raises(holdfast.PartFailed):
+    with pytest.raises(stepkeep.PartFailed):
         session.checkpoint("never")
     assert [each.message for each in session.history()] == ["Auto: ContextCompactionWarning"]
 
 
 async def _async_parts(url: str) -> tuple[object, bool]:
-    from holdfast import aio
+    from stepkeep import aio
 
     async with aio.open(url) as store:
         session = await store.session("run")
@@ -498,10 +498,10 @@ def test_asyncio_programs_have_parts_too(tmp_path: Path) -> None:
 
 def test_the_time_that_counts_is_a_setting(tmp_path: Path, clock: FakeClock) -> None:
     """`recorder.significant_seconds` says after how long time alone is worth a checkpoint."""
-    from holdfast import config
+    from stepkeep import config
 
     settings = config.load(cwd=None, environ={}, flags={"recorder.significant_seconds": 60})
-    with holdfast.open(f"sqlite:{tmp_path / 'a.db'}", config=settings, clock=clock) as store:
+    with stepkeep.open(f"sqlite:{tmp_path / 'a.db'}", config=settings, clock=clock) as store:
         session = store.session("run")
         session.connect("box", Box(1))
         clock.advance(59)
@@ -514,7 +514,7 @@ def test_a_checkpoint_of_parts_has_the_project_files_too(tmp_path: Path) -> None
     """Where the session has a workspace, it is captured with the parts."""
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "a.txt").write_text("one", encoding="utf-8")
-    with holdfast.open(f"sqlite:{tmp_path / 'a.db'}") as store:
+    with stepkeep.open(f"sqlite:{tmp_path / 'a.db'}") as store:
         session = store.session("run", workspace=tmp_path / "work")
         session.connect("box", Box(1))
         header = session.checkpoint("with files")

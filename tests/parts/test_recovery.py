@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.parts.environment import HIDDEN, captured
-from holdfast.parts.recovery import CodeState, RecoveryPoint, ReplayCommand, recovery_point
+import stepkeep
+from stepkeep.parts.environment import HIDDEN, captured
+from stepkeep.parts.recovery import CodeState, RecoveryPoint, ReplayCommand, recovery_point
 
 NASTY = "a'b\"c $(touch pwned) `touch pwned`\n# x ; rm"
 
 
 @pytest.fixture
-def session() -> Iterator[holdfast.Session]:
-    with holdfast.open("memory:") as store:
+def session() -> Iterator[stepkeep.Session]:
+    with stepkeep.open("memory:") as store:
         yield store.session("bug 7")
 
 
-def test_a_recovery_point_has_all_instructions_in_order(session: holdfast.Session) -> None:
+def test_a_recovery_point_has_all_instructions_in_order(session: stepkeep.Session) -> None:
     """Code, environment, commands, the seed's sentence, and the command that restores."""
     header = session.save({"n": 1})
     point = session.recovery_point(
@@ -47,11 +47,11 @@ def test_a_recovery_point_has_all_instructions_in_order(session: holdfast.Sessio
     assert "HOME" not in point.as_text()
 
 
-def test_a_recovery_point_without_code_has_only_the_session(session: holdfast.Session) -> None:
+def test_a_recovery_point_without_code_has_only_the_session(session: stepkeep.Session) -> None:
     """What is not known is left out."""
     session.save({})
     assert len(session.recovery_point().recovery_instructions) == 2
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(stepkeep.NotFound):
         session.recovery_point("tag:none")
 
 
@@ -79,20 +79,20 @@ def test_the_environment_is_an_allow_list_without_secrets() -> None:
     assert found["KEYBOARD"] == "de"
 
 
-def test_a_commit_that_is_none_is_refused(session: holdfast.Session) -> None:
+def test_a_commit_that_is_none_is_refused(session: stepkeep.Session) -> None:
     """Nothing but hexadecimal digits gets into a script as a commit."""
     session.save({})
     for commit in ("--upload-pack=x", "main; rm -rf /", "", "abc"):
-        with pytest.raises(holdfast.InvalidInput) as error:
+        with pytest.raises(stepkeep.InvalidInput) as error:
             session.recovery_point(commit=commit, patches=["x"])
         assert error.value.code == "invalid_commit"
 
 
 def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script where `git` and `holdfast` only write down what they were given."""
+    """Run a script where `git` and `stepkeep` only write down what they were given."""
     tools = folder / "tools"
     tools.mkdir(exist_ok=True)
-    for name in ("git", "holdfast"):
+    for name in ("git", "stepkeep"):
         tool = tools / name
         tool.write_text(
             '#!/bin/sh\nprintf "%s|" "${0##*/}" "$@"\n[ "$1" = apply ] && cat\nprintf "\\n"\n',
@@ -120,7 +120,7 @@ def test_the_script_does_what_it_says(tmp_path: Path) -> None:
     done = run_script(point.as_script(), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
-        f"git|checkout|--detach|4f2a91c|\ngit|apply|{NASTY}\n{NASTY}\nholdfast|restore|--session|{NASTY}|cp_1|\n"
+        f"git|checkout|--detach|4f2a91c|\ngit|apply|{NASTY}\n{NASTY}\nstepkeep|restore|--session|{NASTY}|cp_1|\n"
     )
     assert not (tmp_path / "pwned").exists()
     assert "# set API_KEY yourself" in point.as_script()
@@ -132,7 +132,7 @@ def test_no_session_key_breaks_out_of_the_script(key: str) -> None:
     """Whatever a session is called, the script has one command for it."""
     script = recovery_point(key, "cp_1").as_script()
     done = subprocess.run(
-        ["/bin/sh", "-c", 'holdfast() { printf "%s" "$3"; }\n' + script],
+        ["/bin/sh", "-c", 'stepkeep() { printf "%s" "$3"; }\n' + script],
         capture_output=True,
         check=False,
         env={"PATH": "/nowhere"},

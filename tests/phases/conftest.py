@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep.testing import FakeClock
 
 SEED = {
     "version": "1.0.0",
@@ -60,6 +60,6 @@ def home(tmp_path: Path) -> Home:
 
 
 @pytest.fixture
-def phases(home: Home, clock: FakeClock) -> Iterator[holdfast.Phases]:
-    with holdfast.open_phases(home.path, clock=clock) as found:
+def phases(home: Home, clock: FakeClock) -> Iterator[stepkeep.Phases]:
+    with stepkeep.open_phases(home.path, clock=clock) as found:
         yield found

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import aio
-from holdfast.codec.readable import PHASES
-from holdfast.executor.owner import this_process
-from holdfast.storage.urls import open_backend
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep import aio
+from stepkeep.codec.readable import PHASES
+from stepkeep.executor.owner import this_process
+from stepkeep.storage.urls import open_backend
+from stepkeep.testing import FakeClock
 from tests.phases.conftest import Home
 
 URLS = {
@@ -29,12 +29,12 @@ DAY = 86_400
 
 
 @pytest.fixture(params=list(URLS))
-def store(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Iterator[holdfast.Store]:
-    with holdfast.open(URLS[request.param].format(tmp_path), clock=clock) as store:
+def store(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Iterator[stepkeep.Store]:
+    with stepkeep.open(URLS[request.param].format(tmp_path), clock=clock) as store:
         yield store
 
 
-def create(phases: holdfast.Phases, phase: str = "plan", **fields: Any) -> str:
+def create(phases: stepkeep.Phases, phase: str = "plan", **fields: Any) -> str:
     given = {"session_id": "task-1", "task_summary": "Move the mail server", **fields}
     result = phases.create_checkpoint(phase, **given)
     assert result.ok, result.error
@@ -42,7 +42,7 @@ def create(phases: holdfast.Phases, phase: str = "plan", **fields: Any) -> str:
     return result.checkpoint_id
 
 
-def test_every_backend_keeps_phases(store: holdfast.Store, clock: FakeClock) -> None:
+def test_every_backend_keeps_phases(store: stepkeep.Store, clock: FakeClock) -> None:
     """Fields and state come back, lists filter, and finishing closes all phases of the session."""
     phases = store.phases
     criteria = [{"id": "c1", "subject": "mail arrives", "status": "in_progress"}]
@@ -52,7 +52,7 @@ def test_every_backend_keeps_phases(store: holdfast.Store, clock: FakeClock) -> 
     loaded = phases.load_checkpoint(first)
     assert loaded is not None
     assert (loaded.phase, loaded.phase_number, loaded.completed) == ("observe", 1, False)
-    assert loaded.criteria == (holdfast.Criterion("c1", "mail arrives", "in_progress"),)
+    assert loaded.criteria == (stepkeep.Criterion("c1", "mail arrives", "in_progress"),)
     assert (loaded.metadata, loaded.state) == ({"hosts": ["a"]}, {"seen": (1, 2)})
     assert [each.id for each in phases.list_checkpoints()] == [second, first]
     assert phases.list_checkpoints(completed=True) == []
@@ -67,7 +67,7 @@ def test_every_backend_keeps_phases(store: holdfast.Store, clock: FakeClock) -> 
 
 
 @pytest.mark.parametrize("number", range(1, 8))
-def test_known_phases_have_their_number(phases: holdfast.Phases, number: int) -> None:
+def test_known_phases_have_their_number(phases: stepkeep.Phases, number: int) -> None:
     """The seven phases need none given; any other needs one."""
     loaded = phases.load_checkpoint(create(phases, PHASES[number - 1]))
     assert loaded is not None
@@ -105,7 +105,7 @@ BAD: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", BAD, ids=[f"{next(iter(each))}-{at}" for at, each in enumerate(BAD)])
 def test_a_field_that_makes_no_sense_is_told_in_the_result(
-    phases: holdfast.Phases, home: Home, fields: dict[str, Any]
+    phases: stepkeep.Phases, home: Home, fields: dict[str, Any]
 ) -> None:
     """Nothing is raised, nothing is stored, and the seed file stays."""
     before = home.seed.read_bytes()
@@ -120,7 +120,7 @@ def test_a_field_that_makes_no_sense_is_told_in_the_result(
     assert home.events == []
 
 
-def test_what_is_not_there_is_told(phases: holdfast.Phases) -> None:
+def test_what_is_not_there_is_told(phases: stepkeep.Phases) -> None:
     """No checkpoint, no raise."""
     assert phases.load_checkpoint("cp_none") is None
     result = phases.complete_checkpoint("cp_none")
@@ -130,7 +130,7 @@ def test_what_is_not_there_is_told(phases: holdfast.Phases) -> None:
         assert (result.ok, result.code) == (False, "invalid_setting")
 
 
-def test_a_session_of_another_kind_is_refused(store: holdfast.Store) -> None:
+def test_a_session_of_another_kind_is_refused(store: stepkeep.Store) -> None:
     """Phases never mix with the checkpoints of other programs, and never show them."""
     store.session("task-1", profile="agent").save({"other": 1})
     result = store.phases.create_checkpoint("plan", session_id="task-1", task_summary="t")
@@ -140,22 +140,22 @@ def test_a_session_of_another_kind_is_refused(store: holdfast.Store) -> None:
 
 
 def test_a_finished_task_is_not_offered_when_only_documents_are_left(
-    home: Home, phases: holdfast.Phases
+    home: Home, phases: stepkeep.Phases
 ) -> None:
     """Closing leaves a record, so even a store that was rebuilt from its files knows."""
     first = create(phases)
     assert phases.complete_checkpoint(first).ok
     phases.close()
-    for file in sorted((home.path / ".holdfast").iterdir()):
+    for file in sorted((home.path / ".stepkeep").iterdir()):
         file.unlink()
-    with holdfast.open_phases(home.path) as again:
+    with stepkeep.open_phases(home.path) as again:
         assert again.detect_incomplete_checkpoint() is None
         assert [each.id for each in again.list_checkpoints(completed=True)] == [first]
     documents = [json.loads(file.read_text(encoding="utf-8")) for file in home.files]
     assert sorted(document["completed"] for document in documents) == [False, True]
 
 
-def test_other_work_is_offered_after_one_task_is_done(phases: holdfast.Phases, clock: FakeClock) -> None:
+def test_other_work_is_offered_after_one_task_is_done(phases: stepkeep.Phases, clock: FakeClock) -> None:
     """The most recent of the rest; a failed one is finished, a paused one is not."""
     ids = {}
     for name in ("a", "b", "c"):
@@ -167,7 +167,7 @@ def test_other_work_is_offered_after_one_task_is_done(phases: holdfast.Phases, c
     assert found.id == ids["b"]
 
 
-def test_saving_again_reopens_the_task(phases: holdfast.Phases, home: Home) -> None:
+def test_saving_again_reopens_the_task(phases: stepkeep.Phases, home: Home) -> None:
     """Work that goes on after all is offered again."""
     phases.complete_checkpoint(create(phases))
     second = create(phases, "verify")
@@ -176,7 +176,7 @@ def test_saving_again_reopens_the_task(phases: holdfast.Phases, home: Home) -> N
     assert found.id == second == home.ref
 
 
-def test_the_pointer_of_another_task_stays(phases: holdfast.Phases, home: Home) -> None:
+def test_the_pointer_of_another_task_stays(phases: stepkeep.Phases, home: Home) -> None:
     """Completing one task does not take the pointer to another."""
     first = create(phases, session_id="a")
     second = create(phases, session_id="b")
@@ -184,7 +184,7 @@ def test_the_pointer_of_another_task_stays(phases: holdfast.Phases, home: Home) 
     assert home.ref == second
 
 
-def test_a_broken_seed_file_does_not_cost_the_checkpoint(phases: holdfast.Phases, home: Home) -> None:
+def test_a_broken_seed_file_does_not_cost_the_checkpoint(phases: stepkeep.Phases, home: Home) -> None:
     """It is saved, the trouble is a warning in the result, and the file stays as it is."""
     home.seed.write_text("{broken", encoding="utf-8")
     result = phases.create_checkpoint("plan", session_id="a", task_summary="t")
@@ -202,7 +202,7 @@ def test_a_broken_seed_file_does_not_cost_the_checkpoint(phases: holdfast.Phases
 def test_a_folder_needs_no_seed_file(tmp_path: Path) -> None:
     """One that never was there is missed only by who asks for it; one that comes later is used."""
     home = tmp_path / "home"
-    with holdfast.open_phases(home) as phases:
+    with stepkeep.open_phases(home) as phases:
         assert phases.create_checkpoint("plan", session_id="a", task_summary="t").warnings == ()
         (home / "seed.json").write_text('{"state": {}}', encoding="utf-8")
         made = phases.create_checkpoint("build", session_id="a", task_summary="t")
@@ -212,11 +212,11 @@ def test_a_folder_needs_no_seed_file(tmp_path: Path) -> None:
         )
         (home / "seed.json").unlink()
         assert "is missing" in phases.create_checkpoint("learn", session_id="a", task_summary="t").warnings[0]
-    with holdfast.open_phases(home, expects_seed=True) as phases:
+    with stepkeep.open_phases(home, expects_seed=True) as phases:
         assert "is missing" in phases.create_checkpoint("plan", session_id="b", task_summary="t").warnings[0]
 
 
-def test_an_event_log_that_cannot_be_written_does_not_either(phases: holdfast.Phases, home: Home) -> None:
+def test_an_event_log_that_cannot_be_written_does_not_either(phases: stepkeep.Phases, home: Home) -> None:
     """Appending never raises."""
     (home.path / "events").write_text("in the way", encoding="utf-8")
     result = phases.create_checkpoint("plan", session_id="a", task_summary="t")
@@ -224,7 +224,7 @@ def test_an_event_log_that_cannot_be_written_does_not_either(phases: holdfast.Ph
     assert "could not be logged" in result.warnings[0]
 
 
-def test_a_torn_line_in_the_event_log_is_ended(phases: holdfast.Phases, home: Home) -> None:
+def test_a_torn_line_in_the_event_log_is_ended(phases: stepkeep.Phases, home: Home) -> None:
     """What a crash left half written does not swallow the next event."""
     create(phases)
     (file,) = (home.path / "events").iterdir()
@@ -235,10 +235,10 @@ def test_a_torn_line_in_the_event_log_is_ended(phases: holdfast.Phases, home: Ho
     assert json.loads(lines[2])["data"]["action"] == "checkpoint_created"
 
 
-def test_a_stale_pointer_is_cleared_when_a_session_starts(phases: holdfast.Phases, home: Home) -> None:
+def test_a_stale_pointer_is_cleared_when_a_session_starts(phases: stepkeep.Phases, home: Home) -> None:
     """A checkpoint may also be deleted by a command that knows nothing of the seed file."""
     first = create(phases)
-    with holdfast.open(f"files:{home.path}?layout=phase") as store:
+    with stepkeep.open(f"files:{home.path}?layout=phase") as store:
         store.get("task-1").delete(first)
     assert home.ref == first
     assert phases.detect_incomplete_checkpoint() is None
@@ -246,7 +246,7 @@ def test_a_stale_pointer_is_cleared_when_a_session_starts(phases: holdfast.Phase
 
 
 def test_invalid_files_are_left_out_and_logged(
-    phases: holdfast.Phases, home: Home, caplog: pytest.LogCaptureFixture
+    phases: stepkeep.Phases, home: Home, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Lists skip what is damaged; loading it directly says what is wrong; detection falls back."""
     first = create(phases, "observe")
@@ -257,7 +257,7 @@ def test_invalid_files_are_left_out_and_logged(
     with caplog.at_level(logging.WARNING):
         assert [each.id for each in phases.list_checkpoints()] == [first]
     assert second in caplog.text
-    with pytest.raises(holdfast.Corrupt):
+    with pytest.raises(stepkeep.Corrupt):
         phases.load_checkpoint(second)
     found = phases.detect_incomplete_checkpoint()
     assert found is not None
@@ -269,7 +269,7 @@ def test_cleanup_takes_finished_tasks_first_and_keeps_leased_ones(
     url: str, tmp_path: Path, clock: FakeClock
 ) -> None:
     """Old checkpoints go, those of finished tasks first; what somebody runs stays."""
-    store = holdfast.Store(open_backend(url.format(tmp_path)), clock=clock)  # no keeper that cleans too
+    store = stepkeep.Store(open_backend(url.format(tmp_path)), clock=clock)  # no keeper that cleans too
     phases, gone = store.phases, []
     finished = create(phases, session_id="finished")
     open_one = create(phases, session_id="open")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.lifecycle import seed_file
-from holdfast.lifecycle.seed_file import SeedProblem, clear_ref, ref_in, set_ref, with_ref, without_ref
+from stepkeep.lifecycle import seed_file
+from stepkeep.lifecycle.seed_file import SeedProblem, clear_ref, ref_in, set_ref, with_ref, without_ref
 
 TEXTS = {
     "two spaces": '{\n  "version": 1,\n  "state": {\n    "a": 1\n  },\n  "z": [1, 2]\n}\n',

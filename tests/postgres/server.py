@@ -43,7 +43,7 @@ class Server:
     """Started when it is made; `stop` ends it and removes everything."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-", dir=_fast_folder()))
+        self.folder = Path(tempfile.mkdtemp(prefix="stepkeep-pg-", dir=_fast_folder()))
         self.data = self.folder / "data"
         self._server: PostgresServer = get_server(self.data, cleanup_mode="delete", start=False)
         try:

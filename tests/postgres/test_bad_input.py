@@ -11,25 +11,25 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-from holdfast.api import Store
-from holdfast.errors import BackendUnavailable, Conflict, Corrupt, HoldfastError, Unsupported
-from holdfast.storage.postgres import PostgresBackend
-from holdfast.storage.postgres.burst import Burst
-from holdfast.storage.postgres.connection import PostgresConnection
-from holdfast.storage.postgres.errors import translate
-from holdfast.storage.postgres.transaction import COMMIT
-from holdfast.storage.sql.connection import Value
-from holdfast.testing.records import headers, new_owner, new_session, save
+import stepkeep
+from stepkeep.api import Store
+from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, StepkeepError, Unsupported
+from stepkeep.storage.postgres import PostgresBackend
+from stepkeep.storage.postgres.burst import Burst
+from stepkeep.storage.postgres.connection import PostgresConnection
+from stepkeep.storage.postgres.errors import translate
+from stepkeep.storage.postgres.transaction import COMMIT
+from stepkeep.storage.sql.connection import Value
+from stepkeep.testing.records import headers, new_owner, new_session, save
 from tests.postgres.access import PostgresAccess
 from tests.postgres.server import Server
 
 pytestmark = pytest.mark.full
 
 
-def refusal_of(url: str) -> HoldfastError:
+def refusal_of(url: str) -> StepkeepError:
     """What opening the store, or saving into it, raises."""
-    with pytest.raises(HoldfastError) as refusal, holdfast.open(url) as store:
+    with pytest.raises(StepkeepError) as refusal, stepkeep.open(url) as store:
         store.session("run").save({"n": 1})
     return refusal.value
 
@@ -48,7 +48,7 @@ def test_a_server_that_is_down(own_server: Server) -> None:
     error = refusal_of(url)
     assert (type(error), error.code, error.retryable) == (BackendUnavailable, "server_unreachable", True)
     own_server.start()
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert store.session("run").save({"n": 1}).seq == 1
 
 
@@ -68,7 +68,7 @@ def test_a_wrong_password(own_server: Server) -> None:
     assert (type(error), error.code, error.retryable) == (BackendUnavailable, "access_denied", False)
     assert "wr0ng" not in str(error)
     own_server.execute("GRANT CREATE ON DATABASE postgres TO app")
-    with holdfast.open(own_server.url(user="app", password="right")) as store:
+    with stepkeep.open(own_server.url(user="app", password="right")) as store:
         assert "right" not in store.engine.backend.url
 
 
@@ -108,9 +108,9 @@ def test_another_encoding(postgres: Server) -> None:
 
 def test_a_read_only_server(postgres: Server, url: str) -> None:
     """What is there can be read; a save is refused, and no repeat helps."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.session("run").save({"n": 1})
-    with holdfast.open(url + "&options=-c%20default_transaction_read_only%3Don") as store:
+    with stepkeep.open(url + "&options=-c%20default_transaction_read_only%3Don") as store:
         latest = store.session("run").latest()
         assert latest is not None
         assert latest.state == {"n": 1}
@@ -123,7 +123,7 @@ def test_a_read_only_server(postgres: Server, url: str) -> None:
 
 def test_a_table_that_is_gone(postgres: Server, url: str) -> None:
     """Missing tables are damage, not an empty store."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.session("run").save({"n": 1})
         PostgresAccess(postgres, url).run("DROP TABLE {}.bodies")
         with pytest.raises(Corrupt) as refusal:
@@ -152,10 +152,10 @@ def test_a_full_disk(postgres: Server, url: str) -> None:
 
 def test_a_statement_that_takes_too_long(postgres: Server, url: str) -> None:
     """Who waits for a row that another holds gives up after the time of the URL, and may try again."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.session("run").save({"n": 1})
     access = PostgresAccess(postgres, url)
-    with holdfast.open(url + "&statement_timeout=0.3") as store, postgres.connect() as other:
+    with stepkeep.open(url + "&statement_timeout=0.3") as store, postgres.connect() as other:
         session = store.session("run")
         other.execute("BEGIN")
         other.execute(f"SELECT * FROM {access.schema}.sessions FOR UPDATE")

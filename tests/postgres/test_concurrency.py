@@ -16,19 +16,19 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.api import Store
-from holdfast.errors import BackendUnavailable, HoldfastError
-from holdfast.maintenance.prune import prune_session
-from holdfast.policy.retention import Retention
-from holdfast.storage.postgres import PostgresBackend
-from holdfast.testing.records import append, draft, item, keyframe, new_blob, new_session
+import stepkeep
+from stepkeep.api import Store
+from stepkeep.errors import BackendUnavailable, StepkeepError
+from stepkeep.maintenance.prune import prune_session
+from stepkeep.policy.retention import Retention
+from stepkeep.storage.postgres import PostgresBackend
+from stepkeep.testing.records import append, draft, item, keyframe, new_blob, new_session
 from tests.api import programs
 from tests.postgres.access import PostgresAccess
 from tests.postgres.server import Server
 
 ROOT = Path(__file__).parents[2]
-SOURCE = Path(holdfast.__file__).parents[1]
+SOURCE = Path(stepkeep.__file__).parents[1]
 
 PROCESSES = 16
 SAVES = 100
@@ -259,7 +259,7 @@ def test_a_blob_that_a_save_names_is_never_swept(url: str) -> None:
             (answer,) = append(
                 backend, item(new, bodies=[keyframe(new.id, blobs=(blob.digest,))], blobs=sent)
             )
-            if isinstance(answer, HoldfastError):
+            if isinstance(answer, StepkeepError):
                 assert answer.code == "blob_gone"
                 continue
             assert backend.blob(blob.digest) == blob

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast import operations
-from holdfast.api import Store
-from holdfast.storage.urls import open_backend
+from stepkeep import operations
+from stepkeep.api import Store
+from stepkeep.storage.urls import open_backend
 from tests.maintenance.mixed import contents, fill
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.codec import integrity
-from holdfast.errors import BackendUnavailable, Conflict, HoldfastError
-from holdfast.model import Branch, Header, Status
-from holdfast.storage.port import Appended, HeaderQuery
-from holdfast.storage.postgres import PostgresBackend
-from holdfast.storage.sql.backend import SqlBackend
-from holdfast.testing.records import (
+from stepkeep.codec import integrity
+from stepkeep.errors import BackendUnavailable, Conflict, StepkeepError
+from stepkeep.model import Branch, Header, Status
+from stepkeep.storage.port import Appended, HeaderQuery
+from stepkeep.storage.postgres import PostgresBackend
+from stepkeep.storage.sql.backend import SqlBackend
+from stepkeep.testing.records import (
     append,
     append_one,
     draft,
@@ -212,7 +212,7 @@ def test_what_is_stored_stays_acknowledged_when_the_rest_fails(
     stored, refused = backend.append([item(draft(mine)), item(draft(fresh))], integrity.seal)
     assert isinstance(stored, Appended)
     assert refused is lost
-    with pytest.raises(HoldfastError):
+    with pytest.raises(StepkeepError):
         backend.append([item(draft(fresh))], integrity.seal)
 
 

@@ -11,13 +11,13 @@ import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import empty_checkpoint
 
-import holdfast
-from holdfast.adapters.langgraph import HoldfastSaver
-from holdfast.api import Store
-from holdfast.errors import BackendUnavailable, Conflict, NotFound
-from holdfast.storage.port import HeaderQuery
-from holdfast.storage.postgres import PostgresBackend
-from holdfast.testing.records import append_one, draft, item, keyframe, new_blob, new_session
+import stepkeep
+from stepkeep.adapters.langgraph import StepkeepSaver
+from stepkeep.api import Store
+from stepkeep.errors import BackendUnavailable, Conflict, NotFound
+from stepkeep.storage.port import HeaderQuery
+from stepkeep.storage.postgres import PostgresBackend
+from stepkeep.testing.records import append_one, draft, item, keyframe, new_blob, new_session
 from tests.postgres.server import Server
 from tests.workflow.flows import Flows
 
@@ -33,17 +33,17 @@ def database(postgres: Server) -> Iterator[str]:
     name = postgres.fresh_database()
     postgres.execute(ROLES.replace("agents", name))
     try:
-        with holdfast.open(postgres.url(user="holdfast_owner", database=name)):
-            postgres.execute(f"SET ROLE holdfast_owner; {GRANTS}", database=name)
+        with stepkeep.open(postgres.url(user="stepkeep_owner", database=name)):
+            postgres.execute(f"SET ROLE stepkeep_owner; {GRANTS}", database=name)
         yield name
     finally:
         postgres.execute(f"DROP DATABASE {name} WITH (FORCE)")
-        postgres.execute("DROP ROLE holdfast_owner; DROP ROLE holdfast_app")
+        postgres.execute("DROP ROLE stepkeep_owner; DROP ROLE stepkeep_app")
 
 
 def test_the_application_role_can_do_everything_a_program_does(postgres: Server, database: str) -> None:
     """Saving, reading, branching, pruning, sweeping, deleting need no more than the guide grants."""
-    with Store(PostgresBackend(postgres.url(user="holdfast_app", database=database))) as store:
+    with Store(PostgresBackend(postgres.url(user="stepkeep_app", database=database))) as store:
         session = store.session("run", profile="archive")
         headers = [session.save({"n": number}, tags=["t"]) for number in range(5)]
         backend = store.engine.backend
@@ -60,27 +60,27 @@ def test_the_application_role_can_do_everything_a_program_does(postgres: Server,
 @pytest.mark.parametrize(
     "sql",
     [
-        "DROP TABLE holdfast.bodies",
-        "ALTER TABLE holdfast.bodies DISABLE ROW LEVEL SECURITY",
-        "UPDATE holdfast.meta SET value = '9'",
-        "CREATE TABLE holdfast.mine (a int)",
-        "TRUNCATE holdfast.sessions",
+        "DROP TABLE stepkeep.bodies",
+        "ALTER TABLE stepkeep.bodies DISABLE ROW LEVEL SECURITY",
+        "UPDATE stepkeep.meta SET value = '9'",
+        "CREATE TABLE stepkeep.mine (a int)",
+        "TRUNCATE stepkeep.sessions",
     ],
 )
 def test_the_application_role_can_change_no_table(postgres: Server, database: str, sql: str) -> None:
     """It neither makes, drops nor empties tables, and does not say which version they are."""
-    url = postgres.url(user="holdfast_app", database=database)
+    url = postgres.url(user="stepkeep_app", database=database)
     with psycopg.connect(url) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
         connection.execute(sql)  # type: ignore[call-overload]
 
 
 def test_who_may_only_look_is_refused_a_save(postgres: Server, database: str) -> None:
     """Reading works; a save is refused for good."""
-    url = postgres.url(user="holdfast_app", database=database)
-    with holdfast.open(url) as store:
+    url = postgres.url(user="stepkeep_app", database=database)
+    with stepkeep.open(url) as store:
         store.session("run").save({"n": 1})
         postgres.execute(
-            "REVOKE INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA holdfast FROM holdfast_app",
+            "REVOKE INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA stepkeep FROM stepkeep_app",
             database=database,
         )
         latest = store.get("run").latest()
@@ -96,11 +96,11 @@ def test_who_may_only_look_is_refused_a_save(postgres: Server, database: str) ->
 @pytest.fixture
 def apart(postgres: Server, database: str) -> str:
     """The same database with the policies of the guide."""
-    postgres.execute(f"SET ROLE holdfast_owner; {POLICIES}", database=database)
+    postgres.execute(f"SET ROLE stepkeep_owner; {POLICIES}", database=database)
     return database
 
 
-def client(postgres: Server, database: str, project: str, user: str = "holdfast_app") -> PostgresBackend:
+def client(postgres: Server, database: str, project: str, user: str = "stepkeep_app") -> PostgresBackend:
     return PostgresBackend(postgres.url(user=user, database=database, project=project))
 
 
@@ -111,7 +111,7 @@ def test_a_project_sees_only_its_own(postgres: Server, apart: str) -> None:
     blob = new_blob(b"content")
     first = draft(uid)
     header = append_one(mine, item(first, bodies=[keyframe(first.id, blobs=(blob.digest,))], blobs=[blob]))
-    owner = client(postgres, apart, "yours", user="holdfast_owner")
+    owner = client(postgres, apart, "yours", user="stepkeep_owner")
     for other in (yours, owner):
         assert other.session_by_key("mine") is None
         assert list(other.headers(HeaderQuery())) == []
@@ -175,7 +175,7 @@ def test_nobody_writes_into_another_project(postgres: Server, apart: str) -> Non
     with pytest.raises(BackendUnavailable) as refusal:
         yours.adopt_session(new_session("new"))
     assert (refusal.value.code, refusal.value.retryable) == ("access_denied", False)
-    nobody = PostgresBackend(postgres.url(user="holdfast_app", database=apart))
+    nobody = PostgresBackend(postgres.url(user="stepkeep_app", database=apart))
     with pytest.raises(
         BackendUnavailable, match=r"the URL must name that of the session, \?project=NAME"
     ) as refusal:
@@ -190,7 +190,7 @@ def test_nobody_writes_into_another_project(postgres: Server, apart: str) -> Non
 
 def test_new_sessions_have_the_project_of_the_url(postgres: Server, apart: str, tmp_path: Path) -> None:
     """Whatever makes them: the library, a command, a queue, phases, a saver. An explicit project still wins."""
-    url = postgres.url(user="holdfast_app", database=apart, project="billing")
+    url = postgres.url(user="stepkeep_app", database=apart, project="billing")
     cli = Flows(tmp_path)
     cli.url = url
     cli.write("name: flow\nsteps: [{id: a, shell: 'true'}]\n")
@@ -200,13 +200,13 @@ def test_new_sessions_have_the_project_of_the_url(postgres: Server, apart: str, 
     ):
         done = cli.here(*args)
         assert done.code == 0, done.err
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.session("library").save({"n": 1})
         store.agents.save("agent", None, {"n": 1})
         assert store.phases.create_checkpoint(
             "plan", session_id="phases", task_summary="t", phase_number=1
         ).ok
-        saver = HoldfastSaver(store)
+        saver = StepkeepSaver(store)
         config: RunnableConfig = {"configurable": {"thread_id": "thread", "checkpoint_ns": ""}}
         saver.put(config, empty_checkpoint(), {}, {})
         assert {info.project for info in store.sessions()} == {"billing"}
@@ -217,7 +217,7 @@ def test_new_sessions_have_the_project_of_the_url(postgres: Server, apart: str, 
 
 def test_the_project_of_the_url_gives_way_to_an_explicit_one(url: str) -> None:
     """Where rows are not kept apart, a session may belong to another project."""
-    with holdfast.open(url + "&project=billing") as store:
+    with stepkeep.open(url + "&project=billing") as store:
         assert store.session("given", project="other").info.project == "other"
         assert store.session("new").info.project == "billing"
         assert store.session("given").info.project == "other"

@@ -8,32 +8,32 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.errors import BackendUnavailable, InvalidInput, Unsupported
-from holdfast.storage.postgres import PostgresBackend, address
-from holdfast.storage.postgres.pool import Pool
-from holdfast.storage.urls import open_backend
+import stepkeep
+from stepkeep.errors import BackendUnavailable, InvalidInput, Unsupported
+from stepkeep.storage.postgres import PostgresBackend, address
+from stepkeep.storage.postgres.pool import Pool
+from stepkeep.storage.urls import open_backend
 from tests.postgres.access import PostgresAccess
 from tests.postgres.server import Server
 
 
 def test_a_store_is_opened_by_its_url(url: str) -> None:
     """What was saved is there for whoever opens the same URL again."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.session("run").save({"n": 1}, message="first")
         shown = store.engine.backend.url
-    with holdfast.open(shown) as store:
+    with stepkeep.open(shown) as store:
         latest = store.session("run").latest()
         assert latest is not None
         assert (latest.state, latest.seq) == ({"n": 1}, 1)
 
 
 def test_tables_live_in_the_schema_of_the_url(postgres: Server) -> None:
-    """Two schemas of one database are two stores; the default is `holdfast`, and nothing goes elsewhere."""
+    """Two schemas of one database are two stores; the default is `stepkeep`, and nothing goes elsewhere."""
     database = postgres.fresh_database()
-    for name in ("holdfast", 'odd "name"; --'):
-        options = {} if name == "holdfast" else {"schema": name}
-        with holdfast.open(postgres.url(database=database, **options)) as store:
+    for name in ("stepkeep", 'odd "name"; --'):
+        options = {} if name == "stepkeep" else {"schema": name}
+        with stepkeep.open(postgres.url(database=database, **options)) as store:
             store.session("run").save({"in": name})
             assert [session.key for session in store.sessions()] == ["run"]
     found = postgres.execute(
@@ -41,7 +41,7 @@ def test_tables_live_in_the_schema_of_the_url(postgres: Server) -> None:
         " WHERE table_schema NOT IN ('pg_catalog', 'information_schema') ORDER BY 1",
         database=database,
     )
-    assert [row[0] for row in found] == ["holdfast", 'odd "name"; --']
+    assert [row[0] for row in found] == ["stepkeep", 'odd "name"; --']
 
 
 def test_bodies_are_not_compressed_twice(postgres: Server, url: str) -> None:
@@ -63,7 +63,7 @@ def test_bodies_are_not_compressed_twice(postgres: Server, url: str) -> None:
 
 def test_usage_does_not_read_bodies(postgres: Server, url: str) -> None:
     """The sizes of bodies are summed up from an index alone."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.session("run", profile="archive")
         for number in range(50):
             session.save({"n": number})
@@ -100,7 +100,7 @@ def pooled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_transaction_needs_nothing_of_the_one_before(url: str, pooled: list[str]) -> None:
     """No prepared statement, setting or lock outlives its transaction, so a transaction pooler may be between."""
-    with holdfast.open(url + "&pool_size=1") as store:
+    with stepkeep.open(url + "&pool_size=1") as store:
         session = store.session("run", profile="archive")
         for number in range(20):
             session.save({"n": number})
@@ -186,7 +186,7 @@ def test_the_server_of_the_environment(postgres: Server, monkeypatch: pytest.Mon
     monkeypatch.setenv("PGHOST", str(postgres.data))
     monkeypatch.setenv("PGUSER", "postgres")
     (_, _, options) = postgres.fresh_url().partition("&")
-    with holdfast.open(f"postgresql:///postgres?{options}") as store:
+    with stepkeep.open(f"postgresql:///postgres?{options}") as store:
         assert store.session("run").save({"n": 1}).seq == 1
         assert store.url == f"postgresql:///postgres?{options}"
 
@@ -227,10 +227,10 @@ def test_an_option_that_makes_no_sense_is_refused(options: str) -> None:
 
 def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without psycopg the error says what to install."""
-    for name in [name for name in sys.modules if name.startswith(("psycopg", "holdfast.storage.postgres"))]:
+    for name in [name for name in sys.modules if name.startswith(("psycopg", "stepkeep.storage.postgres"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(Unsupported, match=r"pip install holdfast\[postgres\]") as refusal:
+    with pytest.raises(Unsupported, match=r"pip install stepkeep\[postgres\]") as refusal:
         open_backend("postgresql://host/db")
     assert refusal.value.code == "driver_missing"
 
@@ -239,6 +239,6 @@ def test_the_driver_is_imported_only_for_such_a_store() -> None:
     """Opening another store needs no psycopg."""
     import subprocess
 
-    code = "import sys, holdfast; holdfast.open('memory:').close(); sys.exit('psycopg' in sys.modules)"
-    source = str(Path(holdfast.__file__).parents[1])
+    code = "import sys, stepkeep; stepkeep.open('memory:').close(); sys.exit('psycopg' in sys.modules)"
+    source = str(Path(stepkeep.__file__).parents[1])
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": source}).returncode == 0

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.errors import HoldfastError
-from holdfast.storage.memory import MemoryBackend
-from holdfast.storage.port import ANY_HEAD, Append, Appended, Backend, Removed, Seal
-from holdfast.testing import BackendContract, FakeClock, RawAccess, StoreMachine
+from stepkeep.errors import StepkeepError
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.storage.port import ANY_HEAD, Append, Appended, Backend, Removed, Seal
+from stepkeep.testing import BackendContract, FakeClock, RawAccess, StoreMachine
 from tests.contract.test_memory import MemoryAccess
 
 
@@ -30,7 +30,7 @@ class SyncsInTheWrongOrder(Sound):
 
     _unsynced: tuple[tuple[str, str], ...] = ()  # (session, checkpoint)
 
-    def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | HoldfastError]:
+    def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | StepkeepError]:
         self._unsynced = tuple((item.draft.session, item.draft.id) for item in batch)
         return super().append(batch, seal)
 
@@ -58,7 +58,7 @@ class ReusesSeq(Sound):
 class LosesAnnotations(Sound):
     """Forgets what was attached before its checkpoint came."""
 
-    def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | HoldfastError]:
+    def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | StepkeepError]:
         answers = super().append(batch, seal)
         for item in batch:
             if item.draft.session in self._tables.shelves:
@@ -84,7 +84,7 @@ class DropsBases(Sound):
 class IgnoresExpectHead(Sound):
     """The last writer wins."""
 
-    def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | HoldfastError]:
+    def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | StepkeepError]:
         return super().append([replace(item, expect_head=ANY_HEAD) for item in batch], seal)
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Session, Store
-from holdfast.errors import BackendUnavailable, HoldfastError, NotFound
-from holdfast.storage.memory import MemoryBackend
-from holdfast.storage.port import Backend
-from holdfast.storage.sqlite import SqliteBackend
-from holdfast.testing import Fault, Faults, Stopped, delay, fail, histories, same, stop
+from stepkeep import Session, Store
+from stepkeep.errors import BackendUnavailable, NotFound, StepkeepError
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.storage.port import Backend
+from stepkeep.storage.sqlite import SqliteBackend
+from stepkeep.testing import Fault, Faults, Stopped, delay, fail, histories, same, stop
 
 pytestmark = pytest.mark.full
 
@@ -71,7 +71,7 @@ def every_fault(
             faults.add(Fault(action, call=number, is_after=is_after))
             try:
                 act(session)
-            except (HoldfastError, Stopped):
+            except (StepkeepError, Stopped):
                 pass
             finally:
                 calls = len(faults.calls) - before

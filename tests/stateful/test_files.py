@@ -7,10 +7,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from holdfast.codec.readable import Layout
-from holdfast.storage.files import FilesBackend
-from holdfast.storage.port import Backend
-from holdfast.testing import RawAccess, StoreMachine, run_machine
+from stepkeep.codec.readable import Layout
+from stepkeep.storage.files import FilesBackend
+from stepkeep.storage.port import Backend
+from stepkeep.testing import RawAccess, StoreMachine, run_machine
 from tests.contract.test_files import FilesAccess
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.storage.memory import MemoryBackend
-from holdfast.storage.port import Backend
-from holdfast.testing import RawAccess, StoreMachine, run_machine
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.storage.port import Backend
+from stepkeep.testing import RawAccess, StoreMachine, run_machine
 from tests.contract.test_memory import MemoryAccess
 
 

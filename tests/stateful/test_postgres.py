@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.storage.port import Backend
-from holdfast.storage.postgres import PostgresBackend
-from holdfast.testing import RawAccess, StoreMachine, run_machine
+from stepkeep.storage.port import Backend
+from stepkeep.storage.postgres import PostgresBackend
+from stepkeep.testing import RawAccess, StoreMachine, run_machine
 from tests.postgres.access import PostgresAccess
 from tests.postgres.server import Server
 

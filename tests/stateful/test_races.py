@@ -7,9 +7,9 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
-from holdfast import Header, NotFound, Session, Store
-from holdfast.storage.memory import MemoryBackend
-from holdfast.testing import Fault, Faults
+from stepkeep import Header, NotFound, Session, Store
+from stepkeep.storage.memory import MemoryBackend
+from stepkeep.testing import Fault, Faults
 
 TEXT = " ".join(str(number * number) for number in range(300))
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.api import Store
-from holdfast.model import from_us
-from holdfast.storage.urls import open_backend
+import stepkeep
+from stepkeep.api import Store
+from stepkeep.model import from_us
+from stepkeep.storage.urls import open_backend
 
 START_US = 1_700_000_000_000_000
 SECOND = 1_000_000
@@ -160,7 +160,7 @@ class World:
                 point = points.pop(which % len(points))
                 self.session.delete(point.id)
             case Switching(branch) if points and self.oracle.is_gone(branch):
-                with pytest.raises(holdfast.Conflict, match="nothing is left"):
+                with pytest.raises(stepkeep.Conflict, match="nothing is left"):
                     self.session.switch(branch)
             case Switching(branch) if branch in self.oracle.names:
                 if branch != self.oracle.current:
@@ -194,7 +194,7 @@ class World:
         """The seq a ref leads to, or the class of the error."""
         try:
             return self.session.header(ref).seq
-        except holdfast.HoldfastError as exc:
+        except stepkeep.StepkeepError as exc:
             return type(exc).__name__
 
     def expected(self, ref: str) -> int | str:

@@ -7,16 +7,16 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from holdfast.storage.port import Backend
-from holdfast.storage.sqlite import SqliteBackend
-from holdfast.testing import RawAccess, StoreMachine, run_machine
+from stepkeep.storage.port import Backend
+from stepkeep.storage.sqlite import SqliteBackend
+from stepkeep.testing import RawAccess, StoreMachine, run_machine
 from tests.contract.test_sqlite import SqliteAccess
 
 
 class SqliteMachine(StoreMachine):
     def __init__(self) -> None:
         self._folder = TemporaryDirectory()
-        self._path = Path(self._folder.name) / "holdfast.db"
+        self._path = Path(self._folder.name) / "stepkeep.db"
         super().__init__()
 
     def open_backend(self) -> Backend:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from holdfast.codec import exact
-from holdfast.testing import histories, same, states
+from stepkeep.codec import exact
+from stepkeep.testing import histories, same, states
 
 
 @given(state=states())

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.codec import document, integrity
-from holdfast.errors import Corrupt, HoldfastError, Unsupported
-from holdfast.storage.files import FilesBackend, Layout
+import stepkeep
+from stepkeep.codec import document, integrity
+from stepkeep.errors import Corrupt, StepkeepError, Unsupported
+from stepkeep.storage.files import FilesBackend, Layout
 from tests.storage_files.test_store import documents, load, names, opened, shell
 
 SCHEMA, MISMATCH = "checkpoint_schema_invalid", "checkpoint_integrity_mismatch"
@@ -38,7 +38,7 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "no checksum": (lambda data: data[: data.rindex(b',"integrity"')] + b"}\n", MISMATCH),
     "other json": (lambda _: b'{"a":1}\n', MISMATCH),
     "newer": (
-        lambda data: resealed(data.replace(b'"holdfast":{"version":1', b'"holdfast":{"version":2')),
+        lambda data: resealed(data.replace(b'"stepkeep":{"version":1', b'"stepkeep":{"version":2')),
         "format_newer",
     ),
 }
@@ -218,7 +218,7 @@ def test_a_compressed_newest_document_is_restored_too(root: Path) -> None:
     """Also where only the checksum beside it is gone: the plain document takes its place."""
     ids = fill(root, Layout.RUN)
     backend = FilesBackend(root)
-    with holdfast.Store(backend) as store:
+    with stepkeep.Store(backend) as store:
         backend.compress(2**60)
         packed = root / f"checkpoints/r/history/{ids[2]}.json.gz"
         Path(f"{packed}.sha256").unlink()
@@ -235,7 +235,7 @@ def test_a_save_does_not_read_the_document_before_it(root: Path, monkeypatch: py
     fill(root, Layout.RUN)
     with opened(root) as store:
         run = store.get("r")
-        monkeypatch.setattr("holdfast.storage.files.reading.read_document", None)
+        monkeypatch.setattr("stepkeep.storage.files.reading.read_document", None)
         run.save({"n": 3})
 
 
@@ -262,7 +262,7 @@ def test_a_linked_folder_is_not_written_through(root: Path, tmp_path: Path) -> N
         run = store.session("r")
         (root / "checkpoints").mkdir(mode=0o700)
         (root / "checkpoints/r").symlink_to(outside)
-        with pytest.raises(HoldfastError) as refusal:
+        with pytest.raises(StepkeepError) as refusal:
             run.save({"n": 1})
         assert (refusal.value.code, refusal.value.retryable) == ("checkpoint_atomic_write_failed", False)
         assert list(outside.iterdir()) == []
@@ -330,7 +330,7 @@ def test_a_foreign_checkpoint_json_is_kept_beside_another(root: Path) -> None:
     for n in range(2):
         pointer.write_text(f'{{"mine":{n}}}')
         os.utime(pointer, (1_700_000_000, 1_700_000_000))
-        shutil.rmtree(root / ".holdfast")
+        shutil.rmtree(root / ".stepkeep")
         with opened(root) as store:
             store.session("r").save({"n": n})
     kept = [file.read_text() for file in pointer.parent.glob("history/*-found*.json")]
@@ -389,7 +389,7 @@ def test_the_reason_is_that_of_the_document(root: Path, layout: Layout, kind: st
     file = file_of(root, ids[1])
     file.write_bytes(BAD[kind][0](file.read_bytes()))
     with opened(root) as store:
-        with pytest.raises(HoldfastError) as error:
+        with pytest.raises(StepkeepError) as error:
             store.get("r").load(2)
         assert error.value.code == BAD[kind][1]
         assert file.name in str(error.value)
@@ -414,7 +414,7 @@ def test_damage_to_compressed_history_is_noticed(root: Path) -> None:
     """Any flipped bit of the stored bytes, and a checksum that is gone."""
     ids = fill(root, Layout.RUN)
     backend = FilesBackend(root)
-    with holdfast.Store(backend) as store:
+    with stepkeep.Store(backend) as store:
         backend.compress(2**60)
         run = store.get("r")
         file = root / f"checkpoints/r/history/{ids[0]}.json.gz"
@@ -456,7 +456,7 @@ def test_a_store_that_vanishes_fails_its_saves(root: Path, layout: Layout) -> No
         run = store.session("r")
         run.save({"n": 1})
         root.rename(root.with_name("moved"))
-        with pytest.raises(HoldfastError) as refusal:
+        with pytest.raises(StepkeepError) as refusal:
             run.save({"n": 2})
         assert refusal.value.code == "store_replaced"
         assert not root.exists()

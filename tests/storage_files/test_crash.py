@@ -15,10 +15,10 @@ from typing import Any
 import apsw
 import pytest
 
-import holdfast
-from holdfast.errors import BackendUnavailable
-from holdfast.storage.files import FilesBackend, Layout
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep.errors import BackendUnavailable
+from stepkeep.storage.files import FilesBackend, Layout
+from stepkeep.testing import FakeClock
 from tests.storage_files.test_store import documents, names, opened
 
 CALLS = ("open", "write", "pwrite", "fsync", "link", "rename", "unlink", "mkdir", "rmdir")
@@ -69,7 +69,7 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def operations(backend: FilesBackend, store: holdfast.Store, kind: str) -> None:
+def operations(backend: FilesBackend, store: stepkeep.Store, kind: str) -> None:
     run = store.get("r")
     if kind == "save":
         run.save({"n": 100})
@@ -103,7 +103,7 @@ def test_killed_at_every_call(tmp_path: Path, layout: Layout, kind: str, is_aliv
         bystander = FilesBackend(root) if is_alive else None
         code = in_child(lambda root=root, stop_at=stop_at: stopped_at(root, kind, stop_at))  # type: ignore[misc]
         assert code in (0, 9)
-        store = holdfast.Store(bystander or FilesBackend(root))
+        store = stepkeep.Store(bystander or FilesBackend(root))
         with store:
             check(store, layout, kind, is_done=code == 0)
         with opened(root) as store:
@@ -117,7 +117,7 @@ def test_killed_at_every_call(tmp_path: Path, layout: Layout, kind: str, is_aliv
 
 def stopped_at(root: Path, kind: str, stop_at: int) -> None:
     backend = FilesBackend(root)
-    store = holdfast.Store(backend)
+    store = stepkeep.Store(backend)
 
     def act(_: str, number: int) -> None:
         if number == stop_at:
@@ -127,7 +127,7 @@ def stopped_at(root: Path, kind: str, stop_at: int) -> None:
         operations(backend, store, kind)
 
 
-def check(store: holdfast.Store, layout: Layout, kind: str, *, is_done: bool) -> None:
+def check(store: stepkeep.Store, layout: Layout, kind: str, *, is_done: bool) -> None:
     run = store.get("r")
     seqs = [header.seq for header in run.history()]
     if kind == "save":
@@ -254,7 +254,7 @@ def test_old_temporary_files_are_cleaned(root: Path) -> None:
     """Those of a crash, after an hour; a young one may be a writer's and stays; readers never see them."""
     clock = FakeClock(round(time.time() * 1_000_000))
     backend = FilesBackend(root, layout=Layout.RUN, clock=clock)
-    with holdfast.Store(backend, clock=clock) as store:
+    with stepkeep.Store(backend, clock=clock) as store:
         run = store.session("r", profile="archive")
         run.save({"n": 0})
         folder = root / "checkpoints/r/history"
@@ -285,7 +285,7 @@ def test_a_failed_commit_takes_the_documents_back(
             connection.run("ROLLBACK")
             raise apsw.IOError("the commit could not be synced")
 
-        monkeypatch.setattr("holdfast.storage.sqlite._transaction", fails_once)
+        monkeypatch.setattr("stepkeep.storage.sqlite._transaction", fails_once)
         with pytest.raises(BackendUnavailable):
             run.save({"n": 1})
         assert {file: file.read_bytes() for file in documents(root)} == before

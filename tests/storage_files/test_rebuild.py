@@ -8,10 +8,10 @@ from pathlib import Path
 import apsw
 import pytest
 
-import holdfast
-from holdfast.operations import moving
-from holdfast.storage.files import FilesBackend, Layout
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep.operations import moving
+from stepkeep.storage.files import FilesBackend, Layout
+from stepkeep.testing import FakeClock
 from tests.storage_files.test_bad_files import file_of
 from tests.storage_files.test_store import documents, load, opened
 
@@ -25,7 +25,7 @@ def fill(root: Path, layout: Layout) -> list[str]:
     """Two branches, one gap, a finished session, another session, one checkpoint compressed in `run`."""
     clock = FakeClock()
     backend = FilesBackend(root, layout=layout, clock=clock)
-    with holdfast.Store(backend, clock=clock) as store:
+    with stepkeep.Store(backend, clock=clock) as store:
         run = store.session("run/ä", profile="archive", project="p", metadata={"m": 1})
         ids = [run.save({"n": n}, step=n, tags=["t"], details={"d": n}).id for n in range(4)]
         ids.append(run.save({"n": 4}, branch="side", parents=[ids[1]], external_id="e").id)
@@ -37,7 +37,7 @@ def fill(root: Path, layout: Layout) -> list[str]:
     return ids
 
 
-def as_listed(store: holdfast.Store) -> list[tuple[object, ...]]:
+def as_listed(store: stepkeep.Store) -> list[tuple[object, ...]]:
     return [
         (session.key, header.id, header.seq, header.branch, header.tags, session.load(header.id).state)
         for session in sorted((store.get(info.key) for info in store.sessions()), key=lambda s: s.key)
@@ -75,12 +75,12 @@ def test_a_rebuilt_session_is_on_a_branch_with_checkpoints(
 ) -> None:
     """A copied store told a branch that has none of its own; its newest checkpoint is found all the same."""
     source, target = f"sqlite:{tmp_path}/source.db", f"files:{root}?layout={layout}"
-    with holdfast.open(source) as store:
+    with stepkeep.open(source) as store:
         run = store.session("r", profile="archive")
         ids = [run.save({"n": n}).id for n in range(3)]
         run.restore("#2")
     moving.copy(source, target)
-    with holdfast.open(target) as other:
+    with stepkeep.open(target) as other:
         assert (other.get("r").info.branch, other.get("r").latest().id) == ("from-2", ids[1])
     lose(root, "sidecar")
     with opened(root, layout) as store:
@@ -109,7 +109,7 @@ def test_a_rebuilt_session_is_as_its_newest_document_tells(root: Path, layout: L
 
 
 def lose(root: Path, loss: str) -> None:
-    sidecar = root / ".holdfast"
+    sidecar = root / ".stepkeep"
     index = sidecar / "index.db"
     if loss == "sidecar":
         shutil.rmtree(sidecar)
@@ -134,7 +134,7 @@ def test_a_damaged_sidecar_is_set_aside(root: Path) -> None:
     lose(root, "garbage")
     with opened(root):
         pass
-    assert len(list((root / ".holdfast").glob("damaged-*.db"))) == 1
+    assert len(list((root / ".stepkeep").glob("damaged-*.db"))) == 1
 
 
 @pytest.mark.parametrize("layout", Layout)
@@ -142,12 +142,12 @@ def test_a_sidecar_that_is_behind_catches_up(root: Path, layout: Layout, tmp_pat
     """An old copy of it, put back, takes up every document saved since; none is lost or given a number twice."""
     with opened(root, layout) as store:
         store.session("r", profile="archive").save({"n": 1})
-    shutil.copytree(root / ".holdfast", tmp_path / "old")
+    shutil.copytree(root / ".stepkeep", tmp_path / "old")
     with opened(root) as store:
         for n in (2, 3):
             store.get("r").save({"n": n}, status="paused")
-    shutil.rmtree(root / ".holdfast")
-    shutil.copytree(tmp_path / "old", root / ".holdfast")
+    shutil.rmtree(root / ".stepkeep")
+    shutil.copytree(tmp_path / "old", root / ".stepkeep")
     with opened(root) as store:
         run = store.get("r")
         assert [run.load(header.id).state["n"] for header in run.history()] == [3, 2, 1]
@@ -208,7 +208,7 @@ def test_a_store_of_which_only_latest_json_is_left_is_found(root: Path) -> None:
     """Without index and history the copy is the only one, and the next save does not write over it."""
     with opened(root, Layout.RUN) as store:
         store.session("r").save({"precious": 1})
-    shutil.rmtree(root / ".holdfast")
+    shutil.rmtree(root / ".stepkeep")
     shutil.rmtree(root / "checkpoints" / "r" / "history")
     with opened(root) as store:
         run = store.get("r")
@@ -243,7 +243,7 @@ def test_what_was_removed_does_not_come_back(root: Path, layout: Layout) -> None
         store.session("gone").save({"gone": True})
     backend = FilesBackend(root)
     backend._clear = lambda: None  # the process is stopped here
-    with holdfast.Store(backend) as store:
+    with stepkeep.Store(backend) as store:
         store.get("r").delete(ids[0], ids[2])
         backend.delete_session(store.get("gone").info.uid)
     assert any(b'"gone":true' in file.read_bytes() for file in documents(root))
@@ -265,6 +265,6 @@ def test_opening_reads_no_document_that_is_known(root: Path, monkeypatch: pytest
     def refuse(*_: object) -> None:
         raise AssertionError("a document was read")
 
-    monkeypatch.setattr("holdfast.storage.files.rebuild.read_document", refuse)
+    monkeypatch.setattr("stepkeep.storage.files.rebuild.read_document", refuse)
     with opened(root) as store:
         assert len(list(store.get("run/ä").history())) == 5

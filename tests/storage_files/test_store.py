@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import InvalidInput
-from holdfast.storage.files import FilesBackend, Layout
-from holdfast.storage.port import Compresses
-from holdfast.testing import FakeClock
+import stepkeep
+from stepkeep.errors import InvalidInput
+from stepkeep.storage.files import FilesBackend, Layout
+from stepkeep.storage.port import Compresses
+from stepkeep.testing import FakeClock
 
 HOUR_US = 3600 * 1_000_000
 
@@ -32,10 +32,10 @@ def root(tmp_path: Path) -> Path:
 @contextmanager
 def opened(
     root: Path, layout: Layout | None = None, clock: FakeClock | None = None
-) -> Iterator[holdfast.Store]:
+) -> Iterator[stepkeep.Store]:
     """The store with a clock of its own, which stands still unless moved."""
     clock = clock or FakeClock()
-    store = holdfast.Store(FilesBackend(root, layout=layout, clock=clock), clock=clock)
+    store = stepkeep.Store(FilesBackend(root, layout=layout, clock=clock), clock=clock)
     try:
         yield store
     finally:
@@ -43,7 +43,7 @@ def opened(
 
 
 def documents(root: Path) -> list[Path]:
-    return sorted(file for file in root.rglob("*") if file.is_file() and ".holdfast" not in file.parts)
+    return sorted(file for file in root.rglob("*") if file.is_file() and ".stepkeep" not in file.parts)
 
 
 def names(root: Path) -> list[str]:
@@ -60,16 +60,16 @@ def load(file: Path) -> dict[str, Any]:
 
 def test_a_url_names_directory_and_layout(root: Path) -> None:
     """`files:DIR?layout=L`; without a layout a new store is `run`, and an old one stays what it is."""
-    with holdfast.open(f"files:{root}") as store:
+    with stepkeep.open(f"files:{root}") as store:
         assert store.url == f"files:{root}?layout=run"
-    with holdfast.open(f"files:{root}?layout=run"):
+    with stepkeep.open(f"files:{root}?layout=run"):
         pass
     with pytest.raises(InvalidInput) as refusal:
-        holdfast.open(f"files:{root}?layout=phase")
+        stepkeep.open(f"files:{root}?layout=phase")
     assert refusal.value.code == "layout_mismatch"
     for url in (f"files:{root}?layout=other", f"files:{root}?other=run", f"files:{root}?run", "files:"):
         with pytest.raises(InvalidInput) as refusal:
-            holdfast.open(url)
+            stepkeep.open(url)
         assert refusal.value.code == "unknown_store_url"
 
 
@@ -77,7 +77,7 @@ def test_a_file_is_no_directory(root: Path) -> None:
     """What is there is not touched."""
     root.write_text("mine")
     with pytest.raises(InvalidInput) as refusal:
-        holdfast.open(f"files:{root}")
+        stepkeep.open(f"files:{root}")
     assert refusal.value.code == "not_a_store"
     assert root.read_text() == "mine"
 
@@ -227,8 +227,8 @@ def test_a_clock_that_stands_still_loses_nothing(root: Path, layout: Layout) -> 
 
 
 WRITER = """
-import sys, holdfast
-with holdfast.open(sys.argv[1]) as store:
+import sys, stepkeep
+with stepkeep.open(sys.argv[1]) as store:
     run = store.get("shared")
     for n in range(100):
         run.save({"who": sys.argv[2], "n": n})
@@ -240,11 +240,11 @@ with holdfast.open(sys.argv[1]) as store:
 def test_eight_processes_lose_nothing(root: Path, layout: Layout) -> None:
     """8 × 100 saves into one session: 800 checkpoints, numbered without a gap, each as it was saved (V9)."""
     url = f"files:{root}?layout={layout}"
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.session("shared", profile="archive")
         writers = [subprocess.Popen([sys.executable, "-c", WRITER, url, str(n)]) for n in range(8)]
         assert [writer.wait() for writer in writers] == [0] * 8
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         run = store.get("shared")
         assert [header.seq for header in run.history()] == list(range(800, 0, -1))
         states = [run.load(seq).state for seq in range(1, 801)]
@@ -333,7 +333,7 @@ def test_old_history_is_compressed(root: Path) -> None:
     clock = FakeClock()
     backend = FilesBackend(root, layout=Layout.RUN, clock=clock)
     assert isinstance(backend, Compresses)
-    with holdfast.Store(backend, clock=clock) as store:
+    with stepkeep.Store(backend, clock=clock) as store:
         run = store.session("r", profile="archive")
         old = [run.save({"n": n, "text": "words " * 500}).id for n in range(3)]
         plain = {id: (root / f"checkpoints/r/history/{id}.json").read_bytes() for id in old}
@@ -365,7 +365,7 @@ def test_old_history_is_compressed(root: Path) -> None:
 def test_other_layouts_are_not_compressed(root: Path, layout: Layout) -> None:
     """Only the specification of `run` asks for it."""
     backend = FilesBackend(root, layout=layout)
-    with holdfast.Store(backend) as store:
+    with stepkeep.Store(backend) as store:
         store.session("r").save({"n": 1})
         assert backend.compress(2**60) == 0
 
@@ -373,7 +373,7 @@ def test_other_layouts_are_not_compressed(root: Path, layout: Layout) -> None:
 def test_a_keeper_of_other_sizes_counts_the_files(root: Path) -> None:
     """What the store takes is the documents and the sidecar."""
     backend = FilesBackend(root, layout=Layout.RUN)
-    with holdfast.Store(backend) as store:
+    with stepkeep.Store(backend) as store:
         empty = backend.usage().store_bytes
         store.session("r").save({"text": "x" * 100_000})
         assert backend.usage().store_bytes > empty + 100_000

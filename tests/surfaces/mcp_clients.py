@@ -21,16 +21,16 @@ T = TypeVar("T")
 
 
 def environment(file: Path, **more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPKEEP_")}
     path = os.pathsep.join(filter(None, sys.path))
-    return {**kept, "HOLDFAST_STORE": f"sqlite:{file}", "PYTHONPATH": path, **more}
+    return {**kept, "STEPKEEP_STORE": f"sqlite:{file}", "PYTHONPATH": path, **more}
 
 
 def stdio_server(file: Path, *options: str) -> StdioServerParameters:
     """How a client starts a server of its own."""
     return StdioServerParameters(
         command=sys.executable,
-        args=["-m", "holdfast", "mcp", *options],
+        args=["-m", "stepkeep", "mcp", *options],
         env=environment(file),
         cwd=str(file.parent),
     )
@@ -41,13 +41,13 @@ class HttpServer:
 
     def __init__(self, file: Path, *options: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast", "mcp", "--http", "127.0.0.1:0", *options],
+            [sys.executable, "-m", "stepkeep", "mcp", "--http", "127.0.0.1:0", *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             cwd=file.parent,
-            env=environment(file, HOLDFAST_MCP_TOKEN=TOKEN),
+            env=environment(file, STEPKEEP_MCP_TOKEN=TOKEN),
         )
         assert self.process.stderr is not None
         self.url = self.process.stderr.readline().split()[-1]

@@ -17,9 +17,9 @@ from typing import Any
 import apsw
 import pytest
 
-import holdfast
-from holdfast.cli import main, printing
-from holdfast.cli.documents import parse
+import stepkeep
+from stepkeep.cli import main, printing
+from stepkeep.cli.documents import parse
 
 RED = "\x1b[31m"
 BIDI = "\u202e"
@@ -45,7 +45,7 @@ class Done:
 
 
 class Cli:
-    """Runs `holdfast` in a folder of its own, against one store."""
+    """Runs `stepkeep` in a folder of its own, against one store."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,13 +54,13 @@ class Cli:
 
     @property
     def environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-        return {**kept, "HOLDFAST_STORE": self.url, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPKEEP_")}
+        return {**kept, "STEPKEEP_STORE": self.url, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
     def __call__(self, *args: str | bytes, stdin: bytes = b"", **environment: str) -> Done:
         """Run a command as a process."""
         done = subprocess.run(
-            [sys.executable, "-m", "holdfast", *args],
+            [sys.executable, "-m", "stepkeep", *args],
             input=stdin,
             capture_output=True,
             cwd=self.folder,
@@ -74,8 +74,8 @@ class Cli:
         """Run a command in this process, which takes a tenth of the time."""
         out, err = io.BytesIO(), io.BytesIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.chdir(self.folder):
-            patch.delenv("HOLDFAST_SESSION", raising=False)
-            for name, value in {"HOLDFAST_STORE": self.url, **environment}.items():
+            patch.delenv("STEPKEEP_SESSION", raising=False)
+            for name, value in {"STEPKEEP_STORE": self.url, **environment}.items():
                 patch.setenv(name, value)
             patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
             patch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8", write_through=True))
@@ -83,8 +83,8 @@ class Cli:
             code = main([os.fsdecode(arg) for arg in args])
             return Done(code, out.getvalue(), err.getvalue())
 
-    def fill(self, key: str = "run", count: int = 3, **options: Any) -> list[holdfast.Header]:
-        with holdfast.open(self.url) as store:
+    def fill(self, key: str = "run", count: int = 3, **options: Any) -> list[stepkeep.Header]:
+        with stepkeep.open(self.url) as store:
             session = store.session(key, profile="archive")
             return [
                 session.save({"n": n, "notes": "word " * 50 * n}, step=n, **options)
@@ -109,7 +109,7 @@ class Cli:
         if pid == 0:
             os.chdir(self.folder)
             environment = {**self.environment, "COLUMNS": str(columns), "TERM": "xterm"}
-            os.execve(sys.executable, [sys.executable, "-m", "holdfast", *args], environment)
+            os.execve(sys.executable, [sys.executable, "-m", "stepkeep", *args], environment)
         if answer:
             os.write(descriptor, answer)
         shown = b""
@@ -137,7 +137,7 @@ def cli(tmp_path: Path) -> Cli:
 def test_starting_imports_nothing_heavy(cli: Cli, option: str) -> None:
     """The version and the overview are printed without database, tables or YAML."""
     program = (
-        "import sys; from holdfast.cli import main; code = main([sys.argv[1]]);"
+        "import sys; from stepkeep.cli import main; code = main([sys.argv[1]]);"
         "print([name for name in ('apsw', 'rich', 'yaml') if name in sys.modules], code)"
     )
     done = subprocess.run(
@@ -147,18 +147,18 @@ def test_starting_imports_nothing_heavy(cli: Cli, option: str) -> None:
         env=cli.environment,
         check=True,
     )
-    assert done.stdout.splitlines()[0].startswith(("holdfast", "Usage: holdfast"))
+    assert done.stdout.splitlines()[0].startswith(("stepkeep", "Usage: stepkeep"))
     assert done.stdout.splitlines()[-1] == "[] 0"
 
 
 def test_without_arguments_the_overview_is_shown(cli: Cli) -> None:
     """A newcomer who types only the name sees what there is."""
-    assert cli.here().out.startswith("Usage: holdfast [OPTIONS] COMMAND")
+    assert cli.here().out.startswith("Usage: stepkeep [OPTIONS] COMMAND")
 
 
 def test_main_module_does_not_import_click() -> None:
     """A command that must start fast can be dispatched before click is loaded."""
-    program = "import sys, holdfast.cli; print('click' in sys.modules)"
+    program = "import sys, stepkeep.cli; print('click' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
@@ -167,13 +167,13 @@ def test_every_command_has_help_with_an_example(cli: Cli) -> None:
     """`--help` of each command names it and shows how it is used."""
     from click.testing import CliRunner
 
-    from holdfast.cli.app import COMMANDS
-    from holdfast.cli.app import holdfast as group
+    from stepkeep.cli.app import COMMANDS
+    from stepkeep.cli.app import stepkeep as group
 
     for name in COMMANDS:
         shown = CliRunner().invoke(group, [name, "--help"])
         assert shown.exit_code == 0
-        assert f"Usage: holdfast {name}" in shown.output
+        assert f"Usage: stepkeep {name}" in shown.output
         assert "Example:" in shown.output
         assert "--json" in shown.output
         assert max(map(len, shown.output.splitlines())) <= 80, name
@@ -212,7 +212,7 @@ def test_save_takes_the_state_from_argument_file_and_stdin(cli: Cli) -> None:
         assert done.code == 0, done.err
         assert done.out.startswith("Saved cp_")
         assert f"#{number} of run" in done.out
-    with holdfast.open(cli.url) as store:
+    with stepkeep.open(cli.url) as store:
         states = [store.get("run").load(number).state for number in (1, 2, 3)]
     assert states == [{"a": [1, "ä"]}] * 3
 
@@ -273,7 +273,7 @@ def test_save_keeps_every_option(cli: Cli) -> None:
     )
     assert (saved["tags"], saved["metadata"]) == (["a", "b", "c"], {"k": [1]})
     assert (saved["external_id"], saved["idempotency_key"], saved["size_bytes"]) == ("ext", "key", 1)
-    with holdfast.open(cli.url) as store:
+    with stepkeep.open(cli.url) as store:
         info = store.get("run").info
     assert (info.profile, info.project, info.status) == ("agent", "web", "paused")
 
@@ -454,7 +454,7 @@ def test_history_of_one_and_of_none(cli: Cli) -> None:
     """A single checkpoint has no history; a session without any says so."""
     cli.fill(count=1)
     assert len(cli.here("history", "run").out.splitlines()) == 1
-    with holdfast.open(cli.url) as store:
+    with stepkeep.open(cli.url) as store:
         store.session("empty")
     assert cli.here("history", "empty").out == "Session empty has no checkpoint.\n"
     assert cli.here("show", "empty").code == 3
@@ -485,15 +485,15 @@ def test_show_keeps_names_and_values_apart(cli: Cli) -> None:
 
 
 def test_the_session_may_come_from_option_or_environment(cli: Cli) -> None:
-    """The argument, then --session, then HOLDFAST_SESSION, then the current one; with --session all are refs."""
+    """The argument, then --session, then STEPKEEP_SESSION, then the current one; with --session all are refs."""
     cli.fill()
     assert cli.here("show", "--session", "run", "step-2", "--json").json["checkpoint"]["step"] == 2
-    assert cli.here("show", "--json", HOLDFAST_SESSION="run").json["checkpoint"]["step"] == 3
-    assert cli.here("history", HOLDFAST_SESSION="gone").code == 3
-    assert cli.here("history", "run", HOLDFAST_SESSION="gone").code == 0
+    assert cli.here("show", "--json", STEPKEEP_SESSION="run").json["checkpoint"]["step"] == 3
+    assert cli.here("history", STEPKEEP_SESSION="gone").code == 3
+    assert cli.here("history", "run", STEPKEEP_SESSION="gone").code == 0
     assert cli.here("history").err == "session run (the most recently updated one)\n"
     assert cli.here("history", "run", "--session", "run").code == 2
-    assert cli.here("delete", "--yes", HOLDFAST_SESSION="run").code == 2
+    assert cli.here("delete", "--yes", STEPKEEP_SESSION="run").code == 2
 
 
 def test_status_shows_store_and_session(cli: Cli) -> None:
@@ -511,7 +511,7 @@ def test_status_shows_store_and_session(cli: Cli) -> None:
 
 def test_values_json_lacks_are_shown_in_tagged_form(cli: Cli) -> None:
     """Export and show say so when an object stands for another value."""
-    with holdfast.open(cli.url) as store:
+    with stepkeep.open(cli.url) as store:
         store.session("run").save({"when": (1, b"x")}, details={"more": {1, 2}})
     shown = cli.here("show", "run", "--json").json
     assert (shown["encoding"], shown["state"]) == ("json+tags", {"when": {"$tuple": [1, {"$bytes": "eA=="}]}})
@@ -531,10 +531,10 @@ def test_export_writes_a_readable_file(cli: Cli) -> None:
     assert done.code == 0, done.err
     document = json.loads(output.read_text(encoding="utf-8"))
     assert set(document) == {
-        *("holdfast_export", "checkpoint", "encoding", "state", "details_encoding", "details")
+        *("stepkeep_export", "checkpoint", "encoding", "state", "details_encoding", "details")
     }
     assert (document["state"]["n"], document["checkpoint"]["step"]) == (3, 3)
-    assert output.read_text(encoding="utf-8").startswith('{\n  "holdfast_export": 1,\n')
+    assert output.read_text(encoding="utf-8").startswith('{\n  "stepkeep_export": 1,\n')
     assert output.stat().st_mode & 0o777 == 0o600
     output.write_text("mine", encoding="utf-8")
     refused = cli("export", "run", "step-1", "--output", "debug.json", "--json")
@@ -603,7 +603,7 @@ def test_a_damaged_checkpoint_can_be_deleted(cli: Cli) -> None:
 def test_a_checkpoint_with_a_damaged_header_can_be_deleted(cli: Cli, ref: str) -> None:
     """By its number or the beginning of its id too: what is unreadable still has a place."""
     url = f"files:{cli.folder / 'c'}?layout=workflow"
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         saved = [store.session("a").save({"n": n}) for n in (1, 2, 3)]
     newest = cli.folder / "c/sessions/a/checkpoint.json"
     newest.write_bytes(newest.read_bytes()[:50])
@@ -756,7 +756,7 @@ def test_errors_as_json_have_one_shape(cli: Cli) -> None:
         "checkpoint": None,
         "path": None,
         "result": "FAIL",
-        "fixes": ["holdfast list"],
+        "fixes": ["stepkeep list"],
     }
 
 
@@ -766,7 +766,7 @@ def test_errors_as_json_have_one_shape(cli: Cli) -> None:
 def test_stored_text_cannot_control_the_terminal(cli: Cli) -> None:
     """Control and bidirectional characters in stored text are written as escapes, by every command."""
     evil = f"x{RED}\x07\x9b{BIDI}\n\u2028end"
-    with holdfast.open(cli.url) as store:
+    with stepkeep.open(cli.url) as store:
         session = store.session(evil, project=evil)
         session.save({evil: evil}, step=1, message=evil, tags=[evil, "t"], metadata={evil: evil})
         session.save({evil: evil}, step=2, message=evil)
@@ -874,7 +874,7 @@ def test_the_short_id_on_a_terminal_names_the_checkpoint(cli: Cli) -> None:
 def test_a_closed_pipe_is_quiet(cli: Cli) -> None:
     """A reader that stops early causes no traceback."""
     cli.fill(count=40)
-    command = f"{sys.executable} -m holdfast show run --json | head -c 1; {sys.executable} -m holdfast --help | true"
+    command = f"{sys.executable} -m stepkeep show run --json | head -c 1; {sys.executable} -m stepkeep --help | true"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, env=cli.environment, check=False
     )
@@ -887,7 +887,7 @@ def test_an_interrupt_is_130(cli: Cli) -> None:
     # A shell starts background work with the signal ignored, and children inherit that.
     program = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "from holdfast.cli import main; raise SystemExit(main(['save', 'run', '--state', '-']))"
+        "from stepkeep.cli import main; raise SystemExit(main(['save', 'run', '--state', '-']))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=cli.environment
@@ -919,7 +919,7 @@ def test_completion_scripts_are_printed(cli: Cli, shell: str) -> None:
     """Each shell gets its script."""
     done = cli("completion", shell)
     assert done.code == 0
-    assert "_HOLDFAST_COMPLETE" in done.out
+    assert "_STEPKEEP_COMPLETE" in done.out
 
 
 def test_sessions_and_refs_complete(cli: Cli) -> None:
@@ -927,21 +927,21 @@ def test_sessions_and_refs_complete(cli: Cli) -> None:
 
     def completions(line: str) -> list[str]:
         words = line.split(" ")
-        done = cli(_HOLDFAST_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
+        done = cli(_STEPKEEP_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
         assert done.err == ""
         return [entry.partition(",")[2] for entry in done.out.splitlines() if entry]
 
-    assert completions("holdfast show r") == []
+    assert completions("stepkeep show r") == []
     assert not cli.file.exists()
     cli.fill("run-1")
     cli.fill("run-2", tags=["good"])
     cli.fill("bad\nkey")
-    assert set(completions("holdfast show r")) == {"run-1", "run-2"}
-    assert set(completions("holdfast list --session r")) == {"run-1", "run-2"}
-    assert set(completions("holdfast show run-1 step-")) == {"step-1", "step-2", "step-3"}
-    assert completions("holdfast show run-2 tag") == ["tag:good"]
+    assert set(completions("stepkeep show r")) == {"run-1", "run-2"}
+    assert set(completions("stepkeep list --session r")) == {"run-1", "run-2"}
+    assert set(completions("stepkeep show run-1 step-")) == {"step-1", "step-2", "step-3"}
+    assert completions("stepkeep show run-2 tag") == ["tag:good"]
     cli("branch", "fork", "run-1", "step-2", "--name", "try-batching", "--no-switch")
-    assert completions("holdfast branch log run-1 try") == ["try-batching"]
-    assert completions("holdfast timeline --branch m") == ["main"]
-    assert completions("holdfast show --session run-2 tag") in ([], ["tag:good"])
-    assert "history" in completions("holdfast hi")
+    assert completions("stepkeep branch log run-1 try") == ["try-batching"]
+    assert completions("stepkeep timeline --branch m") == ["main"]
+    assert completions("stepkeep show --session run-2 tag") in ([], ["tag:good"])
+    assert "history" in completions("stepkeep hi")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import api
-from holdfast.model import to_us
+import stepkeep
+from stepkeep import api
+from stepkeep.model import to_us
 from tests.surfaces.test_cli import BIDI, RED, Cli
 
 ROOT = Path(__file__).parents[2]
@@ -29,14 +29,14 @@ class AtNoon(Cli):
 
     time = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 
-    def open(self) -> holdfast.Store:
+    def open(self) -> stepkeep.Store:
         return _open(self.url, clock=lambda: to_us(self.time))
 
-    def save(self, message: str, state: object, key: str = KEY, **options: Any) -> holdfast.Header:
+    def save(self, message: str, state: object, key: str = KEY, **options: Any) -> stepkeep.Header:
         with self.open() as store:
             session = store.session(key, profile="archive")
             step = session.info.last_seq + 1
-            header: holdfast.Header = session.save(state, message=message, step=step, **options)
+            header: stepkeep.Header = session.save(state, message=message, step=step, **options)
         self.time += timedelta(minutes=1)
         return header
 

@@ -12,12 +12,12 @@ from typing import Any
 import click
 import pytest
 
-import holdfast
-from holdfast import api, config
-from holdfast.cli.app import COMMANDS
-from holdfast.cli.app import holdfast as group
-from holdfast.config.schema import ANY, SCHEMA, camel
-from holdfast.model import to_us
+import stepkeep
+from stepkeep import api, config
+from stepkeep.cli.app import COMMANDS
+from stepkeep.cli.app import stepkeep as group
+from stepkeep.config.schema import ANY, SCHEMA, camel
+from stepkeep.model import to_us
 from tests.surfaces.test_cli import Cli
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ class Filled(Cli):
 
     time = NOW
 
-    def open(self) -> holdfast.Store:
+    def open(self) -> stepkeep.Store:
         return _open(self.url, config=NO_KEEPER, clock=lambda: to_us(self.time))
 
     def save(self, key: str, ages: list[timedelta], *, profile: str = "phase", **fields: Any) -> None:
@@ -53,7 +53,7 @@ class Filled(Cli):
             self.time = NOW
 
     def settings(self, text: str) -> None:
-        (self.folder / "holdfast.yaml").write_text(text, encoding="utf-8")
+        (self.folder / "stepkeep.yaml").write_text(text, encoding="utf-8")
 
     def oldest_first(self, key: str) -> list[dict[str, Any]]:
         return list(reversed(self.here("list", key, "--json").json))
@@ -372,9 +372,9 @@ def test_prune_refuses_what_makes_no_sense(cli: Filled, args: tuple[str, ...], m
 def test_prune_wants_a_session_or_rules(cli: Filled) -> None:
     """Without both nothing is pruned; with rules it is the current session, which is told; a missing one is refused."""
     cli.save("run", [HOUR, HOUR])
-    assert cli.here("prune", HOLDFAST_SESSION="run").code == 2
+    assert cli.here("prune", STEPKEEP_SESSION="run").code == 2
     assert cli.here("prune", "other", "--keep-last", "1").code == 3
-    assert cli.here("prune", "--keep-last", "1", HOLDFAST_SESSION="other").code == 3
+    assert cli.here("prune", "--keep-last", "1", STEPKEEP_SESSION="other").code == 3
     assert cli.seqs("run") == [1, 2]
     done = cli.here("prune", "--keep-last", "1")
     assert (done.code, "session run" in done.err) == (0, True)
@@ -485,16 +485,16 @@ def _yaml(name: str, value: str) -> str:
 @pytest.mark.parametrize("spelling", [str, camel], ids=["snake_case", "camelCase"])
 @pytest.mark.parametrize("name", [key.name for key in SCHEMA])
 def test_every_key_is_read_and_shown(cli: Filled, name: str, spelling: Callable[[str], str]) -> None:
-    """A key set in holdfast.yaml, in either spelling, is in `config show` with its file and line."""
+    """A key set in stepkeep.yaml, in either spelling, is in `config show` with its file and line."""
     written, value = _sample(name)
     name = name.replace(ANY, "nightly")
     cli.settings(_yaml(spelling(name), written))
-    shown = cli.here("config", "show", "--json", HOLDFAST_STORE="")
+    shown = cli.here("config", "show", "--json", STEPKEEP_STORE="")
     assert shown.code == 0, shown.out
     setting = next(each for each in shown.json["settings"] if each["key"] == name)
     assert set(setting) == {"key", "value", "text", "origin", "source", "line"}
     assert (setting["value"], setting["origin"]) == (value, "project")
-    assert setting["source"] == str(cli.folder / "holdfast.yaml")
+    assert setting["source"] == str(cli.folder / "stepkeep.yaml")
     assert setting["line"] == name.count(".") + 1
     others = [each["origin"] for each in shown.json["settings"] if each["key"] != name]
     assert set(others) == {"default"}
@@ -616,14 +616,14 @@ def test_no_key_is_forgotten() -> None:
 
 
 def test_the_store_comes_from_flag_environment_and_file(cli: Filled) -> None:
-    """--store wins over HOLDFAST_STORE, that over holdfast.yaml; a relative path in the file begins at its folder."""
+    """--store wins over STEPKEEP_STORE, that over stepkeep.yaml; a relative path in the file begins at its folder."""
     cli.settings("store: sqlite:file.db\nprofile: run\nproject: web")
     (cli.folder / "inside").mkdir()
-    cli.here("save", "a", "--state", "1", HOLDFAST_STORE="")
-    cli.here("save", "b", "--state", "1", HOLDFAST_STORE="sqlite:environment.db")
+    cli.here("save", "a", "--state", "1", STEPKEEP_STORE="")
+    cli.here("save", "b", "--state", "1", STEPKEEP_STORE="sqlite:environment.db")
     cli.here("save", "c", "--state", "1", "--store", "sqlite:flag.db")
     assert {path.name for path in cli.folder.glob("*.db")} == {"file.db", "environment.db", "flag.db"}
-    (listed,) = cli.here("list", "--json", HOLDFAST_STORE="").json
+    (listed,) = cli.here("list", "--json", STEPKEEP_STORE="").json
     assert (listed["key"], listed["profile"], listed["project"]) == ("a", "run", "web")
     shown = cli.here("config", "show", "--json", "--store", "sqlite:flag.db").json
     store = next(each for each in shown["settings"] if each["key"] == "store")
@@ -636,7 +636,7 @@ def test_config_check_lists_every_problem(cli: Filled) -> None:
     done = cli.here("config", "check")
     assert done.code == 2
     first, second, third = done.out.splitlines()
-    file = cli.folder / "holdfast.yaml"
+    file = cli.folder / "stepkeep.yaml"
     assert first.startswith(f"{file}:2: unknown key 'keep_lost' in retention: did you mean ")
     assert second.startswith(f"{file}:3: retention.max_age must be a duration")
     assert third.startswith(f"{file}:4: unknown key 'profil': did you mean profile?")
@@ -659,7 +659,7 @@ def test_config_path_lists_the_files(cli: Filled) -> None:
     cli.settings("profile: agent")
     first, *_, last = cli.here("config", "path", "--json").json
     assert set(first) == {"path", "scope", "exists", "is_used", "note"}
-    assert (first["path"], first["is_used"]) == (str(cli.folder / "holdfast.yaml"), True)
+    assert (first["path"], first["is_used"]) == (str(cli.folder / "stepkeep.yaml"), True)
     assert (last["scope"], last["exists"]) == ("user", False)
     assert cli.here("config", "path").out.splitlines()[1].split() == ["used", "project", first["path"]]
     _is_refused(cli, "config")
@@ -669,11 +669,11 @@ def test_config_path_lists_the_files(cli: Filled) -> None:
 def test_config_show_names_every_key_and_hides_passwords(cli: Filled) -> None:
     """Every key of the schema is a line with value and origin; the password of a store is not shown."""
     url = "postgresql://me:secret@host/db"
-    done = cli.here("config", "show", HOLDFAST_STORE=url)
-    assert "secret" not in done.out + cli.here("config", "show", "--json", HOLDFAST_STORE=url).out
+    done = cli.here("config", "show", STEPKEEP_STORE=url)
+    assert "secret" not in done.out + cli.here("config", "show", "--json", STEPKEEP_STORE=url).out
     names = {line.split()[0] for line in done.out.splitlines()[1:]}
     assert names == {key.name for key in SCHEMA if ANY not in key.name}
-    assert done.out.splitlines()[1].endswith("$HOLDFAST_STORE")
+    assert done.out.splitlines()[1].endswith("$STEPKEEP_STORE")
 
 
 @pytest.mark.full

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.api import Store
-from holdfast.storage.port import Owner
-from holdfast.storage.sqlite import SqliteBackend
+from stepkeep.api import Store
+from stepkeep.storage.port import Owner
+from stepkeep.storage.sqlite import SqliteBackend
 from tests.api.programs import environment, raw
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
 
-def holdfast(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def stepkeep(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, in a folder, without a configuration of this user."""
     env = {**environment(), "HOME": str(folder), "XDG_CONFIG_HOME": str(folder / "none"), **variables}
     return subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments],
+        [sys.executable, "-m", "stepkeep", *arguments],
         cwd=folder,
         env=env,
         capture_output=True,
@@ -49,13 +49,13 @@ def folder(tmp_path: Path) -> Path:
 
 def test_backup_and_back(folder: Path) -> None:
     """A backup is made, the store goes on, and the backup is put back."""
-    made = holdfast("--store", "sqlite:store.db", "backup", "b.db", folder=folder)
+    made = stepkeep("--store", "sqlite:store.db", "backup", "b.db", folder=folder)
     assert made.returncode == 0, made.stderr
     assert re.fullmatch(r"Backed up 3 checkpoints in 1 session to b\.db \(\d+KB\)\n", made.stdout)
-    holdfast("--store", "sqlite:store.db", "save", "research", "--state", "{}", folder=folder)
-    refused = holdfast("--store", "sqlite:store.db", "restore-backup", "b.db", folder=folder)
+    stepkeep("--store", "sqlite:store.db", "save", "research", "--state", "{}", folder=folder)
+    refused = stepkeep("--store", "sqlite:store.db", "restore-backup", "b.db", folder=folder)
     assert (refused.returncode, "--force" in refused.stderr) == (2, True)
-    done = holdfast(
+    done = stepkeep(
         "--store", "sqlite:store.db", "restore-backup", "b.db", "--force", "--json", folder=folder
     )
     assert done.returncode == 0, done.stderr
@@ -68,27 +68,27 @@ def test_backup_keeps_so_many(folder: Path) -> None:
     """`--keep` in a directory; on a file it is a mistake in usage."""
     (folder / "backups").mkdir()
     for _ in range(3):
-        done = holdfast("--store", "sqlite:store.db", "backup", "backups", "--keep", "2", folder=folder)
+        done = stepkeep("--store", "sqlite:store.db", "backup", "backups", "--keep", "2", folder=folder)
         assert done.returncode == 0, done.stderr
     assert len(list((folder / "backups").iterdir())) == 2
     assert "Removed" in done.stdout
     assert (
-        holdfast("--store", "sqlite:store.db", "backup", "x.db", "--keep", "2", folder=folder).returncode == 2
+        stepkeep("--store", "sqlite:store.db", "backup", "x.db", "--keep", "2", folder=folder).returncode == 2
     )
 
 
 def test_copy(folder: Path) -> None:
     """The second time nothing is left to copy; a session that went on is refused with 5."""
-    first = holdfast("copy", "sqlite:store.db", "sqlite:copy.db", folder=folder)
+    first = stepkeep("copy", "sqlite:store.db", "sqlite:copy.db", folder=folder)
     assert (first.returncode, first.stdout) == (0, "Copied 3 checkpoints in 1 session\n")
-    again = holdfast("copy", "sqlite:store.db", "sqlite:copy.db", folder=folder)
+    again = stepkeep("copy", "sqlite:store.db", "sqlite:copy.db", folder=folder)
     assert again.stdout == "Copied 0 checkpoints in 1 session, 3 were there\n"
-    holdfast("--store", "sqlite:copy.db", "save", "research", "--state", "{}", folder=folder)
-    ahead = holdfast("copy", "sqlite:store.db", "sqlite:copy.db", folder=folder)
+    stepkeep("--store", "sqlite:copy.db", "save", "research", "--state", "{}", folder=folder)
+    ahead = stepkeep("copy", "sqlite:store.db", "sqlite:copy.db", folder=folder)
     assert ahead.returncode == 5
     assert "destination_ahead" in ahead.stdout
-    assert holdfast("copy", "sqlite:store.db", "sqlite:store.db", folder=folder).returncode == 2
-    assert holdfast("copy", "sqlite:none.db", "sqlite:copy.db", folder=folder).returncode == 3
+    assert stepkeep("copy", "sqlite:store.db", "sqlite:store.db", folder=folder).returncode == 2
+    assert stepkeep("copy", "sqlite:none.db", "sqlite:copy.db", folder=folder).returncode == 3
 
 
 def test_recover(folder: Path) -> None:
@@ -96,12 +96,12 @@ def test_recover(folder: Path) -> None:
     data = bytearray((folder / "store.db").read_bytes())
     data[:100] = bytes(100)
     (folder / "broken.db").write_bytes(data)
-    done = holdfast("recover", "sqlite:broken.db", "sqlite:mended.db", folder=folder)
+    done = stepkeep("recover", "sqlite:broken.db", "sqlite:mended.db", folder=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "Recovered 3 checkpoints in 1 session, lost 0"
     with raw(folder / "store.db") as connection:
         connection.execute("UPDATE checkpoints SET header = x'00' WHERE seq = 2")
-    lossy = holdfast("recover", "sqlite:store.db", "sqlite:lossy.db", "--json", folder=folder)
+    lossy = stepkeep("recover", "sqlite:store.db", "sqlite:lossy.db", "--json", folder=folder)
     assert lossy.returncode == 4
     assert [each["seq"] for each in json.loads(lossy.stdout)["copied"]["lost"]] == [2]
 
@@ -114,7 +114,7 @@ def wide_open(folder: Path) -> None:
 
 
 def leftovers(folder: Path) -> None:
-    left = folder / ".holdfast-0123456789abcdef.partial"
+    left = folder / ".stepkeep-0123456789abcdef.partial"
     left.touch()
     os.utime(left, (time.time() - 7200, time.time() - 7200))
 
@@ -146,15 +146,15 @@ def dead_runner(folder: Path) -> None:
 
 
 def wrong_configuration(folder: Path) -> None:
-    (folder / "holdfast.yaml").write_text("keeper:\n  enable: true\n")
+    (folder / "stepkeep.yaml").write_text("keeper:\n  enable: true\n")
 
 
 def no_keeper(folder: Path) -> None:
-    (folder / "holdfast.yaml").write_text("keeper:\n  enabled: false\n")
+    (folder / "stepkeep.yaml").write_text("keeper:\n  enabled: false\n")
 
 
 def used_up_budget(folder: Path) -> None:
-    (folder / "holdfast.yaml").write_text("limits:\n  max_bytes: 1MB\n")
+    (folder / "stepkeep.yaml").write_text("limits:\n  max_bytes: 1MB\n")
     with Store(SqliteBackend(folder / "store.db")) as store:
         store.session("large").save({"noise": os.urandom(1_200_000)})
 
@@ -170,7 +170,7 @@ def missing(folder: Path) -> None:
 
 
 def half_installed_hooks(folder: Path) -> None:
-    holdfast("hooks", "install", "--client", "claude-code", "--project", folder=folder)
+    stepkeep("hooks", "install", "--client", "claude-code", "--project", folder=folder)
     settings = folder / ".claude" / "settings.json"
     found = json.loads(settings.read_text())
     del found["hooks"]["PreCompact"]
@@ -213,7 +213,7 @@ HEALTHY_WITH_WARNINGS = {
 
 def told(folder: Path, *options: str) -> tuple[int, str]:
     """The exit code of `doctor` and what it says of what is not in order, without what differs by machine."""
-    done = holdfast("--store", f"sqlite:{folder}/store.db", "doctor", *options, folder=folder)
+    done = stepkeep("--store", f"sqlite:{folder}/store.db", "doctor", *options, folder=folder)
     kept = [line for line in done.stdout.splitlines() if not line.startswith("ok ")]
     text = "\n".join(kept).replace(str(folder), "HOME").replace(str(folder.resolve()), "HOME")
     text = re.sub(r"cp_\w+", "ID", text)
@@ -239,5 +239,5 @@ def test_doctor_says_the_right_thing(folder: Path, make_sick: Callable[[Path], N
 
 def test_doctor_creates_nothing(tmp_path: Path) -> None:
     """Neither a store nor a directory for it."""
-    assert holdfast("--store", "sqlite:sub/store.db", "doctor", folder=tmp_path).returncode == 0
+    assert stepkeep("--store", "sqlite:sub/store.db", "doctor", folder=tmp_path).returncode == 0
     assert list(tmp_path.iterdir()) == []

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import api, config, operations
-from holdfast.model import to_us
+import stepkeep
+from stepkeep import api, config, operations
+from stepkeep.model import to_us
 from tests.surfaces.test_cli import Cli, Done
 
 NOW = datetime(2025, 7, 3, 12, 0, tzinfo=UTC)
@@ -31,12 +31,12 @@ class Named(Cli):
 
     time = NOW
 
-    def open(self) -> holdfast.Store:
+    def open(self) -> stepkeep.Store:
         return _open(self.url, config=NO_KEEPER, clock=lambda: to_us(self.time))
 
     def save(
         self, key: str, states: list[Any], *, ages: list[timedelta], **fields: Any
-    ) -> list[holdfast.Header]:
+    ) -> list[stepkeep.Header]:
         with self.open() as store:
             self.time = NOW - ages[0]
             session = store.session(key, profile="archive", **fields)
@@ -48,7 +48,7 @@ class Named(Cli):
             return saved
 
     def settings(self, text: str) -> None:
-        (self.folder / "holdfast.yaml").write_text(text, encoding="utf-8")
+        (self.folder / "stepkeep.yaml").write_text(text, encoding="utf-8")
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Named:
     (tmp_path / "work").mkdir()
     cli = Named(tmp_path / "work")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.delenv("HOLDFAST_TIME_ZONE", raising=False)
+    monkeypatch.delenv("STEPKEEP_TIME_ZONE", raising=False)
     monkeypatch.setattr(api, "open", partial(_open, clock=lambda: to_us(cli.time)))
     return cli
 
@@ -161,10 +161,10 @@ def test_at_in_another_zone(filled: Named) -> None:
     done = filled.here("at", "run", "12:30")
     assert done.out.startswith("asked:      at or before 2025-07-03 12:30:00 +02:00 (Europe/Berlin)\n")
     assert "#2, branch main" in done.out
-    assert "#3, branch main" in filled.here("at", "run", "12:30", HOLDFAST_TIME_ZONE="Europe/London").out
+    assert "#3, branch main" in filled.here("at", "run", "12:30", STEPKEEP_TIME_ZONE="Europe/London").out
     refused(filled.here("at", "run", "2025-03-30 02:30"), 2, "was skipped in Europe/Berlin")
     refused(filled.here("at", "run", "2025-10-26 02:30"), 2, "came twice in Europe/Berlin")
-    refused(filled.here("at", "run", "now", HOLDFAST_TIME_ZONE="Mars/Olympus"), 2, "time.zone must be UTC")
+    refused(filled.here("at", "run", "now", STEPKEEP_TIME_ZONE="Mars/Olympus"), 2, "time.zone must be UTC")
 
 
 def test_a_time_in_the_future_is_told(filled: Named) -> None:
@@ -280,21 +280,21 @@ COMMANDS = ["show", "history", "log", "diff"]
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_find_the_session(filled: Named, command: str) -> None:
-    """The argument, --session and HOLDFAST_SESSION are silent; the current session is told on stderr."""
+    """The argument, --session and STEPKEEP_SESSION are silent; the current session is told on stderr."""
     expected = filled.here(command, "run")
     filled.save("other", [{}, {}], ages=[7 * HOUR, 6 * HOUR])
-    for done in (filled.here(command, "--session", "run"), filled.here(command, HOLDFAST_SESSION="run")):
+    for done in (filled.here(command, "--session", "run"), filled.here(command, STEPKEEP_SESSION="run")):
         assert (done.code, done.out, done.err) == (0, expected.out, "")
     guessed = filled.here(command)
     assert (guessed.code, guessed.out, guessed.err) == (0, expected.out, CURRENT)
-    assert filled.here(command, HOLDFAST_SESSION="other").out != expected.out
+    assert filled.here(command, STEPKEEP_SESSION="other").out != expected.out
 
 
 def test_a_ref_alone_is_of_the_current_session(filled: Named) -> None:
     """What is no session and is a ref names a checkpoint; a session with such a name comes first."""
     assert "#2, branch main" in filled.here("show", "step-2").out
     assert "to   #3" in filled.here("diff", "step-1", "step-3").out
-    assert filled.here("show", "step-1", "belief", HOLDFAST_SESSION="run").out == '"mask"\n'
+    assert filled.here("show", "step-1", "belief", STEPKEEP_SESSION="run").out == '"mask"\n'
     exported = filled.here("export", "latest~1", "--output", "-")
     assert (exported.code, exported.json["checkpoint"]["seq"]) == (0, 3)
     filled.save("step-2", [{"other": 1}], ages=[9 * HOUR])
@@ -307,7 +307,7 @@ def test_an_id_alone_is_of_its_own_session(filled: Named) -> None:
     done = filled.here("show", header.id)
     assert "session:    other (#1" in done.out
     assert done.err == f"session other (the one with {header.id})\n"
-    refused(filled.here("show", header.id, HOLDFAST_SESSION="run"), 3, "it belongs to session 'other'")
+    refused(filled.here("show", header.id, STEPKEEP_SESSION="run"), 3, "it belongs to session 'other'")
 
 
 def test_without_any_session_there_is_nothing_to_guess(cli: Named) -> None:
@@ -361,7 +361,7 @@ def test_create_prefers_a_session_of_this_folder(filled: Named) -> None:
     assert (done.code, done.err) == (0, f"session mine (the most recently updated one of {here})\n")
     filled.folder = below
     assert "of mine," in filled.here("create", "x").out
-    assert "of run," in filled.here("create", "x", HOLDFAST_SESSION="run").out
+    assert "of run," in filled.here("create", "x", STEPKEEP_SESSION="run").out
     assert "of elsewhere," in filled.here("create", "x", "--session", "elsewhere").out
 
 
@@ -385,7 +385,7 @@ def test_create_with_a_state(cli: Named) -> None:
         "create", "first", "--session", "new", "--state", '{"a": 1}', "--step", "7", "--json"
     ).json
     assert (created["seq"], created["step"], created["trigger"]["kind"]) == (1, 7, "manual")
-    assert cli.here("create", "second", "--state", "-", stdin=b"[2]", HOLDFAST_SESSION="new").code == 0
+    assert cli.here("create", "second", "--state", "-", stdin=b"[2]", STEPKEEP_SESSION="new").code == 0
     assert cli.here("show", "new", "latest", "$").json == [2]
 
 
@@ -419,7 +419,7 @@ def test_list_and_list_by_tag(filled: Named) -> None:
     ]
     tagged = filled.here("list", "--tag", "q4_0")
     assert {line.split()[0] for line in tagged.out.splitlines()[1:]} == {"run", "other"}
-    within = filled.here("list", "--tag", "q4_0", HOLDFAST_SESSION="run").out
+    within = filled.here("list", "--tag", "q4_0", STEPKEEP_SESSION="run").out
     assert "After verifying Q4_0 dequant" in within
     assert "elsewhere" not in within
     assert filled.here("list", "--tag", "none").out == "No checkpoints.\n"

@@ -1,4 +1,4 @@
-"""`holdfast timeline`: the graph on a terminal, in a pipe, as JSON and as a picture."""
+"""`stepkeep timeline`: the graph on a terminal, in a pipe, as JSON and as a picture."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import apsw
 import pytest
 from rich.cells import cell_len
 
-import holdfast
-from holdfast import aio, api, config
-from holdfast.model import to_us
+import stepkeep
+from stepkeep import aio, api, config
+from stepkeep.model import to_us
 from tests.surfaces.test_cli import Cli
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ class Clocked(Cli):
 
     time = START
 
-    def open(self) -> holdfast.Store:
+    def open(self) -> stepkeep.Store:
         return _open(self.url, config=NO_KEEPER, clock=lambda: to_us(self.time))
 
     def wait(self, seconds: float) -> None:
@@ -172,7 +172,7 @@ def test_without_a_session_it_is_the_current_one(cli: Clocked) -> None:
     done = cli.here("timeline")
     assert done.out.startswith("newer: ")
     assert "newer" in done.err
-    done = cli.here("timeline", HOLDFAST_SESSION="older")
+    done = cli.here("timeline", STEPKEEP_SESSION="older")
     assert (done.out.partition(":")[0], done.err) == ("older", "")
 
 
@@ -274,8 +274,8 @@ def test_pruned_and_damaged_checkpoints(cli: Clocked) -> None:
     done = cli.here("timeline", "run", COLUMNS="80")
     assert done.code == 0
     assert "◌ 4 pruned, #1–#4" in done.out.splitlines()
-    assert "! #9 damaged header: run holdfast verify" in done.out.splitlines()
-    assert "1 damaged header in run: run holdfast verify" in done.err
+    assert "! #9 damaged header: run stepkeep verify" in done.out.splitlines()
+    assert "1 damaged header in run: run stepkeep verify" in done.err
     found = cli.here("timeline", "run", "--json").json["timelines"][0]
     assert (found["total"], found["pruned"], found["damaged"]) == (7, 4, [damaged])
     assert [row["kind"] for row in found["rows"]] == [
@@ -356,7 +356,7 @@ def test_the_library_gives_the_same(cli: Clocked) -> None:
         assert len(run.timeline(fold=True).rows) < 20
         assert [entry.header.seq for entry in run.timeline(tag="verified").entries] == [105, 102, 76, 26]
         assert run.timeline(since=cli.time).rows[0] == run.timeline(limit=1).rows[0]
-        with pytest.raises(holdfast.InvalidInput):
+        with pytest.raises(stepkeep.InvalidInput):
             run.timeline(limit=0)
 
 
@@ -364,7 +364,7 @@ def test_asyncio_gives_the_same(cli: Clocked) -> None:
     """The facade awaits the same value."""
     cli.line()
 
-    async def read() -> holdfast.Timeline:
+    async def read() -> stepkeep.Timeline:
         async with aio.open(cli.url) as store:
             return await (await store.get("run")).timeline(limit=2)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.api import Store
-from holdfast.model import to_us, utc_now_us
-from holdfast.storage.sqlite import SqliteBackend
+from stepkeep.api import Store
+from stepkeep.model import to_us, utc_now_us
+from stepkeep.storage.sqlite import SqliteBackend
 from tests.api.programs import environment
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "travel.txt"
@@ -56,16 +56,16 @@ def transcript(folder: Path, ids: dict[str, str]) -> str:
     """What the lines print, with the time of the run and random parts written as words."""
     env = {
         **environment(),
-        "HOLDFAST_STORE": f"sqlite:{folder}/store.db",
+        "STEPKEEP_STORE": f"sqlite:{folder}/store.db",
         "HOME": str(folder),
         "COLUMNS": "110",
     }
-    env.pop("HOLDFAST_SESSION", None)
+    env.pop("STEPKEEP_SESSION", None)
     text = ""
     for line in LINES:
         words = shlex.split(line.format(**ids))
         done = subprocess.run(
-            [sys.executable, "-m", "holdfast", *words],
+            [sys.executable, "-m", "stepkeep", *words],
             cwd=folder,
             env=env,
             capture_output=True,
@@ -74,7 +74,7 @@ def transcript(folder: Path, ids: dict[str, str]) -> str:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        text += f"$ holdfast {line}\n{done.stderr}{done.stdout}"
+        text += f"$ stepkeep {line}\n{done.stderr}{done.stdout}"
     return _without_the_moment(text)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.cli import demo
-from holdfast.errors import HoldfastError
+import stepkeep
+from stepkeep.cli import demo
+from stepkeep.errors import StepkeepError
 
 pytestmark = pytest.mark.full
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.full
 def run_demo(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.run(
-        [sys.executable, "-m", "holdfast", "demo", *args],
+        [sys.executable, "-m", "stepkeep", "demo", *args],
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -58,7 +58,7 @@ def test_what_the_demo_did_can_be_looked_at(tmp_path: Path) -> None:
     result = json.loads(done.stdout)
     assert result["begun"] == {"fetch": 1, "check": 1, "analyse": 3, "report": 2, "publish": 1}
     assert result["damaged"] != result["recovered"]
-    with holdfast.open(result["store"]) as store:
+    with stepkeep.open(result["store"]) as store:
         session = store.get("tides")
         ids = {header.id for header in session.history(branch=None)}
         assert (session.info.branch, session.info.status) == (result["branch"], "completed")
@@ -79,5 +79,5 @@ def test_the_demo_fails_when_a_promise_is_broken(
         monkeypatch.setattr(demo._Story, "_damage_newest", lambda _: ("cp_none", "cp_none"))
     else:
         monkeypatch.setattr(demo, "WORKFLOW", demo.WORKFLOW.replace("12.1", "12.3"))
-    with pytest.raises(HoldfastError, match="not as promised"):
+    with pytest.raises(StepkeepError, match="not as promised"):
         demo._Story(tmp_path, is_told=False).run(is_kept=True)

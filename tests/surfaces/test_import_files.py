@@ -1,4 +1,4 @@
-"""`holdfast import files`: documents of other systems are adopted, checked as far as they can be, and never twice."""
+"""`stepkeep import files`: documents of other systems are adopted, checked as far as they can be, and never twice."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import operations
-from holdfast.cli import main
-from holdfast.codec import foreign_checks
+import stepkeep
+from stepkeep import operations
+from stepkeep.cli import main
+from stepkeep.codec import foreign_checks
 
 SNAPSHOT: dict[str, Any] = {
     "snapshot_id": "cp_1_aa",
@@ -93,7 +93,7 @@ def test_snapshots_are_adopted_once(theirs: Path, url: str) -> None:
     assert (first.imported, first.present, first.skipped, first.result) == (2, 1, 0, "PASS")
     again = adopt(url, theirs, "run")
     assert (again.imported, again.present, again.skipped) == (0, 3, 0)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.get("their-run")
         old, new = session.history(newest_first=False)
         assert (old.external_id, new.external_id) == ("cp_1_aa", "cp_2_bb")
@@ -131,7 +131,7 @@ def test_envelopes_are_adopted_in_every_form(theirs: Path, url: str, form: str) 
     report = adopt(url, theirs, "workflow")
     assert [each.outcome for each in report.files] == ["present", "imported"]
     assert "checksum" in report.files[1].verified
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         checkpoint = store.get("build-7").load()
         assert (checkpoint.state, checkpoint.step) == (state, 3)
         assert checkpoint.header.metadata["imported"]["created_at"] == "2025-11-29T14:30:22.000000Z"
@@ -141,7 +141,7 @@ def test_phases_are_adopted_as_phases(theirs: Path, url: str) -> None:
     """Their fields are where ours are, so that the `phase` document says the same."""
     write(theirs / "checkpoints/ckpt-20260201T100000-build.json", PHASE)
     assert adopt(url, theirs, "phase").imported == 1
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.get("their-task")
         assert session.load().state == {"branch": "topic"}
         assert (session.info.profile, session.latest().header.metadata["phase_number"]) == ("phase", 4)
@@ -179,7 +179,7 @@ REFUSED = {
 @pytest.mark.parametrize("changed", REFUSED.values(), ids=REFUSED)
 def test_a_dry_run_refuses_what_the_import_refuses(theirs: Path, url: str, changed: dict[str, Any]) -> None:
     """File by file with the same reason; and nothing is left of a session that got no checkpoint."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.session("their-run").save({"mine": True})
     run = {} if not changed else {"run_id": "other"}
     write(theirs / "checkpoints/their-run/history/a.json", {**SNAPSHOT, **run, **changed})
@@ -187,7 +187,7 @@ def test_a_dry_run_refuses_what_the_import_refuses(theirs: Path, url: str, chang
     done = adopt(url, theirs, "run")
     assert fates(promised) == fates(done)
     assert (promised.skipped, done.skipped, done.imported) == (1, 1, 0)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert [info.key for info in store.sessions()] == ["their-run"]
 
 
@@ -243,7 +243,7 @@ def test_bad_files_are_reported_and_skipped(theirs: Path, url: str, tmp_path: Pa
     assert report.result == "WARN"
     assert report.fixes
     assert sorted(str(path) for path in theirs.rglob("*")) == before
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert [header.external_id for header in store.checkpoints()] == ["cp_1_aa"]
 
 
@@ -252,14 +252,14 @@ def test_an_unconfirmed_checksum_needs_a_word(theirs: Path, url: str) -> None:
     write(theirs / "checkpoints/their-run/history/a.json", {**sealed(SNAPSHOT), "status": "paused"})
     assert adopt(url, theirs, "run").skipped == 1
     assert adopt(url, theirs, "run", accept_unverified=True).imported == 1
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         origin = store.get("their-run").latest().header.metadata["imported"]
         assert origin["unverified"] == ["checksum"]
 
 
 def test_documents_of_ours_are_told_apart(theirs: Path, url: str) -> None:
     """They belong to a store, and are not made anew."""
-    with holdfast.open(f"files:{theirs}?layout=run") as store:
+    with stepkeep.open(f"files:{theirs}?layout=run") as store:
         store.session("mine").save({"n": 1})
     report = adopt(url, theirs, "run")
     assert (report.ours, report.imported, report.skipped) == (2, 0, 0)
@@ -276,23 +276,23 @@ def test_other_content_under_an_id_is_refused(theirs: Path, url: str) -> None:
 
 def test_a_session_with_work_of_its_own_is_left_alone(theirs: Path, url: str) -> None:
     """Unless it is named: then what was asked for is done."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.session("their-run").save({"mine": True})
     write(theirs / "checkpoints/their-run/history/a.json", SNAPSHOT)
     report = adopt(url, theirs, "run")
     assert list(fates(report).values()) == [("skipped", "session_exists")]
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         assert store.get("their-run").load().state == {"mine": True}
     assert adopt(url, theirs, "run", session="adopted").imported == 1
 
 
 def test_wrong_directories_are_refused(theirs: Path, url: str) -> None:
     """One that is none, and the store itself."""
-    with pytest.raises(holdfast.InvalidInput) as refusal:
+    with pytest.raises(stepkeep.InvalidInput) as refusal:
         adopt(url, theirs, "run")
     assert refusal.value.code == "not_a_directory"
     theirs.mkdir()
-    with pytest.raises(holdfast.InvalidInput) as refusal:
+    with pytest.raises(stepkeep.InvalidInput) as refusal:
         adopt(f"files:{theirs}?layout=run", theirs, "run")
     assert refusal.value.code == "same_store"
 
@@ -316,7 +316,7 @@ def test_the_command_reports_every_file(theirs: Path, url: str, capfd: pytest.Ca
     write(theirs / "checkpoints/their-run/history/a.json", SNAPSHOT)
     words = ["--store", url, "import", "files", os.fspath(theirs)]
     assert main([*words, "--layout", "run"]) == 0
-    assert "1 imported, 0 already there, 0 of Holdfast, 0 skipped" in capfd.readouterr().out
+    assert "1 imported, 0 already there, 0 of Stepkeep, 0 skipped" in capfd.readouterr().out
     write(theirs / "checkpoints/their-run/history/b.json", b"")
     assert main([*words, "--layout", "run", "--json"]) == 4
     report = json.loads(capfd.readouterr().out)

@@ -17,11 +17,11 @@ from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import MCPError
 from mcp.types import ResourceTemplateReference
 
-import holdfast
-from holdfast import config
-from holdfast.mcp.opened import OpenedStore
-from holdfast.mcp.server import build_server
-from holdfast.storage.sqlite import SqliteBackend
+import stepkeep
+from stepkeep import config
+from stepkeep.mcp.opened import OpenedStore
+from stepkeep.mcp.server import build_server
+from stepkeep.storage.sqlite import SqliteBackend
 from tests.surfaces.mcp_clients import answered, refused, with_client
 
 STATE = {
@@ -95,7 +95,7 @@ def test_what_mcp_saves_python_loads(server: MCPServer[Any], opened: OpenedStore
 
     saved = with_client(server, work)
     opened.close()
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         session = store.get("s")
         latest = session.latest()
         assert latest is not None
@@ -318,7 +318,7 @@ def test_a_deep_state_is_told_and_not_lost(server: MCPServer[Any], opened: Opene
 
 def test_switched_off_checkpoints_are_told(tmp_path: Path) -> None:
     """With `agent.checkpoints.enabled: false` nothing is saved, and the tool says why."""
-    store = holdfast.open(
+    store = stepkeep.open(
         f"sqlite:{tmp_path / 's.db'}",
         config=config.load(cwd=None, environ={}, flags={"agent.checkpoints.enabled": False}),
     )
@@ -379,7 +379,7 @@ def test_a_store_that_is_no_store_is_told_at_each_call(tmp_path: Path) -> None:
 def test_a_locked_store_can_be_tried_again(tmp_path: Path) -> None:
     """While another process holds the store a save is refused as retryable, and succeeds afterwards."""
     file = tmp_path / "store.db"
-    opened = OpenedStore(store=holdfast.Store(SqliteBackend(file, busy_seconds=0.05)))
+    opened = OpenedStore(store=stepkeep.Store(SqliteBackend(file, busy_seconds=0.05)))
     other = apsw.Connection(str(file))
 
     async def work(client: Client) -> None:
@@ -399,7 +399,7 @@ def test_a_locked_store_can_be_tried_again(tmp_path: Path) -> None:
 def test_a_full_store_is_told(tmp_path: Path) -> None:
     """A store at its limit refuses the save with a code, and loads go on."""
     settings = config.load(cwd=None, environ={}, flags={"limits.max_bytes": 300_000, "keeper.enabled": False})
-    opened = OpenedStore(store=holdfast.open(f"sqlite:{tmp_path / 's.db'}", config=settings))
+    opened = OpenedStore(store=stepkeep.open(f"sqlite:{tmp_path / 's.db'}", config=settings))
 
     async def work(client: Client) -> None:
         await answered(client, "checkpoint_save", sessionId="s", state={"n": 1})
@@ -444,13 +444,13 @@ def test_resources_hold_what_was_saved(server: MCPServer[Any], opened: OpenedSto
     quoted = "..%2Fa%20b%2F%C3%A9"
 
     async def work(client: Client) -> None:
-        latest = await _read(client, f"holdfast://session/{quoted}/latest")
+        latest = await _read(client, f"stepkeep://session/{quoted}/latest")
         assert (latest["state"], latest["encoding"]) == ({"a": 2}, "json")
-        first = await _read(client, f"holdfast://session/{quoted}/checkpoint/{header.id}")
+        first = await _read(client, f"stepkeep://session/{quoted}/checkpoint/{header.id}")
         assert first["state"] == {"a": [1, {"b": None}]}
-        assert [each["key"] for each in await _read(client, "holdfast://sessions")] == [key]
+        assert [each["key"] for each in await _read(client, "stepkeep://sessions")] == [key]
         with pytest.raises(MCPError, match="session_not_found"):
-            await client.read_resource("holdfast://session/nobody/latest")
+            await client.read_resource("stepkeep://session/nobody/latest")
 
     with_client(server, work)
 
@@ -507,7 +507,7 @@ def test_completions_name_sessions(server: MCPServer[Any], opened: OpenedStore) 
     opened.get().session("research-42").save({})
 
     async def work(client: Client) -> None:
-        ref = ResourceTemplateReference(type="ref/resource", uri="holdfast://session/{sessionId}/latest")
+        ref = ResourceTemplateReference(type="ref/resource", uri="stepkeep://session/{sessionId}/latest")
         done = await client.complete(ref, {"name": "sessionId", "value": "res"})
         assert done.completion.values == ["research-42"]
 

@@ -19,7 +19,7 @@ import pytest
 from mcp import Client
 from mcp.types import ElicitRequestParams, ElicitResult
 
-import holdfast
+import stepkeep
 from tests.surfaces.mcp_clients import (
     TOKEN,
     HttpServer,
@@ -95,7 +95,7 @@ def test_a_client_drives_everything(file: Path, transport: str, mode: str) -> No
             await drive(client)
 
     asyncio.run(run())
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         assert [store.get("s").load(seq).state["n"] for seq in (1, 2, 3)] == [0, 1, 2]
         assert store.get("s").info.branch == "again"
         assert store.get("s").info.status == "completed"
@@ -125,7 +125,7 @@ async def drive(client: Client) -> None:
     assert (await refused(client, "checkpoint_load", sessionId="nobody"))["code"] == "session_not_found"
     assert len((await client.list_resources()).resources) == 1
     assert len((await client.list_resource_templates()).resource_templates) == 2
-    for uri in ("holdfast://session/s/latest", f"holdfast://session/s/checkpoint/{ids[0]}"):
+    for uri in ("stepkeep://session/s/latest", f"stepkeep://session/s/checkpoint/{ids[0]}"):
         (content,) = (await client.read_resource(uri)).contents
         assert json.loads(content.text)["state"] == {**STATE, "n": 0}  # type: ignore[union-attr]
     (prompt,) = (await client.list_prompts()).prompts
@@ -145,7 +145,7 @@ async def drive(client: Client) -> None:
 )
 def test_restoring_asks_first(file: Path, transport: str, mode: str) -> None:
     """A person who declines, cancels or says no keeps the session as it is; a client that cannot ask must confirm."""
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         for n in range(3):
             store.session("s").save({"n": n})
 
@@ -168,7 +168,7 @@ def test_restoring_asks_first(file: Path, transport: str, mode: str) -> None:
 def test_three_servers_and_the_command_line_lose_nothing(file: Path) -> None:
     """Three server processes and the CLI save into one session at once; every acknowledged checkpoint is there."""
     each = 12
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         store.session("s", profile="archive")
 
     async def one(name: str) -> list[str]:
@@ -188,7 +188,7 @@ def test_three_servers_and_the_command_line_lose_nothing(file: Path) -> None:
     def command() -> None:
         for n in range(4):
             done = subprocess.run(
-                [sys.executable, "-m", "holdfast", "save", "s", "--state", json.dumps({"n": n}), "--json"],
+                [sys.executable, "-m", "stepkeep", "save", "s", "--state", json.dumps({"n": n}), "--json"],
                 env=environment(file),
                 capture_output=True,
                 check=True,
@@ -199,7 +199,7 @@ def test_three_servers_and_the_command_line_lose_nothing(file: Path) -> None:
     thread.start()
     saved = [id for ids in asyncio.run(all_of_them()) for id in ids]
     thread.join()
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         headers = list(store.get("s").history())
         assert sorted(header.seq for header in headers) == list(range(1, 3 * each + 5))
         assert {header.id for header in headers} == {*saved, *by_command}
@@ -212,7 +212,7 @@ class Raw:
 
     def __init__(self, file: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast", "mcp"],
+            [sys.executable, "-m", "stepkeep", "mcp"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -257,7 +257,7 @@ def test_a_number_that_is_none_is_refused(file: Path) -> None:
     answer = server.ask(save_call(9, '{"n": 123456789012345678901234567890}'))
     assert not answer["result"]["isError"]
     server.end()
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         assert store.get("s").load().state == {"n": 123456789012345678901234567890}
 
 
@@ -291,7 +291,7 @@ def test_a_killed_server_loses_nothing_acknowledged(file: Path) -> None:
         for line in rest.splitlines(keepends=True):
             if line.endswith(b"\n"):
                 acknowledged.append(json.loads(line)["result"]["structuredContent"]["checkpointId"])
-        with holdfast.open(f"sqlite:{file}") as store:
+        with stepkeep.open(f"sqlite:{file}") as store:
             session = store.session("s", profile="archive")
             assert set(acknowledged) <= {header.id for header in session.history()}
             assert store.verify().is_intact
@@ -304,7 +304,7 @@ def test_a_client_that_goes_away_leaves_a_whole_checkpoint_or_none(file: Path) -
     server.tell(save_call(1, json.dumps({"x": "y" * 100_000})))
     server.process.communicate(timeout=30)
     assert server.process.returncode == 0
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         assert store.verify().is_intact
         assert [info.key for info in store.sessions()] in ([], ["s"])
 
@@ -364,13 +364,13 @@ def test_http_answers_to_further_names(file: Path) -> None:
 def test_a_token_that_no_header_can_carry_is_refused(file: Path) -> None:
     """A token with blanks or other characters is wrong usage, told before anything is served."""
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", "mcp", "--http", "0"],
-        env=environment(file, HOLDFAST_MCP_TOKEN="two words"),
+        [sys.executable, "-m", "stepkeep", "mcp", "--http", "0"],
+        env=environment(file, STEPKEEP_MCP_TOKEN="two words"),
         capture_output=True,
         check=False,
     )
     assert done.returncode == 2
-    assert b"HOLDFAST_MCP_TOKEN" in done.stderr
+    assert b"STEPKEEP_MCP_TOKEN" in done.stderr
     assert b"two words" not in done.stderr
 
 
@@ -378,7 +378,7 @@ def test_a_token_that_no_header_can_carry_is_refused(file: Path) -> None:
 def test_without_the_extra_the_command_says_so(file: Path) -> None:
     """Where the SDK is not installed the command names the extra; other commands never load it."""
     program = (
-        "import sys; sys.modules['mcp'] = None; from holdfast.cli import main; sys.exit(main(sys.argv[1:]))"
+        "import sys; sys.modules['mcp'] = None; from stepkeep.cli import main; sys.exit(main(sys.argv[1:]))"
     )
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
@@ -387,7 +387,7 @@ def test_without_the_extra_the_command_says_so(file: Path) -> None:
 
     missing = run("mcp")
     assert missing.returncode == 1
-    assert "holdfast[mcp]" in missing.stderr
+    assert "stepkeep[mcp]" in missing.stderr
     assert run("save", "s", "--state", "{}").returncode == 0
     assert run("stats").returncode == 0
 
@@ -401,7 +401,7 @@ def test_options_reach_the_sessions(file: Path) -> None:
             assert (await answered(client, "checkpoint_save", state={"a": 1}))["sessionId"] == "mine"
 
     asyncio.run(run())
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         assert [(info.key, info.project, info.profile) for info in store.sessions()] == [
             ("mine", "site", "agent")
         ]
@@ -411,7 +411,7 @@ def test_options_reach_the_sessions(file: Path) -> None:
 def test_http_prints_a_token_of_its_own(file: Path) -> None:
     """Without a token in the environment the server makes one and tells it on stderr only."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "holdfast", "mcp", "--http", "0"],
+        [sys.executable, "-m", "stepkeep", "mcp", "--http", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -443,7 +443,7 @@ def test_http_prints_a_token_of_its_own(file: Path) -> None:
 def test_addresses_that_make_no_sense_are_refused(file: Path, options: list[str], code: int) -> None:
     """An address that is none, or not on loopback without being told so, is wrong usage."""
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", "mcp", *options],
+        [sys.executable, "-m", "stepkeep", "mcp", *options],
         env=environment(file),
         capture_output=True,
         check=False,

@@ -1,4 +1,4 @@
-"""`holdfast stats`: as table, JSON and Prometheus text, and served."""
+"""`stepkeep stats`: as table, JSON and Prometheus text, and served."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import operations
-from holdfast.cli.stats import sparkline
-from holdfast.maintenance.metrics import HOUR_US
+import stepkeep
+from stepkeep import operations
+from stepkeep.cli.stats import sparkline
+from stepkeep.maintenance.metrics import HOUR_US
 
 SEED = (
     "checkpoint_save_count",
@@ -36,11 +36,11 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def saved(file: Path) -> Path:
     """A store with twelve saves in profile agent, of which ten stay, and a conflict."""
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         session = store.session("s", profile="agent")
         for n in range(12):
             session.save({"n": n, "x": "y" * 600})
-        with pytest.raises(holdfast.Conflict):
+        with pytest.raises(stepkeep.Conflict):
             session.save({}, expect_head=None)
         session.prune()
     return file
@@ -48,7 +48,7 @@ def saved(file: Path) -> Path:
 
 def run(file: Path, *args: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", "stats", *args],
+        [sys.executable, "-m", "stepkeep", "stats", *args],
         env=_env(file),
         capture_output=True,
         text=True,
@@ -59,11 +59,11 @@ def run(file: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def _env(file: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPKEEP_")}
     return {
         **kept,
-        "HOLDFAST_STORE": f"sqlite:{file}",
-        "HOLDFAST_METRICS_TOKEN": TOKEN,
+        "STEPKEEP_STORE": f"sqlite:{file}",
+        "STEPKEEP_METRICS_TOKEN": TOKEN,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
 
@@ -102,10 +102,10 @@ def test_prometheus_text_is_well_formed(saved: Path) -> None:
     types = dict(line.split()[2:] for line in lines if line.startswith("# TYPE"))
     helps = {line.split()[2] for line in lines if line.startswith("# HELP")}
     assert types.keys() == helps
-    assert samples["holdfast_checkpoint_save_count_total"] == "12"
-    assert samples["holdfast_checkpoint_conflict_count_total"] == "1"
-    assert samples['holdfast_checkpoint_save_latency_ms_bucket{le="+Inf"}'] == "12"
-    assert samples["holdfast_checkpoint_save_latency_ms_count"] == "12"
+    assert samples["stepkeep_checkpoint_save_count_total"] == "12"
+    assert samples["stepkeep_checkpoint_conflict_count_total"] == "1"
+    assert samples['stepkeep_checkpoint_save_latency_ms_bucket{le="+Inf"}'] == "12"
+    assert samples["stepkeep_checkpoint_save_latency_ms_count"] == "12"
     assert all(name.endswith("_total") for name, kind in types.items() if kind == "counter")
     assert all(float(value) >= 0 for value in samples.values())
 
@@ -114,7 +114,7 @@ def test_prometheus_text_is_well_formed(saved: Path) -> None:
 def test_it_is_served_to_whoever_has_the_token(saved: Path) -> None:
     """The page is on loopback, needs the token, and refuses a foreign Host or Origin and other paths."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "holdfast", "stats", "--serve", "0"],
+        [sys.executable, "-m", "stepkeep", "stats", "--serve", "0"],
         env=_env(saved),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -135,10 +135,10 @@ def test_it_is_served_to_whoever_has_the_token(saved: Path) -> None:
     try:
         status, text = get()
         assert status == 200
-        assert "holdfast_checkpoint_save_count_total 12" in text
-        with holdfast.open(f"sqlite:{saved}") as store:
+        assert "stepkeep_checkpoint_save_count_total 12" in text
+        with stepkeep.open(f"sqlite:{saved}") as store:
             store.session("s").save({"n": 12})
-        assert "holdfast_checkpoint_save_count_total 13" in get()[1]
+        assert "stepkeep_checkpoint_save_count_total 13" in get()[1]
         assert get(Authorization="")[0] == 401
         assert get(Authorization="Bearer wrong")[0] == 401
         assert get(Host="evil.example")[0] == 421
@@ -168,7 +168,7 @@ def test_without_a_store_there_is_nothing_to_tell(file: Path) -> None:
 def test_hours_without_saves_are_empty(file: Path) -> None:
     """Hours are counted by the store's clock; an hour without saves has no latency."""
     now = [500_000 * HOUR_US]
-    with holdfast.open(f"sqlite:{file}", clock=lambda: now[0]) as store:
+    with stepkeep.open(f"sqlite:{file}", clock=lambda: now[0]) as store:
         store.session("s").save({"n": 1})
         now[0] += 2 * HOUR_US
         store.session("s").save({"n": 2})

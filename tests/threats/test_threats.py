@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.codec import exact
-from holdfast.errors import HoldfastError
-from holdfast.storage import sqlite
-from holdfast.storage.sqlite import SqliteBackend
+import stepkeep
+from stepkeep.codec import exact
+from stepkeep.errors import StepkeepError
+from stepkeep.storage import sqlite
+from stepkeep.storage.sqlite import SqliteBackend
 
 TESTS = Path(__file__).parent.parent
-SOURCE = Path(holdfast.__file__).parent
+SOURCE = Path(stepkeep.__file__).parent
 
 ELSEWHERE = {
     "code execution on load": [
@@ -122,16 +122,16 @@ def test_code_execution_on_load_nothing_is_imported_by_name() -> None:
     for encoding in (exact.JSON, exact.TAGGED):
         try:
             exact.decode(encoding, hostile)
-        except HoldfastError:
+        except StepkeepError:
             continue
     assert "antigravity" not in set(sys.modules) - before
 
 
 def test_code_execution_on_load_every_module_is_looked_at() -> None:
     """The walk above sees the modules that can be imported."""
-    modules = [module.name for module in pkgutil.walk_packages([str(SOURCE)], "holdfast.")]
+    modules = [module.name for module in pkgutil.walk_packages([str(SOURCE)], "stepkeep.")]
     assert len(modules) > 50
-    assert importlib.util.find_spec("holdfast.engine.engine") is not None
+    assert importlib.util.find_spec("stepkeep.engine.engine") is not None
 
 
 # --- SQL injection by filter keys ------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_code_execution_on_load_every_module_is_looked_at() -> None:
 def test_sql_injection_by_filter_keys(tmp_path: Path) -> None:
     """Quotes and statements in every text that is looked for are looked for, and nothing else."""
     hostile = "x' OR 1=1; DROP TABLE checkpoints; --"
-    with holdfast.Store(SqliteBackend(tmp_path / "h.db")) as store:
+    with stepkeep.Store(SqliteBackend(tmp_path / "h.db")) as store:
         run = store.session("r", project=hostile, workflow=hostile)
         run.save({"n": 1}, tags=[hostile], external_id=hostile)
         store.session("other").save({"n": 2})
@@ -160,7 +160,7 @@ def test_stale_locks_go_with_their_process(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         try:
-            store = holdfast.Store(SqliteBackend(path))
+            store = stepkeep.Store(SqliteBackend(path))
             with sqlite._creation.locked(path.parent), store.engine.backend._borrow_writer() as writer:  # type: ignore[attr-defined]
                 writer.run("BEGIN IMMEDIATE")
                 ready.touch()
@@ -171,7 +171,7 @@ def test_stale_locks_go_with_their_process(tmp_path: Path) -> None:
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    with holdfast.Store(SqliteBackend(path, busy_seconds=1)) as store:
+    with stepkeep.Store(SqliteBackend(path, busy_seconds=1)) as store:
         assert store.session("r").save({"n": 1}).seq == 1
 
 
@@ -181,7 +181,7 @@ def test_stale_locks_go_with_their_process(tmp_path: Path) -> None:
 def test_network_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write-ahead log is not safe there: the store is not made, and the message says what to do."""
     monkeypatch.setattr(sqlite, "network_file_system", lambda path: "nfs4")
-    with pytest.raises(holdfast.Unsupported) as refusal:
+    with pytest.raises(stepkeep.Unsupported) as refusal:
         SqliteBackend(tmp_path / "h.db")
     assert refusal.value.code == "network_file_system"
     assert not (tmp_path / "h.db").exists()

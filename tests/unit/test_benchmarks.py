@@ -79,7 +79,7 @@ def test_a_quick_run_ends_with_tables_json_and_a_drawing(tmp_path: Path) -> None
     assert run.returncode == 0, run.stderr
     assert "Figures to reach" in run.stdout
     found = json.loads(outputs["json"].read_text(encoding="utf-8"))
-    assert {result["subject"] for result in found["growth"]} == {"holdfast", "bare insert", "json file"}
+    assert {result["subject"] for result in found["growth"]} == {"stepkeep", "bare insert", "json file"}
     assert [profile["missing"] for profile in found["profiles"]] == [[]]
     assert ElementTree.parse(outputs["svg"]).getroot().tag.endswith("svg")
     assert list(stores.iterdir()) == []

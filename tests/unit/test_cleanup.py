@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import InvalidInput
-from holdfast.model import Session, Status, to_us
-from holdfast.policy.cleanup import CleanupPolicies, CleanupRule, cleaning_order, decide, rule_from
-from holdfast.policy.profiles import PROFILES
+from stepkeep.errors import InvalidInput
+from stepkeep.model import Session, Status, to_us
+from stepkeep.policy.cleanup import CleanupPolicies, CleanupRule, cleaning_order, decide, rule_from
+from stepkeep.policy.profiles import PROFILES
 
 NOW = to_us(datetime(2026, 11, 15, 14, 30, tzinfo=UTC))
 DAY = 86_400_000_000

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.codec import exact
-from holdfast.errors import InvalidInput
-from holdfast.history.changes import Added, Change, Changed, Comparison, Moved, Removed
-from holdfast.history.compare import compare
-from holdfast.history.paths import Item, Member, Path, find, format_path, parse_path
-from holdfast.history.rendering import change_text, lines, value_text
-from holdfast.history.sameness import is_same
+from stepkeep.codec import exact
+from stepkeep.errors import InvalidInput
+from stepkeep.history.changes import Added, Change, Changed, Comparison, Moved, Removed
+from stepkeep.history.compare import compare
+from stepkeep.history.paths import Item, Member, Path, find, format_path, parse_path
+from stepkeep.history.rendering import change_text, lines, value_text
+from stepkeep.history.sameness import is_same
 from tests.unit.test_exact import states
 
 NAN = math.nan

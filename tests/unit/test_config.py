@@ -15,16 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import config
-from holdfast.config import files
-from holdfast.config.files import MAX_FILE_BYTES, Items, Scalar, Section, Unreadable
-from holdfast.config.kinds import DURATION, SECONDS, SIZE, node_of
-from holdfast.config.schema import ANY, MAX_PROBLEMS, SCHEMA, Key, camel, lookup, values_of
-from holdfast.config.settings import VARIABLES, Settings, anchored
-from holdfast.errors import InvalidInput
-from holdfast.policy.cleanup import CleanupPolicies, CleanupRule
-from holdfast.policy.profiles import retention_for
-from holdfast.policy.retention import Retention
+from stepkeep import config
+from stepkeep.config import files
+from stepkeep.config.files import MAX_FILE_BYTES, Items, Scalar, Section, Unreadable
+from stepkeep.config.kinds import DURATION, SECONDS, SIZE, node_of
+from stepkeep.config.schema import ANY, MAX_PROBLEMS, SCHEMA, Key, camel, lookup, values_of
+from stepkeep.config.settings import VARIABLES, Settings, anchored
+from stepkeep.errors import InvalidInput
+from stepkeep.policy.cleanup import CleanupPolicies, CleanupRule
+from stepkeep.policy.profiles import retention_for
+from stepkeep.policy.retention import Retention
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,7 +101,7 @@ def load(folder: Path) -> Load:
         user_path = folder.parent.parent / "user" / "config.yaml"
         if project is not None:
             content = project.encode() if isinstance(project, str) else project
-            (folder.parent / "holdfast.yaml").write_bytes(content)
+            (folder.parent / "stepkeep.yaml").write_bytes(content)
         if user is not None:
             user_path.parent.mkdir()
             user_path.write_text(user, encoding="utf-8")
@@ -115,7 +115,7 @@ def _problems(load: Load, text: str | bytes) -> str:
     with pytest.raises(InvalidInput) as caught:
         load(text)
     assert caught.value.code == "invalid_config"
-    return re.sub(r"/\S*/holdfast\.yaml", "holdfast.yaml", caught.value.message)
+    return re.sub(r"/\S*/stepkeep\.yaml", "stepkeep.yaml", caught.value.message)
 
 
 def _yaml(name: str, value: str) -> str:
@@ -267,7 +267,7 @@ def test_precedence(load: Load) -> None:
     """Flag over environment over the project's file over the user's file, key by key."""
     user = "profile: run\nproject: of-user\nstore: sqlite:/user.db\nkeeper: {enabled: false}"
     project = "profile: debug\nproject: of-project\nstore: sqlite:/project.db"
-    environ = {"HOLDFAST_PROFILE": "phase", "HOLDFAST_STORE": "sqlite:/environment.db"}
+    environ = {"STEPKEEP_PROFILE": "phase", "STEPKEEP_STORE": "sqlite:/environment.db"}
     settings = load(project, user, environ, {"store": "sqlite:/flag.db", "project": None})
     assert [settings[name] for name in ("store", "profile", "project", "keeper.enabled")] == [
         "sqlite:/flag.db",
@@ -279,8 +279,8 @@ def test_precedence(load: Load) -> None:
     assert [origin.layer for origin in origins] == ["flag", "environment", "project", "user"]
     assert [Path(str(origin)).name for origin in origins] == [
         "flag",
-        "$HOLDFAST_PROFILE",
-        "holdfast.yaml:2",
+        "$STEPKEEP_PROFILE",
+        "stepkeep.yaml:2",
         "config.yaml:4",
     ]
 
@@ -299,8 +299,8 @@ def test_workflows_of_both_files_are_united(load: Load) -> None:
 
 def test_the_nearest_file_upward_wins(folder: Path) -> None:
     """Only the nearest project file counts; those above it are not even read."""
-    (folder / "holdfast.yaml").write_text("profile: run")
-    (folder.parent / "holdfast.yaml").write_text("not: [valid")
+    (folder / "stepkeep.yaml").write_text("profile: run")
+    (folder.parent / "stepkeep.yaml").write_text("not: [valid")
     settings = config.load(cwd=folder, environ={})
     assert settings["profile"] == "run"
     assert [(file.path.parent, file.is_used) for file in settings.files] == [(folder, True)]
@@ -312,8 +312,8 @@ def test_the_files_looked_for_are_listed(load: Load, folder: Path) -> None:
     looked = [(file.path, file.scope, file.exists, file.is_used) for file in settings.files]
     user_path = folder.parent.parent / "user" / "config.yaml"
     assert looked == [
-        (folder / "holdfast.yaml", "project", False, False),
-        (folder.parent / "holdfast.yaml", "project", True, True),
+        (folder / "stepkeep.yaml", "project", False, False),
+        (folder.parent / "stepkeep.yaml", "project", True, True),
         (user_path, "user", False, False),
     ]
 
@@ -326,9 +326,9 @@ def test_an_empty_variable_is_not_set(load: Load) -> None:
 def test_a_bad_variable_is_named(load: Load) -> None:
     """An error from the environment names the variable."""
     with pytest.raises(
-        InvalidInput, match=r"\$HOLDFAST_PROFILE: profile must be one of standard, .* not 'x'"
+        InvalidInput, match=r"\$STEPKEEP_PROFILE: profile must be one of standard, .* not 'x'"
     ):
-        load(environ={"HOLDFAST_PROFILE": "x"})
+        load(environ={"STEPKEEP_PROFILE": "x"})
 
 
 def test_a_bad_flag_is_named(load: Load) -> None:
@@ -365,7 +365,7 @@ def test_a_relative_store_begins_at_the_file(load: Load, folder: Path, url: str)
 
 def test_a_relative_store_of_the_environment_stays(load: Load) -> None:
     """What a shell names begins at the shell's working directory."""
-    assert load(environ={"HOLDFAST_STORE": "sqlite:x.db"}).store_url() == "sqlite:x.db"
+    assert load(environ={"STEPKEEP_STORE": "sqlite:x.db"}).store_url() == "sqlite:x.db"
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_a_password_is_not_shown(load: Load, url: str) -> None:
         ("retention.keep_tags", ["a", "b"], "[a, b]"),
         ("retention.max_bytes", "1KiB", "1024"),
         ("retention.max_age", None, "the profile's"),
-        ("store", None, "holdfast.db in the user's data folder"),
+        ("store", None, "stepkeep.db in the user's data folder"),
     ],
 )
 def test_settings_have_a_text(load: Load, name: str, value: object, text: str) -> None:
@@ -503,35 +503,35 @@ def test_the_agents_days_are_for_agents(load: Load) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("profil: run", "holdfast.yaml:1: unknown key 'profil': did you mean profile?"),
+        ("profil: run", "stepkeep.yaml:1: unknown key 'profil': did you mean profile?"),
         (
             "\ncheckpoint:\n  history:\n    max_cuont: 3",
-            "holdfast.yaml:4: unknown key 'max_cuont' in checkpoint.history: did you mean max_count?",
+            "stepkeep.yaml:4: unknown key 'max_cuont' in checkpoint.history: did you mean max_count?",
         ),
         (
             "checkpoint:\n  history:\n    maxCuont: 3",
-            "holdfast.yaml:3: unknown key 'maxCuont' in checkpoint.history: did you mean maxCount?",
+            "stepkeep.yaml:3: unknown key 'maxCuont' in checkpoint.history: did you mean maxCount?",
         ),
         (
             "agent: {checkpoints: {Max-Checkpoints-Per-Session: 3}}",
-            "holdfast.yaml:1: unknown key 'Max-Checkpoints-Per-Session' in agent.checkpoints: "
+            "stepkeep.yaml:1: unknown key 'Max-Checkpoints-Per-Session' in agent.checkpoints: "
             "did you mean maxCheckpointsPerSession?",
         ),
         (
             "max_count: 3",
-            "holdfast.yaml:1: unknown key 'max_count': did you mean checkpoint.history.max_count?",
+            "stepkeep.yaml:1: unknown key 'max_count': did you mean checkpoint.history.max_count?",
         ),
         (
             "keeper: {zzz: 1}",
-            "holdfast.yaml:1: unknown key 'zzz' in keeper: it takes enabled, interval_seconds",
+            "stepkeep.yaml:1: unknown key 'zzz' in keeper: it takes enabled, interval_seconds",
         ),
         (
             "checkpoint.history.enabled: true",
-            "holdfast.yaml:1: unknown key 'checkpoint.history.enabled': write its parts as nested sections",
+            "stepkeep.yaml:1: unknown key 'checkpoint.history.enabled': write its parts as nested sections",
         ),
         ("<<: {a: 1}", "unknown key '<<': it takes store, profile, project, checkpoint"),
         ('"a\\nb\\e[31m": 1', r"unknown key 'a\nb\x1b[31m': it takes"),
-        ("profile: [run]", "holdfast.yaml:1: profile must be text, not a list"),
+        ("profile: [run]", "stepkeep.yaml:1: profile must be text, not a list"),
         ("profile: {}", "profile must be text, not a section"),
         ("profile:", "profile must be text, not nothing"),
         ("profile: fast", "profile must be one of standard, workflow"),
@@ -575,8 +575,8 @@ def test_the_agents_days_are_for_agents(load: Load) -> None:
             "checkpoint: {cleanup: {workflows: {? : {enabled: true}}}}",
             "a name in checkpoint.cleanup.workflows must be text, not nothing",
         ),
-        ("5", "holdfast.yaml:1: must be sections and keys, not '5'"),
-        ("- a", "holdfast.yaml:1: must be sections and keys, not a list"),
+        ("5", "stepkeep.yaml:1: must be sections and keys, not '5'"),
+        ("- a", "stepkeep.yaml:1: must be sections and keys, not a list"),
     ],
 )
 def test_errors_name_the_place_and_the_remedy(load: Load, text: str, message: str) -> None:
@@ -587,12 +587,12 @@ def test_errors_name_the_place_and_the_remedy(load: Load, text: str, message: st
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("profile: run\nprofile: agent", "holdfast.yaml:2: profile of line 1 is given again"),
+        ("profile: run\nprofile: agent", "stepkeep.yaml:2: profile of line 1 is given again"),
         (
             "checkpoint:\n  history:\n    max_count: 1\n    maxCount: 1",
-            "holdfast.yaml:4: checkpoint.history.max_count of line 3 is given again as 'maxCount'",
+            "stepkeep.yaml:4: checkpoint.history.max_count of line 3 is given again as 'maxCount'",
         ),
-        ("keeper: {}\nkeeper: {}", "holdfast.yaml:2: keeper of line 1 is given again"),
+        ("keeper: {}\nkeeper: {}", "stepkeep.yaml:2: keeper of line 1 is given again"),
         (
             "checkpoint: {cleanup: {workflows: {a: {}, a: {}}}}",
             "checkpoint.cleanup.workflows.a of line 1 is given again",
@@ -613,22 +613,22 @@ def test_workflow_names_have_one_spelling(load: Load) -> None:
 def test_all_problems_of_all_sources_are_reported_at_once(load: Load) -> None:
     """One run shows everything that is wrong."""
     with pytest.raises(InvalidInput) as caught:
-        load("a1: 1\nprofile: x\nkeeper: {enabled: 3}", "b1: 1", {"HOLDFAST_STORE": "x"}, {"c1": 1})
+        load("a1: 1\nprofile: x\nkeeper: {enabled: 3}", "b1: 1", {"STEPKEEP_STORE": "x"}, {"c1": 1})
     assert caught.value.message.startswith("bad configuration: 6 problems: ")
-    places = re.findall(r"(?:config|holdfast)\.yaml:\d|\$HOLDFAST_STORE: |flag: ", caught.value.message)
+    places = re.findall(r"(?:config|stepkeep)\.yaml:\d|\$STEPKEEP_STORE: |flag: ", caught.value.message)
     assert places == [
         "config.yaml:1",
-        "holdfast.yaml:1",
-        "holdfast.yaml:2",
-        "holdfast.yaml:3",
-        "$HOLDFAST_STORE: ",
+        "stepkeep.yaml:1",
+        "stepkeep.yaml:2",
+        "stepkeep.yaml:3",
+        "$STEPKEEP_STORE: ",
         "flag: ",
     ]
 
 
 def test_inspect_keeps_what_is_right(folder: Path) -> None:
     """Problems come as values, beside the settings that could be read."""
-    (folder / "holdfast.yaml").write_text("profile: run\nkeeper: {enabled: 3}")
+    (folder / "stepkeep.yaml").write_text("profile: run\nkeeper: {enabled: 3}")
     settings, problems = config.inspect(cwd=folder, environ={})
     assert settings["profile"] == "run"
     assert settings["keeper.enabled"] is True
@@ -647,28 +647,28 @@ def test_settings_cannot_be_changed(load: Load) -> None:
 # --- hostile and broken files ----------------------------------------------------------------------------------
 
 HOSTILE = [
-    ("a: &a [x]\nb: *a", "holdfast.yaml:1: uses a YAML anchor or alias; write the value out"),
+    ("a: &a [x]\nb: *a", "stepkeep.yaml:1: uses a YAML anchor or alias; write the value out"),
     ("a: *missing", "uses a YAML anchor or alias"),
     (
         "store: !!python/object/apply:os.system [id]",
-        "holdfast.yaml:1: uses a YAML tag; write the plain value",
+        "stepkeep.yaml:1: uses a YAML tag; write the plain value",
     ),
     ("profile: !mine run", "uses a YAML tag"),
-    ("[" * 100_000, "holdfast.yaml:1: is nested deeper than 16 levels"),
+    ("[" * 100_000, "stepkeep.yaml:1: is nested deeper than 16 levels"),
     ("{a: " * 100_000, "is nested deeper than 16 levels"),
     ("\n".join(" " * depth + "a:" for depth in range(100)), "is nested deeper than 16 levels"),
     (
         "\n".join(f"k{number}: 1" for number in range(20_000)),
-        "holdfast.yaml:10000: has more than 20,000 values",
+        "stepkeep.yaml:10000: has more than 20,000 values",
     ),
-    ("#" * (MAX_FILE_BYTES + 1), "holdfast.yaml: is larger than 1,048,576 bytes"),
-    ("profile: run\n---\nprofile: run", "holdfast.yaml:2: has more than one YAML document"),
-    ("[a]: 1", "holdfast.yaml:1: has a key that is not text"),
-    ("profile: run\nkeeper: [", "holdfast.yaml:2: is not valid YAML: "),
-    ("keeper:\n\tenabled: true", "holdfast.yaml:2: is not valid YAML: "),
+    ("#" * (MAX_FILE_BYTES + 1), "stepkeep.yaml: is larger than 1,048,576 bytes"),
+    ("profile: run\n---\nprofile: run", "stepkeep.yaml:2: has more than one YAML document"),
+    ("[a]: 1", "stepkeep.yaml:1: has a key that is not text"),
+    ("profile: run\nkeeper: [", "stepkeep.yaml:2: is not valid YAML: "),
+    ("keeper:\n\tenabled: true", "stepkeep.yaml:2: is not valid YAML: "),
     ("%YAML 9.9\n---\na: 1", "is not valid YAML: "),
-    ("profile: run\nproject: \x07", "holdfast.yaml:2: contains a character that YAML does not allow"),
-    (b"profile: run\nproject: \xff\xfe", "holdfast.yaml:2: is not UTF-8 text"),
+    ("profile: run\nproject: \x07", "stepkeep.yaml:2: contains a character that YAML does not allow"),
+    (b"profile: run\nproject: \xff\xfe", "stepkeep.yaml:2: is not UTF-8 text"),
     ("profile: run".encode("utf-16"), "is not UTF-8 text"),
     (b"\x00" * 10, "contains a character that YAML does not allow"),
 ]
@@ -689,7 +689,7 @@ def test_the_number_of_problems_is_bounded(load: Load) -> None:
     """A file of nothing but errors costs little, and the message stays readable."""
     message = _problems(load, "\n".join(f"profil{number}: 1" for number in range(5_000)))
     assert message.count("did you mean profile?") == MAX_PROBLEMS
-    assert f"holdfast.yaml:{MAX_PROBLEMS + 1}: there are more problems from here on" in message
+    assert f"stepkeep.yaml:{MAX_PROBLEMS + 1}: there are more problems from here on" in message
 
 
 def test_a_long_value_is_shortened(load: Load) -> None:
@@ -705,32 +705,32 @@ def test_a_byte_order_mark_is_skipped(load: Load) -> None:
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
 def test_only_a_regular_file_is_read(folder: Path, make: Callable[[Path], None]) -> None:
     """A folder or a pipe of that name is an error, and reading never waits."""
-    make(folder / "holdfast.yaml")
-    with pytest.raises(InvalidInput, match=r"holdfast\.yaml: is not a regular file"):
+    make(folder / "stepkeep.yaml")
+    with pytest.raises(InvalidInput, match=r"stepkeep\.yaml: is not a regular file"):
         config.load(cwd=folder, environ={})
 
 
 def test_a_dangling_link_is_an_error(folder: Path) -> None:
     """A link to nothing is a mistake, not an absent file."""
-    (folder / "holdfast.yaml").symlink_to("missing")
-    with pytest.raises(InvalidInput, match=r"holdfast\.yaml: cannot be read: No such file"):
+    (folder / "stepkeep.yaml").symlink_to("missing")
+    with pytest.raises(InvalidInput, match=r"stepkeep\.yaml: cannot be read: No such file"):
         config.load(cwd=folder, environ={})
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable to root")
 def test_an_unreadable_file_is_an_error(folder: Path) -> None:
     """A file without permission does not count as absent."""
-    (folder / "holdfast.yaml").touch(mode=0)
-    with pytest.raises(InvalidInput, match=r"holdfast\.yaml: cannot be read: Permission denied"):
+    (folder / "stepkeep.yaml").touch(mode=0)
+    with pytest.raises(InvalidInput, match=r"stepkeep\.yaml: cannot be read: Permission denied"):
         config.load(cwd=folder, environ={})
 
 
 def test_a_file_planted_by_another_user_is_ignored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder everyone can write to, a file of someone else does not choose where states go."""
-    (folder / "holdfast.yaml").write_text("store: sqlite:/stolen.db")
-    (folder.parent / "holdfast.yaml").write_text("profile: run")
+    (folder / "stepkeep.yaml").write_text("store: sqlite:/stolen.db")
+    (folder.parent / "stepkeep.yaml").write_text("profile: run")
     if os.geteuid() == 0:
-        os.chown(folder / "holdfast.yaml", 12345, -1)
+        os.chown(folder / "stepkeep.yaml", 12345, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert config.load(cwd=folder, environ={}).store_url() == "sqlite:/stolen.db"
@@ -781,17 +781,17 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 def test_here_reads_the_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The working directory, the environment and the user's folder of this process count."""
-    (folder.parent / "holdfast.yaml").write_text("project: mine")
+    (folder.parent / "stepkeep.yaml").write_text("project: mine")
     user_path = folder / "user.yaml"
     user_path.write_text("keeper: {enabled: false}")
     monkeypatch.setattr(config, "user_file", lambda: user_path)
-    monkeypatch.setenv("HOLDFAST_PROFILE", "run")
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
+    monkeypatch.setenv("STEPKEEP_PROFILE", "run")
+    monkeypatch.delenv("STEPKEEP_STORE", raising=False)
     monkeypatch.chdir(folder)
     settings = config.here({"limits.max_bytes": "1GB"})
     names = ("project", "keeper.enabled", "profile", "limits.max_bytes")
     assert [settings[name] for name in names] == ["mine", False, "run", 10**9]
-    (folder.parent / "holdfast.yaml").write_text("projekt: mine")
+    (folder.parent / "stepkeep.yaml").write_text("projekt: mine")
     _, problems = config.inspect_here()
     assert [problem.line for problem in problems] == [1]
 
@@ -809,17 +809,17 @@ def test_here_works_in_a_removed_folder(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_user_file_is_in_the_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's own configuration is `config.yaml` in the folder of the platform."""
     assert config.user_file().name == "config.yaml"
-    assert "holdfast" in config.user_file().parent.parts
+    assert "stepkeep" in config.user_file().parent.parts
 
 
 def test_yaml_is_imported_only_for_a_file(tmp_path: Path) -> None:
     """Without a configuration file nothing pays for YAML."""
     program = (
-        "import sys, pathlib; from holdfast import config;"
+        "import sys, pathlib; from stepkeep import config;"
         "config.load(cwd=pathlib.Path(sys.argv[1]), environ={}); sys.exit('yaml' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 0
-    (tmp_path / "holdfast.yaml").touch()
+    (tmp_path / "stepkeep.yaml").touch()
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 1
 
 
@@ -840,12 +840,12 @@ def _page() -> str:
 def test_the_reference_has_every_key() -> None:
     """The page lists exactly the keys of the schema, with kind, default and meaning."""
     rows = [line for line in _page().splitlines() if re.match(r"\| `[a-z_A-Z.]+` \|", line)]
-    assert [row for row in rows if "HOLDFAST_" not in row] == [_row(key) for key in SCHEMA]
+    assert [row for row in rows if "STEPKEEP_" not in row] == [_row(key) for key in SCHEMA]
 
 
 def test_the_reference_has_every_variable() -> None:
     """The page lists exactly the variables that set a key."""
-    listed = dict(re.findall(r"^\| `(HOLDFAST_\w+)` \| `([\w.]+)` \|", _page(), re.MULTILINE))
+    listed = dict(re.findall(r"^\| `(STEPKEEP_\w+)` \| `([\w.]+)` \|", _page(), re.MULTILINE))
     assert listed == VARIABLES
 
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.codec import document, integrity, readable
-from holdfast.codec.document import BodyRecord, Document
-from holdfast.codec.readable import Layout
-from holdfast.errors import Corrupt, Unsupported
-from holdfast.model import Draft, Session, Status, Trigger, TriggerKind
+from stepkeep.codec import document, integrity, readable
+from stepkeep.codec.document import BodyRecord, Document
+from stepkeep.codec.readable import Layout
+from stepkeep.errors import Corrupt, Unsupported
+from stepkeep.model import Draft, Session, Status, Trigger, TriggerKind
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
 SESSION = Session(uid="u1", key="run/ä", created_us=1, updated_us=2, metadata={"a": [1]}, gaps=((1, 2),))
@@ -67,7 +67,7 @@ CONTENTS = [
     b' {"a":1}',
     b'{"a":1} ',
     b'{"a":\n1}',
-    b'1,"holdfast":{"version":1}',
+    b'1,"stepkeep":{"version":1}',
     b'1\n,"integrity":{}}\n',
     bytes(range(256)),
 ]
@@ -221,10 +221,10 @@ def test_what_is_no_document_is_refused_with_its_reason(layout: Layout) -> None:
     assert refused(layout, good.replace(b"tides", b"tidee")) == mismatch
     assert refused(layout, resealed(good.replace(b'"status":"in_progress"', b'"status":"odd"'))) == schema
     assert (
-        refused(layout, resealed(good.replace(b'"holdfast":{"version":1', b'"holdfast":{"version":2')))
+        refused(layout, resealed(good.replace(b'"stepkeep":{"version":1', b'"stepkeep":{"version":2')))
         == "format_newer"
     )
-    assert refused(layout, resealed(b'{"holdfast":{"version":2,"new":true}\n,"integrity"')) == "format_newer"
+    assert refused(layout, resealed(b'{"stepkeep":{"version":2,"new":true}\n,"integrity"')) == "format_newer"
     assert refused(layout, resealed(b'{"other":1\n,"integrity"')) == schema
     assert refused(layout, resealed(good.replace(b'"seq":3', b'"seq":4'))) == mismatch
     others = [other for other in Layout if other is not layout]

@@ -25,8 +25,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.codec import exact, tags
-from holdfast.errors import SCHEMA_INVALID, Corrupt, HoldfastError, InvalidInput, Unsupported
+from stepkeep.codec import exact, tags
+from stepkeep.errors import SCHEMA_INVALID, Corrupt, InvalidInput, StepkeepError, Unsupported
 
 PARIS = ZoneInfo("Europe/Paris")
 
@@ -839,7 +839,7 @@ def test_a_low_recursion_limit_is_told_apart_from_damage() -> None:
     thread.join()
     if sys.version_info < (3, 12):  # later, calls in C are limited apart from calls in Python
         assert [type(failure) for failure in failures] == [Unsupported]
-    assert all(isinstance(failure, HoldfastError) for failure in failures)
+    assert all(isinstance(failure, StepkeepError) for failure in failures)
 
 
 def test_size_is_bounded() -> None:
@@ -944,7 +944,7 @@ def test_malformed_decimals_are_found_in_any_context() -> None:
 
 
 def attempt(encoding: str, data: bytes) -> None:
-    with contextlib.suppress(HoldfastError):
+    with contextlib.suppress(StepkeepError):
         exact.decode(encoding, data)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import errors
-from holdfast.cli.app import COMMANDS
-from holdfast.operations.fixes import FIXES, IMPORT_FIXES, fixes_for, fixes_for_codes
+from stepkeep import errors
+from stepkeep.cli.app import COMMANDS
+from stepkeep.operations.fixes import FIXES, IMPORT_FIXES, fixes_for, fixes_for_codes
 
 ERRORS = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 
@@ -21,7 +21,7 @@ ERRORS = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 )
 def test_the_codes_of_the_lifecycle_have_fixes(code: str) -> None:
     """Each has advice of its own, and a session that is named is in the commands."""
-    fixes = fixes_for(errors.HoldfastError("x", code=code, session="my run"))
+    fixes = fixes_for(errors.StepkeepError("x", code=code, session="my run"))
     assert fixes == tuple(fix.replace("{session}", "'my run'") for fix in FIXES[code])
     assert "{" not in "".join(fixes)
 
@@ -37,7 +37,7 @@ def test_the_codes_of_the_lifecycle_have_fixes(code: str) -> None:
         errors.InvalidInput,
     ],
 )
-def test_every_error_has_a_fix(kind: type[errors.HoldfastError]) -> None:
+def test_every_error_has_a_fix(kind: type[errors.StepkeepError]) -> None:
     """A code without advice of its own has that of its class."""
     assert fixes_for(kind("x", code="one_of_tomorrow"))
 
@@ -51,7 +51,7 @@ def test_every_code_with_a_fix_is_documented() -> None:
 def test_every_command_in_a_fix_exists() -> None:
     """Advice that names a command names one that there is."""
     fixes = [fix for table in (FIXES, IMPORT_FIXES) for given in table.values() for fix in given]
-    words = [shlex.split(fix) for fix in fixes if fix.startswith("holdfast ")]
+    words = [shlex.split(fix) for fix in fixes if fix.startswith("stepkeep ")]
     assert {each[1] for each in words} <= set(COMMANDS)
 
 
@@ -59,5 +59,5 @@ def test_several_codes_give_each_fix_once() -> None:
     """In the order of the codes; what has no code has no fix."""
     codes = [errors.INTEGRITY_MISMATCH, None, errors.SCHEMA_INVALID, errors.INTEGRITY_MISMATCH]
     found = fixes_for_codes(codes, session="run")
-    assert found[0] == "holdfast verify run"
+    assert found[0] == "stepkeep verify run"
     assert len(found) == len(set(found))

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.codec import exact, growing, splice
-from holdfast.codec.growing import Growing, Grown
-from holdfast.codec.watching import Watch
+from stepkeep.codec import exact, growing, splice
+from stepkeep.codec.growing import Growing, Grown
+from stepkeep.codec.watching import Watch
 
 LEAVES = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.0, -0.0, 1.0, 2.5]) | st.text()
 VALUES = st.recursive(

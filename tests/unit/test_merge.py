@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from holdfast.errors import Conflict
-from holdfast.history.merge import ABSENT, MAX_TOLD, MergeConflict, merge_states
-from holdfast.history.paths import format_path
-from holdfast.history.sameness import is_same
-from holdfast.testing.strategies import states
+from stepkeep.errors import Conflict
+from stepkeep.history.merge import ABSENT, MAX_TOLD, MergeConflict, merge_states
+from stepkeep.history.paths import format_path
+from stepkeep.history.sameness import is_same
+from stepkeep.testing.strategies import states
 
 
 def merged(base: object, ours: object, theirs: object, **options: Any) -> Any:

@@ -15,13 +15,13 @@ from pathlib import Path
 import apsw
 import pytest
 
-import holdfast
-from holdfast import config
-from holdfast.errors import Conflict
-from holdfast.maintenance.metering import Meter
-from holdfast.maintenance.metrics import HOUR_US, Metrics, latency_class, metrics_of, percentile, totals_of
-from holdfast.maintenance.metrics_file import KEEP_HOURS, MetricsFile, metrics_path
-from holdfast.policy.access import has_token, is_known_host, is_known_origin, read_address
+import stepkeep
+from stepkeep import config
+from stepkeep.errors import Conflict
+from stepkeep.maintenance.metering import Meter
+from stepkeep.maintenance.metrics import HOUR_US, Metrics, latency_class, metrics_of, percentile, totals_of
+from stepkeep.maintenance.metrics_file import KEEP_HOURS, MetricsFile, metrics_path
+from stepkeep.policy.access import has_token, is_known_host, is_known_origin, read_address
 
 
 @pytest.fixture
@@ -30,13 +30,13 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(file: Path) -> Iterator[holdfast.Store]:
-    with holdfast.open(f"sqlite:{file}") as store:
+def store(file: Path) -> Iterator[stepkeep.Store]:
+    with stepkeep.open(f"sqlite:{file}") as store:
         yield store
 
 
 def again(file: Path) -> Metrics:
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         return store.metrics()
 
 
@@ -69,7 +69,7 @@ def test_nothing_counted_is_all_zero() -> None:
 # --- what is counted
 
 
-def test_the_figures_of_the_seed(store: holdfast.Store, file: Path) -> None:
+def test_the_figures_of_the_seed(store: stepkeep.Store, file: Path) -> None:
     """Saves are counted with their size and latency; another process sees the same after this one closed."""
     session = store.session("s")
     sizes = [session.save({"n": n, "text": "x" * 1000}).size_bytes for n in range(5)]
@@ -84,14 +84,14 @@ def test_the_figures_of_the_seed(store: holdfast.Store, file: Path) -> None:
     assert again(file) == found
 
 
-def test_refusals_conflicts_and_repeats_are_told_apart(store: holdfast.Store) -> None:
+def test_refusals_conflicts_and_repeats_are_told_apart(store: stepkeep.Store) -> None:
     """A conflict is no failure, and a repeat with the same key no save."""
     session = store.session("s")
     first = session.save({"n": 1}, idempotency_key="k")
     session.save({"n": 1}, idempotency_key="k")
     with pytest.raises(Conflict):
         session.save({"n": 2}, expect_head=None)
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         session.save({"n": 2}, step="one")  # type: ignore[arg-type]
     session.save({"n": 2}, expect_head=first.id)
     found = store.metrics()
@@ -101,18 +101,18 @@ def test_refusals_conflicts_and_repeats_are_told_apart(store: holdfast.Store) ->
 
 def test_a_fallback_is_counted(file: Path) -> None:
     """A load that takes an older checkpoint because of damage is counted."""
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         store.session("s").save({"n": 1, "x": "a" * 600})
         newest = store.session("s").save({"n": 2, "y": "b" * 900})
     connection = apsw.Connection(str(file))
     connection.execute("UPDATE bodies SET data = zeroblob(length(data)) WHERE checkpoint = ?", (newest.id,))
     connection.close()
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         assert store.get("s").load().state["n"] == 1
     assert again(file).checkpoint_fallback_count == 1
 
 
-def test_saves_in_the_background_are_counted(store: holdfast.Store) -> None:
+def test_saves_in_the_background_are_counted(store: stepkeep.Store) -> None:
     """A save that nobody waits for is counted once it is durable."""
     pending = [store.session("s").save({"n": n}, wait=False) for n in range(5)]
     for each in pending:
@@ -121,12 +121,12 @@ def test_saves_in_the_background_are_counted(store: holdfast.Store) -> None:
     assert store.metrics().checkpoint_save_count == 5
 
 
-def test_steps_that_a_plan_recovers_are_counted(store: holdfast.Store, file: Path) -> None:
+def test_steps_that_a_plan_recovers_are_counted(store: stepkeep.Store, file: Path) -> None:
     """A resumed plan counts as a resume, with the steps that were not done again."""
     plan = [{"id": str(n), "description": f"step {n}", "action": "x"} for n in range(4)]
     fails = True
 
-    def handler(context: holdfast.StepContext) -> str:
+    def handler(context: stepkeep.StepContext) -> str:
         if fails and context.step.id == "3":
             raise RuntimeError("no")
         return "done"
@@ -141,7 +141,7 @@ def test_steps_that_a_plan_recovers_are_counted(store: holdfast.Store, file: Pat
     assert again(file).steps_recovered == 3
 
 
-def test_steps_that_a_script_recovers_are_counted(store: holdfast.Store) -> None:
+def test_steps_that_a_script_recovers_are_counted(store: stepkeep.Store) -> None:
     """A script that finds finished steps counts as a resume; the first run does not."""
     with suppress(RuntimeError), store.run("nightly") as run:
         run.step("one", lambda: 1)
@@ -159,7 +159,7 @@ def test_steps_that_a_script_recovers_are_counted(store: holdfast.Store) -> None
 # --- where it is kept
 
 
-def test_the_file_is_its_owners(store: holdfast.Store, file: Path) -> None:
+def test_the_file_is_its_owners(store: stepkeep.Store, file: Path) -> None:
     """The counts are in one file beside the store, readable by its owner only."""
     store.session("s").save({})
     store.close()
@@ -174,7 +174,7 @@ def test_every_kind_of_store_has_its_place(tmp_path: Path) -> None:
         return metrics_path(url, data_folder=lambda: tmp_path / "data")
 
     assert place(f"sqlite:{tmp_path}/a.db") == tmp_path / "a.db.metrics"
-    assert place(f"files:{tmp_path}/b?layout=run") == tmp_path / "b" / ".holdfast" / "metrics.db"
+    assert place(f"files:{tmp_path}/b?layout=run") == tmp_path / "b" / ".stepkeep" / "metrics.db"
     assert place("memory:") is None
     server = place("postgresql://host/db")
     assert server is not None
@@ -185,7 +185,7 @@ def test_every_kind_of_store_has_its_place(tmp_path: Path) -> None:
 def test_a_store_of_files_keeps_its_counts(tmp_path: Path) -> None:
     """The counts of a store of files are there after reopening, and are no document of it."""
     for total in (1, 2):
-        with holdfast.open(f"files:{tmp_path / 'f'}") as store:
+        with stepkeep.open(f"files:{tmp_path / 'f'}") as store:
             store.session("s").save({"n": total})
             assert store.metrics().checkpoint_save_count == total
             assert store.verify().is_intact
@@ -195,7 +195,7 @@ def test_switched_off_nothing_is_written(file: Path) -> None:
     """With `metrics.enabled: false` there is no file, and the counts are those of this process."""
     settings = config.load(cwd=None, environ={}, flags={"metrics.enabled": False})
     for _ in range(2):
-        with holdfast.open(f"sqlite:{file}", config=settings) as store:
+        with stepkeep.open(f"sqlite:{file}", config=settings) as store:
             store.session("s").save({})
             assert store.metrics().checkpoint_save_count == 1
     assert not file.with_name("store.db.metrics").exists()
@@ -205,7 +205,7 @@ def test_switched_off_nothing_is_written(file: Path) -> None:
 def test_a_damaged_file_begins_anew(file: Path, damage: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """A file of counts that is damaged is replaced, and no save is refused."""
     file.with_name("store.db.metrics").write_bytes(damage)
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         store.session("s").save({})
     assert again(file).checkpoint_save_count == 1
 
@@ -213,7 +213,7 @@ def test_a_damaged_file_begins_anew(file: Path, damage: bytes, caplog: pytest.Lo
 def test_what_cannot_be_kept_is_told_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where the counts cannot be written saves go on, and one line of the log says so."""
     file.with_name("store.db.metrics").mkdir()
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         for n in range(3):
             store.session("s").save({"n": n})
             assert store.metrics().checkpoint_save_count == n + 1
@@ -225,7 +225,7 @@ def test_a_link_is_not_followed(file: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_bytes(b"precious")
     file.with_name("store.db.metrics").symlink_to(target)
-    with holdfast.open(f"sqlite:{file}") as store:
+    with stepkeep.open(f"sqlite:{file}") as store:
         store.session("s").save({})
     assert target.read_bytes() == b"precious"
 
@@ -297,7 +297,7 @@ def test_a_meter_that_is_forgotten_writes_down_the_rest(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_program_that_ends_without_closing_writes_down_the_rest(file: Path) -> None:
     """The end of the program is enough."""
-    program = f"import holdfast; holdfast.open('sqlite:{file}').session('s').save({{}})"
+    program = f"import stepkeep; stepkeep.open('sqlite:{file}').session('s').save({{}})"
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": "src"})
     assert again(file).checkpoint_save_count == 1
 
@@ -310,19 +310,19 @@ def test_a_program_with_opentelemetry_gets_the_counts(file: Path) -> None:
     metrics = pytest.importorskip("opentelemetry.sdk.metrics")
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-    from holdfast.maintenance.telemetry import Reporter
+    from stepkeep.maintenance.telemetry import Reporter
 
     reader = InMemoryMetricReader()
     provider = metrics.MeterProvider(metric_readers=[reader])
-    meter = Meter(None, reporter=Reporter(provider.get_meter("holdfast")))
+    meter = Meter(None, reporter=Reporter(provider.get_meter("stepkeep")))
     meter.saved(content_bytes=100, stored_bytes=10, seconds=0.002)
     meter.count(resumes=1, steps_recovered=4)
     (resource,) = reader.get_metrics_data().resource_metrics
     found = {metric.name: metric.data.data_points[0] for metric in resource.scope_metrics[0].metrics}
-    assert found["holdfast.checkpoint.saves"].value == 1
-    assert found["holdfast.steps.recovered"].value == 4
-    assert found["holdfast.checkpoint.save.size"].sum == 100
-    assert found["holdfast.checkpoint.save.duration"].sum == pytest.approx(0.002)
+    assert found["stepkeep.checkpoint.saves"].value == 1
+    assert found["stepkeep.steps.recovered"].value == 4
+    assert found["stepkeep.checkpoint.save.size"].sum == 100
+    assert found["stepkeep.checkpoint.save.duration"].sum == pytest.approx(0.002)
     provider.shutdown()
 
 
@@ -330,13 +330,13 @@ def test_a_program_with_opentelemetry_gets_the_counts(file: Path) -> None:
 def test_opentelemetry_is_not_loaded_on_our_account(file: Path) -> None:
     """A program without it does not pay for it; one that loaded it gets a reporter."""
     program = (
-        "import sys, holdfast\n"
-        f"store = holdfast.open('sqlite:{file}'); store.session('s').save({{}})\n"
+        "import sys, stepkeep\n"
+        f"store = stepkeep.open('sqlite:{file}'); store.session('s').save({{}})\n"
         "assert 'opentelemetry' not in sys.modules\n"
         "import opentelemetry.metrics\n"
-        "from holdfast.maintenance.telemetry import reporter\n"
+        "from stepkeep.maintenance.telemetry import reporter\n"
         "assert reporter() is not None\n"
-        f"with holdfast.open('sqlite:{file}') as other: other.session('s').save({{}})\n"
+        f"with stepkeep.open('sqlite:{file}') as other: other.session('s').save({{}})\n"
         "store.close()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": "src"})

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.codec import splice
-from holdfast.codec.compression import compress, decompress, zstd
-from holdfast.codec.patch import (
+from stepkeep.codec import splice
+from stepkeep.codec.compression import compress, decompress, zstd
+from stepkeep.codec.patch import (
     GROUP_STRIDE,
     PREFIX,
     RAW,
@@ -31,8 +31,8 @@ from holdfast.codec.patch import (
     rebuild,
     starts_group,
 )
-from holdfast.codec.splice import Edit, apply, find_edits, pack, unpack
-from holdfast.errors import Corrupt, HoldfastError, InvalidInput, Unsupported
+from stepkeep.codec.splice import Edit, apply, find_edits, pack, unpack
+from stepkeep.errors import Corrupt, InvalidInput, StepkeepError, Unsupported
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -344,14 +344,14 @@ class TestDecode:
             for bit in range(8):
                 damaged = bytearray(data)
                 damaged[place] ^= 1 << bit
-                with suppress(HoldfastError):
+                with suppress(StepkeepError):
                     assert len(decode(codec, bytes(damaged), size=len(content), base=base)) == len(content)
 
     @given(st.sampled_from([RAW, ZSTD, PREFIX, SPLICE]), st.binary(max_size=100), st.integers(-1, 200))
     def test_arbitrary_bytes_never_escape_as_another_error(self, codec: str, data: bytes, size: int) -> None:
         """Nothing stored can raise anything but an error of this package, packed or not."""
         for each in (data, compress(data)):
-            with suppress(HoldfastError):
+            with suppress(StepkeepError):
                 assert len(decode(codec, each, size=size, base=b"0123456789")) == size
 
     def test_a_wrong_base_may_go_unnoticed(self) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import InvalidInput, NotFound
-from holdfast.history.paths import Item, Member, Path, find, format_path, parse_path
+from stepkeep.errors import InvalidInput, NotFound
+from stepkeep.history.paths import Item, Member, Path, find, format_path, parse_path
 
 TEXTS: list[tuple[Path, str]] = [
     ((), "$"),

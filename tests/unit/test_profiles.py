@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.errors import InvalidInput
-from holdfast.policy.profiles import MAX_DAYS, PROFILES, check_key, profile_named, retention_for
-from holdfast.policy.retention import Retention
+from stepkeep.errors import InvalidInput
+from stepkeep.policy.profiles import MAX_DAYS, PROFILES, check_key, profile_named, retention_for
+from stepkeep.policy.retention import Retention
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.model import Branch, BranchState, Content, Header, Status, Trigger, TriggerKind, to_us
-from holdfast.policy.profiles import retention_for
-from holdfast.policy.retention import (
+from stepkeep.model import Branch, BranchState, Content, Header, Status, Trigger, TriggerKind, to_us
+from stepkeep.policy.profiles import retention_for
+from stepkeep.policy.retention import (
     FROM_THE_FUTURE,
     NOTHING_VERIFIES,
     Decision,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.codec import exact
-from holdfast.errors import InvalidInput
+from stepkeep.codec import exact
+from stepkeep.errors import InvalidInput
 
 
 @dataclass

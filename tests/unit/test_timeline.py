@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from holdfast.history.timeline import Damaged, Entry, Fold, Gap, Rest, Timeline, words
-from holdfast.history.timeline.folding import FOLD_ABOVE
-from holdfast.history.timeline.reading import Filter, build
-from holdfast.history.timeline.svg import picture
-from holdfast.history.timeline.text import ASCII, UNICODE, draw
-from holdfast.model import Branch, BranchState, Content, Header, Session, Status, Trigger, TriggerKind
-from holdfast.storage.port import HeaderRow
+from stepkeep.history.timeline import Damaged, Entry, Fold, Gap, Rest, Timeline, words
+from stepkeep.history.timeline.folding import FOLD_ABOVE
+from stepkeep.history.timeline.reading import Filter, build
+from stepkeep.history.timeline.svg import picture
+from stepkeep.history.timeline.text import ASCII, UNICODE, draw
+from stepkeep.model import Branch, BranchState, Content, Header, Session, Status, Trigger, TriggerKind
+from stepkeep.storage.port import HeaderRow
 
 MINUTE = 60_000_000
 START = 1_772_438_400_000_000  # 2026-03-02 08:00 UTC
@@ -269,7 +269,7 @@ def test_damaged_headers_keep_their_place() -> None:
     """Of a damaged header the place is known; the lines through it stay."""
     row = HeaderRow(id="c2", session="u", seq=2, branch="main", raw=b"")
     found = timeline([header(1), header(3)], damaged=[row])
-    assert drawn(found) == ["○ #3", "! #2 damaged header: run holdfast verify", "○ #1"]
+    assert drawn(found) == ["○ #3", "! #2 damaged header: run stepkeep verify", "○ #1"]
     assert found.damaged == ("c2",)
     assert "1 damaged" in draw(found, width=80)[0]
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import InvalidInput
-from holdfast.history import refs, times
-from holdfast.model import check_branch_name, from_us, to_us
+from stepkeep.errors import InvalidInput
+from stepkeep.history import refs, times
+from stepkeep.model import check_branch_name, from_us, to_us
 
 NOW = datetime(2025, 7, 3, 10, 20, 30, tzinfo=UTC)
 NOW_US = to_us(NOW)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.model import Status
-from holdfast.policy.triggers import (
+from stepkeep.model import Status
+from stepkeep.policy.triggers import (
     COMPACTION_WARNING,
     STEP_BOUNDARY,
     Decision,

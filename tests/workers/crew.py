@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-import holdfast
-from holdfast.model import Session
+import stepkeep
+from stepkeep.model import Session
 from tests.workflow.flows import Flows
 
 
@@ -47,12 +47,12 @@ class Crew(Flows):
         return events(out)
 
     def sessions(self) -> dict[str, Session]:
-        with holdfast.open(self.url) as store:
+        with stepkeep.open(self.url) as store:
             return {info.key: info for info in store.sessions()}
 
     def events(self, key: str) -> list[str]:
         """The types of what is recorded of a session."""
-        with holdfast.open(self.url) as store:
+        with stepkeep.open(self.url) as store:
             return [event.type for event in store.engine.backend.events(store.get(key).uid)]
 
 

@@ -10,24 +10,24 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-import holdfast
-from holdfast.api import Store
-from holdfast.errors import BackendUnavailable
-from holdfast.executor.claims import Wish, claim
-from holdfast.executor.lease import Held
-from holdfast.executor.owner import this_process
-from holdfast.executor.queue import Ticket, with_ticket
-from holdfast.model import Status
-from holdfast.storage.port import Claimed, ClaimsSessions, LooksOver
-from holdfast.storage.urls import open_backend
-from holdfast.testing.records import draft, item, new_owner
+import stepkeep
+from stepkeep.api import Store
+from stepkeep.errors import BackendUnavailable
+from stepkeep.executor.claims import Wish, claim
+from stepkeep.executor.lease import Held
+from stepkeep.executor.owner import this_process
+from stepkeep.executor.queue import Ticket, with_ticket
+from stepkeep.model import Status
+from stepkeep.storage.port import Claimed, ClaimsSessions, LooksOver
+from stepkeep.storage.urls import open_backend
+from stepkeep.testing.records import draft, item, new_owner
 
 WISH = Wish(queue="default", retry_seconds=30)
 
 
 @pytest.fixture
 def store(store_url: str) -> Iterator[Store]:
-    with holdfast.open(store_url) as store:
+    with stepkeep.open(store_url) as store:
         yield store
 
 

@@ -11,9 +11,9 @@ from contextlib import ExitStack
 
 import pytest
 
-import holdfast
-from holdfast import operations
-from holdfast.model import Status
+import stepkeep
+from stepkeep import operations
+from stepkeep.model import Status
 from tests.workers.crew import Crew
 
 STEPS = 3
@@ -24,7 +24,7 @@ FLOW = "name: crowd\nsteps:\n" + "".join(
     f"""\
   - id: n{number}
     shell: |
-      echo "$HOLDFAST_RUN n{number} $$" >>log
+      echo "$STEPKEEP_RUN n{number} $$" >>log
       sleep 0.05
       echo $$
 """
@@ -35,21 +35,21 @@ FLOW = "name: crowd\nsteps:\n" + "".join(
 ALONE = """\
 name: alone
 steps:
-  - {id: a, shell: 'mkdir "in-$HOLDFAST_RUN" && echo a >>log && sleep 0.02 && rmdir "in-$HOLDFAST_RUN"'}
-  - {id: b, shell: 'mkdir "in-$HOLDFAST_RUN" && echo b >>log && rmdir "in-$HOLDFAST_RUN"'}
+  - {id: a, shell: 'mkdir "in-$STEPKEEP_RUN" && echo a >>log && sleep 0.02 && rmdir "in-$STEPKEEP_RUN"'}
+  - {id: b, shell: 'mkdir "in-$STEPKEEP_RUN" && echo b >>log && rmdir "in-$STEPKEEP_RUN"'}
 """
 
 
 def queue_many(crew: Crew, count: int) -> list[str]:
     planned = operations.plan_workflow(crew.folder / "flow.yaml")
-    with holdfast.open(crew.url) as store:
+    with stepkeep.open(crew.url) as store:
         return [
             operations.queue_workflow(store, planned, key=f"s{number:03}").session for number in range(count)
         ]
 
 
 def left(crew: Crew) -> int:
-    with holdfast.open(crew.url) as store:
+    with stepkeep.open(crew.url) as store:
         return sum(info.status is not Status.COMPLETED for info in store.sessions())
 
 
@@ -60,7 +60,7 @@ def check_all(crew: Crew, keys: list[str], kills: int) -> None:
         session, step, number = line.split()
         runs[session, step].append(number)
     assert runs.keys() == {(key, f"n{number}") for key in keys for number in range(1, STEPS + 1)}
-    with holdfast.open(crew.url) as store:
+    with stepkeep.open(crew.url) as store:
         for key in keys:
             session = store.get(key)
             assert session.info.status is Status.COMPLETED

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import config, operations
-from holdfast.api import Store
-from holdfast.executor.owner import this_process
-from holdfast.model import Status
-from holdfast.storage.postgres import PostgresBackend
-from holdfast.storage.postgres.connection import PostgresConnection
-from holdfast.testing.records import new_session
+import stepkeep
+from stepkeep import config, operations
+from stepkeep.api import Store
+from stepkeep.executor.owner import this_process
+from stepkeep.model import Status
+from stepkeep.storage.postgres import PostgresBackend
+from stepkeep.storage.postgres.connection import PostgresConnection
+from stepkeep.testing.records import new_session
 from tests.workers.crew import Crew
 
 COUNT = 60
@@ -33,7 +33,7 @@ def test_two_machines_clean_at_once(server_crew: Crew) -> None:
     """Nothing is removed twice, nothing fails, and what is run stays."""
     crew = server_crew
     settings = config.load(cwd=None, environ={}, flags={"keeper.enabled": False})
-    with holdfast.open(crew.url, config=settings) as store:
+    with stepkeep.open(crew.url, config=settings) as store:
         for number in range(COUNT):
             session = store.session(f"test-{number}", test=True)
             session.save({"number": number})
@@ -52,13 +52,13 @@ def test_two_machines_prune_at_once(server_crew: Crew) -> None:
     """Together they remove each checkpoint once, and the store is whole."""
     crew = server_crew
     settings = config.load(cwd=None, environ={}, flags={"keeper.enabled": False})
-    with holdfast.open(crew.url, config=settings) as store:
+    with stepkeep.open(crew.url, config=settings) as store:
         for key in ("a", "b"):
             session = store.session(key, profile="archive")
             for number in range(40):
                 session.save({"number": number, "text": "word " * 200})
     reports = together(crew, 2, "prune", "--all", "--keep-last", "5", "--json")
-    with holdfast.open(crew.url) as store:
+    with stepkeep.open(crew.url) as store:
         left = store.usage().checkpoints
         assert store.verify().findings == ()
     assert left + sum(report["deleted"] for report in reports) == 80

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.errors import InvalidInput
-from holdfast.executor.queue import (
+from stepkeep.errors import InvalidInput
+from stepkeep.executor.queue import (
     MAX_DEATHS,
     Ticket,
     check_queue,
@@ -19,8 +19,8 @@ from holdfast.executor.queue import (
     with_ticket,
     without_ticket,
 )
-from holdfast.model import Session, Status
-from holdfast.testing.records import new_session
+from stepkeep.model import Session, Status
+from stepkeep.testing.records import new_session
 
 
 def queued(queue: str = "default", **fields: Any) -> Session:

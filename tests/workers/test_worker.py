@@ -1,4 +1,4 @@
-"""`holdfast run --detach` and `holdfast worker`."""
+"""`stepkeep run --detach` and `stepkeep worker`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import config, operations
-from holdfast.api import Store
-from holdfast.executor.queue import ticket_of
-from holdfast.model import Status, utc_now_us
-from holdfast.storage.port import Claimed
-from holdfast.storage.postgres import PostgresBackend
-from holdfast.storage.sqlite import SqliteBackend
+import stepkeep
+from stepkeep import config, operations
+from stepkeep.api import Store
+from stepkeep.executor.queue import ticket_of
+from stepkeep.model import Status, utc_now_us
+from stepkeep.storage.port import Claimed
+from stepkeep.storage.postgres import PostgresBackend
+from stepkeep.storage.sqlite import SqliteBackend
 from tests.postgres.server import Server
 from tests.workers.crew import Crew, told
 from tests.workflow.flows import until
@@ -270,7 +270,7 @@ def test_time_without_a_store_is_no_idle_time(crew: Crew) -> None:
         if event.event is operations.What.READY:
             server.kill()
 
-    log = logging.getLogger("holdfast")
+    log = logging.getLogger("stepkeep")
     log.addHandler(repair)
     try:
         with Store(PostgresBackend(crew.url)) as store:
@@ -318,7 +318,7 @@ def test_another_goes_on_at_once_when_a_worker_is_killed(crew: Crew) -> None:
 @pytest.mark.full
 def test_several_sessions_at_a_time(crew: Crew) -> None:
     """With --parallel a worker runs as many as it may, and pauses all of them."""
-    crew.write(WAITS.replace("echo b >>log", 'echo "b $HOLDFAST_RUN" >>log'))
+    crew.write(WAITS.replace("echo b >>log", 'echo "b $STEPKEEP_RUN" >>log'))
     keys = [crew.queue("--session", f"s{number}") for number in range(3)]
     with crew.worker("--parallel", "2") as process:
         until(lambda: sum(line.startswith("b ") for line in crew.log) == 2)
@@ -336,7 +336,7 @@ def test_a_lease_that_was_taken_over_stops_the_run(crew: Crew) -> None:
     key = crew.queue("--session", "s")
     with crew.worker() as process:
         crew.wait_for("b")
-        with holdfast.open(crew.url) as store:
+        with stepkeep.open(crew.url) as store:
             backend, uid = store.engine.backend, store.get(key).uid
             lease = backend.lease(uid)
             assert lease is not None
@@ -344,5 +344,5 @@ def test_a_lease_that_was_taken_over_stops_the_run(crew: Crew) -> None:
             before = store.get(key).info.last_seq
         assert process.stdout is not None
         assert any(b'"event":"lost"' in line for line in process.stdout)
-    with holdfast.open(crew.url) as store:
+    with stepkeep.open(crew.url) as store:
         assert store.get(key).info.last_seq == before

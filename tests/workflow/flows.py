@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import stepkeep
 from tests.surfaces.test_cli import Cli
 
 
@@ -31,7 +31,7 @@ class Flows(Cli):
 
     def state(self, key: str, ref: str = "latest") -> dict[str, Any]:
         """A stored state, by a store that was opened anew."""
-        with holdfast.open(self.url) as store:
+        with stepkeep.open(self.url) as store:
             state: dict[str, Any] = store.get(key).load(ref).state
         return state
 
@@ -43,7 +43,7 @@ class Flows(Cli):
     def start(self, *args: str) -> subprocess.Popen[bytes]:
         """Start a command as a process, and do not wait for it."""
         return subprocess.Popen(
-            [sys.executable, "-m", "holdfast", *args],
+            [sys.executable, "-m", "stepkeep", *args],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

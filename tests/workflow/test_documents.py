@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.executor.workflow.checking import PASSED_ON
-from holdfast.executor.workflow.expressions import STEP_FIELDS
-from holdfast.executor.workflow.reading import parse_workflow, read_workflow
+from stepkeep.executor.workflow.checking import PASSED_ON
+from stepkeep.executor.workflow.expressions import STEP_FIELDS
+from stepkeep.executor.workflow.reading import parse_workflow, read_workflow
 from tests.workflow.flows import Flows
 
 ROOT = Path(__file__).parents[2]

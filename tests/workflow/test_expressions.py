@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.executor.workflow.expressions import (
+from stepkeep.executor.workflow.expressions import (
     BadExpression,
     Ref,
     fill,

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from holdfast.errors import HoldfastError
+from stepkeep.errors import StepkeepError
 from tests.workflow.flows import Flows
 
 STEPS = 20
@@ -28,7 +28,7 @@ def _completed(flows: Flows) -> set[str]:
     """The steps that are stored as completed; none while there is no checkpoint."""
     try:
         return {step["id"] for step in flows.state("s")["completed_steps"]}
-    except HoldfastError:
+    except StepkeepError:
         return set()
 
 

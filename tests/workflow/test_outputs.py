@@ -1,11 +1,11 @@
-"""`holdfast show --output`: all that is stored of what a step gave."""
+"""`stepkeep show --output`: all that is stored of what a step gave."""
 
 from __future__ import annotations
 
 import pytest
 
-import holdfast
-from holdfast import Outcome, PlanStep, StepContext
+import stepkeep
+from stepkeep import Outcome, PlanStep, StepContext
 from tests.workflow.flows import Flows
 
 LONG = """\
@@ -75,7 +75,7 @@ def test_plans_and_scripts(flows: Flows) -> None:
         blob = context.blob(b"long " * 1000)
         return Outcome(output=blob.digest, blobs=(blob,))
 
-    with holdfast.open(flows.url) as store:
+    with stepkeep.open(flows.url) as store:
         store.execute("plan", [PlanStep("long"), PlanStep("short")], handle)
         with store.run("script") as run:
             run.step("fetch", lambda: "text")

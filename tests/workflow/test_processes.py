@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.executor.workflow import processes
-from holdfast.executor.workflow.leash import Leash
-from holdfast.executor.workflow.processes import Command, Finished
-from holdfast.executor.workflow.redaction import HIDDEN, Redactor, looks_secret
+from stepkeep.executor.workflow import processes
+from stepkeep.executor.workflow.leash import Leash
+from stepkeep.executor.workflow.processes import Command, Finished
+from stepkeep.executor.workflow.redaction import HIDDEN, Redactor, looks_secret
 from tests.workflow.flows import is_alive, until
 
 
@@ -57,8 +57,8 @@ def test_a_flood_takes_no_memory(tmp_path: Path) -> None:
     program = """
 import os, resource, sys
 from pathlib import Path
-from holdfast.executor.workflow import processes
-from holdfast.executor.workflow.leash import Leash
+from stepkeep.executor.workflow import processes
+from stepkeep.executor.workflow.leash import Leash
 with Leash() as leash:
     command = processes.Command(words=("/bin/sh", "-c", "head -c 100000000 /dev/zero"), env=dict(os.environ),
                                 folder=Path("."))
@@ -119,8 +119,8 @@ def test_no_command_outlives_a_killed_runner(tmp_path: Path) -> None:
     program = """
 import os
 from pathlib import Path
-from holdfast.executor.workflow import processes
-from holdfast.executor.workflow.leash import Leash
+from stepkeep.executor.workflow import processes
+from stepkeep.executor.workflow.leash import Leash
 with Leash() as leash:
     ended = processes.Command(words=("true",), env=dict(os.environ), folder=Path("."))
     processes.run(ended, leash=leash)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.executor.workflow.expressions import BadExpression, parse_template
-from holdfast.executor.workflow.quoting import PREFIX, quotable, shell_command
+from stepkeep.executor.workflow.expressions import BadExpression, parse_template
+from stepkeep.executor.workflow.quoting import PREFIX, quotable, shell_command
 
 NASTY = "a  b\n'\"`$(touch pwned)${HOME}\\\t*; touch pwned #é"
 

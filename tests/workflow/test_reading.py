@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.executor.workflow.document import InvalidWorkflow, Kind
-from holdfast.executor.workflow.reading import parse_workflow
+from stepkeep.executor.workflow.document import InvalidWorkflow, Kind
+from stepkeep.executor.workflow.reading import parse_workflow
 from tests.workflow.flows import Flows
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"

@@ -1,4 +1,4 @@
-"""`holdfast resume`: going on after a kill, a failure, an interruption; and what is refused."""
+"""`stepkeep resume`: going on after a kill, a failure, an interruption; and what is refused."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.executor.workflow.reading import parse_workflow
-from holdfast.executor.workflow.redaction import Redactor
-from holdfast.executor.workflow.shape import WorkflowShape, origin_of
+import stepkeep
+from stepkeep.executor.workflow.reading import parse_workflow
+from stepkeep.executor.workflow.redaction import Redactor
+from stepkeep.executor.workflow.shape import WorkflowShape, origin_of
 from tests.workflow.flows import Flows, until
 from tests.workflow.test_run import golden
 
@@ -82,7 +82,7 @@ def test_after_a_kill(killed: Flows) -> None:
 @pytest.mark.full
 def test_after_a_kill_with_a_damaged_checkpoint(killed: Flows) -> None:
     """The newest checkpoint that is intact is gone on from, and what it does not know is done again."""
-    with holdfast.open(killed.url) as store:
+    with stepkeep.open(killed.url) as store:
         newest = store.get("s").header("latest")
     killed.damage(newest.id)
     done = killed("resume", "s")
@@ -99,7 +99,7 @@ def test_after_a_failure(failed: Flows) -> None:
     run = done.json
     assert (run["steps_recovered"], run["steps_run"], run["resume"]) == (1, 2, None)
     assert [step["status"] for step in run["steps"]] == ["completed"] * 3
-    with holdfast.open(failed.url) as store:
+    with stepkeep.open(failed.url) as store:
         metrics = store.metrics()
     assert (metrics.checkpoint_resume_count, metrics.steps_recovered) == (1, 1)
 
@@ -109,7 +109,7 @@ def test_a_step_that_fails_again(failed: Flows) -> None:
     (failed.folder / "go").unlink()
     done = failed.here("resume", "s")
     assert done.code == 1
-    assert "Go on with: holdfast resume s" in done.out
+    assert "Go on with: stepkeep resume s" in done.out
 
 
 @pytest.mark.full
@@ -127,7 +127,7 @@ def test_an_interruption_is_saved(flows: Flows, number: signal.Signals) -> None:
         code, out, _ = flows.stop(process, number)
     assert code == 128 + number
     assert "paused: 1 step in" in out
-    assert "Go on with: holdfast resume s" in out
+    assert "Go on with: stepkeep resume s" in out
     pid = int((flows.folder / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -177,7 +177,7 @@ def test_a_state_that_is_not_whole(failed: Flows, change: str) -> None:
             state["workflow"]["text"] = "steps: ["
         case _:
             del state[change]
-    with holdfast.open(failed.url) as store:
+    with stepkeep.open(failed.url) as store:
         store.get("s").save(state, status="failed", metadata={"runner": "workflow"})
     (failed.folder / "flow.yaml").unlink()
     done = failed.here("resume", "s", "--force", "--json")
@@ -272,7 +272,7 @@ def test_nothing_to_resume(flows: Flows) -> None:
     done = flows.here("resume")
     assert (done.code, done.out, done.err) == (3, "", "error: there is no workflow to resume\n")
     assert flows.here("resume", "other").code == 3
-    with holdfast.open(flows.url) as store:
+    with stepkeep.open(flows.url) as store:
         store.session("empty", workflow="n")
     assert "has no checkpoint to resume from" in flows.here("resume", "empty").err
 
@@ -295,7 +295,7 @@ def test_the_list(failed: Flows) -> None:
     assert header.split() == ["NO", "SESSION", "WORKFLOW", "STEP", "STATUS", "AGE", "WHY"]
     assert row.split()[:5] == ["1", "s", "once", "1", "failed"]
     assert row.endswith("ended with exit code 2: no go")
-    assert "holdfast resume SESSION" in done.err
+    assert "stepkeep resume SESSION" in done.err
     assert failed.log == ["a", "b"]
     (entry,) = failed.here("resume", "--json").json
     assert (entry["session"], entry["can_resume"], entry["why"]) == (
@@ -342,7 +342,7 @@ def test_the_live_view(flows: Flows) -> None:
         "–",
         "ended with exit code 2: no go",
         "last saved #",
-        "Go on with: holdfast resume s",
+        "Go on with: stepkeep resume s",
     ):
         assert text in shown
     assert Path(flows.folder / "log").exists()

@@ -1,4 +1,4 @@
-"""`holdfast run`: steps, values, outputs, failures, and what is stored of them."""
+"""`stepkeep run`: steps, values, outputs, failures, and what is stored of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import stepkeep
 from tests.workflow.flows import Flows
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
@@ -213,7 +213,7 @@ def test_secrets_are_stored_nowhere(flows: Flows) -> None:
     assert state["variables"] == {"api_key": "(hidden)", "harmless": "(hidden)"}
     assert flows.step("s", "use")["output"]["stdout"] == "(hidden) (hidden)\n"
     assert flows.step("s", "give")["output"]["value"] == "(hidden)"
-    with holdfast.open(flows.url) as store:
+    with stepkeep.open(flows.url) as store:
         blob = store.engine.load_blob(flows.step("s", "long")["output"]["stdout_blob"])
         contents = [store.get("s").load(header.id).content() for header in store.get("s").history()]
     for secret in (b"k3y-of-mine", b"pass-phrase-1", b"open-sesame"):
@@ -229,7 +229,7 @@ def test_a_secret_that_is_a_word_of_the_file(flows: Flows) -> None:
 
 
 def test_only_what_is_allowed_of_the_environment(flows: Flows) -> None:
-    """Steps see the usual variables, those that are named, and what Holdfast tells them."""
+    """Steps see the usual variables, those that are named, and what Stepkeep tells them."""
     flows.write(
         """\
         name: env
@@ -245,13 +245,13 @@ def test_only_what_is_allowed_of_the_environment(flows: Flows) -> None:
     lines = flows.step("s", "one")["output"]["stdout"].splitlines()
     seen = dict(line.partition("=")[::2] for line in lines)
     told = {
-        "HOLDFAST_WORKFLOW": "env",
-        "HOLDFAST_RUN": "s",
-        "HOLDFAST_STEP": "one",
-        "HOLDFAST_ATTEMPT": "1",
+        "STEPKEEP_WORKFLOW": "env",
+        "STEPKEEP_RUN": "s",
+        "STEPKEEP_STEP": "one",
+        "STEPKEEP_ATTEMPT": "1",
     }
     assert seen.items() >= {**told, "NAMED": "n", "ALSO": "also", "SET": "a b n"}.items()
-    assert not seen.keys() & {"OTHER", "MY_TOKEN", "OWN", "HOLDFAST_STORE", "PYTHONPATH"}
+    assert not seen.keys() & {"OTHER", "MY_TOKEN", "OWN", "STEPKEEP_STORE", "PYTHONPATH"}
     assert flows.step("s", "two")["output"]["stdout"] == "0"
 
 
@@ -341,7 +341,7 @@ print("|".join(sys.argv[1:]), sys.stdin.read(), sep="#", end="")
 def test_agent_steps(flows: Flows) -> None:
     """The prompt is one argument of the command, or its input where the command has no place for it."""
     (flows.folder / "agent.py").write_text(AGENT, encoding="utf-8")
-    (flows.folder / "holdfast.yaml").write_text(
+    (flows.folder / "stepkeep.yaml").write_text(
         f"agent: {{command: '{sys.executable} agent.py --as {{prompt}}'}}\n", encoding="utf-8"
     )
     text = "name: a\nvars: {x: 'it''s $(x)'}\n{}steps: [{id: a, agent: 'Say ${vars.x}\\n', stdin: more}]\n"
@@ -392,7 +392,7 @@ def test_long_output_is_kept_as_a_blob(flows: Flows) -> None:
     assert output["stdout"].endswith("line 4999\n")
     assert "bytes left out" in output["stdout"]
     assert len(output["stdout"]) < 9000
-    with holdfast.open(flows.url) as store:
+    with stepkeep.open(flows.url) as store:
         whole = store.engine.load_blob(output["stdout_blob"])
         assert store.verify().is_intact
     assert len(whole) == output["stdout_bytes"] == sum(len(f"line {i}\n") for i in range(5000))
@@ -417,7 +417,7 @@ def test_a_flood(flows: Flows) -> None:
     output = flows.step("s", "flood")["output"]
     assert (output["stdout_bytes"], output["stdout_is_cut"]) == (100_000_000, True)
     assert len(output["stdout"]) < 9000
-    with holdfast.open(flows.url) as store:
+    with stepkeep.open(flows.url) as store:
         assert len(store.engine.load_blob(output["stdout_blob"])) == 16 * 1024 * 1024
 
 
@@ -444,7 +444,7 @@ def test_retries(flows: Flows) -> None:
         name: r
         steps:
           - id: flaky
-            shell: echo $HOLDFAST_ATTEMPT >>log; test $HOLDFAST_ATTEMPT = 3
+            shell: echo $STEPKEEP_ATTEMPT >>log; test $STEPKEEP_ATTEMPT = 3
             retry: {attempts: 3, delay: 1ms}
         """
     )
@@ -484,7 +484,7 @@ def test_the_session_of_a_run(flows: Flows) -> None:
         """
     )
     assert flows.here("run", "flow.yaml", "--session", "s").code == 0
-    with holdfast.open(flows.url) as store:
+    with stepkeep.open(flows.url) as store:
         info = store.get("s").info
     assert (info.workflow, info.profile, info.is_test) == ("nightly", "workflow", False)
     assert info.policy == {"keep_last": 3, "keep_within": "1h", "cleanup": {"retention_days": 1}}
@@ -513,7 +513,7 @@ def test_unfinished_work_is_not_run_over(flows: Flows) -> None:
     flows.here("run", "flow.yaml", "--session", "s")
     done = flows.here("run", "flow.yaml", "--session", "s", "--json")
     assert (done.code, done.error["code"]) == (5, "unfinished_work")
-    assert "holdfast resume s" in done.error["message"]
+    assert "stepkeep resume s" in done.error["message"]
     assert flows.log == ["good"]
     assert flows.here("run", "flow.yaml", "--session", "s", "--force").code == 1
     assert flows.log == ["good", "good"]
@@ -558,11 +558,11 @@ def test_a_store_that_fails_in_the_middle(flows: Flows) -> None:
           - {id: c, shell: echo c >>log}
         """
     )
-    settings = flows.folder / "holdfast.yaml"
+    settings = flows.folder / "stepkeep.yaml"
     settings.write_text("limits: {max_bytes: 300KB}\n", encoding="utf-8")
     done = flows("run", "flow.yaml", "--session", "s")
     assert done.code == 1
-    assert "Go on with: holdfast resume s" in done.err
+    assert "Go on with: stepkeep resume s" in done.err
     assert done.err.splitlines()[-1].startswith("error: ")
     assert "b: failed" not in done.out
     settings.unlink()
@@ -584,7 +584,7 @@ steps:
 def test_a_large_state_is_warned_of(flows: Flows) -> None:
     """Above the first limit the largest values are named, once."""
     flows.write(LARGE)
-    (flows.folder / "holdfast.yaml").write_text("workflow: {warn_stored_bytes: 10KB}\n", encoding="utf-8")
+    (flows.folder / "stepkeep.yaml").write_text("workflow: {warn_stored_bytes: 10KB}\n", encoding="utf-8")
     done = flows.here("run", "flow.yaml")
     assert done.code == 0
     assert done.err.count("warning: the state of this workflow takes") == 1
@@ -595,7 +595,7 @@ def test_a_large_state_is_warned_of(flows: Flows) -> None:
 def test_a_warning_does_not_disturb_the_live_view(flows: Flows) -> None:
     """The picture is taken away for it, and drawn again below."""
     flows.write(LARGE.replace("steps:\n", "steps:\n  - {id: z, shell: sleep 1}\n"))  # until it is drawn
-    (flows.folder / "holdfast.yaml").write_text("workflow: {warn_stored_bytes: 10KB}\n", encoding="utf-8")
+    (flows.folder / "stepkeep.yaml").write_text("workflow: {warn_stored_bytes: 10KB}\n", encoding="utf-8")
     code, shown = flows.terminal("run", "flow.yaml")
     assert code == 0
     before, found, after = shown.partition("warning: the state of this workflow takes")
@@ -609,7 +609,7 @@ def test_a_warning_does_not_disturb_the_live_view(flows: Flows) -> None:
 def test_a_state_that_is_too_large_is_refused(flows: Flows, key: str) -> None:
     """Above the last limit the step fails with the key to change, and what was saved before stays."""
     flows.write(LARGE)
-    (flows.folder / "holdfast.yaml").write_text(
+    (flows.folder / "stepkeep.yaml").write_text(
         f"workflow: {{warn_stored_bytes: 1KB, {key}: 40KB}}\n", encoding="utf-8"
     )
     done = flows.here("run", "flow.yaml", "--session", "s")

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import InvalidInput
-from holdfast.executor.workflow.document import InvalidWorkflow, Workflow
-from holdfast.executor.workflow.expressions import BadExpression
-from holdfast.executor.workflow.outputs import Kept
-from holdfast.executor.workflow.processes import Captured
-from holdfast.executor.workflow.reading import parse_workflow
-from holdfast.executor.workflow.redaction import HIDDEN, Redactor
-from holdfast.executor.workflow.scope import StepValues, redactor_of
-from holdfast.executor.workflow.variables import start_values
-from holdfast.storage.port import Blob
+from stepkeep.errors import InvalidInput
+from stepkeep.executor.workflow.document import InvalidWorkflow, Workflow
+from stepkeep.executor.workflow.expressions import BadExpression
+from stepkeep.executor.workflow.outputs import Kept
+from stepkeep.executor.workflow.processes import Captured
+from stepkeep.executor.workflow.reading import parse_workflow
+from stepkeep.executor.workflow.redaction import HIDDEN, Redactor
+from stepkeep.executor.workflow.scope import StepValues, redactor_of
+from stepkeep.executor.workflow.variables import start_values
+from stepkeep.storage.port import Blob
 from tests.workflow.flows import Flows
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import config
+import stepkeep
+from stepkeep import config
 from tests.workspace.repositories import init
 
 
@@ -21,12 +21,12 @@ def _own_git_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    return f"sqlite:{tmp_path / 'store' / 'holdfast.db'}"
+    return f"sqlite:{tmp_path / 'store' / 'stepkeep.db'}"
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[holdfast.Store]:
-    with holdfast.open(url) as store:
+def store(url: str) -> Iterator[stepkeep.Store]:
+    with stepkeep.open(url) as store:
         yield store
 
 
@@ -45,13 +45,13 @@ def repository(root: Path) -> Path:
 
 
 @pytest.fixture
-def run(store: holdfast.Store, root: Path) -> holdfast.Session:
+def run(store: stepkeep.Store, root: Path) -> stepkeep.Session:
     return store.session("run", profile="archive", workspace=root)
 
 
 @pytest.fixture
-def limited(url: str, root: Path, tmp_path: Path) -> Iterator[holdfast.Session]:
+def limited(url: str, root: Path, tmp_path: Path) -> Iterator[stepkeep.Session]:
     """A session that captures no file over 1,000 bytes."""
-    (tmp_path / "holdfast.yaml").write_text("workspace:\n  max_file_bytes: 1000\n")
-    with holdfast.open(url, config=config.load(cwd=tmp_path, environ={})) as store:
+    (tmp_path / "stepkeep.yaml").write_text("workspace:\n  max_file_bytes: 1000\n")
+    with stepkeep.open(url, config=config.load(cwd=tmp_path, environ={})) as store:
         yield store.session("run", profile="archive", workspace=root)

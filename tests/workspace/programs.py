@@ -10,31 +10,31 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 RESTORE = """
-import sys, holdfast
+import sys, stepkeep
 url, root, ref = sys.argv[1:4]
-with holdfast.open(url) as store:
+with stepkeep.open(url) as store:
     print("ready", flush=True)
     done = store.get("run").restore_files(ref, workspace=root)
     print(done.is_complete, [(each.path, each.reason) for each in done.failures], flush=True)
 """
 
 LIMITED = """
-import resource, signal, sys, holdfast
+import resource, signal, sys, stepkeep
 url, root, ref, limit = sys.argv[1:5]
-with holdfast.open(url) as store:
+with stepkeep.open(url) as store:
     run = store.get("run")
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
     try:
         run.restore_files(ref, workspace=root)
-    except holdfast.BackendUnavailable as exc:
+    except stepkeep.BackendUnavailable as exc:
         print(exc.code)
 """
 
 _AS_NOBODY = """
-import os, sys, tempfile, holdfast
+import os, sys, tempfile, stepkeep
 url, root = sys.argv[1:3]
-with tempfile.TemporaryDirectory() as warm, holdfast.open("memory:") as store:
+with tempfile.TemporaryDirectory() as warm, stepkeep.open("memory:") as store:
     run = store.session("run", workspace=warm)  # imports all that is needed, while it can be read
     run.restore_files(run.save(1).id)
 os.setgid(65534)
@@ -44,7 +44,7 @@ os.setuid(65534)
 UNPRIVILEGED = (
     _AS_NOBODY
     + """
-with holdfast.open(url) as store:
+with stepkeep.open(url) as store:
     run = store.session("run", profile="archive")
     first = run.save(1, workspace=root)
     print(sorted((each.path, each.reason) for each in run.files().skipped), [each.path for each in run.files()])
@@ -54,7 +54,7 @@ with holdfast.open(url) as store:
     os.chmod(root, 0o555)
     try:
         run.restore_files(first.id, workspace=root)
-    except holdfast.BackendUnavailable as exc:
+    except stepkeep.BackendUnavailable as exc:
         print(exc.code)
     os.chmod(root, 0o755)
     print(open(root + "/a").read())
@@ -65,7 +65,7 @@ with holdfast.open(url) as store:
 LOCKED = (
     _AS_NOBODY
     + """
-with holdfast.open(url) as store:
+with stepkeep.open(url) as store:
     run = store.session("run", profile="archive", workspace=root)
     first = run.save(1)
     open(root + "/f", "w").write("changed")

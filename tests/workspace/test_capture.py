@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.maintenance import reserve
-from holdfast.maintenance.metrics_file import metrics_path
-from holdfast.workspace import git_place, reading
-from holdfast.workspace.capture import Earlier, Limits, capture
-from holdfast.workspace.manifest import Manifest, body_after, body_of
+import stepkeep
+from stepkeep.maintenance import reserve
+from stepkeep.maintenance.metrics_file import metrics_path
+from stepkeep.workspace import git_place, reading
+from stepkeep.workspace.capture import Earlier, Limits, capture
+from stepkeep.workspace.manifest import Manifest, body_after, body_of
 from tests.workspace.repositories import commit, git, init, outside_view
 from tests.workspace.trees import tree_of, write
 
 
-def paths(run: holdfast.Session, ref: str | int = "latest") -> list[str]:
+def paths(run: stepkeep.Session, ref: str | int = "latest") -> list[str]:
     return [entry.path for entry in run.files(ref)]
 
 
-def reasons(run: holdfast.Session) -> dict[str, str]:
+def reasons(run: stepkeep.Session) -> dict[str, str]:
     return {each.path: each.reason for each in run.files().skipped}
 
 
@@ -34,9 +34,9 @@ def test_a_checkpoint_holds_the_files_beside_the_state(url: str, root: Path) -> 
     write(root, {"a.py": "print(1)\n", "data/b.bin": bytes(range(256)), "empty": ""})
     (root / "a.py").chmod(0o755)
     (root / "link").symlink_to("data/b.bin")
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         store.session("run").save({"n": 1}, workspace=root)
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         run = store.get("run")
         files = run.files()
         assert [entry.path for entry in files] == ["a.py", "data/b.bin", "empty", "link"]
@@ -51,7 +51,7 @@ def test_a_checkpoint_holds_the_files_beside_the_state(url: str, root: Path) -> 
         assert store.verify().findings == ()
 
 
-def test_an_unchanged_tree_costs_next_to_nothing(run: holdfast.Session, root: Path) -> None:
+def test_an_unchanged_tree_costs_next_to_nothing(run: stepkeep.Session, root: Path) -> None:
     """The second capture stores no file and a tiny list."""
     write(root, {f"{number}.txt": f"{number}" * 100 for number in range(200)})
     for path in root.iterdir():
@@ -65,7 +65,7 @@ def test_an_unchanged_tree_costs_next_to_nothing(run: holdfast.Session, root: Pa
     assert next(body for body in files if body.checkpoint == second.id).stored_size < 8000
 
 
-def test_only_changed_files_are_read_again(store: holdfast.Store, root: Path) -> None:
+def test_only_changed_files_are_read_again(store: stepkeep.Store, root: Path) -> None:
     """A file that looks the same is not opened; one that is too young to trust is."""
     write(root, {"old": "old", "young": "young"})
     later = [10**18 * 4]
@@ -76,7 +76,7 @@ def test_only_changed_files_are_read_again(store: holdfast.Store, root: Path) ->
     assert capture(store.engine, str(root), previous=Earlier(racy.manifest)).read_files == 2
 
 
-def test_an_edit_that_keeps_size_and_time_is_seen(run: holdfast.Session, root: Path) -> None:
+def test_an_edit_that_keeps_size_and_time_is_seen(run: stepkeep.Session, root: Path) -> None:
     """mtime can be set back, ctime cannot."""
     write(root, {"a": "one"})
     os.utime(root / "a", (1, 1))
@@ -87,7 +87,7 @@ def test_an_edit_that_keeps_size_and_time_is_seen(run: holdfast.Session, root: P
     assert run.files().read("a") == b"two"
 
 
-def test_a_capture_after_another_is_what_a_first_one_would_be(store: holdfast.Store, root: Path) -> None:
+def test_a_capture_after_another_is_what_a_first_one_would_be(store: stepkeep.Store, root: Path) -> None:
     """Whatever came, went, changed its kind or its permissions since: the list is the same to the last byte."""
     write(root, {f"d{n % 3}/f{n}": f"{n}" for n in range(30)})
     write(root, {"d0/é": "1", "d0/back\\slash": "1", os.fsdecode(b"d1/\xff"): "1"})
@@ -129,7 +129,7 @@ def test_a_capture_after_another_is_what_a_first_one_would_be(store: holdfast.St
     assert after.read_files == 0
 
 
-def test_content_is_stored_once_over_all_sessions(store: holdfast.Store, tmp_path: Path) -> None:
+def test_content_is_stored_once_over_all_sessions(store: stepkeep.Store, tmp_path: Path) -> None:
     """Two sessions with the same files share them; deleting one leaves the other whole."""
     for name in ("one", "two"):
         write(tmp_path / name, {"a": "same" * 100, "b": "same" * 100})
@@ -141,7 +141,7 @@ def test_content_is_stored_once_over_all_sessions(store: holdfast.Store, tmp_pat
     assert store.usage().blobs == 0
 
 
-def test_pruning_removes_the_files_that_no_kept_checkpoint_needs(run: holdfast.Session, root: Path) -> None:
+def test_pruning_removes_the_files_that_no_kept_checkpoint_needs(run: stepkeep.Session, root: Path) -> None:
     """Their bytes are swept; what stays can be read."""
     for number in range(12):
         write(root, {"a": f"{number}" * 1000, "same": "stays"})
@@ -155,7 +155,7 @@ def test_pruning_removes_the_files_that_no_kept_checkpoint_needs(run: holdfast.S
     assert run.usage().blobs == 2
 
 
-def test_a_swept_blob_is_stored_again(store: holdfast.Store, run: holdfast.Session, root: Path) -> None:
+def test_a_swept_blob_is_stored_again(store: stepkeep.Store, run: stepkeep.Session, root: Path) -> None:
     """A capture that counts on contents of a deleted checkpoint reads those files again."""
     write(root, {"a": "content"})
     os.utime(root / "a", (1, 1))
@@ -173,21 +173,21 @@ def test_a_repeated_save_finds_its_files_also_when_they_were_written_again(url: 
     for _ in range(2):
         write(root, {"a": "content", "b/c": "more"})
         os.utime(root / "a", (len(ids) + 1, 1))
-        with holdfast.open(url) as store:
+        with stepkeep.open(url) as store:
             ids.append(store.session("run").save(1, workspace=root, idempotency_key="step").id)
     assert ids[0] == ids[1]
     write(root, {"a": "other"})
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         run = store.get("run")
-        with pytest.raises(holdfast.Conflict) as caught:
+        with pytest.raises(stepkeep.Conflict) as caught:
             run.save(1, workspace=root, idempotency_key="step")
         assert caught.value.code == "idempotency_mismatch"
-        with pytest.raises(holdfast.Conflict):
+        with pytest.raises(stepkeep.Conflict):
             run.save(2, workspace=root, idempotency_key="step")
         assert run.files().read("a") == b"content"
 
 
-def test_saving_in_the_background_keeps_the_order(run: holdfast.Session, root: Path) -> None:
+def test_saving_in_the_background_keeps_the_order(run: stepkeep.Session, root: Path) -> None:
     """The tree is captured off the caller's path; a later save does not overtake it."""
     write(root, {"a": "one"})
     pending = run.save(1, wait=False)
@@ -197,21 +197,21 @@ def test_saving_in_the_background_keeps_the_order(run: holdfast.Session, root: P
     assert run.files(pending.id).read("a") == b"one"
 
 
-def test_a_failed_capture_in_the_background_is_told(run: holdfast.Session, root: Path) -> None:
+def test_a_failed_capture_in_the_background_is_told(run: stepkeep.Session, root: Path) -> None:
     """Who asks for the result gets the error."""
     pending = run.save(1, wait=False)
     root.rmdir()
-    with pytest.raises(holdfast.InvalidInput) as caught:
+    with pytest.raises(stepkeep.InvalidInput) as caught:
         [run._files.submit(*run._save_of(1, workspace=None)).result(), pending.result()]
     assert caught.value.code == "invalid_workspace"
 
 
-def test_a_save_may_leave_the_files_out(run: holdfast.Session, root: Path) -> None:
+def test_a_save_may_leave_the_files_out(run: stepkeep.Session, root: Path) -> None:
     """`workspace=False` overrides the session; the checkpoint then says where the nearest files are."""
     write(root, {"a": "one"})
     first = run.save(1)
     second = run.save(2, workspace=False)
-    with pytest.raises(holdfast.NotFound, match=first.id) as caught:
+    with pytest.raises(stepkeep.NotFound, match=first.id) as caught:
         run.files(second.id)
     assert caught.value.code == "files_not_captured"
     assert run.files().checkpoint == first.id
@@ -220,13 +220,13 @@ def test_a_save_may_leave_the_files_out(run: holdfast.Session, root: Path) -> No
 # --- rules
 
 
-def test_rules_leave_files_out(run: holdfast.Session, repository: Path) -> None:
-    """Built-in rules, `.gitignore`, `.git/info/exclude` and `.holdfastignore`; a line takes a built-in rule back."""
+def test_rules_leave_files_out(run: stepkeep.Session, repository: Path) -> None:
+    """Built-in rules, `.gitignore`, `.git/info/exclude` and `.stepkeepignore`; a line takes a built-in rule back."""
     write(
         repository,
         {
             ".gitignore": "*.log\n",
-            ".holdfastignore": "secret.env\n!.cache/\n",
+            ".stepkeepignore": "secret.env\n!.cache/\n",
             ".git/info/exclude": "local.txt\n",
             "a.py": "",
             "x.log": "",
@@ -243,14 +243,14 @@ def test_rules_leave_files_out(run: holdfast.Session, repository: Path) -> None:
     assert paths(run) == [
         ".cache/kept",
         ".gitignore",
-        ".holdfastignore",
+        ".stepkeepignore",
         "a.py",
         "sub/.gitignore",
         "sub/x.log",
     ]
 
 
-def test_rules_that_change_between_captures_hold(run: holdfast.Session, root: Path) -> None:
+def test_rules_that_change_between_captures_hold(run: stepkeep.Session, root: Path) -> None:
     """A file that is ignored from now on goes, and one that is no more comes, although neither changed."""
     write(root, {"a.log": "", "b.tmp": "", "d/a.log": "", "d/e/a.log": "", ".gitignore": "*.tmp\n"})
     run.save(1)
@@ -261,13 +261,13 @@ def test_rules_that_change_between_captures_hold(run: holdfast.Session, root: Pa
     write(root, {"d/.gitignore": "!a.log\n"})
     run.save(3)
     assert paths(run) == [".gitignore", "b.tmp", "d/.gitignore", "d/a.log", "d/e/a.log"]
-    write(root, {".holdfastignore": "d/e\n"})
+    write(root, {".stepkeepignore": "d/e\n"})
     run.save(4)
-    assert paths(run) == [".gitignore", ".holdfastignore", "b.tmp", "d/.gitignore", "d/a.log"]
+    assert paths(run) == [".gitignore", ".stepkeepignore", "b.tmp", "d/.gitignore", "d/a.log"]
 
 
-def test_what_git_tracks_is_captured_in_spite_of_rules(run: holdfast.Session, repository: Path) -> None:
-    """A file that was added by force belongs to the project; `.holdfastignore` still leaves it out."""
+def test_what_git_tracks_is_captured_in_spite_of_rules(run: stepkeep.Session, repository: Path) -> None:
+    """A file that was added by force belongs to the project; `.stepkeepignore` still leaves it out."""
     write(
         repository,
         {".gitignore": "*.log\nbuild/\n", "t.log": "x", "build/t": "x", "venv/t": "x", "un.log": ""},
@@ -275,12 +275,12 @@ def test_what_git_tracks_is_captured_in_spite_of_rules(run: holdfast.Session, re
     git(repository, "add", "-f", "t.log", "build/t", "venv/t")
     run.save(1)
     assert paths(run) == [".gitignore", "build/t", "t.log", "venv/t"]
-    write(repository, {".holdfastignore": "build/\n"})
+    write(repository, {".stepkeepignore": "build/\n"})
     run.save(2)
-    assert paths(run) == [".gitignore", ".holdfastignore", "t.log", "venv/t"]
+    assert paths(run) == [".gitignore", ".stepkeepignore", "t.log", "venv/t"]
 
 
-def test_a_subfolder_of_a_repository_obeys_the_rules_above(store: holdfast.Store, repository: Path) -> None:
+def test_a_subfolder_of_a_repository_obeys_the_rules_above(store: stepkeep.Store, repository: Path) -> None:
     """In a monorepo the `.gitignore` files up to the top hold; one that ignores the workspace itself does not."""
     write(repository, {".gitignore": "*.log\n/apps/web/out\nscratch/\n", "apps/.gitignore": "*.tmp\n"})
     write(repository, {"apps/web/a": "", "apps/web/a.log": "", "apps/web/a.tmp": "", "apps/web/out/x": ""})
@@ -295,7 +295,7 @@ def test_a_subfolder_of_a_repository_obeys_the_rules_above(store: holdfast.Store
     assert paths(run) == ["a", "a.log"]
 
 
-def test_nested_repositories_submodules_and_worktrees(store: holdfast.Store, tmp_path: Path) -> None:
+def test_nested_repositories_submodules_and_worktrees(store: stepkeep.Store, tmp_path: Path) -> None:
     """Their files are captured, their `.git` never, and rules of the outer repository end where they begin."""
     inner = init(write_and(tmp_path / "inner", {"i.txt": "", "i.log": "", ".gitignore": "own\n", "own": ""}))
     commit(inner)
@@ -318,7 +318,7 @@ def test_nested_repositories_submodules_and_worktrees(store: holdfast.Store, tmp
     assert paths(run) == [".gitignore", "i.log", "i.txt"]
 
 
-def test_what_a_submodule_tracks_is_captured_in_spite_of_rules(store: holdfast.Store, tmp_path: Path) -> None:
+def test_what_a_submodule_tracks_is_captured_in_spite_of_rules(store: stepkeep.Store, tmp_path: Path) -> None:
     """Its own index tells, as that of the outer repository does for the rest, also where that of a submodule fails."""
     inner = init(write_and(tmp_path / "inner", {".gitignore": "build/\n", "build/tracked": "x"}))
     git(inner, "add", "-f", "build/tracked")
@@ -337,7 +337,7 @@ def test_what_a_submodule_tracks_is_captured_in_spite_of_rules(store: holdfast.S
 
 
 @pytest.mark.parametrize("name", [b"sub\xff", b"new\nline", b"new\n\nline\n"])
-def test_a_workspace_below_a_folder_of_any_name(store: holdfast.Store, repository: Path, name: bytes) -> None:
+def test_a_workspace_below_a_folder_of_any_name(store: stepkeep.Store, repository: Path, name: bytes) -> None:
     """Its place in the repository is recorded, the rules hold, and patches name its files."""
     folder = os.fsdecode(name)
     write(repository, {f"{folder}/a": "1\n", f"{folder}/local.txt": "", ".git/info/exclude": "local.txt\n"})
@@ -356,7 +356,7 @@ def test_a_workspace_below_a_folder_of_any_name(store: holdfast.Store, repositor
     assert (repository / folder / "b/c").read_text() == "1\n"
 
 
-def test_names_of_version_control_are_their_folders_only(run: holdfast.Session, root: Path) -> None:
+def test_names_of_version_control_are_their_folders_only(run: stepkeep.Session, root: Path) -> None:
     """`.git` is left out in any case and as a file; the others exactly as they are spelled, and as folders."""
     write(root, {"cvs/a": "", "Cvs/a": "", "x/CVS": "", "x/_darcs": "", "_Darcs/a": "", "y/.hg": ""})
     write(root, {"CVS/a": "", ".hg/a": "", "_darcs/a": "", ".GIT/a": "", "z/.git": "gitdir: nowhere"})
@@ -378,7 +378,7 @@ def write_and(root: Path, files: dict[str, str | bytes]) -> Path:
 # --- the repository is only read
 
 
-def test_commit_branch_and_dirty_state_are_recorded(run: holdfast.Session, repository: Path) -> None:
+def test_commit_branch_and_dirty_state_are_recorded(run: stepkeep.Session, repository: Path) -> None:
     """As git has them, and nothing of the repository is changed by any number of captures."""
     write(repository, {"a": "one"})
     head = commit(repository)
@@ -403,7 +403,7 @@ def test_commit_branch_and_dirty_state_are_recorded(run: holdfast.Session, repos
     assert (state.branch, state.is_dirty) == (None, False)
 
 
-def test_the_dirty_state_is_that_of_now(run: holdfast.Session, repository: Path) -> None:
+def test_the_dirty_state_is_that_of_now(run: stepkeep.Session, repository: Path) -> None:
     """Whatever differed before: each time git is asked about what is there."""
     write(repository, {"a": "one", "b": "one", "sub/c d": "one"})
     commit(repository)
@@ -429,7 +429,7 @@ def test_the_dirty_state_is_that_of_now(run: holdfast.Session, repository: Path)
 
 
 def test_settings_of_git_are_those_of_now(
-    run: holdfast.Session, repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: stepkeep.Session, repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """They are remembered only while their files look the same: a new filter is not run, a new ignore file holds."""
     monkeypatch.setattr(git_place, "YOUNG_NS", 0)
@@ -453,7 +453,7 @@ def test_settings_of_git_are_those_of_now(
 
 @pytest.mark.parametrize("name", ["evil", "e.v=il", "EVIL"])
 def test_git_runs_nothing_a_repository_names(
-    run: holdfast.Session, repository: Path, tmp_path: Path, name: str
+    run: stepkeep.Session, repository: Path, tmp_path: Path, name: str
 ) -> None:
     """Filters, file watchers, hooks and pagers of a foreign repository are not started by a capture."""
     trap, mark = tmp_path / "trap.sh", tmp_path / "sprung"
@@ -476,7 +476,7 @@ def test_git_runs_nothing_a_repository_names(
 
 
 def test_without_git_everything_else_works(
-    run: holdfast.Session, repository: Path, monkeypatch: pytest.MonkeyPatch
+    run: stepkeep.Session, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only commit and branch are missing; ignore files hold all the same."""
     write(repository, {".gitignore": "*.log\n", "a": "", "a.log": ""})
@@ -490,7 +490,7 @@ def test_without_git_everything_else_works(
 
 
 def test_special_files_are_reported(
-    run: holdfast.Session, root: Path, monkeypatch: pytest.MonkeyPatch
+    run: stepkeep.Session, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pipes and sockets are named, never opened."""
     write(root, {"a": ""})
@@ -503,7 +503,7 @@ def test_special_files_are_reported(
     assert paths(run) == ["a"]
 
 
-def test_caps_are_reported(store: holdfast.Store, root: Path) -> None:
+def test_caps_are_reported(store: stepkeep.Store, root: Path) -> None:
     """A file over its cap, sparse or not, is named with its size; over the total the largest go first."""
     write(root, {"small": "x" * 10, "middle": "x" * 300, "large": "x" * 600})
     with (root / "sparse").open("wb") as file:
@@ -515,7 +515,7 @@ def test_caps_are_reported(store: holdfast.Store, root: Path) -> None:
     assert [(each.path, each.size) for each in captured.skipped] == [("large", 600), ("sparse", 10**12)]
 
 
-def test_caps_hold_for_files_that_did_not_change(store: holdfast.Store, root: Path) -> None:
+def test_caps_hold_for_files_that_did_not_change(store: stepkeep.Store, root: Path) -> None:
     """When others grow beyond the total, an old file that is the largest now is left out, and comes back later."""
     write(root, {"d/old": "x" * 300, "d/link": "", "e/grows": "x" * 100})
     limits, later = Limits(max_total_bytes=500), 10**18 * 4
@@ -545,7 +545,7 @@ def test_caps_hold_for_files_that_did_not_change(store: holdfast.Store, root: Pa
         b"\\x41",
     ],
 )
-def test_any_name_comes_back(run: holdfast.Session, root: Path, name: bytes) -> None:
+def test_any_name_comes_back(run: stepkeep.Session, root: Path, name: bytes) -> None:
     """Names are bytes: each is stored readable, and restored exactly."""
     path = root / os.fsdecode(name)
     path.write_bytes(b"content")
@@ -558,7 +558,7 @@ def test_any_name_comes_back(run: holdfast.Session, root: Path, name: bytes) -> 
     assert tree_of(root) == before
 
 
-def test_names_that_differ_only_in_case_are_two_files(run: holdfast.Session, root: Path) -> None:
+def test_names_that_differ_only_in_case_are_two_files(run: stepkeep.Session, root: Path) -> None:
     """On a file system that tells them apart both are captured."""
     write(root, {"readme": "a", "README": "b"})
     run.save(1)
@@ -566,7 +566,7 @@ def test_names_that_differ_only_in_case_are_two_files(run: holdfast.Session, roo
 
 
 def test_a_file_that_changes_while_it_is_read_is_reported(
-    run: holdfast.Session, root: Path, monkeypatch: pytest.MonkeyPatch
+    run: stepkeep.Session, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half old and half new is never stored."""
     write(root, {"busy": "x" * 1000, "calm": "y"})
@@ -585,7 +585,7 @@ def test_a_file_that_changes_while_it_is_read_is_reported(
     assert paths(run) == ["calm"]
 
 
-def test_files_come_and_go_during_a_capture(run: holdfast.Session, root: Path) -> None:
+def test_files_come_and_go_during_a_capture(run: stepkeep.Session, root: Path) -> None:
     """Whatever vanishes or turns into something else meanwhile, the capture ends, and verifies."""
     stop = threading.Event()
 
@@ -616,7 +616,7 @@ def test_files_come_and_go_during_a_capture(run: holdfast.Session, root: Path) -
 
 def test_the_store_in_the_tree_is_not_captured(root: Path) -> None:
     """Nor is any database that this process has open: reading it would take its locks away."""
-    with holdfast.open(f"sqlite:{root / 'runs.db'}") as store:
+    with stepkeep.open(f"sqlite:{root / 'runs.db'}") as store:
         other = sqlite3.connect(root / "app.db")
         other.execute("CREATE TABLE t (x)")
         other.commit()
@@ -634,7 +634,7 @@ def test_the_store_in_the_tree_is_not_captured(root: Path) -> None:
 def test_a_store_of_files_that_is_the_workspace_is_left_alone(root: Path, layout: str) -> None:
     """Its documents and its sidecar are no files of the project: a restore keeps the whole history."""
     write(root, {"a": "one", "sub/checkpoints/mine": "", "sub/sessions/mine": ""})
-    with holdfast.open(f"files:{root}?layout={layout}") as store:
+    with stepkeep.open(f"files:{root}?layout={layout}") as store:
         run = store.session("run", workspace=root, profile="archive")
         first = run.save(1)
         write(root, {"a": "two"})
@@ -648,7 +648,7 @@ def test_a_store_of_files_that_is_the_workspace_is_left_alone(root: Path, layout
 
 def test_files_that_share_the_name_of_the_store_are_captured(root: Path) -> None:
     """Only what the store makes is left out: the database, its log, its counts and its reserve."""
-    with holdfast.open(f"sqlite:{root / 'app'}") as store:
+    with stepkeep.open(f"sqlite:{root / 'app'}") as store:
         write(root, {"app.py": "", "app-notes.md": "", "app.d/f": "", "app-wal.txt": "", "sub/app": ""})
         made = [metrics_path(store.url, data_folder=Path), reserve._file_of(store.url)]
         for path in [*map(str, made), f"{made[0]}-journal", f"{root / 'app'}-journal"]:
@@ -663,9 +663,9 @@ def test_a_store_behind_a_link_is_not_captured(root: Path, tmp_path: Path) -> No
     """Neither the database where it is, nor what lies beside the link to it."""
     write(root, {"real/a": ""})
     (root / "runs.db").symlink_to("real/store.db")
-    with holdfast.open(f"sqlite:{root / 'real' / 'store.db'}"):
+    with stepkeep.open(f"sqlite:{root / 'real' / 'store.db'}"):
         pass
-    with holdfast.open(f"sqlite:{root / 'runs.db'}") as store:
+    with stepkeep.open(f"sqlite:{root / 'runs.db'}") as store:
         run = store.session("run", workspace=root)
         run.save(1)
         (root / "runs.db.metrics").touch()
@@ -674,7 +674,7 @@ def test_a_store_behind_a_link_is_not_captured(root: Path, tmp_path: Path) -> No
 
 
 def test_a_link_that_leads_out_is_captured_as_a_link(
-    run: holdfast.Session, root: Path, tmp_path: Path
+    run: stepkeep.Session, root: Path, tmp_path: Path
 ) -> None:
     """Nothing behind it is read."""
     write(tmp_path / "elsewhere", {"secret": "x"})
@@ -684,18 +684,18 @@ def test_a_link_that_leads_out_is_captured_as_a_link(
     assert paths(run) == ["loop", "out"]
 
 
-def test_a_workspace_that_is_no_directory_is_refused(store: holdfast.Store, root: Path) -> None:
+def test_a_workspace_that_is_no_directory_is_refused(store: stepkeep.Store, root: Path) -> None:
     """Before anything is stored."""
     write(root, {"file": ""})
     run = store.session("run")
     for place in (root / "nowhere", root / "file"):
-        with pytest.raises(holdfast.InvalidInput) as caught:
+        with pytest.raises(stepkeep.InvalidInput) as caught:
             run.save(1, workspace=place)
         assert caught.value.code == "invalid_workspace"
     assert run.latest() is None
 
 
-def test_a_very_deep_tree_is_reported(run: holdfast.Session, root: Path) -> None:
+def test_a_very_deep_tree_is_reported(run: stepkeep.Session, root: Path) -> None:
     """What lies deeper than the limit is named, the rest is captured."""
     descriptor = os.open(root, os.O_RDONLY)
     for _ in range(230):
@@ -713,7 +713,7 @@ def test_a_very_deep_tree_is_reported(run: holdfast.Session, root: Path) -> None
 # --- whether something changed
 
 
-def test_code_changed_tells_paths_and_commit(run: holdfast.Session, repository: Path) -> None:
+def test_code_changed_tells_paths_and_commit(run: stepkeep.Session, repository: Path) -> None:
     """Nothing is stored; who is to be notified gets exactly these two."""
     told: list[tuple[tuple[str, ...], str | None]] = []
     write(repository, {"a": "one", "b": "one"})
@@ -730,7 +730,7 @@ def test_code_changed_tells_paths_and_commit(run: holdfast.Session, repository: 
 
 
 @pytest.mark.full
-def test_a_tree_of_20_000_files(run: holdfast.Session, root: Path) -> None:
+def test_a_tree_of_20_000_files(run: stepkeep.Session, root: Path) -> None:
     """It is captured whole, and one edit costs one file."""
     _many(root, 20_000)
     run.save(1)
@@ -742,7 +742,7 @@ def test_a_tree_of_20_000_files(run: holdfast.Session, root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_tree_of_200_000_files(run: holdfast.Session, root: Path) -> None:
+def test_a_tree_of_200_000_files(run: stepkeep.Session, root: Path) -> None:
     """The same for a very large one, and it is restored."""
     _many(root, 200_000)
     first = run.save(1)

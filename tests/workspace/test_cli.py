@@ -145,7 +145,7 @@ def test_undo_takes_back_whichever_came_last(cli: Cli, work: Path) -> None:
 def test_export_writes_an_archive(cli: Cli, work: Path) -> None:
     """To a file or to stdout."""
     written = subprocess.run(
-        [sys.executable, "-m", "holdfast", "export", "k", "--files", "--output", "-"],
+        [sys.executable, "-m", "stepkeep", "export", "k", "--files", "--output", "-"],
         capture_output=True,
         env=cli.environment,
         check=True,

@@ -35,7 +35,7 @@ def test_the_printed_undo_works_where_it_is_printed(cli: Cli, work: Path) -> Non
     save(cli, work, a="one")
     save(cli, work, a="two")
     done = cli("restore", "k", "#1", "--files", "--workspace", str(work))
-    undo = done.out.splitlines()[-1].removeprefix("Undo:   holdfast ")
+    undo = done.out.splitlines()[-1].removeprefix("Undo:   stepkeep ")
     assert undo.endswith(f" --workspace {shlex.quote(str(work))}")
     undone = cli(*shlex.split(undo))
     assert (undone.code, (work / "a").read_text()) == (0, "two")
@@ -68,7 +68,7 @@ def test_latest_is_the_same_checkpoint_again(cli: Cli, work: Path) -> None:
 
 def test_what_had_to_stay_is_told(cli: Cli, work: Path) -> None:
     """A new file over the cap cannot be captured, so it is not removed: exit code 1."""
-    (cli.folder / "holdfast.yaml").write_text("workspace:\n  max_file_bytes: 1000\n")
+    (cli.folder / "stepkeep.yaml").write_text("workspace:\n  max_file_bytes: 1000\n")
     save(cli, work, a="one")
     write(work, {"big": "x" * 5000})
     done = cli.here("restore", "k", "#1", "--files", "--workspace", str(work))

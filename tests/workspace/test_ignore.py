@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.workspace.ignore import Rules
-from holdfast.workspace.scan import Scan, opened_root
+from stepkeep.workspace.ignore import Rules
+from stepkeep.workspace.scan import Scan, opened_root
 from tests.workspace.repositories import git, init
 
 PIECES = [

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.api import files
-from holdfast.parts.recovery import RestoreCodeState
-from holdfast.workspace.patches import Side, patch_of
+import stepkeep
+from stepkeep.api import files
+from stepkeep.parts.recovery import RestoreCodeState
+from stepkeep.workspace.patches import Side, patch_of
 from tests.workspace.repositories import ENVIRON, commit, git, init
 from tests.workspace.trees import Tree, tree_of, write
 
@@ -26,7 +26,7 @@ SIDES = st.none() | st.builds(
 
 
 def test_commit_and_patches_rebuild_the_tree_elsewhere(
-    run: holdfast.Session, repository: Path, tmp_path: Path
+    run: stepkeep.Session, repository: Path, tmp_path: Path
 ) -> None:
     """A clone at the commit, with every patch applied in order, has the captured files."""
     write(
@@ -66,7 +66,7 @@ def _as_git_has(tree: Tree) -> Tree:
 
 
 def test_a_recovery_point_rebuilds_the_tree_elsewhere(
-    url: str, run: holdfast.Session, repository: Path, tmp_path: Path
+    url: str, run: stepkeep.Session, repository: Path, tmp_path: Path
 ) -> None:
     """It has commit and patches by itself: a clone gets every byte, by hand or by the script."""
     write(
@@ -80,7 +80,7 @@ def test_a_recovery_point_rebuilds_the_tree_elsewhere(
     header = run.save(1)
     wanted = _as_git_has(tree_of(repository))
     write(repository, {"a": "later"})
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         point = store.get("run").recovery_point(header.id, workspace=repository)
     code = point.recovery_instructions[0]
     assert isinstance(code, RestoreCodeState)
@@ -91,12 +91,12 @@ def test_a_recovery_point_rebuilds_the_tree_elsewhere(
         git(by_hand, "apply", "-", given=patch.encode())
     assert _as_git_has(tree_of(by_hand)) == wanted
     by_script = _clone(repository, tmp_path / "by script")
-    script = "holdfast() { :; }\n" + point.as_script()
+    script = "stepkeep() { :; }\n" + point.as_script()
     subprocess.run(["/bin/sh", "-c", script], cwd=by_script, env=ENVIRON, check=True, capture_output=True)
     assert _as_git_has(tree_of(by_script)) == wanted
 
 
-def test_patches_bring_the_files_of_submodules(store: holdfast.Store, tmp_path: Path) -> None:
+def test_patches_bring_the_files_of_submodules(store: stepkeep.Store, tmp_path: Path) -> None:
     """They apply to a clone without submodules, and the text says so."""
     inner, outer = tmp_path / "inner", tmp_path / "outer"
     write(inner, {"i": "1\n"})
@@ -111,7 +111,7 @@ def test_patches_bring_the_files_of_submodules(store: holdfast.Store, tmp_path: 
     point = run.recovery_point(workspace=outer)
     assert "apply 2 patches at the top of a clone without submodules" in point.as_text()
     clone = _clone(outer, tmp_path / "clone")
-    script = "holdfast() { :; }\n" + point.as_script()
+    script = "stepkeep() { :; }\n" + point.as_script()
     subprocess.run(["/bin/sh", "-c", script], cwd=clone, env=ENVIRON, check=True, capture_output=True)
     assert (clone / "module/i").read_text() == (clone / "o").read_text() == "2\n"
 
@@ -122,7 +122,7 @@ def _clone(repository: Path, place: Path) -> Path:
 
 
 def test_a_recovery_point_without_patches_says_where_the_files_are(
-    store: holdfast.Store, repository: Path, monkeypatch: pytest.MonkeyPatch
+    store: stepkeep.Store, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the repository is not named, or the patches are too large, the commit is there and a note for the rest."""
     write(repository, {"a": "one\n"})
@@ -132,7 +132,7 @@ def test_a_recovery_point_without_patches_says_where_the_files_are(
     header = run.save(1, workspace=repository)
     unnamed = run.recovery_point()
     assert unnamed.recovery_instructions[0] == RestoreCodeState(commit_hash=head)
-    assert f"captured files of {header.id} over it, as `holdfast export --files`" in unnamed.as_text()
+    assert f"captured files of {header.id} over it, as `stepkeep export --files`" in unnamed.as_text()
     assert "+two" in run.recovery_point(workspace=repository).as_script()
     monkeypatch.setattr(files, "MAX_PATCH_BYTES", 10)
     large = run.recovery_point(workspace=repository)
@@ -142,14 +142,14 @@ def test_a_recovery_point_without_patches_says_where_the_files_are(
     assert own == RestoreCodeState(commit_hash="4f2a91c")
 
 
-def test_a_recovery_point_of_files_in_no_repository_has_no_code(run: holdfast.Session, root: Path) -> None:
+def test_a_recovery_point_of_files_in_no_repository_has_no_code(run: stepkeep.Session, root: Path) -> None:
     """There is no commit to begin with; the restore command is all there is."""
     write(root, {"a": "one\n"})
     run.save(1)
     assert len(run.recovery_point().recovery_instructions) == 2
 
 
-def test_a_subfolder_gives_patches_for_the_top(store: holdfast.Store, repository: Path) -> None:
+def test_a_subfolder_gives_patches_for_the_top(store: stepkeep.Store, repository: Path) -> None:
     """They name files from the top of the repository, where they are applied."""
     write(repository, {"app/a": "1\n", "other": "1\n"})
     commit(repository)
@@ -165,12 +165,12 @@ def test_no_patch_removes_what_a_rule_leaves_out(repository: Path, monkeypatch: 
     write(
         repository, {"big.bin": "keep", "a": "1", "data/x/f": "keep", "gone": "", "gone.bin": "", "log": ""}
     )
-    write(repository, {"holdfast.yaml": "workspace:\n  ignore: [log]\n"})
+    write(repository, {"stepkeep.yaml": "workspace:\n  ignore: [log]\n"})
     monkeypatch.chdir(repository)
-    with holdfast.open("files:runs") as store:
+    with stepkeep.open("files:runs") as store:
         store.session("other").save(1)
         commit(repository)
-        write(repository, {".holdfastignore": "*.bin\ndata/\n"})
+        write(repository, {".stepkeepignore": "*.bin\ndata/\n"})
         (repository / "gone").unlink()
         (repository / "gone.bin").unlink()
         run = store.session("run", workspace=repository)
@@ -179,7 +179,7 @@ def test_no_patch_removes_what_a_rule_leaves_out(repository: Path, monkeypatch: 
     assert [patch.split()[2] for patch in removed] == ["a/gone", "a/gone.bin"]
 
 
-def test_no_patch_removes_what_is_not_checked_out(run: holdfast.Session, repository: Path) -> None:
+def test_no_patch_removes_what_is_not_checked_out(run: stepkeep.Session, repository: Path) -> None:
     """In a sparse checkout a file that is not there was not removed by anybody."""
     write(repository, {"app/a": "1\n", "app/gone": "", "app/gone too": "", "far/b": "", "far/deep/c": ""})
     write(repository, {"top": "1\n", "app/inner/d": ""})
@@ -199,7 +199,7 @@ def test_no_patch_removes_what_is_not_checked_out(run: holdfast.Session, reposit
     assert run.files().manifest.left_out == ()
 
 
-def test_a_commit_that_is_not_there_is_told(run: holdfast.Session, repository: Path, tmp_path: Path) -> None:
+def test_a_commit_that_is_not_there_is_told(run: stepkeep.Session, repository: Path, tmp_path: Path) -> None:
     """A repository that never had it cannot be the base."""
     write(repository, {"a": "1"})
     commit(repository)
@@ -207,7 +207,7 @@ def test_a_commit_that_is_not_there_is_told(run: holdfast.Session, repository: P
     other = tmp_path / "other"
     other.mkdir()
     init(other)
-    with pytest.raises(holdfast.NotFound) as caught:
+    with pytest.raises(stepkeep.NotFound) as caught:
         run.code_patches(workspace=other)
     assert caught.value.code == "commit_not_found"
 
@@ -254,18 +254,18 @@ def _place(root: Path, name: str, side: Side | None) -> None:
         path.chmod(side.mode & 0o777)
 
 
-def test_the_archive_has_the_files(run: holdfast.Session, root: Path, tmp_path: Path) -> None:
+def test_the_archive_has_the_files(run: stepkeep.Session, root: Path, tmp_path: Path) -> None:
     """With permissions, links and any name; the same checkpoint gives the same bytes."""
-    from holdfast.operations import export_files
+    from stepkeep.operations import export_files
 
     write(root, {"a": "1", "d/b": "2", os.fsdecode(b"\xff"): "3"})
     (root / "a").chmod(0o755)
     (root / "l").symlink_to("a")
     run.save(1)
-    with holdfast.open(run._engine.backend.url) as store:
+    with stepkeep.open(run._engine.backend.url) as store:
         for name in ("one.tar", "two.tar"):
             export_files(store, "run", output=tmp_path / name)
-        with pytest.raises(holdfast.InvalidInput):
+        with pytest.raises(stepkeep.InvalidInput):
             export_files(store, "run", output=tmp_path / "one.tar")
     assert (tmp_path / "one.tar").read_bytes() == (tmp_path / "two.tar").read_bytes()
     out = tmp_path / "out"

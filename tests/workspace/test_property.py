@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast
+import stepkeep
 from tests.workspace.repositories import commit, init, outside_view
 from tests.workspace.trees import Tree, tree_of
 
@@ -103,7 +103,7 @@ def work_at_random(seed: int, *, steps: int) -> None:
             init(root)
         (root / ".gitignore").write_text("*.log\n__pycache__/\n")
         work, taken = Work(root, rng), dict[str, Tree]()
-        with holdfast.open(f"sqlite:{folder}/s.db") as store:
+        with stepkeep.open(f"sqlite:{folder}/s.db") as store:
             run = store.session("run", profile="archive")
             for _ in range(steps):
                 for _ in range(rng.randrange(4)):
@@ -122,7 +122,7 @@ def work_at_random(seed: int, *, steps: int) -> None:
             assert run.verify().findings == ()
 
 
-def _capture(run: holdfast.Session, root: Path, taken: dict[str, Tree], *, is_repository: bool) -> None:
+def _capture(run: stepkeep.Session, root: Path, taken: dict[str, Tree], *, is_repository: bool) -> None:
     before = outside_view(root) if is_repository else ()
     header = run.save({"n": len(taken)}, workspace=root)
     assert (outside_view(root) if is_repository else ()) == before
@@ -130,7 +130,7 @@ def _capture(run: holdfast.Session, root: Path, taken: dict[str, Tree], *, is_re
     assert {entry.path for entry in run.files(header.id)} == set(captured_part(taken[header.id]))
 
 
-def _restore(run: holdfast.Session, root: Path, ref: str, taken: dict[str, Tree]) -> None:
+def _restore(run: stepkeep.Session, root: Path, ref: str, taken: dict[str, Tree]) -> None:
     before = tree_of(root)
     done = run.restore_files(ref, workspace=root, force=True)
     after = tree_of(root)

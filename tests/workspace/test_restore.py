@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.workspace import staging
-from holdfast.workspace.names import STAGING_PREFIX
+import stepkeep
+from stepkeep.workspace import staging
+from stepkeep.workspace.names import STAGING_PREFIX
 from tests.workspace import programs
 from tests.workspace.trees import tree_of, write
 
 
-def test_a_restore_gives_the_tree_of_the_checkpoint(run: holdfast.Session, root: Path) -> None:
+def test_a_restore_gives_the_tree_of_the_checkpoint(run: stepkeep.Session, root: Path) -> None:
     """Contents, permissions and links come back, and what was added since goes."""
     write(root, {"a": "one", "gone/deep/b": "two", "mode": "x", "kind": "file"})
     (root / "link").symlink_to("a")
@@ -46,7 +46,7 @@ def test_a_restore_gives_the_tree_of_the_checkpoint(run: holdfast.Session, root:
     assert tree_of(root) == changed
 
 
-def test_a_dry_run_changes_nothing(run: holdfast.Session, root: Path) -> None:
+def test_a_dry_run_changes_nothing(run: stepkeep.Session, root: Path) -> None:
     """Neither the tree nor the store."""
     write(root, {"a": "one"})
     first = run.save(1)
@@ -62,7 +62,7 @@ def test_a_dry_run_changes_nothing(run: holdfast.Session, root: Path) -> None:
     assert not plan.is_complete
 
 
-def test_work_that_no_capture_has_is_not_overwritten(run: holdfast.Session, root: Path) -> None:
+def test_work_that_no_capture_has_is_not_overwritten(run: stepkeep.Session, root: Path) -> None:
     """Without force nothing is written; with it, the safety checkpoint has what was there."""
     write(root, {"a": "one", "b": "one"})
     first = run.save(1)
@@ -70,7 +70,7 @@ def test_work_that_no_capture_has_is_not_overwritten(run: holdfast.Session, root
     run.save(2)
     write(root, {"a": "precious"})
     before, seq = tree_of(root), run.info.last_seq
-    with pytest.raises(holdfast.Conflict) as caught:
+    with pytest.raises(stepkeep.Conflict) as caught:
         run.restore_files(first.id)
     assert caught.value.code == "files_changed"
     assert (tree_of(root), run.info.last_seq) == (before, seq)
@@ -81,7 +81,7 @@ def test_work_that_no_capture_has_is_not_overwritten(run: holdfast.Session, root
     assert (root / "a").read_text() == "one"
 
 
-def test_undo_returns_to_the_safety_checkpoint(run: holdfast.Session, root: Path) -> None:
+def test_undo_returns_to_the_safety_checkpoint(run: stepkeep.Session, root: Path) -> None:
     """Undoing twice is doing it again."""
     write(root, {"a": "one"})
     first = run.save(1)
@@ -96,15 +96,15 @@ def test_undo_returns_to_the_safety_checkpoint(run: holdfast.Session, root: Path
     assert tree_of(root) == restored
 
 
-def test_there_may_be_nothing_to_undo(run: holdfast.Session) -> None:
+def test_there_may_be_nothing_to_undo(run: stepkeep.Session) -> None:
     """That is told."""
     run.save(1)
-    with pytest.raises(holdfast.NotFound) as caught:
+    with pytest.raises(stepkeep.NotFound) as caught:
         run.undo_files()
     assert caught.value.code == "nothing_to_undo"
 
 
-def test_the_state_stays_as_it_is(run: holdfast.Session, root: Path) -> None:
+def test_the_state_stays_as_it_is(run: stepkeep.Session, root: Path) -> None:
     """A safety checkpoint carries the latest state, its details and step included in nothing new."""
     write(root, {"a": "one"})
     first = run.save({"n": 1}, details={"d": 1})
@@ -116,7 +116,7 @@ def test_the_state_stays_as_it_is(run: holdfast.Session, root: Path) -> None:
     assert (latest.state, latest.details) == ({"n": 2}, {"d": 2})
 
 
-def test_single_paths_are_restored(run: holdfast.Session, root: Path) -> None:
+def test_single_paths_are_restored(run: stepkeep.Session, root: Path) -> None:
     """A file, or everything below a directory; the rest stays, and a path that nobody has is named."""
     write(root, {"a": "1", "d/x": "1", "d/y": "1", "dd": "1"})
     first = run.save(1)
@@ -129,22 +129,22 @@ def test_single_paths_are_restored(run: holdfast.Session, root: Path) -> None:
         "d/y": b"1",
         "dd": b"2",
     }
-    with pytest.raises(holdfast.NotFound) as caught:
+    with pytest.raises(stepkeep.NotFound) as caught:
         run.restore_files(first.id, ["nothing"])
     assert caught.value.code == "file_not_found"
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/passwd", "a/../../b", ".git/config", "d/.GIT/x"])
-def test_paths_outside_are_refused(run: holdfast.Session, root: Path, path: str) -> None:
+def test_paths_outside_are_refused(run: stepkeep.Session, root: Path, path: str) -> None:
     """Nothing outside the root, and nothing of a repository, can be named."""
     write(root, {"a": ""})
     header = run.save(1)
-    with pytest.raises(holdfast.InvalidInput) as caught:
+    with pytest.raises(stepkeep.InvalidInput) as caught:
         run.restore_files(header.id, [path])
     assert caught.value.code == "invalid_file_path"
 
 
-def test_ignored_files_are_never_touched(run: holdfast.Session, repository: Path) -> None:
+def test_ignored_files_are_never_touched(run: stepkeep.Session, repository: Path) -> None:
     """Ignored by the rules that hold now, or by those of the checkpoint: both stay."""
     write(repository, {".gitignore": "*.then\n", "a": "1", "x.then": "keep", "x.now": "captured"})
     first = run.save(1)
@@ -160,14 +160,14 @@ def test_ignored_files_are_never_touched(run: holdfast.Session, repository: Path
 
 
 def test_a_captured_file_that_is_ignored_now_is_saved_before_it_is_overwritten(
-    run: holdfast.Session, repository: Path
+    run: stepkeep.Session, repository: Path
 ) -> None:
     """No rule hides it from the safety checkpoint, and undo brings it back."""
     write(repository, {"x.log": "one"})
     first = run.save(1)
     write(repository, {".gitignore": "*.log\n", "x.log": "two"})
     run.save(2)
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(stepkeep.Conflict):
         run.restore_files(first.id)
     run.restore_files(first.id, force=True)
     assert (repository / "x.log").read_text() == "one"
@@ -175,7 +175,7 @@ def test_a_captured_file_that_is_ignored_now_is_saved_before_it_is_overwritten(
     assert (repository / "x.log").read_text() == "two"
 
 
-def test_undo_removes_an_ignored_file_that_the_restore_made(run: holdfast.Session, repository: Path) -> None:
+def test_undo_removes_an_ignored_file_that_the_restore_made(run: stepkeep.Session, repository: Path) -> None:
     """The safety checkpoint knows that it was not there."""
     write(repository, {"x.log": "one"})
     first = run.save(1)
@@ -189,9 +189,9 @@ def test_undo_removes_an_ignored_file_that_the_restore_made(run: holdfast.Sessio
     assert tree_of(repository) == before
 
 
-def test_what_was_not_captured_is_not_removed(store: holdfast.Store, root: Path) -> None:
+def test_what_was_not_captured_is_not_removed(store: stepkeep.Store, root: Path) -> None:
     """A file that was too large then, or is a pipe now, stays, and is told where it is in the way."""
-    settings = holdfast.open("memory:").settings
+    settings = stepkeep.open("memory:").settings
     assert settings["workspace.max_file_bytes"] == 50_000_000
     run = store.session("run", profile="archive", workspace=root)
     write(root, {"a": "1", "big": b"x", "pipe": "file"})
@@ -213,7 +213,7 @@ def test_what_was_not_captured_is_not_removed(store: holdfast.Store, root: Path)
 # --- kinds that changed
 
 
-def test_files_directories_and_links_replace_each_other(run: holdfast.Session, root: Path) -> None:
+def test_files_directories_and_links_replace_each_other(run: stepkeep.Session, root: Path) -> None:
     """Whatever became what, the tree of the checkpoint comes back, and nothing behind a link is touched."""
     write(root.parent / "outside", {"b": "safe"})
     write(root, {"a": "file", "d/b": "below", "l/b": "below", "e/f/g": "deep"})
@@ -238,7 +238,7 @@ def test_files_directories_and_links_replace_each_other(run: holdfast.Session, r
     assert tree_of(root.parent / "outside") == {"b": (0o644, b"safe")}
 
 
-def test_a_directory_with_other_files_is_not_replaced(run: holdfast.Session, root: Path) -> None:
+def test_a_directory_with_other_files_is_not_replaced(run: stepkeep.Session, root: Path) -> None:
     """Ignored files in it would be lost: it stays, with all that is in it."""
     write(root, {".gitignore": "*.log\n", "a": "file", "b": "1"})
     first = run.save(1)
@@ -251,7 +251,7 @@ def test_a_directory_with_other_files_is_not_replaced(run: holdfast.Session, roo
     assert (root / "b").read_text() == "1"
 
 
-def test_empty_directories_give_way_to_a_file(run: holdfast.Session, root: Path) -> None:
+def test_empty_directories_give_way_to_a_file(run: stepkeep.Session, root: Path) -> None:
     """They are in no capture, so nothing is lost; a link among them is something."""
     write(root, {"x": "file"})
     first = run.save(1)
@@ -265,7 +265,7 @@ def test_empty_directories_give_way_to_a_file(run: holdfast.Session, root: Path)
     assert sorted(tree_of(root)) == ["x/full/z"]
 
 
-def test_a_link_in_place_of_a_directory_is_not_followed(run: holdfast.Session, root: Path) -> None:
+def test_a_link_in_place_of_a_directory_is_not_followed(run: stepkeep.Session, root: Path) -> None:
     """An ignored link stays, what should go behind it is reported, and outside nothing appears."""
     write(root, {"d/f": "1", "b": "1"})
     first = run.save(1)
@@ -282,7 +282,7 @@ def test_a_link_in_place_of_a_directory_is_not_followed(run: holdfast.Session, r
     assert (root / "b").read_text() == "1"
 
 
-def test_no_setuid_bit_is_restored(run: holdfast.Session, root: Path) -> None:
+def test_no_setuid_bit_is_restored(run: stepkeep.Session, root: Path) -> None:
     """Only read, write and execute are captured."""
     write(root, {"tool": "x"})
     (root / "tool").chmod(0o4755)
@@ -294,7 +294,7 @@ def test_no_setuid_bit_is_restored(run: holdfast.Session, root: Path) -> None:
 
 
 def test_a_file_that_changes_during_the_restore_stays(
-    run: holdfast.Session, root: Path, monkeypatch: pytest.MonkeyPatch
+    run: stepkeep.Session, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the safety checkpoint does not have is not overwritten, even then."""
     write(root, {"a": "1", "b": "1"})
@@ -318,7 +318,7 @@ def test_a_file_that_changes_during_the_restore_stays(
 
 
 def test_stored_bytes_alone_never_name_a_tree(
-    store: holdfast.Store, root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    store: stepkeep.Store, root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The workspace is named by the caller, or it is where the caller stands."""
     write(root, {"sub/a": "1"})
@@ -327,14 +327,14 @@ def test_stored_bytes_alone_never_name_a_tree(
     write(root, {"sub/a": "2"})
     run.save(2, workspace=root)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(holdfast.InvalidInput) as caught:
+    with pytest.raises(stepkeep.InvalidInput) as caught:
         run.restore_files(first.id)
     assert caught.value.code == "workspace_not_named"
     monkeypatch.chdir(root / "sub")
     assert run.restore_files(first.id).is_complete
 
 
-def test_files_are_restored_into_another_directory(run: holdfast.Session, root: Path, tmp_path: Path) -> None:
+def test_files_are_restored_into_another_directory(run: stepkeep.Session, root: Path, tmp_path: Path) -> None:
     """An empty one gets the whole tree; what is there and differs needs force."""
     write(root, {"a": "1", "d/b": "2"})
     first = run.save(1)
@@ -343,7 +343,7 @@ def test_files_are_restored_into_another_directory(run: holdfast.Session, root: 
     assert run.restore_files(first.id, workspace=other).is_complete
     assert tree_of(other) == tree_of(root)
     write(other, {"a": "mine"})
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(stepkeep.Conflict):
         run.restore_files(first.id, workspace=other)
 
 
@@ -351,7 +351,7 @@ def test_files_are_restored_into_another_directory(run: holdfast.Session, root: 
 
 
 def test_a_damaged_file_stops_the_restore_before_it_begins(
-    store: holdfast.Store, run: holdfast.Session, root: Path, url: str
+    store: stepkeep.Store, run: stepkeep.Session, root: Path, url: str
 ) -> None:
     """Nothing is written if one of the files does not verify."""
     write(root, {"a": "1" * 100, "b": "1"})
@@ -363,7 +363,7 @@ def test_a_damaged_file_stops_the_restore_before_it_begins(
     with sqlite3.connect(url.removeprefix("sqlite:")) as raw:
         raw.execute("UPDATE blobs SET data = ? WHERE digest = ?", (b"junk", digest))
     raw.close()
-    with pytest.raises(holdfast.Corrupt):
+    with pytest.raises(stepkeep.Corrupt):
         run.restore_files(first.id)
     assert tree_of(root) == before
     assert not list(root.glob(f"{STAGING_PREFIX}*"))
@@ -372,7 +372,7 @@ def test_a_damaged_file_stops_the_restore_before_it_begins(
 
 def test_a_full_disk_in_the_middle_changes_nothing(url: str, root: Path) -> None:
     """All files are prepared before the first is replaced: when one does not fit, the tree is as it was."""
-    with holdfast.open(url) as store:
+    with stepkeep.open(url) as store:
         run = store.session("run", profile="archive")
         write(root, {"a": "1", "large": os.urandom(3_000_000)})
         first = run.save(1, workspace=root)
@@ -410,7 +410,7 @@ def test_a_killed_restore_leaves_each_file_old_or_new_and_is_finished_by_repeati
     """At whatever moment it is killed; the undo then leads back to where everything began."""
     rng = random.Random(1)
     for attempt in range(3):
-        with holdfast.open(url) as store:
+        with stepkeep.open(url) as store:
             run = store.session("run", profile="archive")
             new = {f"d{number % 9}/f{number}": bytes([number % 256]) * 5000 for number in range(400)}
             write(root, new)  # type: ignore[arg-type]
@@ -433,7 +433,7 @@ def test_a_killed_restore_leaves_each_file_old_or_new_and_is_finished_by_repeati
         for path, found in tree_of(root).items():
             if not path.startswith(STAGING_PREFIX):
                 assert found in (old.get(path), wanted.get(path)), path
-        with holdfast.open(url) as store:
+        with stepkeep.open(url) as store:
             run = store.get("run")
             done = run.restore_files(target.id, workspace=root)
             assert done.is_complete

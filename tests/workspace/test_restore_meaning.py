@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.workspace.looks import Look
-from holdfast.workspace.staging import Staging
+import stepkeep
+from stepkeep.workspace.looks import Look
+from stepkeep.workspace.staging import Staging
 from tests.workspace.trees import tree_of, write
 
 
@@ -28,7 +28,7 @@ def content(root: Path) -> dict[str, bytes]:
 
 
 def test_undo_is_about_the_tree_that_was_restored(
-    run: holdfast.Session, root: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+    run: stepkeep.Session, root: Path, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not about the session's own one: that is never touched, and the other one is named or stood in."""
     write(root, {"a": "1"})
@@ -36,7 +36,7 @@ def test_undo_is_about_the_tree_that_was_restored(
     first = run.save({"n": 1})
     run.restore_files(first.id, workspace=other, force=True)
     restored, own = tree_of(other), tree_of(root)
-    with pytest.raises(holdfast.InvalidInput) as caught:
+    with pytest.raises(stepkeep.InvalidInput) as caught:
         run.undo_files()
     assert caught.value.code == "workspace_not_named"
     assert (tree_of(other), tree_of(root)) == (restored, own)
@@ -47,20 +47,20 @@ def test_undo_is_about_the_tree_that_was_restored(
     assert (tree_of(other), tree_of(root)) == (restored, own)
 
 
-def test_undo_of_a_tree_that_is_gone_touches_no_other(run: holdfast.Session, root: Path, other: Path) -> None:
+def test_undo_of_a_tree_that_is_gone_touches_no_other(run: stepkeep.Session, root: Path, other: Path) -> None:
     """The session's own tree does not take its place."""
     write(root, {"a": "1"})
     first = run.save(1)
     run.restore_files(first.id, workspace=other)
     (other / "a").unlink()
     other.rmdir()
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(stepkeep.InvalidInput):
         run.undo_files()
     assert content(root) == {"a": b"1"}
 
 
 def test_files_of_another_tree_are_not_meant_for_the_session_s_own(
-    run: holdfast.Session, root: Path, other: Path
+    run: stepkeep.Session, root: Path, other: Path
 ) -> None:
     """Neither restored into it nor compared with it, as long as theirs is there; if it was moved, they are."""
     write(root, {"a": "1"})
@@ -68,7 +68,7 @@ def test_files_of_another_tree_are_not_meant_for_the_session_s_own(
     run.save(1)
     second = run.save(2, workspace=other)
     for call in (run.restore_files, run.diff_files):
-        with pytest.raises(holdfast.InvalidInput) as caught:
+        with pytest.raises(stepkeep.InvalidInput) as caught:
             call(second.id)
         assert caught.value.code == "workspace_not_named"
     assert content(root) == {"a": b"1"}
@@ -80,7 +80,7 @@ def test_files_of_another_tree_are_not_meant_for_the_session_s_own(
 # --- the checkpoint
 
 
-def test_a_safety_checkpoint_is_not_the_latest(run: holdfast.Session, root: Path) -> None:
+def test_a_safety_checkpoint_is_not_the_latest(run: stepkeep.Session, root: Path) -> None:
     """One path after the other is restored to the same checkpoint by the same name."""
     write(root, {"a": "old", "b": "old"})
     run.save(1)
@@ -95,13 +95,13 @@ def test_a_safety_checkpoint_is_not_the_latest(run: holdfast.Session, root: Path
     for path in ("a", "b"):
         assert run.restore_files("latest~1", [path]).is_complete
     assert content(root) == {"a": b"old", "b": b"old"}
-    with pytest.raises(holdfast.NotFound, match="has 2, the oldest is latest~1"):
+    with pytest.raises(stepkeep.NotFound, match="has 2, the oldest is latest~1"):
         run.restore_files("latest~2")
     assert run.header("latest").trigger.event == "files_restore"
 
 
 def test_an_interrupted_restore_is_finished_by_the_same_words(
-    run: holdfast.Session, root: Path, monkeypatch: pytest.MonkeyPatch
+    run: stepkeep.Session, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They mean the same checkpoint, and the undo leads back to where everything began."""
     write(root, {"a": "old", "b": "old"})
@@ -126,7 +126,7 @@ def test_an_interrupted_restore_is_finished_by_the_same_words(
     assert content(root) == {"a": b"new", "b": b"new"}
 
 
-def test_a_safety_checkpoint_can_be_named(run: holdfast.Session, root: Path) -> None:
+def test_a_safety_checkpoint_can_be_named(run: stepkeep.Session, root: Path) -> None:
     """By its id, its number and its tag."""
     write(root, {"a": "one"})
     first = run.save(1)
@@ -137,7 +137,7 @@ def test_a_safety_checkpoint_can_be_named(run: holdfast.Session, root: Path) -> 
         assert run.files(ref).checkpoint == safety
 
 
-def test_a_safety_checkpoint_keeps_step_and_metadata(run: holdfast.Session, root: Path) -> None:
+def test_a_safety_checkpoint_keeps_step_and_metadata(run: stepkeep.Session, root: Path) -> None:
     """Whoever goes on from the latest finds everything that was there."""
     write(root, {"a": "one"})
     first = run.save({"n": 1}, step=1)
@@ -152,7 +152,7 @@ def test_a_safety_checkpoint_keeps_step_and_metadata(run: holdfast.Session, root
 # --- the paths
 
 
-def test_a_single_text_is_one_path(run: holdfast.Session, root: Path) -> None:
+def test_a_single_text_is_one_path(run: stepkeep.Session, root: Path) -> None:
     """It stands for itself, not for its letters."""
     write(root, {"ab": "1", "a": "1"})
     first = run.save(1)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.workspace.manifest import Entry, Manifest, Skipped
-from holdfast.workspace.names import PathFilter
-from holdfast.workspace.plan import plan_restore
+import stepkeep
+from stepkeep.workspace.manifest import Entry, Manifest, Skipped
+from stepkeep.workspace.names import PathFilter
+from stepkeep.workspace.plan import plan_restore
 from tests.workspace import programs
 from tests.workspace.repositories import git, init
 from tests.workspace.trees import tree_of, write
@@ -19,7 +19,7 @@ from tests.workspace.trees import tree_of, write
 # --- what a rule leaves out, and what does not
 
 
-def test_a_file_of_a_nested_repository_is_removed(run: holdfast.Session, repository: Path) -> None:
+def test_a_file_of_a_nested_repository_is_removed(run: stepkeep.Session, repository: Path) -> None:
     """The rules of the outer one do not hold there, so it was captured, and the checkpoint does not have it."""
     write(repository, {".gitignore": "*.log\n", "n/a": "1", "x.log": "ignored"})
     init(repository / "n")
@@ -33,7 +33,7 @@ def test_a_file_of_a_nested_repository_is_removed(run: holdfast.Session, reposit
 
 
 def test_a_file_that_a_rule_from_outside_takes_back_is_removed(
-    run: holdfast.Session, repository: Path
+    run: stepkeep.Session, repository: Path
 ) -> None:
     """Here one in `.git/info/exclude` against a built-in one."""
     write(repository, {".git/info/exclude": "!venv/\n", "venv/a": "1"})
@@ -45,7 +45,7 @@ def test_a_file_that_a_rule_from_outside_takes_back_is_removed(
     assert tree_of(repository) == before
 
 
-def test_an_ignored_file_that_git_tracks_by_now_is_removed(run: holdfast.Session, repository: Path) -> None:
+def test_an_ignored_file_that_git_tracks_by_now_is_removed(run: stepkeep.Session, repository: Path) -> None:
     """It is captured because of that, and undo brings it back."""
     write(repository, {".gitignore": "build/\n", "a": "1", "build/ignored": "stays"})
     first = run.save(1)
@@ -60,7 +60,7 @@ def test_an_ignored_file_that_git_tracks_by_now_is_removed(run: holdfast.Session
 
 
 def test_a_safety_checkpoint_does_not_make_an_ignored_file_known(
-    run: holdfast.Session, repository: Path
+    run: stepkeep.Session, repository: Path
 ) -> None:
     """It captured one that is ignored. A checkpoint that left it out still says nothing about it: it stays."""
     write(repository, {"x.log": "one"})
@@ -75,7 +75,7 @@ def test_a_safety_checkpoint_does_not_make_an_ignored_file_known(
 # --- what cannot be captured
 
 
-def test_what_cannot_be_captured_and_should_go_is_told(limited: holdfast.Session, root: Path) -> None:
+def test_what_cannot_be_captured_and_should_go_is_told(limited: stepkeep.Session, root: Path) -> None:
     """A file over the cap that the checkpoint does not have stays, and is named; one it left out itself is not."""
     write(root, {"a": "1", "was/big": "x" * 2000})
     first = limited.save(1)
@@ -90,14 +90,14 @@ def test_what_cannot_be_captured_and_should_go_is_told(limited: holdfast.Session
     assert limited.undo_files().is_complete
 
 
-def test_a_refusal_says_what_helps_where_a_save_does_not(limited: holdfast.Session, root: Path) -> None:
+def test_a_refusal_says_what_helps_where_a_save_does_not(limited: stepkeep.Session, root: Path) -> None:
     """A file that outgrew the cap is in no capture but the safety checkpoint of a forced restore."""
     write(root, {"a": "1", "grown": "1"})
     first = limited.save(1)
     write(root, {"a": "2", "grown": "x" * 5000})
-    with pytest.raises(holdfast.Conflict, match=r"A save leaves out 1 of them.*'grown'. Use force"):
+    with pytest.raises(stepkeep.Conflict, match=r"A save leaves out 1 of them.*'grown'. Use force"):
         limited.restore_files(first.id)
-    with pytest.raises(holdfast.Conflict, match="Capture them first"):
+    with pytest.raises(stepkeep.Conflict, match="Capture them first"):
         limited.restore_files(first.id, ["a"])
     done = limited.restore_files(first.id, force=True)
     assert done.safety is not None

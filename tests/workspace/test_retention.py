@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import stepkeep
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-def captured(store: holdfast.Store, key: str, root: Path, contents: list[bytes]) -> holdfast.Session:
+def captured(store: stepkeep.Store, key: str, root: Path, contents: list[bytes]) -> stepkeep.Session:
     """A session with a checkpoint for each content of one file."""
     run = store.session(key, profile="archive")
     for number, content in enumerate(contents):
@@ -33,7 +33,7 @@ def noise(count: int) -> list[bytes]:
 
 def test_a_cap_of_bytes_counts_captured_files(tmp_path: Path, root: Path) -> None:
     """The oldest go until the rest takes no more, and a dry run promises what then happens."""
-    with holdfast.open(tmp_path / "h.db") as store:
+    with stepkeep.open(tmp_path / "h.db") as store:
         run = captured(store, "run", root, noise(6))
         planned = run.prune(max_bytes=70_000, dry_run=True)
         done = run.prune(max_bytes=70_000)
@@ -45,7 +45,7 @@ def test_a_cap_of_bytes_counts_captured_files(tmp_path: Path, root: Path) -> Non
 def test_blobs_of_other_sessions_are_not_promised(tmp_path: Path, root: Path) -> None:
     """What another session still needs stays, so it is not counted as won."""
     contents = noise(3)
-    with holdfast.open(tmp_path / "h.db") as store:
+    with stepkeep.open(tmp_path / "h.db") as store:
         captured(store, "other", root, contents)
         run = captured(store, "run", root, contents)
         planned = run.prune(keep_last=1, dry_run=True)

@@ -1,6 +1,0 @@
-"""Joins codec and storage: owns the order of writes, integrity on reading, and the fallback."""
-
-from holdfast.engine.engine import Engine, NewBody, Pending, Save
-from holdfast.engine.reader import Fallback, Loaded
-
-__all__ = ["Engine", "Fallback", "Loaded", "NewBody", "Pending", "Save"]

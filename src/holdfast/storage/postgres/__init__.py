@@ -1,7 +1,0 @@
-"""One PostgreSQL server, many machines. Needs the extra `postgres`."""
-
-from __future__ import annotations
-
-from holdfast.storage.postgres.backend import PostgresBackend
-
-__all__ = ["PostgresBackend"]

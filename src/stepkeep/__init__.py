@@ -1,0 +1,91 @@
+"""Durable checkpoints for AI agents and workflows.
+
+What `save` acknowledged is never lost, and what `load` returns is exactly what was saved.
+"""
+
+TYPE_CHECKING = (
+    False  # known to type checkers; importing `typing` for it would cost more than all the rest here
+)
+
+if TYPE_CHECKING:
+    from stepkeep.public import *
+
+__all__ = [
+    "AgentCheckpoint",
+    "AgentState",
+    "AgentStore",
+    "AgentSummary",
+    "AutoTrigger",
+    "BackendUnavailable",
+    "Branch",
+    "Cancellation",
+    "Checkpoint",
+    "CheckpointComparison",
+    "CleanReport",
+    "CommandOutcome",
+    "Conflict",
+    "ContextDigest",
+    "Corrupt",
+    "Criterion",
+    "ExecuteOptions",
+    "ExecutionResult",
+    "Fallback",
+    "Header",
+    "Hooks",
+    "Interrupted",
+    "InvalidInput",
+    "LastError",
+    "MergeConflict",
+    "Merged",
+    "NotFound",
+    "Outcome",
+    "Part",
+    "PartFailed",
+    "Pending",
+    "PhaseCheckpoint",
+    "PhaseResult",
+    "Phases",
+    "PlanStep",
+    "PrunePlan",
+    "PruneReport",
+    "Recorder",
+    "RecoveryPoint",
+    "Restored",
+    "RetentionRules",
+    "RetryPolicy",
+    "Run",
+    "SaveOptions",
+    "Session",
+    "SessionInfo",
+    "Settings",
+    "Status",
+    "StepContext",
+    "StepResult",
+    "StepStatus",
+    "StepkeepError",
+    "Store",
+    "Timeline",
+    "Trigger",
+    "TriggerKind",
+    "Unsupported",
+    "ValueChange",
+    "VerifyReport",
+    "open",
+    "open_phases",
+    "resolve_checkpoints_dir",
+]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """The public names, loaded together on first use: a hook of an agent needs none of them, and is waited for."""
+        if name not in __all__:
+            raise AttributeError(f"module 'stepkeep' has no attribute {name!r}")
+        from stepkeep import public
+
+        globals().update({each: getattr(public, each) for each in __all__})
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

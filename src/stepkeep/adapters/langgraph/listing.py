@@ -1,0 +1,144 @@
+"""Which checkpoints a list has, the last put first, from headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, TypeAlias
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
+
+from stepkeep.adapters.langgraph import writes
+from stepkeep.adapters.langgraph.lazy import StoredTuple
+from stepkeep.adapters.langgraph.naming import (
+    checkpoint_of,
+    is_namespace,
+    place_of,
+    session_key,
+    thread_of,
+)
+from stepkeep.adapters.langgraph.records import (
+    check_is_ours,
+    checkpoint_of_header,
+    is_ours,
+    metadata_of,
+    parent_config,
+    place_of_header,
+)
+from stepkeep.adapters.langgraph.threads import Threads, thread_of_session
+from stepkeep.adapters.langgraph.values import Values
+from stepkeep.engine import Engine, reader
+from stepkeep.errors import NotFound
+from stepkeep.model import Header, Session
+from stepkeep.storage.port import HeaderQuery
+
+_PAGE: Final = 100
+
+Found: TypeAlias = tuple[Session, Header]
+
+
+class Listing:
+    """The checkpoints of one thread, or of all. Nothing is locked between two steps of an iteration."""
+
+    def __init__(self, engine: Engine, threads: Threads, values: Values) -> None:
+        self._engine = engine
+        self._threads = threads
+        self._values = values
+
+    def tuples(
+        self,
+        config: RunnableConfig | None,
+        wanted: Mapping[str, Any] | None,
+        before: RunnableConfig | None,
+        limit: int | None,
+    ) -> Iterator[CheckpointTuple]:
+        found = self._matching(config, wanted or {}, before)
+        within = found if limit is None else islice(found, max(0, limit))
+        while page := list(islice(within, _PAGE)):
+            yield from self._page(page)
+
+    # --- which
+
+    def _matching(
+        self, config: RunnableConfig | None, wanted: Mapping[str, Any], before: RunnableConfig | None
+    ) -> Iterator[Found]:
+        """Thread and header of each that matches."""
+        for session, header in self._candidates(config, before):
+            if not wanted or self._fits(header, wanted):
+                yield session, header
+
+    def _fits(self, header: Header, wanted: Mapping[str, Any]) -> bool:
+        metadata = metadata_of(self._engine, self._values, header)
+        return all(metadata.get(key) == value for key, value in wanted.items())
+
+    def _candidates(self, config: RunnableConfig | None, before: RunnableConfig | None) -> Iterator[Found]:
+        limit = None if before is None else checkpoint_of(before)
+        if config is None:
+            return self._rows(HeaderQuery(), {each.uid: each for each in self._threads.all()}, limit)
+        session = self._threads.find(session_key(thread_of(config)))
+        if session is None:
+            return iter(())
+        return self._rows(self._query(session, config, limit), {session.uid: session}, limit)
+
+    def _query(self, session: Session, config: RunnableConfig, limit: str | None) -> HeaderQuery:
+        place = place_of(config)
+        is_one_namespace = (config.get("configurable") or {}).get("checkpoint_ns") is not None
+        branch = place.branch if is_one_namespace else None
+        end = None
+        if limit is not None:
+            query = HeaderQuery(session=session.uid, branch=branch, external_id=limit, limit=1)
+            end = next(self._engine.backend.headers(query), None)
+        return HeaderQuery(
+            session=session.uid,
+            branch=branch,
+            external_id=place.checkpoint,
+            max_seq=None if end is None else end.seq - 1,
+        )
+
+    def _rows(self, query: HeaderQuery, threads: Mapping[str, Session], limit: str | None) -> Iterator[Found]:
+        for row in self._engine.backend.headers(query):
+            if row.session not in threads:
+                continue
+            header = reader.verified(row)
+            if not is_namespace(header.branch) or (query.session is None and not is_ours(header)):
+                continue  # somebody else's, who may not hide all other threads
+            check_is_ours(header)
+            # A limit that is not stored still has its place among ids, which begin with their time.
+            if limit is None or query.max_seq is not None or str(header.external_id) < limit:
+                yield threads[row.session], header
+
+    # --- their tuples
+
+    def _page(self, page: Sequence[Found]) -> Iterator[CheckpointTuple]:
+        by_session: dict[str, list[Header]] = {}
+        for _, header in page:
+            by_session.setdefault(header.session, []).append(header)
+        pending: dict[str, list[writes.Write]] = {}
+        for headers in by_session.values():
+            try:
+                pending |= writes.pending_of(self._engine, self._values, headers)
+            except NotFound:
+                continue  # the thread was deleted meanwhile
+        for session, header in page:
+            if header.id not in pending:
+                continue
+            found = self._tuple(session, header, pending[header.id])
+            if not session.policy:
+                yield found
+                continue
+            # The keeper may prune this thread at any moment, so its values are read at once.
+            try:
+                yield CheckpointTuple(*found)
+            except NotFound:
+                continue
+
+    def _tuple(self, session: Session, header: Header, pending: Sequence[writes.Write]) -> StoredTuple:
+        place = place_of_header(thread_of_session(session), header)
+        return StoredTuple(
+            place.config(),
+            lambda: checkpoint_of_header(self._engine, self._values, header),
+            metadata_of(self._engine, self._values, header),
+            parent_config(place, header),
+            [write.pending for write in pending],
+        )

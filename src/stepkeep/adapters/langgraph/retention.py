@@ -1,0 +1,101 @@
+"""Which checkpoints of a thread stay.
+
+The rules are those of its session, and the store's keeper applies them. What a delta channel is rebuilt from is
+required by the checkpoint that needs it, and pending writes, interrupts among them, go only with their checkpoint.
+The newest checkpoint of every namespace stays too: a subgraph may be waiting there. Once the checkpoint of the outer
+graph that called a subgraph is gone, nothing can resume that call, and its namespace is let go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, Final
+
+import msgspec
+
+from stepkeep.adapters.langgraph.naming import namespace_of
+from stepkeep.adapters.langgraph.records import note_of
+from stepkeep.api import RetentionRules
+from stepkeep.engine import Engine
+from stepkeep.history.branches import change, close_at
+from stepkeep.maintenance.prune import PruneReport, apply_prune, plan_prune
+from stepkeep.model import MAIN_BRANCH, Branch, BranchState, Header, Session
+from stepkeep.policy.profiles import retention_for
+from stepkeep.policy.retention import Retention
+from stepkeep.storage.port import HeaderQuery
+
+KEEPS_ALL: Final = "archive"
+RELEASE_EVERY: Final = 64
+"""After how many puts a saver looks for namespaces that can be let go."""
+
+_CALL: Final = ":"
+_LEVEL: Final = "|"
+
+
+def rules_of(
+    *, keep_last: int | None, max_age: timedelta | str | None, max_bytes: int | str | None
+) -> RetentionRules:
+    """The rules that are given; none keep everything.
+
+    Raises:
+        InvalidInput: one of them makes no sense (`invalid_setting`).
+    """
+    rules: RetentionRules = {}
+    if keep_last is not None:
+        rules["keep_last"] = keep_last
+    if max_age is not None:
+        rules["max_age"] = max_age
+    if max_bytes is not None:
+        rules["max_bytes"] = max_bytes
+    retention_for(KEEPS_ALL, rules)
+    return rules
+
+
+def keep_latest(engine: Engine, session: Session) -> PruneReport:
+    """Remove all but the newest checkpoint of each namespace, and what those need."""
+    plan = plan_prune(engine, session, Retention(keep_last=1), now_us=engine.clock())
+    return apply_prune(engine, plan)
+
+
+def release(engine: Engine, session: Session) -> int:
+    """Let namespaces of subgraph calls go whose calling checkpoint is no longer stored; how many were."""
+    return sum(1 for branch in _abandoned(engine, session) if _let_go(engine, session, branch))
+
+
+def hold(engine: Engine, header: Header) -> None:
+    """Open a namespace again that was let go, once somebody puts into it: the call goes on after all."""
+    branch = engine.backend.branch(header.session, header.branch)
+    if branch is not None and branch.state is BranchState.ARCHIVED:
+        change(engine, header.session, branch, state=BranchState.OPEN, is_pinned=True)
+
+
+def _abandoned(engine: Engine, session: Session) -> Iterator[Branch]:
+    branches = engine.backend.branches(session.uid)
+    newest = max((branch.head_seq for branch in branches if branch.name == MAIN_BRANCH), default=0)
+    for branch in branches:
+        if branch.name == MAIN_BRANCH or branch.head is None or branch.state is not BranchState.OPEN:
+            continue
+        if branch.head_seq > newest:
+            continue  # the checkpoint that called it may still be on its way
+        head = next(engine.headers(HeaderQuery(session=session.uid, ids=(branch.head,), limit=1)), None)
+        if head is not None and _is_abandoned(engine, head):
+            yield branch
+
+
+def _is_abandoned(engine: Engine, head: Header) -> bool:
+    """A namespace that ends in a call (`node:id`) belongs to that call alone; others live on between runs."""
+    namespace = namespace_of(head.branch, note_of(head).namespace)
+    if _CALL not in namespace.rpartition(_LEVEL)[2]:
+        return False
+    parents: Any = head.metadata.get("parents")
+    caller = parents.get("") if isinstance(parents, dict) else None
+    if not isinstance(caller, str) or not caller:
+        return False
+    query = HeaderQuery(session=head.session, branch=MAIN_BRANCH, external_id=caller, limit=1)
+    return next(engine.backend.headers(query), None) is None
+
+
+def _let_go(engine: Engine, session: Session, branch: Branch) -> bool:
+    unpinned = msgspec.structs.replace(branch, is_pinned=False)
+    return close_at(engine, session.uid, unpinned, BranchState.ARCHIVED) is not None

@@ -1,0 +1,56 @@
+"""Opening a store by its URL, or the one that environment and configuration name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from stepkeep import config as configuration
+from stepkeep.api.store import Store
+from stepkeep.codec import exact
+from stepkeep.config import Settings
+from stepkeep.errors import InvalidInput
+from stepkeep.model import utc_now_us
+from stepkeep.storage.urls import open_backend
+
+
+def open(
+    url: str | os.PathLike[str] | None = None,
+    *,
+    config: Settings | None = None,
+    keyframe_every: int | None = None,
+    max_state_bytes: int = exact.MAX_BYTES,
+    clock: Callable[[], int] = utc_now_us,
+) -> Store:
+    """Open a store, creating it if need be.
+
+    `url` is `sqlite:PATH` (or just a path) or `memory:`. Without one: the environment's `STEPKEEP_STORE`, then the
+    store that a configuration file names, then a database in the user's data folder. `config` replaces the
+    settings from environment and files. `keyframe_every=1` stores full copies instead of patches. States that
+    encode to more than `max_state_bytes` are refused. `clock` gives the time in microseconds since 1970.
+
+    Raises:
+        InvalidInput: the configuration, the URL or an option makes no sense.
+    """
+    if keyframe_every is not None and keyframe_every < 1:
+        raise InvalidInput("keyframe_every counts checkpoints: 1 or more", code="invalid_option")
+    settings = configuration.here() if config is None else config
+    if isinstance(url, os.PathLike):
+        url = f"sqlite:{os.fspath(url)}"
+    backend = open_backend(default_url(settings) if url is None else url)
+    return Store(
+        backend,
+        settings=settings,
+        keyframe_every=keyframe_every,
+        max_state_bytes=max_state_bytes,
+        clock=clock,
+    )
+
+
+def default_url(settings: Settings | None = None) -> str:
+    """The store used when none is named: that of the settings, else the one in the user's data folder."""
+    if url := (configuration.here() if settings is None else settings).store_url():
+        return url
+    from platformdirs import user_data_path
+
+    return f"sqlite:{user_data_path('stepkeep') / 'stepkeep.db'}"

@@ -1,0 +1,163 @@
+"""The options that saving and describing a session take, and what their values become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta, tzinfo
+from os import PathLike
+from typing import Any, Final, TypedDict
+
+from stepkeep.config.rules import CLEANUP
+from stepkeep.errors import InvalidInput
+from stepkeep.history import refs, times
+from stepkeep.model import Status, Trigger, TriggerKind, check_name
+from stepkeep.policy.cleanup import rule_from
+from stepkeep.policy.profiles import retention_for
+
+KEEPS_ALL: Final = "archive"
+"""The profile that rules are checked against, and to which those of `Session.prune` are added."""
+
+
+class RetentionRules(TypedDict, total=False):
+    """Which checkpoints of a session stay; see the reference of the section `retention` in the configuration.
+
+    Durations are a `timedelta` or text such as `12h`, sizes a number of bytes or text such as `20MB`. None switches
+    a rule off.
+    """
+
+    keep_last: int | None
+    keep_within: timedelta | str | None
+    keep_hourly: timedelta | str | None
+    keep_daily: timedelta | str | None
+    keep_weekly: timedelta | str | None
+    keep_manual: bool
+    keep_tags: Iterable[str]
+    keep_terminal: bool
+    max_age: timedelta | str | None
+    max_bytes: int | str | None
+
+
+class CleanupRules(TypedDict, total=False):
+    """When the whole session may go: never if `enabled` is False, else so many days after its end."""
+
+    enabled: bool
+    retention_days: int
+
+
+class SaveOptions(TypedDict, total=False):
+    """What `Session.save` takes beside the state.
+
+    `step` and `message` say where the work stands; `tags`, `metadata` (plain JSON, up to 64 KiB) and `details`
+    (any state) describe it. `status` also becomes the session's. `trigger` says why it is saved. `branch` is
+    the current one unless given, and `parents` the branch's head. `requires` are ids that must stay as long as
+    this checkpoint. `external_id` is the caller's own name for it, unique on the branch. A repeat with the same
+    `idempotency_key` and content returns the first checkpoint. `expect_head` names the checkpoint that must
+    still be the branch's newest (None: there must be none), else `Conflict`. `fence` is a lease's token.
+    `workspace` captures the project files: a directory, or True for the session's or the current one; False leaves
+    out what the session would capture.
+    """
+
+    step: int | None
+    message: str
+    tags: Iterable[str]
+    status: Status | str
+    trigger: Trigger | TriggerKind | str
+    metadata: Mapping[str, Any] | None
+    details: object
+    branch: str | None
+    parents: Iterable[str] | None
+    requires: Iterable[str]
+    external_id: str | None
+    idempotency_key: str | None
+    expect_head: str | None
+    fence: int | None
+    workspace: bool | str | PathLike[str] | None
+
+
+def policy_of(
+    stored: Mapping[str, Any] | None, retention: RetentionRules | None, cleanup: CleanupRules | None
+) -> dict[str, Any] | None:
+    """The policy of a session after the given parts replaced the stored ones; None when nothing is left."""
+    policy = dict(stored or {})
+    if retention is not None:
+        retention_for(KEEPS_ALL, retention)
+        own = {CLEANUP: policy[CLEANUP]} if CLEANUP in policy else {}
+        policy = own | {key: _plain(value) for key, value in retention.items()}
+    if cleanup is not None:
+        rule_from(CLEANUP, cleanup)
+        policy = {key: value for key, value in policy.items() if key != CLEANUP}
+        policy |= {CLEANUP: dict(cleanup)} if cleanup else {}
+    return policy or None
+
+
+def _plain(value: object) -> object:
+    """A checked value of a rule as JSON has it."""
+    if isinstance(value, timedelta):
+        return f"{-(-value // timedelta(seconds=1))}s"
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
+
+
+def ref_of(ref: str | int | datetime, *, now_us: int, zone: tzinfo = UTC) -> refs.Ref:
+    if isinstance(ref, datetime):
+        return refs.Moment(times.of_datetime(ref, zone))
+    if isinstance(ref, int):
+        return refs.Seq(ref)
+    return refs.parse(ref, now_us=now_us, zone=zone)
+
+
+def time_of(time: str | datetime, *, now_us: int, zone: tzinfo = UTC) -> int:
+    if isinstance(time, datetime):
+        return times.of_datetime(time, zone)
+    return times.read(time, now_us=now_us, zone=zone)
+
+
+def query_of(
+    *,
+    time: str | datetime | None,
+    seq: int | None,
+    id: str | None,
+    tag: str | None,
+    now_us: int,
+    zone: tzinfo,
+) -> refs.Ref:
+    """The ref for the first of time, seq and id that is given."""
+    if isinstance(time, datetime):
+        return refs.Moment(times.of_datetime(time, zone), tag)
+    if time is not None:
+        return refs.Moment(times.read(time, now_us=now_us, zone=zone), tag)
+    if seq is not None:
+        if not isinstance(seq, int):
+            raise InvalidInput(f"a seq is a whole number, not {seq!r}", code="invalid_query")
+        return refs.Seq(seq)
+    if id is None:
+        raise InvalidInput("a query needs a time, a seq or an id", code="invalid_query")
+    ref = refs.parse(id, now_us=now_us, zone=zone)
+    if not isinstance(ref, refs.Id):
+        raise InvalidInput(f"{id!r} is no id, nor the beginning of one", code="invalid_query")
+    return ref
+
+
+def status_of(status: Status | str) -> Status:
+    try:
+        return Status(status)
+    except ValueError:
+        raise InvalidInput(
+            f"no status {status!r}: choose one of {', '.join(Status)}", code="invalid_status"
+        ) from None
+
+
+def trigger_of(trigger: Trigger | TriggerKind | str) -> Trigger:
+    if isinstance(trigger, Trigger):
+        return trigger
+    try:
+        return Trigger(TriggerKind(trigger))
+    except ValueError:
+        raise InvalidInput(
+            f"no trigger {trigger!r}: choose one of {', '.join(TriggerKind)}", code="invalid_trigger"
+        ) from None
+
+
+def names_of(what: str, names: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InvalidInput(f"{what} takes a list of texts, not {names!r}", code="invalid_name")
+    return tuple(check_name(f"each of {what}", name) for name in names)

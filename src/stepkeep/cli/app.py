@@ -1,0 +1,268 @@
+"""The group of commands: options common to all, lazy loading, errors and exit codes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final, TypeVar
+
+import click
+import msgspec
+
+from stepkeep.cli.printing import clean, clean_json, json_document, note
+from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
+
+T = TypeVar("T")
+
+COMMANDS: Final = {
+    "at": ("at", "Show the state as it was at a time."),
+    "backup": ("backup", "Write the whole store to a file, while it is in use."),
+    "branch": ("branch", "List, fork, switch, merge and close branches."),
+    "cancel": ("finish", "Mark a session as cancelled."),
+    "clean": ("clean", "Remove whole sessions that are old enough."),
+    "cleanup": ("clean", "The same as clean."),
+    "complete": ("finish", "Mark a session as completed."),
+    "completion": ("completion", "Print the completion script for a shell."),
+    "config": ("config", "Show the configuration, and what is wrong with it."),
+    "copy": ("copying", "Copy sessions into another store."),
+    "create": ("create", "Create a checkpoint by hand."),
+    "delete": ("delete", "Remove checkpoints or a session for good."),
+    "demo": ("demo", "Show a crash and damage, and how both are survived."),
+    "diff": ("diff", "Show what changed between two checkpoints."),
+    "doctor": ("doctor", "Look a store over, and say what to do about what is wrong."),
+    "export": ("export", "Write a checkpoint as readable JSON."),
+    "fail": ("finish", "Mark a session as failed."),
+    "history": ("history", "Show what led to where a session stands."),
+    "hook": ("hooks", "Answer an event of a coding agent."),
+    "hooks": ("hooks", "Install the hooks of coding agents, and see after them."),
+    "investigate": ("investigate", "Keep a debugging session: hypotheses, beliefs, gaps."),
+    "import": ("importing", "Bring in what another system saved."),
+    "list": ("listing", "List sessions, or checkpoints."),
+    "log": ("log", "Show what was done, or how one value changed."),
+    "mcp": ("mcp", "Serve checkpoints to agents by the Model Context Protocol."),
+    "pause": ("finish", "Mark a session as paused."),
+    "prune": ("prune", "Remove old checkpoints that no rule keeps."),
+    "recover": ("copying", "Salvage a damaged store into a new one."),
+    "restore": ("restore", "Go on from an old checkpoint, on a branch."),
+    "restore-backup": ("backup", "Make a backup the store."),
+    "resume": ("resume", "Go on with a workflow where it stopped."),
+    "run": ("run", "Run a workflow file, saving after every step."),
+    "save": ("save", "Save a state as the next checkpoint."),
+    "show": ("show", "Show a checkpoint and its state."),
+    "stats": ("stats", "Show what was counted: saves, sizes, latencies, resumes."),
+    "status": ("status", "Show how much is stored and where it stands."),
+    "timeline": ("timeline", "Draw the branches of a session as a graph."),
+    "verify": ("verify", "Check every stored byte."),
+    "worker": ("worker", "Run the workflows that wait in a queue."),
+}
+"""Command -> the module that has it, and its line in the overview, which is printed without importing it."""
+
+EXIT_CODES: Final = ((InvalidInput, 2), (NotFound, 3), (Corrupt, 4), (Conflict, 5))
+DAMAGE: Final = 4
+INTERRUPTED: Final = 130
+REPEAT_SECONDS: Final = 5.0
+"""How long a log line is not repeated."""
+
+
+@dataclass
+class Settings:
+    """The options common to all commands, wherever on the line they were given."""
+
+    store: str | None = None
+    json: bool = False
+    verbose: bool = False
+
+    def show(self, value: T, as_text: Callable[[T], None]) -> None:
+        """Print a result: as JSON if that was asked for, else as `as_text` does."""
+        if self.json:
+            json_document(value)
+        else:
+            as_text(value)
+
+
+settings_of = click.make_pass_decorator(Settings, ensure=True)
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if value and param.name:
+        setattr(ctx.ensure_object(Settings), param.name, value)
+    elif value == "" and param.name == "store":
+        raise click.BadParameter("a store cannot be empty", ctx, param)
+
+
+def _common_options() -> list[click.Parameter]:
+    return [
+        click.Option(
+            ["--store"],
+            metavar="URL",
+            expose_value=False,
+            callback=_remember,
+            help="Store to use, such as sqlite:PATH. Default: $STEPKEEP_STORE, then the configuration.",
+        ),
+        click.Option(
+            ["--json"], is_flag=True, expose_value=False, callback=_remember, help="Print the result as JSON."
+        ),
+        click.Option(
+            ["-v", "--verbose"],
+            is_flag=True,
+            expose_value=False,
+            callback=_remember,
+            help="Log what is done, on stderr.",
+        ),
+    ]
+
+
+class Command(click.Command):
+    """A command that also takes the common options, and shows its example as it was written."""
+
+    def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += _common_options()
+        self._example = example
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        if self._example:
+            with formatter.section("Example"):
+                for line in self._example.splitlines():
+                    formatter.write(f"  {line}\n")
+
+
+class LazyGroup(click.Group):
+    """Imports the module of a command only when that command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"stepkeep.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = module.COMMANDS[cmd_name]
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        click.echo(f"stepkeep {version('stepkeep')}")
+    except PackageNotFoundError:
+        click.echo("stepkeep (not installed)")
+    ctx.exit()
+
+
+stepkeep = LazyGroup(
+    name="stepkeep",
+    help=(
+        "Durable checkpoints for AI agents and workflows.\n\n"
+        "Times are shown in UTC. A REF names a checkpoint: latest, latest~2, latest@before, newest, seq:12, step-5, "
+        "tag:NAME, branch:NAME, an id or its beginning, or a time such as '2 hours ago' or '2025-01-20 14:30:00'."
+    ),
+    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 damage, 5 conflict.",
+    params=[
+        *_common_options(),
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_version,
+            help="Print the version.",
+        ),
+    ],
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def run(args: list[str]) -> int:
+    """Run one command line; every outcome becomes an exit code."""
+    settings = Settings()
+    try:
+        with _logs_on_stderr(settings):
+            result = stepkeep.main(
+                args or ["--help"], prog_name="stepkeep", standalone_mode=False, obj=settings
+            )
+            return result if isinstance(result, int) else 0
+    except click.Abort:
+        return INTERRUPTED
+    except click.ClickException as exc:
+        return _report_usage(exc, as_json=settings.json or "--json" in args)
+    except StepkeepError as exc:
+        _report(exc, as_json=settings.json)
+        return exit_code(exc)
+
+
+def exit_code(error: StepkeepError) -> int:
+    return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), 1)
+
+
+def _report_usage(error: click.ClickException, *, as_json: bool) -> int:
+    message = re.sub(r"\s*\n\s*", " ", error.format_message())  # choices are listed line by line
+    if isinstance(error, click.UsageError) and error.ctx is not None and not as_json:
+        message = f"{message.rstrip('.')}. See '{error.ctx.command_path} --help'."
+    _report(InvalidInput(message, code="usage"), as_json=as_json)
+    return error.exit_code
+
+
+def _report(error: StepkeepError, *, as_json: bool) -> None:
+    if not as_json:
+        click.echo(f"error: {clean(error.message)}", err=True)
+        return
+    names = ("code", "message", "retryable", "session", "branch", "checkpoint", "path")
+    fields = {name: getattr(error, name) for name in names}
+    fields["message"] = clean(error.message)
+    from stepkeep.operations.fixes import FAIL, fixes_for  # only an error reported as JSON pays for it
+
+    fields |= {"result": FAIL, "fixes": fixes_for(error)}
+    click.echo(clean_json(msgspec.json.encode({"error": fields}, enc_hook=str)), err=True)
+
+
+class _LogHandler(logging.Handler):
+    """Writes to what stderr is at the moment: a live view takes it over, so that lines go above it.
+
+    A command may come across the same damage twice: what was told a moment ago is not told again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = f"{record.levelname.lower()}: {record.getMessage()}"
+            oldest = record.created - REPEAT_SECONDS
+            self._told = {told: when for told, when in self._told.items() if when > oldest}
+            if text not in self._told:
+                self._told[text] = record.created
+                note(text)
+        except Exception:  # as every handler does: a log line never ends what it tells of
+            self.handleError(record)
+
+
+@contextmanager
+def _logs_on_stderr(settings: Settings) -> Iterator[None]:
+    """Show warnings, and with `--verbose` everything."""
+    logger = logging.getLogger("stepkeep")
+    handler = _LogHandler()
+    handler.addFilter(lambda record: settings.verbose or record.levelno >= logging.WARNING)
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]

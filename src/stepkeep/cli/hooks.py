@@ -1,0 +1,158 @@
+"""`stepkeep hooks`, and `stepkeep hook` where it is not the first word of the line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Final
+
+import click
+
+from stepkeep import operations
+from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.printing import clean, lines, note, table
+from stepkeep.operations import HooksChange, HooksStatus
+
+CLIENTS: Final = ("claude-code", "gemini", "codex")
+EXAMPLE: Final = """\
+stepkeep hooks install --client claude-code --dry-run
+stepkeep hooks install --client claude-code --project
+stepkeep hooks status"""
+
+
+class HooksGroup(Command, click.Group):
+    """Commands about the hooks of coding agents."""
+
+
+@click.group("hooks", cls=HooksGroup, example=EXAMPLE)
+def hooks() -> None:
+    """Let a coding agent save its work at its own events, and offer to resume it."""
+
+
+def _client_option(*, required: bool) -> Callable[[Any], Any]:
+    return click.option(
+        "--client", type=click.Choice(CLIENTS), required=required, help="The coding agent to work with."
+    )
+
+
+def _scope_option() -> Callable[[Any], Any]:
+    return click.option(
+        "--project/--user",
+        "is_project",
+        default=True,
+        show_default=True,
+        help="Use the settings of the project in this folder, or those of the user.",
+    )
+
+
+def _dry_run_option() -> Callable[[Any], Any]:
+    return click.option("--dry-run", is_flag=True, help="Show the change and make none.")
+
+
+@hooks.command("install", cls=Command, example="stepkeep hooks install --client gemini --user")
+@_client_option(required=True)
+@_scope_option()
+@_dry_run_option()
+@click.option(
+    "--command", "with_command", is_flag=True, help="Also write the /checkpoint command file of Claude Code."
+)
+@click.option("--force", is_flag=True, help="With --command: replace another file of that name.")
+@settings_of
+def install(
+    settings: Settings, client: str, is_project: bool, dry_run: bool, with_command: bool, force: bool
+) -> None:
+    """Put the hooks into the settings file of a coding agent. What else is in it stays.
+
+    With --store the hooks and the command save into that store, else into the one that every command uses.
+    """
+    if force and not with_command:
+        raise click.UsageError("--force goes with --command.")
+    done = operations.install_hooks(
+        client,
+        "project" if is_project else "user",
+        store=settings.store,
+        dry_run=dry_run,
+        with_command=with_command,
+        overwrite_command=force,
+    )
+    settings.show(done, _print_change)
+
+
+@hooks.command("uninstall", cls=Command, example="stepkeep hooks uninstall --client gemini --user")
+@_client_option(required=True)
+@_scope_option()
+@_dry_run_option()
+@settings_of
+def uninstall(settings: Settings, client: str, is_project: bool, dry_run: bool) -> None:
+    """Take the hooks out of the settings file of a coding agent. What else is in it stays."""
+    done = operations.uninstall_hooks(client, "project" if is_project else "user", dry_run=dry_run)
+    settings.show(done, _print_change)
+
+
+def _print_change(change: HooksChange) -> None:
+    if not change.is_changed:
+        lines([f"{clean(change.path)} needs no change"])
+    elif change.is_dry_run:
+        lines([f"{clean(change.path)} would change:", *map(clean, change.diff.splitlines())])
+    else:
+        kept = "" if change.backup is None else f"; the old file is {clean(change.backup)}"
+        lines([f"{clean(change.path)} is changed{kept}"])
+    if change.command is not None:
+        has = "would have" if change.is_dry_run else "has"
+        lines([f"{clean(change.command)} {has} the command /checkpoint"])
+    if change.note is not None:
+        note(change.note)
+
+
+@hooks.command("status", cls=Command, example="stepkeep hooks status --client codex")
+@_client_option(required=False)
+@settings_of
+def status(settings: Settings, client: str | None) -> None:
+    """Show where hooks are installed, and what they could not do lately."""
+    settings.show(operations.hooks_status(client), _print_status)
+
+
+def _print_status(found: HooksStatus) -> None:
+    rows = [
+        [each.client, each.scope, _state(each.exists, each.events, each.missing, each.problem), each.path]
+        for each in found.files
+    ]
+    table(["client", "scope", "hooks", "file"], rows)
+    if found.problems:
+        lines(["", f"Problems, newest first ({clean(found.log)}):"])
+        lines(
+            f"  {each.time} {clean(each.client)} {clean(each.event)}: {clean(each.message)}"
+            for each in found.problems
+        )
+
+
+def _state(exists: bool, events: tuple[str, ...], missing: tuple[str, ...], problem: str | None) -> str:
+    if problem is not None:
+        return problem
+    if not exists or not events:
+        return "none"
+    return f"{len(events)} events" + (f", missing {', '.join(missing)}" if missing else "")
+
+
+@click.command(
+    "hook",
+    cls=Command,
+    example="stepkeep hook SessionStart --client claude-code",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+@click.option("--client", type=str, default=CLIENTS[0], show_default=True, help="The agent that calls.")
+@click.argument("event", required=False, default="")
+@click.argument("payload", required=False)
+@settings_of
+def hook(settings: Settings, client: str, event: str, payload: str | None) -> int:
+    """Answer EVENT of a coding agent: read its JSON on stdin, save what it tells, print the answer.
+
+    Agents run this. It never stops one: the exit code is 0, and what goes wrong is told in the answer.
+    """
+    words = [event, *([] if payload is None else [payload]), "--client", client]
+    store = [] if settings.store is None else ["--store", settings.store]
+    code: int = import_module("stepkeep.hooks.answering").main([*words, *store])
+    return code
+
+
+COMMANDS = {"hook": hook, "hooks": hooks}

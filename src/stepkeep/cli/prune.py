@@ -1,0 +1,144 @@
+"""`stepkeep prune`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from stepkeep import operations
+from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.naming import chosen_session, session_argument, session_option
+from stepkeep.cli.printing import clean, count, lines, moment, note, size, table
+from stepkeep.operations import DecisionView, Pruned, PrunedSession, PruneFlags
+
+EXAMPLE = """\
+stepkeep prune research-42 --dry-run
+stepkeep prune research-42 --keep-last 10 --keep-tag release
+stepkeep prune --all --max-age 14d"""
+
+SPAN = "SPAN"
+
+
+@click.command("prune", cls=Command, example=EXAMPLE)
+@session_argument()
+@session_option()
+@click.option("--all", "every", is_flag=True, help="Prune every session.")
+@click.option("--keep-last", type=int, metavar="N", help="Keep the newest N.")
+@click.option("--keep-within", metavar=SPAN, help="Keep everything younger, such as 90m, 12h, 7d or 2w.")
+@click.option("--keep-days", type=int, metavar="N", help="Keep everything of the last N days.")
+@click.option("--keep-hourly", metavar=SPAN, help="Keep one per hour, for that long.")
+@click.option("--keep-daily", metavar=SPAN, help="Keep one per day, for that long.")
+@click.option("--keep-weekly", metavar=SPAN, help="Keep one per week, for that long.")
+@click.option("--keep-tag", "keep_tags", multiple=True, metavar="TAG", help="Also keep those with this tag.")
+@click.option("--keep-manual", is_flag=True, help="Also keep what was saved by hand.")
+@click.option("--max-age", metavar=SPAN, help="Remove what is older, whatever else keeps it.")
+@click.option("--max-bytes", metavar="SIZE", help="Remove the oldest until the rest fits, such as 500MB.")
+@click.option("--max-per-run", type=int, metavar="N", help="The same as --keep-last.")
+@click.option("--max-age-days", type=int, metavar="N", help="The same as --max-age, in days.")
+@click.option(
+    "--compress-after-hours", type=int, metavar="N", help="Gzip the history in files that is so old."
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would stay and go, and why.")
+@settings_of
+def prune(
+    settings: Settings,
+    /,
+    session: str | None,
+    session_option: str | None,
+    every: bool,
+    dry_run: bool,
+    **rules: Any,
+) -> int:
+    """Remove old checkpoints of SESSION, or of all sessions, that no rule keeps.
+
+    Without rules here those of the session hold: of its profile, the configuration and its own policy. Rules given
+    here replace them all; what any of them keeps stays. With rules SESSION may be left out: it is then the current
+    one. What stays of a history in readable files is gzipped when it is old enough.
+
+    The newest checkpoint, heads and fork points of open pinned branches, the newest failed and completed one,
+    and what others require always stay.
+    """
+    is_named = session is not None or session_option is not None
+    if every and is_named:
+        raise click.UsageError("--all and a session exclude each other.")
+    if not every and not is_named and not any(rules.values()):
+        raise click.UsageError("Which session? Name it, or the rules for the current one, or say --all.")
+    flags = PruneFlags(**rules)
+    with operations.open_store(settings.store) as store:
+        if every:
+            pruned = operations.prune_all(store, flags, dry_run=dry_run)
+        else:
+            key = chosen_session(store, session, session_option)
+            pruned = operations.prune(store, key, flags, dry_run=dry_run)
+    settings.show(pruned, _print)
+    return 1 if pruned.errors else 0
+
+
+def _print(pruned: Pruned) -> None:
+    for session in pruned.sessions:
+        for warning in session.warnings:
+            note(f"warning: {session.session}: {warning}")
+        if pruned.is_dry_run:
+            _print_plan(session)
+    for error in pruned.errors:
+        note(f"error: {error.session}: {error.message} ({error.code})")
+    lines([_total(pruned), *_afterwards(pruned)])
+
+
+def _print_plan(session: PrunedSession) -> None:
+    lines([f"{clean(session.session)}: {count(session.total, 'checkpoint')}"])
+    lines([f"{'rules:' if not at else '':<7}{clean(rule)}" for at, rule in enumerate(session.rules)])
+    lines([""])
+    if session.decisions:
+        _print_decisions(session.decisions)
+        lines([""])
+
+
+def _print_decisions(decisions: tuple[DecisionView, ...]) -> None:
+    columns = {
+        "seq": [f"#{each.seq}" for each in decisions],
+        "time": [moment(each.time) for each in decisions],
+        "branch": [each.branch for each in decisions],
+        "step": ["-" if each.step is None else str(each.step) for each in decisions],
+        "stored": [size(each.stored_bytes) for each in decisions],
+        "plan": ["stays" if each.stays else "goes" for each in decisions],
+        "because": [_because(each) for each in decisions],
+    }
+    if len(set(columns["branch"])) == 1:
+        del columns["branch"]
+    if set(columns["step"]) == {"-"}:
+        del columns["step"]
+    rows = [list(row) for row in zip(*columns.values(), strict=True)]
+    colours = [None if each.stays else "red" for each in decisions]
+    table(list(columns), rows, right=["seq", "step", "stored"], colours=colours, wrap=True)
+
+
+def _because(decision: DecisionView) -> str:
+    reasons = ", ".join(decision.reasons)
+    return reasons if decision.warning is None else f"{reasons} ({decision.warning})"
+
+
+def _total(pruned: Pruned) -> str:
+    sessions = "" if len(pruned.sessions) == 1 else f" in {count(len(pruned.sessions), 'session')}"
+    total = f"{count(pruned.total, 'checkpoint')}{sessions}"
+    if pruned.is_dry_run:
+        return (
+            f"{total}: {pruned.kept:,} would stay, {pruned.deleted:,} would go ({size(pruned.stored_bytes)})"
+        )
+    refused = f", {pruned.refused:,} refused" if pruned.refused else ""
+    freed = f"{size(pruned.stored_bytes)} reclaimed"
+    return f"{total}: {pruned.kept:,} kept, {pruned.deleted:,} deleted{refused}, {freed}"
+
+
+def _afterwards(pruned: Pruned) -> list[str]:
+    would = " would be" if pruned.is_dry_run else ""
+    texts = [f"{count(pruned.compressed, 'checkpoint')}{would} compressed"] if pruned.compressed else []
+    if pruned.is_dry_run:
+        return [*texts, "This was a dry run: nothing was removed."]
+    if pruned.reclaimed_bytes:
+        texts.append(f"The store is {size(pruned.reclaimed_bytes)} smaller.")
+    return texts
+
+
+COMMANDS = {"prune": prune}

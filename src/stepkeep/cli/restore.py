@@ -1,0 +1,127 @@
+"""`stepkeep restore`."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from stepkeep import operations
+from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.files import restore_options, show_restored
+from stepkeep.cli.naming import chosen_session_and_refs, ref_argument, session_argument, session_option
+from stepkeep.cli.printing import clean, lines, moment
+from stepkeep.operations import RestoredView
+
+BEFORE = "latest@before"
+EXAMPLE = """\
+stepkeep restore cp_20260302T120000000000_0123456789
+stepkeep restore research-42 latest~2
+stepkeep restore research-42 --undo
+stepkeep restore latest~2 --files src/app.py --dry-run"""
+
+
+@click.command("restore", cls=Command, example=EXAMPLE)
+@session_argument()
+@ref_argument()
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@session_option()
+@click.option("--undo", is_flag=True, help="Return to where the session was before.")
+@click.option("--branch", metavar="NAME", help="Name the branch to go on with.  [default: like from-12]")
+@click.option("--expect-head", metavar="ID", help="Restore only if this is still the latest checkpoint.")
+@restore_options
+@settings_of
+def restore(
+    settings: Settings,
+    session: str | None,
+    ref: str | None,
+    paths: tuple[str, ...],
+    session_option: str | None,
+    undo: bool,
+    branch: str | None,
+    expect_head: str | None,
+    is_files: bool,
+    workspace: str | None,
+    dry_run: bool,
+    force: bool,
+) -> int:
+    """Go on from an old checkpoint of SESSION. An id needs no SESSION.
+
+    Nothing is deleted: the session moves to a branch that has the checkpoint as head, a new one if need be, and
+    what came after stays on the branch it leaves.
+
+    With --files it is the project files that are restored, all or the PATHs. A safety checkpoint is taken first,
+    and --undo returns to it: without --files, --undo takes back whichever was the last.
+    """
+    with operations.open_store(settings.store) as store:
+        key, refs = chosen_session_and_refs(store, [session, ref, *paths], session_option)
+        if undo:
+            if refs or branch is not None:
+                raise click.UsageError("--undo takes no REF and no --branch.")
+            refs = [BEFORE]
+            is_files = is_files or operations.were_files_restored_last(store, key)
+        if is_files:
+            if branch is not None or expect_head is not None:
+                raise click.UsageError("--branch and --expect-head do not go with --files.")
+            if not refs:
+                raise click.UsageError("The files of which checkpoint? Name a REF, or --undo.")
+            if undo:
+                done = operations.undo_files(store, key, workspace=workspace, dry_run=dry_run, force=force)
+            else:
+                done = operations.restore_files(
+                    store, key, refs[0], refs[1:], workspace=workspace, dry_run=dry_run, force=force
+                )
+            return show_restored(settings, done)
+        if dry_run or force or workspace is not None:
+            raise click.UsageError("--dry-run, --force and --workspace go with --files.")
+        if len(refs) != 1:
+            raise click.UsageError("Which checkpoint? Name one REF, or --undo.")
+        restored = operations.restore(store, key, refs[0], branch=branch, expect_head=expect_head)
+    settings.show(restored, _print)
+    return 0
+
+
+def _print(restored: RestoredView) -> None:
+    checkpoint = restored.checkpoint
+    name = checkpoint.message or f"#{checkpoint.seq}"
+    lines(
+        [
+            f"Restored to: {clean(name)} ({moment(checkpoint.time)})",
+            *_changes(restored),
+            *_branches(restored),
+        ]
+    )
+
+
+def _changes(restored: RestoredView) -> list[str]:
+    changes = restored.changes
+    if changes is None:
+        return ["Changes: unknown, the state before cannot be read"]
+    if not changes.total:
+        return ["Changes: none"]
+    names = {
+        "added": changes.added,
+        "removed": changes.removed,
+        "changed": changes.changed,
+        "moved": changes.moved,
+    }
+    counts = ", ".join(f"{number:,} {name}" for name, number in names.items() if number)
+    return [f"Changes: {counts}", *(f"  {clean(phrase)}" for phrase in changes.summary.split("; "))]
+
+
+def _branches(restored: RestoredView) -> list[str]:
+    new = ", new" if restored.is_new_branch else ""
+    texts = [f"Branch: {clean(restored.branch)} (#{restored.checkpoint.seq}{new})"]
+    if restored.previous_branch != restored.branch:
+        at = "" if restored.previous_seq is None else f" (#{restored.previous_seq})"
+        texts.append(f"Left:   {clean(restored.previous_branch)}{at}")
+        texts.append(f"Undo:   stepkeep restore --session {_word(restored.session)} --undo")
+    return texts
+
+
+def _word(text: str) -> str:
+    """A text as one word of a command line, safe to show."""
+    return clean(shlex.quote(text))
+
+
+COMMANDS = {"restore": restore}

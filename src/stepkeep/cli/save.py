@@ -1,0 +1,122 @@
+"""`stepkeep save`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from stepkeep import operations
+from stepkeep.api import SaveOptions
+from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.documents import read_document
+from stepkeep.cli.files import workspace_option
+from stepkeep.cli.naming import session_argument, session_named, session_option
+from stepkeep.cli.printing import clean, lines, size
+from stepkeep.errors import InvalidInput
+from stepkeep.model import Status
+from stepkeep.operations import CheckpointView
+
+EXAMPLE = """\
+stepkeep save research-42 --state '{"query": "tides"}' --step 1
+stepkeep save research-42 --state @state.json --tags plan,verified
+make-state | stepkeep save research-42 --state -"""
+
+
+@click.command("save", cls=Command, example=EXAMPLE)
+@session_argument()
+@session_option()
+@click.option("--state", "document", required=True, metavar="@FILE|-|JSON", help="The state, as JSON.")
+@click.option("--step", type=int, help="Where the work stands.")
+@click.option("--message", default="", help="What was done.")
+@click.option("--tags", "tag_lists", multiple=True, metavar="A,B", help="Tags, separated by commas.")
+@click.option(
+    "--status",
+    type=click.Choice([status.value for status in Status]),
+    help="Also becomes the session's status.",
+)
+@click.option("--auto/--manual", "is_auto", default=True, help="Why it is saved.  [default: auto]")
+@click.option("--profile", help="The session's profile, such as agent or archive.")
+@click.option("--project", help="The project the session belongs to.")
+@click.option("--workflow", metavar="NAME", help="The workflow the session runs, for cleanup policies.")
+@click.option("--test", is_flag=True, default=None, help="A test session: cleaned as soon as it ends.")
+@click.option("--metadata", "metadata_document", metavar="@FILE|-|JSON", help="A JSON object, up to 64 KiB.")
+@click.option("--idempotency-key", metavar="KEY", help="A repeat with this key saves nothing new.")
+@click.option(
+    "--expect-head",
+    metavar="ID|none",
+    help="Save only if this is still the newest checkpoint; none: the first.",
+)
+@click.option("--external-id", metavar="ID", help="Your own name for the checkpoint.")
+@workspace_option("Capture the project files in this directory too.")
+@settings_of
+def save(
+    settings: Settings,
+    /,
+    session: str | None,
+    session_option: str | None,
+    document: str,
+    tag_lists: tuple[str, ...],
+    status: str | None,
+    is_auto: bool,
+    profile: str | None,
+    project: str | None,
+    workflow: str | None,
+    test: bool | None,
+    metadata_document: str | None,
+    expect_head: str | None,
+    step: int | None,
+    message: str,
+    idempotency_key: str | None,
+    external_id: str | None,
+    workspace: str | None,
+) -> None:
+    """Save a state as the next checkpoint of SESSION, which is created if need be.
+
+    When this returns, the checkpoint survives a crash and a loss of power.
+    """
+    key = session_named(session, session_option)
+    if document == "-" and metadata_document == "-":
+        raise click.UsageError("Only one of --state and --metadata can be read from stdin.")
+    options = SaveOptions(
+        tags=[tag.strip() for tags in tag_lists for tag in tags.split(",")],
+        trigger="auto" if is_auto else "manual",
+        metadata=_metadata(metadata_document),
+        status=Status(status or Status.IN_PROGRESS),
+        step=step,
+        message=message,
+        idempotency_key=idempotency_key,
+        external_id=external_id,
+        workspace=workspace,
+    )
+    if expect_head is not None:
+        options["expect_head"] = None if expect_head == "none" else _head(expect_head)
+    state = read_document("the state", document)
+    with operations.open_store(settings.store, create=True) as store:
+        saved = operations.save(
+            store, key, state, profile=profile, project=project, workflow=workflow, test=test, **options
+        )
+    settings.show(saved, _print)
+
+
+def _print(saved: CheckpointView) -> None:
+    step = "" if saved.step is None else f", step {saved.step}"
+    lines([f"Saved {saved.id} (#{saved.seq} of {clean(saved.session)}, {size(saved.size_bytes)}{step})"])
+
+
+def _metadata(document: str | None) -> dict[str, Any] | None:
+    if document is None:
+        return None
+    metadata = read_document("the metadata", document)
+    if not isinstance(metadata, dict):
+        raise InvalidInput("the metadata must be a JSON object", code="metadata_not_plain")
+    return metadata
+
+
+def _head(text: str) -> str:
+    if not text.startswith("cp_"):
+        raise InvalidInput(f"--expect-head takes an id or none, not {text!r}", code="invalid_ref")
+    return text
+
+
+COMMANDS = {"save": save}

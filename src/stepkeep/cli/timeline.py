@@ -1,0 +1,148 @@
+"""`stepkeep timeline`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from stepkeep import operations
+from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.naming import chosen_session, complete_branch, session_argument, session_option
+from stepkeep.cli.printing import clean, count, is_terminal, lines, note, size, styled, width, write
+from stepkeep.history.timeline import Timeline
+from stepkeep.history.timeline.text import ASCII, UNICODE, Glyphs, draw
+from stepkeep.operations import Pictured, SessionError, TimelineFlags
+
+EXAMPLE = """\
+stepkeep timeline research-42
+stepkeep timeline research-42 --since '2 hours ago' --full
+stepkeep timeline --all --tag verified
+stepkeep timeline research-42 --svg timeline.svg"""
+
+PIPED_WIDTH: Final = 200
+"""How wide lines are where nobody says how wide they may be."""
+
+_LANES: Final = ("cyan", "yellow", "magenta", "blue", "green", "bright_red")
+_COLOURS: Final = {
+    "faint": "bright_black",
+    "branch": "green",
+    "current": "bright_green",
+    "tag": "yellow",
+    "bad": "red",
+    "good": "green",
+}
+
+
+@click.command("timeline", cls=Command, example=EXAMPLE)
+@session_argument()
+@session_option()
+@click.option("--all", "every", is_flag=True, help="Draw every session.")
+@click.option("--since", metavar="TIME", help="Only what was saved since, such as '2 hours ago' or a date.")
+@click.option(
+    "--branch", metavar="NAME", shell_complete=complete_branch, help="Only what was saved on this branch."
+)
+@click.option("--tag", help="Only what has this tag.")
+@click.option("--full", "is_full", is_flag=True, help="Fold nothing.  [default in JSON]")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="At most so many rows of each session."
+)
+@click.option("--svg", metavar="FILE|-", help="Write a picture instead; - is stdout.")
+@click.option("--force", is_flag=True, help="Replace the file of --svg if it exists.")
+@settings_of
+def timeline(
+    settings: Settings,
+    session: str | None,
+    session_option: str | None,
+    every: bool,
+    since: str | None,
+    branch: str | None,
+    tag: str | None,
+    is_full: bool,
+    limit: int | None,
+    svg: str | None,
+    force: bool,
+) -> int:
+    """Draw the branches of SESSION as a graph, newest first.
+
+    Each checkpoint with number, time, step, size, stored size, why it was saved, the branches that stand there, tags
+    and message. Long runs of plain automatic ones are folded into one line, and so is what a filter leaves out.
+    """
+    _check(settings, every=every, session=session or session_option, svg=svg, force=force)
+    is_drawn = svg is not None or not settings.json
+    flags = TimelineFlags(since=since, branch=branch, tag=tag, limit=limit, is_full=is_full or not is_drawn)
+    with operations.open_store(settings.store) as store:
+        key = None if every else chosen_session(store, session, session_option)
+        if svg is not None:
+            path = None if svg == "-" else Path(svg)
+            pictured, content = operations.timeline_picture(store, key, flags, output=path, force=force)
+            _finish_picture(settings, pictured, content)
+            return _exit_code(pictured.errors)
+        found, drawn = operations.timelines(store, key, flags)
+    settings.show(found, lambda _: _print(drawn))
+    return _exit_code(found.errors)
+
+
+def _check(settings: Settings, *, every: bool, session: str | None, svg: str | None, force: bool) -> None:
+    if every and session is not None:
+        raise click.UsageError("--all and a session exclude each other.")
+    if force and svg is None:
+        raise click.UsageError("--force is about the file of --svg.")
+    if svg == "":
+        raise click.UsageError("--svg needs the name of a file.")
+    if svg == "-" and settings.json:
+        raise click.UsageError("--json describes the file that was written; with --svg - there is none.")
+
+
+def _exit_code(errors: tuple[SessionError, ...]) -> int:
+    for error in errors:
+        note(f"error: {error.session}: {error.message} ({error.code})")
+    return 1 if errors else 0
+
+
+def _finish_picture(settings: Settings, pictured: Pictured, content: bytes) -> None:
+    if pictured.output is None:
+        write(content)
+    else:
+        settings.show(pictured, _print_pictured)
+
+
+def _print_pictured(pictured: Pictured) -> None:
+    what = f"{count(len(pictured.sessions), 'session')}, {count(pictured.rows, 'row')}"
+    lines([f"Wrote {clean(pictured.output or 'stdout')} ({what}, {size(pictured.size_bytes)})"])
+
+
+def _print(drawn: tuple[Timeline, ...]) -> None:
+    if not drawn:
+        lines(["No sessions."])
+    for at, each in enumerate(drawn):
+        if each.damaged:
+            note(
+                f"warning: {count(len(each.damaged), 'damaged header')} in {each.session.key}: run stepkeep verify"
+            )
+        texts = draw(each, width=_width(), glyphs=_glyphs(), paint=_painted if is_terminal() else None)
+        lines(["", *texts] if at else texts)
+
+
+def _width() -> int:
+    return width() if is_terminal() else shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
+
+
+def _glyphs() -> Glyphs:
+    try:
+        "│├╯⋮●◀–…".encode(sys.stdout.encoding)
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return UNICODE
+
+
+def _painted(text: str, role: str) -> str:
+    if role.startswith("lane"):
+        return styled(text, _LANES[int(role[4:]) % len(_LANES)])
+    return styled(text, _COLOURS.get(role))
+
+
+COMMANDS = {"timeline": timeline}

@@ -1,0 +1,51 @@
+"""`stepkeep verify`."""
+
+from __future__ import annotations
+
+import click
+
+from stepkeep import operations
+from stepkeep.cli.app import DAMAGE, Command, Settings, settings_of
+from stepkeep.cli.naming import optional_session, session_argument, session_option
+from stepkeep.cli.printing import ProgressLine, clean, count, lines
+from stepkeep.operations import Verified
+
+EXAMPLE = "stepkeep verify research-42"
+
+
+@click.command("verify", cls=Command, example=EXAMPLE)
+@session_argument()
+@session_option()
+@settings_of
+def verify(settings: Settings, session: str | None, session_option: str | None) -> int:
+    """Check every stored byte of SESSION, or of the whole store.
+
+    Exits with 4 when something is not as it was written.
+    """
+    key = optional_session(session, session_option)
+    with operations.open_store(settings.store) as store:
+        progress = ProgressLine("verifying", operations.count_checkpoints(store, key))
+        try:
+            report = operations.verify(store, key, progress=progress.advance)
+        finally:
+            progress.close()
+    settings.show(report, _print)
+    return 0 if report.is_intact else DAMAGE
+
+
+def _print(report: Verified) -> None:
+    texts = []
+    for finding in report.findings:
+        number = "" if finding.seq is None else f" #{finding.seq}"
+        id = finding.checkpoint
+        where = f" {id}" if id and id not in finding.message else ""
+        texts.append(
+            f"DAMAGED {clean(finding.session)}{number}{where}: {clean(finding.message)} ({finding.code})"
+        )
+    looked_at = f"{count(report.checkpoints, 'checkpoint')} in {count(report.sessions, 'session')}"
+    removed = f", {report.pruned} removed on purpose" if report.pruned else ""
+    verdict = "intact" if report.is_intact else count(len(report.findings), "finding")
+    lines([*texts, f"Verified {looked_at}{removed}: {verdict}"])
+
+
+COMMANDS = {"verify": verify}

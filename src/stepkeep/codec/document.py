@@ -1,0 +1,315 @@
+"""The readable documents: one JSON object per checkpoint, whose last line proves every byte before it. Pure.
+
+A document is written line by line, so that people and tools find their way: the readable fields, the state as one
+compact JSON value on a line of its own, what the store needs to take the checkpoint up again, and the integrity
+line. `head -n -1 FILE | sha256sum` gives the checksum that the last line names. Contents come back as the exact
+bytes that were put in, so digests hold.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from stepkeep.codec.integrity import open_header
+from stepkeep.codec.readable import (
+    DOCUMENTS,
+    FORMAT_VERSION,
+    STATE_MEMBER,
+    Layout,
+    Record,
+    StoredRecord,
+    fields_of,
+)
+from stepkeep.errors import SCHEMA_INVALID, Corrupt, Unsupported
+from stepkeep.model import STATE, Header, Session
+
+COMPRESS_ABOVE: Final = 1024 * 1024
+"""States larger than this are compressed inside the envelope of the `workflow` layout."""
+
+MAX_DOCUMENT_BYTES: Final = 1024 * 1024 * 1024
+"""No document is larger: the largest state in base64, and room for the rest."""
+
+DETAILS: Final = "details"
+
+_INTEGRITY: Final = re.compile(
+    rb',"integrity":\{"format_version":(\d{1,9}),"algorithm":"sha256","checksum":"([0-9a-f]{64})"\}\}\n'
+)
+_GZIP_BITS: Final = 31  # zlib's word for: the largest window, and a gzip header
+_PLACE: Final = re.compile(rb'"session":"([0-9A-Za-z_-]{1,64})","seq":(\d{1,18}),"branch":')
+
+_encoder = msgspec.json.Encoder()
+_decoders = {layout: msgspec.json.Decoder(shape) for layout, shape in DOCUMENTS.items()}
+
+
+class BodyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A body with its stored bytes, as a backend keeps it."""
+
+    name: str
+    codec: str
+    size: int
+    stored_size: int
+    digest: str
+    base: str | None = None
+    member: int = 0
+    group_bytes: int = 0
+    is_spare: bool = False
+    blobs: tuple[str, ...] = ()
+    data: bytes
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """What a document holds: the sealed header, the session as it was, and every body."""
+
+    raw: bytes
+    session: Session
+    bodies: tuple[BodyRecord, ...]
+
+    @property
+    def header(self) -> Header:
+        return open_header(self.raw)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+def encode(layout: Layout, document: Document, *, merged: Sequence[str] = ()) -> bytes:
+    """The bytes of a document. They are read back before they are returned: what cannot be read is never written.
+
+    `merged` names the triggers that were merged into the checkpoint after it was saved.
+    """
+    header = document.header
+    encoded = _encode(layout, document, header, merged, is_plain=False)
+    if not _reads_back(layout, encoded, document):
+        # A content that calls itself JSON and is none must not break out of its line.
+        encoded = _encode(layout, document, header, merged, is_plain=True)
+    return encoded
+
+
+def _encode(
+    layout: Layout, document: Document, header: Header, merged: Sequence[str], *, is_plain: bool
+) -> bytes:
+    own = _own_state(document.bodies)
+    is_large = layout is Layout.WORKFLOW and own is not None and len(own.data) > COMPRESS_ABOVE
+    form, value = _written(own, header, is_plain, is_large) if own is not None else ("json", b"null")
+    fields = fields_of(
+        layout,
+        header,
+        document.session,
+        details=None if is_plain else _details(document.bodies, header),
+        merged=merged,
+        is_compressed=form == "gzip",
+        stored_size=len(value) if own is not None else 0,
+    )
+    lines = [_member(name, given) for name, given in fields.items()]
+    lines += [b'"%s":\n%s\n' % (STATE_MEMBER[layout].encode(), value)]
+    lines += [b'"stepkeep":{"version":%d\n' % FORMAT_VERSION]
+    lines += [_member("session", document.session)]
+    lines += [b'"header":\n%s\n' % document.raw]
+    records = [
+        _record_line(body, header, is_plain, form if body is own else None) for body in document.bodies
+    ]
+    lines += [b'"bodies":[\n%s]}\n' % b",".join(records)]
+    covered = b"{" + b",".join(lines)
+    return covered + integrity_line(sha256(covered).hexdigest())
+
+
+def integrity_line(checksum: str) -> bytes:
+    """The last line of a document whose other bytes have this SHA-256."""
+    return b',"integrity":{"format_version":%d,"algorithm":"sha256","checksum":"%s"}}\n' % (
+        FORMAT_VERSION,
+        checksum.encode(),
+    )
+
+
+def _member(name: str, value: object) -> bytes:
+    return b'"%s":%s\n' % (name.encode(), _encoder.encode(value))
+
+
+def _own_state(bodies: Sequence[BodyRecord]) -> BodyRecord | None:
+    """The body that is shown as the document's state."""
+    return next((body for body in bodies if body.name == STATE and not body.is_spare), None)
+
+
+def _written(body: BodyRecord, header: Header, is_plain: bool, is_large: bool = False) -> tuple[str, bytes]:
+    """The form of a body's bytes, and the JSON value that stands for them."""
+    if is_large:
+        packed = zlib.compress(body.data, level=1, wbits=_GZIP_BITS)
+        if len(packed) < len(body.data):
+            return "gzip", _quoted(packed)
+    content = header.contents.get(body.name)
+    is_json = content is not None and content.encoding.startswith("json") and body.codec == "raw"
+    if is_plain or not is_json or not body.data or b"\n" in body.data or body.data[:1].isspace():
+        return "base64", _quoted(body.data)
+    return "json", body.data
+
+
+def _quoted(data: bytes) -> bytes:
+    return b'"%s"' % b64encode(data)
+
+
+def _record_line(body: BodyRecord, header: Header, is_plain: bool, form: str | None) -> bytes:
+    """One body record. `form` is given for the state, whose content stands elsewhere."""
+    value = b""
+    if form is None:
+        form, value = _written(body, header, is_plain)
+    fields = msgspec.structs.asdict(body)
+    stored = {name: given for name, given in fields.items() if name not in ("data", *_unsaid(body))}
+    line = _encoder.encode({**stored, "form": form})
+    return line + b"\n" if not value else b'%s,"content":\n%s\n}\n' % (line[:-1], value)
+
+
+def _unsaid(body: BodyRecord) -> list[str]:
+    """The members of a record that have their default, and are left out."""
+    defaults = {"base": None, "member": 0, "group_bytes": 0, "is_spare": False, "blobs": ()}
+    return [name for name, default in defaults.items() if getattr(body, name) == default]
+
+
+def _details(bodies: Sequence[BodyRecord], header: Header) -> object:
+    """The details that were saved, where they are plain data."""
+    content = header.contents.get(DETAILS)
+    body = next((each for each in bodies if each.name == DETAILS and not each.is_spare), None)
+    if content is None or body is None or content.encoding != "json" or body.codec != "raw":
+        return None
+    try:
+        return msgspec.json.decode(body.data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+def _reads_back(layout: Layout, encoded: bytes, document: Document) -> bool:
+    try:
+        return _decode(layout, encoded) == document
+    except Corrupt:
+        return False
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+def decode(layout: Layout, data: bytes) -> Document:
+    """What a document holds, after every byte of it was checked.
+
+    Raises:
+        Corrupt: the checksum is missing or wrong (`checkpoint_integrity_mismatch`), or the bytes are no document
+            of this layout (`checkpoint_schema_invalid`).
+        Unsupported: a document of a newer format.
+    """
+    check_integrity(data)
+    try:
+        document = _decode(layout, data)
+    except Corrupt:
+        _check_version(data)
+        raise
+    document.header  # noqa: B018  (the seal is checked by opening it)
+    return document
+
+
+def check_integrity(data: bytes) -> None:
+    """Raise `Corrupt` unless the last line names the SHA-256 of everything before it."""
+    start = data.rfind(b"\n", 0, max(0, len(data) - 1)) + 1
+    found = _INTEGRITY.fullmatch(data, start)
+    if found is None:
+        if not _is_json(data):
+            raise Corrupt("the document is no JSON", code=SCHEMA_INVALID)
+        raise Corrupt("the document has no integrity line")
+    if sha256(memoryview(data)[:start]).hexdigest().encode() != found[2]:
+        raise Corrupt("the document does not match its checksum")
+    version = int(found[1])
+    if version > FORMAT_VERSION:
+        raise _newer(version)
+    if version < FORMAT_VERSION:  # the only byte that no checksum covers
+        raise Corrupt("the integrity line is damaged")
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data, type=Raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return False
+    return bool(data.strip())
+
+
+class _Inner(msgspec.Struct):
+    version: int
+
+
+class _Versioned(msgspec.Struct):
+    stepkeep: _Inner
+
+
+_version_decoder = msgspec.json.Decoder(_Versioned)
+
+
+def _check_version(data: bytes) -> None:
+    try:
+        version = _version_decoder.decode(data).stepkeep.version
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+        raise Corrupt(f"the document is none of ours: {exc}", code=SCHEMA_INVALID) from exc
+    if version > FORMAT_VERSION:
+        raise _newer(version)
+
+
+def _newer(version: int) -> Unsupported:
+    return Unsupported(
+        f"document format {version} is newer than {FORMAT_VERSION}: upgrade stepkeep", code="format_newer"
+    )
+
+
+def _decode(layout: Layout, data: bytes) -> Document:
+    try:
+        found: Any = _decoders[layout].decode(data)
+        record: Record = found.stepkeep
+        if record.version > FORMAT_VERSION:
+            raise _newer(record.version)
+        state = bytes(getattr(found, STATE_MEMBER[layout]))
+        bodies = tuple(_body(stored, bytes(stored.content) or state) for stored in record.bodies)
+        return Document(raw=bytes(record.header), session=record.session, bodies=bodies)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, Base64Error, zlib.error) as exc:
+        raise Corrupt(f"the document is not valid: {exc}", code=SCHEMA_INVALID) from exc
+
+
+def _body(stored: StoredRecord, value: bytes) -> BodyRecord:
+    data = value if stored.form == "json" else _unquoted(value)
+    if stored.form == "gzip":
+        data = unzip(data, limit=min(max(0, stored.stored_size), MAX_DOCUMENT_BYTES))
+    fields = {name: getattr(stored, name) for name in BodyRecord.__struct_fields__ if name != "data"}
+    return BodyRecord(**fields, data=data)
+
+
+def _unquoted(value: bytes) -> bytes:
+    return b64decode(msgspec.json.decode(value, type=str), validate=True)
+
+
+def seq_hint(data: bytes) -> tuple[str, int]:
+    """The session and the number that a damaged document seems to have; 0 when none can be made out."""
+    found = _PLACE.search(data)
+    return (found[1].decode(), int(found[2])) if found else ("", 0)
+
+
+# --- gzip ------------------------------------------------------------------------------------------------------
+
+
+def gzip(data: bytes) -> bytes:
+    """The same bytes for the same data, whenever they are compressed."""
+    return zlib.compress(data, level=6, wbits=_GZIP_BITS)
+
+
+def unzip(data: bytes, *, limit: int) -> bytes:
+    """One whole gzip member of at most `limit` bytes; memory stays within that, whatever the data claims."""
+    decompressor = zlib.decompressobj(wbits=_GZIP_BITS)
+    try:
+        content = decompressor.decompress(data, limit + 1)
+    except zlib.error as exc:
+        raise Corrupt(f"compressed bytes are damaged: {exc}") from exc
+    if len(content) > limit or not decompressor.eof or decompressor.unused_data:
+        raise Corrupt("compressed bytes are not exactly one member of the expected size")
+    return content

@@ -1,0 +1,289 @@
+"""The exact encoding of a state: what `decode` returns equals what `encode` was given, or `encode` refuses.
+
+The bytes are UTF-8 JSON in insertion order. Two encodings exist, and the id is stored beside the bytes:
+
+- `json`: the state is plain JSON data and the document is that data.
+- `json+tags`: objects with one key that starts with `$` stand for values JSON lacks; see `codec.tags`.
+
+Exactness is checked on every save. A state of plain data is encoded, decoded and compared with its types.
+Any other state is written with tags, read back and written again: the tags are one-to-one, so equal bytes
+mean equal values.
+
+Saved as plain data, on purpose: subclasses of built-ins (also enums that are one, named tuples and ordered
+dicts), dataclasses, msgspec structs, and models with `model_dump`. All NaN floats are one value.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+
+from stepkeep.codec.refusal import (
+    ATOMS,
+    SUSPICIOUS,
+    TOO_DEEP,
+    TOO_LARGE,
+    Refusal,
+    Suspicion,
+    too_many_values,
+)
+from stepkeep.codec.wire import INT_MAX, INT_MIN, from_json, to_json
+from stepkeep.errors import SCHEMA_INVALID, Corrupt, InvalidInput, StepkeepError, Unsupported
+
+__all__ = ["JSON", "MAX_BYTES", "MAX_DEPTH", "TAGGED", "convert", "decode", "encode"]
+
+JSON: Final = "json"
+TAGGED: Final = "json+tags"
+
+MAX_DEPTH: Final = 200
+MAX_BYTES: Final = 256 * 1024 * 1024
+
+TYPE_MISMATCH: Final = "state_type_mismatch"
+
+# One level of a state is at most three of JSON, and so is a leaf: {"$dict": [[key, value]]}.
+_JSON_LEVELS: Final = 3
+
+# A level of nesting that large states rarely reach, unless they contain themselves.
+_DEEP: Final = 8
+
+# Containers of one level that are worth remembering.
+_FEW: Final = 1000
+
+_PLAIN: Final = ATOMS | {dict, list}
+
+T = TypeVar("T")
+
+
+def encode(state: object, *, max_depth: int = MAX_DEPTH, max_bytes: int = MAX_BYTES) -> tuple[str, bytes]:
+    """Return the encoding id and the bytes from which `decode` rebuilds exactly this state.
+
+    Deterministic: equal states in equal order give equal bytes. The state is not changed, and must not be
+    changed by others meanwhile. `max_depth` counts nested containers and is never more than `MAX_DEPTH`, so
+    that every process can load what one could save.
+
+    Raises:
+        InvalidInput: the state would not come back equal (`state_not_exact`), is nested too deeply
+            (`state_too_deep`) or is too large (`state_too_large`); `.path` names the place.
+    """
+    if not 0 <= max_depth <= MAX_DEPTH:
+        raise InvalidInput(f"max_depth is {max_depth}; it must be between 0 and {MAX_DEPTH}")
+    try:
+        return _with_room(lambda: _encode(state, max_depth, max_bytes))
+    except Refusal as refusal:
+        raise refusal.as_error() from refusal.__cause__
+    except _TooDeep:
+        raise Refusal(
+            "is nested deeper than this interpreter can follow: flatten it", TOO_DEEP
+        ).as_error() from None
+    except RecursionError:
+        raise Unsupported(_STACK_FULL) from None
+    except RuntimeError as exc:
+        # A dict or set that grows while it is read says so with RuntimeError.
+        raise Refusal(f"changed while it was being saved ({exc}): save a copy").as_error() from exc
+
+
+def decode(encoding: str, data: bytes) -> Any:
+    """Return the state that `encode` was given.
+
+    Raises:
+        Unsupported: the encoding id is unknown, or a time zone is missing on this machine.
+        Corrupt: the bytes are no document of this encoding (`SCHEMA_INVALID`).
+    """
+    if encoding not in (JSON, TAGGED):
+        raise Unsupported(f"unknown state encoding {encoding!r}: a newer release may read it")
+    try:
+        return _with_room(lambda: _decode(encoding, data))
+    except _TooDeep:
+        raise _too_deep_to_read() from None
+    except RecursionError:
+        raise Unsupported(_STACK_FULL) from None
+    except msgspec.MsgspecError as exc:
+        raise Corrupt(f"the state is not valid JSON: {exc}", code=SCHEMA_INVALID) from exc
+    except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, OSError) as exc:
+        raise Corrupt(
+            f"the state does not follow its encoding {encoding}: {exc}", code=SCHEMA_INVALID
+        ) from exc
+
+
+def convert(value: object, kind: type[T]) -> T:
+    """Rebuild a typed object (dataclass, msgspec struct, model with `model_validate`) from a decoded state.
+
+    Raises:
+        InvalidInput: the state does not fit the type (`state_type_mismatch`).
+    """
+    validate = getattr(kind, "model_validate", None)
+    try:
+        return cast(T, validate(value)) if validate is not None else msgspec.convert(value, kind)
+    except Exception as exc:  # validators are foreign code and raise anything
+        found = re.search(r"`\$\.?([^`]*)`$", str(exc))
+        path = (found and found[1]) or "$"
+        raise InvalidInput(
+            f"the state does not fit {getattr(kind, '__qualname__', kind)}: {exc}",
+            code=TYPE_MISMATCH,
+            path=path,
+        ) from exc
+
+
+# --- room on the stack
+
+_STACK_FULL: Final = "the call stack is full, which says nothing of the state: call from less deep"
+
+
+class _TooDeep(Exception):
+    """Even a fresh stack was too short: the state is to blame, or the recursion limit, but not the caller."""
+
+
+def _with_room(work: Callable[[], T]) -> T:
+    """Run `work`; if the caller's stack leaves it too little room, run it again on a fresh one.
+
+    Raises:
+        RecursionError: the caller's stack had no room even for that.
+    """
+    try:
+        return work()
+    except RecursionError:
+        return _on_fresh_stack(work)
+
+
+def _on_fresh_stack(work: Callable[[], T]) -> T:
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as exc:  # handed to the waiting caller
+            failures.append(exc)
+
+    try:
+        thread = threading.Thread(target=run, name="stepkeep-codec", daemon=True)
+        thread.start()
+        thread.join()
+    except RuntimeError as exc:
+        raise RecursionError("no thread could be started") from exc
+    if failures:
+        raise _TooDeep if isinstance(failures[0], RecursionError) else failures[0]
+    return results[0]
+
+
+def _too_deep_to_read() -> StepkeepError:
+    if sys.getrecursionlimit() < 1000:
+        return Unsupported("the recursion limit is too low to read this state: see sys.setrecursionlimit")
+    return Corrupt("the state is nested deeper than any that is saved", code=SCHEMA_INVALID)
+
+
+# --- writing
+
+
+def _encode(state: object, max_depth: int, max_bytes: int) -> tuple[str, bytes]:
+    data = _plain_json(state, max_depth, max_bytes)
+    if data is not None:
+        return JSON, data
+    from stepkeep.codec.tags import Tagger, untag  # they import much, and most states are plain data
+
+    tagger = Tagger(max_depth, max_bytes, is_suspicious=True)
+    try:
+        tree = tagger.tag(state, 1)
+    except Suspicion:
+        _check_sharing(state, max_bytes)
+        tagger = Tagger(max_depth, max_bytes)
+        tree = tagger.tag(state, 1)
+    data = _plain_json(tree, _JSON_LEVELS * (max_depth + 1), max_bytes)
+    if data is None:
+        raise Refusal("does not survive JSON")
+    if not tagger.tagged:
+        return JSON, data
+    again = Tagger(max_depth, max_bytes).tag(untag(from_json(data)), 1)
+    if to_json(again) != data:
+        raise Refusal("would not come back equal")
+    return TAGGED, data
+
+
+def _plain_json(state: object, max_depth: int, max_bytes: int) -> bytes | None:
+    """Encode plain JSON data, or return None where the bytes would not give back exactly this value.
+
+    Only exact built-in types get as far as `==`, so no foreign `__eq__` is asked. What `==` overlooks (1 and
+    1.0 and True, 0.0 and -0.0) has different texts in JSON, and order is kept: a test pins that of msgspec.
+    """
+    if not _is_plain(state, max_depth, max_bytes):
+        return None
+    try:
+        data = to_json(state)
+    except UnicodeEncodeError:  # a lone surrogate: the tagger finds its path
+        return None
+    if len(data) > max_bytes:
+        raise Refusal(f"takes {len(data)} bytes, more than the limit of {max_bytes}: save less", TOO_LARGE)
+    return data if from_json(data) == state else None
+
+
+def _is_plain(root: object, max_depth: int, max_bytes: int) -> bool:
+    """Whether a value consists of exact JSON types only, with integers of 64 bits, within the depth limit.
+
+    The walk goes level by level, so that the depth of the stack plays no part, and counts before it collects,
+    so that shared references cannot multiply beyond the limit (a value takes two bytes, its comma included).
+    Where there are many values on deep levels, or mostly the same ones, it is counted what they unfold into.
+    """
+    count = 0
+    is_checked = False
+    seen: set[int] = set()
+    level: list[Any] = [root]
+    for depth in range(max_depth + 1):
+        present = set(map(type, level))
+        if not present <= _PLAIN:
+            return False
+        if int in present and not _all_64_bit([value for value in level if type(value) is int]):
+            return False
+        lists = [value for value in level if type(value) is list] if list in present else []
+        dicts = [value for value in level if type(value) is dict] if dict in present else []
+        if not lists and not dicts:
+            return True
+        count += sum(map(len, lists)) + sum(map(len, dicts))
+        if count > max_bytes // 2:
+            _check_sharing(root, max_bytes)
+            raise too_many_values(max_bytes)
+        if count > SUSPICIOUS and not is_checked and (depth >= _DEEP or _is_repeated(lists, dicts, seen)):
+            _check_sharing(root, max_bytes)
+            is_checked = True
+        if len(lists) + len(dicts) <= _FEW:
+            seen.update(map(id, lists), map(id, dicts))
+        if [key for values in dicts for key in values if type(key) is not str]:
+            return False
+        below = chain(chain.from_iterable(lists), chain.from_iterable(map(dict.values, dicts)))
+        level = [
+            value for value in below if type(value) is not str
+        ]  # most values are texts, and need no more
+    return False
+
+
+def _check_sharing(root: object, max_bytes: int) -> None:
+    from stepkeep.codec.sharing import check_sharing  # few states are that large
+
+    check_sharing(root, max_bytes)
+
+
+def _is_repeated(lists: list[Any], dicts: list[Any], seen: set[int]) -> bool:
+    """Whether many containers are mostly the same ones, or a few were met further up already."""
+    from stepkeep.codec.sharing import is_repeated
+
+    if len(lists) + len(dicts) <= _FEW:
+        return not seen.isdisjoint(map(id, chain(lists, dicts)))
+    return is_repeated(lists) or is_repeated(dicts)
+
+
+def _all_64_bit(numbers: list[int]) -> bool:
+    return min(numbers) >= INT_MIN and max(numbers) <= INT_MAX
+
+
+def _decode(encoding: str, data: bytes) -> Any:
+    tree = from_json(data)
+    if encoding != TAGGED:
+        return tree
+    from stepkeep.codec.tags import untag
+
+    return untag(tree)

@@ -1,0 +1,379 @@
+"""Checkpoint documents of other systems: what they say, and how much of it could be checked; pure.
+
+They follow the same specifications and do not have our header. Nothing of theirs is taken for ours: what a reader
+gets is a description, from which a new checkpoint can be made.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from stepkeep.codec import compression, exact
+from stepkeep.codec.foreign_checks import claimed, is_confirmed, names_a_checksum
+from stepkeep.codec.readable import (
+    PHASES,
+    SOURCES,
+    CommandOutcome,
+    ContextDigest,
+    Criterion,
+    Layout,
+    Source,
+    StepState,
+)
+from stepkeep.codec.words import STEP_WORDS, step_status
+from stepkeep.errors import SCHEMA_INVALID, Corrupt, StepkeepError
+from stepkeep.model import Status, Trigger, TriggerKind, to_us
+
+MAX_BYTES: Final = exact.MAX_BYTES
+"""No document and no payload of others is taken in that is larger."""
+
+T = TypeVar("T")
+
+_GZIP: Final = b"\x1f\x8b"
+_ZSTD: Final = b"\x28\xb5\x2f\xfd"
+_NAMED_TIME: Final = re.compile(r"checkpoint-(\d{8}-\d{6})")
+_STATUSES: Final = {
+    **{str(status): status for status in Status},
+    "running": Status.IN_PROGRESS,
+    "inprogress": Status.IN_PROGRESS,
+    "active": Status.IN_PROGRESS,
+    "interrupted": Status.PAUSED,
+    "suspended": Status.PAUSED,
+    "done": Status.COMPLETED,
+    "success": Status.COMPLETED,
+    "error": Status.FAILED,
+    "canceled": Status.CANCELLED,
+    "aborted": Status.CANCELLED,
+}
+_STEPS: Final = ("step", "current_step", "current_step_index", "step_index", "currentStepIndex")
+_TIMES: Final = ("created_at", "timestamp", "updated_at", "createdAt")
+_SESSIONS: Final = ("session_id", "sessionId", "run_id", "workflow_id")
+_RUN_PARTS: Final[dict[str, Any]] = {
+    "step_state": StepState,
+    "context_digest": ContextDigest,
+    "command_outcomes": list[CommandOutcome],
+}
+
+
+class Foreign(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint of another system.
+
+    `external_id` is its id there, or the digest of its file where it has none. `time_us` is None when nothing tells
+    when it was made. `verified` and `unverified` say what was checked, and what could not be.
+    """
+
+    external_id: str
+    session: str | None
+    time_us: int | None
+    status: Status
+    state: Any
+    step: int | None = None
+    trigger: Trigger = Trigger()
+    message: str = ""
+    details: dict[str, Any] | None = None
+    metadata: dict[str, Any] = {}
+    verified: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        Corrupt: (`checkpoint_schema_invalid`) the file is empty, cut off, or something else.
+    """
+    if not data.strip():
+        raise _invalid("the file is empty")
+    try:
+        found = exact.decode(exact.JSON, data)
+    except StepkeepError as exc:
+        raise _invalid(f"the file is no JSON, or was cut off: {exc.message}") from exc
+    if not isinstance(found, dict):
+        raise _invalid("the file is JSON, but no object")
+    return found
+
+
+def is_ours(document: Mapping[str, Any]) -> bool:
+    """Whether a document has a header of ours: then it belongs to a store of files, and is not imported."""
+    record = document.get("stepkeep")
+    return isinstance(record, Mapping) and "header" in record
+
+
+def read(layout: Layout, document: Mapping[str, Any], data: bytes, *, name: str, file_digest: str) -> Foreign:
+    """What a document of that specification says. `data` are the bytes it was parsed from.
+
+    Raises:
+        Corrupt: it does not have the fields of its specification (`checkpoint_schema_invalid`), or a size or
+            compressed payload in it is wrong (`checkpoint_integrity_mismatch`).
+    """
+    reader = {Layout.RUN: _run, Layout.WORKFLOW: _workflow, Layout.PHASE: _phase}[layout]
+    found, payload = reader(document, name, f"sha256:{file_digest[:32]}")
+    verified, unverified = list(found.verified), list(found.unverified)
+    checksum = claimed(document)
+    if checksum is not None and is_confirmed(checksum, document, data, payload):
+        verified.append("checksum")
+    elif names_a_checksum(document):
+        unverified.append("checksum")
+    return msgspec.structs.replace(found, verified=tuple(verified), unverified=tuple(unverified))
+
+
+def _invalid(message: str) -> Corrupt:
+    return Corrupt(message, code=SCHEMA_INVALID)
+
+
+# --- run -------------------------------------------------------------------------------------------------------
+
+
+class _Run(msgspec.Struct, frozen=True):
+    snapshot_id: str
+    created_at: str
+    run_id: str
+    source: Source
+    status: Status
+    source_details: list[Any] = []
+
+
+_KINDS: Final = {source: kind for kind, source in SOURCES.items()}
+
+
+def _run(document: Mapping[str, Any], name: str, digest_id: str) -> tuple[Foreign, None]:  # noqa: ARG001
+    fields = _fields(document, _Run)
+    details, unverified = _run_details(document)
+    other = {key: value for key, value in document.items() if key not in {*_FIELDS_OF_RUN, *details}}
+    if "state" in document and other:
+        details["other"] = other
+    events = [each for each in fields.source_details if isinstance(each, str) and each]
+    ordinal = details.get("step_state", {}).get("step_ordinal")
+    found = Foreign(
+        external_id=fields.snapshot_id,
+        session=fields.run_id,
+        time_us=_moment(fields.created_at),
+        status=fields.status,
+        state=document["state"] if "state" in document else dict(document),
+        step=_count(ordinal),
+        trigger=Trigger(_KINDS[fields.source], events[0] if events else None),
+        details=details or None,
+        metadata={"source_details": events} if len(events) > 1 else {},
+        verified=("schema",),
+        unverified=tuple(unverified),
+    )
+    return found, None
+
+
+_FIELDS_OF_RUN: Final = (
+    "snapshot_id",
+    "created_at",
+    "run_id",
+    "source",
+    "status",
+    "source_details",
+    "state",
+    "integrity",
+)
+
+
+def _run_details(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The parts of a snapshot that have the shape of its specification, in our words; and those that have not."""
+    details: dict[str, Any] = {}
+    unverified: list[str] = []
+    for name, shape in _RUN_PARTS.items():
+        if name not in document:
+            continue
+        try:
+            details[name] = msgspec.to_builtins(msgspec.convert(document[name], shape))
+        except (msgspec.ValidationError, TypeError):
+            unverified.append(name)
+    word = details.get("step_state", {}).get("step_status")
+    if word in STEP_WORDS.values():
+        details["step_state"]["step_status"] = step_status(word)
+    return details, unverified
+
+
+# --- workflow --------------------------------------------------------------------------------------------------
+
+
+def _workflow(document: Mapping[str, Any], name: str, digest_id: str) -> tuple[Foreign, bytes | None]:
+    """The envelope, or the state of a workflow as it is."""
+    state: Any
+    if "data" not in document:
+        if not any(member in document for member in (*_SESSIONS, *_STEPS)):
+            raise _invalid("neither an envelope with `data` nor the state of a workflow")
+        state, payload, verified, unverified = dict(document), None, [], ["envelope"]
+    else:
+        state, payload = _payload(document)
+        verified, unverified = ["schema"], []
+        if "original_size" in document and payload is not None:
+            if document["original_size"] != len(payload):
+                raise Corrupt(f"the payload has {len(payload)} bytes, not {document['original_size']}")
+            verified.append("size")
+    inner = state if isinstance(state, Mapping) else {}
+    given = [document, inner]
+    status = _first(given, ("status",), _status)
+    found = Foreign(
+        external_id=_first(given, ("checkpoint_id",), _text) or digest_id,
+        session=_first(given, _SESSIONS, _text),
+        time_us=_first(given, _TIMES, _moment_or_none) or _time_in(name),
+        status=status or Status.IN_PROGRESS,
+        state=state,
+        step=_first(given, _STEPS, _count),
+        verified=tuple(verified),
+        unverified=(*unverified, *(() if status else ("status",))),
+    )
+    return found, payload
+
+
+def _payload(document: Mapping[str, Any]) -> tuple[Any, bytes | None]:
+    """The state in an envelope, and its bytes where they are known: text, base64, or a list of bytes."""
+    given = document["data"]
+    is_compressed = document.get("compressed") is True
+    if not isinstance(given, str | list) or (isinstance(given, list) and not _are_bytes(given)):
+        if is_compressed:
+            raise _invalid("`data` is said to be compressed and is no text of bytes")
+        return given, None
+    raw = bytes(given) if isinstance(given, list) else _bytes_of(given, is_compressed)
+    if is_compressed:
+        raw = _decompressed(raw)
+    try:
+        return exact.decode(exact.JSON, raw), raw
+    except StepkeepError as exc:
+        if isinstance(given, str) and not is_compressed:
+            return given, given.encode("utf-8", "surrogatepass")
+        raise _invalid(f"the payload is no JSON: {exc.message}") from exc
+
+
+def _are_bytes(given: list[Any]) -> bool:
+    return bool(given) and all(isinstance(each, int) and 0 <= each <= 255 for each in given)
+
+
+def _bytes_of(text: str, is_compressed: bool) -> bytes:
+    try:
+        raw = b64decode(text, validate=True)
+    except (Base64Error, ValueError) as exc:
+        if is_compressed:
+            raise Corrupt("the compressed payload is no base64") from exc
+        return text.encode("utf-8", "surrogatepass")
+    return raw if is_compressed or raw[:1] in (b"{", b"[") else text.encode()
+
+
+def _decompressed(raw: bytes) -> bytes:
+    if raw.startswith(_ZSTD):
+        return compression.decompress(raw, limit=MAX_BYTES)
+    decompressor = zlib.decompressobj(wbits=47)  # gzip or zlib, by their headers
+    try:
+        content = decompressor.decompress(raw, MAX_BYTES + 1)
+    except zlib.error as exc:
+        raise Corrupt(f"the compressed payload is damaged: {exc}") from exc
+    if len(content) > MAX_BYTES or not decompressor.eof:
+        raise Corrupt("the compressed payload is cut off, or too large")
+    return content
+
+
+# --- phase -----------------------------------------------------------------------------------------------------
+
+
+class _Phase(msgspec.Struct, frozen=True):
+    id: str
+    sessionId: str
+    phase: str
+    createdAt: str
+    completed: bool
+    taskSummary: str = ""
+    phaseNumber: int | None = None
+    iscCriteria: list[Criterion] = []
+    metadata: dict[str, Any] = {}
+
+
+def _phase(document: Mapping[str, Any], name: str, digest_id: str) -> tuple[Foreign, None]:  # noqa: ARG001
+    fields = _fields(document, _Phase)
+    number = fields.phaseNumber
+    if number is None and fields.phase.lower() in PHASES:
+        number = PHASES.index(fields.phase.lower()) + 1
+    if number is not None and not 1 <= number <= len(PHASES):
+        raise _invalid(f"a phase number is from 1 to {len(PHASES)}, not {number}")
+    ours = {
+        "phase": fields.phase,
+        **({} if number is None else {"phase_number": number}),
+        "task_summary": fields.taskSummary,
+        "criteria": msgspec.to_builtins(fields.iscCriteria),
+    }
+    found = Foreign(
+        external_id=fields.id,
+        session=fields.sessionId,
+        time_us=_moment(fields.createdAt),
+        status=Status.COMPLETED if fields.completed else Status.IN_PROGRESS,
+        state=document.get("state", fields.metadata),
+        trigger=Trigger(TriggerKind.AUTO, "phase_transition"),
+        message=fields.taskSummary,
+        metadata={key: value for key, value in fields.metadata.items() if key not in ours} | ours,
+        verified=("schema",),
+    )
+    return found, None
+
+
+# --- fields ----------------------------------------------------------------------------------------------------
+
+
+def _fields(document: Mapping[str, Any], shape: type[T]) -> T:
+    try:
+        return msgspec.convert(dict(document), shape)
+    except (msgspec.ValidationError, TypeError) as exc:
+        raise _invalid(f"not a document of this layout: {exc}") from exc
+
+
+def _first(
+    given: list[Mapping[str, Any]], names: tuple[str, ...], read: Callable[[Any], T | None]
+) -> T | None:
+    """The first of some members, in the envelope or in the state, that makes sense."""
+    for each in given:
+        for name in names:
+            if name in each and (value := read(each[name])) is not None:
+                return value
+    return None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _count(value: Any) -> int | None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
+    return value if is_count else None
+
+
+def _status(value: Any) -> Status | None:
+    if not isinstance(value, str):
+        return None
+    return _STATUSES.get(value.lower()) or _STATUSES.get(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", value).lower())
+
+
+def _moment(text: str) -> int:
+    moment = _moment_or_none(text)
+    if moment is None:
+        raise _invalid(f"{text!r} is no time in RFC 3339")
+    return moment
+
+
+def _moment_or_none(value: Any) -> int | None:
+    if not isinstance(value, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+        return to_us(moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _time_in(name: str) -> int | None:
+    found = _NAMED_TIME.search(name)
+    try:
+        return None if found is None else to_us(datetime.strptime(f"{found[1]}+0000", "%Y%m%d-%H%M%S%z"))
+    except ValueError:
+        return None

@@ -1,0 +1,124 @@
+"""Digests, sealing, and the chain of headers.
+
+A header's bytes are JSON whose last member is `chain`: the SHA-256 of all bytes before it, closed by `}`.
+Since those bytes hold the digest of each body's content and the chain values of the parents, a changed byte
+anywhere in a checkpoint or in what it descends from shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+
+from stepkeep.errors import SCHEMA_INVALID, Corrupt, InvalidInput, Unsupported
+from stepkeep.model import Content, Draft, Header
+
+FORMAT_VERSION: Final = 1
+
+_CHAIN_OPEN = b',"chain":"'
+_CHAIN_CLOSE = b'"}'
+_DIGEST_CHARS = 64
+_TAIL = len(_CHAIN_OPEN) + _DIGEST_CHARS + len(_CHAIN_CLOSE)
+
+_encoder = msgspec.json.Encoder()
+_header_decoder = msgspec.json.Decoder(Header)
+
+
+class _Versioned(msgspec.Struct):
+    v: int
+
+
+_version_decoder = msgspec.json.Decoder(_Versioned)
+
+
+def digest(data: bytes | memoryview) -> str:
+    """SHA-256 as 64 hexadecimal characters."""
+    return sha256(data).hexdigest()
+
+
+def describe(content: bytes, encoding: str) -> Content:
+    return Content(digest=digest(content), size=len(content), encoding=encoding)
+
+
+def row_digest(*values: Any) -> str:
+    """The digest a stored row carries over its own columns, in their order."""
+    return digest(_encoder.encode(values))
+
+
+def seal(draft: Draft, seq: int, parents: Sequence[str], parent_chains: Sequence[str | None]) -> bytes:
+    """The final header bytes of a draft that got its place. Pure: the backend calls it inside its transaction."""
+    header = Header(
+        v=FORMAT_VERSION,
+        id=draft.id,
+        session=draft.session,
+        seq=seq,
+        branch=draft.branch,
+        time_us=draft.time_us,
+        contents=draft.contents,
+        parents=tuple(parents),
+        parent_chains=tuple(parent_chains),
+        external_id=draft.external_id,
+        idempotency_key=draft.idempotency_key,
+        step=draft.step,
+        status=draft.status,
+        trigger=draft.trigger,
+        message=draft.message,
+        tags=draft.tags,
+        metadata=draft.metadata,
+        requires=draft.requires,
+    )
+    try:
+        unsealed = _encoder.encode(header)
+        _header_decoder.decode(unsealed)  # what cannot be read must never be written
+    except (msgspec.MsgspecError, TypeError, UnicodeEncodeError) as exc:
+        raise InvalidInput(
+            f"the header of {draft.id} cannot be written: {exc}", code="invalid_header"
+        ) from exc
+    return unsealed[:-1] + _CHAIN_OPEN + digest(unsealed).encode() + _CHAIN_CLOSE
+
+
+def chain_of(sealed: bytes) -> str:
+    """The chain value at the end of sealed header bytes, unchecked."""
+    return sealed[-_DIGEST_CHARS - len(_CHAIN_CLOSE) : -len(_CHAIN_CLOSE)].decode("ascii", "replace")
+
+
+def open_header(sealed: bytes, *, expect_id: str | None = None) -> Header:
+    """The header in sealed bytes, after checking every byte of them.
+
+    Raises:
+        Corrupt: the bytes do not match their chain value, have none, or are another checkpoint's.
+        Unsupported: an intact header of a newer format.
+    """
+    unsealed = sealed[:-_TAIL] + b"}"
+    tail = _CHAIN_OPEN + digest(unsealed).encode() + _CHAIN_CLOSE
+    if sealed[-_TAIL:] != tail:
+        raise Corrupt("header bytes do not match their digest", checkpoint=expect_id)
+    try:
+        version = _version_decoder.decode(sealed).v
+        if version > FORMAT_VERSION:
+            raise Unsupported(
+                f"checkpoint format {version} is newer than {FORMAT_VERSION}: upgrade stepkeep",
+                code="format_newer",
+                checkpoint=expect_id,
+            )
+        header = _header_decoder.decode(sealed)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+        raise Corrupt(f"header is not valid: {exc}", code=SCHEMA_INVALID, checkpoint=expect_id) from exc
+    if expect_id is not None and header.id != expect_id:
+        raise Corrupt(f"the header stored for {expect_id} belongs to {header.id}", checkpoint=expect_id)
+    return header
+
+
+def check_content(content: bytes, expected: Content, *, checkpoint: str, body: str) -> None:
+    """Raise `Corrupt` unless `content` is, byte for byte, what the sealed header names."""
+    if len(content) != expected.size or digest(content) != expected.digest:
+        raise Corrupt(f"body {body!r} of {checkpoint} does not match its digest", checkpoint=checkpoint)
+
+
+def check_stored(data: bytes, expected: str, *, checkpoint: str, body: str) -> None:
+    """Raise `Corrupt` unless stored bytes match their digest: checked before anything is decompressed."""
+    if digest(data) != expected:
+        raise Corrupt(f"stored bytes of body {body!r} of {checkpoint} are damaged", checkpoint=checkpoint)

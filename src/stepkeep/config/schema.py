@@ -1,0 +1,450 @@
+"""The schema: every key, its kind, its default and its meaning; and what of a file does not fit it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stepkeep.config.files import Node, Problem, Scalar, Section, is_null
+from stepkeep.config.kinds import (
+    BOOLEAN,
+    COUNT,
+    DAYS,
+    DURATION,
+    HOURS,
+    PROFILE,
+    SECONDS,
+    SIZE,
+    STORE,
+    TEXT,
+    TEXTS,
+    ZONE,
+    Kind,
+    or_word,
+    shown,
+)
+
+ANY: Final = "*"
+MAX_PROBLEMS: Final = 50
+THE_PROFILES: Final = "the profile's"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key. `name` is dotted, in snake_case; `*` stands for a name of the writer's choice.
+
+    A default of None is described by `unset`.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    meaning: str
+    unset: str = "none"
+
+
+_HOURS_OR_OFF: Final = or_word("off", HOURS)
+_COUNT_OR_ALL: Final = or_word("all", COUNT)
+_DURATION_OR_OFF: Final = or_word("off", DURATION)
+_SIZE_OR_OFF: Final = or_word("off", SIZE)
+
+
+def _timer(label: str, *, takes_zero: bool = False) -> Kind:
+    """Seconds as a recorder takes them: also parts of one, and 0 where that makes sense."""
+
+    def parse(node: Node) -> Any:
+        if not isinstance(node, Scalar) or not re.fullmatch(_SECONDS, node.text, re.ASCII):
+            return SECONDS.parse(node)
+        seconds = float(node.text)
+        if not (seconds or takes_zero):
+            raise ValueError(f"must be longer than 0, not {shown(node)}")
+        return int(seconds) if seconds.is_integer() else seconds
+
+    return Kind(label, parse)
+
+
+_SECONDS: Final = r"\d{1,9}(?:\.\d{1,6})?"
+_TIMER: Final = _timer(SECONDS.label)
+_TIMER_OR_ZERO: Final = _timer("number of seconds from 0, or duration (`10m`)", takes_zero=True)
+
+SCHEMA: Final = (
+    Key("store", STORE, None, "The store to use.", "`stepkeep.db` in the user's data folder"),
+    Key("profile", PROFILE, "standard", "The profile of new sessions."),
+    Key("project", TEXT, None, "The project of new sessions."),
+    Key(
+        "checkpoint.history.enabled",
+        BOOLEAN,
+        True,
+        "Keep older checkpoints. `false`: of the checkpoints saved from then on only the newest stays.",
+    ),
+    Key(
+        "checkpoint.history.max_count",
+        _COUNT_OR_ALL,
+        None,
+        "How many checkpoints a session keeps, the newest included.",
+        THE_PROFILES,
+    ),
+    Key(
+        "checkpoint.compress_after_hours",
+        _HOURS_OR_OFF,
+        24,
+        "When history in a store of files with layout `run` is gzipped.",
+    ),
+    Key("checkpoint.cleanup.enabled", BOOLEAN, True, "Remove finished sessions when they are old enough."),
+    Key(
+        "checkpoint.cleanup.completed_retention_days",
+        DAYS,
+        None,
+        "How long completed and cancelled sessions stay.",
+        "the profile's: 7 (`workflow`, `run`, `debug`) or 30",
+    ),
+    Key(
+        "checkpoint.cleanup.failed_retention_days",
+        DAYS,
+        None,
+        "How long failed sessions stay.",
+        "the profile's: 30",
+    ),
+    Key("checkpoint.cleanup.test_retention_days", DAYS, 0, "How long finished test sessions stay."),
+    Key(
+        "checkpoint.cleanup.stale_days",
+        DAYS,
+        None,
+        "Days without activity after which an unfinished session counts as failed.",
+        THE_PROFILES,
+    ),
+    Key(
+        "checkpoint.cleanup.workflows.*.retention_days",
+        DAYS,
+        None,
+        "How long finished sessions of that workflow stay, whatever their status.",
+        "by status",
+    ),
+    Key(
+        "checkpoint.cleanup.workflows.*.enabled",
+        BOOLEAN,
+        True,
+        "`false`: sessions of that workflow are never cleaned.",
+    ),
+    Key(
+        "agent.command",
+        TEXT,
+        "claude -p",
+        "What runs the `agent` steps of workflows. The prompt takes the place of `{prompt}`, or comes on stdin.",
+    ),
+    Key(
+        "agent.checkpoints.enabled",
+        BOOLEAN,
+        True,
+        "Whether `Store.execute` saves checkpoints at all.",
+    ),
+    Key(
+        "agent.checkpoints.auto_checkpoint",
+        BOOLEAN,
+        True,
+        "Whether `Store.execute` saves after every step, unless told.",
+    ),
+    Key(
+        "agent.checkpoints.max_checkpoints_per_session",
+        _COUNT_OR_ALL,
+        10,
+        "How many checkpoints a session with profile `agent` keeps.",
+    ),
+    Key(
+        "agent.checkpoints.prune_after_days",
+        DAYS,
+        30,
+        "How long finished sessions with profile `agent` stay.",
+    ),
+    Key(
+        "agent.checkpoints.compress_state",
+        BOOLEAN,
+        True,
+        "Compress states of sessions with profile `agent` where they are stored whole.",
+    ),
+    Key("retention.keep_last", _COUNT_OR_ALL, None, "Keep that many of the newest.", THE_PROFILES),
+    Key("retention.keep_within", _DURATION_OR_OFF, None, "Keep everything younger.", THE_PROFILES),
+    Key("retention.keep_hourly", _DURATION_OR_OFF, None, "Keep one per hour, for that long.", THE_PROFILES),
+    Key("retention.keep_daily", _DURATION_OR_OFF, None, "Keep one per day, for that long.", THE_PROFILES),
+    Key("retention.keep_weekly", _DURATION_OR_OFF, None, "Keep one per week, for that long.", THE_PROFILES),
+    Key("retention.keep_manual", BOOLEAN, None, "Keep what was saved by hand.", THE_PROFILES),
+    Key("retention.keep_tags", TEXTS, None, "Keep checkpoints with one of these tags.", THE_PROFILES),
+    Key(
+        "retention.keep_terminal",
+        BOOLEAN,
+        None,
+        "Keep the newest checkpoint of each finished status.",
+        THE_PROFILES,
+    ),
+    Key("retention.max_age", _DURATION_OR_OFF, None, "Remove what is older.", THE_PROFILES),
+    Key(
+        "retention.max_bytes",
+        _SIZE_OR_OFF,
+        None,
+        "Remove the oldest of a session until the rest takes no more.",
+        THE_PROFILES,
+    ),
+    Key(
+        "limits.max_bytes",
+        _SIZE_OR_OFF,
+        None,
+        "Byte budget of the whole store: the keeper prunes before it is reached.",
+        "off",
+    ),
+    Key(
+        "limits.min_free_bytes",
+        _SIZE_OR_OFF,
+        None,
+        "Free space to leave on the disk: the keeper prunes before less is left.",
+        "off",
+    ),
+    Key(
+        "workflow.warn_stored_bytes",
+        SIZE,
+        10_000_000,
+        "A workflow whose state is stored in more gets a warning that names its largest values.",
+    ),
+    Key(
+        "workflow.max_stored_bytes",
+        SIZE,
+        100_000_000,
+        "A workflow's state that takes more, stored, is refused.",
+    ),
+    Key(
+        "workflow.max_raw_bytes",
+        SIZE,
+        500_000_000,
+        "A workflow's state that takes more, uncompressed, is refused.",
+    ),
+    Key(
+        "worker.max_attempts",
+        COUNT,
+        3,
+        "How many runs of a session may fail at the same step before workers give it up.",
+    ),
+    Key(
+        "worker.retry_seconds", SECONDS, 30, "How long a failed session rests before a worker tries it again."
+    ),
+    Key("keeper.enabled", BOOLEAN, True, "Prune and clean in the background of an open store."),
+    Key("keeper.interval_seconds", SECONDS, 300, "Pause between two rounds of the keeper."),
+    Key("metrics.enabled", BOOLEAN, True, "Keep counts of saves, failures and resumes beside the store."),
+    Key(
+        "recorder.heartbeat_seconds",
+        _TIMER,
+        120,
+        "After so long without a snapshot, a recorder takes one while work is in progress.",
+    ),
+    Key(
+        "recorder.coalesce_seconds",
+        _TIMER_OR_ZERO,
+        3,
+        "Within that time a trigger that finds nothing changed is noted on the last snapshot.",
+    ),
+    Key(
+        "recorder.significant_seconds",
+        _TIMER,
+        300,
+        "So long after the last checkpoint, time alone is worth an automatic one of the connected parts.",
+    ),
+    Key(
+        "workspace.max_file_bytes",
+        SIZE,
+        50_000_000,
+        "Project files that are larger are not captured, and reported.",
+    ),
+    Key(
+        "workspace.max_total_bytes",
+        SIZE,
+        1_000_000_000,
+        "All captured files of a tree together; beyond it the largest are left out, and reported.",
+    ),
+    Key("workspace.ignore", TEXTS, None, "More rules for what is not captured, written as in `.gitignore`."),
+    Key(
+        "hooks.workspace",
+        BOOLEAN,
+        True,
+        "Hooks of agents capture the files of a repository at the end of a turn and of a session, and before a"
+        " compaction.",
+    ),
+    Key("time.zone", ZONE, "UTC", "The zone in which times that name none are read."),
+)
+
+Tree = dict[str, "Tree | Key"]
+
+
+def _tree_of(keys: Iterable[Key]) -> Tree:
+    root: Tree = {}
+    for key in keys:
+        *sections, last = key.name.split(".")
+        here = root
+        for name in sections:
+            inner = here.setdefault(name, {})
+            assert isinstance(inner, dict), f"{key.name} lies under a key"
+            here = inner
+        here[last] = key
+    return root
+
+
+_TREE: Final = _tree_of(SCHEMA)
+
+
+def camel(name: str) -> str:
+    """`max_count` as `maxCount`."""
+    return re.sub(r"_([a-z])", lambda match: match[1].upper(), name)
+
+
+def _canonical(text: str, tree: Tree) -> str | None:
+    """The schema's name of a key that is written in either spelling."""
+    return next((name for name in tree if name != ANY and text in (name, camel(name))), None)
+
+
+def lookup(name: str) -> tuple[str, Key] | None:
+    """The key with a dotted name in either spelling, and its name in snake_case; None if there is none."""
+    parts, done, here = name.split("."), [], _TREE
+    while parts:
+        if ANY in here:
+            # What the writer named may itself contain dots; one part of ours follows.
+            part, parts = ".".join(parts[:-1]), parts[-1:]
+            inner = here[ANY] if part else None
+        else:
+            part = _canonical(parts.pop(0), here) or ""
+            inner = here.get(part)
+        done.append(part)
+        if isinstance(inner, Key):
+            return None if parts else (".".join(done), inner)
+        if inner is None:
+            return None
+        here = inner
+    return None
+
+
+# --- reading a file's content ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A value that a source gives, under the name of its key; `*` is filled in."""
+
+    name: str
+    value: Any
+    line: int
+
+
+def values_of(root: Node | None, source: str) -> tuple[list[Found], list[Problem]]:
+    """What a file sets, and everything that is wrong with it, in the order of its lines."""
+    reading = _Reading(source)
+    if isinstance(root, Section):
+        reading.section(root, _TREE, "")
+    elif root is not None:
+        reading.problem(root.line, "", f"must be sections and keys, not {shown(root)}")
+    return reading.found, reading.problems
+
+
+class _Reading:
+    """Collects what one file gives. Stops at `MAX_PROBLEMS`, so that a hostile file costs little."""
+
+    def __init__(self, source: str) -> None:
+        self.found: list[Found] = []
+        self.problems: list[Problem] = []
+        self._source = source
+
+    def problem(self, line: int, key: str, message: str) -> None:
+        if len(self.problems) == MAX_PROBLEMS:
+            self.problems.append(Problem(self._source, line, "", "there are more problems from here on"))
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(Problem(self._source, line, key, message))
+
+    def section(self, section: Section, tree: Tree, prefix: str) -> None:
+        seen: dict[str, Scalar] = {}
+        for written, node in section.entries:
+            if len(self.problems) > MAX_PROBLEMS:
+                return
+            name = self._name(written, tree, prefix)
+            if name is None:
+                continue
+            if name in seen:
+                self._repeated(written, seen[name], prefix)
+                continue
+            seen[name] = written
+            self._entry(written, node, tree[ANY if ANY in tree else name], prefix + name)
+
+    def _name(self, written: Scalar, tree: Tree, prefix: str) -> str | None:
+        if ANY not in tree:
+            if (name := _canonical(written.text, tree)) is None:
+                self.problem(written.line, prefix + written.text, _unknown(written, tree, prefix))
+            return name
+        try:
+            return str(TEXT.parse(written))
+        except ValueError as exc:
+            self.problem(written.line, prefix + written.text, f"a name in {prefix[:-1]} {exc}")
+            return None
+
+    def _repeated(self, written: Scalar, first: Scalar, prefix: str) -> None:
+        how = f"again as {shown(written)}" if written.text != first.text else "again"
+        self.problem(
+            written.line,
+            prefix + written.text,
+            f"{prefix}{_short(first.text)} of line {first.line} is given {how}",
+        )
+
+    def _entry(self, written: Scalar, node: Node, target: Tree | Key, name: str) -> None:
+        if isinstance(target, Key):
+            try:
+                self.found.append(Found(name, target.kind.parse(node), written.line))
+            except ValueError as exc:
+                self.problem(written.line, name, f"{_short(name)} {exc}")
+        elif isinstance(node, Section):
+            self.section(node, target, f"{name}.")
+        elif not isinstance(node, Scalar) or not is_null(node):
+            inside = "" if ANY in target else f" with {', '.join(_spellings(target, written.text))}"
+            self.problem(written.line, name, f"{_short(name)} must be a section{inside}, not {shown(node)}")
+
+
+def _short(text: str) -> str:
+    """A name for a message, on one line."""
+    return repr(text if len(text) <= 80 else f"{text[:79]}…")[1:-1]
+
+
+# --- suggestions -----------------------------------------------------------------------------------------------
+
+
+def _spellings(names: Iterable[str], like: str) -> list[str]:
+    """The names in the spelling the writer uses."""
+    return [camel(name) if like != like.lower() else name for name in names]
+
+
+def _unknown(written: Scalar, tree: Tree, prefix: str) -> str:
+    where = f" in {prefix[:-1]}" if prefix else ""
+    start = f"unknown key {shown(written)}{where}"
+    if lookup(prefix + written.text) is not None:
+        return f"{start}: write its parts as nested sections"
+    nearest = nearest_key(written.text, tree, prefix)
+    if nearest is not None:
+        return f"{start}: did you mean {nearest}?"
+    return f"{start}: it takes {', '.join(_spellings(tree, written.text))}"
+
+
+def nearest_key(text: str, tree: Tree | None = None, prefix: str = "") -> str | None:
+    """The key most like a text: one of the same section, else one of any section, named in full."""
+    siblings = _spellings(_TREE if tree is None else tree, text)
+    if (near := _closest(text, ((name, name) for name in siblings))) is not None:
+        return near
+    names = _spellings((key.name for key in SCHEMA), text)
+    dotted = [(name, name) for name in names]
+    last_parts = [(name.rpartition(".")[2], name) for name in names]
+    return _closest(prefix + text, dotted) or _closest(text, last_parts)
+
+
+def _closest(text: str, candidates: Iterable[tuple[str, str]]) -> str | None:
+    by_lower: dict[str, str] = {}
+    for word, name in candidates:
+        by_lower.setdefault(_plain(word), name)
+    close = difflib.get_close_matches(_plain(text[:80]), by_lower, n=1, cutoff=0.75)
+    return by_lower[close[0]] if close else None
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[-_ ]", "", text).lower()

@@ -1,0 +1,233 @@
+"""Running a workflow in a session, afresh or from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import field
+
+from stepkeep.engine import Engine
+from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
+from stepkeep.executor.fingerprint import differences
+from stepkeep.executor.interrupts import Cancellation
+from stepkeep.executor.options import RunOptions, StepRules
+from stepkeep.executor.progress import Progress
+from stepkeep.executor.result import ExecutionResult
+from stepkeep.executor.retrying import RetryPolicy
+from stepkeep.executor.runner import Runner
+from stepkeep.executor.steps import Hooks
+from stepkeep.executor.workflow.document import InvalidWorkflow, Problem, Step, Workflow
+from stepkeep.executor.workflow.guards import Guard, Limits
+from stepkeep.executor.workflow.handlers import Handlers
+from stepkeep.executor.workflow.leash import Leash
+from stepkeep.executor.workflow.reading import parse_workflow, read_workflow
+from stepkeep.executor.workflow.redaction import Redactor
+from stepkeep.executor.workflow.scope import Given, redactor_of
+from stepkeep.executor.workflow.shape import Origin, WorkflowShape, load, origin_of, plan_of
+from stepkeep.executor.workflow.variables import secret_values, with_secrets
+from stepkeep.model import Session, Status
+from stepkeep.storage.port import Lease
+
+RUNNER: Final = {"runner": "workflow"}
+"""In the metadata of every checkpoint that a workflow saves."""
+
+TIMEOUT_GRACE_SECONDS: Final = 30.0
+"""How much later than the step itself the runner notices a time-out: the step kills its process first."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """A workflow ready to run. `variables` are those of a fresh run, `checkpoint` the id a resumed one goes on from.
+
+    `lease` is one that was taken for it already. `cancel` stops it from another thread.
+    """
+
+    workflow: Workflow
+    given: Given
+    variables: Mapping[str, Any] = {}
+    limits: Limits = Limits()
+    parallel: int = 1
+    is_resumed: bool = False
+    force: bool = False
+    checkpoint: str | None = None
+    lease: Lease | None = None
+    cancel: Cancellation = field(default_factory=Cancellation)
+
+
+def launch(engine: Engine, session: Session, what: Launch, *, hooks: Hooks | None = None) -> ExecutionResult:
+    """Run a workflow to its end, its failure, or an interruption. Raises as `Runner.run`."""
+    workflow, given = what.workflow, what.given
+    redactor = redactor_of(workflow, given.secrets, given.environ)
+    check_redacted(workflow, redactor)
+    with Leash() as leash:
+        handlers = Handlers(workflow, given, leash=leash, redactor=redactor, load_blob=engine.load_blob)
+        shape = WorkflowShape(
+            workflow,
+            folder=str(given.folder),
+            redactor=redactor,
+            failures=handlers.failures,
+            check=Guard(what.limits).check,
+        )
+        runner = Runner(
+            engine,
+            session,
+            shape.plan(),
+            handlers,
+            shape=shape,
+            options=_options(what),
+            hooks=hooks or Hooks(),
+            context=what.variables,
+        )
+        what.cancel.subscribe(runner.cancel)
+        try:
+            return runner.run()
+        finally:
+            what.cancel.unsubscribe(runner.cancel)
+
+
+def _options(what: Launch) -> RunOptions:
+    return RunOptions(
+        resume=what.is_resumed,
+        force=what.force,
+        from_ref=what.checkpoint,
+        parallel=what.parallel,
+        rules={step.id: _rules(step) for step in what.workflow.steps},
+        label=f"workflow {what.workflow.name}",
+        lease=what.lease,
+        metadata=RUNNER,
+    )
+
+
+def _rules(step: Step) -> StepRules:
+    seconds = step.timeout_seconds
+    return StepRules(
+        retry=RetryPolicy(
+            attempts=step.retry.attempts, delay_seconds=step.retry.delay_seconds, factor=step.retry.factor
+        ),
+        timeout_seconds=None if seconds is None else seconds + TIMEOUT_GRACE_SECONDS,
+    )
+
+
+def check_redacted(workflow: Workflow, redactor: Redactor) -> None:
+    """Refuse a secret that is also a word of the file: without it, the stored file would not be the file."""
+    try:
+        stored = parse_workflow(redactor.text(workflow.text), source=workflow.source).plan()
+    except InvalidWorkflow:
+        stored = ()
+    if differences(stored, plan_of(workflow, redactor)):
+        message = (
+            "the value of a secret variable is also a word of this file, which could not be stored without it"
+        )
+        raise InvalidWorkflow((Problem(workflow.source, None, message),))
+
+
+# --- resuming --------------------------------------------------------------------------------------------------
+
+
+class Resumption(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint allows to go on with. `done` are the ids of the steps that need no more; `note` says what is
+    unusual about it."""
+
+    workflow: Workflow
+    done: frozenset[str]
+    folder: Path
+    secrets: dict[str, Any]
+    note: str = ""
+
+
+def prepare_resume(
+    engine: Engine,
+    session: Session,
+    *,
+    given: Mapping[str, str],
+    environ: Mapping[str, str],
+    checkpoint: str | None = None,
+    force: bool = False,
+) -> Resumption:
+    """Look whether a session can be resumed from a checkpoint, the latest unless given, at everything before refusing.
+
+    The file is read again if it is still there, else its stored text is used. A changed plan is refused unless
+    `force`; nothing forces what cannot work.
+
+    Raises:
+        NotFound: (`nothing_to_resume`) it has no checkpoint, or is completed and no checkpoint was given.
+        Conflict: (`plan_changed`) the file is not what it was.
+        InvalidInput: (`not_resumable`) it holds no workflow, or something that is needed is missing.
+    """
+    state = _state(engine, session, checkpoint, force=force)
+    origin = origin_of(state)
+    workflow, found, note = _workflow_now(origin)
+    problems = list(found)
+    folder = Path(origin.folder)
+    if not folder.is_dir():
+        problems.append(f"the folder {origin.folder!r}, where its steps run, is not there")
+    secrets, wrong = secret_values(workflow, given, environ)
+    problems += wrong
+    stored, unreadable = _progress(state)
+    problems += unreadable
+    if stored is not None:
+        problems += with_secrets(workflow, stored.context, secrets, environ)
+    changed = [] if stored is None or found else _changes(stored, workflow, secrets, environ)
+    if problems:
+        raise InvalidInput(
+            f"session {session.key!r} cannot be resumed: {'; '.join([*problems, *changed])}",
+            code="not_resumable",
+            session=session.key,
+        )
+    if changed and not force:
+        raise Conflict(
+            f"session {session.key!r} cannot be resumed as it is, {origin.file} changed: {'; '.join(changed)}."
+            " With --force finished steps stay finished and the rest follows the file as it is now",
+            code="plan_changed",
+            retryable=False,
+            session=session.key,
+        )
+    done = () if stored is None else (entry.step.id for entry in stored.steps if entry.result is not None)
+    return Resumption(workflow=workflow, done=frozenset(done), folder=folder, secrets=secrets, note=note)
+
+
+def _state(engine: Engine, session: Session, checkpoint: str | None, *, force: bool) -> Any:
+    if checkpoint is not None:
+        return engine.load(engine.header(checkpoint)).value()
+    loaded = engine.latest(session)
+    if loaded is None:
+        raise NotFound(
+            f"session {session.key!r} has no checkpoint to resume from",
+            code="nothing_to_resume",
+            session=session.key,
+        )
+    if session.status is Status.COMPLETED and not force:
+        raise NotFound(
+            f"session {session.key!r} is completed, nothing is left to do: --from REF goes back to a checkpoint",
+            code="nothing_to_resume",
+            session=session.key,
+        )
+    return loaded.value()
+
+
+def _workflow_now(origin: Origin) -> tuple[Workflow, list[str], str]:
+    """The workflow of the file as it is now, else of the stored text; and what is wrong with the file."""
+    path, problems, note = Path(origin.file), list[str](), ""
+    if path.exists():
+        try:
+            return read_workflow(path), problems, note
+        except InvalidWorkflow as exc:
+            problems = [str(problem) for problem in exc.problems]
+    else:
+        note = f"{origin.file} is gone: going on with the text that was stored"
+    return parse_workflow(origin.text, source=origin.file), problems, note
+
+
+def _progress(state: Any) -> tuple[Progress | None, list[str]]:
+    try:
+        return load(state), []
+    except StepkeepError as exc:
+        return None, [f"the stored plan cannot be read: {exc.message}"]
+
+
+def _changes(
+    stored: Progress, workflow: Workflow, secrets: Mapping[str, Any], environ: Mapping[str, str]
+) -> list[str]:
+    return differences(stored.plan, plan_of(workflow, redactor_of(workflow, secrets, environ)))

@@ -1,0 +1,234 @@
+"""Changes as text for a person: general lines with paths, or the view of a workflow's variables and steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from itertools import chain
+from typing import Any, Final
+from uuid import UUID
+
+from stepkeep.history.changes import SIGNS, Added, Change, Changed, Comparison, Moved, Removed
+from stepkeep.history.paths import Item, Path, Step, format_path
+
+WIDTH: Final = 60
+"""How long the text of a value may be before it is shortened."""
+
+
+def lines(comparison: Comparison, *, width: int = WIDTH) -> list[str]:
+    """The changes as text, one line each: `+` added, `-` removed, `~` changed, `>` moved.
+
+    Those of a workflow stand under headings for its variables and steps. The text is plain, and the caller's
+    to clean: values may hold what a terminal would act upon.
+    """
+    if comparison.is_equal:
+        return ["No differences."]
+    texts = (
+        _workflow_lines(comparison, width) if comparison.is_workflow else _lines(comparison.changes, width)
+    )
+    more = comparison.total - len(comparison.changes)
+    return [*texts, *([f"… {more:,} more {'change' if more == 1 else 'changes'}"] if more else [])]
+
+
+def value_text(value: object, width: int = WIDTH) -> str:
+    """A value in about `width` characters: whole, or its beginning and how much there is of it."""
+    inline = _inline(value, max(width, 0))
+    if inline is not None:
+        return inline
+    if isinstance(value, str):
+        return f'{_quoted(value[:width])[:-1]}…" ({len(value):,} characters)'
+    if isinstance(value, bytes | bytearray):
+        return f"{value[: width // 4]!r}… ({len(value):,} bytes)"
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        return _outline(value)
+    return cut(_atom(value), max(width, 1))
+
+
+def change_text(old: object, new: object, width: int = WIDTH) -> str:
+    """`old → new`, shortened so that the difference is in what is shown."""
+    if isinstance(old, str) and isinstance(new, str) and max(len(old), len(new)) > width:
+        return _texts_around_difference(old, new, width)
+    old_text, new_text = value_text(old, width), value_text(new, width)
+    if old_text == new_text:
+        if type(old) is type(new):
+            return f"{old_text} → {new_text} (differs in what is not shown)"
+        return f"{old_text} ({type(old).__name__}) → {new_text} ({type(new).__name__})"
+    return f"{old_text} → {new_text}"
+
+
+def _lines(changes: Iterable[Change], width: int, *, indent: str = "") -> list[str]:
+    return [indent + _line(change, short_path(change.path), width) for change in changes]
+
+
+def _line(change: Change, name: str, width: int) -> str:
+    head = f"{SIGNS[type(change)]} {name}: "
+    match change:
+        case Changed(_, old, new):
+            return head + change_text(old, new, width)
+        case Moved(_, old_index, new_index):
+            return f"{head}moved from [{old_index}] to [{new_index}]"
+        case _:
+            return head + value_text(change.value, width)
+
+
+def short_path(path: Path) -> str:
+    return cut(format_path(path), 200)
+
+
+def cut(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _texts_around_difference(old: str, new: str, width: int) -> str:
+    start = max(0, _common_length(old, new) - width // 3)
+    return f"{_excerpt(old, start, width)} → {_excerpt(new, start, width)}"
+
+
+def _common_length(old: str, new: str) -> int:
+    """How many characters two texts share at the beginning, by halving: a loop in C, not in Python."""
+    low, high = 0, min(len(old), len(new))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if old[low:middle] == new[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _excerpt(text: str, start: int, width: int) -> str:
+    end = start + width
+    lead, tail = "…" if start else "", "…" if end < len(text) else ""
+    note = f" ({len(text):,} characters)" if lead or tail else ""
+    return f'"{lead}{_quoted(text[start:end])[1:-1]}{tail}"{note}'
+
+
+def _inline(value: object, room: int) -> str | None:
+    """The whole value if its text fits. Looks at no more of it than that takes."""
+    if isinstance(value, str):
+        text = _quoted(value) if len(value) <= room else None
+    elif isinstance(value, bytes | bytearray):
+        text = repr(value) if len(value) <= room else None
+    elif isinstance(value, dict | list | tuple | set | frozenset):
+        text = _inline_container(value, room) if len(value) * 2 <= room else None
+    else:
+        text = _atom(value)
+    return text if text is not None and len(text) <= room else None
+
+
+def _inline_container(value: Any, room: int) -> str | None:
+    opening, closing = _BRACKETS[next(kind for kind in _BRACKETS if isinstance(value, kind))]
+    room -= len(opening) + len(closing)
+    parts: list[str] = []
+    for part in _parts(value, room):
+        room -= 0 if part is None else len(part) + 2
+        if part is None or room < -2:
+            return None
+        parts.append(part)
+    if isinstance(value, set | frozenset):
+        parts.sort()
+    return f"{opening}{', '.join(parts)}{closing}"
+
+
+def _parts(value: Any, room: int) -> Iterator[str | None]:
+    if not isinstance(value, dict):
+        yield from (_inline(item, room) for item in value)
+        return
+    for key, item in value.items():
+        name, text = _inline(key, room), _inline(item, room)
+        yield None if name is None or text is None else f"{name}: {text}"
+
+
+def _outline(value: Any) -> str:
+    noun = "key" if isinstance(value, dict) else "member" if isinstance(value, set | frozenset) else "item"
+    opening, closing = _BRACKETS[next(kind for kind in _BRACKETS if isinstance(value, kind))]
+    return f"{opening}…{len(value):,} {noun}{'' if len(value) == 1 else 's'}{closing}"
+
+
+_BRACKETS: Final[dict[type, tuple[str, str]]] = {
+    dict: ("{", "}"),
+    list: ("[", "]"),
+    tuple: ("(", ")"),
+    set: ("set{", "}"),
+    frozenset: ("frozenset{", "}"),
+}
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _atom(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return f"an integer of {value.bit_length():,} bits"  # its digits may be more than Python writes
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    return str(value) if isinstance(value, float | int | Decimal | UUID | timedelta) else repr(value)
+
+
+# --- workflows
+
+_VARIABLES: Final = "variables"
+_STEPS: Final = ("completed_steps", "steps")
+
+
+def is_workflow_pair(old: object, new: object) -> bool:
+    """Whether both states have variables, and steps with commands."""
+    states = [state for state in (old, new) if isinstance(state, dict)]
+    if len(states) < 2 or not all(isinstance(state.get(_VARIABLES), dict) for state in states):
+        return False
+    steps = [state[name] for state in states for name in _STEPS if name in state]
+    if not all(isinstance(each, list) for each in steps):
+        return False
+    items = list(chain.from_iterable(steps))
+    return bool(items) and all(isinstance(item, dict) and "command" in item for item in items)
+
+
+def _workflow_lines(comparison: Comparison, width: int) -> list[str]:
+    sections: dict[str, list[str]] = {
+        "Variables changed:": [],
+        "Steps added:": [],
+        "Steps removed:": [],
+        "Steps changed:": [],
+        "Also changed:": [],
+    }
+    for change in comparison.changes:
+        heading, text = _workflow_line(change, width)
+        sections[heading].append(f"  {text}")
+    return [text for heading, texts in sections.items() if texts for text in (heading, *texts)]
+
+
+def _workflow_line(change: Change, width: int) -> tuple[str, str]:
+    """The heading that a change belongs to, and its line."""
+    path = change.path
+    if len(path) > 1 and path[0] == _VARIABLES:
+        name = path[1] if type(path[1]) is str and len(path) == 2 else format_path(path[1:])
+        return "Variables changed:", _line(change, cut(name, 200), width)
+    at = _index(path[1]) if len(path) > 1 and path[0] in _STEPS else None
+    if at is not None:
+        if len(path) == 2 and isinstance(change, Added | Removed):
+            text = f"{SIGNS[type(change)]} {_step_text(change.value, at, width)}"
+            return ("Steps added:" if isinstance(change, Added) else "Steps removed:"), text
+        inside = format_path(path[2:]) if len(path) > 2 else ""
+        return "Steps changed:", _line(change, f"Step {at + 1}{inside and f', {inside}'}", width)
+    return "Also changed:", _line(change, short_path(path), width)
+
+
+def _index(step: Step) -> int | None:
+    """The place of a list that a step names; None for a key."""
+    if isinstance(step, Item):
+        return step.index
+    return step if type(step) is int else None
+
+
+def _step_text(step: Any, at: int, width: int) -> str:
+    """`Step 6: shell: "make test"`; the number is the step's own, else the one after its index or place."""
+    index = step["index"] if type(step.get("index")) is int else at
+    number = next((step[name] for name in ("step", "number") if type(step.get(name)) is int), index + 1)
+    kind = next((step[name] for name in ("kind", "type") if isinstance(step.get(name), str)), None)
+    command = value_text(step["command"], width)
+    return f"Step {number}: {command}" if kind is None else f"Step {number}: {cut(kind)}: {command}"

@@ -1,0 +1,132 @@
+"""An investigation as Markdown, for a person; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from stepkeep.investigation.state import InvestigationState
+from stepkeep.model import from_us
+
+_MARKS: Final = re.compile(r"([\\`*_{}\[\]<>#|!~])")
+_FENCE: Final = re.compile(r"`{3,}")
+MAX_OUTPUT: Final = 2000
+
+
+def markdown(state: InvestigationState) -> str:
+    """The report. Texts are escaped: whatever was noted, it stays text."""
+    sections = [
+        _head(state),
+        _section("Hypotheses", _hypotheses(state)),
+        _section("Beliefs", _beliefs(state)),
+        _section("Contradictions", _contradictions(state)),
+        _section("Knowledge gaps", _gaps(state)),
+        _section("Verifications", _verifications(state)),
+        _section("Experiments", _experiments(state)),
+        _section("Notes", _notes(state)),
+    ]
+    return "\n".join(section for section in sections if section)
+
+
+def plain(text: str) -> str:
+    """One line of text that Markdown shows as it is."""
+    return _MARKS.sub(r"\\\1", " ".join(text.split()))
+
+
+def _moment(time_us: int) -> str:
+    return f"{from_us(time_us):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _section(title: str, lines: Iterable[str]) -> str:
+    listed = list(lines)
+    return "\n".join([f"## {title}", "", *listed, ""]) if listed else ""
+
+
+def _head(state: InvestigationState) -> str:
+    metrics = state.metrics
+    return "\n".join(
+        [
+            f"# Investigation {plain(state.session_id)}",
+            "",
+            f"Started {_moment(state.started_us)}, on branch {plain(state.current_branch)}.",
+            "",
+            f"- {metrics.checkpoints_created} checkpoints",
+            f"- {metrics.hypotheses_tested} hypotheses tested",
+            f"- {metrics.verifications_run} verifications run",
+            f"- {metrics.gaps_filled} gaps filled",
+            f"- {metrics.time_in_debugging_seconds / 60:.0f} minutes of debugging",
+            "",
+        ]
+    )
+
+
+def _hypotheses(state: InvestigationState) -> list[str]:
+    lines = []
+    for each in state.hypotheses:
+        lines.append(
+            f"- **{each.status}** ({each.confidence:.0%}) {plain(each.description)} · {plain(each.id)}"
+        )
+        for evidence in state.evidence:
+            if evidence.hypothesis == each.id:
+                source = f" (from {plain(evidence.source)})" if evidence.source else ""
+                lines.append(f"  - {evidence.strength:+.1f} {plain(evidence.description)}{source}")
+    return lines
+
+
+def _beliefs(state: InvestigationState) -> list[str]:
+    supports: dict[str, list[str]] = {}
+    for edge in state.belief_dependencies:
+        supports.setdefault(edge.to_id, []).append(plain(edge.from_id))
+    lines = []
+    for each in state.beliefs:
+        rests = f", rests on {', '.join(supports[each.id])}" if each.id in supports else ""
+        lines.append(
+            f"- {plain(each.statement)} ({each.kind}, {each.confidence:.0%}{rests}) · {plain(each.id)}"
+        )
+    return lines
+
+
+def _contradictions(state: InvestigationState) -> list[str]:
+    statements = {belief.id: belief.statement for belief in state.beliefs}
+    return [
+        f"- **{each.status}**, {each.severity}: “{plain(statements.get(each.first, each.first))}” against "
+        f"“{plain(statements.get(each.second, each.second))}”"
+        for each in state.contradictions
+    ]
+
+
+def _gaps(state: InvestigationState) -> list[str]:
+    lines = []
+    for each in state.gaps:
+        answer = f" — {plain(each.answer)}" if each.answer else ""
+        lines.append(
+            f"- **{each.status}** ({each.criticality}) {plain(each.question)}{answer} · {plain(each.id)}"
+        )
+    return lines
+
+
+def _verifications(state: InvestigationState) -> list[str]:
+    lines = []
+    for each in state.verification_results:
+        code = "" if each.exit_code is None else f", exit code {each.exit_code}"
+        lines.append(f"- **{each.status}** {plain(each.plan)} ({each.duration_ms} ms{code})")
+        if each.output.strip() and each.status != "passed":
+            output = _FENCE.sub("``", each.output[-MAX_OUTPUT:])
+            lines += ["", "  ```text", *(f"  {line}" for line in output.splitlines()), "  ```", ""]
+    return lines
+
+
+def _experiments(state: InvestigationState) -> list[str]:
+    lines = []
+    for each in state.branches:
+        if each.parent is None:
+            continue
+        about = f": {plain(each.description)}" if each.description else ""
+        results = f" — {plain(each.results)}" if each.results else ""
+        lines.append(f"- **{each.status}** {plain(each.name)}{about}{results}")
+    return lines
+
+
+def _notes(state: InvestigationState) -> list[str]:
+    return [f"- {_moment(each.time_us)} {plain(each.content)}" for each in state.notes]

@@ -1,0 +1,367 @@
+"""The workbench of an investigation: its parts, tied to a session, saved when something happens.
+
+Every event that matters becomes a checkpoint by itself. Others are saved when enough time has passed, or when the
+investigator says so. Two who work on one session at the same time do not lose each other's entries: whoever comes
+second takes the other's in before saving.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from stepkeep.engine import Engine, Loaded
+from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
+from stepkeep.history import branches, merging
+from stepkeep.history.merge import ABSENT, Side, merge_states
+from stepkeep.history.merging import Merged, Strategy
+from stepkeep.investigation.beliefs import BeliefGraph, check_no_cycle
+from stepkeep.investigation.code import CodeTracker
+from stepkeep.investigation.commands import CommandHistory
+from stepkeep.investigation.events import Announcement, AnnouncingPart, EventKind, tags_for, trigger_for
+from stepkeep.investigation.experiments import ExperimentBranch, ExperimentManager
+from stepkeep.investigation.gaps import KnowledgeGapAnalyzer
+from stepkeep.investigation.hypotheses import HypothesisBoard
+from stepkeep.investigation.metrics import SessionMetrics, metrics_of, time_spent_us
+from stepkeep.investigation.notes import Notebook
+from stepkeep.investigation.records import NewId, new_id, plain
+from stepkeep.investigation.state import (
+    PARTS,
+    Details,
+    InvestigationState,
+    details_of,
+    is_investigation,
+    state_of,
+)
+from stepkeep.investigation.verifications import VerificationRunner
+from stepkeep.model import Header, Session, Trigger, TriggerKind
+from stepkeep.parts.automatic import AutoTrigger, auto_trigger
+from stepkeep.parts.checkpoints import DETAILS, Parts, checked_tags
+from stepkeep.parts.environment import ALLOWED
+from stepkeep.parts.recovery import CodeState
+
+MAX_TRIES: Final = 10
+CHANGED: Final = "investigation_changed"
+"""The event of a checkpoint that keeps changes for which no automatic trigger stands."""
+
+
+class Workbench:
+    """The parts of an investigation, and when they are saved. One thread at a time changes it."""
+
+    def __init__(self, engine: Engine, session: Session, parts: Parts, *, make_id: NewId = new_id) -> None:
+        clock = engine.clock
+        self._engine = engine
+        self._uid = session.uid
+        self._key = session.key
+        self._started_us = session.created_us
+        self.parts = parts
+        self.hypotheses = HypothesisBoard(clock, make_id=make_id)
+        self.beliefs = BeliefGraph(clock, make_id=make_id)
+        self.gaps = KnowledgeGapAnalyzer(clock, make_id=make_id)
+        self.commands = CommandHistory(clock, make_id=make_id)
+        self.verifications = VerificationRunner(clock, self.commands, make_id=make_id)
+        self.notes = Notebook(clock, make_id=make_id)
+        self.code = CodeTracker(clock)
+        self.experiments = ExperimentManager(engine, session.uid)
+        self._lock = threading.RLock()
+        self._is_dirty = False
+        self._seen: Header | None = None
+        self._head: str | None = None
+        self._branch = session.branch
+        self._debugging_us = 0
+        self._connect()
+        self._nothing = parts.capture()
+        self.reload()
+
+    def _connect(self) -> None:
+        own: tuple[AnnouncingPart, ...] = (
+            self.hypotheses,
+            self.beliefs,
+            self.gaps,
+            self.verifications,
+            self.notes,
+            self.commands,
+            self.code,
+        )
+        for name, part in zip(PARTS, own, strict=True):
+            self.parts.connect(name, part)
+            part.listen(self._heard)
+
+    # --- what it holds
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether something changed since the last checkpoint."""
+        return self._is_dirty
+
+    @property
+    def metrics(self) -> SessionMetrics:
+        return metrics_of(
+            self.hypotheses.all(),
+            self.verifications.all(),
+            self.gaps.all(),
+            checkpoints=self._engine.backend.session(self._uid).last_seq,
+            debugging_us=self._debugging_us,
+        )
+
+    def state(self) -> InvestigationState:
+        """All of it at this moment, saved or not."""
+        details = plain(self._facts(self.metrics))
+        return state_of(self.parts.capture(), details)
+
+    def _details(self) -> object:
+        """The facts of a checkpoint that is about to be made, which counts itself and the time that led to it."""
+        spent = (
+            0
+            if self._seen is None
+            else time_spent_us(last_us=self._seen.time_us, now_us=self._engine.clock())
+        )
+        metrics = msgspec.structs.replace(
+            self.metrics,
+            checkpoints_created=self._engine.backend.session(self._uid).last_seq + 1,
+            time_in_debugging_seconds=(self._debugging_us + spent) / 1_000_000,
+        )
+        return plain(self._facts(metrics))
+
+    def _facts(self, metrics: SessionMetrics) -> Details:
+        return Details(
+            session_id=self._key,
+            started_us=self._started_us,
+            experiments=self.experiments.all(),
+            metrics=metrics,
+        )
+
+    # --- loading
+
+    def reload(self) -> None:
+        """Take what is stored; what was not saved is gone.
+
+        Raises:
+            InvalidInput: the session holds something else (`not_an_investigation`).
+            Corrupt: none of its checkpoints loads.
+        """
+        with self._lock:
+            session = self._engine.backend.session(self._uid)
+            branch = self._engine.backend.branch(self._uid, session.branch)
+            loaded = self._engine.latest(session)
+            state = self._nothing if loaded is None else loaded.value()
+            if not is_investigation(state):
+                raise InvalidInput(
+                    f"session {self._key!r} holds no investigation: choose another key",
+                    code="not_an_investigation",
+                    session=self._key,
+                )
+            with self.parts.put_back(state, missing="keep"):
+                self._settle(session.branch, None if branch is None else branch.head, loaded)
+
+    def _settle(self, branch: str, head: str | None, loaded: Loaded | None) -> None:
+        """Remember where the parts stand."""
+        self._branch, self._head, self._is_dirty = branch, head, False
+        self._seen = None if loaded is None else loaded.header
+        has_details = loaded is not None and DETAILS in loaded.contents
+        facts = details_of(loaded.value(DETAILS)) if loaded is not None and has_details else Details()
+        self._debugging_us = round(facts.metrics.time_in_debugging_seconds * 1_000_000)
+
+    # --- saving
+
+    def _heard(self, announcement: Announcement) -> None:
+        """An event: the checkpoint that it is worth, or a look at the time."""
+        self._is_dirty = True
+        self._automatic(trigger_for(announcement), tags_for(announcement))
+
+    def _automatic(self, trigger: AutoTrigger, tags: Iterable[str] = ()) -> Header | None:
+        return self._save(
+            lambda head: self.parts.auto_checkpoint(
+                trigger, tags=tags, details=self._details, expect_head=head
+            )
+        )
+
+    def auto_checkpoint(self, trigger: AutoTrigger | str, *, tags: Iterable[str] = ()) -> Header | None:
+        """Save because of an event that this does not see itself; None when it is held back."""
+        return self._automatic(auto_trigger(trigger), checked_tags(tags))
+
+    def checkpoint(self, message: str = "", tags: Iterable[str] = ()) -> Header:
+        """Save all of it, as asked for by hand."""
+        return self._saved_with(message, checked_tags(tags), Trigger(TriggerKind.MANUAL))
+
+    def save(self, message: str = "") -> Header | None:
+        """Save what changed since the last checkpoint; None if nothing did."""
+        if not self._is_dirty:
+            return None
+        return self._saved_with(message or "Changes", (), Trigger(TriggerKind.AUTO, CHANGED))
+
+    def _saved_with(self, message: str, tags: Iterable[str], trigger: Trigger) -> Header:
+        header = self._save(
+            lambda head: self.parts.checkpoint(
+                message, tags, trigger=trigger, details=self._details, expect_head=head
+            )
+        )
+        assert header is not None
+        return header
+
+    def compaction_warning(self) -> Header:
+        """The context is about to be compacted: save everything at once, whatever came before.
+
+        Raises:
+            Conflict: called out of a save of this very thread (`checkpoint_nested`); the checkpoint follows that.
+        """
+        header = self._automatic(AutoTrigger.CONTEXT_COMPACTION_WARNING)
+        if header is None:
+            raise Conflict(
+                "a save of this thread is under way, and the checkpoint for the compaction follows it",
+                code="checkpoint_nested",
+                retryable=False,
+                session=self._key,
+            )
+        return header
+
+    def tick(self) -> Header | None:
+        """Save if enough time has passed since the last checkpoint. Call it now and then."""
+        return self._automatic(AutoTrigger.SIGNIFICANT_TIME_PASSED)
+
+    def code_changed(
+        self,
+        paths: Iterable[str],
+        commit: str | None = None,
+        *,
+        patches: Iterable[str] = (),
+        environment: Mapping[str, str] | None = None,
+        allowed: Iterable[str] = ALLOWED,
+    ) -> CodeState:
+        """Source code was modified: note how it is now, and save."""
+        return self.code.changed(paths, commit, patches=patches, environment=environment, allowed=allowed)
+
+    def _save(self, save: Callable[[str | None], Header | None]) -> Header | None:
+        """Save on top of what was seen last; where others saved meanwhile, with what they did."""
+        with self._lock:
+            for _ in range(MAX_TRIES):
+                self._check_branch()
+                try:
+                    header = save(self._head)
+                except Conflict as exc:
+                    if exc.code != "head_moved":
+                        raise
+                    self._take_in_theirs()
+                    continue
+                if header is not None:
+                    self._count(header)
+                return header
+        raise Conflict(f"others save into session {self._key!r} all the time: try again", session=self._key)
+
+    def _count(self, header: Header) -> None:
+        if self._seen is not None:
+            self._debugging_us += time_spent_us(last_us=self._seen.time_us, now_us=header.time_us)
+        self._seen, self._head, self._is_dirty = header, header.id, False
+
+    def _check_branch(self) -> None:
+        current = self._engine.backend.session(self._uid).branch
+        if current != self._branch:
+            raise Conflict(
+                f"session {self._key!r} went on with branch {current!r} meanwhile: reload, then repeat",
+                code="branch_left",
+                session=self._key,
+                branch=current,
+            )
+
+    def _take_in_theirs(self) -> None:
+        """Join what others saved with what is here.
+
+        Raises:
+            Conflict: both changed the same entry (`merge_conflict`), or the two do not fit together. Nothing is lost:
+                theirs is stored, and what is here stays as it is.
+        """
+        session = self._engine.backend.session(self._uid)
+        branch = branches.find(self._engine, self._uid, self._branch)
+        theirs = self._engine.latest(session, self._branch)
+        if theirs is None:
+            self._head = branch.head
+            return
+        merged = merge_states(self._seen_state(), self.parts.capture(), theirs.value()).state
+        try:
+            with self.parts.put_back(merged, missing="keep", checkpoint=theirs.header.id):
+                self._seen, self._head = theirs.header, branch.head
+        except StepkeepError as exc:
+            raise Conflict(
+                f"what others saved into session {self._key!r} does not go with what is here: {exc}",
+                code="merge_conflict",
+                retryable=False,
+                session=self._key,
+            ) from exc
+
+    def _seen_state(self) -> Any:
+        if self._seen is None:
+            return self._nothing
+        try:
+            return self._engine.load(self._seen).value()
+        except NotFound:
+            return ABSENT  # pruned meanwhile: what both have must then be equal
+
+    # --- experiments
+
+    def begin_experiment(
+        self, name: str, *, description: str = "", hypothesis: str | None = None, criteria: str = ""
+    ) -> ExperimentBranch:
+        """Try something on a branch of its own: fork where the investigation stands, and go on there."""
+        with self._lock:
+            about = None if hypothesis is None else self.hypotheses.get(hypothesis).id
+            if self._head is None:
+                self.checkpoint("Investigation begun")
+            self.save()
+            at = self._engine.header(str(self._head), session=self._uid)
+            begun = self.experiments.begin(
+                at, name, description=description, hypothesis=about, criteria=criteria
+            )
+            self._branch, self._head = begun.name, begun.head
+            self._heard(Announcement(EventKind.BRANCH_SWITCHED, begun.name))
+            return self.experiments.get(name)
+
+    def switch(self, name: str) -> ExperimentBranch:
+        """Go on with another branch, with what was known there; what is here is saved first."""
+        with self._lock:
+            self.save()
+            if name == self._branch:
+                return self.experiments.get(name)
+            header = self.experiments.head(name)
+            loaded = self._engine.load(header)
+            with self.parts.put_back(loaded.value(), missing="keep", checkpoint=header.id):
+                entered = branches.switch(self._engine, self._uid, name)
+                self._settle(name, header.id, loaded)
+            if entered.head != header.id:
+                self.reload()  # someone saved there in between
+            self._heard(Announcement(EventKind.BRANCH_SWITCHED, name))
+            return self.experiments.get(name)
+
+    def merge(
+        self, name: str, *, strategy: Strategy = "union", on_conflict: Side | None = None, message: str = ""
+    ) -> Merged:
+        """Merge an experiment into the current branch; both sides' entries are here afterwards.
+
+        Raises:
+            MergeConflict: both changed the same entries. Nothing is written.
+            InvalidInput: the beliefs of both would support each other in a circle (`belief_cycle`).
+        """
+        with self._lock:
+            self.save()
+            if strategy == "union":
+                self._check_beliefs(name)
+            session = self._engine.backend.session(self._uid)
+            merged = merging.merge(
+                self._engine, session, name, strategy=strategy, on_conflict=on_conflict, message=message
+            )
+            self.reload()
+            self.beliefs.look_again()
+            return merged
+
+    def _check_beliefs(self, name: str) -> None:
+        theirs = self._engine.load(self.experiments.head(name))
+        edges = {edge.id: edge for edge in state_of(theirs.value(), None).belief_dependencies}
+        check_no_cycle((edges | {edge.id: edge for edge in self.beliefs.dependencies()}).values())
+
+    def close_experiment(self, name: str, *, results: str = "", archive: bool = False) -> ExperimentBranch:
+        """Abandon an experiment, or archive it, with what came out of it."""
+        if results:
+            self.experiments.note_results(name, results)
+        return self.experiments.close(name, archive=archive)

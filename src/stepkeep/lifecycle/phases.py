@@ -1,0 +1,396 @@
+"""Checkpoints at the phases of an algorithm, and the offer to resume what was not finished.
+
+A task is a session, and each phase of it a checkpoint. Records never change: `completed` is a property of the
+session, so finishing it closes all its phases, and a finished task is never offered again. Closing adds one last
+record that says so, which makes it survive even where the documents of a store are all that is left.
+
+What a caller must expect to fail is told in the result, not raised: a field that makes no sense, a store that cannot
+be written, an id that is not there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import msgspec
+
+from stepkeep.codec.readable import Criterion, Layout
+from stepkeep.engine import Engine, Save
+from stepkeep.errors import Corrupt, InvalidInput, NotFound, StepkeepError
+from stepkeep.lifecycle import event_log, seed_file
+from stepkeep.lifecycle.phase_record import CLOSED, PROFILE, PhaseCheckpoint, metadata_of, record_of
+from stepkeep.model import STATE, Header, Session, Status, Trigger, TriggerKind
+from stepkeep.storage.port import HeaderQuery, SessionQuery
+
+log = logging.getLogger("stepkeep")
+
+HOME: Final = ".pai"
+FOLDER: Final = "checkpoints"
+PHASE_TRANSITION: Final = "phase_transition"
+OPEN_STATUSES: Final = (Status.IN_PROGRESS, Status.PAUSED)
+DEFAULT_DAYS: Final = 30
+
+_DAY_US: Final = 86_400_000_000
+_NAMES_TRIED: Final = 4
+
+
+def resolve_checkpoints_dir(
+    override: str | os.PathLike[str] | None = None, *, home: str | os.PathLike[str] | None = None
+) -> Path:
+    """Where phase checkpoints lie: `~/.pai/checkpoints`, or `checkpoints` in the folder that takes the place of `.pai`.
+
+    `home` is the folder of the user. Nothing on the disk is read or made.
+    """
+    if override is not None:
+        return Path(override, FOLDER)
+    return Path(Path.home() if home is None else home, HOME, FOLDER)
+
+
+class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a request. When `ok` is False, nothing was stored, and `error` and `code` say why.
+
+    `warnings` tell what else did not work, such as a `seed.json` that is broken; the checkpoint itself is safe.
+    """
+
+    ok: bool
+    checkpoint_id: str | None = None
+    file: str | None = None
+    deleted: int = 0
+    error: str | None = None
+    code: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class Phases:
+    """Phase checkpoints on any backend. With a `home` it keeps `seed.json` and the event log there up to date.
+
+    A missing `seed.json` is trouble only where one is to be: it was there before, or `expects_seed` says so.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        home: Path | None = None,
+        expects_seed: bool = False,
+        owns_engine: bool = False,
+    ) -> None:
+        self._engine = engine
+        self._home = home
+        self._expects_seed = expects_seed or (home is not None and (home / seed_file.NAME).exists())
+        self._owns_engine = owns_engine
+
+    @property
+    def checkpoints_dir(self) -> Path | None:
+        """The folder of the documents; None where the store has none."""
+        root = _documents_root(self._engine)
+        return None if root is None else root / FOLDER
+
+    # --- creating
+
+    def create_checkpoint(
+        self,
+        phase: str,
+        state: object = None,
+        *,
+        session_id: str,
+        task_summary: str,
+        phase_number: int | None = None,
+        criteria: Iterable[Criterion | Mapping[str, Any]] = (),
+        metadata: Mapping[str, Any] | None = None,
+        project: str | None = None,
+    ) -> PhaseResult:
+        """Save a checkpoint at the transition to a phase, durably, and point `seed.json` at it.
+
+        The number of the seven known phases need not be given. The summary is cut to eight words. A session that
+        was finished is open again.
+        """
+        try:
+            fields = metadata_of(
+                phase, number=phase_number, summary=task_summary, criteria=criteria, metadata=metadata
+            )
+            session = self._open_session(session_id, project)
+            header = self._save(session, fields, state)
+        except StepkeepError as exc:
+            return _failed(exc)
+        warnings = self._noted(
+            self._set_ref(header.id),
+            self._log(event_log.CREATED, session, header),
+        )
+        return PhaseResult(
+            ok=True, checkpoint_id=header.id, file=_file_of(self._engine, header), warnings=warnings
+        )
+
+    def _open_session(self, key: str, project: str | None) -> Session:
+        given = {} if project is None else {"project": project}
+        session = self._engine.open_session(key, profile=PROFILE, **given)
+        if session.profile != PROFILE:
+            raise InvalidInput(
+                f"session {key!r} has the profile {session.profile!r}: phases need one of their own",
+                code="not_a_phase_session",
+                session=key,
+            )
+        return session
+
+    def _save(self, session: Session, fields: dict[str, Any], state: object) -> Header:
+        return self._engine.save(
+            Save(
+                session=session.uid,
+                bodies={STATE: self._engine.encode(state)},
+                step=fields["phase_number"],
+                trigger=Trigger(TriggerKind.AUTO, PHASE_TRANSITION),
+                message=fields["task_summary"],
+                metadata=fields,
+            )
+        )
+
+    # --- reading
+
+    def load_checkpoint(self, id: str) -> PhaseCheckpoint | None:
+        """The checkpoint with that id and its state; None when there is none.
+
+        Raises:
+            Corrupt: it is damaged; `.code` says how.
+        """
+        found = self._find(id)
+        if found is None:
+            return None
+        header, session = found
+        return record_of(header, session, self._engine.load(header).value(STATE))
+
+    def list_checkpoints(
+        self, *, completed: bool | None = None, session_id: str | None = None, limit: int | None = None
+    ) -> list[PhaseCheckpoint]:
+        """Checkpoints without their states, newest first. Invalid ones are left out and logged."""
+        sessions = {
+            each.uid: each
+            for each in self._engine.backend.sessions(SessionQuery())
+            if each.profile == PROFILE and session_id in (None, each.key)
+        }
+        records = self._records(sessions)
+        wanted = (each for each in records if completed in (None, each.completed))
+        return list(islice(wanted, limit))
+
+    def _records(self, sessions: Mapping[str, Session]) -> Iterator[PhaseCheckpoint]:
+        only = next(iter(sessions)) if len(sessions) == 1 else None
+        for header in self._engine.headers(HeaderQuery(session=only)):
+            if header.session in sessions and header.trigger.event != CLOSED:
+                try:
+                    yield record_of(header, sessions[header.session])
+                except Corrupt as exc:
+                    log.warning("checkpoint %s is left out of the list: %s", header.id, exc)
+
+    def detect_incomplete_checkpoint(self, *, project: str | None = None) -> PhaseCheckpoint | None:
+        """The newest checkpoint of the task that was worked on last and is not finished; None when there is none.
+
+        With `project` only tasks of it, and those of none. Nothing is resumed by this: that takes a person's yes.
+        """
+        self._clear_stale_ref()
+        return next(self.incomplete(project=project), None)
+
+    def incomplete(self, *, project: str | None = None) -> Iterator[PhaseCheckpoint]:
+        """The newest checkpoint of each unfinished task, the one worked on last first."""
+        for session in self._engine.backend.sessions(SessionQuery(statuses=OPEN_STATUSES)):
+            if session.profile == PROFILE and (project is None or session.project in (None, project)):
+                try:
+                    loaded = self._engine.latest(session)
+                    if loaded is not None:
+                        yield record_of(loaded.header, session, loaded.value(STATE))
+                except StepkeepError as exc:
+                    log.warning("session %s cannot be offered: %s (%s)", session.key, exc, exc.code)
+
+    def _find(self, id: str) -> tuple[Header, Session] | None:
+        try:
+            header = self._engine.header(id)
+            session = self._engine.backend.session(header.session)
+        except NotFound:
+            return None
+        return (header, session) if session.profile == PROFILE else None
+
+    # --- finishing
+
+    def complete_checkpoint(self, id: str) -> PhaseResult:
+        """Finish the task that a checkpoint belongs to: none of its phases is offered any more.
+
+        Repeating it is harmless. The pointer in `seed.json` is cleared if it names a checkpoint of this task.
+        """
+        try:
+            found = self._find(id)
+            if found is None:
+                return _failed(NotFound(f"no checkpoint {id}", code="checkpoint_not_found", checkpoint=id))
+            header, session = found
+            if session.status is not Status.COMPLETED:
+                self._close(session, header)
+            ids = {each.id for each in self._engine.headers(HeaderQuery(session=session.uid))}
+        except StepkeepError as exc:
+            return _failed(exc)
+        warnings = self._noted(self._clear_ref(ids), self._log(event_log.COMPLETED, session, header))
+        return PhaseResult(ok=True, checkpoint_id=id, file=_file_of(self._engine, header), warnings=warnings)
+
+    def _close(self, session: Session, header: Header) -> None:
+        newest = self._engine.latest(session)
+        last = header if newest is None else newest.header
+        self._engine.save(
+            Save(
+                session=session.uid,
+                bodies={STATE: self._engine.encode(None if newest is None else newest.value(STATE))},
+                step=last.step,
+                status=Status.COMPLETED,
+                trigger=Trigger(TriggerKind.AUTO, CLOSED),
+                message=last.message,
+                metadata=last.metadata,
+            )
+        )
+        self._engine.finish(session.uid, Status.COMPLETED)
+
+    def cleanup_checkpoints(self, older_than_days: int = DEFAULT_DAYS) -> PhaseResult:
+        """Remove checkpoints that are that many days old, those of finished tasks first. `deleted` counts them.
+
+        The newest of a task that is still worked on is never that old. A task that someone holds a lease of stays.
+        One that cannot be removed does not stop the rest; it is told in the warnings.
+        """
+        if type(older_than_days) is not int or older_than_days < 0:
+            return _failed(
+                InvalidInput(
+                    f"older_than_days is a whole number from 0, not {older_than_days!r}",
+                    code="invalid_setting",
+                )
+            )
+        now_us = self._engine.clock()
+        before_us = now_us - older_than_days * _DAY_US
+        gone: set[str] = set()
+        problems: list[str | None] = []
+        try:
+            for session in self._cleaning_order():
+                try:
+                    gone |= self._cleaned(session, before_us, now_us)
+                except StepkeepError as exc:
+                    problems.append(f"session {session.key} stays: {exc}")
+        except StepkeepError as exc:
+            return _failed(exc)
+        if gone:
+            problems.append(self._clear_ref(gone))
+        return PhaseResult(ok=True, deleted=len(gone), warnings=self._noted(*problems))
+
+    def _cleaning_order(self) -> list[Session]:
+        sessions = [each for each in self._engine.backend.sessions(SessionQuery()) if each.profile == PROFILE]
+        return sorted(sessions, key=lambda each: (not each.status.is_finished, each.updated_us, each.uid))
+
+    def _cleaned(self, session: Session, before_us: int, now_us: int) -> set[str]:
+        """Remove what is old of one session; the ids that went."""
+        headers = list(self._engine.headers(HeaderQuery(session=session.uid)))
+        old = [each for each in headers if each.time_us <= before_us]
+        lease = self._engine.backend.lease(session.uid) if old else None
+        if not old or (lease is not None and lease.expires_us > now_us):
+            return set()
+        if len(old) == len(headers):
+            self._engine.backend.delete_session(session.uid, expect=session)
+            self._engine.forget(session.uid)
+        else:
+            self._engine.delete(session.uid, [each.id for each in old])
+        for header in old:
+            self._log(event_log.DELETED, session, header)
+        return {each.id for each in old if each.trigger.event != CLOSED}
+
+    # --- what lies beside the checkpoints
+
+    def _set_ref(self, checkpoint: str) -> str | None:
+        """Let `seed.json` point at a checkpoint, where there is one or one is to be."""
+        path = None if self._home is None else self._home / seed_file.NAME
+        if path is None or not (self._expects_seed or path.exists()):
+            return None
+        self._expects_seed = True
+        return seed_file.set_ref(path, checkpoint)
+
+    def _clear_ref(self, checkpoints: Collection[str]) -> str | None:
+        """Take the pointer out if it names one of these. A missing file points at nothing."""
+        path = None if self._home is None else self._home / seed_file.NAME
+        if path is None or not path.exists():
+            return None
+        return seed_file.clear_ref(path, checkpoints)
+
+    def _clear_stale_ref(self) -> None:
+        """A checkpoint may also go by a command that knows nothing of `seed.json`."""
+        ref = None if self._home is None else seed_file.read_ref(self._home / seed_file.NAME)
+        if ref is None:
+            return
+        try:
+            self._engine.header(ref)
+        except NotFound:
+            self._noted(self._clear_ref({ref}))
+        except StepkeepError:
+            return  # damaged, not gone
+
+    def _log(self, action: str, session: Session, header: Header) -> str | None:
+        if self._home is None:
+            return None
+        data = {
+            "checkpointId": header.id,
+            "phase": header.metadata.get("phase"),
+            "phaseNumber": header.metadata.get("phase_number"),
+            "taskSummary": header.metadata.get("task_summary"),
+        }
+        return event_log.append_event(
+            self._home / event_log.FOLDER,
+            action,
+            session=session.key,
+            data=data,
+            time_us=self._engine.clock(),
+        )
+
+    def _noted(self, *problems: str | None) -> tuple[str, ...]:
+        found = tuple(each for each in problems if each is not None)
+        for each in found:
+            log.warning("%s", each)
+        return found
+
+    # --- lifetime
+
+    def close(self) -> None:
+        """Release the store, if this was opened with it. Repeating it is harmless."""
+        if self._owns_engine:
+            self._engine.close()
+
+    def __enter__(self) -> Phases:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def phases_home(engine: Engine) -> Path | None:
+    """The folder where `seed.json` and the event log belong: that of a store with the `phase` layout."""
+    return _documents_root(engine)
+
+
+def _failed(error: StepkeepError) -> PhaseResult:
+    return PhaseResult(ok=False, error=error.message, code=error.code)
+
+
+def _documents_root(engine: Engine) -> Path | None:
+    """The root of a store with the `phase` layout, None for every other."""
+    layout, root = getattr(engine.backend, "layout", None), getattr(engine.backend, "root", None)
+    return root if layout == Layout.PHASE and isinstance(root, Path) else None
+
+
+def _file_of(engine: Engine, header: Header) -> str | None:
+    """The path of a checkpoint's document, None where the store has none."""
+    root = _documents_root(engine)
+    if root is None:
+        return None
+    from stepkeep.storage.files.layouts import NAMES
+
+    needle = f'"{header.id}"'.encode()
+    for name in islice(NAMES[Layout.PHASE].names(header), _NAMES_TRIED):
+        path = root / FOLDER / name
+        if path.exists() and needle in path.read_bytes()[:4096]:
+            return str(path)
+    return None

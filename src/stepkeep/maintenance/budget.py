@@ -1,0 +1,279 @@
+"""The byte budget of a store and the free space of its disk: history gives way before either is used up.
+
+From 90 % of a limit on, history is squeezed until 80 % are left: finished sessions first, the oldest of them first,
+down to what V7 keeps; then active ones, to fewer and fewer checkpoints. Sessions of profile `archive` are left
+alone. When nothing may go any more, the save that would cross the limit is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from stepkeep import forks
+from stepkeep.engine import Engine
+from stepkeep.errors import BackendUnavailable, InvalidInput
+from stepkeep.maintenance.space import reclaim
+from stepkeep.model import Session, Status
+from stepkeep.policy.profiles import profile_named
+from stepkeep.policy.retention import Retention, size_text
+from stepkeep.storage.port import Append, SessionQuery
+from stepkeep.storage.urls import database_file, directory_of
+
+SQUEEZE_AT: Final = 0.9
+SQUEEZE_TO: Final = 0.8
+
+MEASURE_SECONDS: Final = 0.25
+MEASURE_BYTES: Final = 256 * 1024
+"""How old a measured size may be, and how much may be saved since. What is saved takes more than its own bytes: it
+is in the log and in the database for a while."""
+
+RETRY_SECONDS: Final = 5.0
+"""How long to wait before squeezing again when it did not help."""
+
+STEPS: Final = (10, 3, 1)
+"""To how many checkpoints active sessions are brought down, one round after the other."""
+
+_FINISHED: Final = tuple(status for status in Status if status.is_finished)
+_ACTIVE: Final = tuple(status for status in Status if not status.is_finished)
+_RECLAIM_STEP: Final = 4 * 1024 * 1024
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How large the store may become, and how much of its disk must stay free; None for no limit."""
+
+    max_bytes: int | None = None
+    min_free_bytes: int | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self.max_bytes is not None or self.min_free_bytes is not None
+
+
+class Room(msgspec.Struct, frozen=True):
+    """What the store takes, and what its disk has left; None where there is no disk."""
+
+    store_bytes: int
+    free_bytes: int | None
+
+    def after(self, size: int) -> Room:
+        return Room(self.store_bytes + size, None if self.free_bytes is None else self.free_bytes - size)
+
+    def level(self, limits: Limits) -> float:
+        """How much of the limits is used up; more than 1 is beyond one of them."""
+        levels = [0.0]
+        if limits.max_bytes is not None:
+            levels.append(self.store_bytes / limits.max_bytes)
+        if limits.min_free_bytes is not None and self.free_bytes is not None:
+            levels.append(limits.min_free_bytes / max(self.free_bytes, 1))
+        return max(levels)
+
+    def excess(self, limits: Limits, level: float) -> int:
+        """How many bytes must go until no more than `level` of the limits is used."""
+        excess = 0
+        if limits.max_bytes is not None:
+            excess = self.store_bytes - int(limits.max_bytes * level)
+        if limits.min_free_bytes is not None and self.free_bytes is not None:
+            excess = max(excess, int(limits.min_free_bytes / level) - self.free_bytes)
+        return max(excess, 0)
+
+
+class Budget:
+    """Keeps a store within its limits. Safe for threads and forks.
+
+    `prune` brings one session down to what rules keep and returns the bytes that freed; it does not raise. Without
+    it nothing is squeezed, and only `admit` holds. `on_pressure` is called from a save when it is time to squeeze.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        *,
+        prune: Callable[[Session, Retention], int] | None = None,
+        on_pressure: Callable[[], None] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._prune = prune
+        self._on_pressure = on_pressure
+        self._monotonic = monotonic
+        self._file = database_file(engine.backend.url)
+        self._folder = directory_of(engine.backend.url) if self._file is None else self._file.parent
+        self._lock = threading.Lock()
+        self._room = Room(0, None)
+        self._measured_at = float("-inf")
+        self._admitted_bytes = 0
+        self._saved_since_squeeze = False  # then there may be history that the last one did not see
+        self._retry_at = float("-inf")
+        forks.register(self)
+
+    # --- on the save path
+
+    def admit(self, append: Append) -> None:
+        """Refuse a save that would cross a limit although all that may go is gone. Cheap while there is room.
+
+        Raises:
+            BackendUnavailable: `store_budget_exceeded` or `disk_floor_reached`; nothing was written.
+        """
+        size = sum(len(body.data) for body in append.bodies) + sum(len(blob.data) for blob in append.blobs)
+        if self._admitted_bytes > MEASURE_BYTES or self._monotonic() - self._measured_at > MEASURE_SECONDS:
+            self.measure()
+        level = self._room.after(size).level(self._limits)
+        if level > 1:
+            self._make_room(size)
+        elif level >= SQUEEZE_AT and self._on_pressure is not None and self._may_squeeze:
+            self._on_pressure()
+        self._room = self._room.after(size)
+        self._admitted_bytes += size
+        self._saved_since_squeeze = True
+
+    def _make_room(self, size: int) -> None:
+        if self.measure().after(size).level(self._limits) <= 1:
+            return
+        if self._prune is not None:
+            self.squeeze(extra=size)
+        room = self._room.after(size)
+        if room.level(self._limits) > 1:
+            raise self._refusal(room)
+
+    def _refusal(self, room: Room) -> BackendUnavailable:
+        hint = "delete sessions, or raise the limit"
+        if self._prune is None:
+            hint = "switch on keeper.enabled, prune or delete sessions, or raise the limit"
+        limits = self._limits
+        if limits.max_bytes is not None and room.store_bytes > limits.max_bytes:
+            return BackendUnavailable(
+                f"the save would bring the store to {size_text(room.store_bytes)}, over limits.max_bytes of "
+                f"{size_text(limits.max_bytes)}, and no more history may be pruned: {hint}",
+                code="store_budget_exceeded",
+                retryable=False,
+            )
+        return BackendUnavailable(
+            f"the save would leave {size_text(max(0, room.free_bytes or 0))} free on the disk, less than "
+            f"limits.min_free_bytes of {size_text(limits.min_free_bytes or 0)}, and no more history may be "
+            f"pruned: free some space, {hint}",
+            code="disk_floor_reached",
+            retryable=False,
+        )
+
+    # --- measuring
+
+    def measure(self) -> Room:
+        """What the store takes and its disk has left, now."""
+        file = self._file
+        size = self._engine.backend.usage().store_bytes if file is None else _size(file)
+        self._room = Room(size, None if self._folder is None else _free(self._folder))
+        self._measured_at = self._monotonic()
+        self._admitted_bytes = 0
+        return self._room
+
+    # --- squeezing
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether it is time to squeeze, and squeezing may help."""
+        return self._limits.is_set and self._may_squeeze and self.measure().level(self._limits) >= SQUEEZE_AT
+
+    @property
+    def _may_squeeze(self) -> bool:
+        return self._prune is not None and self._monotonic() >= self._retry_at
+
+    def squeeze(self, *, extra: int = 0, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Prune until enough room is left, also for `extra` bytes, or nothing more may go; then reclaim the space."""
+        with self._lock:
+            now = self.measure()
+            room = now.after(extra)
+            if room.level(self._limits) < SQUEEZE_AT:
+                return  # another thread did it
+            if not self._may_squeeze and not self._saved_since_squeeze:
+                return
+            self._saved_since_squeeze = False
+            # Where not even an empty store would help, no history is given up in vain.
+            if room.excess(self._limits, 1.0) <= now.store_bytes:
+                self._squeeze(extra, should_stop)
+            if self.measure().after(extra).level(self._limits) >= SQUEEZE_AT:
+                self._retry_at = self._monotonic() + RETRY_SECONDS
+
+    def _squeeze(self, extra: int, should_stop: Callable[[], bool]) -> None:
+        assert self._prune is not None
+        self._reclaim()  # what was freed before and not yet given back
+        missing = self._missing(extra)
+        for session, retention in self._victims():
+            if missing <= 0 or should_stop():
+                break
+            missing -= self._prune(session, retention)
+            if missing <= 0:
+                self._reclaim()
+                missing = self._missing(extra)
+        self._reclaim()
+
+    def _missing(self, extra: int) -> int:
+        return self.measure().after(extra).excess(self._limits, SQUEEZE_TO)
+
+    def _reclaim(self) -> None:
+        reclaim(self._engine, max_bytes=self._room.store_bytes, step_bytes=_RECLAIM_STEP)
+
+    def _victims(self) -> Iterator[tuple[Session, Retention]]:
+        for session in self._sessions(_FINISHED):
+            yield session, Retention(keep_last=1)
+        active = self._sessions(_ACTIVE)
+        for keep_last in STEPS:
+            for session in active:
+                if stored_count(session) > keep_last:
+                    yield session, Retention(keep_last=keep_last)
+
+    def _sessions(self, statuses: tuple[Status, ...]) -> list[Session]:
+        """Those that may be squeezed, the oldest first."""
+        found = self._engine.backend.sessions(SessionQuery(statuses=statuses))
+        return sorted(
+            (session for session in found if stored_count(session) > 1 and _gives_way(session)),
+            key=lambda session: session.updated_us,
+        )
+
+    # --- forks
+
+    def before_fork(self) -> None:
+        pass  # a squeeze under way stops at the backend
+
+    def after_fork(self, *, is_child: bool) -> None:
+        if is_child:
+            self._lock = threading.Lock()  # the thread that may have held it is not here
+
+
+def stored_count(session: Session) -> int:
+    """How many checkpoints a session has, without reading them."""
+    return session.last_seq - sum(last - first + 1 for first, last in session.gaps)
+
+
+def _gives_way(session: Session) -> bool:
+    try:
+        return profile_named(session.profile).is_cleaned
+    except InvalidInput:
+        return False  # of a newer release: not ours to judge
+
+
+def _size(file: Path) -> int:
+    return sum(_stat_size(Path(f"{file}{suffix}")) for suffix in ("", "-wal"))
+
+
+def _stat_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _free(folder: Path) -> int | None:
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    return disk.f_bavail * disk.f_frsize

@@ -1,0 +1,283 @@
+"""Copying sessions from one store into another, so that both prove the same.
+
+Headers are carried over byte for byte, hence ids, numbers, chains and digests. Bodies are encoded anew, the way
+the destination stores them. A copy that was interrupted is repeated: what is there already is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from stepkeep.codec.integrity import check_content
+from stepkeep.engine import Engine, reader, writer
+from stepkeep.engine.writer import LineState, Member
+from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, NotFound, StepkeepError
+from stepkeep.maintenance.verify import Finding, verify
+from stepkeep.model import Branch, Header, Session, Status
+from stepkeep.storage.port import Annotation, Blob, Body, HeaderQuery, HeaderRow, SessionQuery
+
+Progress = Callable[[int], None]
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """A session or checkpoint, or a blob it names, that is not in the destination, and why."""
+
+    session: str
+    code: str
+    message: str
+    seq: int | None = None
+    checkpoint: str | None = None
+
+
+class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a copy did. `present` counts checkpoints that were there before; `refused` are sessions not copied."""
+
+    sessions: int = 0
+    copied: int = 0
+    present: int = 0
+    lost: tuple[Lost, ...] = ()
+    refused: tuple[Lost, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Everything the source has is in the destination and verifies there."""
+        return not (self.lost or self.refused or self.findings)
+
+
+def copy(
+    source: Engine,
+    destination: Engine,
+    *,
+    sessions: Iterable[Session] | None = None,
+    salvage: bool = False,
+    progress: Progress | None = None,
+) -> CopyReport:
+    """Copy sessions, all of them unless given, and verify each in the destination.
+
+    A session that is refused does not stop the others; the report names it. With `salvage` the numbers of lost
+    checkpoints are recorded as removed, so that the destination is whole in itself.
+
+    Raises:
+        BackendUnavailable: one of the stores failed. What was copied is whole; copy again to go on.
+    """
+    chosen = list(source.backend.sessions(SessionQuery())) if sessions is None else list(sessions)
+    total = CopyReport()
+    for session in chosen:
+        try:
+            report = _SessionCopy(source, destination, session, salvage, progress).run()
+        except NotFound:
+            continue  # deleted meanwhile
+        except BackendUnavailable:
+            raise  # one of the stores cannot be used: the next session would fail too
+        except StepkeepError as exc:
+            refusal = Lost(session=session.key, code=exc.code, message=str(exc))
+            report = CopyReport(refused=(refusal,))
+        total = _sum(total, report)
+    return total
+
+
+def _sum(one: CopyReport, other: CopyReport) -> CopyReport:
+    return CopyReport(
+        **{name: getattr(one, name) + getattr(other, name) for name in CopyReport.__struct_fields__}
+    )
+
+
+class _SessionCopy:
+    """The copy of one session, up to the number it had when the copy began: others may go on saving."""
+
+    def __init__(
+        self,
+        source: Engine,
+        destination: Engine,
+        session: Session,
+        salvage: bool,
+        progress: Progress | None,
+    ) -> None:
+        self._source = source
+        self._destination = destination
+        self._salvage = salvage
+        self._progress = progress
+        # Branches before the session: no head is beyond the counter that bounds the copy.
+        self._branches = source.backend.branches(session.uid)
+        self._session = source.backend.session(session.uid)
+        self._lines: dict[tuple[str, str], LineState] = {}
+        self._lost: list[Lost] = []
+
+    def run(self) -> CopyReport:
+        uid = self._session.uid
+        self._refuse_if_ahead()
+        self._destination.backend.adopt_session(msgspec.structs.replace(self._session, last_seq=0))
+        stored = {row.id for row in self._destination.backend.headers(HeaderQuery(session=uid))}
+        copied = present = 0
+        for row in self._rows():
+            if row.id in stored:
+                present += 1
+            else:
+                copied += self._copy_row(row)
+            if self._progress is not None:
+                self._progress(1)
+        self._copy_waiting_annotations()
+        self._finish()
+        findings = verify(self._destination, self._destination.backend.session(uid)).findings
+        return CopyReport(
+            sessions=1, copied=copied, present=present, lost=tuple(self._lost), findings=findings
+        )
+
+    def _refuse_if_ahead(self) -> None:
+        """A copy that was worked on since must not be set back to where its source stands."""
+        try:
+            held = self._destination.backend.session(self._session.uid)
+        except NotFound:
+            return
+        if held.last_seq > self._session.last_seq:
+            raise Conflict(
+                f"session {self._session.key!r} went on at the destination, to #{held.last_seq}; the source is at "
+                f"#{self._session.last_seq}: copy the other way round, or into another store",
+                code="destination_ahead",
+                retryable=False,
+                session=self._session.key,
+            )
+
+    def _rows(self) -> Iterator[HeaderRow]:
+        query = HeaderQuery(session=self._session.uid, max_seq=self._session.last_seq, newest_first=False)
+        return self._source.backend.headers(query)
+
+    def _copy_row(self, row: HeaderRow) -> bool:
+        try:
+            header = reader.verified(row)
+            members = {name: self._member(header, name) for name in header.contents}
+        except NotFound:
+            return False
+        except StepkeepError as exc:
+            if self._is_there(row):
+                self._lose(exc, row)
+            return False
+        blobs = self._blobs(row, members)
+        kept = {blob.digest for blob in blobs}
+        bodies = [
+            body
+            for name, member in members.items()
+            for body in self._encode(header, name, member._replace(blobs=member.blobs & kept))
+        ]
+        new = self._missing(blobs)
+        return self._destination.backend.adopt(
+            header.session, row.raw, bodies=bodies, blobs=new, annotations=self._annotations(header.id)
+        )
+
+    def _is_there(self, row: HeaderRow) -> bool:
+        """False when it was removed while it was being read."""
+        query = HeaderQuery(session=row.session, ids=(row.id,), limit=1)
+        return next(self._source.backend.headers(query), None) is not None
+
+    def _lose(self, exc: StepkeepError, row: HeaderRow) -> None:
+        self._lost.append(
+            Lost(session=self._session.key, code=exc.code, message=str(exc), seq=row.seq, checkpoint=row.id)
+        )
+
+    def _member(self, header: Header, name: str) -> Member:
+        """The verified content of a body, with every blob its records keep alive."""
+        backend = self._source.backend
+        chain = backend.body_chain(header.session, header.id, name)
+        try:
+            content = reader.from_chain(chain)
+            check_content(content, header.contents[name], checkpoint=header.id, body=name)
+        except Corrupt:
+            content = reader.load_body(backend, header, name)  # its keyframe may have a spare
+        return Member(header.id, content, frozenset(blob for body in chain for blob in body.blobs))
+
+    def _encode(self, header: Header, name: str, member: Member) -> list[Body]:
+        if not self._destination.backend.capabilities.takes_patches:
+            return [writer.plain(name, member)]
+        line = (header.branch, name)
+        bodies, self._lines[line] = writer.encode(
+            name,
+            self._lines.get(line),
+            member,
+            limit=self._destination.group_limit(self._session),
+            as_keyframe=header.status is not Status.IN_PROGRESS,
+        )
+        return bodies
+
+    def _blobs(self, row: HeaderRow, members: dict[str, Member]) -> list[Blob]:
+        """The blobs of a checkpoint that are intact; others are reported, and the checkpoint goes without."""
+        intact = []
+        for wanted in sorted({blob for member in members.values() for blob in member.blobs}):
+            try:
+                self._source.load_blob(wanted)
+            except StepkeepError as exc:
+                self._lose(exc, row)
+                continue
+            blob = self._source.backend.blob(wanted)
+            if blob is not None:
+                intact.append(blob)
+        return intact
+
+    def _missing(self, blobs: list[Blob]) -> list[Blob]:
+        stored = self._destination.backend.has_blobs([blob.digest for blob in blobs]) if blobs else set()
+        return [blob for blob in blobs if blob.digest not in stored]
+
+    def _annotations(self, checkpoint: str) -> list[Annotation]:
+        return self._source.backend.annotations(self._session.uid, [checkpoint])
+
+    def _copy_waiting_annotations(self) -> None:
+        """Those whose checkpoint has not come yet."""
+        uid, backend = self._session.uid, self._destination.backend
+        there = {(note.target, note.kind, note.name) for note in backend.annotations(uid)}
+        for note in self._source.backend.annotations(uid):
+            if isinstance(note.target, tuple) and (note.target, note.kind, note.name) not in there:
+                backend.annotate(uid, note.target, note.kind, note.name, note.data, time_us=note.time_us)
+
+    def _finish(self) -> None:
+        """Bring the session, its branches and events to what they were at the source."""
+        uid, end = self._session.uid, self._session.last_seq
+        source, destination = self._source.backend, self._destination.backend
+        now = source.session(uid)
+        gaps = [(first, min(last, end)) for first, last in now.gaps if first <= end]
+        lost = self._lost_numbers(gaps) if self._salvage else []
+        self._report_missing(lost)
+        final = msgspec.structs.replace(now, last_seq=end, gaps=tuple(sorted([*gaps, *lost])))
+        destination.adopt_session(final, self._branches, source.events(uid))
+        if lost:
+            destination.adopt_session(final, [self._without_lost_head(each) for each in self._branches])
+            data = {"seqs": [list(each) for each in lost]}
+            destination.record_event(uid, "checkpoints_lost", data, time_us=self._destination.clock())
+
+    def _report_missing(self, ranges: list[tuple[int, int]]) -> None:
+        """Name the numbers whose checkpoint was not even found."""
+        named = {each.seq for each in self._lost}
+        for first, last in ranges:
+            self._lost += [
+                Lost(
+                    session=self._session.key,
+                    code="checkpoint_missing",
+                    message=f"checkpoint #{seq} was not found, and it is not known to be pruned",
+                    seq=seq,
+                )
+                for seq in range(first, last + 1)
+                if seq not in named
+            ]
+
+    def _lost_numbers(self, gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Closed ranges of numbers that are neither in the destination nor removed on purpose."""
+        query = HeaderQuery(session=self._session.uid, newest_first=False)
+        there = [(row.seq, row.seq) for row in self._destination.backend.headers(query)]
+        ranges, expected = [], 1
+        end = self._session.last_seq + 1
+        for first, last in sorted([*there, *gaps, (end, end)]):
+            if first > expected:
+                ranges.append((expected, first - 1))
+            expected = max(expected, last + 1)
+        return ranges
+
+    def _without_lost_head(self, branch: Branch) -> Branch:
+        """The branch with the newest checkpoint it still has as its head."""
+        backend, uid = self._destination.backend, self._session.uid
+        query = HeaderQuery(session=uid, branch=branch.name, max_seq=branch.head_seq, limit=1)
+        row = next(backend.headers(query), None)
+        if row is None and branch.fork is not None:
+            row = next(backend.headers(HeaderQuery(session=uid, ids=(branch.fork,), limit=1)), None)
+        head, seq = (None, 0) if row is None else (row.id, row.seq)
+        return msgspec.structs.replace(branch, head=head, head_seq=seq)

@@ -1,0 +1,498 @@
+"""The keeper: a daemon thread of an open store that prunes and cleans, away from the saves.
+
+It begins with the first save. It looks after the sessions that were saved into or finished through this store, soon
+when one has outgrown its rules and otherwise once per interval; now and then it cleans the whole store. A pass is
+bounded, stops between two batches when it is asked to, and never raises: what fails is logged, recorded as an event
+of the session, and tried again later. Closing ends the thread and makes one short pass more, so that processes
+which only save once keep the limits too.
+
+Where the backend can, it also compresses history that is old enough: now and then, when a session ends, and at the
+end.
+
+With history switched off, checkpoints saved from then on are marked by an annotation, and of those that are marked
+only the newest stays. What was saved before is not touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from stepkeep import forks
+from stepkeep.engine import Engine
+from stepkeep.errors import PRUNE_FAILED, NotFound, StepkeepError
+from stepkeep.maintenance.budget import Budget, Limits, stored_count
+from stepkeep.maintenance.clean import CleanEntry, CleanPlan, apply_clean, plan_clean
+from stepkeep.maintenance.compress import compress_history
+from stepkeep.maintenance.prune import PrunePlan, PruneReport, apply_prune, plan_prune
+from stepkeep.maintenance.reserve import Reserve
+from stepkeep.maintenance.space import reclaim
+from stepkeep.model import Header, Session
+from stepkeep.policy.cleanup import CleanupPolicies, decide
+from stepkeep.policy.profiles import PROFILES
+from stepkeep.policy.retention import Decision, Retention
+
+log = logging.getLogger("stepkeep")
+
+INTERVAL_SECONDS: Final = 300.0
+CLEAN_SECONDS: Final = 3600.0
+"""How often the whole store is looked through for sessions that may go, and for history to compress."""
+
+MIN_SLACK: Final = 10
+BATCH: Final = 25
+SHARE: Final = 0.04
+"""How much of the time the thread works during a long prune, unless sessions outgrow their rules meanwhile. It needs
+the store's write lock and the interpreter's, so about that many saves meet it; the others are as fast as ever."""
+
+MAX_WAIT_SECONDS: Final = 0.5
+PASS_SECONDS: Final = 30.0
+LAST_PASS_SECONDS: Final = 0.5
+PAUSE_SECONDS: Final = 0.25
+"""The least time between two passes: a burst of saves is pruned in a few large steps, not in many small ones."""
+
+SESSIONS_PER_CLEANING: Final = 100
+RECLAIM_AT_BYTES: Final = 4 * 1024 * 1024
+RECLAIM_BYTES: Final = 32 * 1024 * 1024
+MAX_KNOWN: Final = 10_000
+
+MARK: Final = ("keeper", "history_off")
+"""Kind and name of the annotation of a checkpoint that was saved with history off."""
+
+_NEWEST_ONLY: Final = Retention(keep_last=1, keep_terminal=False)
+
+
+class Keeper:
+    """Looks after one open store. `saved` and `finished` may be called from any thread and cost next to nothing.
+
+    `retention_of` gives the rules of a session, `policies` the cleanup policies of a profile. `clock` is for
+    decisions by age; pauses and time limits run on the machine's own.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        retention_of: Callable[[Session], Retention],
+        policies: Callable[[str], CleanupPolicies],
+        limits: Limits | None = None,
+        keeps_history: bool = True,
+        compress_after_hours: int | None = None,
+        interval_seconds: float = INTERVAL_SECONDS,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._retention_of = retention_of
+        self._policies = policies
+        self._keeps_history = keeps_history
+        self._compress_after_hours = compress_after_hours
+        self._interval_seconds = interval_seconds
+        self._clock = engine.clock if clock is None else clock
+        self.budget = Budget(engine, limits or Limits(), prune=self._prune_for_room, on_pressure=self.wake)
+        self._clean_at = time.monotonic() + min(interval_seconds, CLEAN_SECONDS)
+        self._compress_at = self._clean_at
+        self._freed_bytes = 0
+        self._is_closed = False
+        self._start_afresh()
+        forks.register(self)
+
+    def _start_afresh(self) -> None:
+        self._lock = threading.Lock()  # guards the four below
+        self._is_behind = False
+        self._jobs: dict[str, _Job] = {}
+        self._allowances: dict[str, float] = {}
+        self._failures: dict[str, str] = {}
+        self._helper = _Helper(self._interval_seconds)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread was started and has not ended."""
+        return self._helper.is_alive
+
+    # --- what happens in the store
+
+    def saved(self, header: Header) -> None:
+        """Note a save; the thread wakes up early when the session has outgrown its rules."""
+        with self._lock:
+            job = self._job(header.session)
+            job.saves += 1
+            if not self._keeps_history:
+                job.ids.append(header.id)
+            is_due = job.saves >= self._allowances.get(header.session, MIN_SLACK)
+            self._is_behind |= is_due
+            if header.status.is_finished:
+                self._compress_at = 0.0
+        if is_due or header.status.is_finished:
+            self.wake()
+
+    def finished(self, session: Session) -> None:
+        """Note that a session ended: it is looked at soon."""
+        with self._lock:
+            self._job(session.uid)
+            self._compress_at = 0.0
+        self.wake()
+
+    def _job(self, uid: str) -> _Job:
+        if not self._is_closed and not self._helper.is_started:
+            self._helper.start(self)
+        job = self._jobs.get(uid)
+        if job is None:
+            job = self._jobs[uid] = _Job()
+        return job
+
+    def wake(self) -> None:
+        self._helper.wake()
+
+    # --- passes
+
+    def make_pass(self, seconds: float = PASS_SECONDS, *, is_thorough: bool = True) -> bool:
+        """Do what is due, for about that long; whether something is left. Never raises.
+
+        A pass that is not thorough leaves sessions that have not outgrown their rules by much for later.
+        """
+        started, helper = time.monotonic(), self._helper
+
+        def should_stop() -> bool:
+            return helper.is_stopping or time.monotonic() - started > seconds
+
+        later: list[tuple[str, _Job]] = []
+        while not should_stop() and (due := self._next()) is not None:
+            try:
+                if not self._look_after(*due, should_stop, is_thorough):
+                    later.append(due)
+            except _Stopped:
+                self._put_back(*due)
+        is_left = bool(self._jobs)
+        for uid, job in later:
+            job.saves = 0  # after some more saves, or the interval
+            self._put_back(uid, job)
+        self._try("holding some space", Reserve(self._engine.backend.url).hold)
+        self._try("squeezing the store", lambda: self._squeeze(should_stop))
+        self._try("compressing old history", lambda: self._compress(should_stop))
+        return is_left
+
+    def _put_back(self, uid: str, job: _Job) -> None:
+        with self._lock:
+            newer = self._jobs.pop(uid, None)
+            if newer is not None:
+                job.saves += newer.saves
+                job.ids += newer.ids
+            self._jobs[uid] = job
+
+    def _next(self) -> tuple[str, _Job] | None:
+        with self._lock:
+            self._is_behind = False
+            uid = next(iter(self._jobs), None)
+            return None if uid is None else (uid, self._jobs.pop(uid))
+
+    def _look_after(self, uid: str, job: _Job, should_stop: Callable[[], bool], is_thorough: bool) -> bool:
+        """Clean or prune one session; False when it is to be looked at again."""
+        try:
+            session = self._engine.backend.session(uid)
+            if not self._clean(session) and not self._prune(session, job, should_stop, is_thorough):
+                return False
+        except NotFound:
+            pass  # it was deleted
+        except _Stopped:
+            raise
+        except Exception as exc:  # a save must not feel it, and the other sessions neither
+            self._note_failure(uid, exc)
+            return False
+        self._failures.pop(uid, None)
+        return True
+
+    def _note_failure(self, uid: str, exc: Exception) -> None:
+        """Log and record it. What apply_prune raises is recorded already; the same again is not news."""
+        is_news, self._failures[uid] = self._failures.get(uid) != str(exc), str(exc)
+        if not is_news or getattr(exc, "code", None) == PRUNE_FAILED:
+            return
+        log.error("Pruning session %s failed: %s (%s)", uid, exc, PRUNE_FAILED, exc_info=_unexpected(exc))
+        with suppress(StepkeepError):
+            self._engine.backend.record_event(
+                uid, "prune_failed", {"error": str(exc), "code": PRUNE_FAILED}, time_us=self._clock()
+            )
+
+    def _try(self, what: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as exc:  # a thread that dies would leave the store to grow
+            log.error("%s failed: %s", what.capitalize(), exc, exc_info=_unexpected(exc))
+
+    # --- pruning
+
+    def _prune(self, session: Session, job: _Job, should_stop: Callable[[], bool], is_thorough: bool) -> bool:
+        """Prune one session; False when that can wait."""
+        if not self._keeps_history:
+            self._prune_marked(session, job, should_stop)
+            self._allow(session.uid, MIN_SLACK)
+            return True
+        retention, count = self._retention_of(session), stored_count(session)
+        keep_last = retention.keep_last
+        can_wait = not is_thorough and not session.status.is_finished
+        if can_wait and keep_last is not None and count < keep_last + _slack(keep_last):
+            self._allow(session.uid, keep_last + _slack(keep_last) - count)
+            return False
+        if not _keeps_all_of(count, retention):
+            count = self._apply(self._plan(session, retention), should_stop).kept
+        if keep_last is None:
+            self._allow(session.uid, float("inf"))
+        else:
+            # What rules keep beyond the last ones does not count against the session.
+            self._allow(session.uid, keep_last + _slack(keep_last) - min(count, keep_last))
+        return True
+
+    def _plan(self, session: Session, retention: Retention) -> PrunePlan:
+        return plan_prune(self._engine, session, retention, now_us=self._clock())
+
+    def _apply(self, plan: PrunePlan, should_stop: Callable[[], bool]) -> PruneReport:
+        resumed, left, helper = time.monotonic(), len(plan.going), self._helper
+
+        def rest(done: int) -> None:
+            nonlocal resumed, left
+            left -= done
+            if left <= 0:
+                return
+            if helper.is_current and not self._is_behind:
+                worked = time.monotonic() - resumed
+                helper.rest(min(worked * (1 / SHARE - 1), MAX_WAIT_SECONDS))
+            if should_stop():
+                raise _Stopped
+            resumed = time.monotonic()
+
+        report = apply_prune(self._engine, plan, batch=BATCH, progress=rest)
+        self._freed_bytes += report.stored_bytes
+        return report
+
+    def _allow(self, uid: str, saves: float) -> None:
+        """Let the session have that many saves before it is looked at again."""
+        with self._lock:
+            if len(self._allowances) >= MAX_KNOWN:
+                self._allowances.clear()
+            self._allowances[uid] = saves
+
+    def _prune_marked(self, session: Session, job: _Job, should_stop: Callable[[], bool]) -> None:
+        """Of the checkpoints saved with history off keep only the newest."""
+        kind, name = MARK
+        uid, backend = session.uid, self._engine.backend
+        notes = backend.annotations(uid, kind=kind)
+        marked = {str(note.target) for note in notes if note.name == name}
+        plan = self._plan(session, _NEWEST_ONLY)
+        new = (marked | set(job.ids)) & {each.item.id for each in plan.decisions}
+        going = new & set(plan.going)
+        for id in new - going - marked:
+            backend.annotate(uid, id, kind, name, b"off", time_us=self._clock())
+        if going:
+            self._apply(_only(plan, going), should_stop)
+
+    def _prune_for_room(self, session: Session, retention: Retention) -> int:
+        try:
+            return self._apply(self._plan(session, retention), lambda: self._helper.is_stopping).stored_bytes
+        except (NotFound, _Stopped):
+            return 0
+        except Exception as exc:
+            self._note_failure(session.uid, exc)
+            return 0
+
+    def _squeeze(self, should_stop: Callable[[], bool]) -> None:
+        if self.budget.is_pressed:
+            self.budget.squeeze(should_stop=should_stop)
+        elif self._freed_bytes >= RECLAIM_AT_BYTES and not should_stop():
+            # Less than that is soon used again, and giving it back would only cost writes.
+            self._freed_bytes = 0
+            reclaim(self._engine, max_bytes=RECLAIM_BYTES)
+
+    # --- compressing
+
+    def _compress(self, should_stop: Callable[[], bool]) -> None:
+        """Compress what is old enough, when it is time to look for it. What is left over comes with the next pass."""
+        hours = self._compress_after_hours
+        if hours is None or should_stop() or time.monotonic() < self._compress_at:
+            return
+        self._compress_at = time.monotonic() + CLEAN_SECONDS
+        compress_history(self._engine, after_hours=hours, now_us=self._clock(), should_stop=should_stop)
+        if should_stop():
+            self._compress_at = 0.0
+
+    # --- cleaning
+
+    def _clean(self, session: Session) -> bool:
+        """Remove a finished session whose time has come."""
+        if not session.status.is_finished:
+            return False
+        policies, now_us = self._policies(session.profile), self._clock()
+        decision = decide(session, policies, now_us)
+        if not decision.clean:
+            return False
+        plan = CleanPlan(policies=policies, entries=(CleanEntry(session, decision),))
+        report = apply_clean(self._engine, plan, now_us=now_us)
+        self._freed_bytes += report.stored_bytes
+        return bool(report.cleaned)
+
+    def clean_now_and_then(self) -> None:
+        """Look through the whole store, once per `CLEAN_SECONDS`."""
+        if time.monotonic() < self._clean_at:
+            return
+        self._clean_at = time.monotonic() + CLEAN_SECONDS
+        self._try("cleaning the store", self._clean_all)
+
+    def _clean_all(self) -> None:
+        now_us = self._clock()
+        for plan in plans_to_clean(self._engine, self._policies, now_us=now_us):
+            if plan.going and not self._helper.is_stopping:
+                report = apply_clean(self._engine, plan, now_us=now_us, limit=SESSIONS_PER_CLEANING)
+                self._freed_bytes += report.stored_bytes
+
+    # --- lifetime
+
+    def close(self) -> None:
+        """End the thread after its current batch, then do what is due, for a moment. Repeating it is harmless."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._compress_at = 0.0
+        was_used = self._helper.is_started
+        self._helper.stop()
+        self._helper = _Helper(self._interval_seconds)
+        if self._jobs or was_used:
+            self.make_pass(LAST_PASS_SECONDS)
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork(self, *, is_child: bool) -> None:
+        self._lock.release()
+        if is_child:
+            self._start_afresh()  # the thread, and what it had to do, stay with the parent
+
+
+def plans_to_clean(
+    engine: Engine, policies: Callable[[str], CleanupPolicies], *, now_us: int
+) -> Iterator[CleanPlan]:
+    """Plans that together cover every session once, each with the policies of its profiles. Reads only."""
+    groups: list[tuple[CleanupPolicies, set[str]]] = []
+    for profile in PROFILES:
+        ours = policies(profile)
+        for known, profiles in groups:
+            if known == ours:
+                profiles.add(profile)
+                break
+        else:
+            groups.append((ours, {profile}))
+    for number, (ours, profiles) in enumerate(groups):
+        plan = plan_clean(engine, ours, now_us=now_us)
+        entries = tuple(entry for entry in plan.entries if entry.session.profile in profiles)
+        yield msgspec.structs.replace(plan, entries=entries, errors=() if number else plan.errors)
+
+
+class _Stopped(Exception):
+    """A pass was asked to stop between two batches."""
+
+
+class _Job:
+    """What is to be done for one session. `ids` are its checkpoints that were saved with history off."""
+
+    __slots__ = ("ids", "saves")
+
+    def __init__(self) -> None:
+        self.saves = 0
+        self.ids: list[str] = []
+
+
+class _Helper:
+    """The thread. It holds its keeper only during a pass: a store that is dropped unclosed takes it along."""
+
+    def __init__(self, interval_seconds: float) -> None:
+        self._interval_seconds = interval_seconds
+        self._woken = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    @property
+    def is_started(self) -> bool:
+        return self._thread is not None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, keeper: Keeper) -> None:
+        self._thread = threading.Thread(
+            target=self._work, args=(weakref.ref(keeper),), name="stepkeep-keeper", daemon=True
+        )
+        # Also when the interpreter ends: a thread must not be in the middle of the database then.
+        weakref.finalize(keeper, self.stop)
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is the thread that asks."""
+        return self._thread is threading.current_thread()
+
+    def rest(self, seconds: float) -> None:
+        """Sleep, but not when it is asked to stop."""
+        self._stopping.wait(seconds)
+
+    def wake(self) -> None:
+        if not self._woken.is_set():
+            self._woken.set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._woken.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _work(self, reference: weakref.ref[Keeper]) -> None:
+        pause = self._interval_seconds
+        thorough_at = time.monotonic() + pause
+        while True:
+            self._woken.wait(pause)
+            self._woken.clear()
+            keeper = reference()
+            if keeper is None or self.is_stopping:
+                return
+            is_thorough = time.monotonic() >= thorough_at
+            is_left = keeper.make_pass(is_thorough=is_thorough)
+            if is_thorough and not is_left:
+                keeper.clean_now_and_then()
+                thorough_at = time.monotonic() + self._interval_seconds
+            del keeper
+            self.rest(PAUSE_SECONDS)
+            pause = 0.0 if is_left else max(0.0, thorough_at - time.monotonic())
+
+
+def _slack(keep_last: int) -> int:
+    """How many checkpoints more than that a session may have before the thread is woken for it."""
+    return max(MIN_SLACK, keep_last // 5)
+
+
+def _keeps_all_of(count: int, retention: Retention) -> bool:
+    """Whether no checkpoint of so many can go, so that none has to be read."""
+    has_cap = retention.max_age is not None or retention.max_bytes is not None
+    is_few = retention.keep_last is not None and count <= retention.keep_last
+    return not has_cap and (retention.keeps_all or is_few)
+
+
+def _only(plan: PrunePlan, going: set[str]) -> PrunePlan:
+    """The same plan, but nothing else goes."""
+    decisions = tuple(
+        each if each.keep or each.item.id in going else Decision(each.item, True, ("saved with history on",))
+        for each in plan.decisions
+    )
+    return msgspec.structs.replace(plan, decisions=decisions)
+
+
+def _unexpected(exc: Exception) -> Exception | None:
+    """The exception if its trace tells more than its message."""
+    return None if isinstance(exc, StepkeepError) else exc

@@ -1,0 +1,320 @@
+"""Pruning the history of one session: plan what goes, show it, apply it.
+
+What must stay is decided by `policy.retention` (V7) from verified headers and stored bytes. Applying removes in
+small transactions, in an order in which every state between two of them is a valid store. So it may run while
+others save, and after a kill the next prune finishes the work.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
+from typing import TypeAlias
+
+import msgspec
+
+from stepkeep.engine import Engine, reader
+from stepkeep.errors import (
+    PRUNE_FAILED,
+    BackendUnavailable,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    StepkeepError,
+    Unsupported,
+)
+from stepkeep.maintenance.space import in_turn, sweep
+from stepkeep.model import Header, Session
+from stepkeep.policy.retention import FROM_THE_FUTURE, NOTHING_VERIFIES, Decision, Item, Retention, decide
+from stepkeep.storage.port import BlobSize, BodyInfo, HeaderQuery, HeaderRow, Removed
+
+log = logging.getLogger("stepkeep")
+
+Progress: TypeAlias = Callable[[int], None]
+"""Called after each batch, outside any transaction, with the number of checkpoints dealt with."""
+
+
+class PrunePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What pruning would do to a session, checkpoint by checkpoint, newest first.
+
+    `reclaimable_bytes` are the stored bytes of bodies that nothing would need any more. Blobs are shared between
+    sessions and not counted.
+    """
+
+    session: Session
+    decisions: tuple[Decision, ...]
+    warnings: tuple[str, ...] = ()
+    reclaimable_bytes: int = 0
+
+    @property
+    def going(self) -> tuple[str, ...]:
+        """The ids that go, oldest first."""
+        return tuple(each.item.id for each in reversed(self.decisions) if not each.keep)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The ids that stay, newest first."""
+        return tuple(each.item.id for each in self.decisions if each.keep)
+
+
+class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What pruning did to the session with that key.
+
+    `total` = `kept` + `deleted` + `missing`. `refused` are those of the kept that were to go and became needed
+    meanwhile; `missing` are those that others removed meanwhile.
+    """
+
+    session: str
+    total: int = 0
+    kept: int = 0
+    deleted: int = 0
+    refused: int = 0
+    missing: int = 0
+    stored_bytes: int = 0
+
+
+# --- plan ------------------------------------------------------------------------------------------------------
+
+
+def plan_prune(engine: Engine, session: Session, retention: Retention, *, now_us: int) -> PrunePlan:
+    """Decide for each checkpoint of a session whether it stays. Reads only.
+
+    A checkpoint whose header is damaged is left alone, and warned of.
+
+    Raises:
+        NotFound: the session was deleted.
+    """
+    bodies = engine.backend.bodies(session.uid)
+    session = engine.backend.session(session.uid)
+    branches = engine.backend.branches(session.uid)
+    # Before the headers, so that it is among them although others save meanwhile.
+    verified_id = _newest_that_verifies(engine, session)
+    broken: list[tuple[HeaderRow, StepkeepError]] = []
+    headers = list(engine.headers(HeaderQuery(session=session.uid), broken=broken))
+    blobs = engine.backend.blob_sizes(session.uid) if any(body.blobs for body in bodies) else {}
+    decisions = decide(
+        _items(headers, bodies, blobs),
+        retention,
+        now_us,
+        branches=branches,
+        current=session.branch,
+        verified_id=verified_id,
+    )
+    going = {each.item.id for each in decisions if not each.keep}
+    staying = {header.id for header in headers} - going | {row.id for row, _ in broken}
+    return PrunePlan(
+        session=session,
+        decisions=tuple(decisions),
+        warnings=tuple(_warnings(broken, decisions, verified_id)),
+        reclaimable_bytes=_reclaimable(bodies, blobs, staying),
+    )
+
+
+def _items(
+    headers: Sequence[Header], bodies: Sequence[BodyInfo], blobs: Mapping[str, BlobSize]
+) -> list[Item]:
+    """The checkpoints, each with the bytes of its bodies and of the blobs that it is the newest to need."""
+    stored = dict.fromkeys((header.id for header in headers), 0)
+    for body in bodies:
+        stored[body.checkpoint] = stored.get(body.checkpoint, 0) + body.stored_size
+    for blob, checkpoint in _newest_with(headers, bodies).items() if blobs else ():
+        stored[checkpoint] += blobs[blob].stored_size if blob in blobs else 0
+    return [Item.of(header, stored[header.id]) for header in headers]
+
+
+def _newest_with(headers: Sequence[Header], bodies: Sequence[BodyInfo]) -> dict[str, str]:
+    """For each blob the newest checkpoint that needs it.
+
+    A patch tells only the blobs that its base does not name, so every one built on a record needs its blobs.
+    """
+    newest_first = [header.id for header in sorted(headers, key=lambda header: -header.seq)]
+    needers = _needers(newest_first, bodies)
+    rank = {id: number for number, id in enumerate(newest_first)}
+    found: dict[str, str] = {}
+    for body in bodies:
+        needer = needers.get((body.checkpoint, body.name))
+        if needer is not None:
+            found |= {blob: min(found.get(blob, needer), needer, key=rank.__getitem__) for blob in body.blobs}
+    return found
+
+
+def _needers(checkpoints: Iterable[str], bodies: Sequence[BodyInfo]) -> dict[tuple[str, str], str]:
+    """The records that these checkpoints are made of, each with the first of them that needs it."""
+    bases = {(body.checkpoint, body.name): body.base for body in bodies if not body.is_spare}
+    names: dict[str, list[str]] = {}
+    for checkpoint, name in bases:
+        names.setdefault(checkpoint, []).append(name)
+    found: dict[tuple[str, str], str] = {}
+    for checkpoint in checkpoints:
+        for name in names.get(checkpoint, ()):
+            at: str | None = checkpoint
+            while at is not None and (at, name) not in found:
+                found[at, name] = checkpoint
+                at = bases.get((at, name))
+    return found
+
+
+def _newest_that_verifies(engine: Engine, session: Session) -> str:
+    """The newest checkpoint of the current line whose stored bytes give what was saved (V7)."""
+    for row in reader.line_of(engine.backend, session, session.branch):
+        try:
+            return reader.load(engine.backend, reader.verified(row)).header.id
+        except (Corrupt, NotFound, Unsupported):
+            continue
+    return NOTHING_VERIFIES
+
+
+def _warnings(
+    broken: Sequence[tuple[HeaderRow, StepkeepError]], decisions: Sequence[Decision], verified_id: str
+) -> Iterator[str]:
+    for row, exc in broken:
+        yield f"{row.id} is left alone, its header is damaged: {exc}"
+    if decisions and verified_id == NOTHING_VERIFIES:
+        yield "no checkpoint of the current line verifies, so all of it stays: run verify"
+    for decision in decisions:
+        if decision.warning == FROM_THE_FUTURE:
+            yield f"{decision.item.id}: {decision.warning}"
+
+
+def _reclaimable(bodies: Sequence[BodyInfo], blobs: Mapping[str, BlobSize], staying: Set[str]) -> int:
+    """The stored bytes of what is left over when only these checkpoints stay, and what they are patched against.
+
+    Blobs that other sessions name are never left over.
+    """
+    needed = _needers(staying, bodies).keys()
+    kept = {blob for body in bodies if _is_needed(body, needed) for blob in body.blobs}
+    return sum(body.stored_size for body in bodies if not _is_needed(body, needed)) + sum(
+        size.stored_size for blob, size in blobs.items() if blob not in kept and not size.is_shared
+    )
+
+
+def _is_needed(body: BodyInfo, needed: Set[tuple[str, str]]) -> bool:
+    is_own = (body.checkpoint, body.name) in needed
+    return is_own and (not body.is_spare or body.base is None or (body.base, body.name) in needed)
+
+
+# --- apply -----------------------------------------------------------------------------------------------------
+
+
+def apply_prune(
+    engine: Engine, plan: PrunePlan, *, batch: int = 25, progress: Progress | None = None
+) -> PruneReport:
+    """Remove what the plan lets go, the oldest first, and sweep the bodies and blobs that nothing needs then (V5).
+
+    Each batch is one transaction. What became a head, a fork point, the newest or required since the plan was
+    made stays. What others removed meanwhile is not missed, be it the whole session. Repeatable: after a kill,
+    plan and apply again.
+
+    Raises:
+        BackendUnavailable: with code `checkpoint_retention_prune_failed`; nothing is half removed.
+    """
+    if batch < 1:
+        raise InvalidInput(f"batch must be at least 1, not {batch}", code="invalid_setting")
+    try:
+        return _apply(engine, plan, batch, progress)
+    except StepkeepError as exc:
+        raise _failed(engine, plan.session, exc) from exc
+
+
+def prune_session(engine: Engine, session: Session, retention: Retention, *, now_us: int) -> PruneReport:
+    """Plan and apply in one go; a session that was deleted is no error."""
+    try:
+        plan = plan_prune(engine, session, retention, now_us=now_us)
+    except NotFound:
+        return PruneReport(session=session.key)
+    except StepkeepError as exc:
+        raise _failed(engine, session, exc) from exc
+    return apply_prune(engine, plan)
+
+
+def _apply(engine: Engine, plan: PrunePlan, batch: int, progress: Progress | None) -> PruneReport:
+    uid, total = plan.session.uid, len(plan.decisions)
+    deleted = refused = missing = stored_bytes = 0
+    try:
+        for done in _removals(engine, plan, batch):
+            deleted += len(done.removed)
+            refused += len(done.refused)
+            missing += len(done.missing)
+            stored_bytes += done.stored_bytes
+            if progress is not None:
+                progress(len(done.removed) + len(done.refused) + len(done.missing))
+        if deleted or plan.reclaimable_bytes:
+            stored_bytes += sweep(engine, uid)
+        report = PruneReport(
+            session=plan.session.key,
+            total=total,
+            kept=total - deleted - missing,
+            deleted=deleted,
+            refused=refused,
+            missing=missing,
+            stored_bytes=stored_bytes,
+        )
+        if deleted:
+            _record(engine, uid, "pruned", report)
+    except NotFound:
+        return PruneReport(
+            session=plan.session.key,
+            total=total,
+            deleted=deleted,
+            missing=total - deleted,
+            stored_bytes=stored_bytes,
+        )
+    return report
+
+
+def _removals(engine: Engine, plan: PrunePlan, batch: int) -> Iterator[Removed]:
+    going = list(_in_order(plan))
+    for start in range(0, len(going), batch):
+        part = going[start : start + batch]
+        remove = partial(engine.backend.remove, plan.session.uid, part, keep_heads=True)
+        done = in_turn(engine, remove)
+        for id in done.removed:
+            log.info("Pruning old checkpoint from history: %s", id)
+        yield done
+
+
+def _in_order(plan: PrunePlan) -> Iterator[str]:
+    """What goes, the oldest first, but what requires another before that one, or it would be refused."""
+    going = {each.item.id: each.item for each in reversed(plan.decisions) if not each.keep}
+    requirers: dict[str, list[str]] = {}
+    for item in going.values():
+        for required in item.requires:
+            requirers.setdefault(required, []).append(item.id)
+    return _dependents_first(going, requirers)
+
+
+def _dependents_first(ids: Iterable[str], dependents: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Each id once, after all its dependents. A stack of its own: a chain may be longer than Python recurses."""
+    seen: set[str] = set()
+    for first in ids:
+        waiting = [(first, False)]
+        while waiting:
+            id, is_ready = waiting.pop()
+            if is_ready:
+                yield id
+            elif id not in seen:
+                seen.add(id)
+                waiting.append((id, True))
+                waiting.extend((each, False) for each in dependents.get(id, ()))
+
+
+def _record(engine: Engine, uid: str, type: str, report: PruneReport) -> None:
+    data = {name: value for name, value in msgspec.structs.asdict(report).items() if name != "session"}
+    engine.backend.record_event(uid, type, data, time_us=engine.clock())
+
+
+def _failed(engine: Engine, session: Session, cause: StepkeepError) -> StepkeepError:
+    """The error for a prune that failed, after it was logged and, if that is possible, recorded."""
+    log.error("Pruning session %r failed: %s (%s: %s)", session.key, cause, PRUNE_FAILED, cause.code)
+    try:
+        data = {"error": str(cause), "code": PRUNE_FAILED, "cause": cause.code}
+        engine.backend.record_event(session.uid, "prune_failed", data, time_us=engine.clock())
+    except StepkeepError as exc:
+        log.warning("The failed prune of session %r could not be recorded: %s", session.key, exc)
+    return BackendUnavailable(
+        f"pruning session {session.key!r} failed: {cause}. What stays is intact; prune again.",
+        code=PRUNE_FAILED,
+        retryable=cause.retryable,
+        session=session.key,
+    )

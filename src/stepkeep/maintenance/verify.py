@@ -1,0 +1,167 @@
+"""Proof that everything stored is intact: every header, chain value, body and blob."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from stepkeep.codec.integrity import check_content, digest
+from stepkeep.engine import Engine, reader
+from stepkeep.errors import INTEGRITY_MISMATCH, StepkeepError
+from stepkeep.model import Header, Session
+from stepkeep.storage.port import HeaderQuery, HeaderRow, SessionQuery
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is not as it was written."""
+
+    session: str
+    code: str
+    message: str
+    checkpoint: str | None = None
+    seq: int | None = None
+
+
+class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was looked at and what was found. `pruned` counts checkpoints that were removed on purpose."""
+
+    sessions: int = 0
+    checkpoints: int = 0
+    bodies: int = 0
+    pruned: int = 0
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def is_intact(self) -> bool:
+        return not self.findings
+
+
+Progress = Callable[[int], None]
+
+
+def verify(
+    engine: Engine, session: Session | None = None, *, progress: Progress | None = None
+) -> VerifyReport:
+    """Check one session, or all of them. Reads everything, changes nothing but rows that can be rebuilt."""
+    sessions = [session] if session is not None else list(engine.backend.sessions(SessionQuery()))
+    counts = VerifyReport(
+        sessions=len(sessions), pruned=sum(last - first + 1 for each in sessions for first, last in each.gaps)
+    )
+    findings = [] if session is not None else _lost_sessions(engine)
+    checkpoints = bodies = 0
+    for each in sessions:
+        engine.backend.branches(each.uid)  # rebuilds records that are damaged or lost
+        headers, broken = _headers(engine, each)
+        findings += broken
+        findings += _chain_findings(each, headers)
+        findings += _numbering_findings(engine, each)
+        checkpoints += len(headers) + len(broken)
+        findings += _blob_findings(engine, each)
+        findings += _index_findings(engine, each, {finding.checkpoint for finding in broken})
+        for header in headers:
+            findings += _body_findings(engine, each, header)
+            bodies += len(header.contents)
+            if progress is not None:
+                progress(1)
+    return msgspec.structs.replace(counts, checkpoints=checkpoints, bodies=bodies, findings=tuple(findings))
+
+
+def _lost_sessions(engine: Engine) -> list[Finding]:
+    return [
+        Finding(session=place, code=code, message=message)
+        for place, message, code in engine.backend.inconsistencies()
+    ]
+
+
+def _headers(engine: Engine, session: Session) -> tuple[list[Header], list[Finding]]:
+    broken: list[tuple[HeaderRow, StepkeepError]] = []
+    query = HeaderQuery(session=session.uid, newest_first=False)
+    headers = list(engine.headers(query, broken=broken))
+    return headers, [
+        Finding(session=session.key, code=exc.code, message=str(exc), checkpoint=row.id, seq=row.seq)
+        for row, exc in broken
+    ]
+
+
+def _chain_findings(session: Session, headers: list[Header]) -> Iterator[Finding]:
+    """A header that names another chain value than its stored parent has: one of the two was exchanged."""
+    chains = {header.id: header.chain for header in headers}
+    for header in headers:
+        for parent, chain in zip(header.parents, header.parent_chains, strict=True):
+            if chain is not None and chains.get(parent, chain) != chain:
+                yield _finding(session, header, f"the chain to its parent {parent} is broken")
+
+
+def _numbering_findings(engine: Engine, session: Session) -> Iterator[Finding]:
+    """Numbers that are neither stored nor recorded as removed: checkpoints that were lost.
+
+    The gaps are read after the headers, and numbers given since `session` was read do not count: others may save
+    and prune meanwhile.
+    """
+    stored = [(row.seq, row.seq) for row in engine.backend.headers(HeaderQuery(session=session.uid))]
+    gaps = engine.backend.session(session.uid).gaps
+    end = session.last_seq + 1
+    expected = 1
+    for first, last in [*sorted(each for each in [*stored, *gaps] if each[0] < end), (end, end)]:
+        if first > expected:
+            missing = f"#{expected}" if first == expected + 1 else f"#{expected} to #{first - 1}"
+            yield Finding(
+                session=session.key,
+                code="checkpoint_missing",
+                message=f"checkpoint {missing} is missing and was not removed on purpose",
+                seq=expected,
+            )
+        expected = max(expected, last + 1)
+
+
+def _body_findings(engine: Engine, session: Session, header: Header) -> Iterator[Finding]:
+    """Bodies that are not what was saved, or that only their spare still gives, and damaged spares."""
+    backend = engine.backend
+    for name, content in header.contents.items():
+        chain = backend.body_chain(session.uid, header.id, name)
+        try:
+            check_content(reader.from_chain(chain), content, checkpoint=header.id, body=name)
+        except StepkeepError as exc:
+            if _is_removed(engine, header):
+                return
+            served = ", but its spare serves" if _loads(engine, header, name) else ""
+            yield _finding(session, header, f"{exc}{served}", exc.code)
+        spare = backend.spare(session.uid, header.id, name)
+        if spare is not None and digest(spare.data) != spare.digest:
+            yield _finding(session, header, f"the spare of body {name!r} of {header.id} is damaged")
+
+
+def _is_removed(engine: Engine, header: Header) -> bool:
+    """Whether someone removed the checkpoint while it was being looked at."""
+    query = HeaderQuery(session=header.session, ids=(header.id,), limit=1)
+    return next(engine.backend.headers(query), None) is None
+
+
+def _loads(engine: Engine, header: Header, name: str) -> bool:
+    try:
+        reader.load_body(engine.backend, header, name)
+    except StepkeepError:
+        return False
+    return True
+
+
+def _blob_findings(engine: Engine, session: Session) -> Iterator[Finding]:
+    """Blobs that bodies of the session name, each looked at once."""
+    named = {blob for info in engine.backend.bodies(session.uid) for blob in info.blobs}
+    for blob in sorted(named):
+        try:
+            engine.load_blob(blob)
+        except StepkeepError as exc:
+            yield Finding(session=session.key, code=exc.code, message=str(exc))
+
+
+def _index_findings(engine: Engine, session: Session, told: set[str | None]) -> Iterator[Finding]:
+    """What the backend keeps beside the headers to find them by, where it differs from those not told of yet."""
+    for checkpoint, message, code in engine.backend.inconsistencies(session.uid):
+        if checkpoint not in told:
+            yield Finding(session=session.key, code=code, message=message, checkpoint=checkpoint)
+
+
+def _finding(session: Session, header: Header, message: str, code: str = INTEGRITY_MISMATCH) -> Finding:
+    return Finding(session=session.key, code=code, message=message, checkpoint=header.id, seq=header.seq)

@@ -1,0 +1,278 @@
+"""The values everything else speaks in: frozen, typed, without I/O."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from stepkeep.errors import InvalidInput
+
+MAIN_BRANCH: Final = "main"
+STATE: Final = "state"
+"""The name of the body that holds a checkpoint's state."""
+
+MAX_NAME_BYTES: Final = 1024
+MAX_MESSAGE_BYTES: Final = 64 * 1024
+MAX_METADATA_BYTES: Final = 64 * 1024
+MAX_TAGS: Final = 256
+MAX_SEQ: Final = 2**62
+
+
+class Status(StrEnum):
+    """Where a session, or the work at one checkpoint, stands."""
+
+    IN_PROGRESS = "in_progress"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_finished(self) -> bool:
+        return self in _FINISHED
+
+
+_FINISHED = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+
+
+class TriggerKind(StrEnum):
+    AUTO = "auto"
+    MANUAL = "manual"
+    ERROR = "error"
+    TIMER = "timer"
+
+
+class Trigger(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a checkpoint was saved: the kind, and the event behind it where there is one."""
+
+    kind: TriggerKind = TriggerKind.AUTO
+    event: str | None = None
+
+
+class BranchState(StrEnum):
+    OPEN = "open"
+    MERGED = "merged"
+    ABANDONED = "abandoned"
+    ARCHIVED = "archived"
+
+
+class Content(msgspec.Struct, frozen=True):
+    """What a body contains, however it is stored: SHA-256, size in bytes, and how the bytes encode a value."""
+
+    digest: str
+    size: int
+    encoding: str
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint before the backend gave it its place. `parents` None means the branch's head at that moment."""
+
+    id: str
+    session: str
+    branch: str
+    time_us: int
+    contents: dict[str, Content]
+    parents: tuple[str, ...] | None = None
+    external_id: str | None = None
+    idempotency_key: str | None = None
+    step: int | None = None
+    status: Status = Status.IN_PROGRESS
+    trigger: Trigger = Trigger()
+    message: str = ""
+    tags: tuple[str, ...] = ()
+    metadata: dict[str, Any] = {}
+    requires: tuple[str, ...] = ()
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The immutable description of one checkpoint. Its bytes are sealed: see `codec.integrity`."""
+
+    v: int
+    id: str
+    session: str
+    seq: int
+    branch: str
+    time_us: int
+    contents: dict[str, Content]
+    parents: tuple[str, ...] = ()
+    parent_chains: tuple[str | None, ...] = ()
+    external_id: str | None = None
+    idempotency_key: str | None = None
+    step: int | None = None
+    status: Status = Status.IN_PROGRESS
+    trigger: Trigger = Trigger()
+    message: str = ""
+    tags: tuple[str, ...] = ()
+    metadata: dict[str, Any] = {}
+    requires: tuple[str, ...] = ()
+    chain: str = ""
+
+    @property
+    def created_at(self) -> datetime:
+        return from_us(self.time_us)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all contents, before compression."""
+        return sum(content.size for content in self.contents.values())
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of an agent or workflow. `uid` names this incarnation; `key` may be reused after deletion.
+
+    `last_seq` and `gaps` belong to the backend: the counter that `seq` comes from, and the closed ranges of
+    `seq` that were removed on purpose.
+    """
+
+    uid: str
+    key: str
+    created_us: int
+    updated_us: int
+    project: str | None = None
+    workflow: str | None = None
+    profile: str = "standard"
+    is_test: bool = False
+    status: Status = Status.IN_PROGRESS
+    branch: str = MAIN_BRANCH
+    finished_us: int | None = None
+    error: str | None = None
+    policy: dict[str, Any] | None = None
+    fingerprint: str | None = None
+    metadata: dict[str, Any] = {}
+    version: int = 1
+    last_seq: int = 0
+    gaps: tuple[tuple[int, int], ...] = ()
+
+
+class Branch(msgspec.Struct, frozen=True, kw_only=True):
+    """A named line of checkpoints. The fork is remembered by id and by place, so that the line can be
+    followed back even after the fork point itself was pruned."""
+
+    name: str
+    created_us: int
+    head: str | None = None
+    head_seq: int = 0
+    fork: str | None = None
+    fork_branch: str | None = None
+    fork_seq: int = 0
+    state: BranchState = BranchState.OPEN
+    is_pinned: bool = True
+    metadata: dict[str, Any] = {}
+
+
+def utc_now_us() -> int:
+    return to_us(datetime.now(UTC))
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_us(moment: datetime) -> int:
+    """Microseconds since 1970 in UTC, exactly; a moment without zone counts as UTC."""
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return (aware - _EPOCH) // timedelta(microseconds=1)
+
+
+def from_us(time_us: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=time_us)
+
+
+_ID_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # base32 without letters that read like digits
+_PUNCTUATION = str.maketrans("", "", "-:.")
+_CHECKPOINT_ID: Final = r"cp_\d{8}T\d{12}_[0-9a-hjkmnp-tv-z]{10}"
+
+
+def new_checkpoint_id(time_us: int) -> str:
+    """`cp_<UTC time in microseconds>_<random>`: sortable, path-safe, unique within one microsecond."""
+    bits = int.from_bytes(os.urandom(7)) >> 6  # 50 bits; `secrets` asks the same source, and imports much
+    suffix = "".join(_ID_ALPHABET[bits >> shift & 31] for shift in range(0, 50, 5))
+    return f"{id_prefix(time_us)}_{suffix}"
+
+
+def id_prefix(time_us: int) -> str:
+    """How the id of a checkpoint of that time begins; ids sort like times."""
+    text = from_us(time_us).isoformat(timespec="microseconds")  # several times faster than strftime
+    return "cp_" + text[:26].translate(_PUNCTUATION)
+
+
+def is_checkpoint_id(text: str) -> bool:
+    return re.fullmatch(_CHECKPOINT_ID, text) is not None
+
+
+def new_uid() -> str:
+    return os.urandom(12).hex()
+
+
+def check_name(what: str, text: object) -> str:
+    """`text` if it may be a key, branch, tag, external id or idempotency key; the rule is the same everywhere."""
+    if not isinstance(text, str):
+        raise InvalidInput(f"{what} must be text, not {type(text).__name__}", code="invalid_name")
+    size = len(_utf8(what, text))
+    if not 1 <= size <= MAX_NAME_BYTES:
+        raise InvalidInput(
+            f"{what} must have 1 to {MAX_NAME_BYTES} bytes of UTF-8, not {size}", code="invalid_name"
+        )
+    if "\0" in text:
+        raise InvalidInput(f"{what} must not contain a NUL character", code="invalid_name")
+    return str(text)
+
+
+# Texts, compiled when a name is checked first: most processes never check one.
+_REF_WORDS: Final = r"latest|newest|now|latest[~@].*|\#\d+|(?:seq|tag|branch):.*|step--?\d+|cp_.*"
+_TIME_WORDS: Final = (
+    r"(?:today|yesterday)(?:\s.*)?|.*\sago|\d{1,2}:\d\d(?::\d\d.*)?|\d{4,}-\d\d-\d\d(?:[T\s]\d.*)?"
+    r"|\d{8}(?:[T\s]\d.*)?|\d{4}-?W\d\d.*"
+)
+
+
+def check_branch_name(name: object) -> str:
+    """`name` if a user may give it to a branch: a name, and none that reads like a ref or a time.
+
+    Stored branches may have any name; what comes from a user must stay apart from what names a checkpoint.
+    """
+    text = check_name("a branch", name)
+    if re.fullmatch(f"{_REF_WORDS}|{_TIME_WORDS}", text, re.IGNORECASE | re.DOTALL):
+        raise InvalidInput(
+            f"{text[:80]!r} cannot be the name of a branch: it reads like a checkpoint's ref",
+            code="reserved_name",
+            branch=text,
+        )
+    return text
+
+
+def check_text(what: str, text: object, limit: int = MAX_MESSAGE_BYTES) -> str:
+    """`text` if it may be a message: any Unicode text within the limit, also empty."""
+    if not isinstance(text, str):
+        raise InvalidInput(f"{what} must be text, not {type(text).__name__}", code="invalid_text")
+    size = len(_utf8(what, text))
+    if size > limit:
+        raise InvalidInput(
+            f"{what} must have at most {limit} bytes of UTF-8, not {size}", code="invalid_text"
+        )
+    if "\0" in text:
+        raise InvalidInput(f"{what} must not contain a NUL character", code="invalid_text")
+    return str(text)
+
+
+def check_metadata(what: str, encoded_size: int) -> None:
+    """Refuse metadata that would make listing slow."""
+    if encoded_size > MAX_METADATA_BYTES:
+        raise InvalidInput(
+            f"{what} must encode to at most {MAX_METADATA_BYTES} bytes, not {encoded_size}: "
+            "put large values into the state",
+            code="metadata_too_large",
+        )
+
+
+def _utf8(what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidInput(
+            f"{what} contains a lone surrogate, which is not text", code="invalid_name"
+        ) from exc

@@ -1,0 +1,142 @@
+"""Quick fixes: what to do about an error, derived from its code alone.
+
+`{session}` in a command stands for the one that the error names; where it names none, SESSION is to be filled in. A
+code without an entry of its own has the advice of its class.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from stepkeep.errors import (
+    INTEGRITY_MISMATCH,
+    PRUNE_FAILED,
+    SCHEMA_INVALID,
+    WRITE_FAILED,
+    BackendUnavailable,
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    StepkeepError,
+    Unsupported,
+)
+
+PASS: Final = "PASS"
+WARN: Final = "WARN"
+FAIL: Final = "FAIL"
+
+_LOOK_FOR_DAMAGE: Final = "stepkeep verify {session}"
+_FREE_SPACE: Final = "free space on the disk, or name a store on another one with --store"
+_LESS_HISTORY: Final = "stepkeep prune --all --dry-run"
+_HELP: Final = "see the command's --help"
+
+FIXES: Final[dict[str, tuple[str, ...]]] = {
+    # the codes that the snapshot lifecycle names
+    SCHEMA_INVALID: (
+        _LOOK_FOR_DAMAGE,
+        "stepkeep show {session} latest",
+        "stepkeep import files DIR --layout L",
+    ),
+    INTEGRITY_MISMATCH: (_LOOK_FOR_DAMAGE, "stepkeep show {session} latest", "stepkeep doctor"),
+    WRITE_FAILED: (_FREE_SPACE, "stepkeep doctor", "save again: nothing was stored"),
+    PRUNE_FAILED: (
+        "stepkeep prune {session} --dry-run",
+        _LOOK_FOR_DAMAGE,
+        "prune again: what stays is intact",
+    ),
+    # not found
+    "store_not_found": ("save something first", "name the store with --store", "stepkeep config show"),
+    "session_not_found": ("stepkeep list",),
+    "checkpoint_not_found": ("stepkeep list {session}", "stepkeep history {session}"),
+    "branch_not_found": ("stepkeep branch {session}",),
+    "path_not_found": ("stepkeep show {session}",),
+    "nothing_to_resume": ("run it without resuming",),
+    # conflicts
+    "head_moved": ("load again, decide again, then save",),
+    "lease_held": ("wait until the other process ended", "stepkeep status {session}"),
+    "lease_lost": ("stop this writer: another one works on the session",),
+    "branch_exists": ("stepkeep branch {session}", "choose another name"),
+    "branch_closed": ("stepkeep branch reopen {session} NAME",),
+    "merge_conflict": ("merge again with --on-conflict, or resolve it by hand",),
+    "session_exists": ("name another session with --session", "stepkeep show {session}"),
+    "plan_changed": ("look at the differences, then resume with --force",),
+    "unfinished_work": ("stepkeep resume {session}", "choose another key, or use --force"),
+    # damage
+    "no_valid_checkpoint": (
+        _LOOK_FOR_DAMAGE,
+        "stepkeep recover SRC DEST",
+        "start the work afresh in a new session",
+    ),
+    "backup_damaged": ("stepkeep recover BACKUP DEST",),
+    "schema_damaged": ("stepkeep recover SRC DEST", "restore a backup"),
+    "checkpoint_missing": (_LOOK_FOR_DAMAGE, "restore a backup"),
+    # the store
+    "store_busy": ("try again", "stepkeep doctor"),
+    "store_not_writable": ("check the permissions of the store's folder", "name another store with --store"),
+    "store_budget_exceeded": (_LESS_HISTORY, "stepkeep clean --dry-run", "raise limits.max_bytes"),
+    "disk_floor_reached": (_FREE_SPACE, _LESS_HISTORY, "lower limits.min_free_bytes"),
+    "export_failed": ("check the folder of the output, or choose another one",),
+    "driver_missing": ("install stepkeep[postgres]",),
+    "format_newer": ("upgrade stepkeep",),
+    "schema_newer": ("upgrade stepkeep",),
+    "network_file_system": ("put the store on a local disk", "use a PostgreSQL store"),
+    # input
+    "usage": (_HELP,),
+    "invalid_config": ("stepkeep config check",),
+    "unknown_store_url": ("use sqlite:PATH, files:DIR?layout=run, postgresql:// or memory:",),
+    "layout_mismatch": ("leave the layout out of the URL",),
+    "not_a_store": ("name the file or directory of a store",),
+    "file_exists": ("use --force to replace it", "choose another file"),
+    "invalid_json": ("check the document with a JSON tool",),
+    "invalid_ref": ("stepkeep history {session}",),
+    "ambiguous_ref": ("give more characters of the id",),
+    "ambiguous_time": ("add the zone, such as +02:00",),
+    "no_state": ("give a state with --state",),
+    "state_too_large": ("keep large outputs outside the state",),
+    "too_many_tags": ("use fewer tags",),
+}
+
+_BY_CLASS: Final[tuple[tuple[type[StepkeepError], tuple[str, ...]], ...]] = (
+    (NotFound, ("stepkeep list",)),
+    (Conflict, ("load again, then decide again",)),
+    (Corrupt, (_LOOK_FOR_DAMAGE, "stepkeep doctor")),
+    (BackendUnavailable, ("stepkeep doctor",)),
+    (Unsupported, ("upgrade stepkeep, or use another store",)),
+    (InvalidInput, (_HELP,)),
+)
+
+
+IMPORT_FIXES: Final[dict[str, tuple[str, ...]]] = {
+    SCHEMA_INVALID: ("check that --layout is the one of these files", "get an intact copy of the file"),
+    INTEGRITY_MISMATCH: ("get an intact copy of the file", "import it all the same with --accept-unverified"),
+    "session_exists": FIXES["session_exists"],
+    "external_id_exists": ("import into another session with --session",),
+    "usage": ("name the session with --session",),
+}
+"""The same for files of other systems that an import skipped."""
+
+
+def fixes_for(error: StepkeepError) -> tuple[str, ...]:
+    """What to do about an error, the best first; never empty."""
+    found = FIXES.get(error.code)
+    if found is None:
+        found = next((fixes for kind, fixes in _BY_CLASS if isinstance(error, kind)), ("stepkeep doctor",))
+    return tuple(_filled(fix, error.session) for fix in found)
+
+
+def fixes_for_codes(
+    codes: Iterable[str | None],
+    *,
+    session: str | None = None,
+    table: Mapping[str, tuple[str, ...]] = FIXES,
+) -> tuple[str, ...]:
+    """What to do about several, each once, in the order of the codes."""
+    found = [fix for code in codes if code is not None for fix in table.get(code, ())]
+    return tuple(dict.fromkeys(_filled(fix, session) for fix in found))
+
+
+def _filled(fix: str, session: str | None) -> str:
+    return fix.replace("{session}", "SESSION" if session is None else shlex.quote(session))

@@ -1,0 +1,394 @@
+"""Which checkpoints of one session stay, and the reason for each. Pure: the caller passes `now_us`.
+
+Three voices decide, the strongest first:
+
+1. The guards of V7: what pruning never removes.
+2. The caps, `max_age` and `max_bytes`: what they reach goes, whatever a rule says.
+3. The keep rules: they unite, and what none of them names goes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from datetime import timedelta
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from stepkeep.model import MAIN_BRANCH, Branch, BranchState, Header, Status, TriggerKind, from_us
+
+SAFETY_TAG: Final = "safety"
+"""Marks a checkpoint taken before something risky, so that it can be undone."""
+
+SAFETY_KEPT: Final = 3
+
+NOTHING_VERIFIES: Final = ""
+"""The `verified_id` of a line on which no checkpoint verifies: the whole line stays."""
+
+FROM_THE_FUTURE: Final = "its time lies in the future: counted as age 0"
+
+Reasons: TypeAlias = Mapping[str, Sequence[str]]
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules for one history. None switches a rule off.
+
+    `keep_last`, `keep_within` and the three `keep_hourly`, `keep_daily`, `keep_weekly` select: as soon as one is
+    set, what none of them names may go; with none set, everything stays. A period keeps its newest checkpoint, for
+    as long as the span says. `keep_manual`, `keep_tags` and `keep_terminal` (the newest of each finished status)
+    only add to that. `max_age` and `max_bytes` are caps and beat every rule above.
+    """
+
+    keep_last: int | None = None
+    keep_within: timedelta | None = None
+    keep_hourly: timedelta | None = None
+    keep_daily: timedelta | None = None
+    keep_weekly: timedelta | None = None
+    keep_manual: bool = False
+    keep_tags: tuple[str, ...] = ()
+    keep_terminal: bool = True
+    max_age: timedelta | None = None
+    max_bytes: int | None = None
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no rule selects, so that only a cap can remove anything."""
+        return self.keep_last is None and not any(_spans(self))
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """What a decision needs to know of one checkpoint. `digests` are (body, digest) pairs, sorted."""
+
+    id: str
+    seq: int
+    time_us: int
+    branch: str = MAIN_BRANCH
+    status: Status = Status.IN_PROGRESS
+    trigger: TriggerKind = TriggerKind.AUTO
+    tags: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    parents: tuple[str, ...] = ()
+    digests: tuple[tuple[str, str], ...] = ()
+    stored_bytes: int = 0
+
+    @classmethod
+    def of(cls, header: Header, stored_bytes: int = 0) -> Item:
+        return cls(
+            id=header.id,
+            seq=header.seq,
+            time_us=header.time_us,
+            branch=header.branch,
+            status=header.status,
+            trigger=header.trigger.kind,
+            tags=header.tags,
+            requires=header.requires,
+            parents=header.parents,
+            digests=tuple(sorted((name, content.digest) for name, content in header.contents.items())),
+            stored_bytes=stored_bytes,
+        )
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Whether one checkpoint stays, and why. There is always a reason."""
+
+    item: Item
+    keep: bool
+    reasons: tuple[str, ...]
+    warning: str | None = None
+
+
+def decide(
+    items: Sequence[Item],
+    policy: Retention,
+    now_us: int,
+    *,
+    branches: Sequence[Branch] = (),
+    current: str = MAIN_BRANCH,
+    verified_id: str | None = None,
+) -> list[Decision]:
+    """One decision for each checkpoint of a session, in the order given.
+
+    `verified_id` is the newest checkpoint of the current line known to verify: it and what follows it on that line
+    stay (V7). None sets no such guard; an id that is not among `items` keeps the whole line.
+
+    "Newest" is always by `seq`. A time in the future counts as now and is warned of. An unchanged heartbeat is the
+    last to be chosen by a rule and the first to go for a budget.
+    """
+    idle = _unchanged_heartbeats(items)
+    ranked = sorted(items, key=lambda item: (item.id not in idle, item.seq), reverse=True)
+    guarded = _guarded(items, branches, current, verified_id)
+    aged = _over_age(items, policy, now_us)
+    chosen = _chosen(ranked, policy, now_us, aged)
+    squeezed = _over_budget(ranked, guarded, chosen, policy.max_bytes)
+    chosen = {id: reasons for id, reasons in chosen.items() if id not in squeezed}
+    kept = _with_required(items, guarded.keys() | chosen.keys())
+    required = _required(items, kept)
+
+    def reasons_of(item: Item) -> Iterator[str]:
+        if item.id in kept:
+            for voice in (guarded, required, chosen):
+                yield from voice.get(item.id, ())
+        elif item.id in aged and policy.max_age is not None:
+            yield f"older than {span_text(policy.max_age)}"
+        elif item.id in squeezed and policy.max_bytes is not None:
+            yield f"over the budget of {size_text(policy.max_bytes)}"
+        elif item.id in idle:
+            yield "unchanged heartbeat"
+        else:
+            yield from _missed(item, policy, now_us)
+
+    return [
+        Decision(
+            item,
+            item.id in kept,
+            tuple(reasons_of(item)),
+            FROM_THE_FUTURE if item.time_us > now_us else None,
+        )
+        for item in items
+    ]
+
+
+# --- guards: V7 ------------------------------------------------------------------------------------------------
+
+
+def _guarded(
+    items: Sequence[Item], branches: Sequence[Branch], current: str, verified_id: str | None
+) -> Reasons:
+    """What stays against every rule and cap, except for what is required: that depends on what else stays."""
+    newest_first = sorted(items, key=lambda item: item.seq, reverse=True)
+    known = {item.id for item in items}
+    reasons: defaultdict[str, list[str]] = defaultdict(list)
+    if newest_first:
+        reasons[newest_first[0].id].append("newest")
+    for branch in branches:
+        if branch.name != current and not (branch.is_pinned and branch.state is BranchState.OPEN):
+            continue
+        if branch.head in known:
+            reasons[str(branch.head)].append(f"head of {branch.name}")
+        if branch.fork in known:
+            reasons[str(branch.fork)].append(f"fork point of {branch.name}")
+    for status in (Status.FAILED, Status.COMPLETED):
+        for item in _newest_with(status, newest_first):
+            reasons[item.id].append(f"newest {status}")
+    for item in [item for item in newest_first if SAFETY_TAG in item.tags][:SAFETY_KEPT]:
+        reasons[item.id].append(f"last {SAFETY_KEPT} safety checkpoints")
+    if verified_id is not None:
+        for item in _back_to(verified_id, list(_line(newest_first, branches, current))):
+            is_it = item.id == verified_id
+            reasons[item.id].append("newest that verifies" if is_it else "after the newest that verifies")
+    return reasons
+
+
+def _line(items: Iterable[Item], branches: Sequence[Branch], current: str) -> Iterator[Item]:
+    """The checkpoints that `latest` may fall back to: the current branch, and what it was forked from."""
+    by_name = {branch.name: branch for branch in branches}
+    limits: dict[str, int | None] = {current: None}
+    branch = by_name.get(current)
+    while branch is not None and branch.fork_branch is not None and branch.fork_branch not in limits:
+        limits[branch.fork_branch] = branch.fork_seq
+        branch = by_name.get(branch.fork_branch)
+    for item in items:
+        if item.branch in limits:
+            limit = limits[item.branch]
+            if limit is None or item.seq <= limit:
+                yield item
+
+
+def _back_to(verified_id: str, line: Sequence[Item]) -> list[Item]:
+    since = next((item.seq for item in line if item.id == verified_id), None)
+    return [item for item in line if since is None or item.seq >= since]
+
+
+def _newest_with(status: Status, newest_first: Iterable[Item]) -> Iterator[Item]:
+    found = next((item for item in newest_first if item.status is status), None)
+    if found is not None:
+        yield found
+
+
+def _with_required(items: Iterable[Item], roots: Set[str]) -> set[str]:
+    """The roots and all they require, through any number of steps. What is already gone is not missed."""
+    by_id = {item.id: item for item in items}
+    kept: set[str] = set()
+    waiting = list(roots)
+    while waiting:
+        id = waiting.pop()
+        if id in by_id and id not in kept:
+            kept.add(id)
+            waiting.extend(by_id[id].requires)
+    return kept
+
+
+def _required(items: Iterable[Item], kept: Set[str]) -> Reasons:
+    """For each checkpoint that another kept one requires, by which: the newest is named, the rest counted."""
+    by: defaultdict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        if item.id in kept:
+            for id in set(item.requires) - {item.id}:
+                by[id].append(item)
+    return {id: [_required_text(requirers)] for id, requirers in by.items()}
+
+
+def _required_text(requirers: Sequence[Item]) -> str:
+    newest = max(requirers, key=lambda item: item.seq)
+    more = f" and {len(requirers) - 1} more" if len(requirers) > 1 else ""
+    return f"required by {newest.id}{more}"
+
+
+# --- keep rules ------------------------------------------------------------------------------------------------
+
+
+class _Period(NamedTuple):
+    name: str
+    rule: str
+    label: str
+
+
+_PERIODS: Final = (
+    _Period("hour", "hourly", "%Y-%m-%d %H:00"),
+    _Period("day", "daily", "%Y-%m-%d"),
+    _Period("week", "weekly", "%G-W%V"),
+)
+
+
+def _spans(policy: Retention) -> tuple[timedelta | None, ...]:
+    return policy.keep_within, policy.keep_hourly, policy.keep_daily, policy.keep_weekly
+
+
+def _chosen(ranked: Sequence[Item], policy: Retention, now_us: int, aged: Set[str]) -> Reasons:
+    """What the keep rules name, with their names, except for what is too old for any of them."""
+    reasons: defaultdict[str, list[str]] = defaultdict(list)
+    for id, reason in _named(ranked, policy, now_us):
+        if id not in aged:
+            reasons[id].append(reason)
+    return reasons
+
+
+def _named(ranked: Sequence[Item], policy: Retention, now_us: int) -> Iterator[tuple[str, str]]:
+    if policy.keeps_all:
+        yield from ((item.id, "no limit") for item in ranked)
+    if policy.keep_last is not None:
+        yield from ((item.id, f"last {policy.keep_last}") for item in ranked[: policy.keep_last])
+    within, *periods = _spans(policy)
+    if within is not None:
+        reason = f"within {span_text(within)}"
+        yield from ((item.id, reason) for item in ranked if _is_within(item, within, now_us))
+    for period, span in zip(_PERIODS, periods, strict=True):
+        if span is not None:
+            yield from _newest_of_each(period, span, ranked, now_us)
+    for item in ranked:
+        if policy.keep_manual and item.trigger is TriggerKind.MANUAL:
+            yield item.id, "manual"
+        yield from ((item.id, f"tag {tag}") for tag in policy.keep_tags if tag in item.tags)
+    if policy.keep_terminal:
+        newest_first = sorted(ranked, key=lambda item: item.seq, reverse=True)
+        # The newest failed and completed one are guarded anyway.
+        yield from ((item.id, "newest cancelled") for item in _newest_with(Status.CANCELLED, newest_first))
+
+
+def _newest_of_each(
+    period: _Period, span: timedelta, ranked: Iterable[Item], now_us: int
+) -> Iterator[tuple[str, str]]:
+    seen: set[str] = set()
+    for item in ranked:
+        if not _is_within(item, span, now_us):
+            continue
+        label = from_us(min(item.time_us, now_us)).strftime(period.label)
+        if label not in seen:
+            seen.add(label)
+            yield item.id, f"{period.rule} {label}"
+
+
+def _missed(item: Item, policy: Retention, now_us: int) -> Iterator[str]:
+    """Why no rule named it."""
+    if policy.keep_last is not None:
+        yield f"beyond the last {policy.keep_last}"
+    spans = _spans(policy)
+    for period, span in zip(_PERIODS, spans[1:], strict=True):
+        if span is not None and _is_within(item, span, now_us):
+            yield f"not the newest of its {period.name}"
+            return
+    longest = max((span for span in spans if span is not None), default=None)
+    if longest is not None:
+        yield f"older than {span_text(longest)}"
+
+
+def _unchanged_heartbeats(items: Sequence[Item]) -> set[str]:
+    """Saved by a timer, with the same contents as the checkpoint before: they tell nothing that it does not."""
+    digests = {item.id: item.digests for item in items}
+    return {
+        item.id
+        for item in items
+        if item.trigger is TriggerKind.TIMER
+        and item.digests
+        and item.parents
+        and digests.get(item.parents[0]) == item.digests
+    }
+
+
+# --- caps ------------------------------------------------------------------------------------------------------
+
+
+def _over_age(items: Iterable[Item], policy: Retention, now_us: int) -> set[str]:
+    if policy.max_age is None:
+        return set()
+    limit_us = _us(policy.max_age)
+    return {item.id for item in items if now_us - item.time_us > limit_us}
+
+
+def _over_budget(ranked: Sequence[Item], guarded: Reasons, chosen: Reasons, budget: int | None) -> Set[str]:
+    """The chosen ones that must go for the budget: no more than needed, the lowest rank first.
+
+    What a kept one requires stays, so giving up a checkpoint may free nothing, or more than itself.
+    """
+    if budget is None:
+        return set()
+    sizes = {item.id: item.stored_bytes for item in ranked}
+    first_to_go = [item.id for item in reversed(ranked) if item.id in chosen and item.id not in guarded]
+
+    def fits(given_up: int) -> bool:
+        kept = _with_required(ranked, guarded.keys() | set(first_to_go[given_up:]))
+        return sum(sizes[id] for id in kept) <= budget
+
+    return set(first_to_go[: bisect_left(range(len(first_to_go)), True, key=fits)])
+
+
+# --- times and texts -------------------------------------------------------------------------------------------
+
+
+def _us(span: timedelta) -> int:
+    return span // timedelta(microseconds=1)
+
+
+def _is_within(item: Item, span: timedelta, now_us: int) -> bool:
+    return now_us - min(item.time_us, now_us) < _us(span)
+
+
+_UNITS: Final = (
+    ("day", timedelta(days=1)),
+    ("hour", timedelta(hours=1)),
+    ("minute", timedelta(minutes=1)),
+    ("second", timedelta(seconds=1)),
+)
+
+
+def span_text(span: timedelta) -> str:
+    """`14 days`, `1 hour`, `36 hours`, `1.5 seconds`: the largest unit that needs no fraction."""
+    for name, unit in _UNITS:
+        if span % unit == timedelta(0):
+            count = span // unit
+            return f"{count} {name}" if count == 1 else f"{count} {name}s"
+    return f"{span.total_seconds():g} seconds"
+
+
+def size_text(count: int) -> str:
+    """`950B`, `1.5KB`, `20.0MB`, `1.0GB`."""
+    if count < 1000:
+        return f"{count}B"
+    size = count / 1000
+    for unit in ("KB", "MB", "GB"):
+        if size < 999.95:
+            return f"{size:.1f}{unit}"
+        size /= 1000
+    return f"{size:.1f}TB"

@@ -1,0 +1,161 @@
+"""Facts about the file system under a store, and making names in a directory durable.
+
+What opens a SQLite store takes paths as text as well: hooks of agents do without `pathlib`, whose import takes longer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from stepkeep.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NETWORK_TYPES: Final = frozenset(
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "9p",
+        "ceph",
+        "glusterfs",
+        "lustre",
+        "afs",
+        "fuse.sshfs",
+        "fuse.glusterfs",
+    }
+)
+
+
+def network_file_system(path: str | Path) -> str | None:
+    """The type of the network file system `path` is on, None when it is local or cannot be told."""
+    kind = file_system_type(path)
+    return kind if kind in NETWORK_TYPES else None
+
+
+def file_system_type(path: str | Path) -> str | None:
+    """The type of the file system `path` is on, where the kernel tells."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            mounts = file.read()
+    except OSError:
+        return None
+    return type_at(os.path.realpath(path), mounts)
+
+
+def type_at(path: str, mountinfo: str) -> str | None:
+    """The type of the mount that holds `path`: of those on the way to it the deepest, and of these the last."""
+    best, kind = "", None
+    for line in mountinfo.splitlines():
+        left, separator, right = line.partition(" - ")
+        if not separator:
+            continue
+        mount = _unescape(left.split(" ")[4])
+        if (path == mount or path.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):
+            best, kind = mount, right.split(" ")[0]
+    return kind
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def sync_directory(directory: int | str | Path) -> None:
+    """Make the names in a directory durable. A failure is raised: it means the names may be lost."""
+    if isinstance(directory, int):
+        os.fsync(directory)
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_way_to(directory: str) -> None:
+    """Make the names of a directory and of those above it durable, as far up as they belong to this user.
+
+    Whoever made them may have been stopped before it could, and nothing tells that afterwards.
+    """
+    above = directory
+    while above != (above := os.path.dirname(above)):
+        try:
+            if os.stat(above).st_uid != os.geteuid():
+                return
+            descriptor = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except PermissionError:
+            return
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def make_private_directory(path: str | Path) -> None:
+    """Make a directory, and those above it that are missing, each for its owner only."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path) or "."
+    make_private_directory(parent)
+    try:
+        os.mkdir(path, mode=0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+        return
+    try:
+        sync_directory(parent)
+    except OSError:
+        # A name whose sync failed may never become durable. Made anew, it is synced anew.
+        with suppress(OSError):
+            os.rmdir(path)
+        raise
+
+
+def temporary_beside(path: Path, ending: str = "tmp") -> Path:
+    """A name that nothing has yet, in the same directory, so that it can be moved into place."""
+    return path.with_name(f".stepkeep-{os.urandom(8).hex()}.{ending}")
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Write a new file durably, for its owner only; its name becomes durable with the directory."""
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse to put a file where a directory, a device or a pipe is: replacing `/dev/null` breaks a machine."""
+    if path.is_dir():
+        raise InvalidInput(f"{path} is a directory: name a file in it", code="not_a_file")
+    if path.exists() and not path.is_file():
+        raise InvalidInput(f"{path} is a device or a pipe, not a file: name a file", code="not_a_file")
+
+
+def put_in_place(temporary: Path, path: Path, *, replace: bool) -> None:
+    """Give a finished file its name, durably; without `replace` an existing one is `FileExistsError`."""
+    if replace or not _linked(temporary, path):
+        temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def _linked(temporary: Path, path: Path) -> bool:
+    """Link the file under its name, which unlike a rename never replaces; False where links are not possible."""
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        raise
+    except OSError:
+        if path.exists():
+            raise FileExistsError(path) from None
+        return False
+    temporary.unlink()
+    return True

@@ -1,0 +1,471 @@
+"""Everything in memory: the reference backend, and the oracle of the tests.
+
+Read it as the executable form of the promises in `port`. A write copies the tables it changes, works on the
+copies, and puts them in place at its end. So a reader sees all of it or nothing (V2), needs no lock, and an
+exception leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from stepkeep.codec import integrity
+from stepkeep.errors import BackendUnavailable, Conflict, InvalidInput, NotFound, StepkeepError
+from stepkeep.model import Branch, Session, utc_now_us
+from stepkeep.storage.batch import append_in_order
+from stepkeep.storage.matching import is_wanted_header, is_wanted_session, page
+from stepkeep.storage.memory_shelf import Shelf, names_of, pack, unpack
+from stepkeep.storage.memory_tables import Tables, check_head
+from stepkeep.storage.port import (
+    ANY_HEAD,
+    Annotation,
+    Append,
+    Appended,
+    Blob,
+    BlobSize,
+    Body,
+    BodyInfo,
+    Capabilities,
+    Event,
+    HeaderQuery,
+    HeaderRow,
+    Inconsistency,
+    Lease,
+    Owner,
+    Removed,
+    Seal,
+    SessionQuery,
+    Swept,
+    Target,
+    Usage,
+)
+
+_FIXED_FIELDS = frozenset({"uid", "key", "created_us", "version", "last_seq", "gaps"})
+
+
+class MemoryBackend:
+    """A store that lives as long as this object. `clock` gives the time of leases, and of nothing else.
+
+    `secure` and `reclaim` have no meaning here: memory that is let go is the interpreter's.
+    """
+
+    capabilities = Capabilities()
+    url = "memory:"
+
+    def __init__(self, *, clock: Callable[[], int] = utc_now_us) -> None:
+        self._clock = clock
+        self._is_closed = False
+        self._tables = Tables()
+        self._lock = threading.RLock()
+        _backends.add(self)
+
+    def _reading(self) -> Tables:
+        if self._is_closed:
+            raise BackendUnavailable("this store is closed", code="store_closed", retryable=False)
+        return self._tables
+
+    @contextmanager
+    def _writing(self, *uids: str) -> Iterator[Tables]:
+        """Tables to change, put in place when the block ends without an exception."""
+        with self._lock:
+            tables = self._reading().copy(uids)
+            yield tables
+            self._tables = tables
+
+    # --- sessions and branches -------------------------------------------------------------------------
+
+    def create_session(self, session: Session) -> Session:
+        with self._writing() as tables:
+            if tables.uid_of(session.key) is not None or session.uid in tables.shelves:
+                raise Conflict(f"session {session.key!r} exists", code="session_exists", session=session.uid)
+            shelf = Shelf(key=session.key, row=pack(session))
+            shelf.put_branch(Branch(name=session.branch, created_us=session.created_us))
+            tables.shelves[session.uid] = shelf
+            return shelf.session
+
+    def session(self, uid: str) -> Session:
+        return self._reading().shelf(uid).session
+
+    def session_by_key(self, key: str) -> Session | None:
+        tables = self._reading()
+        uid = tables.uid_of(key)
+        return None if uid is None else tables.shelf(uid).session
+
+    def sessions(self, query: SessionQuery) -> Iterator[Session]:
+        found = [shelf.session for shelf in self._reading().shelves.values()]
+        wanted = [((s.updated_us, s.uid), s) for s in found if is_wanted_session(s, query)]
+        return iter(page(wanted, newest_first=True, after=query.after, limit=query.limit))
+
+    def update_session(
+        self,
+        uid: str,
+        changes: dict[str, Any],
+        *,
+        expect_version: int | None = None,
+        fence: int | None = None,
+    ) -> Session:
+        with self._writing(uid) as tables:
+            shelf = tables.shelf(uid, fence)
+            session = shelf.session
+            if expect_version not in (None, session.version):
+                raise Conflict(
+                    f"session {uid} has version {session.version}", code="version_changed", session=uid
+                )
+            changed = _changed(session, changes)
+            if changed.branch not in shelf.branches:
+                raise NotFound(
+                    f"no branch {changed.branch!r}",
+                    code="branch_not_found",
+                    session=uid,
+                    branch=changed.branch,
+                )
+            shelf.put_session(replace(changed, version=session.version + 1))
+            return shelf.session
+
+    def delete_session(
+        self,
+        uid: str,
+        *,
+        secure: bool = False,  # noqa: ARG002
+        fence: int | None = None,
+        expect: Session | None = None,
+    ) -> None:
+        with self._writing() as tables:
+            shelf = tables.shelf(uid, fence)
+            if expect is not None:
+                shelf.check_unchanged(expect)
+                shelf.check_not_leased(self._clock(), fence)
+            del tables.shelves[uid]
+
+    def branch(self, uid: str, name: str) -> Branch | None:
+        return self._reading().shelf(uid).branch(name)
+
+    def branches(self, uid: str) -> list[Branch]:
+        return self._reading().shelf(uid).all_branches()
+
+    def set_branch(
+        self, uid: str, branch: Branch, *, expect_head: str | None = ANY_HEAD, fence: int | None = None
+    ) -> Branch:
+        with self._writing(uid) as tables:
+            shelf = tables.shelf(uid, fence)
+            check_head(branch.name, shelf.head(branch.name), expect_head)
+            placed = shelf.placed(branch)
+            shelf.put_branch(placed)
+            return placed
+
+    # --- records ---------------------------------------------------------------------------------------
+
+    def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | StepkeepError]:
+        with self._writing(*(item.draft.session for item in batch)) as tables:
+            return append_in_order(batch, lambda item: tables.append(item, seal))
+
+    def headers(self, query: HeaderQuery) -> Iterator[HeaderRow]:
+        """A snapshot, so nothing is held while the caller iterates."""
+        shelves = self._reading().some(query.session)
+        if query.project is not None:
+            shelves = [shelf for shelf in shelves if shelf.session.project == query.project]
+        stored = [s for shelf in shelves for s in shelf.headers.values() if is_wanted_header(s.header, query)]
+        by_time = query.session is None
+        wanted = [((s.header.time_us if by_time else s.header.seq, s.header.id), s.row) for s in stored]
+        return iter(page(wanted, newest_first=query.newest_first, after=query.after, limit=query.limit))
+
+    def body(self, uid: str, checkpoint: str, name: str) -> Body | None:
+        return self._reading().shelf(uid).bodies.get((checkpoint, name))
+
+    def body_chain(self, uid: str, checkpoint: str, name: str) -> list[Body]:
+        bodies = self._reading().shelf(uid).bodies
+        chain: list[Body] = []
+        base: str | None = checkpoint
+        while base is not None and (base, name) in bodies:
+            chain.append(bodies[base, name])
+            base = chain[-1].base
+        return chain
+
+    def spare(self, uid: str, checkpoint: str, name: str) -> Body | None:
+        return self._reading().shelf(uid).spares.get((checkpoint, name))
+
+    def bodies(self, uid: str, checkpoints: Sequence[str] | None = None) -> list[BodyInfo]:
+        records = self._reading().shelf(uid).records()
+        return [_info(body) for body in records if checkpoints is None or body.checkpoint in checkpoints]
+
+    def replace_body(self, uid: str, body: Body, *, expect_digest: str, fence: int | None = None) -> None:
+        with self._writing(uid) as tables:
+            shelf = tables.shelf(uid, fence)
+            key = (body.checkpoint, body.name)
+            if key not in shelf.bodies:
+                raise NotFound(f"{body.checkpoint} has no body {body.name!r}", checkpoint=body.checkpoint)
+            if shelf.bodies[key].digest != expect_digest:
+                raise Conflict(
+                    f"body {body.name!r} was re-encoded meanwhile",
+                    code="body_changed",
+                    checkpoint=body.checkpoint,
+                )
+            shelf.check_bases([body])
+            shelf.bodies[key] = body
+            shelf.spares.pop(key, None)
+
+    def blob(self, digest: str) -> Blob | None:
+        return self._reading().blobs.get(digest)
+
+    def has_blobs(self, digests: Sequence[str]) -> set[str]:
+        return set(digests) & self._reading().blobs.keys()
+
+    def blob_sizes(self, uid: str) -> dict[str, BlobSize]:
+        tables = self._reading()
+        shelf = tables.shelf(uid)
+        elsewhere = {blob for each in tables.some(None) if each is not shelf for blob in each.blobs()}
+        return {
+            blob: BlobSize(len(tables.blobs[blob].data), blob in elsewhere)
+            for blob in shelf.blobs() & tables.blobs.keys()
+        }
+
+    def remove(
+        self,
+        uid: str,
+        checkpoints: Sequence[str],
+        *,
+        secure: bool = False,  # noqa: ARG002
+        fence: int | None = None,
+        keep_heads: bool = False,
+    ) -> Removed:
+        with self._writing(uid) as tables:
+            shelf = tables.shelf(uid, fence)
+            named = dict.fromkeys(checkpoints)
+            there = [checkpoint for checkpoint in named if checkpoint in shelf.headers]
+            held = shelf.held() if keep_heads else set()
+            refused = shelf.refused(checkpoint for checkpoint in there if checkpoint not in held)
+            refused |= held.intersection(there)
+            going = [checkpoint for checkpoint in there if checkpoint not in refused]
+            shelf.drop_headers(going)
+            _, stored_bytes = shelf.peel([key for key in shelf.bodies if key[0] in set(going)])
+            return Removed(
+                removed=tuple(going),
+                refused=tuple(checkpoint for checkpoint in there if checkpoint in refused),
+                missing=tuple(checkpoint for checkpoint in named if checkpoint not in there),
+                stored_bytes=stored_bytes,
+            )
+
+    def sweep(
+        self,
+        *,
+        session: str | None = None,
+        limit: int = 1000,
+        annotations_before_us: int | None = None,
+        secure: bool = False,  # noqa: ARG002
+    ) -> Swept:
+        with self._lock, self._writing(*self._reading().shelves) as tables:
+            done = Swept()
+            for shelf in tables.some(session):
+                done = _swept(shelf, done, limit, annotations_before_us)
+            loose = tables.loose_blobs()
+            freed = sum(len(tables.blobs.pop(digest).data) for digest in loose[:limit])
+            return replace(
+                done,
+                blobs=len(loose[:limit]),
+                stored_bytes=done.stored_bytes + freed,
+                has_more=done.has_more or len(loose) > limit,
+            )
+
+    def adopt_session(
+        self, session: Session, branches: Sequence[Branch] = (), events: Sequence[Event] = ()
+    ) -> Session:
+        with self._writing(session.uid) as tables:
+            if tables.uid_of(session.key) not in (None, session.uid):
+                raise Conflict(
+                    f"session key {session.key!r} is held by another session",
+                    code="session_exists",
+                    session=session.uid,
+                )
+            shelf = tables.shelves.setdefault(session.uid, Shelf(key=session.key, row=pack(session)))
+            shelf.key = session.key
+            shelf.adopt_session(session)
+            for branch in branches:
+                shelf.put_branch(branch)
+            if session.branch not in shelf.branches:
+                shelf.put_branch(Branch(name=session.branch, created_us=session.created_us))
+            for event in events:
+                shelf.put_event(event)
+            return shelf.session
+
+    def adopt(
+        self,
+        uid: str,
+        raw: bytes,
+        *,
+        bodies: Sequence[Body],
+        blobs: Sequence[Blob] = (),
+        annotations: Sequence[Annotation] = (),
+    ) -> bool:
+        with self._writing(uid) as tables:
+            is_new = tables.adopt(uid, raw, bodies, blobs)
+            for note in annotations if is_new else ():
+                tables.shelf(uid).notes.setdefault((note.target, note.kind, note.name), note)
+            return is_new
+
+    # --- annotations, events ---------------------------------------------------------------------------
+
+    def annotate(
+        self,
+        uid: str,
+        target: Target,
+        kind: str,
+        name: str,
+        data: bytes,
+        *,
+        time_us: int,
+        replace: bool = False,
+        fence: int | None = None,
+    ) -> bool:
+        with self._writing(uid) as tables:
+            shelf = tables.shelf(uid, fence)
+            if (target, kind, name) in shelf.notes and not replace:
+                return False
+            shelf.notes[target, kind, name] = Annotation(
+                target=target,
+                kind=kind,
+                name=name,
+                data=data,
+                time_us=time_us,
+                digest=integrity.digest(data),
+            )
+            return True
+
+    def annotations(
+        self, uid: str, targets: Sequence[Target] | None = None, kind: str | None = None
+    ) -> list[Annotation]:
+        shelf = self._reading().shelf(uid)
+        notes = [note for note in shelf.notes.values() if kind is None or note.kind == kind]
+        if targets is not None:
+            wanted = set(targets)
+            for stored in shelf.headers.values():
+                names = names_of(stored.header)
+                wanted |= names if names & wanted else set()
+            notes = [note for note in notes if note.target in wanted]
+        return sorted(notes, key=lambda note: note.time_us)
+
+    def record_event(self, uid: str, type: str, data: dict[str, Any], *, time_us: int) -> Event:
+        with self._writing(uid) as tables:
+            return tables.shelf(uid).add_event(type, data, time_us)
+
+    def events(self, uid: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
+        events = self._reading().shelf(uid).events
+        return [unpack(events[number], Event) for number in sorted(events) if number > after][:limit]
+
+    # --- leases ----------------------------------------------------------------------------------------
+
+    def acquire_lease(self, uid: str, owner: Owner, *, seconds: float, replacing: int | None = None) -> Lease:
+        with self._writing(uid) as tables:
+            shelf = tables.shelf(uid)
+            held = shelf.lease
+            if held is not None and held.expires_us > self._clock() and held.token != replacing:
+                raise Conflict(
+                    f"session {uid} is run by {held.owner.label or held.owner.pid}",
+                    code="lease_held",
+                    session=uid,
+                )
+            shelf.last_token += 1
+            shelf.lease = Lease(token=shelf.last_token, owner=owner, expires_us=self._end(seconds))
+            return shelf.lease
+
+    def renew_lease(self, uid: str, token: int, *, seconds: float) -> Lease:
+        with self._writing(uid) as tables:
+            shelf = tables.shelf(uid)
+            shelf.check_fence(token)
+            assert shelf.lease is not None
+            shelf.lease = replace(shelf.lease, expires_us=self._end(seconds))
+            return shelf.lease
+
+    def release_lease(self, uid: str, token: int) -> None:
+        with self._writing(uid) as tables:
+            shelf = tables.shelf(uid)
+            if shelf.lease is not None and shelf.lease.token == token:
+                shelf.lease = None
+
+    def lease(self, uid: str) -> Lease | None:
+        return self._reading().shelf(uid).lease
+
+    def _end(self, seconds: float) -> int:
+        return self._clock() + round(seconds * 1_000_000)
+
+    # --- the whole -------------------------------------------------------------------------------------
+
+    def inconsistencies(self, uid: str | None = None) -> list[Inconsistency]:
+        """None: headers are found by themselves."""
+        self._reading().some(uid)
+        return []
+
+    def usage(self, uid: str | None = None) -> Usage:
+        tables = self._reading()
+        shelves = tables.some(uid)
+        records = [(body, body.checkpoint in shelf.headers) for shelf in shelves for body in shelf.records()]
+        hidden = [body for body, is_kept in records if not is_kept]
+        blobs = [b for digest, b in tables.blobs.items() if uid is None or digest in shelves[0].blobs()]
+        return Usage(
+            sessions=len(shelves),
+            checkpoints=sum(len(shelf.headers) for shelf in shelves),
+            bodies=len(records),
+            body_bytes=sum(body.stored_size for body, _ in records),
+            hidden_bodies=len(hidden),
+            hidden_bytes=sum(body.stored_size for body in hidden),
+            blobs=len(blobs),
+            blob_bytes=sum(len(blob.data) for blob in blobs),
+        )
+
+    def reclaim(self, max_bytes: int) -> int:  # noqa: ARG002
+        self._reading()
+        return 0
+
+    def close(self) -> None:
+        self._is_closed = True
+
+
+def _swept(shelf: Shelf, done: Swept, limit: int, annotations_before_us: int | None) -> Swept:
+    """What is done after sweeping one session too, within what `done` leaves of the limit."""
+    bodies, freed = shelf.peel(shelf.hidden(), limit - done.bodies)
+    orphans = [] if annotations_before_us is None else shelf.orphans(annotations_before_us)
+    going = orphans[: limit - done.annotations]
+    for key in going:
+        del shelf.notes[key]
+    return replace(
+        done,
+        bodies=done.bodies + bodies,
+        annotations=done.annotations + len(going),
+        stored_bytes=done.stored_bytes + freed,
+        has_more=done.has_more or bool(shelf.unused(shelf.hidden())) or len(going) < len(orphans),
+    )
+
+
+def _changed(session: Session, changes: dict[str, Any]) -> Session:
+    fields = asdict(session)
+    for name in changes:
+        if name in _FIXED_FIELDS or name not in fields:
+            raise InvalidInput(f"{name!r} of a session cannot be changed", session=session.uid)
+    try:
+        return msgspec.convert(fields | changes, Session)
+    except msgspec.ValidationError as exc:
+        raise InvalidInput(f"not a session: {exc}", session=session.uid) from exc
+
+
+def _info(body: Body) -> BodyInfo:
+    return BodyInfo(**{name: getattr(body, name) for name in BodyInfo.__struct_fields__})
+
+
+# A fork may happen while another thread holds the lock. The tables are whole at any moment, so a new lock is
+# all that the child needs.
+_backends: WeakSet[MemoryBackend] = WeakSet()
+
+
+def _renew_locks() -> None:
+    for backend in _backends:
+        backend._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

@@ -1,0 +1,379 @@
+"""Bodies and blobs: what is stored for a checkpoint's contents, and what may go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from stepkeep.errors import Conflict, NotFound
+from stepkeep.storage.port import Blob, BlobSize, Body, BodyInfo
+from stepkeep.storage.sql import rows
+from stepkeep.storage.sql.connection import Connection, Lookups, Query, Row, Value, marks
+
+MAX_CHAIN: Final = 256
+"""More links than any writer makes: a longer chain is damage, and must not be followed for ever."""
+
+MAX_ASKED: Final = 200
+"""More checkpoints than that are picked out of all."""
+
+_INSERT = (
+    "INSERT INTO bodies (sid, checkpoint, name, is_spare, is_hidden, codec, size, stored_size, digest, base, member,"
+    " group_bytes, data) VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+# CROSS JOIN tells SQLite to begin with the chain: it would read every body of the session otherwise.
+_CHAIN = f"""WITH RECURSIVE chain (n, checkpoint) AS (
+  SELECT 0, b.checkpoint FROM bodies b WHERE b.checkpoint = ? AND b.sid = ? AND b.name = ? AND b.is_spare = 0
+  UNION ALL
+  SELECT chain.n + 1, b.base FROM chain CROSS JOIN bodies b
+    WHERE b.sid = ? AND b.checkpoint = chain.checkpoint AND b.name = ? AND b.is_spare = 0
+      AND b.base IS NOT NULL AND chain.n < {MAX_CHAIN}
+)
+SELECT {rows.INFO_COLUMNS}, b.data FROM chain CROSS JOIN bodies b
+  WHERE b.sid = ? AND b.checkpoint = chain.checkpoint AND b.name = ? AND b.is_spare = 0
+  ORDER BY chain.n"""
+_IS_NEEDED = (
+    "EXISTS (SELECT 1 FROM bodies d WHERE d.sid = b.sid AND d.base = b.checkpoint AND d.name = b.name"
+    " AND d.is_spare = 0)"
+)
+
+
+# A damaged flag alone must never cost a living checkpoint its body.
+_IS_OWNED = "EXISTS (SELECT 1 FROM checkpoints c WHERE c.id = b.checkpoint AND c.sid = b.sid)"
+
+
+def insert(tx: Connection, sid: int, bodies: Sequence[Body]) -> None:
+    """Store records whose places are free."""
+    for body in bodies:
+        _insert_one(tx, sid, body)
+
+
+def _insert_one(tx: Connection, sid: int, body: Body) -> None:
+    tx.put(
+        _INSERT,
+        (
+            sid,
+            body.checkpoint,
+            body.name,
+            int(body.is_spare),
+            body.codec,
+            body.size,
+            body.stored_size,
+            body.digest,
+            body.base,
+            body.member,
+            body.group_bytes,
+            body.data,
+        ),
+    )
+    if body.blobs:
+        tx.run_many(
+            "INSERT INTO blob_refs (sid, checkpoint, name, is_spare, digest) VALUES (?, ?, ?, ?, ?)",
+            [(sid, body.checkpoint, body.name, int(body.is_spare), blob) for blob in body.blobs],
+        )
+
+
+def is_in_place(tx: Connection, sid: int, body: Body) -> bool:
+    row = tx.one(
+        "SELECT data FROM bodies WHERE sid = ? AND checkpoint = ? AND name = ? AND is_spare = ?",
+        (sid, body.checkpoint, body.name, int(body.is_spare)),
+    )
+    return row is not None and row[0] == body.data
+
+
+def check_references(tx: Connection, sid: int, bodies: Sequence[Body], blobs: Sequence[Blob] = ()) -> None:
+    """Refuse bodies whose base or blobs are not stored: a sweep may have been faster than this save (V5)."""
+    lookups = Lookups()
+    look_for_references(tx, lookups, sid, bodies, blobs)
+    check_found(lookups.ask(tx), bodies, blobs)
+
+
+def look_for_references(
+    tx: Connection, lookups: Lookups, sid: int, bodies: Sequence[Body], blobs: Sequence[Blob]
+) -> None:
+    """Ask for what `check_found` needs; the blobs that are found stay until the transaction ends."""
+    for body in _patches(bodies):
+        lookups.add(
+            "bases",
+            "SELECT checkpoint, name FROM bodies WHERE sid = ? AND checkpoint = ? AND name = ? AND is_spare = 0",
+            (sid, body.base, body.name),
+        )
+    for sql, digests in _find_blobs(sorted(_named(bodies, blobs)), tx.locks.keep):
+        lookups.add("blobs", sql, digests)
+
+
+def check_found(found: dict[str, list[Row]], bodies: Sequence[Body], blobs: Sequence[Blob]) -> None:
+    """Refuse what names bases or blobs that were not found."""
+    bases = {tuple(row) for row in found.get("bases", ())}
+    for body in _patches(bodies):
+        if (body.base, body.name) not in bases:
+            raise Conflict(
+                f"body {body.name!r} of {body.checkpoint} is patched against {body.base}, which is gone",
+                code="base_gone",
+                checkpoint=body.checkpoint,
+            )
+    missing = _named(bodies, blobs) - {row[0] for row in found.get("blobs", ())}
+    if missing:
+        raise Conflict(f"blob {min(missing)} is gone: send it again", code="blob_gone")
+
+
+def _patches(bodies: Sequence[Body]) -> list[Body]:
+    """A spare is no reference, so its base may be gone: it is then only useless."""
+    return [body for body in bodies if body.base is not None and not body.is_spare]
+
+
+def _named(bodies: Sequence[Body], blobs: Sequence[Blob]) -> set[str]:
+    """The blobs that must be there already."""
+    return {digest for body in bodies for digest in body.blobs} - {blob.digest for blob in blobs}
+
+
+def chain(tx: Connection, sid: int, checkpoint: str, name: str) -> list[Body]:
+    found = tx.all(_CHAIN, (checkpoint, sid, name, sid, name, sid, name))
+    blobs = _blobs_of(tx, sid, [row[0] for row in found], name, is_spare=False)
+    return [rows.body(row, blobs.get(row[0], ())) for row in found]
+
+
+def one(tx: Connection, sid: int, checkpoint: str, name: str, *, is_spare: bool) -> Body | None:
+    row = tx.one(
+        f"SELECT {rows.INFO_COLUMNS}, b.data FROM bodies b"
+        " WHERE b.sid = ? AND b.checkpoint = ? AND b.name = ? AND b.is_spare = ?",
+        (sid, checkpoint, name, int(is_spare)),
+    )
+    if row is None:
+        return None
+    return rows.body(row, _blobs_of(tx, sid, [checkpoint], name, is_spare=is_spare).get(checkpoint, ()))
+
+
+def _blobs_of(
+    tx: Connection, sid: int, checkpoints: Sequence[str], name: str, *, is_spare: bool
+) -> dict[str, tuple[str, ...]]:
+    """The blobs that the records of a body name, by checkpoint, sorted."""
+    blobs: dict[str, list[str]] = {}
+    for checkpoint, digest in tx.all(
+        f"SELECT checkpoint, digest FROM blob_refs WHERE sid = ? AND checkpoint IN ({marks(len(checkpoints))})"
+        " AND name = ? AND is_spare = ? ORDER BY digest",
+        (sid, *checkpoints, name, int(is_spare)),
+    ):
+        blobs.setdefault(checkpoint, []).append(digest)
+    return {checkpoint: tuple(digests) for checkpoint, digests in blobs.items()}
+
+
+def infos(tx: Connection, sid: int, checkpoints: Sequence[str] | None = None) -> list[BodyInfo]:
+    if checkpoints is not None and len(checkpoints) > MAX_ASKED:
+        wanted = set(checkpoints)
+        return [info for info in infos(tx, sid) if info.checkpoint in wanted]
+    only: str = ""
+    values: tuple[Value, ...] = (sid,)
+    if checkpoints is not None:
+        only, values = f" AND checkpoint IN ({marks(len(checkpoints))})", (sid, *checkpoints)
+    blobs: dict[tuple[str, str, int], list[str]] = {}
+    for checkpoint, name, is_spare, digest in tx.all(
+        f"SELECT checkpoint, name, is_spare, digest FROM blob_refs WHERE sid = ?{only} ORDER BY digest",
+        values,
+    ):
+        blobs.setdefault((checkpoint, name, is_spare), []).append(digest)
+    found = tx.all(
+        f"SELECT {rows.INFO_COLUMNS} FROM bodies b WHERE sid = ?{only} ORDER BY b.checkpoint, b.name, b.is_spare",
+        values,
+    )
+    return [rows.body_info(row, tuple(blobs.get((row[0], row[1], row[9]), ()))) for row in found]
+
+
+def replace(tx: Connection, sid: int, body: Body, expect_digest: str) -> None:
+    row = tx.one(
+        "SELECT digest, is_hidden FROM bodies WHERE sid = ? AND checkpoint = ? AND name = ? AND is_spare = 0",
+        (sid, body.checkpoint, body.name),
+    )
+    if row is None:
+        raise NotFound(
+            f"{body.checkpoint} has no body {body.name!r}", code="body_not_found", checkpoint=body.checkpoint
+        )
+    if row[0] != expect_digest:
+        raise Conflict(f"body {body.name!r} of {body.checkpoint} changed meanwhile", code="body_changed")
+    check_references(tx, sid, (body,))
+    for sql, values in _delete(sid, body.checkpoint, body.name):
+        tx.run(sql, values)
+    insert(tx, sid, (body,))
+    if row[1]:
+        tx.put(
+            "UPDATE bodies SET is_hidden = 1 WHERE sid = ? AND checkpoint = ? AND name = ?",
+            (sid, body.checkpoint, body.name),
+        )
+
+
+_OWN = "SELECT b.name FROM bodies b WHERE b.sid = ? AND b.checkpoint = ?"
+
+
+def drop_or_hide(sid: int, checkpoint: str) -> list[Query]:
+    """Remove the bodies of a removed checkpoint; those that others are patched against are only hidden.
+
+    The statements return the stored bytes of what goes.
+    """
+    place = (sid, checkpoint)
+    return [
+        (
+            "UPDATE bodies SET is_hidden = 1 WHERE sid = ? AND checkpoint = ?"
+            f" AND name IN ({_OWN} AND b.is_spare = 0 AND {_IS_NEEDED})",
+            (*place, *place),
+        ),
+        (
+            "DELETE FROM bodies WHERE sid = ? AND base = ? AND is_spare = 1"
+            f" AND name IN ({_OWN} AND b.is_spare = 0 AND b.is_hidden = 0) RETURNING stored_size",
+            (*place, *place),
+        ),
+        (
+            "DELETE FROM bodies WHERE sid = ? AND checkpoint = ? AND is_hidden = 0 RETURNING stored_size",
+            place,
+        ),
+        (
+            f"DELETE FROM blob_refs WHERE sid = ? AND checkpoint = ? AND name NOT IN ({_OWN})",
+            (*place, *place),
+        ),
+    ]
+
+
+ANY_OF: Final = "SELECT 1 FROM bodies WHERE sid = ? AND checkpoint = ? LIMIT 1"
+"""Finds a row when a checkpoint has bodies, also hidden ones that outlived it."""
+
+
+def hidden(tx: Connection, sid: int, checkpoint: str) -> set[str]:
+    """The names of the bodies of a removed checkpoint that others still need."""
+    rows = tx.all(
+        "SELECT name FROM bodies WHERE sid = ? AND checkpoint = ? AND is_hidden = 1", (sid, checkpoint)
+    )
+    return {row[0] for row in rows}
+
+
+def show(tx: Connection, sid: int, checkpoint: str) -> None:
+    """Let hidden bodies belong to a checkpoint again."""
+    tx.put("UPDATE bodies SET is_hidden = 0 WHERE sid = ? AND checkpoint = ?", (sid, checkpoint))
+
+
+def sweep(tx: Connection, sid: int | None, limit: int) -> tuple[int, int]:
+    """Remove hidden bodies nothing is patched against, leaf by leaf; (how many, stored bytes)."""
+    condition, values = _swept_sessions(tx, sid, limit)
+    count = freed = 0
+    while count < limit:
+        found = tx.all(
+            f"SELECT b.sid, b.checkpoint, b.name FROM bodies b WHERE b.is_hidden = 1 AND b.is_spare = 0 {condition}"
+            f" AND NOT {_IS_NEEDED} AND NOT {_IS_OWNED} LIMIT ?",
+            (*values, limit - count),
+        )
+        if not found:
+            break
+        freed += freed_bytes(tx.ask([query for row in found for query in _drop(*row)]))
+        count += len(found)
+    return count, freed
+
+
+def _swept_sessions(tx: Connection, sid: int | None, limit: int) -> tuple[str, list[Value]]:
+    """The condition on what is swept: one session, or all.
+
+    Where several may write, only those that nobody writes to now, and they are held: a save must not choose a base
+    that goes. The others come next time, or another sweeper has them.
+    """
+    if sid is not None:
+        return "AND b.sid = ?", [sid]
+    if not tx.locks.free:
+        return "", []
+    rows = tx.all(
+        "SELECT sid FROM sessions WHERE sid IN (SELECT sid FROM bodies WHERE is_hidden = 1)"
+        f" ORDER BY sid LIMIT ?{tx.locks.free}",
+        (limit,),
+    )
+    return f"AND b.sid IN ({marks(len(rows))})", [row[0] for row in rows]
+
+
+def freed_bytes(answers: Sequence[Sequence[Row]]) -> int:
+    """The sum of the stored sizes that deletions returned."""
+    return sum(row[0] for rows in answers for row in rows)
+
+
+def _drop(sid: int, checkpoint: str, name: str) -> list[Query]:
+    """Remove a body with its spare, and the spares patched against it, which are useless now."""
+    useless = (
+        "DELETE FROM bodies WHERE sid = ? AND base = ? AND name = ? AND is_spare = 1 RETURNING stored_size"
+    )
+    return [(useless, (sid, checkpoint, name)), *_delete(sid, checkpoint, name)]
+
+
+def _delete(sid: int, checkpoint: str, name: str) -> list[Query]:
+    """Remove a body with its spare."""
+    place = "sid = ? AND checkpoint = ? AND name = ?"
+    values = (sid, checkpoint, name)
+    return [
+        (f"DELETE FROM bodies WHERE {place} RETURNING stored_size", values),
+        (f"DELETE FROM blob_refs WHERE {place}", values),
+    ]
+
+
+# --- blobs -----------------------------------------------------------------------------------------------------
+
+
+_INSERT_BLOB = (
+    "INSERT INTO blobs (digest, size, codec, stored_digest, stored_size, data) VALUES (?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT DO NOTHING"
+)
+
+
+def insert_blobs(tx: Connection, blobs: Iterable[Blob]) -> None:
+    """Store those that are missing; all of them stay until the transaction ends."""
+    missing = sorted(blobs, key=lambda blob: blob.digest)
+    while missing:
+        for blob in missing:
+            tx.put(
+                _INSERT_BLOB,
+                (blob.digest, blob.size, blob.codec, blob.stored_digest, len(blob.data), blob.data),
+            )
+        # One that was there may have gone with a sweep before it could be held: then it is stored again.
+        found = stored_blobs(tx, [blob.digest for blob in missing], lock=tx.locks.keep)
+        missing = [blob for blob in missing if blob.digest not in found]
+
+
+def blob(tx: Connection, digest: str) -> Blob | None:
+    row = tx.one(f"SELECT {rows.BLOB_COLUMNS} FROM blobs WHERE digest = ?", (digest,))
+    return None if row is None else rows.blob(row)
+
+
+def stored_blobs(tx: Connection, digests: Sequence[str], *, lock: str = "") -> set[str]:
+    return {row[0] for rows in tx.ask(_find_blobs(digests, lock)) for row in rows}
+
+
+def blob_sizes(tx: Connection, sid: int) -> dict[str, BlobSize]:
+    found = tx.all(
+        "SELECT digest, stored_size, EXISTS"
+        " (SELECT 1 FROM blob_refs r WHERE r.digest = blobs.digest AND r.sid <> ?) FROM blobs"
+        " WHERE digest IN (SELECT digest FROM blob_refs WHERE sid = ?)",
+        (sid, sid),
+    )
+    return {digest: BlobSize(size, bool(is_shared)) for digest, size, is_shared in found}
+
+
+def _find_blobs(digests: Sequence[str], lock: str) -> list[Query]:
+    parts = [digests[start : start + 500] for start in range(0, len(digests), 500)]
+    return [
+        (f"SELECT digest FROM blobs WHERE digest IN ({marks(len(part))}) ORDER BY digest{lock}", part)
+        for part in parts
+    ]
+
+
+_IS_UNNAMED = "NOT EXISTS (SELECT 1 FROM blob_refs r WHERE r.digest = blobs.digest)"
+
+
+def sweep_blobs(tx: Connection, limit: int) -> tuple[int, int]:
+    """Remove blobs that no body names; (how many, stored bytes)."""
+    found = tx.all(f"SELECT digest FROM blobs WHERE {_IS_UNNAMED} LIMIT ?{tx.locks.free}", (limit,))
+    return remove_unnamed(tx, [digest for (digest,) in found])
+
+
+def remove_unnamed(tx: Connection, digests: Sequence[str]) -> tuple[int, int]:
+    """Remove those of these blobs that no body names; (how many, stored bytes).
+
+    A save may have named one since it was found, so that is asked again.
+    """
+    gone = tx.ask(
+        [
+            (f"DELETE FROM blobs WHERE digest = ? AND {_IS_UNNAMED} RETURNING stored_size", (digest,))
+            for digest in digests
+        ]
+    )
+    return sum(map(len, gone)), freed_bytes(gone)

@@ -1,0 +1,227 @@
+"""Rows to records and back. Session and branch rows carry a digest over their own columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from stepkeep.codec.integrity import digest, row_digest
+from stepkeep.errors import Corrupt
+from stepkeep.model import Branch, Session
+from stepkeep.storage.port import Blob, Body, BodyInfo, HeaderRow
+from stepkeep.storage.sql.connection import Row, Value
+
+_encoder = msgspec.json.Encoder()
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+SESSION_FIELDS: Final = Session.__struct_fields__
+SESSION_NAMES: Final = (*SESSION_FIELDS, "key_digest", "description", "digest")
+SESSION_COLUMNS: Final = ", ".join(SESSION_NAMES)
+BRANCH_FIELDS: Final = Branch.__struct_fields__
+BRANCH_COLUMNS: Final = ", ".join((*BRANCH_FIELDS, "digest"))
+
+_JSON_FIELDS: Final = frozenset({"policy", "metadata", "gaps"})
+_FLAG_FIELDS: Final = frozenset({"is_test", "is_pinned"})
+_ENUM_FIELDS: Final = frozenset({"status", "state"})
+
+
+class _Mapping(Generic[S]):
+    """How one struct lies in columns: most fields as they are, a few as JSON, 0 or 1, or plain text."""
+
+    def __init__(self, struct: type[S]) -> None:
+        self.struct = struct
+        self.fields = struct.__struct_fields__
+        self._json = self._positions(_JSON_FIELDS)
+        self._flags = self._positions(_FLAG_FIELDS)
+        self._enums = self._positions(_ENUM_FIELDS)
+
+    def _positions(self, names: frozenset[str]) -> list[int]:
+        return [at for at, name in enumerate(self.fields) if name in names]
+
+    def columns(self, value: S) -> list[Any]:
+        columns = list(msgspec.structs.astuple(value))
+        for at in self._json:
+            columns[at] = None if columns[at] is None else _encoder.encode(columns[at]).decode()
+        for at in self._flags:
+            columns[at] = int(columns[at])
+        for at in self._enums:
+            columns[at] = str(columns[at])
+        return columns
+
+    def values(self, columns: Sequence[Any]) -> dict[str, Any]:
+        values = list(columns)
+        for at in self._json:
+            values[at] = None if values[at] is None else msgspec.json.decode(values[at])
+        for at in self._flags:
+            values[at] = bool(values[at])
+        return dict(zip(self.fields, values, strict=True))
+
+    def restore(self, columns: Sequence[Any], stored_digest: object, *more: object) -> S:
+        """The struct in columns whose digest, with `more` columns behind them, is the stored one."""
+        name = self.struct.__name__.lower()
+        try:
+            if row_digest(*columns, *more) != stored_digest:
+                raise Corrupt(f"a {name} row does not match its digest")
+            return msgspec.convert(self.values(columns), self.struct)
+        except (msgspec.MsgspecError, TypeError, UnicodeError) as exc:
+            raise Corrupt(f"a {name} row is not valid: {exc}") from exc
+
+    def readable(self, columns: Sequence[Any]) -> dict[str, Any]:
+        """The fields of a damaged row that can still be what they should be; the others are left out."""
+        types = {field.name: field.type for field in msgspec.structs.fields(self.struct)}
+        fields: dict[str, Any] = {}
+        for at, name in enumerate(self.fields):
+            column = columns[at]
+            try:
+                value = msgspec.json.decode(column) if at in self._json and column is not None else column
+                fields[name] = msgspec.convert(bool(value) if at in self._flags else value, types[name])
+            except (msgspec.MsgspecError, TypeError, UnicodeError, RecursionError):
+                continue
+        return fields
+
+
+_sessions = _Mapping(Session)
+_branches = _Mapping(Branch)
+
+
+def session_row(session: Session) -> tuple[Value, ...]:
+    """The columns of `SESSION_COLUMNS`."""
+    columns = _sessions.columns(session)
+    description = sealed_description(session)
+    return (*columns, digest(session.key.encode()), description, row_digest(*columns, description))
+
+
+def session_from(row: Row) -> Session:
+    """The session in a row of `SESSION_COLUMNS`.
+
+    Raises:
+        Corrupt: a column is not what was written.
+    """
+    *columns, key_digest, description, stored = row
+    session = _sessions.restore(columns, stored, description)
+    if key_digest != digest(session.key.encode()):
+        raise Corrupt(f"the row of session {session.key!r} is damaged", session=session.uid)
+    return session
+
+
+# What a session says of itself, and no header repeats. A second copy with its own digest lies beside the columns,
+# so that a damaged row can be rebuilt: this part from the copy, the rest from the headers.
+_DESCRIPTIVE: Final = (
+    "uid",
+    "key",
+    "created_us",
+    "project",
+    "workflow",
+    "profile",
+    "is_test",
+    "policy",
+    "fingerprint",
+    "metadata",
+)
+
+
+def sealed_description(session: Session) -> str:
+    """The copy of the descriptive fields, after its digest."""
+    text = _encoder.encode({name: getattr(session, name) for name in _DESCRIPTIVE}).decode()
+    return digest(text.encode()) + text
+
+
+def open_description(sealed: object) -> dict[str, Any]:
+    """The descriptive fields in a copy; empty when it is damaged too."""
+    if not isinstance(sealed, str) or digest(sealed[64:].encode("utf-8", "replace")) != sealed[:64]:
+        return {}
+    fields: dict[str, Any] = msgspec.json.decode(sealed[64:])
+    return fields
+
+
+def branch_row(branch: Branch) -> tuple[Value, ...]:
+    """The columns of `BRANCH_COLUMNS`."""
+    columns = _branches.columns(branch)
+    return (*columns, row_digest(*columns))
+
+
+def branch_from(row: Row) -> Branch:
+    """The branch in a row of `BRANCH_COLUMNS`; `Corrupt` when a column is not what was written."""
+    *columns, stored = row
+    return _branches.restore(columns, stored)
+
+
+def readable_session(columns: Sequence[Any]) -> dict[str, Any]:
+    """What can still be read of a damaged session row."""
+    return _sessions.readable(columns)
+
+
+def readable_branch(columns: Sequence[Any]) -> dict[str, Any]:
+    """What can still be read of a damaged branch row."""
+    return _branches.readable(columns)
+
+
+# SQLite stores any type in any column, so damage can change the type of a value. Such a value is replaced by one
+# that no digest matches, and whoever reads it finds the damage.
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else -1
+
+
+def _bytes(value: object) -> bytes:
+    return bytes(value) if isinstance(value, bytes | memoryview) else b""
+
+
+HEADER_COLUMNS: Final = "c.id, s.uid, c.seq, c.branch, c.header"
+
+
+def header_row(row: Row) -> HeaderRow:
+    return HeaderRow(
+        id=_text(row[0]), session=_text(row[1]), seq=_number(row[2]), branch=_text(row[3]), raw=_bytes(row[4])
+    )
+
+
+INFO_COLUMNS: Final = (
+    "b.checkpoint, b.name, b.codec, b.size, b.stored_size, b.digest, b.base, b.member, b.group_bytes,"
+    " b.is_spare"
+)
+
+
+def body_info(row: Row, blobs: tuple[str, ...] = ()) -> BodyInfo:
+    return BodyInfo(**_info_fields(row), blobs=blobs)
+
+
+def body(row: Row, blobs: tuple[str, ...] = ()) -> Body:
+    """A body from the columns of `INFO_COLUMNS` and its data."""
+    return Body(**_info_fields(row), blobs=blobs, data=_bytes(row[10]))
+
+
+def _info_fields(row: Row) -> dict[str, Any]:
+    return {
+        "checkpoint": _text(row[0]),
+        "name": _text(row[1]),
+        "codec": _text(row[2]),
+        "size": _number(row[3]),
+        "stored_size": _number(row[4]),
+        "digest": _text(row[5]),
+        "base": None if row[6] is None else _text(row[6]),
+        "member": _number(row[7]),
+        "group_bytes": _number(row[8]),
+        "is_spare": bool(row[9]),
+    }
+
+
+BLOB_COLUMNS: Final = "digest, size, codec, stored_digest, data"
+
+
+def blob(row: Row) -> Blob:
+    return Blob(
+        digest=_text(row[0]),
+        size=_number(row[1]),
+        codec=_text(row[2]),
+        stored_digest=_text(row[3]),
+        data=_bytes(row[4]),
+    )

@@ -1,0 +1,770 @@
+"""The default backend: one SQLite database file, safe for threads, processes and forks.
+
+Durability (V1): WAL with `synchronous=FULL`, every pragma's answer checked, and the directory synced by hand when
+files appear in it. SQLite comes with apsw, so its version is known: releases before 3.51.3 can lose a WAL reset.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+import apsw
+
+from stepkeep import forks
+from stepkeep.errors import WRITE_FAILED, BackendUnavailable, Corrupt, InvalidInput, Unsupported
+from stepkeep.logs import Log
+from stepkeep.model import new_uid, utc_now_us
+from stepkeep.storage.disk import (
+    make_private_directory,
+    network_file_system,
+    sync_directory,
+    sync_way_to,
+)
+from stepkeep.storage.port import Facts
+from stepkeep.storage.sql.backend import SqlBackend
+from stepkeep.storage.sql.connection import NO_LOCKS, Connection, Query, Row, Value
+from stepkeep.storage.sql.schema import MIGRATIONS, SCHEMA_VERSION, Dialect, statements
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = Log("stepkeep.storage")
+
+T = TypeVar("T")
+
+Identity: TypeAlias = tuple[int, int]
+
+APPLICATION_ID: Final = 0x48464153  # "HFAS"
+DIALECT: Final = Dialect(
+    integer="INTEGER", blob="BLOB", serial="INTEGER PRIMARY KEY AUTOINCREMENT", clustered="WITHOUT ROWID"
+)
+OLDEST_SQLITE: Final = (3, 51, 3)
+BUSY_SECONDS: Final = 60.0
+_MAX_IDLE_READERS: Final = 8
+_PAGE_BYTES: Final = 4096
+_PAGES_A_STEP: Final = 1024
+_MAGIC: Final = b"SQLite format 3\0"
+_JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
+_LOG: Final = ("-wal", "-shm")
+_ALL: Final = (*_LOG, "")
+
+
+class SqliteBackend(SqlBackend):
+    """A store in one database file; the file and its directory are made on demand, readable only by their owner."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Callable[[], int] = utc_now_us,
+        busy_seconds: float = BUSY_SECONDS,
+        tables: Sequence[str] = (),
+    ) -> None:
+        """`tables` are statements for tables that a backend built on this one keeps beside the common ones."""
+        super().__init__(clock=clock)
+        self._path = _absolute(path)
+        self._busy_seconds = busy_seconds
+        self._failed: _SqliteConnection | None = None  # its commit failed and may still be in the log
+        self._pool = threading.Condition(threading.Lock())  # guards the four below
+        self._idle: list[_SqliteConnection] = []
+        self._writer: _SqliteConnection | None = None
+        self._borrowed = 0
+        self._is_closed = False
+        self._writing_lock = threading.Lock()
+        with _translated(self._path):
+            _check_library()
+            self._identity, first = _prepare(self._path, busy_seconds, tables)
+            self._idle.append(first)
+        forks.register(self)
+
+    @property
+    def path(self) -> Path:
+        from pathlib import Path
+
+        return Path(self._path)
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:{self._path}"
+
+    # --- transactions
+
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        with _translated(self._path), self._reader() as connection:
+            try:
+                return work(connection)
+            except apsw.CorruptError:
+                # A damaged page is refused when it is read first, and what is left of it shown afterwards.
+                # What is in it is checked by its digests, so the second answer is as good as any.
+                return work(connection)
+
+    def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
+        with _translated(self._path), self._writing_lock, self._borrow_writer() as connection:
+            self._check_in_place()
+            connection.set_secure_delete(secure)
+            result = _transaction(connection, work)
+            if secure and not connection.truncate_wal():
+                log.warning(
+                    "another process reads %s: removed bytes stay in its log until it stops", self._path
+                )
+            return result
+
+    @contextmanager
+    def _reader(self) -> Iterator[_SqliteConnection]:
+        connection = self._take_idle()
+        try:
+            if connection is None:
+                connection = _connect(self._path, self._busy_seconds)
+            yield connection
+        finally:
+            self._give_back(connection)
+
+    def _take_idle(self) -> _SqliteConnection | None:
+        with self._pool:
+            self._check_open()
+            self._borrowed += 1
+            if self._idle:
+                return self._idle.pop()
+        return None
+
+    def _give_back(self, connection: _SqliteConnection | None) -> None:
+        if connection is not None and len(self._idle) >= _MAX_IDLE_READERS:
+            connection.close()
+            connection = None
+        with self._pool:
+            self._borrowed -= 1
+            if connection is not None:
+                self._idle.append(connection)
+            self._pool.notify_all()
+
+    @contextmanager
+    def _borrow_writer(self) -> Iterator[_SqliteConnection]:
+        with self._pool:
+            self._check_open()
+            self._borrowed += 1
+        try:
+            if self._writer is None:
+                self._writer = self._take_over_reader() or _connect(self._path, self._busy_seconds)
+            self._bury_failed()
+            yield self._writer
+        except apsw.IOError:
+            self._set_writer_aside()
+            raise
+        except apsw.ReadOnlyError:
+            # One refused open of the -shm file makes it read-only for as long as any connection here shares it.
+            with self._pool:
+                self._drop_idle()
+            self._drop_writer()
+            raise
+        finally:
+            with self._pool:
+                self._borrowed -= 1
+                self._pool.notify_all()
+
+    def _take_over_reader(self) -> _SqliteConnection | None:
+        """An idle reader to write with: a process that reads a little and saves once needs no second connection."""
+        with self._pool:
+            return self._idle.pop() if self._idle else None
+
+    def _set_writer_aside(self) -> None:
+        """After a failed write or sync nothing in this connection's memory is to be believed.
+
+        Its commit may be whole in the log all the same, without being durable. It stays open until another commit
+        is written in its place: else the next opening would read it there and build on what the disk never got.
+        """
+        self._failed, spare = self._failed or self._writer, self._writer
+        if spare is not self._failed and spare is not None:
+            spare.close()
+        self._writer = None
+        with suppress(apsw.Error):
+            self._writer = _connect(self._path, self._busy_seconds)
+            self._bury_failed()
+
+    def _bury_failed(self) -> None:
+        if self._failed is not None and self._writer is not None:
+            _transaction(self._writer, _write_over)
+            self._failed.close()
+            self._failed = None
+
+    def _drop_writer(self) -> None:
+        if self._failed is not None:
+            self._failed.close()
+            self._failed = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def _check_in_place(self) -> None:
+        """V1: a database that was deleted or replaced still takes writes, into a file that nobody finds again."""
+        try:
+            is_ours = _identity(self._path) == self._identity
+        except FileNotFoundError:
+            is_ours = False
+        if not is_ours:
+            raise BackendUnavailable(
+                f"{self._path} was deleted or replaced while it was open: nothing more can be saved there; "
+                "open the store again",
+                code="store_replaced",
+                retryable=False,
+            )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise BackendUnavailable(
+                f"the store {self._path} is closed", code="store_closed", retryable=False
+            )
+
+    # --- space
+
+    def _store_bytes(self) -> int:
+        return _size_of(self._path) + _size_of(f"{self._path}-wal")
+
+    def reclaim(self, max_bytes: int) -> int:
+        def vacuum(connection: _SqliteConnection) -> int:
+            (page_size,) = connection.one("PRAGMA page_size") or (4096,)
+            (before,) = connection.one("PRAGMA freelist_count") or (0,)
+            connection.all(f"PRAGMA incremental_vacuum({max(1, max_bytes // page_size)})")
+            (after,) = connection.one("PRAGMA freelist_count") or (0,)
+            connection.truncate_wal()
+            return int((before - after) * page_size)
+
+        with _translated(self._path), self._writing_lock, self._borrow_writer() as connection:
+            return vacuum(connection)
+
+    def facts(self) -> Facts:
+        def ask(connection: Connection) -> tuple[str, int]:
+            (mode,) = connection.one("PRAGMA journal_mode") or ("",)
+            (level,) = connection.one("PRAGMA synchronous") or (0,)
+            return str(mode), int(level)
+
+        mode, level = self._read(ask)
+        is_full = (mode, level) == ("wal", 2)
+        return Facts(
+            durability="full: write-ahead log, every commit is synced",
+            weakness=None if is_full else f"journal mode {mode}, synchronous {level}: a crash may lose saves",
+            log_bytes=_size_of(f"{self._path}-wal"),
+        )
+
+    def fill(self, write: Callable[[Connection], None]) -> None:
+        """Write rows of another database into a new store, in one transaction."""
+        self._write(write)
+
+    def snapshot(self, path: Path, *, progress: Callable[[float], None] | None = None) -> None:
+        with _translated(str(path)), self._reader() as connection:
+            _create_file(str(path))
+            connection.copy_to(path, progress)
+
+    # --- closing and forking
+
+    def close(self) -> None:
+        with self._writing_lock:
+            with self._pool:
+                if self._is_closed:
+                    return
+                self._is_closed = True
+                self._pool.wait_for(lambda: self._borrowed == 0)
+            with _translated(self._path):
+                self._close_connections(truncate=True)
+
+    def _close_connections(self, *, truncate: bool) -> None:
+        try:
+            self._bury_failed()
+            if self._writer is not None and truncate:
+                self._writer.truncate_wal()
+        finally:
+            self._drop_idle()
+            self._drop_writer()
+
+    def before_fork(self) -> None:
+        self._writing_lock.acquire()
+        self._pool.acquire()
+        self._pool.wait_for(lambda: self._borrowed == 0)
+        self._close_connections(truncate=False)
+
+    def after_fork(self, *, is_child: bool) -> None:  # noqa: ARG002  (both sides only go on)
+        self._pool.release()
+        self._writing_lock.release()
+
+
+class _SqliteConnection:
+    """`Connection` over apsw; one statement per call."""
+
+    locks = NO_LOCKS  # a write transaction keeps all other writers out
+    trusts_storage = False  # SQLite's pages have no checksums
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        self._is_secure = False
+
+    def _execute(self, sql: str, values: Sequence[Value]) -> apsw.Cursor:
+        try:
+            return self._connection.execute(sql, tuple(values))
+        except (UnicodeEncodeError, OverflowError, TypeError) as exc:
+            raise InvalidInput(
+                f"a value cannot be stored or looked for: {exc}", code="invalid_value"
+            ) from exc
+
+    def all(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
+        try:
+            return self._execute(sql, values).fetchall()
+        except UnicodeDecodeError:
+            return self._all_with_damaged_text(sql, values)
+
+    def _all_with_damaged_text(self, sql: str, values: Sequence[Value]) -> list[Row]:
+        """The rows again, with replacement characters where text is no UTF-8: their digests tell the damage."""
+        names = self._column_names(sql, values)
+        cast = ", ".join(
+            f"""CASE typeof("{name}") WHEN 'text' THEN CAST("{name}" AS BLOB) ELSE "{name}" END, typeof("{name}")"""
+            for name in names
+        )
+        rows = self._connection.execute(f"SELECT {cast} FROM ({sql})", tuple(values)).fetchall()
+        return [
+            tuple(
+                value.decode("utf-8", "replace") if kind == "text" and isinstance(value, bytes) else value
+                for value, kind in zip(row[::2], row[1::2], strict=True)
+            )
+            for row in rows
+        ]
+
+    def _column_names(self, sql: str, values: Sequence[Value]) -> list[str]:
+        names: list[str] = []
+
+        def note(cursor: apsw.Cursor, sql: str, bindings: object) -> bool:  # noqa: ARG001
+            names.extend(column[0] for column in cursor.get_description())
+            return True
+
+        cursor = self._connection.cursor()
+        cursor.exec_trace = note
+        cursor.execute(f"SELECT * FROM ({sql}) LIMIT 0", tuple(values))
+        return names
+
+    def one(self, sql: str, values: Sequence[Value] = ()) -> Row | None:
+        try:
+            for row in self._execute(sql, values):
+                return tuple(row)
+        except UnicodeDecodeError:
+            return next(iter(self._all_with_damaged_text(sql, values)), None)
+        return None
+
+    def run(self, sql: str, values: Sequence[Value] = ()) -> int:
+        self._execute(sql, values)
+        return self._connection.changes()
+
+    def put(self, sql: str, values: Sequence[Value] = ()) -> None:
+        self._execute(sql, values)
+
+    def run_many(self, sql: str, rows: Iterable[Sequence[Value]]) -> None:
+        self._connection.executemany(sql, rows)
+
+    def ask(self, queries: Sequence[Query]) -> list[list[Row]]:
+        return [self.all(sql, values) for sql, values in queries]
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._connection.in_transaction
+
+    def set_secure_delete(self, secure: bool) -> None:
+        """Overwrite freed pages too; what is freed inside a page is overwritten always, which costs nothing."""
+        if secure != self._is_secure:
+            self.pragma("secure_delete", *(("ON", 1) if secure else ("FAST", 2)))
+            self._is_secure = secure
+
+    def truncate_wal(self) -> bool:
+        """Move the write-ahead log into the database; False when another process is reading in it all the time."""
+        busy, _, _ = self.one("PRAGMA wal_checkpoint(TRUNCATE)") or (1, 0, 0)
+        return not busy
+
+    def pragma(self, name: str, value: str | int, expect: str | int) -> None:
+        """Set a pragma and believe it only when it answers with the expected value."""
+        self.all(f"PRAGMA {name} = {value}")
+        answer = self.one(f"PRAGMA {name}")
+        if answer != (expect,):
+            raise BackendUnavailable(
+                f"SQLite did not accept {name}={value} (it says {answer})",
+                code="pragma_refused",
+                retryable=False,
+            )
+
+    def copy_to(self, path: Path, progress: Callable[[float], None] | None) -> None:
+        """Copy the database page by page into an empty file.
+
+        One read transaction spans all steps: what others commit meanwhile neither shows nor makes it start anew.
+        """
+        target = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        self.run("BEGIN")
+        try:
+            self.one("SELECT count(*) FROM sqlite_master")  # the transaction begins with its first read
+            with target.backup("main", self._connection, "main") as backup:
+                while not backup.done:
+                    backup.step(_PAGES_A_STEP)
+                    if progress is not None:
+                        progress(1 - backup.remaining / max(1, backup.page_count))
+        finally:
+            self.run("ROLLBACK")
+            target.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _transaction(connection: _SqliteConnection, work: Callable[[Connection], T]) -> T:
+    connection.run("BEGIN IMMEDIATE")
+    try:
+        result = work(connection)
+        connection.run("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.run("ROLLBACK")
+        raise
+    return result
+
+
+def _write_over(tx: Connection) -> None:
+    """Commit something new: what the log held of a failed commit is no longer read."""
+    tx.run(
+        "INSERT INTO meta (name, value) VALUES ('written_over', ?)"
+        " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+        (new_uid(),),
+    )
+
+
+# --- opening ---------------------------------------------------------------------------------------------------
+
+
+def _check_library() -> None:
+    version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
+    if version < OLDEST_SQLITE:
+        raise Unsupported(
+            f"SQLite {apsw.sqlite_lib_version()} can corrupt a store: apsw with SQLite 3.51.3 or newer is needed",
+            code="sqlite_too_old",
+        )
+
+
+def _prepare(
+    path: str, busy_seconds: float, tables: Sequence[str] = ()
+) -> tuple[Identity, _SqliteConnection]:
+    """Make the file if need be, check that it is a store of ours, and bring its schema up to date.
+
+    Returns which file it is, told before it was opened: a file put in its place meanwhile is another one.
+    """
+    if os.path.isdir(path):
+        raise InvalidInput(f"{path} is a directory: name a database file in it", code="not_a_store")
+    parent = os.path.dirname(path)
+    make_private_directory(parent)
+    if kind := network_file_system(parent):
+        raise Unsupported(
+            f"{path} is on a network file system ({kind}), where SQLite's write-ahead log is not safe: "
+            "use a local disk, or PostgreSQL",
+            code="network_file_system",
+        )
+    with _creation.locked(parent) as directory:
+        _check_foreign(path)
+        has_wal = os.path.exists(f"{path}-wal")
+        is_new = _create_file(path) or _emptied(path, busy_seconds)
+        with _removed_on_failure(path, _ALL if is_new else ()):
+            if is_new:
+                sync_directory(directory)  # SQLite syncs it too, but does not tell when that fails
+            identity = _identity(path)
+            return identity, _open_new(path, directory, busy_seconds, tables, is_new=is_new or not has_wal)
+
+
+def _open_new(
+    path: str, directory: int, busy_seconds: float, tables: Sequence[str], *, is_new: bool
+) -> _SqliteConnection:
+    connection = _connect(path, busy_seconds)
+    try:
+        _check_identity(connection, path)
+        is_empty = connection.one("SELECT 1 FROM sqlite_master LIMIT 1") is None
+        with _removed_on_failure(path, _ALL if is_empty else _LOG if is_new else ()):
+            if is_new or is_empty:
+                # Before the schema is committed: a store that has one has durable names, whoever was stopped when.
+                sync_directory(directory)
+                sync_way_to(os.path.dirname(path))
+            _migrate(connection, path, tables)
+            _check_schema(connection, path, tables)
+            if is_empty:
+                connection.truncate_wal()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def _removed_on_failure(path: str, endings: Sequence[str]) -> Iterator[None]:
+    """Remove files that nothing was acknowledged in when a sync fails: made anew, they are synced anew."""
+    try:
+        yield
+    except (OSError, apsw.IOError):
+        for ending in endings:
+            with suppress(OSError):
+                os.unlink(f"{path}{ending}")
+        raise
+
+
+class _Creation:
+    """Lets one process at a time create or upgrade a store, by a lock that the kernel drops when its holder dies.
+
+    A child forked meanwhile would share that lock for as long as it lives, so forks wait for the end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        forks.register(self)
+
+    @contextmanager
+    def locked(self, directory: str) -> Iterator[int]:
+        with self._lock:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield descriptor
+            finally:
+                os.close(descriptor)
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork(self, *, is_child: bool) -> None:  # noqa: ARG002  (both sides only go on)
+        self._lock.release()
+
+
+_creation = _Creation()
+
+
+def _identity(path: str) -> Identity:
+    """Which file it is, whatever its name."""
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
+def _create_file(path: str) -> bool:
+    """Pre-create the database 0600, so that -wal and -shm follow; True if it is new."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return os.stat(path).st_size == 0
+    return True
+
+
+def _connect(path: str, busy_seconds: float) -> _SqliteConnection:
+    raw = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=200)
+    connection = _SqliteConnection(raw)
+    try:
+        raw.set_busy_timeout(round(busy_seconds * 1000))
+        raw.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        raw.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+        if os.stat(path).st_size <= _PAGE_BYTES:  # one page is undone if a journal of its making is left
+            connection.all("PRAGMA auto_vacuum = INCREMENTAL")  # has an effect only before the first page
+        connection.pragma("journal_mode", "WAL", expect="wal")
+        connection.pragma("synchronous", "FULL", expect=2)
+        connection.pragma("fullfsync", 1, expect=1)  # macOS syncs for real only when asked
+        connection.pragma("checkpoint_fullfsync", 1, expect=1)
+        connection.pragma("mmap_size", 0, expect=0)
+        connection.pragma("cell_size_check", 1, expect=1)
+        connection.pragma("temp_store", 2, expect=2)
+        connection.pragma("secure_delete", "FAST", expect=2)
+    except BaseException:
+        raw.close()
+        raise
+    return connection
+
+
+def _check_foreign(path: str) -> None:
+    """Refuse a file of another program before SQLite changes anything in it."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(100)
+    except FileNotFoundError:
+        return
+    if not any(header) and (_is_blank(path) or _has_log(path)):
+        return  # its creation was cut short by a loss of power; what there is of it is in the log
+    if header and not header.startswith(_MAGIC):
+        header = _header_before(path)  # the power failed while the first page was written
+        if not header.startswith(_MAGIC):
+            raise InvalidInput(f"{path} is not a Stepkeep store", code="not_a_store")
+    application_id = int.from_bytes(header[68:72], "big")
+    # 0 is a new database, or one of ours whose creation was interrupted, with its first page still in the log.
+    if application_id not in (0, APPLICATION_ID) or (header and application_id == 0 and _has_tables(path)):
+        raise InvalidInput(f"{path} is a database of another program", code="not_a_store")
+
+
+def _header_before(path: str) -> bytes:
+    """The beginning of the database as SQLite will take it from a journal that is left; empty if there is none."""
+    try:
+        with open(f"{path}-journal", "rb") as file:
+            head = file.read(28)
+            if len(head) < 28 or not head.startswith(_JOURNAL_MAGIC):
+                return b""
+            file.seek(int.from_bytes(head[20:24], "big"))
+            number, header = file.read(4), file.read(100)
+    except OSError:
+        return b""
+    return header if number == b"\0\0\0\1" else b""
+
+
+def _is_blank(path: str) -> bool:
+    """Whether a file has nothing but zeros in it: its size reached the disk, its first page did not."""
+    with open(path, "rb") as file:
+        return not any(any(part) for part in iter(lambda: file.read(4096), b""))
+
+
+def _has_log(path: str) -> bool:
+    return os.path.isfile(f"{path}-wal") and _size_of(f"{path}-wal") > 0
+
+
+def _size_of(path: str) -> int:
+    """How much a file takes; nothing if it is not there."""
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    """The path from the root, by the names it was given."""
+    name = os.fspath(path)
+    if not os.path.isabs(name):  # a directory that is gone has no name, and is asked for it only then
+        name = os.path.join(os.getcwd(), name)
+    return "/" + "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
+def _emptied(path: str, busy_seconds: float) -> bool:
+    """Empty a database of nothing but zeros that no log completes; True if it was one."""
+    if not _is_blank(path):
+        return False
+    try:
+        _connect(path, busy_seconds).close()
+    except apsw.NotADBError:
+        os.truncate(path, 0)
+        return True
+    return False
+
+
+def _has_tables(path: str) -> bool:
+    """Whether the database file itself has tables; nothing is locked, created or changed."""
+    from urllib.parse import quote  # nearly every store is recognized without this
+
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    connection = apsw.Connection(f"file:{quote(path)}?immutable=1", flags=flags)
+    try:
+        return bool(connection.execute("SELECT count(*) FROM sqlite_master").fetchall()[0][0])
+    finally:
+        connection.close()
+
+
+def _check_identity(connection: _SqliteConnection, path: str) -> None:
+    (application_id,) = connection.one("PRAGMA application_id") or (0,)
+    (tables,) = connection.one("SELECT count(*) FROM sqlite_master") or (0,)
+    if application_id != APPLICATION_ID and (application_id or tables):
+        raise InvalidInput(f"{path} is a database of another program", code="not_a_store")
+
+
+def _migrate(connection: _SqliteConnection, path: str, tables: Sequence[str]) -> None:
+    def upgrade(tx: Connection) -> None:
+        version = _schema_version(connection)
+        if version > SCHEMA_VERSION:
+            raise Unsupported(
+                f"{path} has schema {version}, newer than {SCHEMA_VERSION}: upgrade stepkeep",
+                code="schema_newer",
+            )
+        for step in range(version + 1, SCHEMA_VERSION + 1):
+            for statement in statements(step, DIALECT):
+                tx.run(statement)
+        if version == 0:
+            for statement in tables:
+                tx.run(statement)
+            tx.run("INSERT INTO meta (name, value) VALUES ('store_id', ?)", (new_uid(),))
+            tx.run(f"PRAGMA application_id = {APPLICATION_ID}")
+        if version < SCHEMA_VERSION:
+            tx.run(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    if _schema_version(connection) != SCHEMA_VERSION:
+        _transaction(connection, upgrade)
+
+
+def _schema_version(connection: _SqliteConnection) -> int:
+    (version,) = connection.one("PRAGMA user_version") or (0,)
+    return int(version)
+
+
+def _check_schema(connection: _SqliteConnection, path: str, tables: Sequence[str]) -> None:
+    """Damage to the schema can turn an index into nonsense unseen, so it is compared with what was created."""
+    expected = {sql for version in MIGRATIONS for sql in statements(version, DIALECT)} | set(tables)
+    found = {
+        row[0]
+        for row in connection.all(
+            "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'"
+        )
+    }
+    if found != expected:
+        raise Corrupt(
+            f"the schema of {path} is not the expected one: recover it into a new store",
+            code="schema_damaged",
+        )
+    (mode,) = connection.one("PRAGMA auto_vacuum") or (0,)
+    if mode != 2:
+        raise Corrupt(f"{path} lost its auto_vacuum setting", code="schema_damaged")
+
+
+# --- errors ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    """Turn errors of SQLite and of the file system into errors of this package."""
+    try:
+        yield
+    except (apsw.BusyError, apsw.LockedError) as exc:
+        raise BackendUnavailable(f"{path} is locked by another process: {exc}", code="store_busy") from exc
+    except apsw.NotADBError as exc:
+        raise InvalidInput(f"{path} is not a Stepkeep store: {exc}", code="not_a_store") from exc
+    except apsw.CorruptError as exc:
+        raise Corrupt(f"{path} is damaged: {exc}; recover it into a new store") from exc
+    except apsw.FullError as exc:
+        raise BackendUnavailable(
+            f"the disk of {path} is full: {exc}; free space or prune", code=WRITE_FAILED, retryable=False
+        ) from exc
+    except (apsw.ReadOnlyError, apsw.PermissionsError, apsw.CantOpenError, apsw.AuthError) as exc:
+        raise BackendUnavailable(
+            f"{path} cannot be opened for writing: {exc}", code="store_not_writable", retryable=False
+        ) from exc
+    except apsw.TooBigError as exc:
+        raise InvalidInput(
+            f"a record is larger than SQLite can store: {exc}", code="state_too_large"
+        ) from exc
+    except (apsw.IOError, apsw.NoMemError) as exc:
+        raise BackendUnavailable(f"{path} could not be read or written: {exc}", code=WRITE_FAILED) from exc
+    except apsw.SQLError as exc:
+        if "unsupported file format" in str(exc):
+            raise Corrupt(f"{path} is damaged: {exc}; recover it into a new store") from exc
+        raise BackendUnavailable(f"SQLite refused: {exc}", code="sqlite_error", retryable=False) from exc
+    except apsw.Error as exc:
+        raise BackendUnavailable(f"SQLite refused: {exc}", code="sqlite_error", retryable=False) from exc
+    except OSError as exc:
+        raise BackendUnavailable(
+            f"{path} cannot be used: {exc.strerror or exc}", code="store_not_writable", retryable=False
+        ) from exc
+
+
+def make_single_file(path: Path) -> None:
+    """Move the write-ahead log into the database and remove it, so that the file alone is the store.
+
+    Raises:
+        BackendUnavailable: another process, or another part of this one, has the store open.
+    """
+    with _translated(str(path)):
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+        finally:
+            connection.close()

@@ -1,0 +1,118 @@
+"""Store URLs: `sqlite:PATH`, `memory:`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from stepkeep.errors import InvalidInput, Unsupported
+from stepkeep.storage.port import Backend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def open_backend(url: str) -> Backend:
+    """Open, or create, the store a URL names. A text without scheme that looks like a path is a SQLite file.
+
+    Raises:
+        InvalidInput: no such kind of store, or a part of the URL that has no meaning.
+    """
+    if url == "memory:":
+        from stepkeep.storage.memory import MemoryBackend
+
+        return MemoryBackend()
+    if url.startswith(("postgresql:", "postgres:")):
+        return _open_postgres(url)
+    if url.startswith("files:"):
+        return _open_files(url)
+    path = database_name(url)
+    if path is None:
+        raise InvalidInput(
+            f"no store {url!r}: use sqlite:PATH, files:DIR, postgresql:// or memory:",
+            code="unknown_store_url",
+        )
+    from stepkeep.storage.sqlite import SqliteBackend
+
+    return SqliteBackend(path)
+
+
+def _open_files(url: str) -> Backend:
+    """`files:DIR?layout=workflow|run|phase`; without a layout that of the store, and `run` for a new one."""
+    from stepkeep.storage.files import FilesBackend, Layout
+
+    directory, query = directory_of(url), url.partition("?")[2]
+    layout = query.removeprefix("layout=")
+    if directory is None or (query and layout not in list(Layout)) or (query and layout == query):
+        raise InvalidInput(
+            f"no store {url!r}: use files:DIR or files:DIR?layout={'|'.join(Layout)}",
+            code="unknown_store_url",
+        )
+    return FilesBackend(directory, layout=layout or None)
+
+
+def _open_postgres(url: str) -> Backend:
+    try:
+        from stepkeep.storage.postgres import PostgresBackend
+    except ImportError as exc:
+        raise Unsupported(
+            f"PostgreSQL needs a driver that is not installed ({exc}): pip install stepkeep[postgres]",
+            code="driver_missing",
+        ) from exc
+    return PostgresBackend(url)
+
+
+def database_file(url: str) -> Path | None:
+    """The file of a SQLite store; None when the URL names another kind of store, or nothing at all."""
+    from pathlib import Path
+
+    name = database_name(url)
+    return None if name is None else Path(name)
+
+
+def database_name(url: str) -> str | None:
+    """The same as text: a hook of an agent needs no more, and `pathlib` takes long to import."""
+    scheme, separator, rest = url.partition(":")
+    if not separator and ("/" in url or url.endswith((".db", ".sqlite"))):
+        scheme, rest = "sqlite", url
+    path = rest.removeprefix("//") if rest.startswith("///") else rest
+    if scheme != "sqlite" or not path or "?" in path or not _is_file_name(path):
+        return None
+    return os.path.expanduser(path)  # noqa: PTH111
+
+
+def directory_of(url: str) -> Path | None:
+    """The directory of a store of files; None when the URL names another kind of store."""
+    from pathlib import Path
+
+    scheme, _, rest = url.partition(":")
+    path = rest.partition("?")[0]
+    path = path.removeprefix("//") if path.startswith("///") else path
+    if scheme != "files" or not path or not _is_file_name(path):
+        return None
+    return Path(path).expanduser()
+
+
+def missing_place(url: str) -> Path | None:
+    """Where the store of a URL will be once it is made; None when it is there, or is not on this machine's disk.
+
+    A directory is a store of files when it has the sidecar, or the folder of a layout: documents alone are enough.
+    """
+    file = database_file(url)
+    if file is not None:
+        return None if file.exists() else file
+    directory = directory_of(url)
+    if directory is None or not directory.is_dir():
+        return None if directory is None or directory.exists() else directory
+    from stepkeep.storage.files.layouts import NAMES, SIDECAR
+
+    folders = {SIDECAR, *(names.top for names in NAMES.values())}
+    return None if any((directory / name).exists() for name in folders) else directory
+
+
+def _is_file_name(path: str) -> bool:
+    """SQLite names files in UTF-8; a name of other bytes cannot be given to it."""
+    try:
+        return b"\0" not in path.encode()
+    except UnicodeEncodeError:
+        return False

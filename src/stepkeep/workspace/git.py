@@ -1,0 +1,361 @@
+"""What a repository says of itself. It is only read: no ref, object, index or stash is ever written.
+
+Programs that a repository may name are switched off (hooks, file watchers, pagers, filters, transports), variables
+that could lead elsewhere are left out, and every call is a list of words.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from stepkeep.workspace.git_place import (
+    ENVIRON,
+    Place,
+    Settings,
+    config_files,
+    default_excludes,
+    known_place,
+    remember_place,
+    watched,
+)
+from stepkeep.workspace.ignore import GIT_IGNORE, Outside
+from stepkeep.workspace.manifest import GitState
+from stepkeep.workspace.names import parents
+
+if TYPE_CHECKING:
+    import subprocess
+
+log = logging.getLogger("stepkeep")
+
+PATIENCE_SECONDS: Final = 60
+MAX_HINTS: Final = 64
+_FIELDS: Final = {b"1": 8, b"u": 10}
+"""How many fields of a line of `git status` come before the path."""
+_OFF: Final = (
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.untrackedCache=false",
+    "core.pager=cat",
+    "core.preloadIndex=false",
+    "core.sshCommand=false",
+    "core.alternateRefsCommand=",
+    "credential.helper=",
+    "diff.external=",
+    "gc.auto=0",
+    "maintenance.auto=false",
+    "protocol.allow=never",
+)
+_LIST_TRACKED: Final = ("ls-files", "-t", "-z", "--cached")
+_NEXT: Final = "--stepkeep-next"
+"""A word that `rev-parse` does not know and repeats: between paths, which may have line ends in them."""
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+class Call:
+    """A git process under way. Its output is asked for later; a failure or a long silence is no output."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | None, words: Sequence[str]) -> None:
+        self._process = process
+        self._words = words
+
+    def output(self, given: bytes | None = None) -> bytes | None:
+        if self._process is None:
+            return None
+        from subprocess import TimeoutExpired
+
+        try:
+            out, complaint = self._process.communicate(given, timeout=PATIENCE_SECONDS)
+        except TimeoutExpired:
+            self.stop()
+            log.warning("git %s took too long: it is left out", self._words[0])
+            return None
+        if self._process.returncode != 0:
+            log.debug("git %s: %s", self._words[0], complaint.decode("utf-8", "replace").strip())
+            return None
+        return out
+
+    def stop(self) -> None:
+        """End a call whose output nobody wants any more."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            self._process.communicate()
+
+
+class Git:
+    """The repository around a directory. Every answer is None or empty where git, or a repository, is missing."""
+
+    def __init__(self, root: str, *, environ: Mapping[str, str] | None = None) -> None:
+        self.root = root
+        self._program = _program()
+        self._environ = _environ(os.environ if environ is None else environ)
+        self._without: tuple[tuple[str, str], ...] = ()
+
+    def call(self, *words: str, reads: bool = False) -> Call:
+        """Start git in the root; with `reads` it gets input later."""
+        if self._program is None:
+            return Call(None, words)
+        import subprocess  # only who captures files in a repository pays for it
+
+        plain = [f"{name}={value}" for name, value in self._without if "=" not in name]
+        options = [part for each in (*_OFF, *plain) for part in ("-c", each)]
+        command = [
+            self._program,
+            "--no-pager",
+            "--no-optional-locks",
+            *options,
+            *words,
+        ]
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=self.root,
+                env={**self._environ, **_as_variables(self._without)},
+                stdin=subprocess.PIPE if reads else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        except OSError as exc:
+            log.debug("git cannot be run: %s", exc)
+            return Call(None, words)
+        return Call(process, words)
+
+    def look(self) -> Repository | None:
+        """What the scan must know before it begins; None outside of a repository."""
+        if self._program is None:
+            return None
+        spots = [each / ".git" for each in (Path(self.root), *Path(self.root).parents)]
+        top = next((number for number, spot in enumerate(spots) if os.path.lexists(spot)), None)
+        if top is None:
+            return None
+        # Programs are slow to start: what they say is remembered while every file it depends on looks the same.
+        key = self.root, self._program, *(self._environ.get(name) for name in ENVIRON)
+        place = known_place(key)
+        if place is None:
+            place = remember_place(key, self._place(spots[: top + 1]))
+        if place is None:
+            return None
+        self._without = place.without
+        if top and place.prefix and self.call("check-ignore", "--quiet", ".").output() is not None:
+            # The root was named on purpose: rules from above do not hold.
+            return Repository(self, place.prefix, is_sparse=place.is_sparse)
+        above = tuple(_above(Path(self.root), place.prefix))
+        everywhere = tuple(_outside(place.excludes, place.prefix))
+        return Repository(self, place.prefix, above, everywhere, is_sparse=place.is_sparse)
+
+    def _place(self, spots: Sequence[Path]) -> Place | None:
+        began_ns = time.time_ns()
+        where = self.call(
+            "rev-parse", "--show-prefix", _NEXT, "--git-path", "info/exclude", _NEXT, "--git-dir"
+        )
+        config = self.call("config", "--null", "--show-origin", "--list")
+        answers = (where.output() or b"").split(f"\n{_NEXT}\n".encode())
+        settings = Settings(config.output() or b"")
+        if len(answers) != 3:
+            return None
+        prefix, exclude, folder = (os.fsdecode(each.removesuffix(b"\n")) for each in answers)
+        chosen = os.fsdecode(settings.values.get("core.excludesfile", b""))
+        files = [
+            *spots,
+            *config_files(self._environ),
+            Path(self.root, folder, "config.worktree"),
+            *(Path(self.root, each) for each in settings.files),
+        ]
+        return Place(
+            prefix=prefix,
+            is_sparse=settings.is_sparse,
+            excludes=(
+                Path(self.root, exclude),
+                Path(chosen).expanduser() if chosen else default_excludes(self._environ),
+            ),
+            without=settings.without_filters(),
+            # Where one file includes others, not all that it depends on are known.
+            watched=None if settings.includes else watched(files, before_ns=began_ns),
+        )
+
+
+class Tracked(NamedTuple):
+    """What git tracks below a root, and which of that is not to be in the tree."""
+
+    paths: list[str]
+    not_checked_out: frozenset[str]
+
+
+def _gathered(tracked: Tracked) -> list[str]:
+    there = {
+        above for path in tracked.paths if path not in tracked.not_checked_out for above in parents(path)
+    }
+    found = set()
+    for path in tracked.not_checked_out:
+        top = next((f"{above}/" for above in reversed(list(parents(path))) if above not in there), path)
+        found.add(top)
+    return sorted(found)
+
+
+class Repository:
+    """A repository, its ignore files outside the root, and the slow questions, asked while others work."""
+
+    def __init__(
+        self,
+        git: Git,
+        prefix: str,
+        above: tuple[Outside, ...] = (),
+        everywhere: tuple[Outside, ...] = (),
+        *,
+        is_sparse: bool = False,
+    ) -> None:
+        self.above = above
+        self.everywhere = everywhere
+        self._git = git
+        self._prefix = prefix
+        self._hint = _dirty.get(git.root)
+        self._status = self._ask("." if self._hint is None else f":(top,literal){self._hint}")
+        self._tracked: Call | None = None
+        self._is_sparse = is_sparse
+        if is_sparse:
+            self.ask_for_tracked()
+
+    def _ask(self, where: str) -> Call:
+        return self._git.call(
+            "status",
+            "--porcelain=v2",
+            "--branch",
+            "-z",
+            "--untracked-files=no",
+            "--ignore-submodules=dirty",
+            "--no-renames",
+            "--no-ahead-behind",
+            "--",
+            where,
+        )
+
+    def state(self) -> GitState | None:
+        """Commit, branch, and whether anything differs.
+
+        One difference is enough: what differed the last time is looked at first, and the rest only if it does no more.
+        """
+        output = self._status.output()
+        if self._hint is not None and (output is None or not any(_differences(output))):
+            self._status = self._ask(".")
+            output = self._status.output()
+        if output is None:
+            return None
+        facts, differing = dict(_facts(output.split(b"\0"))), next(_differences(output), None)
+        _note(self._git.root, differing)
+        commit, branch = facts.get("oid", ""), facts.get("head")
+        return GitState(
+            commit=commit if _COMMIT.fullmatch(commit) else None,
+            branch=None if branch == "(detached)" else branch,
+            is_dirty=differing is not None,
+            prefix=self._prefix,
+        )
+
+    def ask_for_tracked(self) -> None:
+        """Begin to find out what `tracked` tells."""
+        if self._tracked is None:
+            self._tracked = self._git.call(*_LIST_TRACKED, "--recurse-submodules")
+
+    @cached_property
+    def tracked(self) -> Tracked:
+        """Every path below the root that is in the index, or in that of a submodule."""
+        self.ask_for_tracked()
+        assert self._tracked is not None
+        output = self._tracked.output()
+        if output is None:  # perhaps a submodule is damaged
+            self._tracked = self._git.call(*_LIST_TRACKED)
+            output = self._tracked.output()
+        records = [os.fsdecode(record) for record in (output or b"").split(b"\0") if record]
+        return Tracked(
+            paths=[record[2:] for record in records],
+            not_checked_out=frozenset(record[2:] for record in records if record.startswith("S")),
+        )
+
+    def not_checked_out(self) -> list[str]:
+        """What is tracked and not checked out; a directory, with a slash at its end, for all of what is below it."""
+        return _gathered(self.tracked) if self._is_sparse else []
+
+    def stop(self) -> None:
+        self._status.stop()
+        if self._tracked is not None:
+            self._tracked.stop()
+
+
+_dirty: OrderedDict[str, str] = OrderedDict()
+"""Root -> a path that differed from the commit when it was asked for last."""
+
+
+def _note(root: str, differing: str | None) -> None:
+    _dirty.pop(root, None)
+    if differing is not None:
+        _dirty[root] = differing
+    while len(_dirty) > MAX_HINTS:
+        _dirty.popitem(last=False)
+
+
+def _differences(output: bytes) -> Iterator[str]:
+    """The paths that differ, from the top of the repository."""
+    for record in output.split(b"\0"):
+        if record and not record.startswith(b"# "):
+            fields = _FIELDS.get(record[:1], 0)
+            yield os.fsdecode(record.split(b" ", fields)[-1])
+
+
+def is_commit(text: object) -> bool:
+    return isinstance(text, str) and _COMMIT.fullmatch(text) is not None
+
+
+def _program() -> str | None:
+    from shutil import which
+
+    found = which("git")
+    return found if found is not None and Path(found).is_absolute() else None
+
+
+def _environ(given: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in given.items() if not name.startswith("GIT_")}
+    return kept | {
+        "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_NO_LAZY_FETCH": "1",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "LC_ALL": "C",
+    }
+
+
+def _as_variables(settings: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Settings whose names hold an equals sign, which no option can set."""
+    odd = [each for each in settings if "=" in each[0]]
+    if not odd:
+        return {}
+    keys = {f"GIT_CONFIG_KEY_{number}": name for number, (name, _) in enumerate(odd)}
+    values = {f"GIT_CONFIG_VALUE_{number}": value for number, (_, value) in enumerate(odd)}
+    return {"GIT_CONFIG_COUNT": str(len(odd)), **keys, **values}
+
+
+def _above(root: Path, prefix: str) -> Iterator[Outside]:
+    """The ignore files of the directories between the root and the top of its repository, the nearest first."""
+    parts = prefix.rstrip("/").split("/") if prefix else []
+    for count, directory in zip(range(1, len(parts) + 1), root.parents, strict=False):
+        yield from _outside([directory / GIT_IGNORE], "/".join(parts[-count:]) + "/")
+
+
+def _outside(files: Iterable[Path], lead: str) -> Iterator[Outside]:
+    for file in files:
+        try:
+            yield Outside(file.read_bytes(), lead)
+        except OSError:
+            continue
+
+
+def _facts(records: Iterable[bytes]) -> Iterator[tuple[str, str]]:
+    for record in records:
+        if record.startswith(b"# branch."):
+            name, _, value = record[len(b"# branch.") :].decode("utf-8", "replace").partition(" ")
+            yield name, value

@@ -1,0 +1,206 @@
+"""The manifest: which files a checkpoint holds, as one JSON value, sorted, so that patches of it are small."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Final
+
+import msgspec
+
+from stepkeep.codec import exact
+from stepkeep.engine import NewBody
+from stepkeep.errors import Corrupt, Unsupported
+from stepkeep.workspace.names import from_text, is_safe, to_text
+
+FILES: Final = "files"
+"""The name of the body that holds a manifest."""
+
+VERSION: Final = 1
+
+MAX_REPLACED: Final = 8
+"""With more changes than this a list is written anew: each is searched for in all of it."""
+
+_ENTRIES: Final = b',"entries":['
+"""Where the entries begin: text has no such quotes."""
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """When and where a file was seen: as long as all of it is the same, so is the content.
+
+    All zero for a file so young that it could have changed again without a trace.
+    """
+
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    inode: int = 0
+
+
+UNSEEN: Final = Seen()
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One file or symbolic link. `mode` is that of git: type and permissions. A link has a `target`, no digest."""
+
+    path: str
+    mode: int
+    size: int
+    digest: str = ""
+    target: str = ""
+    seen: Seen = UNSEEN
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.mode)
+
+    def is_same(self, other: Entry | None) -> bool:
+        """Whether content, permissions and kind are the same."""
+        return (
+            other is not None
+            and self.digest == other.digest
+            and self.mode == other.mode
+            and self.target == other.target
+        )
+
+
+class Skipped(msgspec.Struct, frozen=True, array_like=True):
+    """Something that is there and was not captured, and why. A directory ends in a slash."""
+
+    path: str
+    reason: str
+    size: int = 0
+
+
+class GitState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the repository stood: commit and branch (None: none yet, or detached), and whether tracked files differed.
+
+    `prefix` is the place of the workspace below the top of the repository, empty or with a slash at its end.
+    """
+
+    commit: str | None = None
+    branch: str | None = None
+    is_dirty: bool = False
+    prefix: str = ""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A captured tree. `absent` are paths that were looked for, whatever the rules, and were not there.
+
+    `left_out` is what git tracks and nobody looked at: a rule of ours leaves it out, or it is not checked out. A
+    directory ends in a slash.
+    """
+
+    version: int = VERSION
+    root: str = ""
+    git: GitState | None = None
+    skipped: tuple[Skipped, ...] = ()
+    absent: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    entries: tuple[Entry, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(entry.size for entry in self.entries)
+
+    @property
+    def blobs(self) -> frozenset[str]:
+        """The digests of all contents."""
+        digests = {entry.digest for entry in self.entries}
+        digests.discard("")  # what a link has
+        return frozenset(digests)
+
+    def by_path(self) -> dict[str, Entry]:
+        return {entry.path: entry for entry in self.entries}
+
+
+def body_of(manifest: Manifest) -> NewBody:
+    """The body that stores a manifest; it names every blob."""
+    return NewBody(msgspec.json.encode(_renamed(manifest, to_text)), exact.JSON, manifest.blobs)
+
+
+def body_after(manifest: Manifest, before: bytes, replaced: Sequence[tuple[Entry, Entry]]) -> NewBody:
+    """The same body, made of an earlier one whose entries differ only in those replaced: old and new of each."""
+    edits = _edits(before, replaced)
+    if edits is None:
+        return body_of(manifest)
+    head = msgspec.json.encode(_renamed(msgspec.structs.replace(manifest, entries=()), to_text))
+    pieces, at = [head[: head.index(_ENTRIES)]], before.index(_ENTRIES)
+    for start, end, new in edits:
+        pieces += [before[at:start], new]
+        at = end
+    return NewBody(b"".join([*pieces, before[at:]]), exact.JSON, manifest.blobs)
+
+
+def _edits(before: bytes, replaced: Sequence[tuple[Entry, Entry]]) -> list[tuple[int, int, bytes]] | None:
+    """Where each old entry is, and what takes its place; None where that would take longer than writing all anew."""
+    if len(replaced) > MAX_REPLACED:
+        return None
+    edits = []
+    for old, new in replaced:
+        # A text never holds the quotes that an entry begins with, so what is found is the entry and nothing else.
+        piece = _encoded(old)
+        start = before.find(piece)
+        if start < 0:
+            return None
+        edits.append((start, start + len(piece), _encoded(new)))
+    return sorted(edits)
+
+
+def _encoded(entry: Entry) -> bytes:
+    return msgspec.json.encode(_renamed_entry(entry, to_text))
+
+
+def manifest_of(content: bytes) -> Manifest:
+    """The manifest in a body whose bytes were verified.
+
+    Raises:
+        Corrupt: it is none, or names something outside its root.
+        Unsupported: a newer release wrote it.
+    """
+    try:
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except msgspec.DecodeError as exc:
+        raise Corrupt(f"the list of files is damaged: {exc}") from exc
+    if manifest.version != VERSION:
+        raise Unsupported(f"this list of files has version {manifest.version}: a newer release wrote it")
+    _check(manifest.entries)
+    return _renamed(manifest, from_text)
+
+
+def _check(entries: Iterable[Entry]) -> None:
+    previous = ""
+    for entry in entries:
+        path = entry.path
+        if not is_safe(path if _is_plain(path) else from_text(path)) or path <= previous:
+            raise Corrupt(f"the list of files names {path[:200]!r}, which cannot be there")
+        if not (stat.S_ISREG(entry.mode) and entry.digest) and not entry.is_link:
+            raise Corrupt(f"the list of files has {path[:200]!r}, which is neither a file nor a link")
+        previous = path
+
+
+def _renamed(manifest: Manifest, rename: Callable[[str], str]) -> Manifest:
+    """The manifest with every name spelled the other way; almost always there is nothing to do."""
+    git = manifest.git
+    entries = [
+        entry if _is_plain(entry.path) and _is_plain(entry.target) else _renamed_entry(entry, rename)
+        for entry in manifest.entries
+    ]
+    return msgspec.structs.replace(
+        manifest,
+        root=rename(manifest.root),
+        git=git and msgspec.structs.replace(git, prefix=rename(git.prefix)),
+        skipped=tuple(msgspec.structs.replace(each, path=rename(each.path)) for each in manifest.skipped),
+        absent=tuple(map(rename, manifest.absent)),
+        left_out=tuple(map(rename, manifest.left_out)),
+        entries=tuple(sorted(entries, key=attrgetter("path")) if rename is to_text else entries),
+    )
+
+
+def _is_plain(text: str) -> bool:
+    """Whether both spellings are the same."""
+    return text.isascii() and "\\" not in text
+
+
+def _renamed_entry(entry: Entry, rename: Callable[[str], str]) -> Entry:
+    return msgspec.structs.replace(entry, path=rename(entry.path), target=rename(entry.target))
