@@ -15,8 +15,8 @@ from benchmarks.timing import percentile, say, seconds_of
 from benchmarks.workloads import near
 from stepkeep import config
 from stepkeep.codec.readable import Layout
+from stepkeep.storage.files.document_writer import DocumentWriter
 from stepkeep.storage.files.layouts import safe_name
-from stepkeep.storage.files.placing import Placer
 
 SIZE_BYTES: Final = 20_000
 SAMPLES: Final = 300
@@ -87,15 +87,15 @@ def _bare_save(directory: Path, content: bytes) -> Callable[[], None]:
 @contextmanager
 def _no_history_of(key: str) -> Iterator[None]:
     """Let the saves of one session overwrite `checkpoint.json` and keep nothing else, as without a history."""
-    archive: Any = Placer._archive
+    archive: Any = DocumentWriter._archive
     name = safe_name(key)
 
-    def archived(self: Placer, folder: Any) -> str | None:
+    def archived(self: DocumentWriter, folder: Any) -> str | None:
         found: str | None = None if folder.place.endswith(name) else archive(self, folder)
         return found
 
-    Placer._archive = archived  # type: ignore[assignment, method-assign]
+    DocumentWriter._archive = archived  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        Placer._archive = archive  # type: ignore[method-assign]
+        DocumentWriter._archive = archive  # type: ignore[method-assign]

@@ -73,5 +73,9 @@ def _go_on(found: Investigation, number: int) -> None:
 
 def _stored(found: Investigation) -> tuple[int, int]:
     """Bytes of all states but the first, and what is stored of them."""
-    later = [body for body in found.session.bodies() if body.base is not None or body.member]
+    later = [
+        body
+        for body in found.session._engine.backend.bodies(found.session.uid)
+        if body.base is not None or body.member
+    ]
     return sum(body.size for body in later), sum(body.stored_size for body in later)

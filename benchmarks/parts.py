@@ -20,6 +20,7 @@ MODULES: Final = {
     "files": "benchmarks.files",
     "postgres": "benchmarks.postgres",
     "travel": "benchmarks.travel",
+    "walk": "benchmarks.walk",
     "workspace": "benchmarks.workspace",
 }
 """Name -> module; imported when it runs, because some need packages that only peers bring."""

@@ -78,6 +78,6 @@ def _large(directory: Path, settings: stepkeep.Settings, steps: int, repeats: in
         other["messages"][len(other["messages"]) // 2] = {"role": "user", "content": "changed"}
         other["messages"].append({"role": "user", "content": "added"})
         session.save(other)
-        compared = median(seconds_of(lambda: session.compare("latest~1", "latest")) for _ in range(repeats))
+        compared = median(seconds_of(lambda: session.diff("latest~1", "latest")) for _ in range(repeats))
         restored = median(seconds_of(lambda: session.restore("latest~2")) for _ in range(repeats))
     return compared, restored

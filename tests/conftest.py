@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests import sampling
+
 ROOT = Path(__file__).parent
 
 if TYPE_CHECKING:
     from tests.postgres.server import Server
 
 # A deadline would be a timed assertion; the blob repeats one failing example without its seed.
-settings.register_profile("stepkeep", deadline=None, print_blob=True)
-settings.load_profile("stepkeep")
+settings.register_profile(sampling.QUICK, deadline=None, print_blob=True, max_examples=sampling.EXAMPLES // 4)
+settings.register_profile(sampling.THOROUGH, deadline=None, print_blob=True, max_examples=sampling.EXAMPLES)
+settings.load_profile(sampling.QUICK)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,6 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Draw the Hypothesis seed here, so that it can be printed and every worker gets the same one."""
+    if config.getoption("--slow"):
+        settings.load_profile(sampling.THOROUGH)
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(secrets.randbits(32))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -43,9 +48,9 @@ FULL_PLACES = (
     "crash/",
     "docs/test_seeds.py",
     "examples/",
-    "executor/test_resume.py",
-    "executor/test_runner.py",
-    "executor/test_scripts.py",
+    "runs/test_resume.py",
+    "runs/test_runner.py",
+    "runs/test_scripts.py",
     "fuzz/",
     "hooks/",
     "interop/",

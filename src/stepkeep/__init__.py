@@ -8,7 +8,7 @@ TYPE_CHECKING = (
 )
 
 if TYPE_CHECKING:
-    from stepkeep.public import *
+    from stepkeep.api import *
 
 __all__ = [
     "AgentCheckpoint",
@@ -46,8 +46,8 @@ __all__ = [
     "PhaseResult",
     "Phases",
     "PlanStep",
-    "PrunePlan",
     "PruneReport",
+    "Pruned",
     "Recorder",
     "RecoveryPoint",
     "Restored",
@@ -64,6 +64,7 @@ __all__ = [
     "StepStatus",
     "StepkeepError",
     "Store",
+    "StoreStatus",
     "Timeline",
     "Trigger",
     "TriggerKind",
@@ -79,13 +80,14 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """The public names, loaded together on first use: a hook of an agent needs none of them, and is waited for."""
+        """A public name, loaded on first use: a hook of an agent needs few of them, and is waited for."""
         if name not in __all__:
             raise AttributeError(f"module 'stepkeep' has no attribute {name!r}")
-        from stepkeep import public
+        from stepkeep import api
 
-        globals().update({each: getattr(public, each) for each in __all__})
-        return globals()[name]
+        value = getattr(api, name)
+        globals()[name] = value
+        return value
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -29,20 +29,21 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, Unpack
 
 from stepkeep import api
-from stepkeep.api import ExecuteOptions, SaveOptions, Session, Store
+from stepkeep.api import Branches, ExecuteOptions, Files, SaveOptions, Session, Store
 from stepkeep.codec import exact
 from stepkeep.config import Settings
 from stepkeep.errors import BackendUnavailable, InvalidInput
-from stepkeep.executor.agents import AgentStore
-from stepkeep.executor.async_scripts import AsyncRun
-from stepkeep.executor.interrupts import Cancellation
-from stepkeep.executor.plan import PlanStep
-from stepkeep.executor.result import ExecutionResult
-from stepkeep.executor.steps import Handler
-from stepkeep.lifecycle.phases import Phases
-from stepkeep.lifecycle.recorder import Recorder
-from stepkeep.model import Header, utc_now_us
-from stepkeep.model import Session as SessionInfo
+from stepkeep.model import Header, SessionInfo, utc_now_us
+from stepkeep.recording.parts import Parts
+from stepkeep.recording.phases import Phases
+from stepkeep.recording.recorder import Recorder
+from stepkeep.runs.agents import AgentStore
+from stepkeep.runs.async_scripts import AsyncRun
+from stepkeep.runs.plan import PlanStep
+from stepkeep.runs.progress import ExecutionResult
+from stepkeep.runs.run_options import Handler
+from stepkeep.runs.signals import Cancellation
+from stepkeep.runs.workflows import Workflows
 
 if TYPE_CHECKING:
     from stepkeep.api.investigating import Investigation
@@ -50,12 +51,16 @@ if TYPE_CHECKING:
 __all__ = [
     "THREADS",
     "AsyncAgentStore",
+    "AsyncBranches",
+    "AsyncFiles",
     "AsyncInvestigation",
+    "AsyncParts",
     "AsyncPhases",
     "AsyncRecorder",
     "AsyncRun",
     "AsyncSession",
     "AsyncStore",
+    "AsyncWorkflows",
     "Opening",
     "open",
 ]
@@ -78,6 +83,7 @@ def open(
     keyframe_every: int | None = None,
     max_state_bytes: int = exact.MAX_BYTES,
     clock: Callable[[], int] = utc_now_us,
+    create: bool = True,
     threads: int = THREADS,
 ) -> Opening:
     """Open a store as `stepkeep.open` does: `async with open(…) as store`, or `store = await open(…)`.
@@ -93,6 +99,7 @@ def open(
         keyframe_every=keyframe_every,
         max_state_bytes=max_state_bytes,
         clock=clock,
+        create=create,
     )
     return Opening(opener, threads)
 
@@ -193,14 +200,10 @@ class _Workers:
 class _Facade(Generic[S]):
     """A synchronous object and the threads its methods run on."""
 
-    def __init__(self, sync: S, workers: _Workers) -> None:
+    def __init__(self, sync: S, workers: _Workers, owner: str | None = None) -> None:
         self._sync = sync
         self._workers = workers
-
-    @property
-    def _owner(self) -> str | None:
-        """The session whose abandoned writes a call waits for."""
-        return None
+        self._owner = owner  # the session whose abandoned writes a call waits for
 
 
 def _reading(
@@ -251,21 +254,14 @@ def _finding(
 
     @wraps(method)
     async def call(self: _Facade[Store], /, *args: P.args, **kwargs: P.kwargs) -> AsyncSession:
-        return AsyncSession(await find(self, *args, **kwargs), self._workers)
+        found = await find(self, *args, **kwargs)
+        return AsyncSession(found, self._workers, found.uid)
 
     return call
 
 
 class AsyncRecorder(_Facade[Recorder]):
     """`Recorder` for asyncio, entered with `async with`. The state it is given is called on a thread."""
-
-    def __init__(self, sync: Recorder, workers: _Workers, owner: str) -> None:
-        super().__init__(sync, workers)
-        self._session = owner
-
-    @property
-    def _owner(self) -> str:
-        return self._session
 
     async def __aenter__(self) -> AsyncRecorder:
         self._sync.start()
@@ -307,10 +303,6 @@ class AsyncSession(_Facade[Session]):
     def uid(self) -> str:
         return self._sync.uid
 
-    @property
-    def _owner(self) -> str:
-        return self._sync.uid
-
     def __repr__(self) -> str:
         return f"<AsyncSession {self.key!r}>"
 
@@ -327,71 +319,101 @@ class AsyncSession(_Facade[Session]):
         When this is cancelled the outcome is unknown, but never half a checkpoint; the next call on this
         session waits until it is known.
         """
-        save, root = self._sync._save_of(state, **options)
-        work = partial(self._sync._files.save, save, root)
-        return await self._workers.run(self._owner, work, is_write=True)
+        engine = self._sync._engine
+        save = engine.encoded(self._sync._save_of(state, **options))
+        return await self._workers.run(self._owner, partial(engine.save, save), is_write=True)
 
-    latest = _reading(Session.latest)
-    newest = _reading(Session.newest)
-    load = _reading(Session.load)
-    at = _reading(Session.at)
-    header = _reading(Session.header)
-    query = _reading(Session.query)
-    compare = _reading(Session.compare)
-    diff = _reading(Session.diff)
-    log = _listing(Session.log)
-    history = _listing(Session.history)
+    @property
+    def branches(self) -> AsyncBranches:
+        """The branches of this session: list, fork, switch, merge and close them."""
+        return AsyncBranches(self._sync.branches, self._workers, self._owner)
 
-    timeline = _reading(Session.timeline)
-    bodies = _reading(Session.bodies)
-    branches = _reading(Session.branches)
-    events = _reading(Session.events)
-    usage = _reading(Session.usage)
-    run_document = _reading(Session.run_document)
+    @property
+    def files(self) -> AsyncFiles:
+        """The project files that saves of this session captured."""
+        return AsyncFiles(self._sync.files, self._workers, self._owner)
+
+    @property
+    def parts(self) -> AsyncParts:
+        """The parts that are saved and restored with this handle."""
+        return AsyncParts(self._sync.parts, self._workers, self._owner)
 
     async def recorder(self, **options: Any) -> AsyncRecorder:
         """A recorder whose methods are awaited, with the options of `Session.recorder`."""
         make = partial(self._sync.recorder, **options)
         return AsyncRecorder(await self._workers.run(self._owner, make), self._workers, self._owner)
 
+    save_again = _writing(Session.save_again)
+    latest = _reading(Session.latest)
+    newest = _reading(Session.newest)
+    load = _reading(Session.load)
+    at = _reading(Session.at)
+    header = _reading(Session.header)
+    query = _reading(Session.query)
+    diff = _reading(Session.diff)
+    log = _reading(Session.log)
+    history = _listing(Session.history)
+    show = _reading(Session.show)
+    show_value = _reading(Session.show_value)
+    output = _reading(Session.output)
+    show_at = _reading(Session.show_at)
+    refs = _reading(Session.refs)
+    describe = _reading(Session.describe)
+    summary = _reading(Session.summary)
+    timeline = _reading(Session.timeline)
+    events = _reading(Session.events)
+    usage = _reading(Session.usage)
+    status = _reading(Session.status)
+    export = _reading(Session.export)
+    run_document = _reading(Session.run_document)
     verify = _reading(Session.verify)
-
-    fork = _writing(Session.fork)
-    switch = _writing(Session.switch)
-    merge = _writing(Session.merge)
-    abandon = _writing(Session.abandon)
-    archive = _writing(Session.archive)
-    reopen = _writing(Session.reopen)
-    restore = _writing(Session.restore)
-    connect = _reading(Session.connect)
-    disconnect = _reading(Session.disconnect)
-    checkpoint = _writing(Session.checkpoint)
-    auto_checkpoint = _writing(Session.auto_checkpoint)
     recovery_point = _reading(Session.recovery_point)
-
-    files = _reading(Session.files)
-    diff_files = _reading(Session.diff_files)
-    restore_files = _writing(Session.restore_files)
-    undo_files = _writing(Session.undo_files)
-    code_changed = _reading(Session.code_changed)
-    code_patches = _reading(Session.code_patches)
-
+    restore = _writing(Session.restore)
     complete = _writing(Session.complete)
     fail = _writing(Session.fail)
     cancel = _writing(Session.cancel)
     pause = _writing(Session.pause)
-
     prune = _writing(Session.prune)
     delete = _writing(Session.delete)
     clear = _writing(Session.clear)
 
 
+class AsyncBranches(_Facade[Branches]):
+    """`run.branches` for asyncio: the same methods, awaited."""
+
+    list = _reading(Branches.list)
+    log = _reading(Branches.log)
+    fork = _writing(Branches.fork)
+    switch = _writing(Branches.switch)
+    merge = _writing(Branches.merge)
+    abandon = _writing(Branches.abandon)
+    archive = _writing(Branches.archive)
+    reopen = _writing(Branches.reopen)
+
+
+class AsyncFiles(_Facade[Files]):
+    """`run.files` for asyncio: the same methods, awaited."""
+
+    at = _reading(Files.at)
+    diff = _reading(Files.diff)
+    restore = _writing(Files.restore)
+    undo = _writing(Files.undo)
+    changed = _reading(Files.changed)
+    patches = _reading(Files.patches)
+    export = _reading(Files.export)
+
+
+class AsyncParts(_Facade[Parts]):
+    """`run.parts` for asyncio: the same methods, awaited."""
+
+    connect = _reading(Parts.connect)
+    disconnect = _reading(Parts.disconnect)
+    checkpoint = _writing(Parts.checkpoint)
+    auto_checkpoint = _writing(Parts.auto_checkpoint)
+
+
 class AsyncInvestigation(_Facade["Investigation"]):
     """An investigation for asyncio: what is done with it runs on a thread."""
-
-    @property
-    def _owner(self) -> str:
-        return self._sync.session.uid
 
     async def do(self, work: Callable[[Investigation], R]) -> R:
         """Call `work` with the investigation: `await found.do(lambda found: found.hypotheses.add("…"))`."""
@@ -415,6 +437,22 @@ class AsyncAgentStore(_Facade[AgentStore]):
     list = _reading(AgentStore.list)
     delete = _writing(AgentStore.delete)
     clear_session = _writing(AgentStore.clear_session)
+    save_document = _writing(AgentStore.save_document)
+    page = _reading(AgentStore.page)
+
+
+class AsyncWorkflows(_Facade[Workflows]):
+    """`stepkeep.api.Workflows` for asyncio: the same methods, awaited.
+
+    They run on threads, where no signal can be handled: stop a run with the `cancel` of `resume`.
+    """
+
+    plan = staticmethod(Workflows.plan)
+    run = _writing(Workflows.run)
+    queue = _writing(Workflows.queue)
+    resume = _writing(Workflows.resume)
+    work = _writing(Workflows.work)
+    resumable = _reading(Workflows.resumable)
 
 
 class AsyncPhases(_Facade[Phases]):
@@ -447,13 +485,24 @@ class AsyncStore(_Facade[Store]):
     session = _finding(Store.session)
     get = _finding(Store.get)
     sessions = _listing(Store.sessions)
+    save = _writing(Store.save)
+    summaries = _reading(Store.summaries)
     checkpoint = _reading(Store.checkpoint)
     checkpoints = _listing(Store.checkpoints)
+    describe = _reading(Store.describe)
+    diff = _reading(Store.diff)
+    timelines = _reading(Store.timelines)
     verify = _reading(Store.verify)
     usage = _reading(Store.usage)
     metrics = _reading(Store.metrics)
     prune = _writing(Store.prune)
     clean = _writing(Store.clean)
+    status = _reading(Store.status)
+    stats = _reading(Store.stats)
+    doctor = _reading(Store.doctor)
+    backup = _reading(Store.backup)
+    copy = _reading(Store.copy)
+    import_files = _writing(Store.import_files)
 
     def run(
         self,
@@ -475,7 +524,12 @@ class AsyncStore(_Facade[Store]):
         """The debugging session of that key, see `Store.investigation`."""
         named = session._sync if isinstance(session, AsyncSession) else session
         found = await self._workers.run(None, partial(self._sync.investigation, named))
-        return AsyncInvestigation(found, self._workers)
+        return AsyncInvestigation(found, self._workers, found.session.uid)
+
+    @property
+    def workflows(self) -> AsyncWorkflows:
+        """Workflow files: check, run, queue and resume them, work on a queue, and list what can be resumed."""
+        return AsyncWorkflows(self._sync.workflows, self._workers)
 
     @property
     def agents(self) -> AsyncAgentStore:

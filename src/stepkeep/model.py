@@ -6,6 +6,7 @@ import os
 import re
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from time import time_ns
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +15,12 @@ from stepkeep.errors import InvalidInput
 
 MAIN_BRANCH: Final = "main"
 STATE: Final = "state"
-"""The name of the body that holds a checkpoint's state."""
+DETAILS: Final = "details"
+FILES: Final = "files"
+"""The names of a checkpoint's bodies: what was saved, what describes it, and the manifest of project files."""
+
+PHASES: Final = ("observe", "think", "plan", "build", "execute", "verify", "learn")
+"""The phases of an agent's work, in their order."""
 
 MAX_NAME_BYTES: Final = 1024
 MAX_MESSAGE_BYTES: Final = 64 * 1024
@@ -69,26 +75,6 @@ class Content(msgspec.Struct, frozen=True):
     encoding: str
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint before the backend gave it its place. `parents` None means the branch's head at that moment."""
-
-    id: str
-    session: str
-    branch: str
-    time_us: int
-    contents: dict[str, Content]
-    parents: tuple[str, ...] | None = None
-    external_id: str | None = None
-    idempotency_key: str | None = None
-    step: int | None = None
-    status: Status = Status.IN_PROGRESS
-    trigger: Trigger = Trigger()
-    message: str = ""
-    tags: tuple[str, ...] = ()
-    metadata: dict[str, Any] = {}
-    requires: tuple[str, ...] = ()
-
-
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The immutable description of one checkpoint. Its bytes are sealed: see `codec.integrity`."""
 
@@ -122,7 +108,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return sum(content.size for content in self.contents.values())
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
+class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One run of an agent or workflow. `uid` names this incarnation; `key` may be reused after deletion.
 
     `last_seq` and `gaps` belong to the backend: the counter that `seq` comes from, and the closed ranges of
@@ -148,6 +134,24 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     last_seq: int = 0
     gaps: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def removed_count(self) -> int:
+        """How many checkpoints were removed on purpose."""
+        return sum(last - first + 1 for first, last in self.gaps)
+
+    @property
+    def stored_count(self) -> int:
+        """How many checkpoints it has, without reading them."""
+        return self.last_seq - self.removed_count
+
+
+class SessionError(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that work on several could not deal with, and why; `session` is None for what concerns them all."""
+
+    session: str | None
+    code: str | None
+    message: str
+
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
     """A named line of checkpoints. The fork is remembered by id and by place, so that the line can be
@@ -166,7 +170,7 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def utc_now_us() -> int:
-    return to_us(datetime.now(UTC))
+    return time_ns() // 1000
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -183,15 +187,17 @@ def from_us(time_us: int) -> datetime:
 
 
 _ID_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # base32 without letters that read like digits
+_ID_PAIRS = [first + second for first in _ID_ALPHABET for second in _ID_ALPHABET]
 _PUNCTUATION = str.maketrans("", "", "-:.")
 _CHECKPOINT_ID: Final = r"cp_\d{8}T\d{12}_[0-9a-hjkmnp-tv-z]{10}"
 
 
 def new_checkpoint_id(time_us: int) -> str:
     """`cp_<UTC time in microseconds>_<random>`: sortable, path-safe, unique within one microsecond."""
-    bits = int.from_bytes(os.urandom(7)) >> 6  # 50 bits; `secrets` asks the same source, and imports much
-    suffix = "".join(_ID_ALPHABET[bits >> shift & 31] for shift in range(0, 50, 5))
-    return f"{id_prefix(time_us)}_{suffix}"
+    random = os.urandom(7)  # `secrets` asks the same source, and imports much
+    bits, pairs = int.from_bytes(random) >> 6, _ID_PAIRS  # 50 bits
+    suffix = pairs[bits >> 40] + pairs[bits >> 30 & 1023] + pairs[bits >> 20 & 1023]
+    return f"{id_prefix(time_us)}_{suffix}{pairs[bits >> 10 & 1023]}{pairs[bits & 1023]}"
 
 
 def id_prefix(time_us: int) -> str:

@@ -28,6 +28,7 @@ import pytest
 import stepkeep
 from stepkeep import config
 from stepkeep.testing import FakeClock
+from tests import interpreter
 
 pytestmark = pytest.mark.full
 
@@ -94,8 +95,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def run(*words: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run `stepkeep` in a new process."""
-    command = [sys.executable, "-m", "stepkeep", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = interpreter.stepkeep(*words)
     assert done.returncode == exit_code, done.stderr
     return done
 
@@ -179,14 +179,14 @@ def test_ac3_history_preserves_compression(place: Place) -> None:
     with stepkeep.open(place.url) as store:
         session = store.session(SESSION, profile="workflow")
         saved = session.save({"log": text}, step=1)
-        (body,) = session.bodies()
+        (body,) = session._engine.backend.bodies(session.uid)
     assert body.codec == "zstd"
     assert body.size > 4_000_000 > 2 * body.stored_size
     before = place.stored(saved.id)
     with stepkeep.open(place.url) as store:
         session = store.get(SESSION)
         session.save({"log": text, "more": "x"}, step=2)
-        assert body in session.bodies()
+        assert body in session._engine.backend.bodies(session.uid)
     assert place.stored(saved.id) == before
     older = result("history", SESSION)["checkpoints"][1]
     assert (older["size_bytes"], older["stored_bytes"]) == (body.size, body.stored_size)

@@ -19,6 +19,7 @@ import pytest
 
 import stepkeep
 from stepkeep.testing import FakeClock
+from tests import interpreter
 
 pytestmark = pytest.mark.full
 
@@ -41,8 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(*words: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run `stepkeep` in a new process."""
-    command = [sys.executable, "-m", "stepkeep", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = interpreter.stepkeep(*words)
     assert done.returncode == exit_code, done.stderr
     return done
 

@@ -25,6 +25,7 @@ from stepkeep.codec.integrity import digest
 from stepkeep.codec.readable import CommandOutcome, ContextDigest, Layout
 from stepkeep.model import utc_now_us
 from stepkeep.testing import FakeClock
+from tests import interpreter
 
 HOUR = 3600
 DAY = 24 * HOUR
@@ -81,8 +82,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 def run(*words: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run `stepkeep` in a new process."""
-    command = [sys.executable, "-m", "stepkeep", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = interpreter.stepkeep(*words)
     assert done.returncode == exit_code, done.stderr
     return done
 

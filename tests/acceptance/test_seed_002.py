@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,9 +14,10 @@ import pytest
 
 import stepkeep
 from stepkeep.api.investigating import Investigation
-from stepkeep.parts.recovery import ManualInstruction, RestoreEnvironment
+from stepkeep.recording.recovery import ManualInstruction, RestoreEnvironment
 from stepkeep.storage.urls import open_backend
 from stepkeep.testing import FakeClock
+from tests import interpreter
 
 SESSION = "rocm-7"
 
@@ -231,14 +231,7 @@ class Shell:
         }
 
     def run(self, *words: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "stepkeep", *words],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = interpreter.stepkeep(*words, cwd=self.folder, env=self.environment)
         assert done.returncode == code, done.stderr + done.stdout
         return done.stdout
 

@@ -35,8 +35,10 @@ def environment() -> dict[str, str]:
 
 def start(program: Callable[..., object], *arguments: object) -> subprocess.Popen[str]:
     """Start a program of this module in a new process."""
-    command = [sys.executable, str(PROGRAM), program.__name__, *(json.dumps(value) for value in arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+    from tests import interpreter  # not there in the new process
+
+    words = [str(PROGRAM), program.__name__, *(json.dumps(value) for value in arguments)]
+    return interpreter.start(words, stdout=subprocess.PIPE, text=True, env=environment())
 
 
 def finish(process: subprocess.Popen[str]) -> Any:
@@ -287,7 +289,7 @@ def fork_with_a_queued_save(url: str, key: str) -> dict[str, Any]:
     with stepkeep.open(url) as store:
         session = store.session(key)
         engine = store.engine
-        pending = engine.submit(Save(session=session.uid, bodies={"state": engine.encode({"n": 1})}))
+        pending = engine.submit(Save(session=session.uid, state={"n": 1}))
         pid = os.fork()
         if pid == 0:
             import signal

@@ -121,6 +121,7 @@ def public_names(kind: type) -> set[str]:
 def test_every_public_name_has_its_async_form() -> None:
     """The facade offers what `Session` and `Store` offer; only closing and the engine differ in name."""
     assert public_names(aio.AsyncSession) == public_names(stepkeep.Session)
+    assert public_names(aio.AsyncBranches) == public_names(stepkeep.api.Branches)
     assert public_names(aio.AsyncStore) - {"aclose", "sync"} == public_names(stepkeep.Store) - {
         "close",
         "engine",
@@ -159,8 +160,7 @@ def test_saves_and_loads(url: str) -> None:
             assert newest.id == (await store.checkpoint(second.id)).id
             assert (await session.info()).profile == "agent"
             assert (await session.verify()).checkpoints == (await store.verify()).checkpoints == 2
-            assert [branch.head for branch in await session.branches()] == [second.id]
-            assert len(await session.bodies()) == 3  # two states and one of them with details
+            assert [branch.head for branch in (await session.branches.list()).branches] == [second.id]
             assert (await session.usage()).checkpoints == (await store.usage()).checkpoints
             assert (await session.complete()).status == "completed"
             assert [event.type for event in await session.events()][-1] == "session_completed"

@@ -318,7 +318,7 @@ def test_a_blob_that_is_swept_before_the_commit_is_sent_again(
     engine = store.engine
     blob = engine.make_blob(b"long output " * 100)
     body = NewBody(b'{"n":1}', "json", frozenset({blob.digest}))
-    first = engine.save(Save(session=session.uid, bodies={"state": body}, blobs=(blob,)))
+    first = engine.save(Save(session=session.uid, state=body, blobs=(blob,)))
 
     def sweep() -> None:
         with stepkeep.open(url) as other:
@@ -327,7 +327,7 @@ def test_a_blob_that_is_swept_before_the_commit_is_sent_again(
             assert other.engine.backend.has_blobs([blob.digest]) == set()
 
     interleaved.before_next_commit(sweep)
-    second = engine.save(Save(session=session.uid, bodies={"state": body}, blobs=(blob,)))
+    second = engine.save(Save(session=session.uid, state=body, blobs=(blob,)))
     assert [len(batch[0].blobs) for batch in interleaved.batches] == [1, 0, 1]
     assert second.seq == 2
     with stepkeep.open(url) as other:
@@ -381,7 +381,7 @@ def test_a_blob_is_kept_by_every_member_that_names_it(
     ids = []
     for n in range(3):
         body = NewBody(b'{"text":"' + noise + b'%d"}' % n, "json", frozenset({blob.digest}))
-        ids.append(engine.save(Save(session=session.uid, bodies={"state": body}, blobs=(blob,))).id)
+        ids.append(engine.save(Save(session=session.uid, state=body, blobs=(blob,))).id)
     assert [len(info.blobs) for info in engine.backend.bodies(session.uid)] == [1, 0, 0]
     engine.backend.remove(session.uid, ids[:2])
     engine.backend.sweep()

@@ -235,9 +235,12 @@ def judge(path: Path) -> str | None:
     return None
 
 
-# All damages take seconds; the fast set takes some of every column.
+# All damages take a minute together; elsewhere some of every column are enough.
 EVERY = pytest.mark.parametrize(
-    "every", [pytest.param(9, id="some"), pytest.param(1, id="all", marks=pytest.mark.full)]
+    "every", [pytest.param(9, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+)
+SOME_BYTES = pytest.mark.parametrize(
+    "every", [pytest.param(7, marks=pytest.mark.full), pytest.param(1, marks=pytest.mark.slow)]
 )
 
 
@@ -373,9 +376,7 @@ SESSION_TEXTS = [
 SESSION_TEXTS += ["description"]
 
 
-@pytest.mark.parametrize(
-    "every", [pytest.param(7, marks=pytest.mark.full), pytest.param(1, marks=pytest.mark.slow)]
-)
+@SOME_BYTES
 def test_every_byte_of_the_session_row(origin: Path, every: int) -> None:
     """A bit of any byte of any text of the session row: rebuilt as above."""
     damages = islice(text_flips(origin, "sessions", "sid = 1", SESSION_TEXTS), 0, None, every)
@@ -479,7 +480,7 @@ def judge_branches(path: Path) -> str | None:
         with stepkeep.open(path) as store:
             session = store.session(KEY)
             head = session.header("#6").id
-            branches = {branch.name: branch for branch in session.branches()}
+            branches = {branch.name: branch for branch in session.branches}
             if set(branches) != {"main", "side"}:
                 return f"the branches are {sorted(branches)}"
             main, side = branches["main"], branches["side"]
@@ -510,14 +511,14 @@ def test_every_column_of_a_branch_row(origin: Path, name: str, every: int) -> No
     assert not failures, report(failures)
 
 
-@pytest.mark.full
+@SOME_BYTES
 @pytest.mark.parametrize("name", ["main", "side"])
-def test_every_byte_of_a_branch_row(origin: Path, name: str) -> None:
+def test_every_byte_of_a_branch_row(origin: Path, name: str, every: int) -> None:
     """A bit of any byte of any text of a branch row: rebuilt as above."""
     columns = ["name", "head", "state", "metadata", "digest"] + (
         ["fork", "fork_branch"] if name == "side" else []
     )
-    damages = text_flips(origin, "branches", f"name = '{name}'", columns)
+    damages = islice(text_flips(origin, "branches", f"name = '{name}'", columns), 0, None, every)
     failures = failures_among(origin, "branches", damages, judge_branches)
     assert not failures, report(failures)
 
@@ -579,26 +580,28 @@ def test_flipped_bits_of_the_file(origin: Path) -> None:
     assert not failures, report(failures)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_many_flipped_bits_of_the_file(origin: Path) -> None:
     """The same at ten times as many places."""
     failures = file_flips(origin, 600, seed=13)
     assert not failures, report(failures)
 
 
-@pytest.mark.full
+@pytest.mark.parametrize(
+    "every",
+    [pytest.param(7, id="some", marks=pytest.mark.full), pytest.param(1, id="all", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("table", ["checkpoints", "sqlite_autoindex_checkpoints_1", "bodies", "bodies_place"])
-def test_every_bit_of_the_heads_of_pages(origin: Path, table: str) -> None:
+def test_every_bit_of_the_heads_of_pages(origin: Path, table: str, every: int) -> None:
     """Where a page says what it holds, an insert can go astray: a save is refused there, or found again."""
     with programs.raw(origin) as connection:
         page = one(connection, "SELECT rootpage FROM sqlite_master WHERE name = ?", (table,))
     data = origin.read_bytes()
-    head = range((page - 1) * 4096, (page - 1) * 4096 + 16)
+    first = (page - 1) * 4096 * 8
     failures = [
-        f"byte {at}, bit {bit}: {problem}"
-        for at in head
-        for bit in range(8)
-        if (problem := flip(origin, data, at, bit)) is not None
+        f"byte {at // 8}, bit {at % 8}: {problem}"
+        for at in range(first, first + 16 * 8, every)
+        if (problem := flip(origin, data, at // 8, at % 8)) is not None
     ]
     assert not failures, report(failures)
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 import stepkeep
 from stepkeep.codec import exact
-from stepkeep.engine import growth
-from tests.unit.test_growing import CHANGES, VALUES, containers
+from stepkeep.engine import state_encoder
+from tests.unit.test_incremental import CHANGES, VALUES, containers
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remember small states too."""
-    monkeypatch.setattr(growth, "LARGE_BYTES", 1)
+    monkeypatch.setattr(state_encoder, "LARGE_BYTES", 1)
 
 
 def saved_states(session: stepkeep.Session) -> Iterator[Any]:
@@ -75,13 +75,13 @@ def test_only_what_is_new_is_encoded(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_states_that_are_always_new_are_soon_encoded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that copies its state for each save pays for the memory only now and then."""
     rounds: list[int] = []
-    content = growth.Growing.content
+    content = state_encoder.Growing.content
 
-    def counted(self: growth.Growing, values: dict[str, Any]) -> Any:
+    def counted(self: state_encoder.Growing, values: dict[str, Any]) -> Any:
         rounds.append(len(values))
         return content(self, values)
 
-    monkeypatch.setattr(growth.Growing, "content", counted)
+    monkeypatch.setattr(state_encoder.Growing, "content", counted)
     with stepkeep.open("memory:") as store:
         session = store.session("run", profile="archive")
         state = {"messages": [{"n": n} for n in range(50)]}
@@ -117,8 +117,7 @@ def test_what_cannot_be_saved_is_refused_with_its_path_and_forgotten() -> None:
 
 def test_a_state_of_many_large_values_is_refused_before_it_is_written_out() -> None:
     """Values that each fit, and together do not, are refused also where the state was remembered."""
-    with stepkeep.open("memory:") as store:
-        store.engine.max_state_bytes = 10_000
+    with stepkeep.open("memory:", max_state_bytes=10_000) as store:
         session = store.session("run")
         large = ["x" * 100] * 40
         state: dict[str, Any] = {"a": large}

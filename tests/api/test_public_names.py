@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import stepkeep
+from stepkeep import api
 from tests.api import programs
 
 NAMES = [
@@ -44,8 +47,8 @@ NAMES = [
     "PhaseResult",
     "Phases",
     "PlanStep",
-    "PrunePlan",
     "PruneReport",
+    "Pruned",
     "Recorder",
     "RecoveryPoint",
     "Restored",
@@ -62,6 +65,7 @@ NAMES = [
     "StepStatus",
     "StepkeepError",
     "Store",
+    "StoreStatus",
     "Timeline",
     "Trigger",
     "TriggerKind",
@@ -126,3 +130,19 @@ def test_saving_imports_no_surface_either() -> None:
         "    store.session('k').save({}); store.session('k').load().state"
     )
     assert not modules & {"rich", "click", "mcp", "pydantic", "asyncio", "yaml", "platformdirs", "pickle"}
+
+
+def test_the_api_exports_what_type_checkers_see() -> None:
+    """The table of lazily imported names and the imports for type checkers are the same list."""
+    tree = ast.parse(Path(api.__file__).read_text())
+    seen = {
+        alias.name: node.module
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == {name: f"stepkeep.{module}" for name, module in api._MODULES.items()}
+    assert set(api.__all__) == set(seen)
+    assert all(hasattr(api, name) for name in api.__all__)

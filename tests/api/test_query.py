@@ -15,7 +15,7 @@ import pytest
 import stepkeep
 import stepkeep.aio
 from stepkeep import config
-from stepkeep.history.changes import Added, Changed
+from stepkeep.history.state_diff import AddedValue, ChangedValue
 from stepkeep.model import to_us
 
 NOW = datetime(2025, 7, 3, 12, 0, tzinfo=UTC)
@@ -121,36 +121,34 @@ def test_a_query_that_asks_for_nothing_is_refused(
 # --- compare -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["compare", "diff"])
-def test_comparing_gives_changes_counts_a_summary_and_the_time_between(
-    session: stepkeep.Session, name: str
-) -> None:
-    """Typed changes with both headers; `diff` is short for `compare`."""
-    found: stepkeep.CheckpointComparison = getattr(session, name)("step-2", "step-4")
+def test_comparing_gives_changes_counts_a_summary_and_the_time_between(session: stepkeep.Session) -> None:
+    """Typed changes with both checkpoints; without the older one it is the one before."""
+    found = session.diff("step-2", "step-4")
+    assert session.diff(newer="step-4").older == session.describe(session.header("step-3"))
     assert (found.older.step, found.newer.step, found.elapsed) == (2, 4, 2 * HOUR)
-    assert Changed(("n",), 2, 4) in found.changes
-    assert {type(change) for change in found.changes} == {Changed, Added}
+    assert ChangedValue(("n",), 2, 4) in found.changes
+    assert {type(change) for change in found.changes} == {ChangedValue, AddedValue}
     assert (found.total, found.added, found.changed, found.removed, found.is_equal) == (3, 2, 1, 0, False)
     assert found.summary == "1 changed at the top; 2 beliefs added"
 
 
 def test_comparing_backwards_and_with_itself(session: stepkeep.Session) -> None:
     """The time between is negative when the newer was saved first; a checkpoint equals itself."""
-    assert session.compare("latest", "step-4").elapsed == -HOUR
-    same = session.compare("latest")
+    assert session.diff("latest", "step-4").elapsed == -HOUR
+    same = session.diff("latest")
     assert (same.is_equal, same.summary, same.elapsed) == (True, "no changes", timedelta())
-    assert len(session.compare("step-1", limit=1).changes) == 1
+    assert len(session.diff("step-1", limit=1).changes) == 1
     with pytest.raises(stepkeep.InvalidInput):
-        session.compare("step-1", limit=-1)
+        session.diff("step-1", limit=-1)
     with pytest.raises(stepkeep.NotFound):
-        session.compare("step-1", "step-9")
+        session.diff("step-1", "step-9")
 
 
 # --- log ---------------------------------------------------------------------------------------------------------
 
 
 def logged(session: stepkeep.Session, path: str, **options: Any) -> list[tuple[int, str, Any, Any]]:
-    return [(each.header.seq, each.kind, each.old, each.new) for each in session.log(path, **options)]
+    return [(each.checkpoint.seq, each.kind, each.old, each.new) for each in session.log(path, **options)]
 
 
 def test_the_log_of_a_value_has_only_its_changes(store: stepkeep.Store) -> None:
@@ -211,8 +209,8 @@ def test_the_same_with_asyncio(url: str, session: stepkeep.Session, clock: Clock
         async with stepkeep.aio.open(url, clock=clock) as store:
             run = await store.get("run")
             found = await run.query(time="2 hours ago")
-            log = [change.new async for change in run.log("n")]
-            return seq(found), (await run.compare("#1", "#2")).changed, (await run.diff("#1")).elapsed, log
+            log = [change.new for change in await run.log("n")]
+            return seq(found), (await run.diff("#1", "#2")).changed, (await run.diff("#1")).elapsed, log
 
     assert asyncio.run(ask()) == (3, 1, 4 * HOUR, [1, 2, 3, 4, 5])
 
@@ -340,7 +338,7 @@ def test_saving_refuses_branches_called_like_refs(session: stepkeep.Session, nam
     with pytest.raises(stepkeep.InvalidInput) as caught:
         session.save({}, branch=name)
     assert caught.value.code == "reserved_name"
-    assert [branch.name for branch in session.branches()] == ["main"]
+    assert [branch.name for branch in session.branches] == ["main"]
 
 
 def test_a_hint_where_nothing_is_near(store: stepkeep.Store) -> None:

@@ -45,7 +45,7 @@ def run(reopened: Callable[[], stepkeep.Session]) -> stepkeep.Session:
 
 
 def branch(session: stepkeep.Session, name: str) -> stepkeep.Branch:
-    return next(each for each in session.branches() if each.name == name)
+    return next(each for each in session.branches if each.name == name)
 
 
 def stored(session: stepkeep.Session) -> list[int | None]:
@@ -90,12 +90,12 @@ def test_a_restore_can_be_undone(run: stepkeep.Session, reopened: Callable[[], s
     redone = reopened().restore("latest@before")
     assert (redone.branch, redone.state) == ("from-3", {"step": 30})
     assert reopened().restore("latest@before").state == {"step": 6}
-    assert [each.name for each in reopened().branches()] == ["main", "from-3"]
+    assert [each.name for each in reopened().branches] == ["main", "from-3"]
 
 
 def test_undoing_returns_to_the_very_branch(run: stepkeep.Session) -> None:
     """When several branches have the same head, undo knows which one was left."""
-    run.fork("latest", "same")
+    run.branches.fork("latest", "same")
     assert run.restore("latest@before").branch == "main"
     assert run.restore("latest@before").branch == "same"
 
@@ -111,7 +111,7 @@ def test_undoing_takes_in_what_was_saved_there_since(run: stepkeep.Session) -> N
 def test_undoing_to_a_closed_branch_forks_where_it_was_left(run: stepkeep.Session) -> None:
     """A branch that was abandoned since is not entered."""
     run.restore("step-3")
-    run.abandon("main")
+    run.branches.abandon("main")
     undone = run.restore("latest@before")
     assert (undone.branch, undone.is_new_branch, undone.state) == ("from-5", True, {"step": 5})
 
@@ -135,7 +135,7 @@ def test_there_may_be_nothing_to_undo(run: stepkeep.Session) -> None:
     with pytest.raises(stepkeep.NotFound) as caught:
         run.restore("latest@before")
     assert caught.value.code == "checkpoint_not_found"
-    assert [each.name for each in run.branches()] == ["main"]
+    assert [each.name for each in run.branches] == ["main"]
 
 
 def test_a_head_is_entered_and_not_forked(run: stepkeep.Session) -> None:
@@ -143,8 +143,8 @@ def test_a_head_is_entered_and_not_forked(run: stepkeep.Session) -> None:
     for _ in range(3):
         assert run.restore("step-3").branch == "from-3"
         assert run.restore("branch:main").branch == "main"
-    assert [each.name for each in run.branches()] == ["main", "from-3"]
-    run.abandon("from-3")
+    assert [each.name for each in run.branches] == ["main", "from-3"]
+    run.branches.abandon("from-3")
     assert run.restore("step-3").branch == "from-3-2"
 
 
@@ -153,7 +153,7 @@ def test_restoring_where_one_is_changes_nothing(run: stepkeep.Session) -> None:
     restored = run.restore("latest")
     assert (restored.branch, restored.previous_branch, restored.is_new_branch) == ("main", "main", False)
     assert run.events() == []
-    assert len(run.branches()) == 1
+    assert len(run.branches) == 1
 
 
 def test_the_new_branch_may_be_named(run: stepkeep.Session) -> None:
@@ -164,7 +164,7 @@ def test_the_new_branch_may_be_named(run: stepkeep.Session) -> None:
         run.restore("step-2", branch="main")
     assert caught.value.code == "branch_exists"
     assert run.restore("branch:main", branch="main").branch == "main"
-    run.abandon("again")
+    run.branches.abandon("again")
     with pytest.raises(stepkeep.Conflict) as caught:
         run.restore("branch:again", branch="again")
     assert caught.value.code == "branch_closed"
@@ -178,7 +178,7 @@ def test_unknown_refs_change_nothing(run: stepkeep.Session) -> None:
             run.restore(ref)
     with pytest.raises(stepkeep.InvalidInput):
         run.restore("the good one")
-    assert (run.events(), len(run.branches())) == ([], 1)
+    assert (run.events(), len(run.branches)) == ([], 1)
 
 
 def test_a_finished_session_goes_on(run: stepkeep.Session, reopened: Callable[[], stepkeep.Session]) -> None:
@@ -208,7 +208,7 @@ def test_a_stale_head_is_a_conflict(run: stepkeep.Session, reopened: Callable[[]
     with pytest.raises(stepkeep.Conflict) as caught:
         run.restore("step-3", expect_head=seen)
     assert (caught.value.code, caught.value.checkpoint) == ("head_moved", newer)
-    assert (run.info.branch, len(run.branches())) == ("main", 1)
+    assert (run.info.branch, len(run.branches)) == ("main", 1)
     assert run.restore("step-3", expect_head=newer).branch == "from-3"
     with pytest.raises(stepkeep.Conflict):
         run.restore("latest@before", expect_head=newer)
@@ -285,7 +285,7 @@ def test_saves_during_restores_are_never_lost(
         for thread in threads:
             thread.join()
     again = reopened()
-    by_branch = {each.name for each in again.branches()}
+    by_branch = {each.name for each in again.branches}
     headers = {header.id: header for header in again.history()}
     assert set(saved) <= headers.keys()
     assert {header.branch for header in headers.values()} <= by_branch
@@ -333,10 +333,10 @@ def test_a_damaged_target_changes_nothing(path: Path, session: stepkeep.Session)
             )
     with stepkeep.open(path) as store:
         run = store.get("run")
-        before = run.info, run.branches(), run.events()
+        before = run.info, list(run.branches), run.events()
         with pytest.raises(stepkeep.Corrupt):
             run.restore("step-3")
-        assert (run.info, run.branches(), run.events()) == before
+        assert (run.info, list(run.branches), run.events()) == before
         assert run.restore("step-1").state["step"] == 1
 
 
@@ -368,7 +368,7 @@ def test_what_was_left_stays_until_its_fork_point_may_go(
     for step in (40, 41):
         run.save({"step": step}, step=step)
     run.restore("step-2")  # leaves from-4, which began at step 4
-    assert [(each.name, each.is_pinned) for each in run.branches()] == [
+    assert [(each.name, each.is_pinned) for each in run.branches] == [
         ("main", False),
         ("from-4", False),
         ("from-2", True),
@@ -390,16 +390,16 @@ def test_what_was_left_stays_until_its_fork_point_may_go(
 
 def test_a_branch_that_a_person_named_stays_pinned(run: stepkeep.Session) -> None:
     """Restoring leaves it pinned, so pruning keeps its head and fork point; entering a branch pins it again."""
-    run.fork("step-3", "mine")
+    run.branches.fork("step-3", "mine")
     run.save({"step": 30}, step=30)
     run.restore("branch:main")
     run.restore("step-4", branch="also")
     run.restore("step-1")
-    pinned = {each.name: each.is_pinned for each in run.branches()}
+    pinned = {each.name: each.is_pinned for each in run.branches}
     assert pinned == {"main": False, "mine": True, "also": True, "from-1": True}
     run.prune(keep_last=1)
     assert stored(run) == [1, 3, 4, 30]
-    run.switch("main")
+    run.branches.switch("main")
     assert branch(run, "main").is_pinned
 
 
@@ -432,13 +432,13 @@ def test_asyncio_has_the_same_methods(url: str) -> None:
             for step in (1, 2, 3):
                 await run.save({"step": step}, step=step)
             restored = await run.restore("step-2")
-            await run.fork("latest", "try")
+            await run.branches.fork("latest", "try")
             await run.save({"step": 2, "new": 1})
-            await run.switch("main")
-            await run.merge("try", on_conflict="ours")
-            await run.abandon(restored.branch)
-            await run.reopen(restored.branch)
-            await run.archive(restored.branch)
-            return [f"{each.name} {each.state}" for each in await run.branches()]
+            await run.branches.switch("main")
+            await run.branches.merge("try", on_conflict="ours")
+            await run.branches.abandon(restored.branch)
+            await run.branches.reopen(restored.branch)
+            await run.branches.archive(restored.branch)
+            return [f"{each.name} {each.state}" for each in (await run.branches.list()).branches]
 
     assert asyncio.run(main()) == ["main open", "from-2 archived", "try merged"]

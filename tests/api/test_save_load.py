@@ -171,7 +171,7 @@ def test_newest_looks_at_all_branches_and_latest_at_the_current_one(session: ste
     assert newest.id == fork.id
     assert latest is not None
     assert latest.seq == 2
-    side = next(branch for branch in session.branches() if branch.name == "side")
+    side = next(branch for branch in session.branches if branch.name == "side")
     assert (side.head, side.fork, side.fork_branch, side.fork_seq) == (fork.id, first.id, "main", 1)
 
 

@@ -168,9 +168,12 @@ def test_prune_by_the_sessions_rules_or_others(url: str) -> None:
         session = store.session("run", profile="workflow")
         fill(session, 9)
         plan = session.prune(dry_run=True)
-        assert (len(plan.going), len(plan.kept), count(session)) == (4, 5, 9)
+        assert (plan.deleted, plan.kept, count(session)) == (4, 5, 9)
         assert all(decision.reasons for decision in plan.decisions)
-        assert session.prune(dry_run=True, keep_last=2).kept == plan.kept[:2]
+        stays = [
+            decision.seq for decision in session.prune(dry_run=True, keep_last=2).decisions if decision.stays
+        ]
+        assert stays == [9, 8]
         report = session.prune()
         assert (report.total, report.kept, report.deleted) == (9, 5, 4)
         assert session.prune(keep_last=2).deleted == 3
@@ -184,13 +187,14 @@ def test_prune_every_session(url: str) -> None:
     with stepkeep.open(url, config=settings(keeper__enabled=False)) as store:
         for key in ("a", "b", "c"):
             fill(store.session(key, retention={"keep_last": 2}), 4)
-        assert [len(plan.going) for plan in store.prune(dry_run=True)] == [2, 2, 2]
+        assert [plan.deleted for plan in store.prune(dry_run=True).sessions] == [2, 2, 2]
         store.engine.describe_session(store.get("b").uid, {"policy": {"keep_last": "many"}})
-        with pytest.raises(stepkeep.InvalidInput, match="keep_last"):
-            store.prune()
+        pruned = store.prune()
+        assert (pruned.result, [error.session for error in pruned.errors]) == ("FAIL", ["b"])
+        assert "keep_last" in pruned.errors[0].message
         assert [count(store.get(key)) for key in ("a", "b", "c")] == [2, 4, 2]
         store.session("b", retention={})
-        assert [report.deleted for report in store.prune()] == [0, 0, 0]
+        assert [report.deleted for report in store.prune().sessions] == [0, 0, 0]
 
 
 def test_clean_by_hand(url: str) -> None:
@@ -203,7 +207,7 @@ def test_clean_by_hand(url: str) -> None:
         store.session("kept", profile="agent", cleanup={"enabled": False}).save({}, status="completed")
         store.session("active", profile="agent").save({})
     with stepkeep.open(url, config=ours, clock=lambda: 4 * day_us) as store:
-        going = {entry.session.key: entry.decision.clean for entry in store.clean(dry_run=True)}
+        going = {each.session: each.goes for each in store.clean(dry_run=True).sessions}
         assert going == {"agent": True, "flow": False, "kept": False, "active": False}
         report = store.clean()
         assert (report.cleaned, report.retained, report.errors) == (1, 3, ())
@@ -231,7 +235,7 @@ def test_the_same_with_asyncio(url: str) -> None:
                 await session.save({"number": number})
             assert store.settings["retention.keep_last"] == 2
             assert (await session.prune()).deleted == 2
-            assert len(await store.prune()) == 1
+            assert len((await store.prune()).sessions) == 1
             assert (await store.clean()).retained == 1
 
     asyncio.run(main())
@@ -246,6 +250,6 @@ def test_states_of_agents_are_stored_as_they_are_if_that_is_wanted(tmp_path: Pat
         for profile in ("agent", "archive"):
             session = store.session(profile, profile=profile)
             session.save(state)
-            codecs[profile] = session.bodies()[0].codec
+            codecs[profile] = session._engine.backend.bodies(session.uid)[0].codec
             assert session.load().state == state
     assert codecs == {"agent": "raw", "archive": "zstd"}

@@ -97,7 +97,7 @@ def test_a_damaged_blob_is_found(store: stepkeep.Store, path: Path) -> None:
     session = store.session("run")
     blob = store.engine.make_blob(b"long output " * 100)
     body = NewBody(b"{}", "json", frozenset({blob.digest}))
-    store.engine.save(Save(session=session.uid, bodies={"state": body}, blobs=(blob,)))
+    store.engine.save(Save(session=session.uid, state=body, blobs=(blob,)))
     assert store.verify().is_intact
     with programs.raw(path) as connection:
         flip(connection, "1 = 1", "data", "blobs")
@@ -109,7 +109,7 @@ def test_a_missing_blob_is_found(store: stepkeep.Store, path: Path) -> None:
     session = store.session("run")
     blob = store.engine.make_blob(b"long output " * 100)
     body = NewBody(b"{}", "json", frozenset({blob.digest}))
-    store.engine.save(Save(session=session.uid, bodies={"state": body}, blobs=(blob,)))
+    store.engine.save(Save(session=session.uid, state=body, blobs=(blob,)))
     with programs.raw(path) as connection:
         connection.execute("DELETE FROM blobs")
     assert not store.verify().is_intact

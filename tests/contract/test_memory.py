@@ -25,20 +25,20 @@ class MemoryAccess:
         self._backend = backend
 
     def damage_header(self, checkpoint: str) -> None:
-        for shelf in self._backend._tables.shelves.values():
-            if checkpoint in shelf.headers:
-                stored = shelf.headers[checkpoint]
-                shelf.headers[checkpoint] = stored._replace(raw=flipped(stored.raw))
+        for table in self._backend._tables.session_tables.values():
+            if checkpoint in table.headers:
+                stored = table.headers[checkpoint]
+                table.headers[checkpoint] = stored._replace(raw=flipped(stored.raw))
 
     def damage_body(self, checkpoint: str, name: str) -> None:
-        for shelf in self._backend._tables.shelves.values():
-            if (checkpoint, name) in shelf.bodies:
-                body = shelf.bodies[checkpoint, name]
-                shelf.bodies[checkpoint, name] = replace(body, data=flipped(body.data))
+        for table in self._backend._tables.session_tables.values():
+            if (checkpoint, name) in table.bodies:
+                body = table.bodies[checkpoint, name]
+                table.bodies[checkpoint, name] = replace(body, data=flipped(body.data))
 
     def damage_session(self, uid: str) -> None:
-        shelf = self._backend._tables.shelves[uid]
-        shelf.row = flipped(shelf.row)
+        table = self._backend._tables.session_tables[uid]
+        table.row = flipped(table.row)
 
 
 class TestMemory(BackendContract):

@@ -10,9 +10,10 @@ from typing import Any
 from unittest.mock import patch
 
 from stepkeep import Store
-from stepkeep.hooks import answering, doing
-from stepkeep.lifecycle.agent import clients
-from stepkeep.operations.hooks import install_hooks
+from stepkeep.hooks import answering
+from stepkeep.recording.coding_agents import responses
+from stepkeep.recording.coding_agents.events import CLAUDE_CODE
+from stepkeep.recording.coding_agents.installing import install_hooks
 from tests.crash.stores import SQLITE, Operation, Say, url_at
 
 KEY = "claude-code:agent"
@@ -47,16 +48,16 @@ def failures() -> Iterator[list[Exception]]:
 def closed_engines() -> Iterator[None]:
     """A hook's process ends with its store open; here the process goes on."""
     opened = []
-    open_engine = doing.open_engine
+    open_engine = responses.open_engine
 
     def opening(url: str) -> Any:
         opened.append(open_engine(url))
         return opened[-1]
 
-    with patch.object(doing, "open_engine", opening):
+    with patch.object(responses, "open_engine", opening):
         yield
     for engine in opened:
-        doing._close(engine)
+        responses._close(engine)
 
 
 def working(store: Store, root: Path) -> None:
@@ -103,7 +104,7 @@ def has_settings(store: Store, root: Path) -> None:
 
 
 def install(store: Store, root: Path, say: Say) -> None:
-    install_hooks(clients.CLAUDE_CODE, "project", folder=root / "project")
+    install_hooks(CLAUDE_CODE, "project", folder=root / "project")
 
 
 def is_own(store: Store, root: Path) -> list[str]:

@@ -14,10 +14,10 @@ import msgspec
 
 from stepkeep.maintenance import prune
 from stepkeep.storage import disk, sqlite
-from stepkeep.storage.files import backend, index, writing
-from stepkeep.storage.files.placing import Placer
+from stepkeep.storage.files import directory, durable_files, sidecar
+from stepkeep.storage.files.document_writer import DocumentWriter
 from stepkeep.storage.sql.backend import SqlBackend
-from stepkeep.workspace import restore, staging
+from stepkeep.workspace import file_restore, staging
 
 Say = Callable[[str], None]
 
@@ -27,11 +27,11 @@ def nothing(*_: object, **__: object) -> None:
 
 
 def no_sync(say: Say) -> None:
-    writing.sync_file = nothing
+    durable_files.sync_file = nothing
 
 
 def no_directory_sync(say: Say) -> None:
-    writing.Folder.sync = nothing  # type: ignore[method-assign]
+    durable_files.OpenFolder.sync = nothing  # type: ignore[method-assign]
 
 
 def no_sync_at_creation(say: Say) -> None:
@@ -49,7 +49,7 @@ def acknowledged_before_the_commit(say: Say) -> None:
 
 
 def pointer_overwritten_in_place(say: Say) -> None:
-    def overwrite(folder: writing.Folder, temporary: str, name: str) -> None:
+    def overwrite(folder: durable_files.OpenFolder, temporary: str, name: str) -> None:
         content = folder.read(temporary, limit=None)
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder._fd)
         os.write(descriptor, content)
@@ -57,7 +57,7 @@ def pointer_overwritten_in_place(say: Say) -> None:
         os.close(descriptor)
         folder.discard(temporary)
 
-    writing.Folder.replace = overwrite  # type: ignore[method-assign]
+    durable_files.OpenFolder.replace = overwrite  # type: ignore[method-assign]
 
 
 def failed_sync_swallowed(say: Say) -> None:
@@ -65,7 +65,7 @@ def failed_sync_swallowed(say: Say) -> None:
         with suppress(OSError):
             os.fsync(descriptor)
 
-    writing.sync_file = sync
+    durable_files.sync_file = sync
 
 
 def failed_sync_retried(say: Say) -> None:
@@ -75,21 +75,21 @@ def failed_sync_retried(say: Say) -> None:
         except OSError:
             os.fsync(descriptor)
 
-    writing.sync_file = sync
+    durable_files.sync_file = sync
 
 
 def write_count_ignored(say: Say) -> None:
-    writing._write_all = lambda descriptor, content: os.write(descriptor, content)  # type: ignore[assignment]
+    durable_files._write_all = lambda descriptor, content: os.write(descriptor, content)  # type: ignore[assignment]
 
 
 def failed_write_swallowed(say: Say) -> None:
-    write = writing._write_all
+    write = durable_files._write_all
 
     def quiet(descriptor: int, content: bytes) -> None:
         with suppress(OSError):
             write(descriptor, content)
 
-    writing._write_all = quiet
+    durable_files._write_all = quiet
 
 
 def prune_takes_the_newest(say: Say) -> None:
@@ -103,22 +103,22 @@ def prune_takes_the_newest(say: Say) -> None:
 
 
 def original_removed_before_its_copy(say: Say) -> None:
-    compress = Placer.compress
+    compress = DocumentWriter.compress
 
-    def hasty(placer: Placer, entry: index.Entry, packed: bytes) -> None:
-        (placer._tree.root / entry.file).unlink()
-        compress(placer, entry, packed)
+    def hasty(writer: DocumentWriter, entry: sidecar.DocumentEntry, packed: bytes) -> None:
+        (writer._tree.root / entry.file).unlink()
+        compress(writer, entry, packed)
 
-    Placer.compress = hasty  # type: ignore[method-assign]
+    DocumentWriter.compress = hasty  # type: ignore[method-assign]
 
 
 def documents_removed_before_the_commit(say: Say) -> None:
     def hasty(store: Any, tx: Any, uid: str, entries: Any, secure: bool) -> None:
         for entry in entries:
-            index.forget(tx, entry.file)
+            sidecar.forget(tx, entry.file)
             (store.root / entry.file).unlink(missing_ok=True)
 
-    backend.FilesBackend._let_go = hasty  # type: ignore[method-assign]
+    directory.FilesBackend._let_go = hasty  # type: ignore[method-assign]
 
 
 def _pragma_after_connecting(statement: str) -> None:
@@ -149,8 +149,8 @@ def files_stored_with_the_commit(say: Say) -> None:
         bodies = tuple(msgspec.structs.replace(body, data=b"") for body in item.bodies)
         return msgspec.structs.replace(item, bodies=bodies)
 
-    backend.FilesBackend._store_blobs = nothing  # type: ignore[method-assign]
-    backend.without_bytes = bare
+    directory.FilesBackend._store_blobs = nothing  # type: ignore[method-assign]
+    directory.without_bytes = bare
 
 
 def restored_names_not_synced(say: Say) -> None:
@@ -158,15 +158,15 @@ def restored_names_not_synced(say: Say) -> None:
 
 
 def files_replaced_before_they_are_safe(say: Say) -> None:
-    move = restore._Restore._move
-    restore._Restore._safety = lambda work: ""  # type: ignore[method-assign]
+    move = file_restore._FilesRestore._move
+    file_restore._FilesRestore._safety = lambda work: ""  # type: ignore[method-assign]
 
     def hasty(work: Any, area: Any, safety: str) -> Any:
         failures = move(work, area, safety)
-        work._note(restore.BEGUN, work._save_safety())
+        work._note(file_restore.BEGUN, work._save_safety())
         return failures
 
-    restore._Restore._move = hasty  # type: ignore[method-assign]
+    file_restore._FilesRestore._move = hasty  # type: ignore[method-assign]
 
 
 BUGS: dict[str, Callable[[Say], None]] = {

@@ -15,6 +15,8 @@ class Catch(NamedTuple):
     operation: str
     kind: str
     method: str
+    call: str = ""
+    """The name of the call at which a fault shows it; empty for any."""
 
 
 PLAIN = "no fault"
@@ -28,7 +30,7 @@ CATCHES = (
     Catch("failed_sync_swallowed", "save", "files-phase", power.SYNCS),
     Catch("failed_sync_retried", "save", "files-phase", power.SYNCS),
     Catch("write_count_ignored", short.LARGE.name, "files-phase", short.METHOD),
-    Catch("failed_write_swallowed", "save", "files-phase", ONCE),
+    Catch("failed_write_swallowed", "save", "files-phase", ONCE, "write"),
     Catch("prune_takes_the_newest", "prune", "sqlite", PLAIN),
     Catch("original_removed_before_its_copy", "gzip", "files-run", KILL),
     Catch("documents_removed_before_the_commit", "prune", "files-phase", KILL),
@@ -49,10 +51,11 @@ def run_plain(scene: Scene) -> Outcome:
     return outcome
 
 
-def _faults(method: str) -> Callable[[Scene], Outcome]:
-    def find(scene: Scene) -> Outcome:
+def _faults(method: str) -> Callable[[Scene, str], Outcome]:
+    def find(scene: Scene, name: str) -> Outcome:
         outcome = Outcome()
-        for fault in reversed([each for each in scene.faults(reads=False) if each.method == method]):
+        faults = [each for each in scene.faults(reads=False) if each.method == method]
+        for fault in reversed([each for each in faults if name in ("", each.call.name)]):
             outcome.note(str(fault), scene.inject(fault))
             if outcome.violations:
                 break
@@ -61,14 +64,14 @@ def _faults(method: str) -> Callable[[Scene], Outcome]:
     return find
 
 
-FIND: dict[str, Callable[[Scene], Outcome]] = {
-    PLAIN: run_plain,
+FIND: dict[str, Callable[[Scene, str], Outcome]] = {
+    PLAIN: lambda scene, _: run_plain(scene),
     KILL: _faults(KILL),
     ONCE: _faults(ONCE),
     ON: _faults(ON),
-    power.METHOD: lambda scene: power.replay(scene, scene.recording.calls, limit=8, stop_at=1),
-    power.SYNCS: lambda scene: power.replay_failed_syncs(scene, limit=8, stop_at=1),
-    short.METHOD: lambda scene: short.shorten(scene, (400_000, 500_000)),
+    power.METHOD: lambda scene, _: power.replay(scene, scene.recording.calls, limit=8, stop_at=1),
+    power.SYNCS: lambda scene, _: power.replay_failed_syncs(scene, limit=8, stop_at=1),
+    short.METHOD: lambda scene, _: short.shorten(scene, (400_000, 500_000)),
 }
 
 
@@ -76,4 +79,4 @@ def caught(catch: Catch) -> Outcome:
     """What the method finds in an operation with the bug."""
     known = {**OPERATIONS, short.LARGE.name: short.LARGE}
     with Scene(known[catch.operation], catch.kind, bug=catch.bug) as scene:
-        return FIND[catch.method](scene)
+        return FIND[catch.method](scene, catch.call)

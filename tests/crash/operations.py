@@ -15,7 +15,7 @@ import stepkeep
 from stepkeep import PlanStep, Store
 from stepkeep.engine import Engine
 from stepkeep.errors import BackendUnavailable, Conflict
-from stepkeep.maintenance.backup import backup, restore_backup
+from stepkeep.maintenance.backup import backup, restore_backup_file
 from stepkeep.maintenance.copying import copy
 from stepkeep.maintenance.space import reclaim, sweep
 from stepkeep.model import utc_now_us
@@ -65,7 +65,7 @@ def patch(store: Store, root: Path, say: Say) -> None:
 def group(store: Store, root: Path, say: Say) -> None:
     """Savers of three sessions queue; one commit stores them all. The main thread leads, so that calls repeat."""
     committer = store.engine._committer
-    store.engine._background.settle = lambda pending: None  # type: ignore[method-assign]
+    store.engine._settling.submit = lambda job: None  # type: ignore[method-assign]
     with committer._leader:
         pending = [
             store.session(key, profile="archive").save({"of": key}, wait=False, idempotency_key=key)
@@ -182,7 +182,7 @@ def backed_up(store: Store, root: Path) -> None:
 
 def put_back(store: Store, root: Path, say: Say) -> None:
     store.close()
-    restore_backup(root / KEPT, root / "store/h.db", now_us=utc_now_us(), force=True)
+    restore_backup_file(root / KEPT, root / "store/h.db", now_us=utc_now_us(), force=True)
 
 
 def replaced_is_kept(store: Store, root: Path) -> list[str]:
@@ -204,8 +204,8 @@ def restore(store: Store, root: Path, say: Say) -> None:
 
 def fork(store: Store, root: Path, say: Say) -> None:
     run = store.get("r")
-    if all(branch.name != "side" for branch in run.branches()):
-        run.fork("#2", "side")
+    if all(branch.name != "side" for branch in run.branches):
+        run.branches.fork("#2", "side")
     header = run.save({"n": "side"}, idempotency_key="side")
     say(f"ACK r {header.seq}")
 

@@ -159,7 +159,7 @@ def soak(kind: str, root: Path, saves: int) -> str:
         measured = []
         for n in range(saves):
             run.save({"n": n, "text": "x" * 600})
-            if n % 500 == 499:
+            if n % 200 == 199:
                 run.prune(keep_last=100)
             if n in (saves // 10, saves - 1):
                 gc.collect()
@@ -183,9 +183,9 @@ def _resident_kib() -> int:
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["sqlite", "files-run"])
-def test_2000_saves_leak_nothing(tmp_path: Path, kind: str, tell: Callable[[str], None]) -> None:
+def test_600_saves_leak_nothing(tmp_path: Path, kind: str, tell: Callable[[str], None]) -> None:
     """Open files, threads and memory stay flat."""
-    tell(soak(kind, tmp_path, 2000))
+    tell(soak(kind, tmp_path, 600))
 
 
 @pytest.mark.slow

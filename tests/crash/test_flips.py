@@ -29,7 +29,6 @@ def bits(data: bytes, every: int) -> Iterator[bytes]:
     "every",
     [
         pytest.param(29, id="some"),
-        pytest.param(3, id="every third", marks=pytest.mark.full),
         pytest.param(1, id="every one", marks=pytest.mark.slow),
     ],
 )

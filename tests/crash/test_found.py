@@ -123,7 +123,7 @@ def test_a_first_page_that_is_only_in_the_log_is_read_from_there(tmp_path: Path)
     copied = tmp_path / "copy.db"
     with apsw.Connection(str(path)) as connection:
         connection.execute(
-            "PRAGMA application_id = 1212563795"
+            "PRAGMA application_id = 1398033232"
         ).fetchall()  # brings the first page into the log
     Path(f"{copied}-wal").write_bytes(Path(f"{path}-wal").read_bytes())
     copied.write_bytes(bytes(4096) + path.read_bytes()[4096:])

@@ -55,7 +55,7 @@ def test_a_disk_full_to_the_brim(tiny_disk: Path, kind: str) -> None:
         assert len(codes) == 100
         assert set(codes) == {"checkpoint_atomic_write_failed"}
         assert [run.load(header.id).state["n"] for header in run.history()] == list(range(10))[::-1]
-        assert run.prune(keep_last=3).deleted == 7  # with the space that was held in reserve
+        assert run.prune(keep_last=3).deleted == 7  # with the space that was held as ballast
         assert run.save({"n": "pruned"}).seq == 11
         ballast.unlink()
         assert run.save({"n": "after"}).seq == 12
@@ -82,10 +82,10 @@ def test_space_is_held_only_where_there_is_little(tiny_disk: Path, tmp_path: Pat
     """On a roomy disk there is no such file; on a small one it is there, and private, while the disk is small."""
     with opened("sqlite", tmp_path / "roomy") as store:
         store.session("r").save({})
-    assert list((tmp_path / "roomy").rglob("*reserve*")) == []
+    assert list((tmp_path / "roomy").rglob("*ballast*")) == []
     with opened("sqlite", tiny_disk) as store:
         store.session("r").save({})
-        (held,) = tiny_disk.rglob("*-reserve")
+        (held,) = tiny_disk.rglob("*-ballast")
         assert 64 * 1024 <= held.stat().st_size <= 256 * 1024
         assert held.stat().st_mode & 0o777 == 0o600
     subprocess.run(["mount", "-o", "remount,size=200m", str(tiny_disk)], check=True)

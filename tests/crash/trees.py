@@ -15,8 +15,8 @@ from stepkeep.maintenance.copying import copy
 from stepkeep.maintenance.space import sweep
 from stepkeep.model import utc_now_us
 from stepkeep.storage.files import FilesBackend
-from stepkeep.workspace.names import STAGING_PREFIX
-from stepkeep.workspace.restore import BEGUN
+from stepkeep.workspace.file_restore import BEGUN
+from stepkeep.workspace.manifest import STAGING_PREFIX
 from tests.crash.stores import BUSY_SECONDS, SQLITE, Operation, Say, later
 
 TREE = "tree"
@@ -83,7 +83,7 @@ def has_its_files(store: Store, root: Path) -> list[str]:
     problems = []
     for header in run.history(branch=None):
         found = {
-            path: run.files(header.id).read(path).decode()
+            path: run.files.at(header.id).read(path).decode()
             for path in (FIRST, SECOND, UNSAVED)[header.seq - 1]
         }
         if found != (FIRST, SECOND, UNSAVED)[header.seq - 1]:
@@ -143,7 +143,7 @@ COPY = Operation(
 
 
 def restore(store: Store, root: Path, say: Say) -> None:
-    done = store.get("r").restore_files("#1", workspace=root / TREE, force=True)
+    done = store.get("r").files.restore("#1", workspace=root / TREE, force=True)
     if not done.is_complete:
         raise BackendUnavailable(str(done.failures))
 
@@ -167,7 +167,7 @@ def is_back(store: Store, root: Path) -> list[str]:
 
 
 def can_be_undone(store: Store, root: Path) -> list[str]:
-    done = store.get("r").undo_files(workspace=root / TREE)
+    done = store.get("r").files.undo(workspace=root / TREE)
     found = read(root)
     is_sound = found == UNSAVED and done.is_complete
     return [] if is_sound else [f"undone, the tree is {found}, with {done.failures}"]

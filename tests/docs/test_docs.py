@@ -5,8 +5,6 @@ from __future__ import annotations
 import doctest
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 
 import stepkeep
 from stepkeep.codec.integrity import chain_of, open_header
+from tests import interpreter
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "stepkeep"
@@ -83,8 +82,7 @@ def _commands(page: Path) -> list[str]:
 def test_commands_run(page: Path, in_empty_folder: None) -> None:
     """The command lines of a page succeed one after the other, beginning with an empty folder."""
     for line in _commands(page):
-        words = [sys.executable, "-m", "stepkeep", *shlex.split(line, comments=True)[1:]]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        done = interpreter.stepkeep(*shlex.split(line, comments=True)[1:])
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 

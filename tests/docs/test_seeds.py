@@ -24,12 +24,12 @@ import stepkeep
 from stepkeep import cli
 from stepkeep.cli.app import stepkeep as commands
 from stepkeep.config.schema import lookup
-from stepkeep.executor.workflow.reading import parse_workflow
 from stepkeep.maintenance.metrics import Metrics
-from stepkeep.mcp.opened import OpenedStore
 from stepkeep.mcp.server import build_server
+from stepkeep.mcp.tools import OpenedStore
 from stepkeep.policy.profiles import PROFILES
-from stepkeep.testing.clock import FakeClock
+from stepkeep.runs.workflow.parse import parse_workflow
+from stepkeep.testing.builders import FakeClock
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 DAY = 86_400

@@ -16,18 +16,18 @@ from typing import Any
 
 import msgspec
 
+from stepkeep import yaml_lines
 from stepkeep.codec import document, exact
 from stepkeep.codec.compression import compress, decompress
 from stepkeep.codec.integrity import open_header
 from stepkeep.codec.readable import Layout
-from stepkeep.config import files as config_files
 from stepkeep.config import schema
 from stepkeep.errors import StepkeepError
-from stepkeep.executor.workflow.document import InvalidWorkflow
-from stepkeep.executor.workflow.reading import parse_workflow
 from stepkeep.history import paths, refs
-from stepkeep.hooks import reading as hooks
 from stepkeep.model import check_branch_name, check_name
+from stepkeep.recording.coding_agents import events as hooks
+from stepkeep.runs.workflow.definition import InvalidWorkflow
+from stepkeep.runs.workflow.parse import parse_workflow
 from stepkeep.storage.files.layouts import safe_name
 
 MAX_BYTES = 1 << 16
@@ -69,8 +69,8 @@ def ids(data: bytes) -> None:
 def configuration(data: bytes) -> None:
     """A configuration file."""
     try:
-        root = config_files.parse(data.decode("utf-8", "replace"))
-    except config_files.Unreadable:
+        root = yaml_lines.parse(data.decode("utf-8", "replace"))
+    except yaml_lines.Unreadable:
         return
     schema.values_of(root, "file")
 
@@ -84,8 +84,8 @@ def workflows(data: bytes) -> None:
 def hook_input(data: bytes) -> None:
     """What a coding agent tells of an event."""
     for client, event in (("claude-code", "SessionStart"), ("claude-code", "PostToolUse"), ("x", "y")):
-        with contextlib.suppress(hooks.BadInput):
-            hooks.moment_of(client, event, data, cwd="/")
+        with contextlib.suppress(hooks.InvalidEvent):
+            hooks.read_event(client, event, data, cwd="/")
 
 
 _folder = tempfile.TemporaryDirectory(prefix="stepkeep-fuzz-")
@@ -93,8 +93,8 @@ _folder = tempfile.TemporaryDirectory(prefix="stepkeep-fuzz-")
 
 @functools.cache
 def _server() -> Any:
-    from stepkeep.mcp.opened import OpenedStore
     from stepkeep.mcp.server import build_server
+    from stepkeep.mcp.tools import OpenedStore
 
     return build_server(OpenedStore(f"sqlite:{Path(_folder.name) / 'h.db'}"))
 

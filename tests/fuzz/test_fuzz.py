@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.__main__ import plain
 from tests.fuzz.targets import SEEDS, TARGETS
+from tests.sampling import examples
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -23,7 +24,7 @@ def test_seeds(name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in TARGETS if name != "mcp_requests"])
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     data=st.one_of(
         st.binary(max_size=2000), st.text(max_size=500).map(lambda text: text.encode("utf-8", "replace"))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import stepkeep
+from tests import interpreter
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SOURCE = Path(stepkeep.__file__).parent.parent
@@ -94,7 +95,7 @@ class Agent:
         return Answer(done)
 
     def stepkeep(self, *args: str) -> Answer:
-        return self.raw([sys.executable, "-m", "stepkeep", *args], b"")
+        return Answer(interpreter.python("-m", "stepkeep", *args, cwd=self.folder, env=self.environment))
 
     def problems(self) -> list[dict[str, Any]]:
         if not self.log.exists():

@@ -11,8 +11,8 @@ import pytest
 
 import stepkeep
 from stepkeep.codec.readable import CommandOutcome
-from stepkeep.lifecycle.agent.clients import EVENTS
-from stepkeep.lifecycle.phase_record import record_of
+from stepkeep.recording.coding_agents.events import EVENTS
+from stepkeep.recording.phases import record_of
 from stepkeep.storage.urls import open_backend
 from stepkeep.testing import FakeClock
 from tests.hooks.conftest import FIXTURES, Agent

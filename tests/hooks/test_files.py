@@ -12,7 +12,7 @@ import pytest
 
 import stepkeep
 from stepkeep.errors import BackendUnavailable
-from stepkeep.hooks.patience import Patience
+from stepkeep.recording.coding_agents.timeout import Timeout
 from tests.hooks.conftest import Agent, Answer
 
 KEY = "claude-code:00893aaf-19fa-41d2-8238-13269b9b3ca0"
@@ -118,7 +118,7 @@ def test_a_tree_that_takes_too_long_is_left_out(agent: Agent) -> None:
     """The checkpoint is there, the person can learn of it, and it is not tried again in that session."""
     make_repository(agent.folder)
     program = (
-        "import sys; from stepkeep.hooks import capturing; capturing.SECONDS = 1e-6;"
+        "import sys; from stepkeep.recording.coding_agents import file_capture; file_capture.SECONDS = 1e-6;"
         " from stepkeep.cli import main; sys.argv[0] = 'stepkeep'; sys.exit(main())"
     )
     command = [sys.executable, "-c", program, "hook", "Stop", "--client", "claude-code"]
@@ -138,12 +138,12 @@ def _is_marked(agent: Agent) -> bool:
         return bool(store.get(KEY).info.metadata.get("files_took_too_long"))
 
 
-def test_patience_ends_in_the_block_that_ran_out() -> None:
+def test_a_timeout_ends_in_the_block_that_ran_out() -> None:
     """An inner block that gives up leaves the outer one its time."""
-    with Patience(60, "outer"):
-        with pytest.raises(BackendUnavailable, match=r"inner within 0\.01 seconds"), Patience(0.01, "inner"):
+    with Timeout(60, "outer"):
+        with pytest.raises(BackendUnavailable, match=r"inner within 0\.01 seconds"), Timeout(0.01, "inner"):
             time.sleep(5)
-        with pytest.raises(BackendUnavailable, match="again"), Patience(0.01, "again"):
+        with pytest.raises(BackendUnavailable, match="again"), Timeout(0.01, "again"):
             time.sleep(5)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepkeep.errors import InvalidInput
-from stepkeep.lifecycle.agent.settings_file import events_of, installed, uninstalled
+from stepkeep.recording.coding_agents.installing import events_of, installed, uninstalled
 from tests.hooks.conftest import Agent, Answer
 
 FILES = {

@@ -187,11 +187,11 @@ def test_a_checkpoint_of_someone_else_hides_no_thread(saver: StepkeepSaver) -> N
     put(saver, {"x": 1}, config("other"))
     at = put(saver, {"x": 2})
     session = saver.store.get("t")
-    session.fork(name="beside")
+    session.branches.fork(name="beside")
     session.save({"mine": True})
     assert [each.config for each in saver.list(config())] == [at]
     assert [each.config for each in saver.list({"configurable": {"thread_id": "t"}})] == [at]
-    session.switch("main")
+    session.branches.switch("main")
     session.save({"mine": True})
     assert [values_of(saver, each.config) for each in saver.list(None)] == [{"x": 2}, {"x": 1}]
     assert len(list(saver.list(None, filter={"step": 1}))) == 2

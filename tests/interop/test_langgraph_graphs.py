@@ -16,7 +16,15 @@ from stepkeep.adapters.langgraph import StepkeepSaver
 from tests.interop.graphs import Graph, carrier, counter, deltas, failing, seen, workflow
 from tests.interop.test_langgraph_values import Rot
 
-DURABILITIES = ["sync", "async", "exit"]
+WAYS = [
+    pytest.param(
+        durability, is_async, marks=() if is_default else pytest.mark.slow, id=f"{durability} {kind}"
+    )
+    for durability, default in (("sync", False), ("async", True), ("exit", False))
+    for is_async, kind in ((False, "invoked"), (True, "awaited"))
+    for is_default in [is_async is default]
+]
+"""When LangGraph saves, and how it is called: each once, and every combination with `--slow`."""
 
 Saver = BaseCheckpointSaver[Any]
 
@@ -105,8 +113,7 @@ GRAPHS = {interrupted: workflow, time_travel: counter, delta_channels: deltas}
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("is_async", [False, True], ids=["invoked", "awaited"])
-@pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.parametrize(("durability", "is_async"), WAYS)
 @pytest.mark.parametrize("program", [interrupted, time_travel, delta_channels])
 def test_a_graph_behaves_as_in_memory(
     url: str, program: Callable[..., Any], durability: str, is_async: bool
@@ -123,8 +130,7 @@ def test_a_graph_behaves_as_in_memory(
         assert asyncio.run(again.picture()) == expected[-1]
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.parametrize(("durability", "is_async"), WAYS)
 @pytest.mark.parametrize("first", [{"update": {"log": ["u"]}}, {"resume": "x"}, {"goto": "step"}], ids=repr)
 def test_a_command_may_be_the_first_input_of_a_thread(
     saver: StepkeepSaver, first: dict[str, Any], durability: Any, is_async: bool

@@ -178,7 +178,7 @@ def test_namespaces_of_finished_calls_are_let_go(url: str) -> None:
             graph.invoke(Command(resume="yes"), THREAD)
             saver.trim("t")
             saver.trim("t")
-        branches = saver.store.get("t").branches()
+        branches = saver.store.get("t").branches
         still_open = [each for each in branches if each.state is BranchState.OPEN]
         assert len(branches) == 5
         assert len(still_open) <= 3
@@ -209,7 +209,7 @@ def test_a_namespace_that_was_let_go_is_held_again_by_a_put(url: str) -> None:
         first = put(saver, {"v": 1}, config(namespace="A:1"), parents={"": "gone"})
         root = put(saver, {"x": 0})
         saver.trim("t")
-        (let_go,) = (each for each in saver.store.get("t").branches() if each.name == "ns:A:1")
+        (let_go,) = (each for each in saver.store.get("t").branches if each.name == "ns:A:1")
         assert let_go.state is BranchState.ARCHIVED
         put(saver, {"v": 2}, first, parents={"": id_of(root)})
         for number in range(6):

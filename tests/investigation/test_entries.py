@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepkeep
-from stepkeep.investigation.beliefs import BeliefGraph
+from stepkeep.investigation.beliefs import BeliefGraph, contradict
 from stepkeep.investigation.commands import MAX_COMMANDS, MAX_PREVIEW, CommandHistory
-from stepkeep.investigation.contradictions import contradict
-from stepkeep.investigation.events import Announcement, Announcer
+from stepkeep.investigation.entries import Announcement, Announcer
 from stepkeep.investigation.gaps import KnowledgeGapAnalyzer
 from stepkeep.investigation.hypotheses import HypothesisBoard
 from stepkeep.investigation.notes import Notebook

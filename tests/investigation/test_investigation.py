@@ -426,7 +426,7 @@ def test_changed_project_files_are_announced(tmp_path: Path) -> None:
         bug = store.investigation(session)
         bug.checkpoint("start")
         (work / "cache.py").write_text("ttl = 60", encoding="utf-8")
-        session.code_changed(notify=bug.code_changed)
+        session.files.changed(notify=bug.code_changed)
         assert saved(bug) == ["CodeModified"]
         assert bug.code.state is not None
         assert bug.code.state.paths == ("cache.py",)

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import stepkeep
 from stepkeep.storage.memory import MemoryBackend
 from stepkeep.testing import FakeClock
+from tests.sampling import examples
 
 Model = dict[str, Any]
 TEXTS = st.sampled_from(["the cache is stale", "the cache is not stale", "it leaks", "it never leaks", "ok"])
@@ -136,7 +137,7 @@ class Investigations(RuleBasedStateMachine):
 
     @rule(pick=PICK)
     def switch(self, pick: int) -> None:
-        is_open = [each for each in self.bug.session.branches() if each.state == "open" and each.head]
+        is_open = [each for each in self.bug.session.branches if each.state == "open" and each.head]
         if not is_open:
             return
         target = is_open[pick % len(is_open)]
@@ -176,4 +177,4 @@ class Investigations(RuleBasedStateMachine):
 
 
 TestInvestigations = Investigations.TestCase
-TestInvestigations.settings = settings(max_examples=25, stateful_step_count=25)
+TestInvestigations.settings = settings(max_examples=examples(25), stateful_step_count=25)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import stepkeep
-from stepkeep.investigation.commands import CommandHistory
-from stepkeep.investigation.verifications import VerificationRunner
+from stepkeep.investigation.commands import CommandHistory, VerificationRunner
 from stepkeep.testing import FakeClock
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import stepkeep
-from stepkeep.lifecycle.commands import command_text, install_command
+from stepkeep.recording.coding_agents.installing import command_text, install_command
 
 
 def test_the_command_is_installed_where_agents_look(tmp_path: Path) -> None:

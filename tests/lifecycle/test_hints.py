@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from stepkeep.errors import InvalidInput
-from stepkeep.lifecycle.hints import (
+from stepkeep.recording.resumption import (
     COOL_DOWN_SECONDS,
     Circumstances,
     Interruption,
@@ -14,7 +14,7 @@ from stepkeep.lifecycle.hints import (
     classified,
     resume_hints,
 )
-from stepkeep.policy.triggers import to_us
+from stepkeep.recording.triggers import to_us
 
 NOW = 1_700_000_000_000_000
 GOOD = Circumstances(interruption=Interruption.TOOL_FAILURE, since_us=NOW - to_us(3600))

@@ -18,9 +18,8 @@ import pytest
 import stepkeep
 from stepkeep import aio
 from stepkeep.codec.readable import CommandOutcome, ContextDigest
-from stepkeep.lifecycle.digest import context_digest, pressure_of
-from stepkeep.lifecycle.outcomes import MAX_OUTCOMES, MAX_SUMMARY
-from stepkeep.lifecycle.recorder import Recorder
+from stepkeep.recording.details import MAX_OUTCOMES, MAX_SUMMARY, context_digest, pressure_of
+from stepkeep.recording.recorder import Recorder
 from stepkeep.storage.memory import MemoryBackend
 from stepkeep.testing import FakeClock
 from stepkeep.testing.faults import Fault, Faults, fail

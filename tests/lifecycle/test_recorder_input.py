@@ -12,7 +12,7 @@ import pytest
 import stepkeep
 from stepkeep import config
 from stepkeep.codec.readable import CommandOutcome, ContextDigest
-from stepkeep.lifecycle.outcomes import MAX_NAME
+from stepkeep.recording.details import MAX_NAME
 
 LONE = b"caf\xe9".decode("utf-8", "surrogateescape")
 

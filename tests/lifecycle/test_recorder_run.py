@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import stepkeep
-from stepkeep.lifecycle.recorder import Recorded, Recorder
+from stepkeep.recording.recorder import Recorded, Recorder
 from stepkeep.storage.memory import MemoryBackend
 from stepkeep.testing import FakeClock
 from stepkeep.testing.faults import Fault, Faults, fail

@@ -7,7 +7,7 @@ from typing import Any
 from stepkeep.api import Store
 from stepkeep.engine import Save
 from stepkeep.engine.engine import NewBody
-from stepkeep.model import STATE, Branch
+from stepkeep.model import Branch
 from stepkeep.storage.port import HeaderQuery
 
 
@@ -27,7 +27,7 @@ def fill(store: Store) -> None:
     backend.annotate(run.uid, ("side", "to-come"), "note", "early", b"early", time_us=2)
     blob = store.engine.make_blob(b"a long output " * 500)
     body = NewBody(b'{"output":1}', "json", frozenset({blob.digest}))
-    store.engine.save(Save(session=run.uid, bodies={STATE: body}, blobs=(blob,), message="with a blob"))
+    store.engine.save(Save(session=run.uid, state=body, blobs=(blob,), message="with a blob"))
     run.prune(keep_last=12)
     done = store.session("finished", profile="agent")
     done.save({"when": 1.5, "raw": b"\x00\xff"}, status="failed", message="it broke")

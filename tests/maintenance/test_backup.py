@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 import stepkeep
-from stepkeep import operations
+from stepkeep import api
 from stepkeep.api import Store
 from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, NotFound
 from stepkeep.maintenance.backup import PARTIAL, dated_name
 from stepkeep.storage.sqlite import SqliteBackend
+from tests import interpreter
 from tests.api.programs import environment, raw
 from tests.maintenance.mixed import contents, fill
 
@@ -53,7 +54,7 @@ def test_a_backup_equals_the_store(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "backup" / "b.db"
     target.parent.mkdir()
     with bare(source) as store:
-        report = operations.backup(store, target)
+        report = store.backup(target)
         before = contents(store)
     assert (report.sessions, report.checkpoints, report.findings) == (3, 14, ())
     assert [path.name for path in target.parent.iterdir()] == ["b.db"]
@@ -67,7 +68,7 @@ def test_a_store_without_a_file_is_backed_up_too(tmp_path: Path) -> None:
     with stepkeep.open("memory:") as store:
         fill(store)
         before = contents(store)
-        operations.backup(store, tmp_path / "b.db")
+        store.backup(tmp_path / "b.db")
     with bare(tmp_path / "b.db") as copy:
         assert contents(copy) == before
 
@@ -78,10 +79,10 @@ def test_an_existing_file_is_replaced_only_by_force(source: Path, tmp_path: Path
     target.write_text("precious")
     with bare(source) as store:
         with pytest.raises(InvalidInput) as error:
-            operations.backup(store, target)
+            store.backup(target)
         assert error.value.code == "file_exists"
         assert target.read_text() == "precious"
-        operations.backup(store, target, force=True)
+        store.backup(target, force=True)
     with bare(target) as copy:
         assert copy.verify().is_intact
 
@@ -93,8 +94,8 @@ def test_a_pipe_or_device_is_never_replaced(source: Path, tmp_path: Path) -> Non
     with bare(source) as store:
         info = max(store.sessions(), key=lambda each: each.last_seq)
         for write in (
-            lambda: operations.backup(store, pipe, force=True),
-            lambda: operations.export(store, info.key, output=pipe, force=True),
+            lambda: store.backup(pipe, force=True),
+            lambda: store.get(info.key).export(output=pipe, force=True),
         ):
             with pytest.raises(InvalidInput, match="a device or a pipe"):
                 write()
@@ -107,7 +108,7 @@ def test_keep_rotates_the_backups_in_a_directory(source: Path, tmp_path: Path) -
     folder.mkdir()
     (folder / "stepkeep-notes.db").write_text("mine")
     with bare(source) as store:
-        reports = [operations.backup(store, folder, keep=2) for _ in range(4)]
+        reports = [store.backup(folder, keep=2) for _ in range(4)]
     left = sorted(path.name for path in folder.iterdir())
     assert left == [*(Path(report.path).name for report in reports[-2:]), "stepkeep-notes.db"]
     assert [len(report.removed) for report in reports] == [0, 0, 1, 1]
@@ -122,7 +123,7 @@ def test_what_killed_backups_left_goes_with_the_next(source: Path, tmp_path: Pat
         if path != young:
             os.utime(path, (1, 1))
     with bare(source) as store:
-        operations.backup(store, tmp_path / "b.db")
+        store.backup(tmp_path / "b.db")
     assert not any((tmp_path / name).exists() for name in names)
     assert young.exists()
     assert other.exists()
@@ -131,7 +132,7 @@ def test_what_killed_backups_left_goes_with_the_next(source: Path, tmp_path: Pat
 def test_keep_needs_a_directory(source: Path, tmp_path: Path) -> None:
     """A single file cannot be rotated."""
     with bare(source) as store, pytest.raises(InvalidInput):
-        operations.backup(store, tmp_path / "b.db", keep=3)
+        store.backup(tmp_path / "b.db", keep=3)
 
 
 def test_names_of_backups_sort_like_their_times() -> None:
@@ -148,7 +149,7 @@ def test_damage_in_the_store_is_in_the_backup_and_told(source: Path, tmp_path: P
     folder.mkdir()
     (folder / dated_name(0)).write_text("an older one")
     with bare(source) as store:
-        report = operations.backup(store, folder, keep=1)
+        report = store.backup(folder, keep=1)
     assert len(report.findings) == 1
     assert (folder / dated_name(0)).exists()
 
@@ -156,14 +157,14 @@ def test_damage_in_the_store_is_in_the_backup_and_told(source: Path, tmp_path: P
 def test_a_directory_that_is_not_there_is_an_error(source: Path, tmp_path: Path) -> None:
     """Nothing is made."""
     with bare(source) as store, pytest.raises(BackendUnavailable):
-        operations.backup(store, tmp_path / "no" / "b.db")
+        store.backup(tmp_path / "no" / "b.db")
     assert not (tmp_path / "no").exists()
 
 
 def test_the_store_itself_is_no_destination(source: Path) -> None:
     """Not even by force: whoever has it open would go on in a file without a name."""
     with bare(source) as store, pytest.raises(InvalidInput) as refusal:
-        operations.backup(store, source, force=True)
+        store.backup(source, force=True)
     assert refusal.value.code == "same_store"
 
 
@@ -172,7 +173,7 @@ def test_a_store_that_is_open_somewhere_is_no_destination(source: Path, tmp_path
     with bare(source) as store, bare(tmp_path / "other.db") as other:
         other.session("mine").save({"n": 1})
         with pytest.raises(BackendUnavailable):
-            operations.backup(store, tmp_path / "other.db", force=True)
+            store.backup(tmp_path / "other.db", force=True)
         other.session("mine").save({"n": 2})
         assert other.usage().checkpoints == 2
 
@@ -190,12 +191,12 @@ for number in range(5):
     run.save({{"n": number}})
 os._exit(9)
 """
-        subprocess.run([sys.executable, "-c", program], env=environment(), check=False)
+        interpreter.python("-c", program, env=environment())
         assert Path(f"{target}-wal").stat().st_size > 0
         if is_gone:
             target.unlink()
         with bare(source) as store:
-            operations.backup(store, target, force=True)
+            store.backup(target, force=True)
             before = contents(store)
         with bare(target) as copy:
             assert contents(copy) == before
@@ -208,14 +209,14 @@ def test_a_backup_while_four_processes_save_has_all_that_was_acknowledged(tmp_pa
     bare(path).close()
     logs = [(tmp_path / f"log{number}").open("w+") for number in range(4)]
     savers = [
-        subprocess.Popen([sys.executable, "-c", SAVER, path, f"s{n}"], stdout=log, env=environment())
+        interpreter.start(["-c", SAVER, str(path), f"s{n}"], stdout=log, env=environment())
         for n, log in enumerate(logs)
     ]
     try:
         for round in range(3):
             acknowledged = _acknowledged(tmp_path, more_than=20 * round)
             with bare(path) as store:
-                report = operations.backup(store, tmp_path / f"b{round}.db")
+                report = store.backup(tmp_path / f"b{round}.db")
             assert report.findings == ()
             with bare(tmp_path / f"b{round}.db") as copy:
                 assert acknowledged
@@ -279,7 +280,7 @@ def made(source: Path, tmp_path: Path) -> Path:
     """A backup of the store, which went on since."""
     target = tmp_path / "b.db"
     with bare(source) as store:
-        operations.backup(store, target)
+        store.backup(target)
         store.get("finished").save({"later": True})
     return target
 
@@ -289,7 +290,7 @@ def test_a_backup_becomes_the_store(source: Path, made: Path) -> None:
     with bare(source) as store:
         later = contents(store)
     before = made.read_bytes()
-    report = operations.restore_backup(made, f"sqlite:{source}", force=True)
+    report = api.restore_backup(made, f"sqlite:{source}", force=True)
     with bare(source) as store:
         assert [header.seq for header in store.get("finished").history()] == [1]
     assert report.replaced is not None
@@ -301,7 +302,7 @@ def test_a_backup_becomes_the_store(source: Path, made: Path) -> None:
 def test_a_store_is_replaced_only_by_force(source: Path, made: Path) -> None:
     """Without it nothing changes."""
     with pytest.raises(InvalidInput) as error:
-        operations.restore_backup(made, f"sqlite:{source}")
+        api.restore_backup(made, f"sqlite:{source}")
     assert error.value.code == "file_exists"
     with bare(source) as store:
         assert len(list(store.get("finished").history())) == 2
@@ -312,13 +313,13 @@ def test_a_store_in_use_is_not_replaced(source: Path, made: Path) -> None:
     with bare(source) as store:
         store.get("finished").save({"in": "use"})
         with pytest.raises(BackendUnavailable):
-            operations.restore_backup(made, f"sqlite:{source}", force=True)
+            api.restore_backup(made, f"sqlite:{source}", force=True)
         assert len(list(store.get("finished").history())) == 3
 
 
 def test_a_backup_is_put_where_nothing_was(made: Path, tmp_path: Path) -> None:
     """The directory is made."""
-    operations.restore_backup(made, f"sqlite:{tmp_path}/new/store.db")
+    api.restore_backup(made, f"sqlite:{tmp_path}/new/store.db")
     with bare(tmp_path / "new" / "store.db") as store:
         assert store.verify().is_intact
 
@@ -328,7 +329,7 @@ def test_a_damaged_backup_is_refused(source: Path, made: Path) -> None:
     with raw(made) as connection:
         connection.execute("UPDATE checkpoints SET header = x'00'")
     with pytest.raises(Corrupt):
-        operations.restore_backup(made, f"sqlite:{source}", force=True)
+        api.restore_backup(made, f"sqlite:{source}", force=True)
     with bare(source) as store:
         assert len(list(store.get("finished").history())) == 2
 
@@ -337,13 +338,13 @@ def test_what_is_no_backup_is_refused(source: Path, tmp_path: Path) -> None:
     """A missing file, a file of another program, the store itself, and a store that is no file."""
     (tmp_path / "notes.txt").write_text("notes")
     with pytest.raises(NotFound):
-        operations.restore_backup(tmp_path / "nothing.db", f"sqlite:{source}", force=True)
+        api.restore_backup(tmp_path / "nothing.db", f"sqlite:{source}", force=True)
     with pytest.raises(InvalidInput):
-        operations.restore_backup(tmp_path / "notes.txt", f"sqlite:{source}", force=True)
+        api.restore_backup(tmp_path / "notes.txt", f"sqlite:{source}", force=True)
     with pytest.raises(InvalidInput):
-        operations.restore_backup(source, f"sqlite:{source}", force=True)
+        api.restore_backup(source, f"sqlite:{source}", force=True)
     with pytest.raises(InvalidInput):
-        operations.restore_backup(source, "memory:", force=True)
+        api.restore_backup(source, "memory:", force=True)
     with bare(source) as store:
         assert store.verify().is_intact
 
@@ -352,6 +353,6 @@ def test_the_log_of_a_lost_store_is_not_applied_to_the_backup(made: Path, tmp_pa
     """A person who removed the broken database and left its log gets the backup, not a mixture."""
     target = tmp_path / "lost.db"
     Path(f"{target}-wal").write_bytes(made.read_bytes())
-    operations.restore_backup(made, f"sqlite:{target}")
+    api.restore_backup(made, f"sqlite:{target}")
     with bare(target) as store, bare(made) as backup:
         assert contents(store) == contents(backup)

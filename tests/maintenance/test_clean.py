@@ -13,14 +13,13 @@ import pytest
 from stepkeep.api import Session, Store
 from stepkeep.engine import NewBody, Save
 from stepkeep.errors import InvalidInput, NotFound
-from stepkeep.maintenance.clean import CleanError, CleanPlan, CleanReport, apply_clean, plan_clean
+from stepkeep.maintenance.clean import CleanPlan, CleanReport, apply_clean, plan_clean
 from stepkeep.policy.cleanup import CleanupPolicies, CleanupRule
 from stepkeep.storage.memory import MemoryBackend
 from stepkeep.storage.port import Backend
 from stepkeep.storage.sqlite import SqliteBackend
-from stepkeep.testing.clock import FakeClock
+from stepkeep.testing.builders import FakeClock, new_owner
 from stepkeep.testing.faults import Fault, Faults, fail
-from stepkeep.testing.records import new_owner
 
 DAY = 86_400
 DEFAULTS = CleanupPolicies()
@@ -230,7 +229,7 @@ def test_a_failure_of_one_does_not_stop_the_rest(store: Store, clock: FakeClock,
     faults.add(Fault(fail, method="delete_session", call=2))
     report = clean(store)
     assert (report.cleaned, report.retained) == (2, 0)
-    assert report.errors == (CleanError("b", "a fault was injected"),)
+    assert [(error.session, error.message) for error in report.errors] == [("b", "a fault was injected")]
     assert keys(store) == {"b"}
     assert clean(store).cleaned == 1
 
@@ -241,7 +240,8 @@ def test_a_failed_sweep_is_reported(store: Store, clock: FakeClock, faults: Faul
     clock.advance(100 * DAY)
     faults.add(Fault(fail, method="sweep"))
     report = clean(store)
-    assert (report.cleaned, report.errors) == (1, (CleanError(None, "a fault was injected"),))
+    assert report.cleaned == 1
+    assert [(error.session, error.message) for error in report.errors] == [(None, "a fault was injected")]
 
 
 def test_stale_sessions_go_like_failed_ones(store: Store, clock: FakeClock) -> None:
@@ -269,7 +269,7 @@ def test_blobs_and_late_annotations_are_swept(store: Store, clock: FakeClock) ->
     for uid, blobs in ((session.uid, (own, shared)), (stays.uid, (shared,))):
         body = NewBody(b"{}", "json", frozenset(blob.digest for blob in blobs))
         status = engine.backend.session(uid).status
-        engine.save(Save(session=uid, bodies={"state": body}, blobs=blobs, status=status))
+        engine.save(Save(session=uid, state=body, blobs=blobs, status=status))
     backend = engine.backend
     backend.annotate(stays.uid, "cp_never", "kind", "old", b"", time_us=clock())
     clock.advance(6 * DAY)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import stepkeep
-from stepkeep import operations
+from stepkeep import api
 from stepkeep.api import Store
 from stepkeep.errors import Conflict, InvalidInput, NotFound
 from stepkeep.maintenance.copying import copy
@@ -179,10 +179,10 @@ def test_one_session_is_copied_by_its_key(tmp_path: Path) -> None:
     """Others stay behind; a key that does not exist is not found."""
     with stepkeep.open(f"sqlite:{tmp_path}/a.db") as store:
         fill(store)
-    report = operations.copy(f"sqlite:{tmp_path}/a.db", f"sqlite:{tmp_path}/b.db", keys=["finished"])
+    report = api.copy_store(f"sqlite:{tmp_path}/a.db", f"sqlite:{tmp_path}/b.db", keys=["finished"])
     assert (report.sessions, report.copied) == (1, 1)
     with pytest.raises(NotFound):
-        operations.copy(f"sqlite:{tmp_path}/a.db", f"sqlite:{tmp_path}/b.db", keys=["nobody"])
+        api.copy_store(f"sqlite:{tmp_path}/a.db", f"sqlite:{tmp_path}/b.db", keys=["nobody"])
 
 
 def test_a_store_is_not_copied_into_itself(tmp_path: Path) -> None:
@@ -191,14 +191,14 @@ def test_a_store_is_not_copied_into_itself(tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to(tmp_path / "a.db")
     for same in (f"sqlite:{tmp_path}/a.db", f"{tmp_path}/./a.db", f"sqlite:{tmp_path}/link.db"):
         with pytest.raises(InvalidInput) as error:
-            operations.copy(f"sqlite:{tmp_path}/a.db", same)
+            api.copy_store(f"sqlite:{tmp_path}/a.db", same)
         assert error.value.code == "same_store"
 
 
 def test_a_source_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     """Neither it nor the destination appears."""
     with pytest.raises(NotFound):
-        operations.copy(f"sqlite:{tmp_path}/nothing.db", f"sqlite:{tmp_path}/b.db")
+        api.copy_store(f"sqlite:{tmp_path}/nothing.db", f"sqlite:{tmp_path}/b.db")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -207,7 +207,7 @@ def test_a_destination_of_another_program_is_refused(tmp_path: Path) -> None:
     stepkeep.open(f"sqlite:{tmp_path}/a.db").close()
     (tmp_path / "b.db").write_text("not a database")
     with pytest.raises(InvalidInput):
-        operations.copy(f"sqlite:{tmp_path}/a.db", f"sqlite:{tmp_path}/b.db")
+        api.copy_store(f"sqlite:{tmp_path}/a.db", f"sqlite:{tmp_path}/b.db")
     assert (tmp_path / "b.db").read_text() == "not a database"
 
 

@@ -16,6 +16,7 @@ import pytest
 import stepkeep
 from stepkeep import config
 from stepkeep.config import Settings
+from stepkeep.engine import Saved
 from stepkeep.errors import PRUNE_FAILED, BackendUnavailable
 from stepkeep.maintenance import keeper as keeping
 from stepkeep.maintenance.keeper import Keeper
@@ -277,7 +278,7 @@ def test_no_thread_is_left_after_closing(url: str) -> None:
     assert len(threads()) == 1
     store.close()
     store.close()
-    keeper_of(store).saved(header)
+    keeper_of(store).saved(Saved(header, is_new=True, stored_bytes=1, seconds=0.0))
     assert threads() == []
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from stepkeep.maintenance.prune import apply_prune, plan_prune, prune_session
 from stepkeep.policy.cleanup import CleanupPolicies, CleanupRule
 from stepkeep.policy.retention import Retention
 from stepkeep.storage.sqlite import SqliteBackend
+from tests import interpreter
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(stepkeep.__file__).parents[1]
@@ -67,7 +67,7 @@ def start(call: str) -> subprocess.Popen[bytes]:
     kept = {name: value for name, value in os.environ.items() if name != "STEPKEEP_STORE"}
     environment = {**kept, "PYTHONPATH": f"{SOURCE}{os.pathsep}{ROOT}"}
     code = f"from tests.maintenance import test_prune_races as t; t.{call}"
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, cwd=ROOT)
+    return interpreter.start(["-c", code], stdout=subprocess.PIPE, env=environment, cwd=ROOT)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_pruning_and_cleaning_while_four_others_save(path: str) -> None:
         writers = [start(f"save_many({path!r}, 'run', 'w{number}', {count}, 0.005)") for number in range(4)]
         while any(writer.poll() is None for writer in writers):
             session = engine.backend.session(uid)
-            deleted += prune_session(engine, session, retention, now_us=engine.clock()).deleted
+            deleted += prune_session(engine, session, retention).deleted
             store.session("done").save({"n": 1}, status="completed")
             now_us = engine.clock()
             report = apply_clean(engine, plan_clean(engine, policies, now_us=now_us), now_us=now_us)
@@ -146,7 +146,7 @@ def kill_rounds(path: str, rounds: int, seed: int) -> None:
         with open_store(path) as store:
             session = store.get("run")
             interrupted += 5 < session.usage().checkpoints < 125
-            prune_session(store.engine, session.info, retention, now_us=store.engine.clock())
+            prune_session(store.engine, session.info, retention)
             assert session.usage().checkpoints == 5
             plan = plan_prune(store.engine, session.info, retention, now_us=store.engine.clock())
             assert (plan.going, plan.reclaimable_bytes) == ((), 0)

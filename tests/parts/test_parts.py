@@ -76,7 +76,7 @@ def boxes(session: stepkeep.Session, count: int = 5) -> list[Box]:
     """Connected parts p0, p1, …, each with its number."""
     found = [Box({"n": number}) for number in range(count)]
     for number, box in enumerate(found):
-        session.connect(f"p{number}", box)
+        session.parts.connect(f"p{number}", box)
     return found
 
 
@@ -93,7 +93,7 @@ def failing_once(what: str) -> Callable[[str, Any], None]:
 
 def head(session: stepkeep.Session) -> tuple[str, str | None]:
     info = session.info
-    return info.branch, next(each.head for each in session.branches() if each.name == info.branch)
+    return info.branch, next(each.head for each in session.branches if each.name == info.branch)
 
 
 # --- capturing and restoring
@@ -105,21 +105,21 @@ def test_a_checkpoint_holds_all_parts_and_another_process_restores_them(
     """The state has each part under its name; the trigger is manual; new objects take it back."""
     first = reopened()
     one, two = Box([1, 2]), Box({"a": b"bytes"})
-    first.connect("one", one)
-    first.connect("two", two)
-    header = first.checkpoint("before the risk", tags=["experiment"])
+    first.parts.connect("one", one)
+    first.parts.connect("two", two)
+    header = first.parts.checkpoint("before the risk", tags=["experiment"])
     assert (header.trigger.kind, header.message, header.tags) == (
         "manual",
         "before the risk",
         ("experiment",),
     )
     one.value.append(3)
-    first.checkpoint("after")
+    first.parts.checkpoint("after")
 
     second = reopened()
     other_one, other_two = Box(), Box()
-    second.connect("one", other_one)
-    second.connect("two", other_two)
+    second.parts.connect("one", other_one)
+    second.parts.connect("two", other_two)
     report = second.restore(header.id)
     assert (other_one.value, other_two.value) == ([1, 2], {"a": b"bytes"})
     assert (report.restored_to, report.timestamp, report.message, report.recovery_complete) == (
@@ -144,10 +144,10 @@ def test_restore_without_parts_is_as_before(session: stepkeep.Session) -> None:
 def test_undoing_a_restore_brings_the_parts_back(session: stepkeep.Session) -> None:
     """`latest@before` gives the parts what the branch that was left holds."""
     box = Box(1)
-    session.connect("box", box)
-    first = session.checkpoint("one")
+    session.parts.connect("box", box)
+    first = session.parts.checkpoint("one")
     box.value = 2
-    session.checkpoint("two")
+    session.parts.checkpoint("two")
     session.restore(first.id)
     assert (box.value, session.info.branch) == (1, "from-1")
     session.restore("latest@before")
@@ -157,9 +157,9 @@ def test_undoing_a_restore_brings_the_parts_back(session: stepkeep.Session) -> N
 def test_undoing_with_a_failing_part_leaves_all_as_it_was(session: stepkeep.Session) -> None:
     """Neither the parts nor the branch change."""
     one, two = boxes(session, 2)
-    first = session.checkpoint("one")
+    first = session.parts.checkpoint("one")
     one.value = two.value = {"n": 9}
-    session.checkpoint("two")
+    session.parts.checkpoint("two")
     session.restore(first.id)
     before = head(session)
     two.failing = failing_once("restore")
@@ -175,10 +175,10 @@ def test_a_restore_that_fails_in_one_of_five_parts_changes_none(
 ) -> None:
     """All five hold what they held, the session is where it was, and the error names part and reason."""
     parts = boxes(session)
-    first = session.checkpoint("all")
+    first = session.parts.checkpoint("all")
     for part in parts:
         part.value = {"n": part.value["n"] + 100}
-    session.checkpoint("moved on")
+    session.parts.checkpoint("moved on")
     for part in parts:
         part.value["n"] += 1000
     before = head(session)
@@ -196,7 +196,7 @@ def test_a_restore_that_fails_in_one_of_five_parts_changes_none(
 def test_a_roll_back_that_fails_too_is_told_with_both_errors(session: stepkeep.Session) -> None:
     """The error has what came first, and names the part that is in an unknown state; the others are back."""
     parts = boxes(session, 3)
-    first = session.checkpoint("all")
+    first = session.parts.checkpoint("all")
     for part in parts:
         part.value = {"n": 7}
 
@@ -219,8 +219,8 @@ def test_every_part_is_asked_before_any_is_changed(session: stepkeep.Session) ->
     touched: list[str] = []
     plain, checked = Box(1), Checked(1)
     plain.failing = lambda what, data: touched.append(what)
-    session.connect("plain", plain)
-    session.connect("checked", checked)
+    session.parts.connect("plain", plain)
+    session.parts.connect("checked", checked)
     header = session.save({"plain": 2, "checked": "no number"})
     touched.clear()
     with pytest.raises(stepkeep.PartFailed, match="no number") as error:
@@ -231,10 +231,10 @@ def test_every_part_is_asked_before_any_is_changed(session: stepkeep.Session) ->
 def test_a_save_meanwhile_is_a_conflict_and_the_parts_go_back(session: stepkeep.Session) -> None:
     """The restore is compare-and-set: a head that moves while the parts are restored undoes it."""
     box = Box(1)
-    session.connect("box", box)
-    first = session.checkpoint("one")
+    session.parts.connect("box", box)
+    first = session.parts.checkpoint("one")
     box.value = 2
-    session.checkpoint("two")
+    session.parts.checkpoint("two")
 
     def save_meanwhile(what: str, data: Any) -> None:
         if what == "restore" and data == 1:
@@ -251,11 +251,11 @@ def test_a_save_meanwhile_is_a_conflict_and_the_parts_go_back(session: stepkeep.
 def test_missing_and_extra_parts_are_reported_and_decided(session: stepkeep.Session) -> None:
     """A connected part without data is an error or kept; data without a part is ignored or an error."""
     old = Box(1)
-    session.connect("old", old)
-    first = session.checkpoint("one")
-    session.disconnect("old")
+    session.parts.connect("old", old)
+    first = session.parts.checkpoint("one")
+    session.parts.disconnect("old")
     new = Box("new")
-    session.connect("new", new)
+    session.parts.connect("new", new)
     with pytest.raises(stepkeep.NotFound, match="'new'") as error:
         session.restore(first.id)
     assert error.value.code == "part_not_saved"
@@ -277,44 +277,44 @@ def test_what_is_no_part_is_refused(session: stepkeep.Session) -> None:
     """Both methods are needed, and a class is not its instance."""
     for thing in (object(), Box, {"snapshot": 1}, None):
         with pytest.raises(stepkeep.InvalidInput) as error:
-            session.connect("thing", thing)  # type: ignore[arg-type]
+            session.parts.connect("thing", thing)  # type: ignore[arg-type]
         assert error.value.code == "not_a_part"
     with pytest.raises(stepkeep.InvalidInput) as error:
-        session.connect("", Box())
+        session.parts.connect("", Box())
     assert error.value.code == "invalid_name"
 
 
 def test_a_part_is_connected_once(session: stepkeep.Session) -> None:
     """Neither its name nor the part itself may come twice."""
     box = Box(1)
-    session.connect("box", box)
+    session.parts.connect("box", box)
     for name, part in (("box", Box(2)), ("other", box)):
         with pytest.raises(stepkeep.InvalidInput) as error:
-            session.connect(name, part)
+            session.parts.connect(name, part)
         assert error.value.code == "part_connected"
-    session.disconnect("box")
-    session.connect("other", box)
+    session.parts.disconnect("box")
+    session.parts.connect("other", box)
     with pytest.raises(stepkeep.NotFound):
-        session.disconnect("box")
+        session.parts.disconnect("box")
 
 
 def test_a_part_that_fails_to_snapshot_saves_nothing(session: stepkeep.Session) -> None:
     """The error names the part, and the history is as before."""
     boxes(session, 2)[1].failing = failing_once("snapshot")
     with pytest.raises(stepkeep.PartFailed, match="p1") as error:
-        session.checkpoint("never")
+        session.parts.checkpoint("never")
     assert error.value.code == "part_snapshot_failed"
     assert isinstance(error.value.__cause__, RuntimeError)
     assert list(session.history()) == []
-    assert session.checkpoint("now").seq == 1
+    assert session.parts.checkpoint("now").seq == 1
 
 
 def test_what_cannot_be_saved_is_refused_with_its_path(session: stepkeep.Session) -> None:
     """The path begins with the name of the part."""
-    session.connect("good", Box(1))
-    session.connect("bad", Box({"deep": [object()]}))
+    session.parts.connect("good", Box(1))
+    session.parts.connect("bad", Box({"deep": [object()]}))
     with pytest.raises(stepkeep.InvalidInput) as error:
-        session.checkpoint("never")
+        session.parts.checkpoint("never")
     assert error.value.path is not None
     assert error.value.path.startswith("bad.deep")
     assert list(session.history()) == []
@@ -322,7 +322,7 @@ def test_what_cannot_be_saved_is_refused_with_its_path(session: stepkeep.Session
 
 def test_a_checkpoint_needs_parts(session: stepkeep.Session) -> None:
     """Without one there is nothing to capture."""
-    for call in (session.checkpoint, lambda: session.auto_checkpoint("gap_filled")):
+    for call in (session.parts.checkpoint, lambda: session.parts.auto_checkpoint("gap_filled")):
         with pytest.raises(stepkeep.InvalidInput) as error:
             call()
         assert error.value.code == "no_parts"
@@ -338,9 +338,9 @@ def test_a_part_that_hands_out_what_it_changes_is_rolled_back_all_the_same(sessi
             self.value.update(data)
 
     alias, last = Alias({"n": 1}), Box(1)
-    session.connect("alias", alias)
-    session.connect("last", last)
-    first = session.checkpoint("one")
+    session.parts.connect("alias", alias)
+    session.parts.connect("last", last)
+    first = session.parts.checkpoint("one")
     alias.value["n"] = 2
     last.failing = failing_once("restore")
     with pytest.raises(stepkeep.PartFailed):
@@ -356,9 +356,9 @@ def test_each_trigger_has_its_message_and_tags(
     session: stepkeep.Session, clock: FakeClock, trigger: stepkeep.AutoTrigger
 ) -> None:
     """`Auto: <Trigger>`, tags `auto` and its name, an automatic trigger with the event."""
-    session.connect("box", Box(1))
+    session.parts.connect("box", Box(1))
     clock.advance(301)
-    header = session.auto_checkpoint(trigger, tags=["mine"])
+    header = session.parts.auto_checkpoint(trigger, tags=["mine"])
     assert header is not None
     word = "".join(part.title() for part in trigger.split("_"))
     assert header.message == f"Auto: {word}"
@@ -369,12 +369,12 @@ def test_each_trigger_has_its_message_and_tags(
 
 def test_both_spellings_of_a_trigger_are_understood(session: stepkeep.Session) -> None:
     """`GapFilled` is `gap_filled`; anything else is refused."""
-    session.connect("box", Box(1))
-    header = session.auto_checkpoint("GapFilled")
+    session.parts.connect("box", Box(1))
+    header = session.parts.auto_checkpoint("GapFilled")
     assert header is not None
     assert header.trigger.event == "gap_filled"
     with pytest.raises(stepkeep.InvalidInput) as error:
-        session.auto_checkpoint("gap")
+        session.parts.auto_checkpoint("gap")
     assert error.value.code == "invalid_trigger"
 
 
@@ -383,22 +383,22 @@ def test_time_alone_is_worth_a_checkpoint_after_five_minutes(
 ) -> None:
     """Held back until 300 s after the last checkpoint, whoever made it; a compaction warning never is."""
     box = Box(0)
-    session.connect("box", box)
+    session.parts.connect("box", box)
     time_passed = stepkeep.AutoTrigger.SIGNIFICANT_TIME_PASSED
-    assert session.auto_checkpoint(time_passed) is None  # the session has just begun
+    assert session.parts.auto_checkpoint(time_passed) is None  # the session has just begun
     clock.advance(300)
-    assert session.auto_checkpoint(time_passed) is not None
+    assert session.parts.auto_checkpoint(time_passed) is not None
     clock.advance(299)
-    assert session.auto_checkpoint(time_passed) is None
+    assert session.parts.auto_checkpoint(time_passed) is None
     session.save({"box": 1})  # E12: every save counts
     clock.advance(299)
-    assert session.auto_checkpoint(time_passed) is None
-    assert session.auto_checkpoint("context_compaction_warning") is not None
-    assert session.auto_checkpoint("context_compaction_warning") is not None
+    assert session.parts.auto_checkpoint(time_passed) is None
+    assert session.parts.auto_checkpoint("context_compaction_warning") is not None
+    assert session.parts.auto_checkpoint("context_compaction_warning") is not None
     clock.advance(299)
-    assert session.auto_checkpoint(time_passed) is None
+    assert session.parts.auto_checkpoint(time_passed) is None
     clock.advance(1)
-    assert session.auto_checkpoint(time_passed) is not None
+    assert session.parts.auto_checkpoint(time_passed) is not None
 
 
 def test_the_same_trigger_that_finds_nothing_changed_is_merged(
@@ -406,20 +406,20 @@ def test_the_same_trigger_that_finds_nothing_changed_is_merged(
 ) -> None:
     """Within 3 s it is noted on the checkpoint before; another trigger, or a change, is saved."""
     box = Box(0)
-    session.connect("box", box)
-    first = session.auto_checkpoint("gap_filled")
+    session.parts.connect("box", box)
+    first = session.parts.auto_checkpoint("gap_filled")
     clock.advance(2)
-    assert session.auto_checkpoint("gap_filled") == first
+    assert session.parts.auto_checkpoint("gap_filled") == first
     assert session.run_document()["source_details"] == ["gap_filled", "gap_filled"]
-    other = session.auto_checkpoint("code_modified")
+    other = session.parts.auto_checkpoint("code_modified")
     assert other is not None
     assert other != first
     box.value = 1
-    changed = session.auto_checkpoint("code_modified")
+    changed = session.parts.auto_checkpoint("code_modified")
     assert changed is not None
     assert changed.seq == 3
     clock.advance(4)
-    assert session.auto_checkpoint("code_modified") != changed
+    assert session.parts.auto_checkpoint("code_modified") != changed
 
 
 def test_a_compaction_warning_during_a_save_of_another_thread_is_saved_after_it(
@@ -427,10 +427,10 @@ def test_a_compaction_warning_during_a_save_of_another_thread_is_saved_after_it(
 ) -> None:
     """It waits for its turn; both checkpoints are whole."""
     box = Box(1)
-    session.connect("box", box)
+    session.parts.connect("box", box)
     warned: list[stepkeep.Header | None] = []
     warning = threading.Thread(
-        target=lambda: warned.append(session.auto_checkpoint("context_compaction_warning"))
+        target=lambda: warned.append(session.parts.auto_checkpoint("context_compaction_warning"))
     )
 
     def begin_warning(what: str, data: Any) -> None:
@@ -439,7 +439,7 @@ def test_a_compaction_warning_during_a_save_of_another_thread_is_saved_after_it(
             warning.start()
 
     box.failing = begin_warning
-    first = session.checkpoint("slow")
+    first = session.parts.checkpoint("slow")
     warning.join()
     (second,) = warned
     assert second is not None
@@ -450,15 +450,17 @@ def test_a_compaction_warning_during_a_save_of_another_thread_is_saved_after_it(
 def test_a_compaction_warning_out_of_a_part_being_saved_follows_that_save(session: stepkeep.Session) -> None:
     """It cannot wait for itself: it returns None and is taken right after, once, whatever fires again."""
     box = Box(1)
-    session.connect("box", box)
+    session.parts.connect("box", box)
     answers: list[object] = []
-    box.failing = lambda what, data: answers.append(session.auto_checkpoint("context_compaction_warning"))
-    session.checkpoint("outer")
+    box.failing = lambda what, data: answers.append(
+        session.parts.auto_checkpoint("context_compaction_warning")
+    )
+    session.parts.checkpoint("outer")
     assert [each.message for each in session.history()] == ["Auto: ContextCompactionWarning", "outer"]
     assert answers == [None, None]
-    box.failing = lambda what, data: session.checkpoint("inner") and None
+    box.failing = lambda what, data: session.parts.checkpoint("inner") and None
     with pytest.raises(stepkeep.PartFailed) as error:
-        session.checkpoint("outer")
+        session.parts.checkpoint("outer")
     assert isinstance(error.value.__cause__, stepkeep.Conflict)
     assert error.value.__cause__.code == "checkpoint_nested"
 
@@ -466,10 +468,10 @@ def test_a_compaction_warning_out_of_a_part_being_saved_follows_that_save(sessio
 def test_a_warning_during_a_save_that_fails_is_not_lost(session: stepkeep.Session) -> None:
     """The outer save fails and says so; the warning that came in its middle is saved."""
     one, two = boxes(session, 2)
-    one.failing = lambda what, data: session.auto_checkpoint("context_compaction_warning") and None
+    one.failing = lambda what, data: session.parts.auto_checkpoint("context_compaction_warning") and None
     two.failing = failing_once("snapshot")
     with pytest.raises(stepkeep.PartFailed):
-        session.checkpoint("never")
+        session.parts.checkpoint("never")
     assert [each.message for each in session.history()] == ["Auto: ContextCompactionWarning"]
 
 
@@ -479,13 +481,13 @@ async def _async_parts(url: str) -> tuple[object, bool]:
     async with aio.open(url) as store:
         session = await store.session("run")
         box = Box(1)
-        await session.connect("box", box)
-        header = await session.checkpoint("one")
+        await session.parts.connect("box", box)
+        header = await session.parts.checkpoint("one")
         box.value = 2
-        await session.auto_checkpoint("gap_filled")
+        await session.parts.auto_checkpoint("gap_filled")
         restored = await session.restore(header.id)
         point = await session.recovery_point(commands=["make"])
-        await session.disconnect("box")
+        await session.parts.disconnect("box")
         return box.value, restored.recovery_complete and "make" in point.as_text()
 
 
@@ -503,11 +505,11 @@ def test_the_time_that_counts_is_a_setting(tmp_path: Path, clock: FakeClock) -> 
     settings = config.load(cwd=None, environ={}, flags={"recorder.significant_seconds": 60})
     with stepkeep.open(f"sqlite:{tmp_path / 'a.db'}", config=settings, clock=clock) as store:
         session = store.session("run")
-        session.connect("box", Box(1))
+        session.parts.connect("box", Box(1))
         clock.advance(59)
-        assert session.auto_checkpoint("significant_time_passed") is None
+        assert session.parts.auto_checkpoint("significant_time_passed") is None
         clock.advance(1)
-        assert session.auto_checkpoint("significant_time_passed") is not None
+        assert session.parts.auto_checkpoint("significant_time_passed") is not None
 
 
 def test_a_checkpoint_of_parts_has_the_project_files_too(tmp_path: Path) -> None:
@@ -516,8 +518,8 @@ def test_a_checkpoint_of_parts_has_the_project_files_too(tmp_path: Path) -> None
     (tmp_path / "work" / "a.txt").write_text("one", encoding="utf-8")
     with stepkeep.open(f"sqlite:{tmp_path / 'a.db'}") as store:
         session = store.session("run", workspace=tmp_path / "work")
-        session.connect("box", Box(1))
-        header = session.checkpoint("with files")
+        session.parts.connect("box", Box(1))
+        header = session.parts.checkpoint("with files")
         assert session.load(header.id).state == {"box": 1}
         (tmp_path / "work" / "a.txt").write_text("two", encoding="utf-8")
-        assert session.diff_files(header.id).total == 1
+        assert session.files.diff(header.id).total == 1

@@ -12,8 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepkeep
-from stepkeep.parts.environment import HIDDEN, captured
-from stepkeep.parts.recovery import CodeState, RecoveryPoint, ReplayCommand, recovery_point
+from stepkeep.recording.recovery import (
+    CodeState,
+    RecoveryPoint,
+    ReplayCommand,
+    captured,
+    recovery_point,
+)
+from stepkeep.secrets import HIDDEN
+from tests.sampling import examples
 
 NASTY = "a'b\"c $(touch pwned) `touch pwned`\n# x ; rm"
 
@@ -126,7 +133,7 @@ def test_the_script_does_what_it_says(tmp_path: Path) -> None:
     assert "# set API_KEY yourself" in point.as_script()
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
 def test_no_session_key_breaks_out_of_the_script(key: str) -> None:
     """Whatever a session is called, the script has one command for it."""

@@ -14,7 +14,7 @@ import pytest
 import stepkeep
 from stepkeep import aio
 from stepkeep.codec.readable import PHASES
-from stepkeep.executor.owner import this_process
+from stepkeep.processes import this_process
 from stepkeep.storage.urls import open_backend
 from stepkeep.testing import FakeClock
 from tests.phases.conftest import Home

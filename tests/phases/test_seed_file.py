@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepkeep.lifecycle import seed_file
-from stepkeep.lifecycle.seed_file import SeedProblem, clear_ref, ref_in, set_ref, with_ref, without_ref
+from stepkeep.recording import seed_file
+from stepkeep.recording.seed_file import SeedProblem, clear_ref, ref_in, set_ref, with_ref, without_ref
 
 TEXTS = {
     "two spaces": '{\n  "version": 1,\n  "state": {\n    "a": 1\n  },\n  "z": [1, 2]\n}\n',

@@ -15,12 +15,11 @@ import stepkeep
 from stepkeep.api import Store
 from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, StepkeepError, Unsupported
 from stepkeep.storage.postgres import PostgresBackend
-from stepkeep.storage.postgres.burst import Burst
-from stepkeep.storage.postgres.connection import PostgresConnection
-from stepkeep.storage.postgres.errors import translate
-from stepkeep.storage.postgres.transaction import COMMIT
+from stepkeep.storage.postgres.connections import COMMIT, PostgresConnection, Raw
+from stepkeep.storage.postgres.optimistic_append import OptimisticAppend
+from stepkeep.storage.postgres.server_errors import translate
 from stepkeep.storage.sql.connection import Value
-from stepkeep.testing.records import headers, new_owner, new_session, save
+from stepkeep.testing.builders import headers, new_owner, new_session, save
 from tests.postgres.access import PostgresAccess
 from tests.postgres.server import Server
 
@@ -276,7 +275,7 @@ class Breaking:
 
     def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch, *, is_after: bool) -> None:
         self.times = 0
-        send, exchange = PostgresConnection.send, Burst._exchange
+        send, call = PostgresConnection.send, OptimisticAppend.run
 
         def cut(work: Callable[[], Any], wait: Callable[[], object]) -> Any:
             if self.times:
@@ -296,23 +295,26 @@ class Breaking:
             return cut(lambda: send(tx, sql, values), tx._pipeline.sync)
 
         monkeypatch.setattr(PostgresConnection, "send", sending)
-        monkeypatch.setattr(
-            Burst, "_exchange", lambda burst, pgconn: cut(lambda: exchange(burst, pgconn), lambda: None)
-        )
+
+        def calling(append: OptimisticAppend, raw: Raw) -> Any:
+            append.is_unknown = True
+            return cut(lambda: call(append, raw), lambda: None)
+
+        monkeypatch.setattr(OptimisticAppend, "run", calling)
 
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["not committed", "committed"])
-@pytest.mark.parametrize("is_foreseen", [False, True], ids=["asked", "foreseen"])
+@pytest.mark.parametrize("is_optimistic", [False, True], ids=["asked", "optimistic"])
 def test_a_save_whose_commit_is_unknown_is_repeated(
-    own_server: Server, monkeypatch: pytest.MonkeyPatch, is_after: bool, is_foreseen: bool
+    own_server: Server, monkeypatch: pytest.MonkeyPatch, is_after: bool, is_optimistic: bool
 ) -> None:
     """A checkpoint's own id is its key: whether the commit happened or not, it is there once."""
     backend = PostgresBackend(own_server.fresh_url())
     with Store(backend) as store:
         session = store.session("run", profile="archive")
         session.save({"n": 1})
-        if not is_foreseen:
-            backend._memory.forget(session.uid)
+        if not is_optimistic:
+            backend._heads.forget(session.uid)
         breaking = Breaking(own_server, monkeypatch, is_after=is_after)
         header = session.save({"n": 2})
         assert breaking.times == 1

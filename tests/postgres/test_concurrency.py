@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -22,16 +21,14 @@ from stepkeep.errors import BackendUnavailable, StepkeepError
 from stepkeep.maintenance.prune import prune_session
 from stepkeep.policy.retention import Retention
 from stepkeep.storage.postgres import PostgresBackend
-from stepkeep.testing.records import append, draft, item, keyframe, new_blob, new_session
+from stepkeep.testing.builders import append, draft, item, keyframe, new_blob, new_session
+from tests import interpreter
 from tests.api import programs
 from tests.postgres.access import PostgresAccess
 from tests.postgres.server import Server
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(stepkeep.__file__).parents[1]
-
-PROCESSES = 16
-SAVES = 100
 
 
 # --- in the child ----------------------------------------------------------------------------------------------
@@ -107,7 +104,7 @@ def prune_for_ever(url: str, until: str) -> None:
     with open_store(url) as store:
         while not Path(until).exists():
             for info in store.sessions():
-                done = prune_session(store.engine, info, Retention(keep_last=10), now_us=store.engine.clock())
+                done = prune_session(store.engine, info, Retention(keep_last=10))
                 removed += done.deleted
             store.engine.backend.sweep()
     print(removed)
@@ -120,9 +117,7 @@ def start(call: str) -> subprocess.Popen[str]:
     """Run a function of this module in a process of its own."""
     environment = {**programs.environment(), "PYTHONPATH": f"{SOURCE}{os.pathsep}{ROOT}"}
     code = f"from tests.postgres import test_concurrency as t; t.{call}"
-    return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
-    )
+    return interpreter.start(["-c", code], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
 
 
 def finish(*processes: subprocess.Popen[str]) -> list[str]:
@@ -139,8 +134,8 @@ def finish(*processes: subprocess.Popen[str]) -> list[str]:
 
 @pytest.mark.full
 def test_many_open_an_empty_database_at_once(postgres: Server) -> None:
-    """8 processes make the tables together, ten times over, and none of them fails."""
-    for _ in range(10):
+    """8 processes make the tables together, three times over, and none of them fails."""
+    for _ in range(3):
         url = postgres.url(database=postgres.fresh_database())
         finish(start(f"open_together({url!r}, 8)"))
         with open_store(url) as store:
@@ -162,18 +157,21 @@ def check_lines(store: Store, key: str, expected: int) -> dict[str, list[int]]:
     return numbers
 
 
-@pytest.mark.full
-def test_many_processes_save_and_nothing_is_lost(url: str) -> None:
-    """16 processes with 100 saves each, into a session of their own and a shared one: all there, in order (V3, V9)."""
+@pytest.mark.parametrize(
+    ("processes", "saves"),
+    [pytest.param(4, 60, marks=pytest.mark.full), pytest.param(16, 100, marks=pytest.mark.slow)],
+)
+def test_many_processes_save_and_nothing_is_lost(url: str, processes: int, saves: int) -> None:
+    """Processes save into a session of their own and a shared one: all there, in order (V3, V9)."""
     open_store(url).close()
-    for first in range(0, PROCESSES, 4):
-        finish(*(start(f"save_many({url!r}, 'w{n}', {SAVES})") for n in range(first, first + 4)))
+    for first in range(0, processes, 4):
+        finish(*(start(f"save_many({url!r}, 'w{n}', {saves})") for n in range(first, first + 4)))
     with open_store(url) as store:
-        shared = check_lines(store, "shared", PROCESSES * SAVES // 2)
-        assert len(shared) == PROCESSES
-        for n in range(PROCESSES):
-            own = check_lines(store, f"w{n}", SAVES // 2)
-            assert sorted(own[f"w{n}"] + shared[f"w{n}"]) == list(range(SAVES))
+        shared = check_lines(store, "shared", processes * saves // 2)
+        assert len(shared) == processes
+        for n in range(processes):
+            own = check_lines(store, f"w{n}", saves // 2)
+            assert sorted(own[f"w{n}"] + shared[f"w{n}"]) == list(range(saves))
 
 
 def wait_for_saves(url: str, count: int) -> None:
@@ -210,8 +208,7 @@ def kill_in_the_middle(server: Server, *, writers: int, saves: int) -> None:
 @pytest.mark.full
 def test_a_killed_server_loses_nothing_and_doubles_nothing(own_server: Server) -> None:
     """What was acknowledged is there after the restart, and a save that is repeated with its key is there once."""
-    for _ in range(2):
-        kill_in_the_middle(own_server, writers=4, saves=40)
+    kill_in_the_middle(own_server, writers=4, saves=40)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stepkeep import operations
+from stepkeep import api
 from stepkeep.api import Store
 from stepkeep.storage.urls import open_backend
 from tests.maintenance.mixed import contents, fill
@@ -22,7 +22,7 @@ def test_a_store_goes_round_through_files_and_a_server(url: str, tmp_path: Path)
         before = contents(store)
         assert before["with-files"]["blobs"]
     for source, destination in ((first, readable), (readable, url), (url, last)):
-        report = operations.copy(source, destination)
+        report = api.copy_store(source, destination)
         assert report.is_whole
         with Store(open_backend(destination)) as store:
             assert store.verify().is_intact
@@ -34,6 +34,6 @@ def test_a_server_is_backed_up_into_a_file(url: str, tmp_path: Path) -> None:
     with Store(open_backend(url)) as store:
         fill(store)
         before = contents(store)
-        operations.backup(store, tmp_path / "b.db")
+        store.backup(tmp_path / "b.db")
     with Store(open_backend(f"sqlite:{tmp_path}/b.db")) as copy:
         assert contents(copy) == before

@@ -17,7 +17,7 @@ from stepkeep.api import Store
 from stepkeep.errors import BackendUnavailable, Conflict, NotFound
 from stepkeep.storage.port import HeaderQuery
 from stepkeep.storage.postgres import PostgresBackend
-from stepkeep.testing.records import append_one, draft, item, keyframe, new_blob, new_session
+from stepkeep.testing.builders import append_one, draft, item, keyframe, new_blob, new_session
 from tests.postgres.server import Server
 from tests.workflow.flows import Flows
 
@@ -129,15 +129,15 @@ def test_a_project_sees_only_its_own(postgres: Server, apart: str) -> None:
         backend.close()
 
 
-def test_a_foreseen_save_stays_in_its_project(postgres: Server, apart: str) -> None:
-    """The function that stores it has the rights of its caller: who knows all of a session still finds none."""
+def test_an_optimistic_append_stays_in_its_project(postgres: Server, apart: str) -> None:
+    """The function has the rights of its caller: a cached head of another project's session does not help."""
     mine, yours = client(postgres, apart, "mine"), client(postgres, apart, "yours")
     uid = mine.create_session(new_session("mine", project="mine")).uid
     for _ in range(3):
         append_one(mine, item(draft(uid)))
-    known = mine._memory.get(uid)
-    assert known is not None
-    yours._memory.put(known)
+    head = mine._heads.get(uid)
+    assert head is not None
+    yours._heads.put(head)
     with pytest.raises(NotFound):
         append_one(yours, item(draft(uid)))
     assert append_one(mine, item(draft(uid))).seq == 4

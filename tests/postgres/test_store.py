@@ -11,7 +11,7 @@ import pytest
 import stepkeep
 from stepkeep.errors import BackendUnavailable, InvalidInput, Unsupported
 from stepkeep.storage.postgres import PostgresBackend, address
-from stepkeep.storage.postgres.pool import Pool
+from stepkeep.storage.postgres.connections import Pool
 from stepkeep.storage.urls import open_backend
 from tests.postgres.access import PostgresAccess
 from tests.postgres.server import Server
@@ -41,7 +41,7 @@ def test_tables_live_in_the_schema_of_the_url(postgres: Server) -> None:
         " WHERE table_schema NOT IN ('pg_catalog', 'information_schema') ORDER BY 1",
         database=database,
     )
-    assert [row[0] for row in found] == ["stepkeep", 'odd "name"; --']
+    assert [row[0] for row in found] == ['odd "name"; --', "stepkeep"]
 
 
 def test_bodies_are_not_compressed_twice(postgres: Server, url: str) -> None:

@@ -36,9 +36,9 @@ class SyncsInTheWrongOrder(Sound):
 
     def power_fails(self) -> None:
         for uid, checkpoint in self._unsynced:
-            if uid in self._tables.shelves:
+            if uid in self._tables.session_tables:
                 with self._writing(uid) as tables:
-                    bodies = tables.shelves[uid].bodies
+                    bodies = tables.session_tables[uid].bodies
                     for key in [key for key in bodies if key[0] == checkpoint]:
                         del bodies[key]
 
@@ -49,9 +49,9 @@ class ReusesSeq(Sound):
     def remove(self, uid: str, checkpoints: Sequence[str], **options: Any) -> Removed:
         removed = super().remove(uid, checkpoints, **options)
         with self._writing(uid) as tables:
-            shelf = tables.shelves[uid]
-            last_seq = max((stored.header.seq for stored in shelf.headers.values()), default=0)
-            shelf.put_session(replace(shelf.session, last_seq=last_seq))
+            table = tables.session_tables[uid]
+            last_seq = max((stored.header.seq for stored in table.headers.values()), default=0)
+            table.put_session(replace(table.session, last_seq=last_seq))
         return removed
 
 
@@ -61,11 +61,11 @@ class LosesAnnotations(Sound):
     def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | StepkeepError]:
         answers = super().append(batch, seal)
         for item in batch:
-            if item.draft.session in self._tables.shelves:
+            if item.draft.session in self._tables.session_tables:
                 with self._writing(item.draft.session) as tables:
-                    shelf = tables.shelves[item.draft.session]
+                    table = tables.session_tables[item.draft.session]
                     early = (item.draft.branch, item.draft.external_id)
-                    shelf.notes = {key: note for key, note in shelf.notes.items() if key[0] != early}
+                    table.notes = {key: note for key, note in table.notes.items() if key[0] != early}
         return answers
 
 
@@ -75,7 +75,7 @@ class DropsBases(Sound):
     def remove(self, uid: str, checkpoints: Sequence[str], **options: Any) -> Removed:
         removed = super().remove(uid, checkpoints, **options)
         with self._writing(uid) as tables:
-            bodies = tables.shelves[uid].bodies
+            bodies = tables.session_tables[uid].bodies
             for key in [key for key in bodies if key[0] in removed.removed]:
                 del bodies[key]
         return removed

@@ -189,7 +189,7 @@ def test_savers_that_come_during_a_commit_share_the_next(open_inner: Opener) -> 
     leader = threading.Thread(target=session.save, args=({"n": 0},))
     leader.start()
     assert entered.wait(10)
-    handles = [store.engine.submit(session._save_of({"n": number})[0]) for number in range(1, 6)]
+    handles = [store.engine.submit(session._save_of({"n": number})) for number in range(1, 6)]
     go_on.set()
     leader.join()
     assert [handle.result().seq for handle in handles] == [2, 3, 4, 5, 6]

@@ -50,7 +50,7 @@ MACHINES = [FilesMachine, WorkflowMachine, PhaseMachine]
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.layout)
 def test_a_store_of_files_is_as_modelled(machine: type[FilesMachine]) -> None:
     """Saves, loads, forks, removals, damage: what comes back is what the model holds, or says that it is not."""
-    run_machine(machine, examples=6, steps=20)
+    run_machine(machine, examples=3, steps=20)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def machine_on(server: Server) -> type[StoreMachine]:
 @pytest.mark.full
 def test_a_store_on_a_server_is_as_modelled(postgres: Server) -> None:
     """Saves, loads, forks, removals, damage: what comes back is what the model holds, or says that it is not."""
-    run_machine(machine_on(postgres), examples=8, steps=25)
+    run_machine(machine_on(postgres), examples=4, steps=25)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import stepkeep
 from stepkeep.api import Store
 from stepkeep.model import from_us
 from stepkeep.storage.urls import open_backend
+from tests.sampling import examples
 
 START_US = 1_700_000_000_000_000
 SECOND = 1_000_000
@@ -161,11 +162,11 @@ class World:
                 self.session.delete(point.id)
             case Switching(branch) if points and self.oracle.is_gone(branch):
                 with pytest.raises(stepkeep.Conflict, match="nothing is left"):
-                    self.session.switch(branch)
+                    self.session.branches.switch(branch)
             case Switching(branch) if branch in self.oracle.names:
                 if branch != self.oracle.current:
                     self.oracle.leave(branch)
-                self.session.switch(branch)
+                self.session.branches.switch(branch)
             case Restoring(which) if points:
                 self.restores += 1
                 point, name = points[which % len(points)], f"again-{self.restores}"
@@ -223,7 +224,7 @@ def test_refs_in_memory(actions: list[Any], refs: list[Any]) -> None:
 
 
 @pytest.mark.full
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ACTIONS, max_size=20), st.lists(REFS, min_size=1, max_size=12))
 def test_refs_in_a_database(actions: list[Any], refs: list[Any]) -> None:
     """The same in a database file, where tags, steps and times are found by their columns."""

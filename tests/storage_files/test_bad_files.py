@@ -235,7 +235,7 @@ def test_a_save_does_not_read_the_document_before_it(root: Path, monkeypatch: py
     fill(root, Layout.RUN)
     with opened(root) as store:
         run = store.get("r")
-        monkeypatch.setattr("stepkeep.storage.files.reading.read_document", None)
+        monkeypatch.setattr("stepkeep.storage.files.document_reader.read_document", None)
         run.save({"n": 3})
 
 

@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 import stepkeep
-from stepkeep.operations import moving
+from stepkeep.maintenance.copying import copy_store
 from stepkeep.storage.files import FilesBackend, Layout
 from stepkeep.testing import FakeClock
 from tests.storage_files.test_bad_files import file_of
@@ -61,7 +61,7 @@ def test_a_lost_sidecar_is_made_again(root: Path, layout: Layout, loss: str) -> 
         assert (after.uid, after.key, after.project, after.metadata) == (info.uid, info.key, "p", {"m": 1})
         assert (after.last_seq, after.status, after.profile) == (6, "completed", "archive")
         assert after.gaps == ((3, 3),)
-        heads = {branch.name: branch.head_seq for branch in run.branches()}
+        heads = {branch.name: branch.head_seq for branch in run.branches}
         assert heads == {"main": 6, "side": 5}
         assert run.latest().details is None
         assert run.load(2).details == {"d": 1}
@@ -79,14 +79,14 @@ def test_a_rebuilt_session_is_on_a_branch_with_checkpoints(
         run = store.session("r", profile="archive")
         ids = [run.save({"n": n}).id for n in range(3)]
         run.restore("#2")
-    moving.copy(source, target)
+    copy_store(source, target)
     with stepkeep.open(target) as other:
         assert (other.get("r").info.branch, other.get("r").latest().id) == ("from-2", ids[1])
     lose(root, "sidecar")
     with opened(root, layout) as store:
         run = store.get("r")
         assert (run.info.branch, run.latest().id) == ("main", ids[2])
-        assert [branch.name for branch in run.branches()] == ["main"]
+        assert [branch.name for branch in run.branches] == ["main"]
         assert store.verify().is_intact
 
 
@@ -96,7 +96,7 @@ def test_a_rebuilt_session_is_as_its_newest_document_tells(root: Path, layout: L
     with opened(root, layout) as store:
         run = store.session("r", profile="archive")
         first = run.save({"n": 1})
-        run.fork(first.id, name="idea", switch=True)
+        run.branches.fork(first.id, name="idea", switch=True)
         idea = run.save({"n": 2})
         before = run.info
     lose(root, "sidecar")
@@ -104,7 +104,7 @@ def test_a_rebuilt_session_is_as_its_newest_document_tells(root: Path, layout: L
         run = store.get("r")
         assert (run.info.branch, run.latest().id) == ("idea", idea.id)
         assert run.info.metadata == before.metadata
-        run.switch("main")
+        run.branches.switch("main")
         assert run.latest().id == first.id
 
 

@@ -16,6 +16,8 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult
 
+from tests import interpreter
+
 TOKEN = "a-token-for-tests"
 T = TypeVar("T")
 
@@ -40,8 +42,8 @@ class HttpServer:
     """A server process that listens on a free port."""
 
     def __init__(self, file: Path, *options: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "stepkeep", "mcp", "--http", "127.0.0.1:0", *options],
+        self.process = interpreter.start(
+            ["-m", "stepkeep", "mcp", "--http", "127.0.0.1:0", *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

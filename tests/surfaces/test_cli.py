@@ -18,8 +18,9 @@ import apsw
 import pytest
 
 import stepkeep
-from stepkeep.cli import main, printing
+from stepkeep.cli import main
 from stepkeep.cli.documents import parse
+from tests import interpreter
 
 RED = "\x1b[31m"
 BIDI = "\u202e"
@@ -59,14 +60,8 @@ class Cli:
 
     def __call__(self, *args: str | bytes, stdin: bytes = b"", **environment: str) -> Done:
         """Run a command as a process."""
-        done = subprocess.run(
-            [sys.executable, "-m", "stepkeep", *args],
-            input=stdin,
-            capture_output=True,
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            check=False,
-        )
+        env = {**self.environment, **environment}
+        done = interpreter.python("-m", "stepkeep", *args, input=stdin, cwd=self.folder, env=env)
         assert b"Traceback" not in done.stderr, done.stderr.decode()
         return Done(done.returncode, done.stdout, done.stderr)
 
@@ -802,48 +797,6 @@ def test_raw_prints_the_stored_bytes(cli: Cli) -> None:
     cli.here("save", "run", "--state", '{"b": 1.50, "a": "\u202e"}')
     assert cli.here("show", "run", "--raw").bytes == '{"b":1.5,"a":"\u202e"}\n'.encode()
     assert cli.here("show", "run", "--raw", "--json").code == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain ä 日本 👩‍🚀", "plain ä 日本 👩‍🚀"),
-        ("\x00\t\n\r\x1b\x7f\x85", r"\x00\t\n\r\x1b\x7f\x85"),
-        ("\u202e\u2066\ufeff\ud800\U000e0041", r"\u202e\u2066\ufeff\ud800\U000e0041"),
-    ],
-)
-def test_clean_escapes_what_a_terminal_would_obey(text: str, shown: str) -> None:
-    """Letters of all scripts stay, controls become visible."""
-    assert printing.clean(text) == shown
-
-
-def test_clean_json_means_the_same() -> None:
-    """Escaping inside JSON does not change its value."""
-    value = {"a\x7f\u202e": "\U000e0041\x85 ok"}
-    text = printing.clean_json(json.dumps(value, ensure_ascii=False, indent=2).encode())
-    assert json.loads(text) == value
-    assert text.isascii()
-
-
-@pytest.mark.parametrize(
-    ("count", "shown"),
-    [
-        (0, "0B"),
-        (999, "999B"),
-        (1500, "1.5KB"),
-        (9949, "9.9KB"),
-        (9950, "10KB"),
-        (950_000, "950KB"),
-        (999_499, "999KB"),
-        (999_500, "1.0MB"),
-        (1_200_000, "1.2MB"),
-        (999_949_999, "999.9MB"),
-        (10**9, "1.0GB"),
-    ],
-)
-def test_sizes_read_well(count: int, shown: str) -> None:
-    """Sizes as in the specification: 950KB, 1.2MB."""
-    assert printing.size(count) == shown
 
 
 # --- terminals and pipes ---------------------------------------------------------------------------------------

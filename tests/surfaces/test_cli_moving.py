@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from stepkeep.api import Store
-from stepkeep.storage.port import Owner
+from stepkeep.processes import Owner
 from stepkeep.storage.sqlite import SqliteBackend
+from tests import interpreter
 from tests.api.programs import environment, raw
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
@@ -24,15 +24,7 @@ GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 def stepkeep(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, in a folder, without a configuration of this user."""
     env = {**environment(), "HOME": str(folder), "XDG_CONFIG_HOME": str(folder / "none"), **variables}
-    return subprocess.run(
-        [sys.executable, "-m", "stepkeep", *arguments],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return interpreter.stepkeep(*arguments, cwd=folder, env=env)
 
 
 @pytest.fixture
@@ -217,7 +209,7 @@ def told(folder: Path, *options: str) -> tuple[int, str]:
     kept = [line for line in done.stdout.splitlines() if not line.startswith("ok ")]
     text = "\n".join(kept).replace(str(folder), "HOME").replace(str(folder.resolve()), "HOME")
     text = re.sub(r"cp_\w+", "ID", text)
-    return done.returncode, re.sub(r"\d+(\.\d+)? MB", "N MB", text) + "\n"
+    return done.returncode, re.sub(r"\d+(\.\d+)?[KMG]?B\b", "SIZE", text) + "\n"
 
 
 def test_doctor_finds_a_healthy_store_healthy(folder: Path) -> None:

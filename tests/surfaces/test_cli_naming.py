@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import stepkeep
-from stepkeep import api, config, operations
+from stepkeep import api, config
 from stepkeep.model import to_us
 from tests.surfaces.test_cli import Cli, Done
 
@@ -178,10 +178,10 @@ def test_a_time_in_the_future_is_told(filled: Named) -> None:
 
 BAD_TIMES = [
     (["at"], 2, "At what time?"),
-    (["at", "tomorrow"], 2, "'tomorrow' is no time: write it like"),
-    (["at", "run"], 2, "'run' is no time"),
-    (["at", "run", "latest"], 2, "'latest' is no time"),
-    (["at", "run", "half past lunch"], 2, "is no time"),
+    (["at", "tomorrow"], 2, "'tomorrow' is not a time: write it like"),
+    (["at", "run"], 2, "'run' is not a time"),
+    (["at", "run", "latest"], 2, "'latest' is not a time"),
+    (["at", "run", "half past lunch"], 2, "is not a time"),
     (["at", "gone", "now"], 3, "no session 'gone'"),
     (["at", "--session", "gone", "now"], 3, "no session 'gone'"),
     (["at", "2025-02-30"], 2, "there is no such day"),
@@ -192,7 +192,7 @@ BAD_TIMES = [
     (["at", "now", "belief"], 3, "the state has no belief: $ has the keys context"),
     (["at", "now", "context.mesages"], 3, "context has the keys messages"),
     (["at", "now", "context.messages[7]"], 3, "context.messages is a list with 0 items"),
-    (["at", "now", "a..b"], 2, "is no path"),
+    (["at", "now", "a..b"], 2, "is not a path"),
     (["at", "--session", "run", "now", "a", "b"], 2, "Say a time"),
 ]
 
@@ -241,7 +241,7 @@ BAD_REFS = [
     (["show", "rnu"], 3, "no session 'rnu'"),
     (["diff", "run", "step-1", "step-9"], 3, "the nearest are"),
     (["log", "run", "--path", "nothing"], 3, "the state has no nothing"),
-    (["log", "run", "--path", "a["], 2, "is no path"),
+    (["log", "run", "--path", "a["], 2, "is not a path"),
     (["log", "gone"], 3, "no session 'gone'"),
     (["log", "run", "--limit", "0"], 2, "--limit"),
 ]
@@ -500,7 +500,7 @@ def test_create_while_others_save(filled: Named) -> None:
         saving = pool.submit(save_on)
         try:
             with filled.open() as store:
-                created = [operations.create(store, "run", f"note {at}") for at in range(10)]
+                created = [store.get("run").save_again(f"note {at}") for at in range(10)]
         finally:
             stop.set()
         saving.result()

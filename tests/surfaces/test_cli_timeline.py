@@ -100,13 +100,13 @@ def mixed_history(cli: Clocked, state: Callable[[int], object] = small_state) ->
         run.restore("tag:verified", branch="smaller-steps")
         save(30)
         save(trigger="manual", message="first draft", tags=["draft"])
-        run.fork("latest", "cheap-model", switch=False)
+        run.branches.fork("latest", "cheap-model", switch=False)
         for _ in range(12):
             save(branch="cheap-model")
             save()
         save(branch="cheap-model", trigger="manual", message="summary is as good, at a tenth of the price")
         cli.wait(30)
-        run.merge("cheap-model", strategy="theirs", message="take the summary of cheap-model")
+        run.branches.merge("cheap-model", strategy="theirs", message="take the summary of cheap-model")
         save(2)
         save(trigger="manual", status="completed", message="report sent", tags=["final", "verified"])
 

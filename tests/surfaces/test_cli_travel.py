@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from stepkeep.api import Store
 from stepkeep.model import to_us, utc_now_us
 from stepkeep.storage.sqlite import SqliteBackend
+from tests import interpreter
 from tests.api.programs import environment
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "travel.txt"
@@ -64,15 +63,7 @@ def transcript(folder: Path, ids: dict[str, str]) -> str:
     text = ""
     for line in LINES:
         words = shlex.split(line.format(**ids))
-        done = subprocess.run(
-            [sys.executable, "-m", "stepkeep", *words],
-            cwd=folder,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = interpreter.stepkeep(*words, cwd=folder, env=env)
         assert done.returncode == 0, done.stderr
         text += f"$ stepkeep {line}\n{done.stderr}{done.stdout}"
     return _without_the_moment(text)

@@ -68,7 +68,10 @@ def test_what_the_demo_did_can_be_looked_at(tmp_path: Path) -> None:
         assert store.verify().is_intact
 
 
-@pytest.mark.parametrize("promise", ["once", "damage", "result"])
+@pytest.mark.parametrize(
+    "promise",
+    ["damage", pytest.param("once", marks=pytest.mark.slow), pytest.param("result", marks=pytest.mark.slow)],
+)
 def test_the_demo_fails_when_a_promise_is_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, promise: str
 ) -> None:

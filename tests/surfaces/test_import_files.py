@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import stepkeep
-from stepkeep import operations
+from stepkeep import api
 from stepkeep.cli import main
-from stepkeep.codec import foreign_checks
+from stepkeep.codec import foreign
+from stepkeep.errors import NotFound
 
 SNAPSHOT: dict[str, Any] = {
     "snapshot_id": "cp_1_aa",
@@ -71,12 +72,17 @@ def sealed(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "integrity": {"format_version": 1, "checksum": checksum}}
 
 
-def adopt(url: str, theirs: Path, layout: str, **options: Any) -> operations.FilesImport:
-    with operations.open_for_import(url, dry_run=options.get("dry_run", False)) as store:
-        return operations.import_files(store, theirs, layout, **options)
+def adopt(url: str, theirs: Path, layout: str, **options: Any) -> api.FilesImport:
+    """As the command does it: a dry run makes no store."""
+    try:
+        store = api.open(url, create=not options.get("dry_run", False))
+    except NotFound:
+        store = api.open("memory:")
+    with store:
+        return store.import_files(theirs, layout, **options)
 
 
-def fates(report: operations.FilesImport) -> dict[str, tuple[str, str | None]]:
+def fates(report: api.FilesImport) -> dict[str, tuple[str, str | None]]:
     return {each.file: (each.outcome, each.code) for each in report.files}
 
 
@@ -145,7 +151,7 @@ def test_phases_are_adopted_as_phases(theirs: Path, url: str) -> None:
         session = store.get("their-task")
         assert session.load().state == {"branch": "topic"}
         assert (session.info.profile, session.latest().header.metadata["phase_number"]) == ("phase", 4)
-        _, content = operations.export(store, "their-task", output=None, form="phase")
+        _, content = store.get("their-task").export(format="phase")
     document = json.loads(content)
     for name in ("phase", "phaseNumber", "completed", "taskSummary", "iscCriteria"):
         assert document[name] == PHASE[name]
@@ -300,15 +306,15 @@ def test_wrong_directories_are_refused(theirs: Path, url: str) -> None:
 # --- checksums and the command ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("style", foreign_checks._STYLES, ids=str)
+@pytest.mark.parametrize("style", foreign._STYLES, ids=str)
 def test_usual_ways_to_write_json_are_recognised(style: dict[str, Any]) -> None:
     """Whichever the other system uses; a changed member is never confirmed."""
     document = {"b": 1, "a": "ä", "integrity": {"checksum": ""}}
     checksum = hashlib.sha256(json.dumps(document, **style).encode()).hexdigest()
     written = {**document, "integrity": {"checksum": checksum}}
-    assert foreign_checks.claimed(written) == checksum
-    assert foreign_checks.is_confirmed(checksum, written, b"", None)
-    assert not foreign_checks.is_confirmed(checksum, {**written, "b": 2}, b"", None)
+    assert foreign.claimed(written) == checksum
+    assert foreign.is_confirmed(checksum, written, b"", None)
+    assert not foreign.is_confirmed(checksum, {**written, "b": 2}, b"", None)
 
 
 def test_the_command_reports_every_file(theirs: Path, url: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -19,8 +19,8 @@ from mcp.types import ResourceTemplateReference
 
 import stepkeep
 from stepkeep import config
-from stepkeep.mcp.opened import OpenedStore
 from stepkeep.mcp.server import build_server
+from stepkeep.mcp.tools import OpenedStore
 from stepkeep.storage.sqlite import SqliteBackend
 from tests.surfaces.mcp_clients import answered, refused, with_client
 

@@ -20,6 +20,7 @@ from mcp import Client
 from mcp.types import ElicitRequestParams, ElicitResult
 
 import stepkeep
+from tests import interpreter
 from tests.surfaces.mcp_clients import (
     TOKEN,
     HttpServer,
@@ -135,22 +136,22 @@ async def drive(client: Client) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("transport", "mode"),
+    ("transport", "mode", "answers"),
     [
-        ("stdio", "auto"),
-        ("stdio", "legacy"),
-        ("http", "auto"),
-        pytest.param("http", "legacy", marks=pytest.mark.slow),
+        ("stdio", "auto", [decline]),
+        ("stdio", "legacy", [cancel]),
+        ("http", "auto", [decline, cancel, accept_but_no]),
+        pytest.param("http", "legacy", [decline, cancel, accept_but_no], marks=pytest.mark.slow),
     ],
 )
-def test_restoring_asks_first(file: Path, transport: str, mode: str) -> None:
+def test_restoring_asks_first(file: Path, transport: str, mode: str, answers: list[Any]) -> None:
     """A person who declines, cancels or says no keeps the session as it is; a client that cannot ask must confirm."""
     with stepkeep.open(f"sqlite:{file}") as store:
         for n in range(3):
             store.session("s").save({"n": n})
 
     async def run() -> None:
-        for answer in (decline, cancel, accept_but_no):
+        for answer in answers:
             async with connected(transport, file, mode=mode, elicitation_callback=answer) as client:
                 error = await refused(client, "checkpoint_restore", sessionId="s", checkpointId="#1")
                 assert error["code"] == "confirmation_declined"
@@ -187,12 +188,8 @@ def test_three_servers_and_the_command_line_lose_nothing(file: Path) -> None:
 
     def command() -> None:
         for n in range(4):
-            done = subprocess.run(
-                [sys.executable, "-m", "stepkeep", "save", "s", "--state", json.dumps({"n": n}), "--json"],
-                env=environment(file),
-                capture_output=True,
-                check=True,
-            )
+            words = ("save", "s", "--state", json.dumps({"n": n}), "--json")
+            done = interpreter.stepkeep(*words, env=environment(file))
             by_command.append(json.loads(done.stdout)["id"])
 
     thread = threading.Thread(target=command)
@@ -211,8 +208,8 @@ class Raw:
     """A server spoken to line by line."""
 
     def __init__(self, file: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "stepkeep", "mcp"],
+        self.process = interpreter.start(
+            ["-m", "stepkeep", "mcp"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -410,8 +407,8 @@ def test_options_reach_the_sessions(file: Path) -> None:
 @pytest.mark.full
 def test_http_prints_a_token_of_its_own(file: Path) -> None:
     """Without a token in the environment the server makes one and tells it on stderr only."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stepkeep", "mcp", "--http", "0"],
+    process = interpreter.start(
+        ["-m", "stepkeep", "mcp", "--http", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import stepkeep
-from stepkeep import operations
 from stepkeep.cli.stats import sparkline
 from stepkeep.maintenance.metrics import HOUR_US
+from tests import interpreter
 
 SEED = (
     "checkpoint_save_count",
@@ -47,13 +47,7 @@ def saved(file: Path) -> Path:
 
 
 def run(file: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "stepkeep", "stats", *args],
-        env=_env(file),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = interpreter.stepkeep("stats", *args, env=_env(file))
     assert "Traceback" not in done.stderr
     return done
 
@@ -172,7 +166,7 @@ def test_hours_without_saves_are_empty(file: Path) -> None:
         store.session("s").save({"n": 1})
         now[0] += 2 * HOUR_US
         store.session("s").save({"n": 2})
-        found = operations.stats(store, hours=3)
+        found = store.stats(hours=3)
     assert [hour.saves for hour in found.hours] == [1, 0, 1]
     assert found.hours[1].latency_ms is None
     assert found.since == found.hours[0].time

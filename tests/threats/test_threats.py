@@ -53,7 +53,7 @@ ELSEWHERE = {
     ],
     "decompression bomb": [
         "unit/test_documents.py::test_compressed_bytes_never_grow_past_their_size",
-        "unit/test_patch.py::test_a_decompression_bomb_is_refused",
+        "unit/test_delta.py::test_a_decompression_bomb_is_refused",
         "fuzz/test_fuzz.py::test_changed_seeds",
     ],
     "JSON edges": [
@@ -65,7 +65,7 @@ ELSEWHERE = {
         "unit/test_sharing.py::test_what_doubles_on_each_level_is_refused_with_its_path",
         "unit/test_sharing.py::test_cycles_that_multiply_or_carry_much_are_found_at_once",
     ],
-    "stale locks": ["executor/test_lease.py::test_a_save_with_a_stale_token_is_refused"],
+    "stale locks": ["runs/test_lease.py::test_a_save_with_a_stale_token_is_refused"],
     "fork, threads, asyncio": [
         "api/test_concurrency.py::test_forked_children_save_through_the_parents_store",
         "crash/test_contention.py::test_threads_forks_and_cancelled_tasks_at_once",
@@ -77,7 +77,7 @@ ELSEWHERE = {
     ],
     "terminal escapes and bidi controls in stored text": [
         "surfaces/test_cli.py::test_stored_text_cannot_control_the_terminal",
-        "surfaces/test_cli.py::test_clean_escapes_what_a_terminal_would_obey",
+        "unit/test_text.py::test_clean_escapes_what_a_terminal_would_obey",
     ],
     "hostile configuration, workflow and hook input": [
         "unit/test_config.py::test_hostile_files_are_refused",

@@ -62,7 +62,7 @@ def test_a_verdict_follows_the_direction_of_its_target() -> None:
     assert Row("rate", None, 2.5, is_ceiling=False).verdict == "not run"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_quick_run_ends_with_tables_json_and_a_drawing(tmp_path: Path) -> None:
     """`python -m benchmarks --quick` needs no peers and leaves no store behind."""
     outputs = {kind: tmp_path / f"out.{kind}" for kind in ("json", "svg")}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepkeep.errors import InvalidInput
-from stepkeep.model import Session, Status, to_us
+from stepkeep.model import SessionInfo, Status, to_us
 from stepkeep.policy.cleanup import CleanupPolicies, CleanupRule, cleaning_order, decide, rule_from
 from stepkeep.policy.profiles import PROFILES
 
@@ -23,7 +23,7 @@ ACTIVE = (Status.IN_PROGRESS, Status.PAUSED)
 
 def session(
     status: Status = Status.COMPLETED, days: float = 0, profile: str = "workflow", **fields: Any
-) -> Session:
+) -> SessionInfo:
     """A session that began 100 days before it ended, or was last active, `days` ago."""
     end = NOW - int(days * DAY)
     times = {
@@ -32,10 +32,10 @@ def session(
         "finished_us": end if status.is_finished else None,
     }
     names = {"uid": "u", "key": "k"}
-    return Session(status=status, profile=profile, **(names | times | fields))
+    return SessionInfo(status=status, profile=profile, **(names | times | fields))
 
 
-def is_cleaned(one: Session, policies: CleanupPolicies = DEFAULT, **options: Any) -> bool:
+def is_cleaned(one: SessionInfo, policies: CleanupPolicies = DEFAULT, **options: Any) -> bool:
     return decide(one, policies, NOW, **options).clean
 
 
@@ -267,7 +267,7 @@ rules = st.builds(CleanupRule, st.booleans(), st.none() | st.integers(0, 40))
 
 
 @st.composite
-def sessions(draw: st.DrawFn) -> Session:
+def sessions(draw: st.DrawFn) -> SessionInfo:
     own = draw(st.none() | rules)
     cleanup = None if own is None else {"enabled": own.enabled, "retention_days": own.retention_days}
     return session(
@@ -294,7 +294,7 @@ policies_of_all_kinds = st.builds(
 MONTHLY = ("standard", "phase", "agent")
 
 
-def expected(one: Session, policies: CleanupPolicies, has_lease: bool) -> bool:
+def expected(one: SessionInfo, policies: CleanupPolicies, has_lease: bool) -> bool:
     """The decision table read line by line; nothing is shared with the code under test."""
     if has_lease or not policies.enabled or one.profile == "archive":
         return False

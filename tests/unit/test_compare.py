@@ -18,11 +18,19 @@ from hypothesis import strategies as st
 
 from stepkeep.codec import exact
 from stepkeep.errors import InvalidInput
-from stepkeep.history.changes import Added, Change, Changed, Comparison, Moved, Removed
-from stepkeep.history.compare import compare
-from stepkeep.history.paths import Item, Member, Path, find, format_path, parse_path
+from stepkeep.history.equality import is_same
+from stepkeep.history.paths import ItemById, Path, SetMember, find, format_path, parse_path
 from stepkeep.history.rendering import change_text, lines, value_text
-from stepkeep.history.sameness import is_same
+from stepkeep.history.state_diff import (
+    SIGNS,
+    AddedValue,
+    Change,
+    ChangedValue,
+    Comparison,
+    MovedItem,
+    RemovedValue,
+    compare,
+)
 from tests.unit.test_exact import states
 
 NAN = math.nan
@@ -48,12 +56,12 @@ def apply(old: Any, changes: Iterable[Change], depth: int = 0) -> Any:
     changes = list(changes)
     for change in changes:
         if len(change.path) == depth:
-            assert isinstance(change, Changed)
+            assert isinstance(change, ChangedValue)
             assert canon(change.old) == canon(old)
             return change.new
     if not changes:
         return old
-    here = [each for each in changes if len(each.path) == depth + 1 and not isinstance(each, Changed)]
+    here = [each for each in changes if len(each.path) == depth + 1 and not isinstance(each, ChangedValue)]
     below: dict[str, list[Change]] = {}
     for each in changes:
         if each not in here:
@@ -61,10 +69,10 @@ def apply(old: Any, changes: Iterable[Change], depth: int = 0) -> Any:
     if isinstance(old, dict):
         pairs = {canon(key): (key, value) for key, value in old.items()}
         for each in here:
-            if isinstance(each, Removed):
+            if isinstance(each, RemovedValue):
                 del pairs[canon(each.path[-1])]
         for each in here:
-            if isinstance(each, Added):
+            if isinstance(each, AddedValue):
                 pairs[canon(each.path[-1])] = (each.path[-1], each.value)
         return {key: apply(value, below.get(name, ()), depth + 1) for name, (key, value) in pairs.items()}
     if isinstance(old, list | tuple):
@@ -72,20 +80,20 @@ def apply(old: Any, changes: Iterable[Change], depth: int = 0) -> Any:
         return type(old)(apply(item, below.get(canon(at), ()), depth + 1) for at, item in enumerate(items))
     members = {canon(value): value for value in old}
     for each in here:
-        if isinstance(each, Removed):
+        if isinstance(each, RemovedValue):
             del members[canon(each.value)]
     for each in here:
-        if isinstance(each, Added):
+        if isinstance(each, AddedValue):
             members[canon(each.value)] = each.value
     return type(old)(members.values())
 
 
 def placed(old: Any, here: Sequence[Change]) -> list[Any]:
     """The items of a list after removals, additions and moves, before changes inside them."""
-    gone = {at(each.path[-1]) for each in here if isinstance(each, Removed)}
-    gone |= {each.old_index for each in here if isinstance(each, Moved)}
-    fixed = {at(each.path[-1]): each.value for each in here if isinstance(each, Added)}
-    fixed |= {each.new_index: old[each.old_index] for each in here if isinstance(each, Moved)}
+    gone = {at(each.path[-1]) for each in here if isinstance(each, RemovedValue)}
+    gone |= {each.old_index for each in here if isinstance(each, MovedItem)}
+    fixed = {at(each.path[-1]): each.value for each in here if isinstance(each, AddedValue)}
+    fixed |= {each.new_index: old[each.old_index] for each in here if isinstance(each, MovedItem)}
     rest = iter([item for place, item in enumerate(old) if place not in gone])
     return [
         fixed[place] if place in fixed else next(rest) for place in range(len(old) - len(gone) + len(fixed))
@@ -93,7 +101,7 @@ def placed(old: Any, here: Sequence[Change]) -> list[Any]:
 
 
 def at(step: Any) -> Any:
-    return step.index if isinstance(step, Item) else step
+    return step.index if isinstance(step, ItemById) else step
 
 
 def name_of(step: Any) -> str:
@@ -208,7 +216,7 @@ def test_a_negative_limit_is_refused() -> None:
 
 
 def paths(comparison: Comparison) -> list[str]:
-    return [f"{type(each).__name__} {format_path(each.path)}" for each in comparison.changes]
+    return [f"{SIGNS[type(each)]} {format_path(each.path)}" for each in comparison.changes]
 
 
 STRICT: list[tuple[Any, Any]] = [
@@ -238,10 +246,10 @@ def test_what_equality_overlooks_is_a_change(old: Any, new: Any, wrap: Callable[
 
 def test_keys_are_told_apart_strictly() -> None:
     """The key 1 is not the key True, and a member 1 not a member 1.0."""
-    assert paths(compare({1: "x"}, {True: "x"})) == ["Removed $[1]", "Added $[true]"]
+    assert paths(compare({1: "x"}, {True: "x"})) == ["- $[1]", "+ $[true]"]
     assert compare({"s": {1}}, {"s": {1.0}}).changes == (
-        Removed(("s", Member(1)), 1),
-        Added(("s", Member(1.0)), 1.0),
+        RemovedValue(("s", SetMember(1)), 1),
+        AddedValue(("s", SetMember(1.0)), 1.0),
     )
 
 
@@ -284,7 +292,7 @@ def test_items_are_matched_by_id() -> None:
 def test_without_good_ids_the_place_decides(old: list[Any], new: list[Any]) -> None:
     """Ids that repeat, are missing or are no names are compared like any other value."""
     (change,) = compare(old, new).changes
-    assert isinstance(change, Changed)
+    assert isinstance(change, ChangedValue)
     assert isinstance(change.path[0], int)
 
 
@@ -295,16 +303,16 @@ def test_an_insertion_does_not_shift_the_rest() -> None:
     new.insert(20, {"text": "new"})
     del new[50]
     new[70]["text"] = "edited"
-    assert paths(compare({"m": old}, {"m": new})) == ["Added m[20]", "Removed m[49]", "Changed m[70].text"]
+    assert paths(compare({"m": old}, {"m": new})) == ["+ m[20]", "- m[49]", "~ m[70].text"]
 
 
 def test_only_the_differing_leaf_is_reported() -> None:
     """A change far down is one change with its whole path, and its value is the state's own."""
     value = {"deep": [1]}
     old, new = {"a": {"b": [{"c": 1, "d": value}]}}, {"a": {"b": [{"c": 2, "d": {"deep": [1]}}]}}
-    assert compare(old, new).changes == (Changed(("a", "b", 0, "c"), 1, 2),)
+    assert compare(old, new).changes == (ChangedValue(("a", "b", 0, "c"), 1, 2),)
     (added,) = compare({}, {"v": value}).changes
-    assert isinstance(added, Added)
+    assert isinstance(added, AddedValue)
     assert added.value is value
 
 
@@ -615,6 +623,6 @@ def test_paths_of_changes_can_be_looked_up() -> None:
     found: list[tuple[Path, Any]] = [
         (each.path, find(new, parse_path(format_path(each.path))))
         for each in compare(old, new).changes
-        if isinstance(each, Changed)
+        if isinstance(each, ChangedValue)
     ]
     assert [value for _, value in found] == ["y", "b"]

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from stepkeep import config
 from stepkeep.config import files
-from stepkeep.config.files import MAX_FILE_BYTES, Items, Scalar, Section, Unreadable
 from stepkeep.config.kinds import DURATION, SECONDS, SIZE, node_of
 from stepkeep.config.schema import ANY, MAX_PROBLEMS, SCHEMA, Key, camel, lookup, values_of
 from stepkeep.config.settings import VARIABLES, Settings, anchored
@@ -25,6 +24,7 @@ from stepkeep.errors import InvalidInput
 from stepkeep.policy.cleanup import CleanupPolicies, CleanupRule
 from stepkeep.policy.profiles import retention_for
 from stepkeep.policy.retention import Retention
+from stepkeep.yaml_lines import MAX_FILE_BYTES, Items, Scalar, Section, Unreadable, parse
 
 ROOT = Path(__file__).parents[2]
 
@@ -763,14 +763,14 @@ def test_a_document_is_read_as_it_was_written(tree: dict[str, object]) -> None:
     import yaml
 
     style = {"default_style": '"', "allow_unicode": False}
-    assert _plain(files.parse(yaml.safe_dump(tree, **style))) == tree
+    assert _plain(parse(yaml.safe_dump(tree, **style))) == tree
 
 
 @given(st.text() | st.text("[]{}:,-?&*!|>'\"%@`# \n\tab1~"))
 def test_any_text_is_read_or_refused(text: str) -> None:
     """No text of any kind raises anything else."""
     try:
-        node = files.parse(text)
+        node = parse(text)
     except Unreadable:
         return
     values_of(node, "file")  # problems are a result

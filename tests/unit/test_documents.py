@@ -17,10 +17,10 @@ from stepkeep.codec import document, integrity, readable
 from stepkeep.codec.document import BodyRecord, Document
 from stepkeep.codec.readable import Layout
 from stepkeep.errors import Corrupt, Unsupported
-from stepkeep.model import Draft, Session, Status, Trigger, TriggerKind
+from stepkeep.model import Header, SessionInfo, Status, Trigger, TriggerKind
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
-SESSION = Session(uid="u1", key="run/ä", created_us=1, updated_us=2, metadata={"a": [1]}, gaps=((1, 2),))
+SESSION = SessionInfo(uid="u1", key="run/ä", created_us=1, updated_us=2, metadata={"a": [1]}, gaps=((1, 2),))
 TIME_US = 1_764_426_622_123_456
 
 
@@ -39,7 +39,9 @@ def body(name: str, content: bytes, **fields: Any) -> BodyRecord:
 def doc(state: bytes, *more: BodyRecord, encoding: str = "json", **fields: Any) -> Document:
     bodies = (body("state", state), *more)
     contents = {each.name: integrity.describe(each.data, encoding) for each in bodies}
-    draft = Draft(
+    draft = Header(
+        v=1,
+        seq=0,
         id="cp_1",
         session="u1",
         branch="main",

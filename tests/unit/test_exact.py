@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from stepkeep.codec import exact, tags
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, InvalidInput, StepkeepError, Unsupported
+from tests.sampling import examples
 
 PARIS = ZoneInfo("Europe/Paris")
 
@@ -149,7 +150,7 @@ states = st.recursive(
 
 
 @given(states)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_every_state_of_supported_types_comes_back_the_same(state: Any) -> None:
     """Values, types, signs, zones and the order of keys all survive."""
     assert same(round_trip(state), state)
@@ -957,7 +958,7 @@ def test_garbage_raises_only_our_errors(encoding: str, data: bytes) -> None:
 
 
 @given(states, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_mutated_documents_raise_only_our_errors(state: Any, data: st.DataObject) -> None:
     """A document with some bytes changed, cut or put in never raises a foreign error."""
     document = bytearray(exact.encode(state)[1])
@@ -979,7 +980,7 @@ tag_names = st.sampled_from(sorted(tags.READERS))
 
 
 @given(tag_names, json_values)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_tags_with_any_body_raise_only_our_errors(tag: str, body: Any) -> None:
     """Every tag checks its body."""
     attempt(exact.TAGGED, msgspec.json.encode({tag: body}))

@@ -10,7 +10,7 @@ import pytest
 
 from stepkeep import errors
 from stepkeep.cli.app import COMMANDS
-from stepkeep.operations.fixes import FIXES, IMPORT_FIXES, fixes_for, fixes_for_codes
+from stepkeep.fixes import FIXES, IMPORT_FIXES, fixes_for, fixes_for_codes
 
 ERRORS = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 

@@ -17,11 +17,14 @@ import pytest
 
 import stepkeep
 from stepkeep import config
+from stepkeep.access import has_token, is_known_host, is_known_origin, read_address
+from stepkeep.engine import Saved
 from stepkeep.errors import Conflict
 from stepkeep.maintenance.metering import Meter
 from stepkeep.maintenance.metrics import HOUR_US, Metrics, latency_class, metrics_of, percentile, totals_of
 from stepkeep.maintenance.metrics_file import KEEP_HOURS, MetricsFile, metrics_path
-from stepkeep.policy.access import has_token, is_known_host, is_known_origin, read_address
+from stepkeep.model import Content
+from stepkeep.testing.builders import draft
 
 
 @pytest.fixture
@@ -315,7 +318,8 @@ def test_a_program_with_opentelemetry_gets_the_counts(file: Path) -> None:
     reader = InMemoryMetricReader()
     provider = metrics.MeterProvider(metric_readers=[reader])
     meter = Meter(None, reporter=Reporter(provider.get_meter("stepkeep")))
-    meter.saved(content_bytes=100, stored_bytes=10, seconds=0.002)
+    header = draft("s", contents={"state": Content(digest="", size=100, encoding="json")})
+    meter.saved(Saved(header, is_new=True, stored_bytes=10, seconds=0.002))
     meter.count(resumes=1, steps_recovered=4)
     (resource,) = reader.get_metrics_data().resource_metrics
     found = {metric.name: metric.data.data_points[0] for metric in resource.scope_metrics[0].metrics}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepkeep.errors import InvalidInput, NotFound
-from stepkeep.history.paths import Item, Member, Path, find, format_path, parse_path
+from stepkeep.history.paths import ItemById, Path, SetMember, find, format_path, parse_path
 
 TEXTS: list[tuple[Path, str]] = [
     ((), "$"),
@@ -25,10 +25,10 @@ TEXTS: list[tuple[Path, str]] = [
     (("a", None, True, 1.5), "a[null][true][1.5]"),
     (("a", (1, "x")), 'a[{"$tuple":[1,"x"]}]'),
     (("a", date(2025, 1, 20)), 'a[{"$date":"2025-01-20"}]'),
-    (("steps", Item("id", "m3"), "output"), 'steps[id="m3"].output'),
-    (("steps", Item("id", 7)), "steps[id=7]"),
-    (("tags", Member("urgent")), 'tags{"urgent"}'),
-    ((Member(1),), "${1}"),
+    (("steps", ItemById("id", "m3"), "output"), 'steps[id="m3"].output'),
+    (("steps", ItemById("id", 7)), "steps[id=7]"),
+    (("tags", SetMember("urgent")), 'tags{"urgent"}'),
+    ((SetMember(1),), "${1}"),
 ]
 
 
@@ -46,7 +46,7 @@ def test_a_path_is_written_and_read_back(path: Path, text: str) -> None:
         ("[3].role", (3, "role")),
         ("my-key.two words", ("my-key", "two words")),
         ("a['b.c']", ("a", "b.c")),
-        ('steps[ id ="m3"]', ("steps", Item("id", "m3"))),
+        ('steps[ id ="m3"]', ("steps", ItemById("id", "m3"))),
         ("a.$b", ("a", "$b")),
     ],
 )
@@ -97,7 +97,7 @@ keys = st.one_of(
     st.tuples(st.integers(), st.text("ab")),
     st.frozensets(st.integers(), max_size=1),
 )
-steps = keys | st.builds(Item, st.sampled_from(["id", "step_id"]), keys) | st.builds(Member, keys)
+steps = keys | st.builds(ItemById, st.sampled_from(["id", "step_id"]), keys) | st.builds(SetMember, keys)
 
 
 @given(st.lists(steps, max_size=5).map(tuple))

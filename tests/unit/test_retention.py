@@ -20,7 +20,6 @@ from stepkeep.policy.retention import (
     Item,
     Retention,
     decide,
-    size_text,
     span_text,
 )
 
@@ -470,22 +469,6 @@ def test_an_item_is_made_from_a_header():
 def test_spans_read_in_the_largest_whole_unit(span, text):
     """As a person would write them."""
     assert span_text(span) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0B"),
-        (999, "999B"),
-        (1500, "1.5KB"),
-        (999_999, "1.0MB"),
-        (10**9, "1.0GB"),
-        (5 * 10**15, "5000.0TB"),
-    ],
-)
-def test_sizes_read_in_decimal_units(count, text):
-    """As a person would write them."""
-    assert size_text(count) == text
 
 
 # --- an independent oracle -------------------------------------------------------------------------------------

@@ -8,18 +8,19 @@ from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from stepkeep.history.timeline import Damaged, Entry, Fold, Gap, Rest, Timeline, words
-from stepkeep.history.timeline.folding import FOLD_ABOVE
-from stepkeep.history.timeline.reading import Filter, build
+from stepkeep.history.timeline import CheckpointNode, DamagedNode, FoldNode, GapNode, RestNode, Timeline
+from stepkeep.history.timeline.assembly import Filter, build
+from stepkeep.history.timeline.layout import FOLD_ABOVE
 from stepkeep.history.timeline.svg import picture
-from stepkeep.history.timeline.text import ASCII, UNICODE, draw
-from stepkeep.model import Branch, BranchState, Content, Header, Session, Status, Trigger, TriggerKind
+from stepkeep.history.timeline.terminal import ASCII, UNICODE, draw
+from stepkeep.model import Branch, BranchState, Content, Header, SessionInfo, Status, Trigger, TriggerKind
 from stepkeep.storage.port import HeaderRow
+from stepkeep.text import clean
+from tests.sampling import examples
 
 MINUTE = 60_000_000
 START = 1_772_438_400_000_000  # 2026-03-02 08:00 UTC
@@ -57,8 +58,8 @@ def branch(name: str, head: int | None, fork: int | None = None, **fields: Any) 
     )
 
 
-def session(*, current: str = "main", gaps: Sequence[tuple[int, int]] = ()) -> Session:
-    return Session(uid="u", key="run", created_us=0, updated_us=0, branch=current, gaps=tuple(gaps))
+def session(*, current: str = "main", gaps: Sequence[tuple[int, int]] = ()) -> SessionInfo:
+    return SessionInfo(uid="u", key="run", created_us=0, updated_us=0, branch=current, gaps=tuple(gaps))
 
 
 def timeline(
@@ -231,7 +232,7 @@ def test_what_was_pruned_shows_as_such() -> None:
     found = timeline([header(3), header(6), header(7)], gaps=[(1, 2), (4, 5)])
     assert drawn(found) == ["○ #7", "○ #6", "◌ 2 pruned, #4–#5", "○ #3", "◌ 2 pruned, #1–#2"]
     assert found.pruned == 4
-    assert [(row.count, row.first_seq, row.last_seq) for row in found.rows if isinstance(row, Gap)] == [
+    assert [(row.count, row.first_seq, row.last_seq) for row in found.rows if isinstance(row, GapNode)] == [
         (2, 4, 5),
         (2, 1, 2),
     ]
@@ -278,7 +279,7 @@ def test_only_damaged_headers() -> None:
     """A session of which nothing is intact still shows where its checkpoints are."""
     rows = [HeaderRow(id=f"c{seq}", session="u", seq=seq, branch="main", raw=b"") for seq in (1, 2)]
     found = timeline([], damaged=rows)
-    assert [type(row) for row in found.rows] == [Damaged, Damaged]
+    assert [type(row) for row in found.rows] == [DamagedNode, DamagedNode]
     assert draw(found, width=80)[0] == "run: in_progress, 0 checkpoints, 2 damaged"
 
 
@@ -319,7 +320,7 @@ def _long(count: int = 240) -> list[Header]:
 def test_plain_runs_are_folded() -> None:
     """First, last, manual, tagged and failed ones stay; what lies between becomes one line with its sums."""
     found = timeline(_long(), stored={f"c{seq}": 10 for seq in range(1, 241)}, fold=True)
-    assert [row.header.seq if isinstance(row, Entry) else row.count for row in found.rows] == [
+    assert [row.header.seq if isinstance(row, CheckpointNode) else row.count for row in found.rows] == [
         240, 89, 150, 49, 100, 82, 17, 15, 1,
     ]  # fmt: skip
     assert draw(found, width=80)[3] == "⋮ 89 automatic, steps 151–239, 88 min, 890B stored"
@@ -431,13 +432,13 @@ def test_since_does_not_tear_apart_what_a_jumping_clock_saved() -> None:
     """A checkpoint with an older time between newer ones is folded in its place."""
     headers = [header(1), header(2), header(3, time_us=START), header(4)]
     found = timeline(headers, wanted=Filter(since_us=START + 2 * MINUTE))
-    assert [type(row) for row in found.rows] == [Entry, Fold, Entry, Rest]
+    assert [type(row) for row in found.rows] == [CheckpointNode, FoldNode, CheckpointNode, RestNode]
 
 
 def test_since_the_future() -> None:
     """Nothing matches: all is older."""
     found = timeline([header(1), header(2)], wanted=Filter(since_us=START * 2))
-    assert found.rows == (Rest(count=2),)
+    assert found.rows == (RestNode(count=2),)
     assert draw(timeline([], wanted=Filter(since_us=0)), width=80) == ["run: in_progress, no checkpoint yet"]
 
 
@@ -445,7 +446,7 @@ def test_a_limit_counts_rows() -> None:
     """So many rows, then how many checkpoints are older."""
     found = timeline(_long(), fold=True, limit=3)
     assert len(found.rows) == 4
-    assert found.rows[-1] == Rest(count=240 - 1 - 89 - 1)
+    assert found.rows[-1] == RestNode(count=240 - 1 - 89 - 1)
 
 
 # --- texts -----------------------------------------------------------------------------------------------------
@@ -468,21 +469,6 @@ def test_hostile_texts_stay_in_their_line() -> None:
     ElementTree.fromstring(document)
     assert "<script" not in document
     assert "\x1b" not in document
-
-
-def test_safe_text_keeps_what_is_readable() -> None:
-    """Letters of all scripts and joined emoji stay; spaces of all kinds become plain ones."""
-    assert words.safe("héllo 漢字 👩\u200d💻 a\u00a0b") == "héllo 漢字 👩\u200d💻 a b"
-    assert words.safe("a\nb\x1b\u202e") == r"a\nb\x1b\u202e"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, ""), (45, "45 s"), (20 * 60, "20 min"), (12_000, "3 h 20 min"), (7200, "2 h"), (200_000, "2 d 7 h")],
-)
-def test_spans_are_short(seconds: int, text: str) -> None:
-    """Two units at most."""
-    assert words.span(seconds * 1_000_000) == text
 
 
 def test_histories_of_several_years_show_the_year() -> None:
@@ -564,14 +550,14 @@ _FILTERS = st.builds(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(histories(), st.booleans(), st.none() | st.integers(1, 10), _FILTERS | st.just(Filter()))
 def test_every_checkpoint_is_in_exactly_one_place(
     history: dict[str, Any], fold: bool, limit: int | None, wanted: Filter
 ) -> None:
     """Drawn, inside one fold, older, or left out: the numbers add up, and links lead to later rows."""
     found = timeline(**history, fold=fold, limit=limit, wanted=wanted)
-    counted = sum(row.count for row in found.rows if isinstance(row, Fold | Rest))
+    counted = sum(row.count for row in found.rows if isinstance(row, FoldNode | RestNode))
     shown = [entry.header.id for entry in found.entries]
     assert len(set(shown)) == len(shown)
     assert len(shown) + counted + found.left_out == found.total == len(history["headers"])
@@ -579,11 +565,11 @@ def test_every_checkpoint_is_in_exactly_one_place(
         assert all(at < link.row < len(found.rows) for link in row.links)
     if limit is None:
         assert sum(wanted.matches(each) for each in history["headers"]) <= len(shown) + sum(
-            row.count for row in found.rows if isinstance(row, Fold) and row.is_match
+            row.count for row in found.rows if isinstance(row, FoldNode) and row.is_match
         )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(histories(is_whole=True), st.booleans())
 def test_folding_keeps_who_descends_from_whom(history: dict[str, Any], fold: bool) -> None:
     """Among the rows of checkpoints, one leads down to another exactly if it descends from it."""
@@ -596,7 +582,7 @@ def test_folding_keeps_who_descends_from_whom(history: dict[str, Any], fold: boo
     ancestors: dict[str, set[str]] = {}
     for each in history["headers"]:
         ancestors[each.id] = set(each.parents).union(*(ancestors[parent] for parent in each.parents))
-    ids = {at: row.header.id for at, row in enumerate(found.rows) if isinstance(row, Entry)}
+    ids = {at: row.header.id for at, row in enumerate(found.rows) if isinstance(row, CheckpointNode)}
     for at, id in ids.items():
         assert {ids[row] for row in below[at] if row in ids} == ancestors[id] & set(ids.values())
 
@@ -607,15 +593,15 @@ def test_folding_keeps_who_descends_from_whom(history: dict[str, Any], fold: boo
 def test_no_line_is_wider_than_the_terminal(
     history: dict[str, Any], fold: bool, limit: int | None, wanted: Filter, width: int, is_ascii: bool
 ) -> None:
-    """Whatever the history, lines fit and hold only what is printable; the picture is well-formed."""
+    """Whatever the history, lines fit and hold nothing that a terminal would act upon; the picture is well-formed."""
     found = timeline(**history, fold=fold, limit=limit, wanted=wanted)
     lines = draw(found, width=width, glyphs=ASCII if is_ascii else UNICODE)
     assert all(cell_len(line) <= width for line in lines)
-    assert all(char.isprintable() or char in "\u200c\u200d" for line in lines for char in line)
+    assert lines == [clean(line) for line in lines]
     ElementTree.fromstring(picture([found]))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(histories(), st.booleans(), _FILTERS | st.just(Filter()))
 def test_drawn_lines_lead_where_links_do(history: dict[str, Any], fold: bool, wanted: Filter) -> None:
     """Who follows the drawn lines down from a row comes to the rows it is linked with, and to no other."""

@@ -115,7 +115,7 @@ def test_today_is_a_day_of_the_zone() -> None:
 
 @pytest.mark.parametrize("text", ["2025-03-30 02:00:00", "2025-03-30 02:30", "2025-03-30 02:59:59.999999"])
 def test_a_skipped_time_is_refused(text: str) -> None:
-    """A time of day that the clocks never showed is no time; the message says what is on both sides of the gap."""
+    """A time of day that the clocks never showed is refused; the message says what is on both sides of the gap."""
     with pytest.raises(InvalidInput) as caught:
         times.parse(text, now_us=NOW_US, zone=BERLIN)
     assert caught.value.code == "skipped_time"
@@ -176,7 +176,7 @@ NO_TIMES += ["2025-01-20-experiment", "hours ago", "x" * 5000, "1" * 5000 + " ho
 
 @pytest.mark.parametrize("text", NO_TIMES)
 def test_other_text_is_no_time(text: str) -> None:
-    """`parse` leaves what is no time to others, `read` refuses it in few words."""
+    """`parse` returns None for other texts, `read` refuses them in few words."""
     assert times.parse(text, now_us=NOW_US) is None
     with pytest.raises(InvalidInput) as caught:
         times.read(text, now_us=NOW_US)

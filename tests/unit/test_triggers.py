@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepkeep.model import Status
-from stepkeep.policy.triggers import (
+from stepkeep.recording.triggers import (
     COMPACTION_WARNING,
     STEP_BOUNDARY,
     Decision,

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 import stepkeep
-from stepkeep.model import Session
+from stepkeep.model import SessionInfo
 from tests.workflow.flows import Flows
 
 
@@ -46,7 +46,7 @@ class Crew(Flows):
         assert code == (0 if number != signal.SIGKILL else -number), err
         return events(out)
 
-    def sessions(self) -> dict[str, Session]:
+    def sessions(self) -> dict[str, SessionInfo]:
         with stepkeep.open(self.url) as store:
             return {info.key: info for info in store.sessions()}
 

@@ -13,16 +13,15 @@ import pytest
 import stepkeep
 from stepkeep.api import Store
 from stepkeep.errors import BackendUnavailable
-from stepkeep.executor.claims import Wish, claim
-from stepkeep.executor.lease import Held
-from stepkeep.executor.owner import this_process
-from stepkeep.executor.queue import Ticket, with_ticket
 from stepkeep.model import Status
+from stepkeep.processes import this_process
+from stepkeep.runs.lease import Held
+from stepkeep.runs.queue import ClaimRequest, Ticket, claim, with_ticket
 from stepkeep.storage.port import Claimed, ClaimsSessions, LooksOver
 from stepkeep.storage.urls import open_backend
-from stepkeep.testing.records import draft, item, new_owner
+from stepkeep.testing.builders import draft, item, new_owner
 
-WISH = Wish(queue="default", retry_seconds=30)
+WISH = ClaimRequest(queue="default", retry_seconds=30)
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import stepkeep
-from stepkeep import config, operations
+from stepkeep import config
 from stepkeep.api import Store
-from stepkeep.executor.owner import this_process
 from stepkeep.model import Status
+from stepkeep.processes import this_process
 from stepkeep.storage.postgres import PostgresBackend
-from stepkeep.storage.postgres.connection import PostgresConnection
-from stepkeep.testing.records import new_session
+from stepkeep.storage.postgres.connections import PostgresConnection
+from stepkeep.testing.builders import new_session
 from tests.workers.crew import Crew
 
 COUNT = 60
@@ -87,7 +87,7 @@ def test_status_of_a_large_store_asks_little(server_crew: Crew, monkeypatch: pyt
             with monkeypatch.context() as patch:
                 patch.setattr(PostgresConnection, "send", counted)
                 asked.clear()
-                status = operations.store_status(store)
+                status = store.status()
             numbers.append(len(asked))
             assert status.usage.sessions == last
             assert not any("b.data" in sql or " data" in sql for sql in asked)

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from stepkeep.errors import InvalidInput
-from stepkeep.executor.queue import (
+from stepkeep.model import SessionInfo, Status
+from stepkeep.runs.queue import (
     MAX_DEATHS,
     Ticket,
     check_queue,
@@ -19,16 +20,15 @@ from stepkeep.executor.queue import (
     with_ticket,
     without_ticket,
 )
-from stepkeep.model import Session, Status
-from stepkeep.testing.records import new_session
+from stepkeep.testing.builders import new_session
 
 
-def queued(queue: str = "default", **fields: Any) -> Session:
+def queued(queue: str = "default", **fields: Any) -> SessionInfo:
     session = new_session()
     return msgspec.structs.replace(session, metadata=with_ticket(session, Ticket(queue=queue)), **fields)
 
 
-def claims(session: Session, *, queue: str = "default", now_us: int = 10**15) -> bool:
+def claims(session: SessionInfo, *, queue: str = "default", now_us: int = 10**15) -> bool:
     return may_claim(session, queue, now_us=now_us, retry_seconds=30)
 
 

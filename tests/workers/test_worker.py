@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import stepkeep
-from stepkeep import config, operations
-from stepkeep.api import Store
-from stepkeep.executor.queue import ticket_of
+from stepkeep import config
+from stepkeep.api import Store, WorkerEvent, WorkerEventKind
 from stepkeep.model import Status, utc_now_us
+from stepkeep.runs.queue import ticket_of
 from stepkeep.storage.port import Claimed
 from stepkeep.storage.postgres import PostgresBackend
 from stepkeep.storage.sqlite import SqliteBackend
@@ -178,16 +178,16 @@ def test_a_session_that_fails_is_not_tried_for_ever(crew: Crew) -> None:
     crew.queue("--session", "s")
     clock = Clock()
     settings = config.load(cwd=None, environ={}, flags={"keeper.enabled": False, "metrics.enabled": False})
-    found: list[operations.WorkerEvent] = []
+    found: list[WorkerEvent] = []
     with Store(SqliteBackend(crew.file, clock=clock), settings=settings, clock=clock) as store:
         for _ in range(5):
-            operations.work(store, once=True, tell=found.append)
-            operations.work(store, once=True, tell=found.append)
+            store.workflows.work(once=True, tell=found.append)
+            store.workflows.work(once=True, tell=found.append)
             clock.ahead_us += 30_000_000
         info = store.get("s").info
-    started = [(each.attempt, each.done) for each in found if each.event is operations.What.STARTED]
+    started = [(each.attempt, each.done) for each in found if each.event is WorkerEventKind.STARTED]
     assert started == [(1, 0), (2, 1), (3, 1)]
-    (gave_up,) = (each for each in found if each.event is operations.What.GAVE_UP)
+    (gave_up,) = (each for each in found if each.event is WorkerEventKind.GAVE_UP)
     assert gave_up.error == "attempt limit reached (3): ended with exit code 3"
     assert (info.status, info.error) == (Status.FAILED, gave_up.error)
     assert ticket_of(info) is None
@@ -233,7 +233,7 @@ def test_idle_time_begins_when_the_last_run_ended(crew: Crew) -> None:
     backend = Asked(crew.file)
     backend.in_vain = lambda: crew.queue("--session", "late")
     with Store(backend) as store:
-        worked = operations.work(store, idle_exit_seconds=1)
+        worked = store.workflows.work(idle_exit_seconds=1)
     assert worked.completed == 2
 
 
@@ -266,15 +266,15 @@ def test_time_without_a_store_is_no_idle_time(crew: Crew) -> None:
     crew.url = server.fresh_url()
     repair = Repair(server, crew, after_seconds=1.2)
 
-    def kill_when_ready(event: operations.WorkerEvent) -> None:
-        if event.event is operations.What.READY:
+    def kill_when_ready(event: WorkerEvent) -> None:
+        if event.event is WorkerEventKind.READY:
             server.kill()
 
     log = logging.getLogger("stepkeep")
     log.addHandler(repair)
     try:
         with Store(PostgresBackend(crew.url)) as store:
-            worked = operations.work(store, idle_exit_seconds=1, tell=kill_when_ready)
+            worked = store.workflows.work(idle_exit_seconds=1, tell=kill_when_ready)
     finally:
         log.removeHandler(repair)
         server.stop()

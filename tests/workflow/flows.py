@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import stepkeep
+from tests import interpreter
 from tests.surfaces.test_cli import Cli
 
 
@@ -42,8 +42,8 @@ class Flows(Cli):
 
     def start(self, *args: str) -> subprocess.Popen[bytes]:
         """Start a command as a process, and do not wait for it."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "stepkeep", *args],
+        return interpreter.start(
+            ["-m", "stepkeep", *args],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

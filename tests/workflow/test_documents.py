@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stepkeep.executor.workflow.checking import PASSED_ON
-from stepkeep.executor.workflow.expressions import STEP_FIELDS
-from stepkeep.executor.workflow.reading import parse_workflow, read_workflow
+from stepkeep.runs.workflow.expressions import STEP_FIELDS
+from stepkeep.runs.workflow.parse import PASSED_ON, parse_workflow, read_workflow
 from tests.workflow.flows import Flows
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepkeep.executor.workflow.expressions import (
+from stepkeep.runs.workflow.expressions import (
     BadExpression,
     Ref,
     fill,

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stepkeep.executor.workflow.expressions import BadExpression, parse_template
-from stepkeep.executor.workflow.quoting import PREFIX, quotable, shell_command
+from stepkeep.runs.workflow.expressions import BadExpression, parse_template
+from stepkeep.runs.workflow.quoting import PREFIX, quotable, shell_command
+from tests.sampling import examples
 
 NASTY = "a  b\n'\"`$(touch pwned)${HOME}\\\t*; touch pwned #é"
 
@@ -54,7 +55,7 @@ def test_a_nasty_value_comes_out_as_it_is(place: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(value=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30))
 @example("")
 @example("-n")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stepkeep.executor.workflow.document import InvalidWorkflow, Kind
-from stepkeep.executor.workflow.reading import parse_workflow
+from stepkeep.runs.workflow.definition import InvalidWorkflow, StepKind
+from stepkeep.runs.workflow.parse import parse_workflow
 from tests.workflow.flows import Flows
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
@@ -200,7 +200,7 @@ steps:
     assert (workflow.is_test, workflow.cleanup, workflow.profile) == (True, {"enabled": False}, "debug")
     assert workflow.retention == {"keep_last": 5, "keep_within": "2h", "max_bytes": None}
     first, second, third = workflow.steps
-    assert (first.id, first.needs, first.kind) == ("step-1", (), Kind.SHELL)
+    assert (first.id, first.needs, first.kind) == ("step-1", (), StepKind.SHELL)
     assert (second.needs, second.retry.attempts) == (("step-1",), 4)
     assert (third.needs, third.timeout_seconds) == ((), 90.0)
     assert (third.retry.attempts, third.retry.delay_seconds) == (3, 0.5)

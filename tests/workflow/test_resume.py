@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import stepkeep
-from stepkeep.executor.workflow.reading import parse_workflow
-from stepkeep.executor.workflow.redaction import Redactor
-from stepkeep.executor.workflow.shape import WorkflowShape, origin_of
+from stepkeep.runs.workflow.parse import parse_workflow
+from stepkeep.runs.workflow.serializer import WorkflowSerializer, origin_of
+from stepkeep.secrets import Redactor
 from tests.workflow.flows import Flows, until
 from tests.workflow.test_run import golden
 
@@ -156,7 +156,7 @@ def test_what_is_stored_says_everything(failed: Flows) -> None:
     """A state that is loaded and stored again is the same state."""
     for state in (failed.state("s", "step-0"), failed.state("s")):
         origin = origin_of(state)
-        shape = WorkflowShape(
+        shape = WorkflowSerializer(
             parse_workflow(origin.text, source=origin.file),
             folder=origin.folder,
             redactor=Redactor([]),

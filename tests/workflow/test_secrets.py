@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepkeep.errors import InvalidInput
-from stepkeep.executor.workflow.document import InvalidWorkflow, Workflow
-from stepkeep.executor.workflow.expressions import BadExpression
-from stepkeep.executor.workflow.outputs import Kept
-from stepkeep.executor.workflow.processes import Captured
-from stepkeep.executor.workflow.reading import parse_workflow
-from stepkeep.executor.workflow.redaction import HIDDEN, Redactor
-from stepkeep.executor.workflow.scope import StepValues, redactor_of
-from stepkeep.executor.workflow.variables import start_values
+from stepkeep.processes.child import Captured
+from stepkeep.runs.workflow.definition import InvalidWorkflow, Workflow
+from stepkeep.runs.workflow.expressions import BadExpression
+from stepkeep.runs.workflow.handlers import Kept
+from stepkeep.runs.workflow.inputs import StepValues, redactor_of, start_values
+from stepkeep.runs.workflow.parse import parse_workflow
+from stepkeep.secrets import HIDDEN, Redactor
 from stepkeep.storage.port import Blob
+from tests.sampling import examples
 from tests.workflow.flows import Flows
 
 
@@ -196,7 +196,7 @@ def test_backslashes_do_not_make_it_slow() -> None:
 
 
 @pytest.mark.full
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(secret=st.text(min_size=4, max_size=12), around=st.text(max_size=5))
 def test_no_json_text_keeps_a_secret(secret: str, around: str) -> None:
     """Whatever the secret is, what is read from the JSON afterwards does not have it."""

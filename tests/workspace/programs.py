@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
+
+from tests import interpreter
 
 ROOT = Path(__file__).parents[2]
 
@@ -14,7 +15,7 @@ import sys, stepkeep
 url, root, ref = sys.argv[1:4]
 with stepkeep.open(url) as store:
     print("ready", flush=True)
-    done = store.get("run").restore_files(ref, workspace=root)
+    done = store.get("run").files.restore(ref, workspace=root)
     print(done.is_complete, [(each.path, each.reason) for each in done.failures], flush=True)
 """
 
@@ -26,7 +27,7 @@ with stepkeep.open(url) as store:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
     try:
-        run.restore_files(ref, workspace=root)
+        run.files.restore(ref, workspace=root)
     except stepkeep.BackendUnavailable as exc:
         print(exc.code)
 """
@@ -36,7 +37,7 @@ import os, sys, tempfile, stepkeep
 url, root = sys.argv[1:3]
 with tempfile.TemporaryDirectory() as warm, stepkeep.open("memory:") as store:
     run = store.session("run", workspace=warm)  # imports all that is needed, while it can be read
-    run.restore_files(run.save(1).id)
+    run.files.restore(run.save(1).id)
 os.setgid(65534)
 os.setuid(65534)
 """
@@ -47,13 +48,13 @@ UNPRIVILEGED = (
 with stepkeep.open(url) as store:
     run = store.session("run", profile="archive")
     first = run.save(1, workspace=root)
-    print(sorted((each.path, each.reason) for each in run.files().skipped), [each.path for each in run.files()])
+    print(sorted((each.path, each.reason) for each in run.files.at().skipped), [each.path for each in run.files.at()])
     os.chmod(root + "/a", 0o644)
     open(root + "/a", "w").write("changed")
     run.save(2, workspace=root)
     os.chmod(root, 0o555)
     try:
-        run.restore_files(first.id, workspace=root)
+        run.files.restore(first.id, workspace=root)
     except stepkeep.BackendUnavailable as exc:
         print(exc.code)
     os.chmod(root, 0o755)
@@ -71,10 +72,10 @@ with stepkeep.open(url) as store:
     open(root + "/f", "w").write("changed")
     os.chmod(root + "/locked", 0)
     run.save(2)
-    done = run.restore_files(first.id)
+    done = run.files.restore(first.id)
     print([each.path for each in done.failures], [each.path for each in done.changes])
     os.chmod(root + "/locked", 0o755)
-    done = run.undo_files()
+    done = run.files.undo()
     print(done.is_complete, [each.path for each in done.changes], open(root + "/locked/q").read())
 """
 )
@@ -90,14 +91,6 @@ def environment() -> dict[str, str]:
 
 def run(program: str, *arguments: str) -> str:
     """Run a program to its end; what it printed."""
-    done = subprocess.run(
-        command(program, *arguments),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-        timeout=120,
-        cwd="/",
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = interpreter.python("-c", program, *arguments, env=environment(), cwd=Path("/"))
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 import stepkeep
 from stepkeep.api import files
-from stepkeep.parts.recovery import RestoreCodeState
-from stepkeep.workspace.patches import Side, patch_of
+from stepkeep.recording.recovery import RestoreCodeState
+from stepkeep.workspace.patches import PatchSide, patch_of
+from tests.sampling import examples
 from tests.workspace.repositories import ENVIRON, commit, git, init
 from tests.workspace.trees import Tree, tree_of, write
 
 SIDES = st.none() | st.builds(
-    Side,
+    PatchSide,
     st.sampled_from([0o100644, 0o100755, 0o120000]),
     st.binary(max_size=60) | st.text("ab\n\r é", max_size=60).map(str.encode),
 )
@@ -45,7 +46,7 @@ def test_commit_and_patches_rebuild_the_tree_elsewhere(
     (repository / "becomes").unlink()
     (repository / "becomes").symlink_to("a")
     run.save(1)
-    state = run.code_patches()
+    state = run.files.patches()
     assert (state.commit, state.branch) == (head, "main")
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(repository), str(clone))
@@ -156,7 +157,7 @@ def test_a_subfolder_gives_patches_for_the_top(store: stepkeep.Store, repository
     write(repository, {"app/a": "2\n", "other": "2\n"})
     run = store.session("run")
     run.save(1, workspace=repository / "app")
-    (patch,) = run.code_patches(workspace=repository / "app").patches
+    (patch,) = run.files.patches(workspace=repository / "app").patches
     assert patch.startswith("diff --git a/app/a b/app/a\n")
 
 
@@ -175,7 +176,7 @@ def test_no_patch_removes_what_a_rule_leaves_out(repository: Path, monkeypatch: 
         (repository / "gone.bin").unlink()
         run = store.session("run", workspace=repository)
         run.save(1)
-        removed = [patch for patch in run.code_patches().patches if "deleted file" in patch]
+        removed = [patch for patch in run.files.patches().patches if "deleted file" in patch]
     assert [patch.split()[2] for patch in removed] == ["a/gone", "a/gone.bin"]
 
 
@@ -190,13 +191,13 @@ def test_no_patch_removes_what_is_not_checked_out(run: stepkeep.Session, reposit
     git(repository, "rm", "-q", "app/gone too")
     write(repository, {"app/a": "2\n"})
     run.save(1)
-    names = [patch.split(" ", 2)[2].partition(" b/")[0] for patch in run.code_patches().patches]
+    names = [patch.split(" ", 2)[2].partition(" b/")[0] for patch in run.files.patches().patches]
     assert names == ["a/app/gone", "a/app/gone too", "a/app/a"]
-    manifest = run.files().manifest
+    manifest = run.files.at().manifest
     assert manifest.left_out == ("app/inner/", "far/", "top")
     git(repository, "sparse-checkout", "disable")
     run.save(2)
-    assert run.files().manifest.left_out == ()
+    assert run.files.at().manifest.left_out == ()
 
 
 def test_a_commit_that_is_not_there_is_told(run: stepkeep.Session, repository: Path, tmp_path: Path) -> None:
@@ -208,14 +209,14 @@ def test_a_commit_that_is_not_there_is_told(run: stepkeep.Session, repository: P
     other.mkdir()
     init(other)
     with pytest.raises(stepkeep.NotFound) as caught:
-        run.code_patches(workspace=other)
+        run.files.patches(workspace=other)
     assert caught.value.code == "commit_not_found"
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(old=SIDES, new=SIDES, name=st.sampled_from(["a", "b c", 'q"', "d/é", "t\tb", "n\nl"]))
 def test_git_applies_what_patch_of_gives(
-    tmp_path_factory: pytest.TempPathFactory, old: Side | None, new: Side | None, name: str
+    tmp_path_factory: pytest.TempPathFactory, old: PatchSide | None, new: PatchSide | None, name: str
 ) -> None:
     """Any two sides, also of different kinds: one becomes exactly the other."""
     if any(
@@ -242,7 +243,7 @@ def _is_target(content: bytes) -> bool:
     return bool(content) and b"\0" not in content
 
 
-def _place(root: Path, name: str, side: Side | None) -> None:
+def _place(root: Path, name: str, side: PatchSide | None) -> None:
     if side is None:
         return
     path = root / name
@@ -256,17 +257,14 @@ def _place(root: Path, name: str, side: Side | None) -> None:
 
 def test_the_archive_has_the_files(run: stepkeep.Session, root: Path, tmp_path: Path) -> None:
     """With permissions, links and any name; the same checkpoint gives the same bytes."""
-    from stepkeep.operations import export_files
-
     write(root, {"a": "1", "d/b": "2", os.fsdecode(b"\xff"): "3"})
     (root / "a").chmod(0o755)
     (root / "l").symlink_to("a")
     run.save(1)
-    with stepkeep.open(run._engine.backend.url) as store:
-        for name in ("one.tar", "two.tar"):
-            export_files(store, "run", output=tmp_path / name)
-        with pytest.raises(stepkeep.InvalidInput):
-            export_files(store, "run", output=tmp_path / "one.tar")
+    for name in ("one.tar", "two.tar"):
+        run.files.export(output=tmp_path / name)
+    with pytest.raises(stepkeep.InvalidInput):
+        run.files.export(output=tmp_path / "one.tar")
     assert (tmp_path / "one.tar").read_bytes() == (tmp_path / "two.tar").read_bytes()
     out = tmp_path / "out"
     with tarfile.open(tmp_path / "one.tar") as archive:

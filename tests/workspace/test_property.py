@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepkeep
+from tests.sampling import examples
 from tests.workspace.repositories import commit, init, outside_view
 from tests.workspace.trees import Tree, tree_of
 
@@ -127,12 +128,12 @@ def _capture(run: stepkeep.Session, root: Path, taken: dict[str, Tree], *, is_re
     header = run.save({"n": len(taken)}, workspace=root)
     assert (outside_view(root) if is_repository else ()) == before
     taken[header.id] = tree_of(root)
-    assert {entry.path for entry in run.files(header.id)} == set(captured_part(taken[header.id]))
+    assert {entry.path for entry in run.files.at(header.id)} == set(captured_part(taken[header.id]))
 
 
 def _restore(run: stepkeep.Session, root: Path, ref: str, taken: dict[str, Tree]) -> None:
     before = tree_of(root)
-    done = run.restore_files(ref, workspace=root, force=True)
+    done = run.files.restore(ref, workspace=root, force=True)
     after = tree_of(root)
     assert ignored_part(after) == ignored_part(before)
     if done.is_complete:
@@ -141,10 +142,10 @@ def _restore(run: stepkeep.Session, root: Path, ref: str, taken: dict[str, Tree]
         assert all(any(path.startswith(each.path) for path in IGNORED) for each in done.failures)
     if done.safety is not None:
         taken[done.safety] = before
-        assert {entry.path for entry in run.files(done.safety)} >= set(captured_part(before))
+        assert {entry.path for entry in run.files.at(done.safety)} >= set(captured_part(before))
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**32))
 def test_every_restore_is_exact(seed: int) -> None:
     """Bytes, modes and links are those of the checkpoint, ignored files stay, and the repository is as it was."""
@@ -152,7 +153,7 @@ def test_every_restore_is_exact(seed: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32))
 def test_every_restore_is_exact_for_longer(seed: int) -> None:
     """The same with more of everything."""

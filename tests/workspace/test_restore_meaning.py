@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import stepkeep
-from stepkeep.workspace.looks import Look
+from stepkeep.workspace.scan import StatSignature
 from stepkeep.workspace.staging import Staging
 from tests.workspace.trees import tree_of, write
 
@@ -34,16 +34,16 @@ def test_undo_is_about_the_tree_that_was_restored(
     write(root, {"a": "1"})
     write(other, {"b": "2"})
     first = run.save({"n": 1})
-    run.restore_files(first.id, workspace=other, force=True)
+    run.files.restore(first.id, workspace=other, force=True)
     restored, own = tree_of(other), tree_of(root)
     with pytest.raises(stepkeep.InvalidInput) as caught:
-        run.undo_files()
+        run.files.undo()
     assert caught.value.code == "workspace_not_named"
     assert (tree_of(other), tree_of(root)) == (restored, own)
     monkeypatch.chdir(other)
-    assert run.undo_files().root == str(other)
+    assert run.files.undo().root == str(other)
     assert (content(other), tree_of(root)) == ({"b": b"2"}, own)
-    assert run.undo_files(workspace=other).root == str(other)
+    assert run.files.undo(workspace=other).root == str(other)
     assert (tree_of(other), tree_of(root)) == (restored, own)
 
 
@@ -51,11 +51,11 @@ def test_undo_of_a_tree_that_is_gone_touches_no_other(run: stepkeep.Session, roo
     """The session's own tree does not take its place."""
     write(root, {"a": "1"})
     first = run.save(1)
-    run.restore_files(first.id, workspace=other)
+    run.files.restore(first.id, workspace=other)
     (other / "a").unlink()
     other.rmdir()
     with pytest.raises(stepkeep.InvalidInput):
-        run.undo_files()
+        run.files.undo()
     assert content(root) == {"a": b"1"}
 
 
@@ -67,13 +67,13 @@ def test_files_of_another_tree_are_not_meant_for_the_session_s_own(
     write(other, {"b": "2"})
     run.save(1)
     second = run.save(2, workspace=other)
-    for call in (run.restore_files, run.diff_files):
+    for call in (run.files.restore, run.files.diff):
         with pytest.raises(stepkeep.InvalidInput) as caught:
             call(second.id)
         assert caught.value.code == "workspace_not_named"
     assert content(root) == {"a": b"1"}
     other.rename(other.with_name("moved"))
-    assert run.restore_files(second.id).is_complete
+    assert run.files.restore(second.id).is_complete
     assert content(root) == {"b": b"2"}
 
 
@@ -89,14 +89,14 @@ def test_a_safety_checkpoint_is_not_the_latest(run: stepkeep.Session, root: Path
     for ref in ("latest", "step-6"):
         write(root, {"a": "bad", "b": "bad"})
         for path in ("a", "b"):
-            assert run.restore_files(ref, [path], force=True).checkpoint == good.id
+            assert run.files.restore(ref, [path], force=True).checkpoint.id == good.id
         assert content(root) == {"a": b"good", "b": b"good"}
-    assert run.files().checkpoint == good.id
+    assert run.files.at().checkpoint == good.id
     for path in ("a", "b"):
-        assert run.restore_files("latest~1", [path]).is_complete
+        assert run.files.restore("latest~1", [path]).is_complete
     assert content(root) == {"a": b"old", "b": b"old"}
     with pytest.raises(stepkeep.NotFound, match="has 2, the oldest is latest~1"):
-        run.restore_files("latest~2")
+        run.files.restore("latest~2")
     assert run.header("latest").trigger.event == "files_restore"
 
 
@@ -110,7 +110,7 @@ def test_an_interrupted_restore_is_finished_by_the_same_words(
     run.save(2)
     place = Staging.place
 
-    def interrupted(area: Staging, path: str, expected: Look | None) -> None:
+    def interrupted(area: Staging, path: str, expected: StatSignature | None) -> None:
         if path == "b":
             raise KeyboardInterrupt
         place(area, path, expected)
@@ -118,11 +118,11 @@ def test_an_interrupted_restore_is_finished_by_the_same_words(
     with monkeypatch.context() as patch:
         patch.setattr(Staging, "place", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run.restore_files("latest~1")
+            run.files.restore("latest~1")
     assert content(root) == {"a": b"old", "b": b"new"}
-    assert run.restore_files("latest~1").is_complete
+    assert run.files.restore("latest~1").is_complete
     assert content(root) == {"a": b"old", "b": b"old"}
-    assert run.undo_files().is_complete
+    assert run.files.undo().is_complete
     assert content(root) == {"a": b"new", "b": b"new"}
 
 
@@ -131,10 +131,10 @@ def test_a_safety_checkpoint_can_be_named(run: stepkeep.Session, root: Path) -> 
     write(root, {"a": "one"})
     first = run.save(1)
     write(root, {"a": "two"})
-    safety = run.restore_files(first.id, force=True).safety
+    safety = run.files.restore(first.id, force=True).safety
     assert safety is not None
     for ref in (safety, "tag:safety", f"#{run.header(safety).seq}"):
-        assert run.files(ref).checkpoint == safety
+        assert run.files.at(ref).checkpoint == safety
 
 
 def test_a_safety_checkpoint_keeps_step_and_metadata(run: stepkeep.Session, root: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_safety_checkpoint_keeps_step_and_metadata(run: stepkeep.Session, root
     first = run.save({"n": 1}, step=1)
     write(root, {"a": "two"})
     run.save({"n": 2}, step=6, metadata={"k": 2})
-    run.restore_files(first.id)
+    run.files.restore(first.id)
     latest = run.latest()
     assert latest is not None
     assert (latest.state, latest.step, latest.header.metadata) == ({"n": 2}, 6, {"k": 2})
@@ -158,6 +158,6 @@ def test_a_single_text_is_one_path(run: stepkeep.Session, root: Path) -> None:
     first = run.save(1)
     write(root, {"ab": "2", "a": "2"})
     run.save(2)
-    assert [change.path for change in run.diff_files(first.id, paths="ab").changes] == ["ab"]
-    assert run.restore_files(first.id, "ab").is_complete
+    assert [change.path for change in run.files.diff(first.id, paths="ab").changes] == ["ab"]
+    assert run.files.restore(first.id, "ab").is_complete
     assert content(root) == {"a": b"2", "ab": b"1"}

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 import stepkeep
-from stepkeep.workspace.manifest import Entry, Manifest, Skipped
-from stepkeep.workspace.names import PathFilter
-from stepkeep.workspace.plan import plan_restore
+from stepkeep.workspace.file_restore import plan_restore
+from stepkeep.workspace.manifest import FileEntry, Manifest, PathFilter, Skipped
 from tests.workspace import programs
 from tests.workspace.repositories import git, init
 from tests.workspace.trees import tree_of, write
@@ -27,8 +26,8 @@ def test_a_file_of_a_nested_repository_is_removed(run: stepkeep.Session, reposit
     before = tree_of(repository)
     write(repository, {"n/new.log": "l"})
     second = run.save(2)
-    assert [change.path for change in run.diff_files(first.id, second.id).changes] == ["n/new.log"]
-    assert run.restore_files(first.id).is_complete
+    assert [change.path for change in run.files.diff(first.id, second.id).changes] == ["n/new.log"]
+    assert run.files.restore(first.id).is_complete
     assert tree_of(repository) == before
 
 
@@ -41,7 +40,7 @@ def test_a_file_that_a_rule_from_outside_takes_back_is_removed(
     before = tree_of(repository)
     write(repository, {"venv/b": "2"})
     run.save(2)
-    assert run.restore_files(first.id).is_complete
+    assert run.files.restore(first.id).is_complete
     assert tree_of(repository) == before
 
 
@@ -53,9 +52,9 @@ def test_an_ignored_file_that_git_tracks_by_now_is_removed(run: stepkeep.Session
     write(repository, {"build/x": "2"})
     git(repository, "add", "-f", "build/x")
     run.save(2)
-    assert run.restore_files(first.id).is_complete
+    assert run.files.restore(first.id).is_complete
     assert tree_of(repository) == before
-    assert run.undo_files().is_complete
+    assert run.files.undo().is_complete
     assert (repository / "build/x").read_text() == "2"
 
 
@@ -67,8 +66,8 @@ def test_a_safety_checkpoint_does_not_make_an_ignored_file_known(
     first = run.save(1)
     write(repository, {".gitignore": "*.log\n", "x.log": "two"})
     second = run.save(2)
-    run.restore_files(first.id, force=True)
-    assert run.restore_files(second.id).is_complete
+    run.files.restore(first.id, force=True)
+    assert run.files.restore(second.id).is_complete
     assert (repository / "x.log").read_text() == "one"
 
 
@@ -82,12 +81,12 @@ def test_what_cannot_be_captured_and_should_go_is_told(limited: stepkeep.Session
     write(root, {"big": "x" * 5000, "n": "2"})
     limited.save(2)
     for paths, changed in (([], ["n"]), (["big"], [])):
-        done = limited.restore_files(first.id, paths)
+        done = limited.files.restore(first.id, paths)
         assert [change.path for change in done.changes] == changed
         assert [each.path for each in done.failures] == ["big"]
         assert "larger than 1,000 bytes" in done.failures[0].reason
     assert sorted(tree_of(root)) == ["a", "big", "was/big"]
-    assert limited.undo_files().is_complete
+    assert limited.files.undo().is_complete
 
 
 def test_a_refusal_says_what_helps_where_a_save_does_not(limited: stepkeep.Session, root: Path) -> None:
@@ -96,17 +95,17 @@ def test_a_refusal_says_what_helps_where_a_save_does_not(limited: stepkeep.Sessi
     first = limited.save(1)
     write(root, {"a": "2", "grown": "x" * 5000})
     with pytest.raises(stepkeep.Conflict, match=r"A save leaves out 1 of them.*'grown'. Use force"):
-        limited.restore_files(first.id)
+        limited.files.restore(first.id)
     with pytest.raises(stepkeep.Conflict, match="Capture them first"):
-        limited.restore_files(first.id, ["a"])
-    done = limited.restore_files(first.id, force=True)
+        limited.files.restore(first.id, ["a"])
+    done = limited.files.restore(first.id, force=True)
     assert done.safety is not None
-    assert limited.files(done.safety).read("grown") == b"x" * 5000
+    assert limited.files.at(done.safety).read("grown") == b"x" * 5000
 
 
 def test_a_plan_removes_nothing_that_could_not_be_read(root: Path) -> None:
     """A path that was not there is removed; not one in a directory that was unreadable, though none was seen."""
-    entry = Entry("locked/q", 0o100644, 1, "d")
+    entry = FileEntry("locked/q", 0o100644, 1, "d")
     live = Manifest(root=str(root), entries=(entry,))
     for skipped, removed in (((), ["locked/q"]), ((Skipped("locked/", "unreadable"),), [])):
         target = Manifest(root=str(root), absent=("locked/q",), skipped=skipped)

@@ -1,24 +1,376 @@
-"""The public face: open a store, save and load the state of a session."""
+"""The whole product in Python: stores, sessions, and what hangs on them.
 
-from stepkeep.api.checkpoint import DETAILS, Checkpoint, Restored
-from stepkeep.api.executing import ExecuteOptions
-from stepkeep.api.opening import default_url, open
-from stepkeep.api.options import CleanupRules, RetentionRules, SaveOptions
-from stepkeep.api.phases import open_phases
-from stepkeep.api.session import Session
-from stepkeep.api.store import Store
+Commands, servers, hooks and adapters use the names exported here and the modules of layer 0 (errors, logs, model,
+text, secrets); adapters use `stepkeep.api.extension` beside them. Each name is imported from its module on first use,
+because opening a store to save one checkpoint must not pay for everything else. What an action does lives in the
+packages below; this package holds the objects through which it is reached, their options, and their results.
+"""
 
-__all__ = [
-    "DETAILS",
-    "Checkpoint",
-    "CleanupRules",
-    "ExecuteOptions",
-    "Restored",
-    "RetentionRules",
-    "SaveOptions",
-    "Session",
-    "Store",
-    "default_url",
-    "open",
-    "open_phases",
-]
+TYPE_CHECKING = (
+    False  # known to type checkers; importing `typing` for it would cost more than all the rest here
+)
+
+if TYPE_CHECKING:
+    from stepkeep.api.branches import Branches as Branches
+    from stepkeep.api.checkpoint import Checkpoint as Checkpoint, Restored as Restored
+    from stepkeep.api.choosing import (
+        Chosen as Chosen,
+        choose as choose,
+        current_session as current_session,
+        session_here as session_here,
+    )
+    from stepkeep.api.doctor import Diagnosis as Diagnosis, Symptom as Symptom, diagnose as diagnose
+    from stepkeep.api.exporting import FORMATS as FORMATS, Exported as Exported
+    from stepkeep.api.files import Files as Files
+    from stepkeep.api.import_files import FileImport as FileImport, FilesImport as FilesImport
+    from stepkeep.api.investigating import (
+        Investigation as Investigation,
+        InvestigationChange as InvestigationChange,
+        InvestigationReport as InvestigationReport,
+        InvestigationStatus as InvestigationStatus,
+        RecoveryView as RecoveryView,
+        change_investigation as change_investigation,
+        compare_investigation as compare_investigation,
+        investigation_recovery as investigation_recovery,
+        investigation_report as investigation_report,
+        investigation_status as investigation_status,
+    )
+    from stepkeep.api.opening import default_url as default_url, open as open
+    from stepkeep.api.options import (
+        CleanupRules as CleanupRules,
+        RetentionRules as RetentionRules,
+        SaveOptions as SaveOptions,
+        TimelineOptions as TimelineOptions,
+    )
+    from stepkeep.api.phases import (
+        TakenUp as TakenUp,
+        is_phase_session as is_phase_session,
+        list_unfinished_phases as list_unfinished_phases,
+        resume_phase as resume_phase,
+        open_phases as open_phases,
+    )
+    from stepkeep.api.session import Session as Session
+    from stepkeep.api.store import Store as Store
+    from stepkeep.api.values import (
+        ChangeCounts as ChangeCounts,
+        Deleted as Deleted,
+        FallbackInfo as FallbackInfo,
+        RestoredInfo as RestoredInfo,
+        Shown as Shown,
+        ShownAt as ShownAt,
+        ValueAt as ValueAt,
+        StepOutput as StepOutput,
+        ValueShown as ValueShown,
+        to_json as to_json,
+    )
+    from stepkeep.codec.readable import (
+        LAYOUTS as LAYOUTS,
+        CommandOutcome as CommandOutcome,
+        ContextDigest as ContextDigest,
+        Criterion as Criterion,
+    )
+    from stepkeep.config import Settings as Settings
+    from stepkeep.config.report import (
+        Config as Config,
+        SettingView as SettingView,
+        inspect_config as inspect_config,
+    )
+    from stepkeep.engine import Fallback as Fallback, Pending as Pending
+    from stepkeep.errors import (
+        BackendUnavailable as BackendUnavailable,
+        Conflict as Conflict,
+        Corrupt as Corrupt,
+        InvalidInput as InvalidInput,
+        NotFound as NotFound,
+        StepkeepError as StepkeepError,
+        Unsupported as Unsupported,
+    )
+    from stepkeep.history.documents import (
+        BranchChanged as BranchChanged,
+        BranchInfo as BranchInfo,
+        BranchList as BranchList,
+        CheckpointInfo as CheckpointInfo,
+        History as History,
+        SessionSummary as SessionSummary,
+    )
+    from stepkeep.history.merge import (
+        ClashInfo as ClashInfo,
+        MergeConflict as MergeConflict,
+        Merged as Merged,
+        Side as Side,
+        Strategy as Strategy,
+    )
+    from stepkeep.history.paths import ValueChange as ValueChange, ValueLog as ValueLog
+    from stepkeep.history.state_diff import (
+        WIDTH as WIDTH,
+        ChangeInfo as ChangeInfo,
+        CheckpointComparison as CheckpointComparison,
+        DiffDocument as DiffDocument,
+    )
+    from stepkeep.history.timeline import Timeline as Timeline
+    from stepkeep.history.timeline.documents import (
+        DamagedRow as DamagedRow,
+        EntryRow as EntryRow,
+        FoldRow as FoldRow,
+        GapRow as GapRow,
+        Pictured as Pictured,
+        RestRow as RestRow,
+        RowDocument as RowDocument,
+        TimelineDocument as TimelineDocument,
+        Timelines as Timelines,
+    )
+    from stepkeep.maintenance.backup import BackupReport as BackupReport, restore_backup as restore_backup
+    from stepkeep.maintenance.clean import CleanReport as CleanReport, SessionCleanup as SessionCleanup
+    from stepkeep.maintenance.copying import (
+        CopyReport as CopyReport,
+        RecoverReport as RecoverReport,
+        copy_store as copy_store,
+        count_copied as count_copied,
+        recover as recover,
+    )
+    from stepkeep.maintenance.prune import (
+        CheckpointDecision as CheckpointDecision,
+        PruneReport as PruneReport,
+        Pruned as Pruned,
+    )
+    from stepkeep.maintenance.stats import Stats as Stats, prometheus as prometheus
+    from stepkeep.maintenance.status import (
+        NextClean as NextClean,
+        SessionStatus as SessionStatus,
+        SessionUsage as SessionUsage,
+        StoreStatus as StoreStatus,
+    )
+    from stepkeep.maintenance.verify import Finding as Finding, VerifyReport as VerifyReport
+    from stepkeep.model import (
+        DETAILS as DETAILS,
+        Branch as Branch,
+        Header as Header,
+        SessionError as SessionError,
+        SessionInfo as SessionInfo,
+        Status as Status,
+        Trigger as Trigger,
+        TriggerKind as TriggerKind,
+    )
+    from stepkeep.recording.coding_agents.installing import (
+        HookProblem as HookProblem,
+        HooksChange as HooksChange,
+        HooksInstalled as HooksInstalled,
+        HooksStatus as HooksStatus,
+        hook_problems as hook_problems,
+        hook_trouble as hook_trouble,
+        hooks_status as hooks_status,
+        install_hooks as install_hooks,
+        uninstall_hooks as uninstall_hooks,
+    )
+    from stepkeep.recording.parts import Part as Part, PartFailed as PartFailed
+    from stepkeep.recording.phases import (
+        PhaseCheckpoint as PhaseCheckpoint,
+        PhaseResult as PhaseResult,
+        Phases as Phases,
+        resolve_checkpoints_dir as resolve_checkpoints_dir,
+    )
+    from stepkeep.recording.recorder import Recorder as Recorder
+    from stepkeep.recording.recovery import RecoveryPoint as RecoveryPoint
+    from stepkeep.recording.triggers import AutoTrigger as AutoTrigger
+    from stepkeep.runs.agents import (
+        AgentCheckpoint as AgentCheckpoint,
+        AgentEntry as AgentEntry,
+        AgentPage as AgentPage,
+        AgentStore as AgentStore,
+        AgentSummary as AgentSummary,
+        state_parts as state_parts,
+    )
+    from stepkeep.runs.plan import (
+        AgentState as AgentState,
+        LastError as LastError,
+        PlanStep as PlanStep,
+        StepResult as StepResult,
+        StepStatus as StepStatus,
+    )
+    from stepkeep.runs.progress import ExecutionResult as ExecutionResult, Interrupted as Interrupted
+    from stepkeep.runs.run_options import (
+        ExecuteOptions as ExecuteOptions,
+        Hooks as Hooks,
+        Outcome as Outcome,
+        RetryPolicy as RetryPolicy,
+        StepContext as StepContext,
+    )
+    from stepkeep.runs.scripts import Run as Run
+    from stepkeep.runs.signals import Cancellation as Cancellation
+    from stepkeep.runs.queue_worker import (
+        Worked as Worked,
+        WorkerEvent as WorkerEvent,
+        WorkerEventKind as WorkerEventKind,
+    )
+    from stepkeep.runs.workflow.definition import (
+        NOT_TRUE as NOT_TRUE,
+        InvalidWorkflow as InvalidWorkflow,
+        Workflow as Workflow,
+    )
+    from stepkeep.runs.workflows import (
+        PlannedWorkflow as PlannedWorkflow,
+        QueuedWorkflow as QueuedWorkflow,
+        Resumable as Resumable,
+        WorkflowRun as WorkflowRun,
+        Workflows as Workflows,
+        resume_command as resume_command,
+    )
+    from stepkeep.storage.port import ANY_HEAD as ANY_HEAD, Usage as Usage
+    from stepkeep.workspace.documents import (
+        ChangedFile as ChangedFile,
+        FilesDiff as FilesDiff,
+        FilesExported as FilesExported,
+        RestoredFiles as RestoredFiles,
+    )
+
+# The same names, for importing them: a test compares the two lists.
+_NAMES_BY_MODULE = {
+    "api.branches": ("Branches",),
+    "api.checkpoint": ("Checkpoint", "Restored"),
+    "api.choosing": ("Chosen", "choose", "current_session", "session_here"),
+    "api.doctor": ("Diagnosis", "Symptom", "diagnose"),
+    "api.exporting": ("FORMATS", "Exported"),
+    "api.files": ("Files",),
+    "api.import_files": ("FileImport", "FilesImport"),
+    "api.investigating": (
+        "Investigation",
+        "InvestigationChange",
+        "InvestigationReport",
+        "InvestigationStatus",
+        "RecoveryView",
+        "change_investigation",
+        "compare_investigation",
+        "investigation_recovery",
+        "investigation_report",
+        "investigation_status",
+    ),
+    "api.opening": ("default_url", "open"),
+    "api.options": ("CleanupRules", "RetentionRules", "SaveOptions", "TimelineOptions"),
+    "api.phases": ("TakenUp", "is_phase_session", "list_unfinished_phases", "open_phases", "resume_phase"),
+    "recording.coding_agents.installing": (
+        "HookProblem",
+        "HooksChange",
+        "HooksInstalled",
+        "HooksStatus",
+        "hook_problems",
+        "hook_trouble",
+        "hooks_status",
+        "install_hooks",
+        "uninstall_hooks",
+    ),
+    "api.session": ("Session",),
+    "api.store": ("Store",),
+    "api.values": (
+        "ChangeCounts",
+        "Deleted",
+        "FallbackInfo",
+        "RestoredInfo",
+        "Shown",
+        "ShownAt",
+        "ValueAt",
+        "StepOutput",
+        "ValueShown",
+        "to_json",
+    ),
+    "codec.readable": ("LAYOUTS", "CommandOutcome", "ContextDigest", "Criterion"),
+    "config": ("Settings",),
+    "config.report": ("Config", "SettingView", "inspect_config"),
+    "engine": ("Fallback", "Pending"),
+    "errors": (
+        "BackendUnavailable",
+        "Conflict",
+        "Corrupt",
+        "InvalidInput",
+        "NotFound",
+        "StepkeepError",
+        "Unsupported",
+    ),
+    "history.documents": (
+        "BranchChanged",
+        "BranchInfo",
+        "BranchList",
+        "CheckpointInfo",
+        "History",
+        "SessionSummary",
+    ),
+    "history.merge": ("ClashInfo", "MergeConflict", "Merged", "Side", "Strategy"),
+    "history.paths": ("ValueChange", "ValueLog"),
+    "history.state_diff": ("WIDTH", "ChangeInfo", "CheckpointComparison", "DiffDocument"),
+    "history.timeline": ("Timeline",),
+    "history.timeline.documents": (
+        "DamagedRow",
+        "EntryRow",
+        "FoldRow",
+        "GapRow",
+        "Pictured",
+        "RestRow",
+        "RowDocument",
+        "TimelineDocument",
+        "Timelines",
+    ),
+    "maintenance.backup": ("BackupReport", "restore_backup"),
+    "maintenance.clean": ("CleanReport", "SessionCleanup"),
+    "maintenance.copying": ("CopyReport", "RecoverReport", "copy_store", "count_copied", "recover"),
+    "maintenance.prune": ("CheckpointDecision", "PruneReport", "Pruned"),
+    "maintenance.stats": ("Stats", "prometheus"),
+    "maintenance.status": ("NextClean", "SessionStatus", "SessionUsage", "StoreStatus"),
+    "maintenance.verify": ("Finding", "VerifyReport"),
+    "model": (
+        "DETAILS",
+        "Branch",
+        "Header",
+        "SessionError",
+        "SessionInfo",
+        "Status",
+        "Trigger",
+        "TriggerKind",
+    ),
+    "recording.parts": ("Part", "PartFailed"),
+    "recording.phases": ("PhaseCheckpoint", "PhaseResult", "Phases", "resolve_checkpoints_dir"),
+    "recording.recorder": ("Recorder",),
+    "recording.recovery": ("RecoveryPoint",),
+    "recording.triggers": ("AutoTrigger",),
+    "runs.agents": (
+        "AgentCheckpoint",
+        "AgentEntry",
+        "AgentPage",
+        "AgentStore",
+        "AgentSummary",
+        "state_parts",
+    ),
+    "runs.plan": ("AgentState", "LastError", "PlanStep", "StepResult", "StepStatus"),
+    "runs.progress": ("ExecutionResult", "Interrupted"),
+    "runs.run_options": ("ExecuteOptions", "Hooks", "Outcome", "RetryPolicy", "StepContext"),
+    "runs.scripts": ("Run",),
+    "runs.signals": ("Cancellation",),
+    "runs.queue_worker": ("Worked", "WorkerEvent", "WorkerEventKind"),
+    "runs.workflow.definition": ("NOT_TRUE", "InvalidWorkflow", "Workflow"),
+    "runs.workflows": (
+        "PlannedWorkflow",
+        "QueuedWorkflow",
+        "Resumable",
+        "WorkflowRun",
+        "Workflows",
+        "resume_command",
+    ),
+    "storage.port": ("ANY_HEAD", "Usage"),
+    "workspace.documents": ("ChangedFile", "FilesDiff", "FilesExported", "RestoredFiles"),
+}
+
+_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+
+if not TYPE_CHECKING:
+    __all__ = sorted(_MODULES)
+
+    def __getattr__(name: str) -> object:
+        module = _MODULES.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        value = getattr(import_module(f"stepkeep.{module}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_MODULES})

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from stepkeep.codec import exact
 from stepkeep.engine import Fallback, Loaded
-from stepkeep.model import STATE, Header
+from stepkeep.model import DETAILS, STATE, Header
+
+if TYPE_CHECKING:
+    from stepkeep.api.values import ChangeCounts, RestoredInfo
+    from stepkeep.history.documents import CheckpointInfo
 
 T = TypeVar("T")
-
-DETAILS: Final = "details"
 
 
 class Checkpoint:
@@ -71,14 +73,21 @@ class Checkpoint:
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that goes on from an old checkpoint: on which branch, and what it left behind."""
+    """A session that goes on from an old checkpoint: on which branch, and what it left behind.
 
+    `changes` lead from the state before to the restored one; None when that cannot be read, or nobody asked.
+    """
+
+    session: str
     checkpoint: Checkpoint
+    info: CheckpointInfo
     branch: str
     is_new_branch: bool
     previous_branch: str
     previous_head: str | None
+    previous_seq: int | None
     undo: str
+    changes: ChangeCounts | None = None
     parts: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
@@ -101,6 +110,23 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def message(self) -> str:
         return self.checkpoint.header.message
+
+    def document(self) -> RestoredInfo:
+        """The same as JSON can hold it, without the state."""
+        from stepkeep.api.values import RestoredInfo
+        from stepkeep.history.restoration import BEFORE
+
+        return RestoredInfo(
+            session=self.session,
+            checkpoint=self.info,
+            branch=self.branch,
+            is_new_branch=self.is_new_branch,
+            previous_branch=self.previous_branch,
+            previous_head=self.previous_head,
+            previous_seq=self.previous_seq,
+            changes=self.changes,
+            undo=BEFORE,
+        )
 
     @property
     def recovery_complete(self) -> bool:

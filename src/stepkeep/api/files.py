@@ -1,4 +1,4 @@
-"""The project files of a session: which tree is meant, and the calls behind the methods of `Session`.
+"""The project files that saves of a session captured: look at them, compare, restore and export them.
 
 What the calls need is imported when they are made: most programs never capture files.
 """
@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from datetime import tzinfo
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from stepkeep.api.options import ref_of, zone_of
 from stepkeep.config import Settings
-from stepkeep.engine import Engine, Pending, Save
+from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.history import refs
 from stepkeep.model import Header
-from stepkeep.model import Session as SessionInfo
-from stepkeep.workspace import background
 
 if TYPE_CHECKING:
-    from stepkeep.workspace.capture import Limits
-    from stepkeep.workspace.changed import CodeChanges
-    from stepkeep.workspace.compare import FileComparison
+    from stepkeep.workspace.capture import CachedCapture, CaptureLimits, TreeCapture
+    from stepkeep.workspace.captured_files import CapturedFiles
+    from stepkeep.workspace.documents import FilesDiff, FilesExported, RestoredFiles
+    from stepkeep.workspace.file_diff import CodeChanges
     from stepkeep.workspace.patches import CommitPatches
-    from stepkeep.workspace.recorded import CapturedFiles
-    from stepkeep.workspace.restore import FilesRestored
 
 Workspace: TypeAlias = bool | str | os.PathLike[str] | None
 """A directory; True for that of the session, or else the current one; None for that of the session."""
@@ -54,6 +52,7 @@ class Files:
         self._engine = engine
         self._uid = uid
         self._settings = settings
+        self._memory: dict[str, CachedCapture] = {}
         self._default = None if default in (None, False) else root_of(default)
 
     # --- saving
@@ -66,72 +65,128 @@ class Files:
             return self._default or root_of(Path.cwd())
         return None if given is False else root_of(given)
 
-    def save(self, save: Save, root: str | None) -> Header:
-        """Store a save, with a tree if one is to be captured, after those that were asked for before."""
-        background.settle(self._engine)
-        return self._engine.save(save) if root is None else self._save(save, root)
-
-    def submit(self, save: Save, root: str | None) -> Pending:
-        """The same in the background; the tree is captured there."""
+    def capture(self, given: Workspace) -> TreeCapture | None:
+        """What captures the tree of a save; None where none is named, here or for the session."""
+        root = self._default if given is None else self.root_to_capture(given)
         if root is None:
-            background.settle(self._engine)
-            return self._engine.submit_in_background(save)
-        return background.submit(self._engine, lambda: self._save(save, root))
+            return None
+        from stepkeep.workspace.capture import TreeCapture
 
-    def _save(self, save: Save, root: str) -> Header:
-        from stepkeep.workspace.known import save_with_files
-
-        return save_with_files(self._engine, save, root, limits=self._limits)[0]
+        return TreeCapture(self._engine, self._uid, root, limits=self._limits, memory=self._memory)
 
     # --- looking back
 
-    def captured(self, header: Header) -> CapturedFiles:
-        from stepkeep.workspace.recorded import CapturedFiles
+    def at(self, ref: str | int | datetime = "latest") -> CapturedFiles:
+        """The files that a checkpoint holds; for `latest` those of the newest one that holds any.
 
-        return CapturedFiles(self._engine, header)
+        Here and wherever files are asked for, safety checkpoints do not count in `latest`, `latest~2` and `step-5`.
 
-    def header(self, info: SessionInfo, ref: refs.Ref, zone: tzinfo) -> Header:
+        Raises:
+            NotFound: it was saved without (`files_not_captured`).
+        """
+        from stepkeep.workspace.captured_files import CapturedFiles
+
+        return CapturedFiles(self._engine, self._header(ref))
+
+    def _header(self, ref: str | int | datetime) -> Header:
         """The checkpoint that a ref means where files are asked for.
 
         `latest` is the newest of the current line that has files. It is never the one that a restore of files took for
         safety, nor do `latest~2` and `step-5` count those: repeating a restore means the same checkpoint again.
         """
-        from stepkeep.workspace.known import is_safety, latest_capture
+        from stepkeep.workspace.captured_files import is_safety, latest_capture
 
-        if ref == refs.Back(0):
+        info, zone = self._engine.backend.session(self._uid), zone_of(self._settings)
+        parsed = ref_of(ref, now_us=self._engine.clock(), zone=zone)
+        if parsed == refs.Back(0):
             return latest_capture(self._engine, info)
-        return refs.resolve(self._engine, info, ref, zone=zone, passing_over=is_safety)
+        return refs.resolve(self._engine, info, parsed, zone=zone, passing_over=is_safety)
 
-    def compare(
-        self, older: Header, newer: Header | None, *, paths: Iterable[str], workspace: Workspace
-    ) -> FileComparison:
-        from stepkeep.workspace.compare import compare_files
-        from stepkeep.workspace.known import load_manifest, look_at
-        from stepkeep.workspace.names import PathFilter
+    def diff(
+        self,
+        older: str | int | datetime | None = None,
+        newer: str | int | datetime | None = None,
+        *,
+        paths: Iterable[str] = (),
+        workspace: Workspace = None,
+        line_counts: bool = False,
+        patch: bool = False,
+    ) -> FilesDiff:
+        """Which files differ between two checkpoints; without `newer`, between one and the files as they are now.
 
-        before, root = load_manifest(self._engine, older), None
-        if newer is None:
-            root = self._live_root(workspace, before.root)
-            after = look_at(self._engine, self._uid, root, limits=self._limits).manifest
+        Without `older` it is the checkpoint with files before `newer`; without both, the newest that has files. With
+        `line_counts` each change says how many lines it adds and removes, with `patch` the result has the whole
+        difference as text for `git apply`.
+
+        Raises:
+            NotFound: one of them has no files. InvalidInput: it is not clear where the files are now.
+        """
+        from stepkeep.workspace.capture import capture_live
+        from stepkeep.workspace.captured_files import capture_before, load_manifest
+        from stepkeep.workspace.documents import files_diff
+        from stepkeep.workspace.file_diff import compare_files
+        from stepkeep.workspace.manifest import PathFilter
+
+        after = None if newer is None else self._header(newer)
+        if older is None and after is not None:
+            before = capture_before(self._engine, self._engine.backend.session(self._uid), after)
         else:
-            after = load_manifest(self._engine, newer)
-        return msgspec.structs.replace(
-            compare_files(before, after, PathFilter(_all_of(paths))), live_root=root
+            before = self._header("latest" if older is None else older)
+        manifest, root = load_manifest(self._engine, before), None
+        if after is None:
+            root = self._live_root(workspace, manifest.root)
+            newest = capture_live(self._engine, self._uid, root, limits=self._limits).manifest
+        else:
+            newest = load_manifest(self._engine, after)
+        found = compare_files(manifest, newest, PathFilter(_all_of(paths)))
+        return files_diff(
+            self._engine,
+            before,
+            after,
+            msgspec.structs.replace(found, live_root=root),
+            git=manifest.git,
+            line_counts=line_counts,
+            patch=patch,
         )
 
-    def patches(self, header: Header, workspace: Workspace) -> CommitPatches:
-        from stepkeep.workspace.known import load_manifest
+    def patches(self, ref: str | int | datetime = "latest", *, workspace: Workspace = None) -> CommitPatches:
+        """The commit of a checkpoint's files, and the patches for `git apply` that lead from there to them.
+
+        Raises:
+            NotFound: the checkpoint has no files, or the repository not that commit (`commit_not_found`).
+        """
+        from stepkeep.workspace.captured_files import load_manifest
         from stepkeep.workspace.patches import commit_patches
 
-        manifest = load_manifest(self._engine, header)
+        manifest = load_manifest(self._engine, self._header(ref))
         return commit_patches(self._engine, manifest, self._repository(workspace, manifest.root))
+
+    def export(
+        self,
+        ref: str | int | datetime = "latest",
+        *,
+        output: str | os.PathLike[str] | IO[bytes],
+        force: bool = False,
+    ) -> FilesExported:
+        """Write the files of a checkpoint as a tar archive: to a file, whole or not at all, or to a stream.
+
+        The same checkpoint gives the same bytes. An existing file is replaced only with `force`.
+
+        Raises:
+            NotFound: the checkpoint has no files.
+            InvalidInput: there is a file of that name (`file_exists`).
+            Corrupt: a file is damaged; what was written to a stream so far is not a whole archive.
+        """
+        from stepkeep.workspace.documents import export_tar
+
+        return export_tar(self._engine, self._header(ref), output, force=force)
 
     def code_at(self, header: Header, workspace: Workspace = None) -> CodeAt:
         """What leads a person to the files of a checkpoint; empty where it has none, or they are in no repository.
 
         Without a repository that can be read the commit is all there is, and a note says where the rest comes from.
         """
-        from stepkeep.workspace.known import has_files, load_manifest
+        from stepkeep.workspace.captured_files import has_files, load_manifest
         from stepkeep.workspace.patches import commit_patches
 
         manifest = load_manifest(self._engine, header) if has_files(header) else None
@@ -151,9 +206,13 @@ class Files:
         return CodeAt(manifest.git.commit, notes=(note,))
 
     def changed(
-        self, workspace: Workspace, notify: Callable[[tuple[str, ...], str | None], object] | None
+        self,
+        notify: Callable[[tuple[str, ...], str | None], object] | None = None,
+        *,
+        workspace: Workspace = None,
     ) -> CodeChanges | None:
-        from stepkeep.workspace.changed import code_changed
+        """What changed in the project since its newest capture, None if nothing; `notify` gets paths and commit."""
+        from stepkeep.workspace.file_diff import code_changed
 
         root = self.root_to_capture(True if workspace is None else workspace)
         if root is None:
@@ -163,28 +222,68 @@ class Files:
     # --- going back
 
     def restore(
-        self, header: Header, *, paths: Iterable[str], workspace: Workspace, dry_run: bool, force: bool
-    ) -> FilesRestored:
-        from stepkeep.workspace.known import load_manifest
-        from stepkeep.workspace.restore import restore_files
+        self,
+        ref: str | int | datetime,
+        paths: Iterable[str] = (),
+        *,
+        workspace: Workspace = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> RestoredFiles:
+        """Make the project files, or these paths, what they were at a checkpoint; the state stays as it is.
 
-        background.settle(self._engine)
-        paths = _all_of(paths)
-        root = self._live_root(workspace, load_manifest(self._engine, header).root)
-        return restore_files(
+        A safety checkpoint is taken first. Every file is replaced whole, and files that are not captured are never
+        touched. A dry run only tells what would change.
+
+        Raises:
+            NotFound: the checkpoint has no files, or not these.
+            Conflict: files changed since the newest capture (`files_changed`): use `force`, or save first.
+            BackendUnavailable: the files cannot be prepared (`files_not_restored`), and nothing changed; or they are
+                in place, but a loss of power may take some back (`files_not_durable`).
+        """
+        header = self._header(ref)
+        root = self._recorded_root(header)
+        return self._restore(header, self._live_root(workspace, root), _all_of(paths), dry_run, force)
+
+    def undo(
+        self, *, workspace: Workspace = None, dry_run: bool = False, force: bool = False
+    ) -> RestoredFiles:
+        """Take the last restore of files back, in the tree that was restored; undoing twice is doing it again.
+
+        Raises:
+            NotFound: there was none (`nothing_to_undo`).
+            InvalidInput: it is not clear that this tree is meant (`workspace_not_named`).
+            Conflict: files changed since (`files_changed`).
+        """
+        from stepkeep.workspace.file_restore import last_safety
+
+        header, paths = last_safety(self._engine, self._engine.backend.session(self._uid))
+        root = self._recorded_root(header)
+        return self._restore(header, self._restored_root(workspace, root), paths, dry_run, force)
+
+    def _restore(
+        self, header: Header, root: str, paths: Iterable[str], dry_run: bool, force: bool
+    ) -> RestoredFiles:
+        from stepkeep.workspace.documents import restored_files
+        from stepkeep.workspace.file_restore import restore_files
+
+        self._engine.flush()  # what is captured now must not come after this
+        done = restore_files(
             self._engine, header, root, paths=paths, limits=self._limits, dry_run=dry_run, force=force
         )
+        return restored_files(self._engine, header, done)
 
-    def undo(self, info: SessionInfo, *, workspace: Workspace, dry_run: bool, force: bool) -> FilesRestored:
-        from stepkeep.workspace.known import load_manifest
-        from stepkeep.workspace.restore import last_safety, restore_files
+    @property
+    def were_restored_last(self) -> bool:
+        """Whether the newest thing that can be undone is a restore of files, not a change of branches."""
+        from stepkeep.workspace.file_restore import is_last
 
-        background.settle(self._engine)
-        header, paths = last_safety(self._engine, info)
-        root = self._restored_root(workspace, load_manifest(self._engine, header).root)
-        return restore_files(
-            self._engine, header, root, paths=paths, limits=self._limits, dry_run=dry_run, force=force
-        )
+        return is_last(self._engine, self._uid, refs.SWITCHED)
+
+    def _recorded_root(self, header: Header) -> str:
+        from stepkeep.workspace.captured_files import load_manifest
+
+        return load_manifest(self._engine, header).root
 
     # --- which tree, and how much of it
 
@@ -221,12 +320,12 @@ class Files:
         )
 
     @property
-    def _limits(self) -> Limits:
-        from stepkeep.workspace.capture import DEFAULT_LIMITS, Limits
+    def _limits(self) -> CaptureLimits:
+        from stepkeep.workspace.capture import DEFAULT_LIMITS, CaptureLimits
 
         if self._settings is None:
             return DEFAULT_LIMITS
-        return Limits(
+        return CaptureLimits(
             max_file_bytes=self._settings["workspace.max_file_bytes"],
             max_total_bytes=self._settings["workspace.max_total_bytes"],
             ignore=tuple(self._settings["workspace.ignore"] or ()),
@@ -242,7 +341,7 @@ def root_of(directory: Workspace) -> str:
     """A directory by its one true name.
 
     Raises:
-        InvalidInput: it is none (`invalid_workspace`).
+        InvalidInput: it is not a directory (`invalid_workspace`).
     """
     if directory is None or isinstance(directory, bool):
         directory = Path.cwd()

@@ -1,28 +1,34 @@
-"""An investigation: a debugging session that is saved as it goes, and rebuilt from its checkpoints alone."""
+"""An investigation: a debugging session that is saved as it goes, and rebuilt from its checkpoints alone.
+
+Also what commands do with one: each opens it from its checkpoints, and saves what it changed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
-from typing import Unpack
+from typing import Any, Unpack
 
+import msgspec
 from msgspec.structs import replace
 
 from stepkeep.api.checkpoint import Restored
 from stepkeep.api.options import RetentionRules
 from stepkeep.api.session import Session
 from stepkeep.api.store import Store
-from stepkeep.history.restore import BEFORE
+from stepkeep.history.documents import CheckpointInfo, describe
+from stepkeep.history.restoration import BEFORE
 from stepkeep.investigation.comparison import InvestigationComparison, compare_states
 from stepkeep.investigation.report import markdown
 from stepkeep.investigation.state import InvestigationState, state_of
 from stepkeep.investigation.workbench import Workbench
 from stepkeep.maintenance.prune import PruneReport
 from stepkeep.model import Header
-from stepkeep.parts.connected import Extra, Missing
-from stepkeep.parts.port import Part
-from stepkeep.parts.recovery import CodeState, RecoveryPoint, ReplayCommand, recovery_point
+from stepkeep.recording.parts import Extra, Missing, Part
+from stepkeep.recording.recovery import CodeState, RecoveryPoint, ReplayCommand, recovery_point
+from stepkeep.storage.disk import write_file
 from stepkeep.storage.port import ANY_HEAD
 
 PROFILE = "debug"
@@ -41,7 +47,7 @@ class Investigation(Workbench):
             is_new = store.engine.backend.session_by_key(session) is None
             session = store.session(session, profile=PROFILE if is_new else None)
         self._session = session
-        super().__init__(store.engine, session.info, session._parts)
+        super().__init__(store.engine, session.info, session.parts)
 
     @property
     def session(self) -> Session:
@@ -60,8 +66,8 @@ class Investigation(Workbench):
         self.save()
 
     def connect(self, name: str, part: Part) -> None:
-        """Let a part of one's own be saved and restored with the investigation; see `Session.connect`."""
-        self._session.connect(name, part)
+        """Let a part of one's own be saved and restored with the investigation; see `Session.parts`."""
+        self._session.parts.connect(name, part)
 
     # --- going back
 
@@ -156,3 +162,97 @@ class Investigation(Workbench):
     def report(self) -> str:
         """All of it as Markdown, as it stands now."""
         return markdown(self.state())
+
+
+class InvestigationChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What a verb did: the entry it is about, contradictions that came up, and the checkpoints that hold it."""
+
+    session: str
+    entry: Any
+    contradictions: tuple[Any, ...]
+    checkpoints: tuple[CheckpointInfo, ...]
+
+
+class InvestigationStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an investigation stands."""
+
+    session: str
+    state: InvestigationState
+    next_gaps: tuple[str, ...]
+    latest: CheckpointInfo | None
+
+
+class InvestigationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An investigation as Markdown, and the file that has it."""
+
+    session: str
+    markdown: str
+    output: str | None
+
+
+class RecoveryView(msgspec.Struct, frozen=True, kw_only=True):
+    """A recovery point as data, as text and as a script."""
+
+    session: str
+    point: RecoveryPoint
+    text: str
+    script: str
+
+
+def change_investigation(
+    store: Store, key: str, message: str, work: Callable[[Investigation], object]
+) -> InvestigationChange:
+    """Do one thing in an investigation, and save it; a session that is not there yet is begun.
+
+    An event that is worth an automatic checkpoint makes one; any other change is saved as a checkpoint with this
+    message and without the tag `auto`, so that nothing is lost when the process ends.
+    """
+    found = Investigation(store, key)
+    before = found.session.info.last_seq
+    known = {each.id for each in found.beliefs.contradictions()}
+    entry = work(found)
+    found.save(message)
+    saved = [header for header in found.session.history() if header.seq > before]
+    return InvestigationChange(
+        session=key,
+        entry=entry,
+        contradictions=tuple(each for each in found.beliefs.contradictions() if each.id not in known),
+        checkpoints=describe(found.session._engine, key, list(reversed(saved))),
+    )
+
+
+def _existing(store: Store, key: str) -> Investigation:
+    return Investigation(store, store.get(key))
+
+
+def investigation_status(store: Store, key: str) -> InvestigationStatus:
+    """Where an investigation stands."""
+    found = _existing(store, key)
+    latest = list(found.list(limit=1))
+    return InvestigationStatus(
+        session=key,
+        state=found.state(),
+        next_gaps=tuple(gap.id for gap in found.gaps.to_fill()),
+        latest=describe(found.session._engine, key, latest)[0] if latest else None,
+    )
+
+
+def investigation_report(
+    store: Store, key: str, *, output: Path | None = None, force: bool = False
+) -> InvestigationReport:
+    """An investigation as Markdown; with `output` it is written there, as `export` does."""
+    text = _existing(store, key).report()
+    if output is not None:
+        write_file(output, text.encode(), force=force)
+    return InvestigationReport(session=key, markdown=text, output=None if output is None else str(output))
+
+
+def compare_investigation(store: Store, key: str, older: str, newer: str) -> InvestigationComparison:
+    """What changed from one checkpoint to another."""
+    return _existing(store, key).compare(older, newer)
+
+
+def investigation_recovery(store: Store, key: str, ref: str) -> RecoveryView:
+    """How to get back to a checkpoint."""
+    point = _existing(store, key).recovery_point(ref)
+    return RecoveryView(session=key, point=point, text=point.as_text(), script=point.as_script())

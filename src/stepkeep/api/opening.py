@@ -9,9 +9,9 @@ from stepkeep import config as configuration
 from stepkeep.api.store import Store
 from stepkeep.codec import exact
 from stepkeep.config import Settings
-from stepkeep.errors import InvalidInput
+from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import utc_now_us
-from stepkeep.storage.urls import open_backend
+from stepkeep.storage.urls import missing_place, open_backend
 
 
 def open(
@@ -21,23 +21,29 @@ def open(
     keyframe_every: int | None = None,
     max_state_bytes: int = exact.MAX_BYTES,
     clock: Callable[[], int] = utc_now_us,
+    create: bool = True,
 ) -> Store:
     """Open a store, creating it if need be.
 
     `url` is `sqlite:PATH` (or just a path) or `memory:`. Without one: the environment's `STEPKEEP_STORE`, then the
     store that a configuration file names, then a database in the user's data folder. `config` replaces the
     settings from environment and files. `keyframe_every=1` stores full copies instead of patches. States that
-    encode to more than `max_state_bytes` are refused. `clock` gives the time in microseconds since 1970.
+    encode to more than `max_state_bytes` are refused. `clock` gives the time in microseconds since 1970. With
+    `create=False` a store that is not there is an error, and nothing is made.
 
     Raises:
         InvalidInput: the configuration, the URL or an option makes no sense.
+        NotFound: there is no such store (`store_not_found`), and `create` is False.
     """
     if keyframe_every is not None and keyframe_every < 1:
         raise InvalidInput("keyframe_every counts checkpoints: 1 or more", code="invalid_option")
     settings = configuration.here() if config is None else config
     if isinstance(url, os.PathLike):
         url = f"sqlite:{os.fspath(url)}"
-    backend = open_backend(default_url(settings) if url is None else url)
+    url = default_url(settings) if url is None else url
+    if not create and (place := missing_place(url)) is not None:
+        raise NotFound(f"no store at {place} yet: the first save creates it", code="store_not_found")
+    backend = open_backend(url)
     return Store(
         backend,
         settings=settings,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import partial
 from os import PathLike
 from typing import Any, Final, TypedDict
 
-from stepkeep.config.rules import CLEANUP
+from stepkeep.config import Settings
+from stepkeep.config.rules import CLEANUP, retention_of
 from stepkeep.errors import InvalidInput
 from stepkeep.history import refs, times
-from stepkeep.model import Status, Trigger, TriggerKind, check_name
+from stepkeep.model import SessionInfo, Status, Trigger, TriggerKind, check_name
 from stepkeep.policy.cleanup import rule_from
-from stepkeep.policy.profiles import retention_for
+from stepkeep.policy.profiles import MAX_DAYS, check_count, retention_for
+from stepkeep.policy.retention import Retention
 
 KEEPS_ALL: Final = "archive"
 """The profile that rules are checked against, and to which those of `Session.prune` are added."""
@@ -42,6 +45,16 @@ class CleanupRules(TypedDict, total=False):
 
     enabled: bool
     retention_days: int
+
+
+class TimelineOptions(TypedDict, total=False):
+    """What `Session.timeline` and `Store.timelines` take."""
+
+    since: str | datetime | None
+    branch: str | None
+    tag: str | None
+    limit: int | None
+    fold: bool
 
 
 class SaveOptions(TypedDict, total=False):
@@ -90,6 +103,22 @@ def policy_of(
     return policy or None
 
 
+def retention_rules(settings: Settings, given: Mapping[str, Any]) -> Callable[[SessionInfo], Retention]:
+    """The rules of each session: the given ones for all of them, or else its own."""
+    if not given:
+        return partial(retention_of, settings)
+    retention = retention_for(KEEPS_ALL, given)
+    return lambda _: retention
+
+
+def compress_hours(settings: Settings, given: int | None) -> int | None:
+    """After how many hours history is compressed; None: never."""
+    if given is None:
+        hours: int | None = settings["checkpoint.compress_after_hours"]
+        return hours
+    return check_count("compress_after_hours", given, least=0, most=MAX_DAYS * 24)
+
+
 def _plain(value: object) -> object:
     """A checked value of a rule as JSON has it."""
     if isinstance(value, timedelta):
@@ -97,11 +126,16 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
 
 
+def zone_of(settings: Settings | None) -> tzinfo:
+    """The zone of a time that names none."""
+    return times.zone_named("UTC" if settings is None else settings["time.zone"])
+
+
 def ref_of(ref: str | int | datetime, *, now_us: int, zone: tzinfo = UTC) -> refs.Ref:
     if isinstance(ref, datetime):
-        return refs.Moment(times.of_datetime(ref, zone))
+        return refs.AtTime(times.of_datetime(ref, zone))
     if isinstance(ref, int):
-        return refs.Seq(ref)
+        return refs.AtSeq(ref)
     return refs.parse(ref, now_us=now_us, zone=zone)
 
 
@@ -122,17 +156,17 @@ def query_of(
 ) -> refs.Ref:
     """The ref for the first of time, seq and id that is given."""
     if isinstance(time, datetime):
-        return refs.Moment(times.of_datetime(time, zone), tag)
+        return refs.AtTime(times.of_datetime(time, zone), tag)
     if time is not None:
-        return refs.Moment(times.read(time, now_us=now_us, zone=zone), tag)
+        return refs.AtTime(times.read(time, now_us=now_us, zone=zone), tag)
     if seq is not None:
         if not isinstance(seq, int):
             raise InvalidInput(f"a seq is a whole number, not {seq!r}", code="invalid_query")
-        return refs.Seq(seq)
+        return refs.AtSeq(seq)
     if id is None:
         raise InvalidInput("a query needs a time, a seq or an id", code="invalid_query")
     ref = refs.parse(id, now_us=now_us, zone=zone)
-    if not isinstance(ref, refs.Id):
+    if not isinstance(ref, refs.WithId):
         raise InvalidInput(f"{id!r} is no id, nor the beginning of one", code="invalid_query")
     return ref
 

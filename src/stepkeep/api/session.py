@@ -7,59 +7,61 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, tzinfo
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from stepkeep import config as configuration
-from stepkeep.api.checkpoint import DETAILS, Checkpoint, Restored
-from stepkeep.api.connecting import parts_of, restore_with_parts, undo_with_parts
+import msgspec
+
+from stepkeep.api.branches import Branches
+from stepkeep.api.checkpoint import Checkpoint, Restored
 from stepkeep.api.files import CodeAt, Files, Workspace
 from stepkeep.api.options import (
-    KEEPS_ALL,
     RetentionRules,
     SaveOptions,
     names_of,
     query_of,
     ref_of,
+    retention_rules,
     status_of,
     time_of,
     trigger_of,
+    zone_of,
 )
 from stepkeep.config import Settings
-from stepkeep.config.rules import retention_of
 from stepkeep.engine import Engine, Pending, Save
-from stepkeep.engine.growth import Growth
-from stepkeep.errors import InvalidInput, NotFound
-from stepkeep.history import branches as branching
-from stepkeep.history import merging, refs, restore, times
-from stepkeep.history.between import CheckpointComparison, between
-from stepkeep.history.compare import compare
-from stepkeep.history.merge import Side
-from stepkeep.history.merging import Merged, Strategy
-from stepkeep.history.paths import parse_path
-from stepkeep.history.timeline import Timeline
-from stepkeep.history.tracing import ValueChange, trace
-from stepkeep.lifecycle.heartbeat import Wait
-from stepkeep.lifecycle.merged import snapshot_fields
-from stepkeep.lifecycle.recorder import Recorder
-from stepkeep.lifecycle.resumption import HasArtifact
-from stepkeep.maintenance.prune import PrunePlan, PruneReport, apply_prune, plan_prune
-from stepkeep.maintenance.reserve import Reserve
-from stepkeep.maintenance.verify import Progress, VerifyReport, verify
-from stepkeep.model import STATE, Branch, BranchState, Header, Status, Trigger, TriggerKind
-from stepkeep.model import Session as SessionInfo
-from stepkeep.parts.automatic import AutoTrigger
-from stepkeep.parts.connected import Extra, Missing, PutBack
-from stepkeep.parts.environment import ALLOWED, captured
-from stepkeep.parts.port import Part
-from stepkeep.parts.recovery import CodeState, RecoveryPoint, ReplayCommand, recovery_point
-from stepkeep.policy.profiles import retention_for
-from stepkeep.policy.retention import Retention
-from stepkeep.storage.port import ANY_HEAD, BodyInfo, Event, HeaderQuery, Usage
+from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound
+from stepkeep.history import refs
+from stepkeep.model import (
+    Header,
+    SessionInfo,
+    Status,
+    Trigger,
+    TriggerKind,
+    is_checkpoint_id,
+)
+from stepkeep.storage.port import ANY_HEAD, Event, HeaderQuery, Usage
 
 if TYPE_CHECKING:
-    from stepkeep.workspace.changed import CodeChanges
-    from stepkeep.workspace.compare import FileComparison
-    from stepkeep.workspace.patches import CommitPatches
-    from stepkeep.workspace.recorded import CapturedFiles
-    from stepkeep.workspace.restore import FilesRestored
+    from stepkeep.api.exporting import Exported
+    from stepkeep.api.values import Deleted, Shown, ShownAt, StepOutput, ValueAt, ValueShown
+    from stepkeep.history.documents import CheckpointInfo, SessionSummary
+    from stepkeep.history.paths import ValueLog
+    from stepkeep.history.state_diff import CheckpointComparison
+    from stepkeep.history.timeline import Timeline
+    from stepkeep.maintenance.prune import PruneReport
+    from stepkeep.maintenance.status import SessionStatus
+    from stepkeep.maintenance.verify import Progress, VerifyReport
+    from stepkeep.recording.parts import Extra, Missing, Parts
+    from stepkeep.recording.recorder import Recorder
+    from stepkeep.recording.recovery import RecoveryPoint
+    from stepkeep.recording.resumption import HasArtifact
+    from stepkeep.recording.triggers import Wait
+    from stepkeep.runs.step_outputs import Stream
+
+# Imported here is what a save and a load need; the other methods import what they need when they are called.
+
+MAX_COMPLETIONS = 50
+MAX_TRIES = 50
+"""How often the latest state is saved again while others save."""
+
+_AUTO = Trigger(TriggerKind.AUTO)
 
 
 class Session:
@@ -78,9 +80,8 @@ class Session:
         self._settings = settings
         self._uid = info.uid
         self._key = info.key
-        self._growth = Growth(engine)
         self._files = Files(engine, info.uid, settings, workspace)
-        self._parts = parts_of(engine, info.uid, settings, save=self._save_captured)
+        self._parts: Parts | None = None
 
     @property
     def key(self) -> str:
@@ -94,6 +95,28 @@ class Session:
     def info(self) -> SessionInfo:
         """The session as it is stored now: status, profile, current branch, times."""
         return self._engine.backend.session(self._uid)
+
+    @property
+    def branches(self) -> Branches:
+        """The branches of this session: list, fork, switch, merge and close them."""
+        return Branches(self)
+
+    @property
+    def files(self) -> Files:
+        """The project files that saves of this session captured: look at them, compare and restore them."""
+        return self._files
+
+    @property
+    def parts(self) -> Parts:
+        """The parts that are saved and restored with this handle: connect them, and save what they hold."""
+        if self._parts is None:
+            from stepkeep.api.parts import parts_of
+
+            self._parts = parts_of(self._engine, self._uid, self._settings, save=self._save_captured)
+        return self._parts
+
+    def _save_captured(self, save: Save) -> Header:
+        return self._engine.save(msgspec.structs.replace(save, files=self._files.capture(None)))
 
     def __repr__(self) -> str:
         return f"<Session {self._key!r}>"
@@ -122,8 +145,8 @@ class Session:
             NotFound: the session was deleted.
             BackendUnavailable: nothing was stored; `.retryable` says whether to repeat.
         """
-        save, root = self._save_of(state, **options)
-        return self._files.save(save, root) if wait else self._files.submit(save, root)
+        save = self._save_of(state, **options)
+        return self._engine.save(save) if wait else self._engine.save_later(save)
 
     def _save_of(
         self,
@@ -144,14 +167,12 @@ class Session:
         expect_head: str | None = ANY_HEAD,
         fence: int | None = None,
         workspace: Workspace = None,
-    ) -> tuple[Save, str | None]:
-        """The save, and the tree to capture with it."""
-        bodies = {STATE: self._growth.body(state)}
-        if details is not None:
-            bodies[DETAILS] = self._engine.encode(details)
-        save = Save(
+    ) -> Save:
+        return Save(
             session=self._uid,
-            bodies=bodies,
+            state=state,
+            details=details,
+            files=self._files.capture(workspace),
             branch=branch,
             parents=None if parents is None else names_of("parents", parents),
             expect_head=expect_head,
@@ -159,14 +180,59 @@ class Session:
             external_id=external_id,
             fence=fence,
             step=step,
-            status=status_of(status),
-            trigger=trigger_of(trigger),
+            status=status if type(status) is Status else status_of(status),
+            trigger=_AUTO if trigger is TriggerKind.AUTO else trigger_of(trigger),
             message=message,
-            tags=names_of("tags", tags),
+            tags=() if tags == () else names_of("tags", tags),
             metadata={} if metadata is None else metadata,
-            requires=names_of("requires", requires),
+            requires=() if requires == () else names_of("requires", requires),
         )
-        return save, self._files.root_to_capture(workspace)
+
+    def save_again(
+        self,
+        message: str = "",
+        *,
+        tags: Iterable[str] = (),
+        step: int | None = None,
+        workspace: Workspace = None,
+    ) -> Header:
+        """Save the latest state once more, as a manual checkpoint. Nobody's save in between is covered up.
+
+        It keeps step, details and metadata, and the session its status. When the latest is damaged, the newest intact
+        one is saved.
+
+        Raises:
+            InvalidInput: the session has no state yet (`no_state`).
+            Corrupt: there are checkpoints, and none of them verifies.
+            Conflict: others save all the time.
+        """
+        for _ in range(MAX_TRIES):
+            info = self.info
+            head = self.branches[info.branch].head if info.last_seq else None
+            latest = self.latest()
+            if latest is None:
+                raise InvalidInput(
+                    f"session {self._key!r} has no state to save again: give one by --state",
+                    code="no_state",
+                    session=self._key,
+                )
+            try:
+                return self.save(
+                    latest.state,
+                    message=message,
+                    tags=tags,
+                    step=latest.step if step is None else step,
+                    details=latest.details,
+                    metadata=latest.header.metadata,
+                    status=info.status,
+                    trigger=TriggerKind.MANUAL,
+                    expect_head=head,
+                    workspace=workspace,
+                )
+            except Conflict as exc:
+                if exc.code != "head_moved":
+                    raise
+        raise Conflict(f"others save into session {self._key!r} all the time: try again", session=self._key)
 
     # --- loading
 
@@ -178,7 +244,7 @@ class Session:
         Raises:
             Corrupt: there are checkpoints, and none of them verifies (code `no_valid_checkpoint`).
         """
-        loaded = self._engine.latest(self.info)
+        loaded = self._engine.latest_of(self._uid)
         return None if loaded is None else Checkpoint(loaded)
 
     def newest(self) -> Checkpoint | None:
@@ -216,7 +282,7 @@ class Session:
     @property
     def _zone(self) -> tzinfo:
         """Where a time that names no zone is at home."""
-        return times.zone_named("UTC" if self._settings is None else self._settings["time.zone"])
+        return zone_of(self._settings)
 
     def query(
         self,
@@ -240,44 +306,120 @@ class Session:
             return None
         return Checkpoint(self._engine.load(header))
 
-    def compare(
+    def diff(
         self,
-        older: str | int | datetime,
+        older: str | int | datetime | None = None,
         newer: str | int | datetime = "latest",
         *,
         limit: int | None = None,
     ) -> CheckpointComparison:
         """What changed from one checkpoint to another: typed changes, counts, a summary, and the time between.
 
-        Keeps at most `limit` changes and counts all.
-        """
-        before, after = self.load(older), self.load(newer)
-        return between(before.header, after.header, compare(before.state, after.state, limit=limit))
-
-    def diff(
-        self,
-        older: str | int | datetime,
-        newer: str | int | datetime = "latest",
-        *,
-        limit: int | None = None,
-    ) -> CheckpointComparison:
-        """Short for `compare`."""
-        return self.compare(older, newer, limit=limit)
-
-    def log(
-        self, path: str, *, ref: str | int | datetime = "latest", limit: int | None = None
-    ) -> Iterator[ValueChange]:
-        """Where one value of the state changed on the way to a checkpoint, oldest first; the last `limit` ones.
-
-        `path` reads like `context.messages[-1]`. Checkpoints that do not verify are left out and logged.
+        Without `older` it is the checkpoint before `newer`. Keeps at most `limit` changes and counts all.
 
         Raises:
-            InvalidInput: the path is none (`invalid_path`).
+            NotFound: there is no such checkpoint, or none before.
+        """
+        from stepkeep.history.state_diff import compare_checkpoints
+
+        after = self.load(newer)
+        before = self.load(self._before(after.header) if older is None else older)
+        return compare_checkpoints(self._engine, before._loaded, after._loaded, limit=limit)
+
+    def _before(self, header: Header) -> str:
+        from stepkeep.engine import reader
+
+        for row in reader.line_of(self._engine.backend, self.info, header.branch):
+            if row.seq < header.seq:
+                return row.id
+        raise NotFound(
+            f"session {self._key!r} has no checkpoint before #{header.seq} to compare it with",
+            code="checkpoint_not_found",
+            session=self._key,
+        )
+
+    def log(self, path: str, *, ref: str | int | datetime = "latest", limit: int | None = None) -> ValueLog:
+        """Where one value of the state changed on the way to a checkpoint, oldest first; the last `limit` ones.
+
+        `path` reads like `context.messages[-1]`. Checkpoints that do not verify are left out and logged. A value that
+        was never there has no changes.
+
+        Raises:
+            InvalidInput: the path cannot be read (`invalid_path`).
             NotFound: there is no such checkpoint.
         """
+        from stepkeep.history.paths import parse_path, trace
+
         steps = parse_path(path)
         until = None if ref == "latest" else self.header(ref)
         return trace(self._engine, self.info, steps, until=until, limit=limit)
+
+    def show(self, ref: str | int | datetime = "latest") -> Shown:
+        """A checkpoint with its state as JSON can hold it, and the triggers that were merged into it.
+
+        `latest` falls back to an older one when the newest is damaged, as `load` does.
+        """
+        from stepkeep.api.values import shown
+
+        return shown(self._engine, self.load(ref))
+
+    def show_value(self, ref: str | int | datetime, path: str) -> ValueShown:
+        """One value of the state of a checkpoint, as JSON can hold it.
+
+        Raises:
+            NotFound: the state has nothing at that path (`path_not_found`); the message says what is near.
+        """
+        from stepkeep.api.values import value_shown
+
+        return value_shown(self._engine, self.load(ref), path)
+
+    def output(
+        self, step: str, *, ref: str | int | datetime = "latest", stream: Stream = "stdout"
+    ) -> StepOutput:
+        """All that is kept of what a step had given when a checkpoint was saved, byte for byte.
+
+        Of a workflow that is what the step printed; of a plan its blobs, or else its output; of a script its output.
+
+        Raises:
+            NotFound: no such step was done by then (`step_not_found`); the message names those that were.
+        """
+        from stepkeep.api.values import step_output
+
+        return step_output(self._engine, self.load(ref), self.key, step, stream)
+
+    def show_at(self, time: str, path: str | None = None) -> ShownAt | ValueAt:
+        """What the state, or one value of it, was at a time: that of the newest checkpoint at or before.
+
+        Raises:
+            InvalidInput: the time cannot be read, or never was.
+            NotFound: the session had no checkpoint then, or the state nothing at that path.
+        """
+        from stepkeep.api.values import shown_at
+
+        return shown_at(self, time, path)
+
+    def refs(self, prefix: str = "") -> tuple[str, ...]:
+        """Refs that name checkpoints of this session and begin so, for completing them."""
+        headers = list(self.history(limit=MAX_COMPLETIONS))
+        names = dict.fromkeys(["latest", "latest@before", "newest", "now"])
+        names.update(dict.fromkeys(f"branch:{branch.name}" for branch in self.branches))
+        names.update(dict.fromkeys(f"step-{header.step}" for header in headers if header.step is not None))
+        names.update(dict.fromkeys(f"tag:{tag}" for header in headers for tag in header.tags))
+        names.update(dict.fromkeys(f"seq:{header.seq}" for header in headers))
+        names.update(dict.fromkeys(header.id for header in headers))
+        return tuple(name for name in names if name.startswith(prefix))
+
+    def describe(self, header: Header) -> CheckpointInfo:
+        """One of its checkpoints as every surface shows it, with what it takes in the store."""
+        from stepkeep.history.documents import describe
+
+        return describe(self._engine, self._key, [header])[0]
+
+    def summary(self) -> SessionSummary:
+        """The session as every surface shows it."""
+        from stepkeep.history.documents import summary_of
+
+        return summary_of(self.info)
 
     def history(
         self,
@@ -299,7 +441,7 @@ class Session:
         if limit is not None and limit < 0:
             raise InvalidInput(f"limit is {limit}; it counts checkpoints: 0 or more", code="invalid_option")
         if branch is not None:
-            branching.find(self._engine, self._uid, branch)
+            self.branches[branch]  # `NotFound` where there is none
         query = HeaderQuery(
             session=self._uid,
             branch=branch,
@@ -327,20 +469,13 @@ class Session:
 
         Raises:
             NotFound: there is no such branch, or no checkpoint with that tag; the message says what there is.
-            InvalidInput: `since` is no time, or `limit` below 1.
+            InvalidInput: `since` is not a time, or `limit` is below 1.
         """
-        from stepkeep.history.timeline.reading import Filter, read_timeline  # only who draws pays for it
+        from stepkeep.history.timeline.assembly import Filter, read_timeline  # only who draws pays for it
 
         since_us = None if since is None else time_of(since, now_us=self._engine.clock(), zone=self._zone)
         wanted = Filter(since_us=since_us, branch=branch, tag=tag)
         return read_timeline(self._engine, self.info, wanted=wanted, fold=fold, limit=limit)
-
-    def bodies(self, *ids: str) -> list[BodyInfo]:
-        """How contents are stored: codec and size of every body of these checkpoints, of all unless given."""
-        return self._engine.backend.bodies(self._uid, ids or None)
-
-    def branches(self) -> list[Branch]:
-        return self._engine.backend.branches(self._uid)
 
     def events(self) -> list[Event]:
         """What happened to this session, oldest first."""
@@ -351,6 +486,8 @@ class Session:
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
         """Check every byte of this session."""
+        from stepkeep.maintenance.verify import verify
+
         return verify(self._engine, self.info, progress=progress)
 
     # --- the life of a run
@@ -372,7 +509,9 @@ class Session:
         `has_artifact` tells whether what a step needs is there. The timers are those of the settings unless given;
         `wait` replaces waiting, for tests.
         """
-        settings = configuration.load(cwd=None, environ={}) if self._settings is None else self._settings
+        from stepkeep.recording.recorder import Recorder
+
+        settings = self._all_settings
         every, window = settings["recorder.heartbeat_seconds"], settings["recorder.coalesce_seconds"]
         return Recorder(
             self._engine,
@@ -391,67 +530,11 @@ class Session:
 
         `source_details` also names the triggers that were merged into it later. What nobody gave is left out.
         """
-        loaded = self.load(ref)._loaded
-        return snapshot_fields(self._engine, self.info, loaded)
+        from stepkeep.recording.triggers import snapshot_fields
 
-    # --- branches
+        return snapshot_fields(self._engine, self.info, self.load(ref)._loaded)
 
-    def fork(
-        self,
-        ref: str | int | datetime = "latest",
-        name: str | None = None,
-        *,
-        switch: bool = True,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> Branch:
-        """Begin a branch at a checkpoint, and unless `switch` is False go on there. Nothing is copied.
-
-        Without a name it gets one such as `from-12`, after the number of the checkpoint.
-
-        Raises:
-            NotFound: there is no such checkpoint.
-            Conflict: a branch has that name (`branch_exists`).
-        """
-        return branching.fork(self._engine, self.header(ref), name, switch=switch, metadata=metadata)
-
-    def switch(self, name: str) -> Branch:
-        """Go on with another branch: `latest` is its head, and saves go there, whoever saves.
-
-        Raises:
-            NotFound: there is none of that name (`branch_not_found`).
-            Conflict: it was merged, abandoned or archived (`branch_closed`), or nothing is left of it (`branch_empty`).
-        """
-        return branching.switch(self._engine, self._uid, name)
-
-    def merge(
-        self, name: str, *, strategy: Strategy = "union", message: str = "", on_conflict: Side | None = None
-    ) -> Merged:
-        """Merge a branch into the current one, as a checkpoint with both heads as parents, and close it.
-
-        `union` merges the two states, compared with the one both began from; `ours` and `theirs` take one of
-        them. What both sides changed differently is a conflict, unless `on_conflict` names the side to take.
-
-        Raises:
-            MergeConflict: with all `clashes`; nothing is written.
-            Conflict: someone saved meanwhile (`head_moved`), or the branch is current or closed.
-            NotFound: there is no such branch, or nothing on it.
-            Corrupt: a state that is needed is damaged.
-        """
-        return merging.merge(
-            self._engine, self.info, name, strategy=strategy, message=message, on_conflict=on_conflict
-        )
-
-    def abandon(self, name: str) -> Branch:
-        """Close a branch that led nowhere. Its checkpoints stay until the session's rules let them go."""
-        return branching.close(self._engine, self._uid, name, BranchState.ABANDONED)
-
-    def archive(self, name: str) -> Branch:
-        """Close a branch that is done. Its checkpoints stay until the session's rules let them go."""
-        return branching.close(self._engine, self._uid, name, BranchState.ARCHIVED)
-
-    def reopen(self, name: str) -> Branch:
-        """Open a branch again that was merged, abandoned or archived."""
-        return branching.reopen(self._engine, self._uid, name)
+    # --- going back
 
     def restore(
         self,
@@ -461,6 +544,7 @@ class Session:
         expect_head: str | None = ANY_HEAD,
         missing: Missing = "error",
         extra: Extra = "ignore",
+        compare: bool = False,
     ) -> Restored:
         """Go on from an old checkpoint, on a branch that has it as head; one is forked if there is none.
 
@@ -470,7 +554,8 @@ class Session:
         Where parts are connected they get what the checkpoint holds of them, all or none, and the session moves only
         if nobody saves meanwhile. What they held and nobody saved is gone. A connected part that the checkpoint
         lacks is an error, or with `missing="keep"` stays as it is; what the checkpoint has and nobody connected is
-        ignored, or with `extra="error"` an error. The result names both.
+        ignored, or with `extra="error"` an error. The result names both. With `compare` it also counts the changes that
+        lead from the state before to the restored one.
 
         Raises:
             NotFound: there is no such checkpoint, or it lacks a part (`part_not_saved`).
@@ -478,169 +563,17 @@ class Session:
             Conflict: someone saved meanwhile (`head_moved`), or the branch is taken or closed.
             PartFailed: a part failed; all parts and the session are as before, but for what the error names.
         """
-        parts = PutBack()
-        if ref == restore.BEFORE and branch is None:
-            if self._parts.names:
-                done, parts = undo_with_parts(
-                    self._engine,
-                    self._parts,
-                    self.info,
-                    expect_head=expect_head,
-                    missing=missing,
-                    extra=extra,
-                )
-            else:
-                done = restore.undo(self._engine, self.info, expect_head=expect_head)
-        elif self._parts.names:
-            done, parts = restore_with_parts(
-                self._engine,
-                self._parts,
-                self.header(ref),
-                branch=branch,
-                expect_head=expect_head,
-                missing=missing,
-                extra=extra,
-            )
-        else:
-            done = restore.restore(self._engine, self.header(ref), branch=branch, expect_head=expect_head)
-        return Restored(
-            checkpoint=Checkpoint(done.loaded),
-            branch=done.branch.name,
-            is_new_branch=done.is_new_branch,
-            previous_branch=done.left.name,
-            previous_head=done.left.head,
-            undo=done.undo,
-            parts=parts.restored,
-            missing=parts.missing,
-            extra=parts.extra,
+        from stepkeep.api.parts import restore
+
+        return restore(
+            self,
+            ref,
+            branch=branch,
+            expect_head=expect_head,
+            missing=missing,
+            extra=extra,
+            compare=compare,
         )
-
-    # --- project files
-
-    def files(self, ref: str | int | datetime = "latest") -> CapturedFiles:
-        """The files that a checkpoint holds; for `latest` those of the newest one that holds any.
-
-        Here and wherever files are asked for, safety checkpoints do not count in `latest`, `latest~2` and `step-5`.
-
-        Raises:
-            NotFound: it was saved without (`files_not_captured`).
-        """
-        return self._files.captured(self._header_with_files(ref))
-
-    def diff_files(
-        self,
-        older: str | int | datetime = "latest",
-        newer: str | int | datetime | None = None,
-        *,
-        paths: Iterable[str] = (),
-        workspace: Workspace = None,
-    ) -> FileComparison:
-        """Which files differ between two checkpoints; without `newer`, between one and the files as they are now.
-
-        Raises:
-            NotFound: one of them has no files. InvalidInput: it is not clear where the files are now.
-        """
-        before = self._header_with_files(older)
-        after = None if newer is None else self._header_with_files(newer)
-        return self._files.compare(before, after, paths=paths, workspace=workspace)
-
-    def restore_files(
-        self,
-        ref: str | int | datetime,
-        paths: Iterable[str] = (),
-        *,
-        workspace: Workspace = None,
-        dry_run: bool = False,
-        force: bool = False,
-    ) -> FilesRestored:
-        """Make the project files, or these paths, what they were at a checkpoint; the state stays as it is.
-
-        A safety checkpoint is taken first. Every file is replaced whole, and files that are not captured are never
-        touched. A dry run only tells what would change.
-
-        Raises:
-            NotFound: the checkpoint has no files, or not these.
-            Conflict: files changed since the newest capture (`files_changed`): use `force`, or save first.
-            BackendUnavailable: the files cannot be prepared (`files_not_restored`), and nothing changed; or they are
-                in place, but a loss of power may take some back (`files_not_durable`).
-        """
-        header = self._header_with_files(ref)
-        return self._files.restore(header, paths=paths, workspace=workspace, dry_run=dry_run, force=force)
-
-    def undo_files(
-        self, *, workspace: Workspace = None, dry_run: bool = False, force: bool = False
-    ) -> FilesRestored:
-        """Take the last restore of files back, in the tree that was restored; undoing twice is doing it again.
-
-        Raises:
-            NotFound: there was none (`nothing_to_undo`).
-            InvalidInput: it is not clear that this tree is meant (`workspace_not_named`).
-            Conflict: files changed since (`files_changed`).
-        """
-        return self._files.undo(self.info, workspace=workspace, dry_run=dry_run, force=force)
-
-    def code_changed(
-        self,
-        notify: Callable[[tuple[str, ...], str | None], object] | None = None,
-        *,
-        workspace: Workspace = None,
-    ) -> CodeChanges | None:
-        """What changed in the project since its newest capture, None if nothing; `notify` gets paths and commit."""
-        return self._files.changed(workspace, notify)
-
-    def code_patches(
-        self, ref: str | int | datetime = "latest", *, workspace: Workspace = None
-    ) -> CommitPatches:
-        """The commit of a checkpoint's files, and the patches for `git apply` that lead from there to them.
-
-        Raises:
-            NotFound: the checkpoint has no files, or the repository not that commit (`commit_not_found`).
-        """
-        return self._files.patches(self._header_with_files(ref), workspace)
-
-    def _header_with_files(self, ref: str | int | datetime) -> Header:
-        return self._files.header(self.info, self._ref(ref), self._zone)
-
-    # --- connected parts
-
-    def connect(self, name: str, part: Part) -> None:
-        """Let a part be saved and restored with this handle: anything with `snapshot()` and `restore(data)`.
-
-        One that also has `validate(data)` is asked before anything is restored.
-
-        Raises:
-            InvalidInput: it is no part (`not_a_part`), or it or its name is connected already (`part_connected`).
-        """
-        self._parts.connect(name, part)
-
-    def _save_captured(self, save: Save) -> Header:
-        return self._files.save(save, self._files.root_to_capture(None))
-
-    def disconnect(self, name: str) -> None:
-        """Let a connected part go; `NotFound` (`part_not_connected`) if there is none of that name."""
-        self._parts.disconnect(name)
-
-    def checkpoint(
-        self, message: str = "", tags: Iterable[str] = (), *, expect_head: str | None = ANY_HEAD
-    ) -> Header:
-        """Save what all connected parts hold, as a manual checkpoint whose state has each under its name.
-
-        Raises:
-            InvalidInput: no part is connected (`no_parts`), or one gave something that cannot be saved; `.path`
-                begins with its name.
-            PartFailed: a part failed (`part_snapshot_failed`). Nothing was saved.
-            Conflict: someone wrote first.
-        """
-        return self._parts.checkpoint(message, tags, expect_head=expect_head)
-
-    def auto_checkpoint(self, trigger: AutoTrigger | str, *, tags: Iterable[str] = ()) -> Header | None:
-        """Save what all connected parts hold because of an event, with message `Auto: …` and its tags.
-
-        `significant_time_passed` is held back, and None returned, until `recorder.significant_seconds` (300) after
-        the last checkpoint, whoever saved it; the warning of a compaction never is. The same trigger within 3 s that
-        finds nothing changed is noted on the checkpoint before, which is returned. Otherwise as `checkpoint`.
-        """
-        return self._parts.auto_checkpoint(trigger, tags=tags)
 
     def recovery_point(
         self,
@@ -649,26 +582,27 @@ class Session:
         commit: str | None = None,
         patches: Iterable[str] = (),
         environment: Mapping[str, str] | None = None,
-        allowed: Iterable[str] = ALLOWED,
+        allowed: Iterable[str] | None = None,
         commands: Iterable[str] = (),
         workspace: Workspace = None,
     ) -> RecoveryPoint:
         """What a person does to be where a checkpoint was: as data, as text, and as a script that nothing runs.
 
         Without `commit` and `patches` they are those of the checkpoint's files, if it has any; `workspace` says where
-        their repository is now. Of `environment` only the variables in `allowed` are taken, and what looks like a
-        secret is hidden.
+        their repository is now. Of `environment` only the variables in `allowed`, a short list unless given, are taken,
+        and what looks like a secret is hidden.
 
         Raises:
             NotFound: there is no such checkpoint.
-            InvalidInput: the commit is none (`invalid_commit`).
+            InvalidInput: the commit is not the id of one (`invalid_commit`).
         """
+        from stepkeep.recording.recovery import ALLOWED, CodeState, ReplayCommand, captured, recovery_point
+
         header, given = self.load(ref).header, tuple(patches)
         is_given = commit is not None or bool(given)
         files = CodeAt(commit, given) if is_given else self._files.code_at(header, workspace)
-        code = CodeState(
-            commit=files.commit, patches=files.patches, env_vars=captured(environment or {}, allowed)
-        )
+        variables = captured(environment or {}, ALLOWED if allowed is None else allowed)
+        code = CodeState(commit=files.commit, patches=files.patches, env_vars=variables)
         replays = [ReplayCommand(command=command) for command in commands]
         return recovery_point(self._key, header.id, code=code, commands=replays, notes=files.notes)
 
@@ -688,34 +622,92 @@ class Session:
 
     # --- removing
 
-    @overload
-    def prune(self, *, dry_run: Literal[False] = False, **rules: Unpack[RetentionRules]) -> PruneReport: ...
+    def status(self) -> SessionStatus:
+        """Where the session stands, what it takes, the rules for its history, and whether `clean` would remove it."""
+        from stepkeep.maintenance.status import session_status
 
-    @overload
-    def prune(self, *, dry_run: Literal[True], **rules: Unpack[RetentionRules]) -> PrunePlan: ...
+        info, settings = self.info, self._all_settings
+        try:
+            latest = self.header("latest")
+        except (NotFound, Corrupt):
+            latest = None
+        retention = retention_rules(settings, {})(info)
+        return session_status(self._engine, settings.cleanup_policies, info, retention, latest)
 
-    def prune(self, *, dry_run: bool = False, **rules: Unpack[RetentionRules]) -> PruneReport | PrunePlan:
+    def export(
+        self,
+        ref: str | int | datetime = "latest",
+        *,
+        output: str | os.PathLike[str] | None = None,
+        force: bool = False,
+        format: str = "stepkeep",
+    ) -> tuple[Exported, bytes]:
+        """The readable document of a checkpoint, and its bytes.
+
+        With `output` it is written there: whole or not at all, durable, readable only by its owner, and over an
+        existing file only with `force`. `format` is `stepkeep`, or the layout (`run`, `workflow`, `phase`) whose
+        document it is to be.
+
+        Raises:
+            NotFound: there is no such checkpoint.
+            InvalidInput: the file exists, or is not a file.
+            BackendUnavailable: it cannot be written (`export_failed`).
+        """
+        from pathlib import Path
+
+        from stepkeep.api.exporting import export
+
+        path = None if output is None else Path(output)
+        return export(self._engine, self.info, self.load(ref), output=path, force=force, form=format)
+
+    def prune(self, *, dry_run: bool = False, **rules: Unpack[RetentionRules]) -> PruneReport:
         """Remove the checkpoints that the session's rules, or instead of all of them the given ones, do not keep.
 
-        A dry run returns the plan, each checkpoint with the reason it stays or goes, and changes nothing.
+        A dry run changes nothing, and has a decision for each checkpoint, with the reasons it stays or goes.
 
         Raises:
             InvalidInput: a rule makes no sense.
             BackendUnavailable: code `checkpoint_retention_prune_failed`; what stays is intact, prune again.
         """
+        from stepkeep.maintenance.prune import prune_session
+
         info = self.info
-        retention = retention_for(KEEPS_ALL, rules) if rules else self._retention(info)
-        plan = plan_prune(self._engine, info, retention, now_us=self._engine.clock())
-        return plan if dry_run else apply_prune(self._engine, plan)
+        retention = retention_rules(self._all_settings, rules)(info)
+        return prune_session(self._engine, info, retention, dry_run=dry_run)
 
-    def _retention(self, info: SessionInfo) -> Retention:
-        settings = self._settings
-        return retention_of(configuration.load(cwd=None, environ={}) if settings is None else settings, info)
+    @property
+    def _all_settings(self) -> Settings:
+        from stepkeep import config
 
-    def delete(self, *ids: str) -> None:
-        """Remove checkpoints for good: their bytes are overwritten, what depends on them is re-encoded."""
-        Reserve(self._engine.backend.url).spend(lambda: self._engine.delete(self._uid, ids))
+        return config.load(cwd=None, environ={}) if self._settings is None else self._settings
 
-    def clear(self) -> None:
+    def delete(self, *refs: str) -> Deleted:
+        """Remove checkpoints for good: their bytes are overwritten, what depends on them is re-encoded.
+
+        A damaged checkpoint can still be named by its number, or its id or the beginning of that.
+        """
+        from stepkeep.api.values import Deleted
+        from stepkeep.maintenance.space import Ballast
+
+        ids = tuple(dict.fromkeys(map(self._id_of, refs)))
+        Ballast(self._engine.backend.url).spend(lambda: self._engine.delete(self._uid, ids))
+        return Deleted(session=self._key, is_whole_session=False, checkpoints=ids, count=len(ids))
+
+    def _id_of(self, ref: str) -> str:
+        if is_checkpoint_id(ref):
+            return ref
+        try:
+            return self.header(ref).id
+        except Corrupt as exc:
+            if exc.checkpoint is None or not ref.startswith(("#", "seq:", "cp_")):
+                raise
+            return exc.checkpoint
+
+    def clear(self) -> Deleted:
         """Remove the whole session for good. A new one with the same key starts afresh."""
-        Reserve(self._engine.backend.url).spend(lambda: self._engine.delete_session(self._uid))
+        from stepkeep.api.values import Deleted
+        from stepkeep.maintenance.space import Ballast
+
+        count = self.info.stored_count
+        Ballast(self._engine.backend.url).spend(lambda: self._engine.delete_session(self._uid))
+        return Deleted(session=self._key, is_whole_session=True, checkpoints=(), count=count)

@@ -2,45 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import partial
+from itertools import islice
+from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack
+
+import msgspec
 
 from stepkeep import config as configuration
 from stepkeep.api.checkpoint import Checkpoint
-from stepkeep.api.counting import CountedRun, counted, meter_of
-from stepkeep.api.executing import ExecuteOptions, execute
+from stepkeep.api.counting import meter_of
 from stepkeep.api.files import Workspace
-from stepkeep.api.options import CleanupRules, RetentionRules, policy_of, status_of
+from stepkeep.api.options import (
+    CleanupRules,
+    RetentionRules,
+    SaveOptions,
+    compress_hours,
+    policy_of,
+    retention_rules,
+    status_of,
+)
 from stepkeep.api.session import Session
 from stepkeep.codec import exact
 from stepkeep.config import Settings
 from stepkeep.config.rules import compresses, retention_of
 from stepkeep.engine import Engine
-from stepkeep.errors import NotFound, StepkeepError
-from stepkeep.executor.agents import AgentStore
-from stepkeep.executor.plan import PlanStep
-from stepkeep.executor.result import ExecutionResult
-from stepkeep.executor.scripts import Run
-from stepkeep.executor.steps import Handler
-from stepkeep.lifecycle.phases import Phases, phases_home
+from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.maintenance.budget import Budget, Limits
-from stepkeep.maintenance.clean import CleanEntry, CleanReport, apply_clean
-from stepkeep.maintenance.keeper import Keeper, plans_to_clean
-from stepkeep.maintenance.metering import MeteredEngine
-from stepkeep.maintenance.metrics import Metrics, metrics_of, totals_of
-from stepkeep.maintenance.prune import PrunePlan, PruneReport
-from stepkeep.maintenance.reserve import Reserve
-from stepkeep.maintenance.space import reclaim
-from stepkeep.maintenance.verify import Progress, VerifyReport, verify
-from stepkeep.model import Header, Status, utc_now_us
-from stepkeep.model import Session as SessionInfo
+from stepkeep.maintenance.keeper import Keeper
+from stepkeep.maintenance.space import Ballast
+from stepkeep.model import Header, SessionInfo, Status, check_name, is_checkpoint_id, utc_now_us
 from stepkeep.storage.port import Backend, HeaderQuery, SessionQuery, Usage
-from stepkeep.workspace import background
 
 if TYPE_CHECKING:
+    from stepkeep.api.doctor import Diagnosis
+    from stepkeep.api.import_files import FilesImport
     from stepkeep.api.investigating import Investigation
+    from stepkeep.history.documents import CheckpointInfo, SessionSummary
+    from stepkeep.history.state_diff import CheckpointComparison
+    from stepkeep.history.timeline.documents import Timelines
+    from stepkeep.maintenance.backup import BackupReport
+    from stepkeep.maintenance.clean import CleanReport
+    from stepkeep.maintenance.copying import CopyReport
+    from stepkeep.maintenance.metrics import Metrics
+    from stepkeep.maintenance.prune import Pruned
+    from stepkeep.maintenance.stats import Stats
+    from stepkeep.maintenance.status import StoreStatus
+    from stepkeep.maintenance.verify import Progress, VerifyReport
+    from stepkeep.recording.phases import Phases
+    from stepkeep.runs.agents import AgentStore
+    from stepkeep.runs.plan import PlanStep
+    from stepkeep.runs.progress import ExecutionResult
+    from stepkeep.runs.run_options import ExecuteOptions, Handler
+    from stepkeep.runs.scripts import Run
+    from stepkeep.runs.workflows import Workflows
 
 
 class Store:
@@ -59,15 +77,16 @@ class Store:
         clock: Callable[[], int] = utc_now_us,
     ) -> None:
         self._settings = configuration.load(cwd=None, environ={}) if settings is None else settings
-        self._engine = MeteredEngine(
+        self._engine = Engine(
             backend,
-            meter=meter_of(backend.url, settings, clock=clock),
             keyframe_every=keyframe_every,
             max_state_bytes=max_state_bytes,
             compresses=partial(compresses, self._settings),
             clock=clock,
         )
-        Reserve(backend.url).hold()
+        self._meter = meter_of(backend.url, settings, clock=clock)
+        self._meter.watch(self._engine)
+        Ballast(backend.url).hold()
         self._keeper = None if settings is None else _keeper_of(self._engine, settings)
 
     @property
@@ -80,7 +99,7 @@ class Store:
         return self._engine.backend.url
 
     @property
-    def engine(self) -> MeteredEngine:
+    def engine(self) -> Engine:
         """The engine under this store, for adapters and tools."""
         return self._engine
 
@@ -124,6 +143,45 @@ class Store:
             info = self._engine.describe_session(info.uid, changed)
         return Session(self._engine, info, self._settings, workspace=workspace)
 
+    def save(
+        self,
+        key: str,
+        state: object,
+        *,
+        profile: str | None = None,
+        project: str | None = None,
+        workflow: str | None = None,
+        test: bool | None = None,
+        **options: Unpack[SaveOptions],
+    ) -> Header:
+        """Save a state as the next checkpoint of a session, which is created if need be.
+
+        Input that is refused leaves nothing behind, not even an empty session. `expect_head` may also be the beginning
+        of an id. Otherwise as `Session.save`.
+        """
+        fields: dict[str, Any] = {
+            "profile": profile,
+            "project": project,
+            "workflow": workflow,
+            "test": test,
+        }
+        known = self._engine.backend.session_by_key(check_name("a session key", key))
+        if (head := options.get("expect_head")) is not None:
+            # A head can be expected only of a session that exists. A full id stays as it is, so that one which is not
+            # there is a conflict.
+            session = self.get(key)
+            options["expect_head"] = head if is_checkpoint_id(head) else session.header(head).id
+        if known is not None and all(value is None for value in fields.values()):
+            return self._session(known).save(state, **options)
+        # Everything that can be wrong is looked at before anything is written; the state is encoded once.
+        draft = self._session(known or SessionInfo(uid="", key=key, created_us=0, updated_us=0))
+        workspace = options.pop("workspace", None)
+        draft.files.root_to_capture(workspace)
+        save = self._engine.checked(draft._save_of(state, **options))
+        session = self.session(key, **fields)
+        files = session.files.capture(workspace)
+        return self._engine.save(msgspec.structs.replace(save, session=session.uid, files=files))
+
     def run(
         self,
         key: str,
@@ -145,7 +203,9 @@ class Store:
             is_new = self._engine.backend.session_by_key(key) is None
             return self.session(key, profile=profile or ("agent" if is_new else None), project=project).info
 
-        return CountedRun(self._engine, find, resume=resume, force=force)
+        from stepkeep.runs.scripts import Run
+
+        return Run(self._engine, find, resume=resume, force=force)
 
     def execute(
         self,
@@ -172,21 +232,14 @@ class Store:
         return self._execute(key, plan, handler, **options)
 
     def _execute(self, key: str, plan: Any, handler: Handler | None, **options: Any) -> ExecutionResult:
-        def open_session(key: str, profile: str | None, project: str | None) -> SessionInfo:
-            return self.session(key, profile=profile, project=project).info
-
-        result: ExecutionResult = counted(
-            self._engine,
-            execute,
-            self._engine,
-            self._settings,
-            open_session,
-            key,
-            plan,
-            handler,
-            **options,
+        from stepkeep.runs.runner import (
+            execute,  # it brings asyncio, which a program that only saves can do without
         )
-        return result
+
+        return execute(self._engine, self._settings, self._open_session, key, plan, handler, **options)
+
+    def _open_session(self, key: str, **fields: Any) -> SessionInfo:
+        return self.session(key, **fields).info
 
     def investigation(self, session: str | Session) -> Investigation:
         """The debugging session of that key, taken up where it stands, or begun with the profile `debug`.
@@ -199,13 +252,32 @@ class Store:
         return Investigation(self, session)
 
     @property
+    def workflows(self) -> Workflows:
+        """Workflow files: check, run, queue and resume them, work on a queue, and list what can be resumed."""
+        from stepkeep.runs.workflows import Workflows  # only who runs workflows pays for them
+
+        return Workflows(
+            self._engine,
+            self._settings,
+            open_session=self._open_session,
+            find_header=lambda key, ref: self.get(key).header(ref),
+        )
+
+    @property
     def agents(self) -> AgentStore:
         """Checkpoints of agents by session and project, with typed states."""
-        return AgentStore(self._engine, project=self._settings["project"])
+        from stepkeep.runs.agents import AgentStore  # opening a store to save needs none of it
+
+        settings = self._settings
+        return AgentStore(
+            self._engine, project=settings["project"], is_enabled=settings["agent.checkpoints.enabled"]
+        )
 
     @property
     def phases(self) -> Phases:
         """Checkpoints at the phases of a task, and what is not finished; with `seed.json` in the `phase` layout."""
+        from stepkeep.recording.phases import Phases, phases_home
+
         return Phases(self._engine, home=phases_home(self._engine))
 
     def _session(self, info: SessionInfo) -> Session:
@@ -231,16 +303,103 @@ class Store:
         )
         return self._engine.backend.sessions(query)
 
+    def summaries(
+        self, *, project: str | None = None, status: Status | str | None = None, limit: int | None = None
+    ) -> tuple[SessionSummary, ...]:
+        """Sessions as every surface shows them, most recently used first."""
+        from stepkeep.history.documents import summary_of
+
+        return tuple(map(summary_of, self.sessions(project=project, status=status, limit=limit)))
+
     def checkpoint(self, id: str) -> Checkpoint:
         """The checkpoint with that id, of whichever session."""
         return Checkpoint(self._engine.load(self._engine.header(id)))
 
-    def checkpoints(self, *, tag: str | None = None, limit: int | None = None) -> Iterator[Header]:
-        """Headers of all sessions, newest first."""
-        return self._engine.headers(HeaderQuery(tag=tag, limit=limit))
+    def checkpoints(
+        self,
+        *,
+        session: str | None = None,
+        tag: str | None = None,
+        status: Status | str | None = None,
+        project: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Header]:
+        """Headers of one session, or of all, newest first and on whichever branch."""
+        query = HeaderQuery(
+            session=None if session is None else self.get(session).uid,
+            project=project,
+            tag=tag,
+            status=None if status is None else status_of(status),
+            limit=limit,
+        )
+        return self._engine.headers(query)
+
+    def describe(self, headers: Iterable[Header]) -> tuple[CheckpointInfo, ...]:
+        """Checkpoints of any sessions as every surface shows them, with what they take in the store."""
+        from stepkeep.history.documents import describe_across
+
+        return describe_across(self._engine, list(headers))
+
+    def diff(self, older: str, newer: str, *, limit: int | None = None) -> CheckpointComparison:
+        """What changed between two checkpoints of whichever sessions, named by their ids or the beginnings of them.
+
+        Keeps at most `limit` changes and counts all.
+
+        Raises:
+            NotFound: there is no such checkpoint. InvalidInput: several ids begin so (`ambiguous_ref`).
+        """
+        from stepkeep.history.state_diff import compare_checkpoints
+
+        before, after = self._by_id(older), self._by_id(newer)
+        return compare_checkpoints(self._engine, before._loaded, after._loaded, limit=limit)
+
+    def _by_id(self, text: str) -> Checkpoint:
+        rows = list(islice(self._engine.backend.headers(HeaderQuery(id_prefix=text)), 2))
+        if len(rows) > 1:
+            raise InvalidInput(
+                f"{text} is the beginning of several ids, such as {rows[0].id} and {rows[1].id}",
+                code="ambiguous_ref",
+            )
+        return self.checkpoint(rows[0].id if rows else text)
+
+    def timelines(
+        self,
+        *,
+        since: str | datetime | None = None,
+        branch: str | None = None,
+        tag: str | None = None,
+        limit: int | None = None,
+        fold: bool = False,
+    ) -> Timelines:
+        """The timeline of every session that has something to show; see `Session.timeline`.
+
+        A session that cannot be read is among the errors of the result.
+
+        Raises:
+            NotFound: no session has such a branch, or a checkpoint with that tag.
+        """
+        from stepkeep.history.timeline.documents import timelines_of
+
+        found = timelines_of(
+            list(self.sessions()),
+            lambda info: self._session(info).timeline(
+                since=since, branch=branch, tag=tag, limit=limit, fold=fold
+            ),
+        )
+        if not found.timelines and not found.errors and (branch or tag):
+            wanted = [f"branch {branch!r}"] if branch else []
+            wanted += [f"a checkpoint with tag {tag!r}"] if tag else []
+            code = "branch_not_found" if branch else "checkpoint_not_found"
+            raise NotFound(f"no session has {' and '.join(wanted)}", code=code, branch=branch)
+        if since is None:
+            return found
+        shown = tuple(timeline for timeline in found.timelines if timeline.entries)
+        return msgspec.structs.replace(found, timelines=shown)
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
-        """Check every byte of every session."""
+        """Check every byte of every session; `progress(1)` is called after each checkpoint."""
+        from stepkeep.maintenance.verify import verify
+
         return verify(self._engine, progress=progress)
 
     def usage(self) -> Usage:
@@ -248,64 +407,142 @@ class Store:
 
     def metrics(self) -> Metrics:
         """What was counted in this store by all processes: saves, sizes, latencies, failures, resumes."""
-        return metrics_of(totals_of(self._engine.meter.counts()))
+        from stepkeep.maintenance.metrics import metrics_of, totals_of
 
-    @overload
-    def prune(self, *, dry_run: Literal[False] = False) -> tuple[PruneReport, ...]: ...
+        return metrics_of(totals_of(self._meter.counts()))
 
-    @overload
-    def prune(self, *, dry_run: Literal[True]) -> tuple[PrunePlan, ...]: ...
+    def prune(
+        self,
+        session: str | None = None,
+        *,
+        dry_run: bool = False,
+        compress_after_hours: int | None = None,
+        **rules: Unpack[RetentionRules],
+    ) -> Pruned:
+        """Remove from every session, or from one, what its rules do not keep, and give the space back.
 
-    def prune(self, *, dry_run: bool = False) -> tuple[PruneReport, ...] | tuple[PrunePlan, ...]:
-        """Remove from every session what its rules do not keep, and give the space back.
+        Rules that are given replace all rules of the sessions. What stays and is old enough is compressed where the
+        store can; how old is a setting, unless it is given. A dry run changes nothing, and has a decision with its
+        reasons for every checkpoint. A session that fails does not stop the others: `errors` names it. The error of
+        the only session is raised.
 
-        A dry run returns the plans and changes nothing. A session that fails does not stop the others; its error
-        is raised at the end.
+        Raises:
+            InvalidInput: a rule makes no sense.
+            NotFound: there is no such session.
         """
-        plans: list[PrunePlan] = []
-        reports: list[PruneReport] = []
-        errors: list[StepkeepError] = []
-        for info in list(self._engine.backend.sessions(SessionQuery())):
-            session = self._session(info)
-            try:
-                if dry_run:
-                    plans.append(session.prune(dry_run=True))
-                else:
-                    reports.append(session.prune())
-            except NotFound:
-                continue  # deleted meanwhile
-            except StepkeepError as exc:
-                errors.append(exc)
-        if not dry_run:
-            reclaim(self._engine)
-        if errors:
-            raise errors[0]
-        return tuple(plans) if dry_run else tuple(reports)
+        from stepkeep.maintenance.prune import prune_store
 
-    @overload
-    def clean(self, *, dry_run: Literal[False] = False) -> CleanReport: ...
+        return prune_store(
+            self._engine,
+            retention_rules(self._settings, rules),
+            only=None if session is None else self._engine.find_session(session),
+            compress_after_hours=compress_hours(self._settings, compress_after_hours),
+            dry_run=dry_run,
+        )
 
-    @overload
-    def clean(self, *, dry_run: Literal[True]) -> tuple[CleanEntry, ...]: ...
-
-    def clean(self, *, dry_run: bool = False) -> CleanReport | tuple[CleanEntry, ...]:
+    def clean(self, *, dry_run: bool = False) -> CleanReport:
         """Remove the sessions whose time has come, and give the space back. Active and leased ones stay.
 
-        A dry run returns every session with what would become of it and why, and changes nothing. A session that
-        fails does not stop the others; the report names it.
+        A dry run changes nothing, and says of every session what would become of it and why. A session that fails
+        does not stop the others: `errors` names it.
         """
-        now_us = self._engine.clock()
-        plans = tuple(plans_to_clean(self._engine, self._settings.cleanup_policies, now_us=now_us))
-        if dry_run:
-            return tuple(entry for plan in plans for entry in plan.entries)
-        reports = [apply_clean(self._engine, plan, now_us=now_us) for plan in plans]
-        reclaim(self._engine)
-        return CleanReport(
-            cleaned=sum(report.cleaned for report in reports),
-            retained=sum(report.retained for report in reports),
-            missing=sum(report.missing for report in reports),
-            errors=tuple(error for report in reports for error in report.errors),
-            stored_bytes=sum(report.stored_bytes for report in reports),
+        from stepkeep.maintenance.clean import clean_store
+
+        settings = self._settings
+        return clean_store(
+            self._engine, settings.cleanup_policies, workflows=settings.workflows(), dry_run=dry_run
+        )
+
+    def status(self, *, limit: int | None = 10) -> StoreStatus:
+        """What the store holds and takes, the `limit` sessions that take most, and what `clean` would remove."""
+        from stepkeep.maintenance.status import store_status
+
+        return store_status(self._engine, self._settings.cleanup_policies, limit=limit)
+
+    def doctor(self, *, full: bool = False, progress: Progress | None = None) -> Diagnosis:
+        """Look over the store and what it runs on; what to do about each thing that is not in order. Changes nothing.
+
+        The newest checkpoint of the sessions used last is verified; with `full` every byte is. For a store that cannot
+        be opened there is `stepkeep.api.diagnose`.
+        """
+        from stepkeep.api.doctor import diagnose
+
+        return diagnose(self.url, full=full, progress=progress)
+
+    def stats(self, *, hours: int = 24) -> Stats:
+        """What all processes counted: totals, latencies, and the last hours one by one."""
+        from stepkeep.maintenance.stats import store_stats
+
+        return store_stats(self._engine, self._meter.counts(), hours=hours)
+
+    def backup(
+        self,
+        destination: str | PathLike[str],
+        *,
+        keep: int | None = None,
+        force: bool = False,
+        progress: Callable[[float], None] | None = None,
+    ) -> BackupReport:
+        """Write everything that was saved before this call to a file, verified and durable, while the store is in use.
+
+        A directory gets a file named after the time; with `keep` only so many of these stay there. `progress` gets the
+        part that is done, from 0 to 1.
+
+        Raises:
+            InvalidInput: the destination exists and `force` is not set, or `keep` makes no sense there.
+            BackendUnavailable: it cannot be written. Nothing with the name of a backup is left behind.
+        """
+        from pathlib import Path
+
+        from stepkeep.maintenance.backup import backup
+
+        return backup(self._engine, Path(destination), keep=keep, force=force, progress=progress)
+
+    def copy(
+        self, destination: str, *, sessions: Sequence[str] = (), progress: Progress | None = None
+    ) -> CopyReport:
+        """Copy sessions, all of them unless named, into the store at a URL, and verify them there. Repeatable.
+
+        Ids, numbers, branches, annotations, events and digests stay the same.
+
+        Raises:
+            NotFound: there is no such session.
+            InvalidInput: the destination is this store.
+            BackendUnavailable: one of the stores failed. What was copied is whole; copy again to go on.
+        """
+        from stepkeep.maintenance.copying import copy_into
+
+        return copy_into(self._engine, destination, keys=sessions, progress=progress)
+
+    def import_files(
+        self,
+        directory: str | PathLike[str],
+        layout: str,
+        *,
+        session: str | None = None,
+        accept_unverified: bool = False,
+        dry_run: bool = False,
+    ) -> FilesImport:
+        """Adopt the checkpoint files of another system below a directory, which are only read. Repeating adds nothing.
+
+        `layout` is `run`, `workflow` or `phase`: how the files are named and shaped. A file whose own checksum cannot
+        be confirmed is skipped unless `accept_unverified`. `session` takes the place of the sessions that the files
+        name. One bad file does not stop the others; the result has each with what became of it.
+
+        Raises:
+            InvalidInput: it is not a directory, or the store itself.
+        """
+        from pathlib import Path
+
+        from stepkeep.api.import_files import import_files
+
+        return import_files(
+            self,
+            Path(directory),
+            layout,
+            session=session,
+            accept_unverified=accept_unverified,
+            dry_run=dry_run,
         )
 
     def flush(self) -> None:
@@ -314,11 +551,13 @@ class Store:
 
     def close(self) -> None:
         """Finish saves that are under way, prune what is due, release everything. Repeating it is harmless."""
-        background.close(self._engine)
-        if self._keeper is not None:
-            self._engine.flush()
-            self._keeper.close()
-        self._engine.close()
+        try:
+            if self._keeper is not None:
+                self._engine.flush()
+                self._keeper.close()
+            self._engine.close()
+        finally:
+            self._meter.close()
 
     def __enter__(self) -> Store:
         return self
@@ -343,7 +582,9 @@ def _keeper_of(engine: Engine, settings: Settings) -> Keeper | None:
             compress_after_hours=settings["checkpoint.compress_after_hours"],
             interval_seconds=settings["keeper.interval_seconds"],
         )
-        engine.on_saved, engine.on_finished, budget = keeper.saved, keeper.finished, keeper.budget
+        engine.on_saved.append(keeper.saved)
+        engine.on_finished.append(keeper.finished)
+        budget = keeper.budget
     if limits.is_set:
-        engine.on_append = budget.admit
+        engine.on_append.append(budget.admit)
     return keeper

@@ -1,7 +1,7 @@
 """The command line.
 
 Data goes to stdout; logs and errors go to stderr. With `--json` stdout is one JSON document, a struct of
-`stepkeep.operations` or a list of them, and an error is one JSON line, the last on stderr:
+`stepkeep.api` or a list of them, and an error is one JSON line, the last on stderr:
 
     {"error": {"code": "session_not_found", "message": "…", "retryable": false, "session": "…", "branch": null,
                "checkpoint": null, "path": null}}
@@ -21,17 +21,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Nothing heavy is imported before the command is known."""
+    _import_msgspec()
     if args is None and sys.argv[1:2] == ["hook"]:
-        # Agents wait for their hooks: no command line is set up for them. Named by text: surfaces stay apart.
-        import_module("stepkeep.hooks.answering").run_process()
+        from stepkeep.hooks.answering import run_process
+
+        run_process()  # agents wait for their hooks: no command line is set up for them
     try:
         from stepkeep.cli.app import run
 
         return run(list(sys.argv[1:] if args is None else args))
     except KeyboardInterrupt:
         return 130
+
+
+def _import_msgspec() -> None:
+    """Import it without `typing_extensions`, which it looks for and does not need: that takes a quarter of the time.
+
+    Only here, at the beginning of a process of our own: in a program with threads another one could miss the module.
+    """
+    if "msgspec" not in sys.modules and "typing_extensions" not in sys.modules:
+        sys.modules["typing_extensions"] = None  # type: ignore[assignment]
+        try:
+            import msgspec  # noqa: F401
+        finally:
+            del sys.modules["typing_extensions"]

@@ -13,40 +13,41 @@ from typing import Any, Final, TypeVar
 import click
 import msgspec
 
-from stepkeep.cli.printing import clean, clean_json, json_document, note
+from stepkeep.cli.printing import json_document, note
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
+from stepkeep.text import clean, clean_json
 
 T = TypeVar("T")
 
 COMMANDS: Final = {
-    "at": ("at", "Show the state as it was at a time."),
+    "at": ("show", "Show the state as it was at a time."),
     "backup": ("backup", "Write the whole store to a file, while it is in use."),
     "branch": ("branch", "List, fork, switch, merge and close branches."),
     "cancel": ("finish", "Mark a session as cancelled."),
     "clean": ("clean", "Remove whole sessions that are old enough."),
     "cleanup": ("clean", "The same as clean."),
     "complete": ("finish", "Mark a session as completed."),
-    "completion": ("completion", "Print the completion script for a shell."),
+    "completion": ("naming", "Print the completion script for a shell."),
     "config": ("config", "Show the configuration, and what is wrong with it."),
-    "copy": ("copying", "Copy sessions into another store."),
-    "create": ("create", "Create a checkpoint by hand."),
-    "delete": ("delete", "Remove checkpoints or a session for good."),
+    "copy": ("backup", "Copy sessions into another store."),
+    "create": ("save", "Create a checkpoint by hand."),
+    "delete": ("finish", "Remove checkpoints or a session for good."),
     "demo": ("demo", "Show a crash and damage, and how both are survived."),
     "diff": ("diff", "Show what changed between two checkpoints."),
     "doctor": ("doctor", "Look a store over, and say what to do about what is wrong."),
     "export": ("export", "Write a checkpoint as readable JSON."),
     "fail": ("finish", "Mark a session as failed."),
-    "history": ("history", "Show what led to where a session stands."),
+    "history": ("listing", "Show what led to where a session stands."),
     "hook": ("hooks", "Answer an event of a coding agent."),
     "hooks": ("hooks", "Install the hooks of coding agents, and see after them."),
     "investigate": ("investigate", "Keep a debugging session: hypotheses, beliefs, gaps."),
     "import": ("importing", "Bring in what another system saved."),
     "list": ("listing", "List sessions, or checkpoints."),
-    "log": ("log", "Show what was done, or how one value changed."),
+    "log": ("listing", "Show what was done, or how one value changed."),
     "mcp": ("mcp", "Serve checkpoints to agents by the Model Context Protocol."),
     "pause": ("finish", "Mark a session as paused."),
     "prune": ("prune", "Remove old checkpoints that no rule keeps."),
-    "recover": ("copying", "Salvage a damaged store into a new one."),
+    "recover": ("backup", "Salvage a damaged store into a new one."),
     "restore": ("restore", "Go on from an old checkpoint, on a branch."),
     "restore-backup": ("backup", "Make a backup the store."),
     "resume": ("resume", "Go on with a workflow where it stopped."),
@@ -222,7 +223,7 @@ def _report(error: StepkeepError, *, as_json: bool) -> None:
     names = ("code", "message", "retryable", "session", "branch", "checkpoint", "path")
     fields = {name: getattr(error, name) for name in names}
     fields["message"] = clean(error.message)
-    from stepkeep.operations.fixes import FAIL, fixes_for  # only an error reported as JSON pays for it
+    from stepkeep.fixes import FAIL, fixes_for  # only an error reported as JSON pays for it
 
     fields |= {"result": FAIL, "fixes": fixes_for(error)}
     click.echo(clean_json(msgspec.json.encode({"error": fields}, enc_hook=str)), err=True)

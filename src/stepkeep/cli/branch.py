@@ -8,8 +8,19 @@ from typing import Any, Final, get_args
 import click
 from msgspec import Raw, UnsetType
 
-from stepkeep import operations
-from stepkeep.api import Store
+from stepkeep import api
+from stepkeep.api import (
+    BranchChanged,
+    BranchInfo,
+    BranchList,
+    ClashInfo,
+    History,
+    MergeConflict,
+    Merged,
+    Side,
+    Store,
+    Strategy,
+)
 from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.naming import (
     chosen_session,
@@ -19,11 +30,8 @@ from stepkeep.cli.naming import (
     session_argument,
     session_option,
 )
-from stepkeep.cli.printing import clean, clean_json, count, is_narrow, lines, moment, note, table
-from stepkeep.history.merge import Side
-from stepkeep.history.merging import Strategy
-from stepkeep.history.rendering import cut
-from stepkeep.operations import BranchChanged, Branches, BranchView, ClashView, History, MergeView
+from stepkeep.cli.printing import is_narrow, lines, moment, note, table
+from stepkeep.text import clean, clean_json, count, shortened
 
 CONFLICT: Final = 5
 SHORT_VIEW: Final = 20
@@ -78,13 +86,13 @@ def _session_and_name(
 @settings_of
 def list_branches(settings: Settings, session: str | None = None, session_option: str | None = None) -> None:
     """List the branches of SESSION, oldest first; * is the current one."""
-    with operations.open_store(settings.store) as store:
+    with api.open(settings.store, create=False) as store:
         key = chosen_session(store, session, session_option)
-        found = operations.list_branches(store, key)
+        found = store.get(key).branches.list()
     settings.show(found, _print_branches)
 
 
-def _print_branches(found: Branches) -> None:
+def _print_branches(found: BranchList) -> None:
     rows = [_row(each) for each in found.branches]
     if is_narrow():
         # What is left tells the branches apart; the log of each has the rest.
@@ -95,7 +103,7 @@ def _print_branches(found: Branches) -> None:
 _WIDE: Final = ("checkpoints", "message")
 
 
-def _row(each: BranchView) -> dict[str, str]:
+def _row(each: BranchInfo) -> dict[str, str]:
     is_loose = each.state == "open" and not each.is_pinned and not each.is_current
     return {
         "": "*" if each.is_current else "",
@@ -126,9 +134,9 @@ def log(
 ) -> None:
     """Show the checkpoints that led to the head of branch NAME, newest first."""
     limit = SHORT_VIEW if limit is None and not settings.json else limit
-    with operations.open_store(settings.store) as store:
+    with api.open(settings.store, create=False) as store:
         key, name = _session_and_name(store, session, name, session_option)
-        found = operations.branch_log(store, key, name, limit=limit)
+        found = store.get(key).branches.log(name, limit=limit)
     settings.show(found, _print_log)
 
 
@@ -174,12 +182,14 @@ def fork(
     no_switch: bool,
 ) -> None:
     """Begin a branch at a checkpoint of SESSION, the latest without REF, and go on there."""
-    with operations.open_store(settings.store) as store:
+    with api.open(settings.store, create=False) as store:
         key, refs = chosen_session_and_refs(store, [session, ref], session_option)
         if len(refs) > 1:
             raise click.UsageError("One checkpoint at a time.")
         ref = refs[0] if refs else "latest"
-        done = operations.fork(store, key, ref, name=name, switch=not no_switch)
+        done = BranchChanged(
+            session=key, branch=store.get(key).branches.fork(ref, name, switch=not no_switch)
+        )
     settings.show(done, lambda done: _print_branch(done, "begins"))
 
 
@@ -190,9 +200,9 @@ def fork(
 @settings_of
 def switch(settings: Settings, session: str | None, name: str | None, session_option: str | None) -> None:
     """Make branch NAME the current one of SESSION."""
-    with operations.open_store(settings.store) as store:
+    with api.open(settings.store, create=False) as store:
         key, name = _session_and_name(store, session, name, session_option)
-        done = operations.switch(store, key, name)
+        done = BranchChanged(session=key, branch=store.get(key).branches.switch(name))
     settings.show(done, lambda done: _print_branch(done, "is"))
 
 
@@ -203,9 +213,9 @@ def switch(settings: Settings, session: str | None, name: str | None, session_op
 @settings_of
 def abandon(settings: Settings, session: str | None, name: str | None, session_option: str | None) -> None:
     """Close branch NAME, which led nowhere. Pruning does not protect it any more."""
-    with operations.open_store(settings.store) as store:
+    with api.open(settings.store, create=False) as store:
         key, name = _session_and_name(store, session, name, session_option)
-        done = operations.close_branch(store, key, name, archive=False)
+        done = BranchChanged(session=key, branch=store.get(key).branches.abandon(name))
     settings.show(done, _print_state)
 
 
@@ -216,9 +226,9 @@ def abandon(settings: Settings, session: str | None, name: str | None, session_o
 @settings_of
 def archive(settings: Settings, session: str | None, name: str | None, session_option: str | None) -> None:
     """Close branch NAME, which is done. Pruning does not protect it any more."""
-    with operations.open_store(settings.store) as store:
+    with api.open(settings.store, create=False) as store:
         key, name = _session_and_name(store, session, name, session_option)
-        done = operations.close_branch(store, key, name, archive=True)
+        done = BranchChanged(session=key, branch=store.get(key).branches.archive(name))
     settings.show(done, _print_state)
 
 
@@ -229,9 +239,9 @@ def archive(settings: Settings, session: str | None, name: str | None, session_o
 @settings_of
 def reopen(settings: Settings, session: str | None, name: str | None, session_option: str | None) -> None:
     """Open branch NAME again after it was merged, abandoned or archived."""
-    with operations.open_store(settings.store) as store:
+    with api.open(settings.store, create=False) as store:
         key, name = _session_and_name(store, session, name, session_option)
-        done = operations.reopen_branch(store, key, name)
+        done = BranchChanged(session=key, branch=store.get(key).branches.reopen(name))
     settings.show(done, _print_state)
 
 
@@ -276,14 +286,19 @@ def merge(
 
     What both changed differently is a conflict: all are listed, nothing is written, and the exit code is 5.
     """
-    with operations.open_store(settings.store) as store:
+    with api.open(settings.store, create=False) as store:
         key, name = _session_and_name(store, session, name, session_option)
-        done = operations.merge(store, key, name, strategy=strategy, message=message, on_conflict=on_conflict)
+        try:
+            done = store.get(key).branches.merge(
+                name, strategy=strategy, message=message, on_conflict=on_conflict
+            )
+        except MergeConflict as exc:
+            done = exc.result
     settings.show(done, _print_merge)
     return 0 if done.is_merged else CONFLICT
 
 
-def _print_merge(done: MergeView) -> None:
+def _print_merge(done: Merged) -> None:
     name, into, clashes = clean(done.branch), clean(done.into), count(len(done.clashes), "conflict")
     if done.checkpoint is not None:
         decided = [f"{clashes} decided:"] if done.clashes else []
@@ -295,13 +310,13 @@ def _print_merge(done: MergeView) -> None:
     note(f"error: {clashes}, nothing was merged: decide with --on-conflict ours or theirs")
 
 
-def _clash(clash: ClashView) -> str:
+def _clash(clash: ClashInfo) -> str:
     was, ours, theirs = map(_text, (clash.base, clash.ours, clash.theirs))
     return f"  {clean(clash.path)}: was {was}, ours {ours}, theirs {theirs}"
 
 
 def _text(value: Raw | UnsetType) -> str:
-    return "absent" if isinstance(value, UnsetType) else cut(clean_json(bytes(value)))
+    return "absent" if isinstance(value, UnsetType) else shortened(clean_json(bytes(value)), 80)
 
 
 COMMANDS = {"branch": branch}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
-from stepkeep import operations
+from stepkeep import api
+from stepkeep.api import CleanReport
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.printing import count, lines, note, size, table
-from stepkeep.operations import Cleaned
+from stepkeep.cli.printing import lines, note, table
+from stepkeep.text import count, size
 
 EXAMPLE = """\
 stepkeep clean --dry-run
@@ -20,13 +21,13 @@ def _clean(settings: Settings, dry_run: bool) -> int:
     How long they stay depends on how they ended, and on their own policy, workflow, profile and the configuration.
     Sessions that are active or that someone holds stay.
     """
-    with operations.open_store(settings.store) as store:
-        cleaned = operations.clean(store, dry_run=dry_run)
+    with api.open(settings.store, create=False) as store:
+        cleaned = store.clean(dry_run=dry_run)
     settings.show(cleaned, _print)
     return 1 if cleaned.errors else 0
 
 
-def _print(cleaned: Cleaned) -> None:
+def _print(cleaned: CleanReport) -> None:
     for warning in cleaned.warnings:
         note(f"warning: {warning}")
     if cleaned.sessions:
@@ -35,7 +36,7 @@ def _print(cleaned: Cleaned) -> None:
     lines(_total(cleaned))
 
 
-def _print_sessions(cleaned: Cleaned) -> None:
+def _print_sessions(cleaned: CleanReport) -> None:
     goes = "goes" if cleaned.is_dry_run else "gone"
     table(
         ["plan" if cleaned.is_dry_run else "done", "session", "because"],
@@ -45,7 +46,7 @@ def _print_sessions(cleaned: Cleaned) -> None:
     )
 
 
-def _total(cleaned: Cleaned) -> list[str]:
+def _total(cleaned: CleanReport) -> list[str]:
     failed = count(cleaned.error, "error")
     if cleaned.is_dry_run:
         would = f"{count(cleaned.cleaned, 'session')} would go, {cleaned.retained:,} would stay, {failed}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
-from stepkeep import operations
+from stepkeep import api
+from stepkeep.api import Config, SettingView
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.printing import clean, count, is_terminal, lines, note, styled, table
-from stepkeep.operations import Config, SettingView
+from stepkeep.cli.printing import is_terminal, lines, note, styled, table
+from stepkeep.text import clean, count
 
 EXAMPLE = """\
 stepkeep config show
@@ -28,7 +29,7 @@ def config(settings: Settings, action: str) -> int:
     path: the files that are looked for, those that win first.
     check: what is wrong, one problem per line; exits with 2 if something is.
     """
-    found = operations.inspect_config(settings.store)
+    found = api.inspect_config(settings.store)
     if action == "path":
         settings.show(found.files, lambda _: _print_files(found))
         return 0

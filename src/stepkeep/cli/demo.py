@@ -28,6 +28,7 @@ from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.printing import is_terminal, lines, styled, width
 from stepkeep.errors import StepkeepError
 from stepkeep.model import STATE
+from stepkeep.text import shortened
 
 SESSION: Final = "tides"
 STEPS: Final = ("fetch", "check", "analyse", "report", "publish")
@@ -359,7 +360,7 @@ def _wrapped(text: str) -> list[str]:
 
 def _cut(text: str) -> str:
     """As much of a line as fits the terminal; elsewhere all of it."""
-    return text if not is_terminal() or len(text) <= width() else f"{text[: width() - 1]}…"
+    return shortened(text, width()) if is_terminal() else text
 
 
 COMMANDS = {"demo": demo}

@@ -7,7 +7,8 @@ from typing import Final
 
 import click
 
-from stepkeep import operations
+from stepkeep import api
+from stepkeep.api import WIDTH, CheckpointComparison, CheckpointInfo
 from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.files import diff_options, show_diff
 from stepkeep.cli.naming import (
@@ -17,10 +18,8 @@ from stepkeep.cli.naming import (
     session_argument,
     session_option,
 )
-from stepkeep.cli.printing import clean, is_terminal, lines, moment, styled, width
-from stepkeep.history import rendering
-from stepkeep.history.changes import Comparison
-from stepkeep.operations import CheckpointView, Diff
+from stepkeep.cli.printing import is_terminal, lines, moment, styled, width
+from stepkeep.text import clean
 
 SHORT_VIEW: Final = 200
 EXAMPLE: Final = """\
@@ -79,22 +78,22 @@ def diff(
         raise click.UsageError("--limit goes without --files: all files that changed are listed.")
     limit = SHORT_VIEW if limit is None and not settings.json else limit
     given = [each for each in (session, *refs) if each is not None]
-    with operations.open_store(settings.store) as store:
+    with api.open(settings.store, create=False) as store:
         if is_files:
             key, positional = chosen_session_and_refs(store, given, session_option)
             sides = _file_sides(positional, older, newer)
-            found = operations.diff_files(
-                store, key, *sides, workspace=workspace, with_counts=is_stat, with_patch=is_patch
+            found = store.get(key).files.diff(
+                *sides, workspace=workspace, line_counts=is_stat, patch=is_patch
             )
             show_diff(settings, found)
             return
         if _are_ids(given, session_option, older, newer):
-            result, comparison = operations.diff_ids(store, given[0], given[1], limit=limit)
+            comparison = store.diff(given[0], given[1], limit=limit)
         else:
             key, positional = chosen_session_and_refs(store, given, session_option)
             before, after = _ends(positional, older, newer)
-            result, comparison = operations.diff(store, key, before, after, limit=limit)
-    settings.show(result, lambda result: _print(result, comparison))
+            comparison = store.get(key).diff(before, after, limit=limit)
+    settings.show(comparison, _print)
 
 
 def _are_ids(given: list[str], option: str | None, older: str | None, newer: str | None) -> bool:
@@ -118,16 +117,14 @@ def _file_sides(refs: list[str], older: str | None, newer: str | None) -> tuple[
     return before, newer if newer is not None else (refs[1] if len(refs) == 2 else None)
 
 
-def _print(result: Diff, comparison: Comparison) -> None:
+def _print(result: CheckpointComparison) -> None:
     texts = [f"from {_name(result.older, result)}", f"to   {_name(result.newer, result)}"]
-    room = max(20, (width() - 20) // 2) if is_terminal() else rendering.WIDTH
-    texts += [
-        _coloured(clean(text)) for text in rendering.lines(comparison, width=min(room, rendering.WIDTH))
-    ]
+    room = max(20, (width() - 20) // 2) if is_terminal() else WIDTH
+    texts += [_coloured(clean(text)) for text in result.lines(width=min(room, WIDTH))]
     lines(texts)
 
 
-def _name(each: CheckpointView, result: Diff) -> str:
+def _name(each: CheckpointInfo, result: CheckpointComparison) -> str:
     session = "" if result.older.session == result.newer.session else f"{clean(each.session)} "
     step = "" if each.step is None else f", step {each.step}"
     return f"{session}#{each.seq} ({moment(each.time)}{step})"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
-from stepkeep import operations
+from stepkeep import api
+from stepkeep.api import Diagnosis, Symptom
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.printing import ProgressLine, clean, count, lines, styled
-from stepkeep.operations import Diagnosis, Symptom
+from stepkeep.cli.printing import ProgressLine, lines, styled
+from stepkeep.text import clean, count
 
 EXAMPLE = """\
 stepkeep doctor
@@ -30,7 +31,7 @@ def doctor(settings: Settings, full: bool) -> int:
     """
     progress = ProgressLine("verifying")
     try:
-        diagnosis = operations.diagnose(settings.store, full=full, progress=progress.advance)
+        diagnosis = api.diagnose(settings.store, full=full, progress=progress.advance)
     finally:
         progress.close()
     settings.show(diagnosis, _print)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stepkeep.errors import InvalidInput
+from stepkeep.text import shortened
 
 
 def read_document(what: str, argument: str) -> Any:
@@ -84,4 +85,4 @@ def parse(what: str, text: str) -> Any:
 
 
 def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:40]}…")
+    return repr(shortened(text, 40))

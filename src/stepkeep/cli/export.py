@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from stepkeep import operations
+from stepkeep import api
+from stepkeep.api import Exported
 from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.files import export_tar, files_option
 from stepkeep.cli.naming import chosen_session_and_refs, ref_argument, session_argument, session_option
-from stepkeep.cli.printing import clean, lines, note, size, write
-from stepkeep.operations import Exported
+from stepkeep.cli.printing import lines, note, write
+from stepkeep.text import clean, size
 
 EXAMPLE = """\
 stepkeep export research-42 --output debug.json
@@ -29,8 +30,8 @@ stepkeep export research-42 --files --output files.tar"""
 @click.option(
     "--format",
     "form",
-    type=click.Choice(operations.FORMATS),
-    default=operations.FORMATS[0],
+    type=click.Choice(api.FORMATS),
+    default=api.FORMATS[0],
     help="Which document to write: ours, or that of a layout of readable files.",
 )
 @files_option("Write the project files of the checkpoint, as a tar archive.")
@@ -55,15 +56,15 @@ def export(
     if output == "-" and settings.json:
         raise click.UsageError("--json describes the file that was written; with --output - there is none.")
     path = None if output == "-" else Path(output)
-    with operations.open_store(settings.store) as store:
+    with api.open(settings.store, create=False) as store:
         key, refs = chosen_session_and_refs(store, [session, ref], session_option)
         if len(refs) > 1:
             raise click.UsageError("One checkpoint at a time.")
         if is_files:
-            export_tar(settings, store, key, refs[0] if refs else "latest", output=path, force=force)
+            export_tar(settings, store.get(key), refs[0] if refs else "latest", output=path, force=force)
             return
-        exported, content = operations.export(
-            store, key, refs[0] if refs else "latest", output=path, force=force, form=form
+        exported, content = store.get(key).export(
+            refs[0] if refs else "latest", output=path, force=force, format=form
         )
     if exported.encoding != "json":
         note(f"note: values JSON lacks are written as objects with one $ key ({exported.encoding})")

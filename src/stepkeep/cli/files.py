@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import click
 
+from stepkeep.api import ChangedFile, FilesDiff, FilesExported, RestoredFiles, Session
 from stepkeep.cli.app import Settings
-from stepkeep.cli.printing import clean, count, is_terminal, lines, moment, size, styled, write
-from stepkeep.operations import workspaces
-from stepkeep.operations.workspaces import FileChangeView, FilesDiff, FilesExported, FilesRestoredView
+from stepkeep.cli.printing import is_terminal, lines, moment, styled, write
+from stepkeep.text import clean, count, size
 
 LETTERS: Final = {"added": "A", "removed": "D", "changed": "M", "mode": "m"}
 COLOURS: Final = {"added": "green", "removed": "red", "changed": "yellow", "mode": "yellow"}
@@ -72,11 +72,11 @@ def _print_patch(patch: str) -> None:
         write(patch.encode("utf-8", "surrogateescape"))
 
 
-def _row(change: FileChangeView) -> str:
+def _row(change: ChangedFile) -> str:
     return styled(f"{LETTERS[change.kind]} {clean(change.path)}{_detail(change)}", COLOURS[change.kind])
 
 
-def _detail(change: FileChangeView) -> str:
+def _detail(change: ChangedFile) -> str:
     if change.kind == "mode":
         return f" ({change.old_mode} -> {change.new_mode})"
     if change.added_lines is not None:
@@ -110,13 +110,13 @@ def restore_options(command: Any) -> Any:
     return command
 
 
-def show_restored(settings: Settings, restored: FilesRestoredView) -> int:
+def show_restored(settings: Settings, restored: RestoredFiles) -> int:
     """Print what a restore of files did; the exit code tells whether all of it happened."""
     settings.show(restored, _print_restored)
     return 0 if restored.is_complete or restored.is_dry_run else 1
 
 
-def _print_restored(restored: FilesRestoredView) -> None:
+def _print_restored(restored: RestoredFiles) -> None:
     name = f"#{restored.checkpoint.seq} ({moment(restored.checkpoint.time)})"
     if restored.checkpoint.message:
         name += f": {clean(restored.checkpoint.message)}"
@@ -137,7 +137,7 @@ def _print_restored(restored: FilesRestoredView) -> None:
     lines(texts)
 
 
-def _undo(restored: FilesRestoredView) -> str:
+def _undo(restored: RestoredFiles) -> str:
     """The command that takes a restore back; from elsewhere it has to name the tree."""
     here = Path.cwd().resolve()
     is_inside = Path(restored.root) in (here, *here.parents)
@@ -148,12 +148,9 @@ def _undo(restored: FilesRestoredView) -> str:
 # --- exporting ---------------------------------------------------------------------------------------------------
 
 
-def export_tar(
-    settings: Settings, store: Any, key: str, ref: str, *, output: Path | None, force: bool
-) -> None:
+def export_tar(settings: Settings, run: Session, ref: str, *, output: Path | None, force: bool) -> None:
     """Write the files of a checkpoint as an archive, and say so."""
-    stream = sys.stdout.buffer if output is None else None
-    exported = workspaces.export_files(store, key, ref, output=output, stream=stream, force=force)
+    exported = run.files.export(ref, output=sys.stdout.buffer if output is None else output, force=force)
     if output is not None:
         settings.show(exported, _print_exported)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, Final
 
 import click
 
-from stepkeep import operations
+from stepkeep import api
+from stepkeep.api import HooksChange, HooksStatus
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.printing import clean, lines, note, table
-from stepkeep.operations import HooksChange, HooksStatus
+from stepkeep.cli.printing import lines, note, table
+from stepkeep.hooks import answering
+from stepkeep.text import clean
 
 CLIENTS: Final = ("claude-code", "gemini", "codex")
 EXAMPLE: Final = """\
@@ -67,7 +68,7 @@ def install(
     """
     if force and not with_command:
         raise click.UsageError("--force goes with --command.")
-    done = operations.install_hooks(
+    done = api.install_hooks(
         client,
         "project" if is_project else "user",
         store=settings.store,
@@ -85,7 +86,7 @@ def install(
 @settings_of
 def uninstall(settings: Settings, client: str, is_project: bool, dry_run: bool) -> None:
     """Take the hooks out of the settings file of a coding agent. What else is in it stays."""
-    done = operations.uninstall_hooks(client, "project" if is_project else "user", dry_run=dry_run)
+    done = api.uninstall_hooks(client, "project" if is_project else "user", dry_run=dry_run)
     settings.show(done, _print_change)
 
 
@@ -109,7 +110,7 @@ def _print_change(change: HooksChange) -> None:
 @settings_of
 def status(settings: Settings, client: str | None) -> None:
     """Show where hooks are installed, and what they could not do lately."""
-    settings.show(operations.hooks_status(client), _print_status)
+    settings.show(api.hooks_status(client), _print_status)
 
 
 def _print_status(found: HooksStatus) -> None:
@@ -151,8 +152,7 @@ def hook(settings: Settings, client: str, event: str, payload: str | None) -> in
     """
     words = [event, *([] if payload is None else [payload]), "--client", client]
     store = [] if settings.store is None else ["--store", settings.store]
-    code: int = import_module("stepkeep.hooks.answering").main([*words, *store])
-    return code
+    return answering.main([*words, *store])
 
 
 COMMANDS = {"hook": hook, "hooks": hooks}

@@ -1,16 +1,88 @@
-"""`stepkeep investigate hypothesis`, `evidence`, `belief`, `gap` and `note`."""
+"""`stepkeep investigate hypothesis`, `evidence`, `belief`, `gap` and `note`, and how a change is shown."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Final
+
 import click
 
+from stepkeep import api
+from stepkeep.api import Investigation, InvestigationChange
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.investigate_shared import Group, change, words
-from stepkeep.cli.naming import session_option
+from stepkeep.cli.naming import chosen_session, session_option
+from stepkeep.cli.printing import lines
+from stepkeep.errors import InvalidInput
 from stepkeep.investigation.beliefs import BeliefKind, ContradictionStatus, Relationship
 from stepkeep.investigation.gaps import Criticality, GapStatus, GapType
 from stepkeep.investigation.hypotheses import PRIOR, EvidenceKind
-from stepkeep.operations import investigating
+from stepkeep.text import clean
+
+
+class Group(Command, click.Group):
+    """A group of commands that also takes the common options."""
+
+
+def words(kind: type[StrEnum]) -> click.Choice[str]:
+    """The words of an enumeration, as an option takes them."""
+    return click.Choice([member.value for member in kind])
+
+
+_FIELDS: Final = ("status", "severity", "confidence", "strength", "criticality", "kind", "relationship")
+_TEXTS: Final = ("description", "statement", "question", "content", "plan", "command", "reason", "name")
+
+
+def change(
+    settings: Settings,
+    session: str | None,
+    message: str,
+    work: Callable[[Investigation], object],
+    show: Callable[[InvestigationChange], None] | None = None,
+) -> InvestigationChange:
+    """Do one thing in the investigation that is meant, begin it if need be, save it, and show what became of it.
+
+    `message` is that of the checkpoint, where the change makes no automatic one.
+    """
+    with api.open(settings.store) as store:
+        changed = api.change_investigation(store, chosen_session(store, None, session), message, work)
+    settings.show(changed, show or show_change)
+    return changed
+
+
+def listed(text: str | None) -> tuple[str, ...]:
+    """A list given as `a,b`."""
+    if text is None:
+        return ()
+    words = tuple(word.strip() for word in text.split(","))
+    if not all(words):
+        raise InvalidInput(f"{text!r} is not a list such as a,b", code="invalid_name")
+    return words
+
+
+def show_change(changed: InvestigationChange) -> None:
+    lines([entry_line(changed.entry), *after_lines(changed)])
+
+
+def after_lines(changed: InvestigationChange) -> list[str]:
+    """What else came of a change: contradictions, and the checkpoints."""
+    found = [f"Contradiction {clean(each.id)} ({each.severity})" for each in changed.contradictions]
+    saved = [f"Saved {each.id} (#{each.seq}, {clean(each.message)})" for each in changed.checkpoints]
+    return [*found, *(saved or ["Nothing changed."])]
+
+
+def entry_line(entry: Any) -> str:
+    """An entry on one line: its id, where it stands, and its text."""
+    words = [str(getattr(entry, "id", ""))]
+    for field in _FIELDS:
+        value = getattr(entry, field, None)
+        if isinstance(value, float):
+            words.append(f"{value:+.1f}" if field == "strength" else f"{value:.0%}")
+        elif value is not None:
+            words.append(str(value))
+    words += [str(text) for field in _TEXTS if (text := getattr(entry, field, ""))][:1]
+    return clean("  ".join(word for word in words if word))
+
 
 SHARE = click.FLOAT
 
@@ -44,13 +116,9 @@ def add_hypothesis(
     change(
         settings,
         session_option,
-        lambda store, key: investigating.add_hypothesis(
-            store,
-            key,
-            description,
-            confidence=confidence,
-            tags=investigating.words_of(tags),
-            parent=parent,
+        "Hypothesis added",
+        lambda found: found.hypotheses.add(
+            description, confidence=confidence, tags=listed(tags), parent=parent
         ),
     )
 
@@ -65,7 +133,8 @@ def _status_command(verb: str, status: str, text: str) -> None:
         change(
             settings,
             session_option,
-            lambda store, key: investigating.set_hypothesis(store, key, id, status, confidence=confidence),
+            "Hypothesis changed",
+            lambda found: found.hypotheses.set_status(id, status, confidence=confidence),
         )
 
 
@@ -85,7 +154,8 @@ def rate(settings: Settings, id: str, confidence: float, session_option: str | N
     change(
         settings,
         session_option,
-        lambda store, key: investigating.set_hypothesis(store, key, id, None, confidence=confidence),
+        "Hypothesis changed",
+        lambda found: found.hypotheses.update(id, confidence=confidence),
     )
 
 
@@ -112,8 +182,9 @@ def evidence(
     change(
         settings,
         session_option,
-        lambda store, key: investigating.add_evidence(
-            store, key, hypothesis, description, kind=kind, strength=strength, source=source
+        "Evidence added",
+        lambda found: found.hypotheses.add_evidence(
+            hypothesis, description, kind=kind, strength=strength, source=source
         ),
     )
 
@@ -148,9 +219,8 @@ def add_belief(
     change(
         settings,
         session_option,
-        lambda store, key: investigating.add_belief(
-            store, key, statement, kind=kind, confidence=confidence, source=source
-        ),
+        "Belief added",
+        lambda found: found.beliefs.add(statement, kind=kind, confidence=confidence, source=source),
     )
 
 
@@ -164,7 +234,8 @@ def rate_belief(settings: Settings, id: str, confidence: float, session_option: 
     change(
         settings,
         session_option,
-        lambda store, key: investigating.update_belief(store, key, id, confidence=confidence),
+        "Belief changed",
+        lambda found: found.beliefs.update(id, confidence=confidence),
     )
 
 
@@ -189,8 +260,9 @@ def depend(
     change(
         settings,
         session_option,
-        lambda store, key: investigating.depend(
-            store, key, from_id, to_id, relationship=relationship, strength=strength, reason=reason
+        "Dependency added",
+        lambda found: found.beliefs.depend(
+            from_id, to_id, relationship=relationship, strength=strength, reason=reason
         ),
     )
 
@@ -206,7 +278,8 @@ def contradict(settings: Settings, first: str, second: str, reason: str, session
     change(
         settings,
         session_option,
-        lambda store, key: investigating.contradict(store, key, first, second, reason=reason),
+        "Contradiction noted",
+        lambda found: found.beliefs.contradict(first, second, reason=reason),
     )
 
 
@@ -220,7 +293,8 @@ def settle(settings: Settings, id: str, status: str, session_option: str | None)
     change(
         settings,
         session_option,
-        lambda store, key: investigating.set_contradiction(store, key, id, status),
+        "Contradiction changed",
+        lambda found: found.beliefs.set_contradiction(id, status),
     )
 
 
@@ -256,13 +330,12 @@ def add_gap(
     change(
         settings,
         session_option,
-        lambda store, key: investigating.add_gap(
-            store,
-            key,
+        "Gap added",
+        lambda found: found.gaps.add(
             question,
             type=type,
             criticality=criticality,
-            blocks=investigating.words_of(blocks),
+            blocks=listed(blocks),
             how=how,
         ),
     )
@@ -275,7 +348,7 @@ def add_gap(
 @settings_of
 def fill_gap(settings: Settings, id: str, answer: str, session_option: str | None) -> None:
     """Note the ANSWER to gap ID."""
-    change(settings, session_option, lambda store, key: investigating.fill_gap(store, key, id, answer))
+    change(settings, session_option, "Gap filled", lambda found: found.gaps.fill(id, answer))
 
 
 @gap.command("set", cls=Command, example="stepkeep investigate gap set g_9p obsolete")
@@ -285,7 +358,7 @@ def fill_gap(settings: Settings, id: str, answer: str, session_option: str | Non
 @settings_of
 def set_gap(settings: Settings, id: str, status: str, session_option: str | None) -> None:
     """Say where gap ID stands."""
-    change(settings, session_option, lambda store, key: investigating.set_gap(store, key, id, status))
+    change(settings, session_option, "Gap changed", lambda found: found.gaps.set_status(id, status))
 
 
 @click.command("note", cls=Command, example='stepkeep investigate note "Only on Mondays"')
@@ -301,11 +374,10 @@ def note(
     change(
         settings,
         session_option,
-        lambda store, key: investigating.add_note(
-            store,
-            key,
+        "Note added",
+        lambda found: found.notes.add(
             content,
-            tags=investigating.words_of(tags),
-            hypotheses=investigating.words_of(about),
+            tags=listed(tags),
+            hypotheses=[found.hypotheses.get(id).id for id in listed(about)],
         ),
     )

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from stepkeep.access import is_loopback, read_address
 from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.serving import Access
 from stepkeep.errors import InvalidInput, Unsupported
-from stepkeep.policy.access import is_loopback, read_address
 
 DEFAULT_PORT = 8765
 TOKEN = "STEPKEEP_MCP_TOKEN"

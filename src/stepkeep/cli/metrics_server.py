@@ -7,8 +7,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from stepkeep.access import LOOPBACK, has_token, is_known_host, is_known_origin
 from stepkeep.errors import BackendUnavailable, StepkeepError
-from stepkeep.policy.access import LOOPBACK, has_token, is_known_host, is_known_origin
 
 log = logging.getLogger("stepkeep")
 

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import click
+from click.shell_completion import get_completion_class
 
-from stepkeep import operations
-from stepkeep.api import Store
-from stepkeep.cli.app import Settings
-from stepkeep.cli.printing import clean, note
+from stepkeep import api
+from stepkeep.api import Chosen, Session, Store
+from stepkeep.cli.app import Command, Settings, settings_of, stepkeep
+from stepkeep.cli.printing import lines, note
 from stepkeep.errors import StepkeepError
-from stepkeep.operations import Chosen
+from stepkeep.text import clean
 
 _SESSION: Final = "stepkeep.session"
+MAX_COMPLETIONS: Final = 50
 
 
 def session_named(argument: str | None, option: str | None, *, use_environment: bool = True) -> str:
@@ -58,7 +60,7 @@ def chosen_session(
     argument: str | None,
     option: str | None,
     *,
-    current: Callable[[Store], Chosen] = operations.current_session,
+    current: Callable[[Store], Chosen] | None = None,
 ) -> str:
     """The session of a command that need not name one: the argument, `--session`, the environment, the current one.
 
@@ -66,7 +68,7 @@ def chosen_session(
     """
     if argument is not None or option is not None or _environment() is not None:
         return session_named(argument, option)
-    return _told(current(store)).session
+    return _told((current or api.current_session)(store)).session
 
 
 def is_session_named(option: str | None) -> bool:
@@ -84,7 +86,7 @@ def chosen_session_and_refs(
     given = [argument for argument in arguments if argument is not None]
     if option is not None:
         return option, given
-    chosen = _told(operations.choose(store, given, fallback=_environment()))
+    chosen = _told(api.choose(store, given, fallback=_environment()))
     return chosen.session, list(chosen.refs)
 
 
@@ -131,25 +133,57 @@ def ref_argument(*, many: bool = False) -> Callable[[Any], Any]:
 
 
 def _complete_session(ctx: click.Context, _param: click.Parameter, prefix: str) -> list[str]:
-    return _completions(ctx, lambda store: operations.complete_sessions(store, prefix))
+    def find(store: Store) -> Iterable[str]:
+        return (info.key for info in store.sessions(prefix=prefix or None, limit=MAX_COMPLETIONS))
+
+    return _completions(ctx, find)
 
 
 def complete_branch(ctx: click.Context, _param: click.Parameter, prefix: str) -> list[str]:
-    return _completions(ctx, lambda store: operations.complete_branches(store, _session_so_far(ctx), prefix))
+    def find(store: Store) -> Iterable[str]:
+        names = (branch.name for branch in _session_so_far(ctx, store).branches)
+        return (name for name in names if name.startswith(prefix))
+
+    return _completions(ctx, find)
 
 
 def complete_ref(ctx: click.Context, _param: click.Parameter, prefix: str) -> list[str]:
-    return _completions(ctx, lambda store: operations.complete_refs(store, _session_so_far(ctx), prefix))
+    return _completions(ctx, lambda store: _session_so_far(ctx, store).refs(prefix))
 
 
-def _session_so_far(ctx: click.Context) -> str | None:
-    return ctx.params.get("session_option") or ctx.params.get("session") or _environment()
+def _session_so_far(ctx: click.Context, store: Store) -> Session:
+    """The session that the words so far name, else the current one."""
+    key = ctx.params.get("session_option") or ctx.params.get("session") or _environment()
+    return store.get(key or api.current_session(store).session)
 
 
 def _completions(ctx: click.Context, find: Callable[[Store], Iterable[str]]) -> list[str]:
     """Completion never complains and never makes a store; what a shell could not take is left out."""
     try:
-        with operations.open_store(ctx.ensure_object(Settings).store) as store:
+        with api.open(ctx.ensure_object(Settings).store, create=False) as store:
             return [name for name in find(store) if name == clean(name)]
     except StepkeepError:
         return []
+
+
+# --- the script for a shell --------------------------------------------------------------------------------------
+
+EXAMPLE = """\
+eval "$(stepkeep completion bash)"       # in ~/.bashrc
+eval "$(stepkeep completion zsh)"        # in ~/.zshrc
+stepkeep completion fish > ~/.config/fish/completions/stepkeep.fish"""
+
+
+@click.command("completion", cls=Command, example=EXAMPLE)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@settings_of
+def completion(settings: Settings, shell: str) -> None:
+    """Print the script that completes commands, options, sessions and refs in a shell."""
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.ClickException(f"This click cannot complete in {shell}.")
+    script = kind(stepkeep, {}, "stepkeep", "_STEPKEEP_COMPLETE").source()
+    settings.show({"shell": shell, "script": script}, lambda _: lines([script]))
+
+
+COMMANDS = {"completion": completion}

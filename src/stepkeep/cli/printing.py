@@ -1,9 +1,8 @@
-"""How things look: text that cannot harm a terminal, sizes, times, tables, JSON, progress."""
+"""How things look on a terminal: times, tables, JSON, progress."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import time
@@ -15,55 +14,13 @@ from typing import Any, Final, Literal
 import click
 import msgspec
 
-# Controls, bidirectional controls, line separators, invisible tags, and lone surrogates.
-_HARMFUL: Final = re.compile(
-    "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\ud800-\udfff\U000e0000-\U000e007f]"
-)
-_NAMED: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+from stepkeep.text import clean, clean_json
+
 MAX_CELL: Final = 35
 """The width of an id. Longer texts in a table on a terminal are cut off, except in the last column."""
 MAX_NARROW_CELL: Final = 20
 NARROW: Final = 100
 """Terminals with fewer columns get no room for whole ids in tables."""
-
-
-def clean(text: str) -> str:
-    """One line of text, with everything a terminal would act upon or hide written as an escape."""
-    return _HARMFUL.sub(lambda match: _NAMED.get(match[0]) or _escape(match[0]), text)
-
-
-def _escape(char: str) -> str:
-    code = ord(char)
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def clean_json(document: bytes) -> str:
-    """JSON text that means the same, with harmful characters in its strings written as escapes."""
-    return _HARMFUL.sub(_json_escape, document.decode())
-
-
-def _json_escape(match: re.Match[str]) -> str:
-    char = match[0]
-    if char in "\n\t":
-        return char  # between values: inside a string JSON has them escaped already
-    units = char.encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
-
-
-def size(count: int) -> str:
-    """`950B`, `1.5KB`, `950KB`, `1.2MB`."""
-    if count < 1000:
-        return f"{count}B"
-    if count < 9950:
-        return f"{count / 1e3:.1f}KB"
-    if count < 999_500:
-        return f"{count / 1e3:.0f}KB"
-    if count < 999_950_000:
-        return f"{count / 1e6:.1f}MB"
-    return f"{count / 1e9:.1f}GB"
 
 
 def moment(when: datetime) -> str:
@@ -74,10 +31,6 @@ def moment(when: datetime) -> str:
 def ratio(value: float | None) -> str:
     """How many times smaller it is stored."""
     return "-" if value is None else f"{value:.1f}x"
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
@@ -123,7 +76,9 @@ def write(data: bytes) -> None:
 
 def json_document(value: Any) -> None:
     """Print a result as indented JSON."""
-    document = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    from stepkeep.api import to_json  # only JSON output pays for it
+
+    document = msgspec.json.format(to_json(value), indent=2)
     lines([clean_json(document)])
 
 
@@ -189,7 +144,7 @@ def _rich_table(
 
 
 class ProgressLine:
-    """`verifying 120/1000`, renewed in place on stderr; silent when that is no terminal.
+    """`verifying 120/1000`, renewed in place on stderr; silent when that is not a terminal.
 
     Without a total it only counts.
     """

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
 
-from stepkeep import operations
+from stepkeep import api
+from stepkeep.api import CheckpointDecision, Pruned, PruneReport, RetentionRules
 from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.naming import chosen_session, session_argument, session_option
-from stepkeep.cli.printing import clean, count, lines, moment, note, size, table
-from stepkeep.operations import DecisionView, Pruned, PrunedSession, PruneFlags
+from stepkeep.cli.printing import lines, moment, note, table
+from stepkeep.errors import InvalidInput
+from stepkeep.text import clean, count, size
 
 EXAMPLE = """\
 stepkeep prune research-42 --dry-run
@@ -18,6 +21,8 @@ stepkeep prune research-42 --keep-last 10 --keep-tag release
 stepkeep prune --all --max-age 14d"""
 
 SPAN = "SPAN"
+SAME = {"keep_days": "keep_within", "max_per_run": "keep_last", "max_age_days": "max_age"}
+"""Flags that are other words for a rule."""
 
 
 @click.command("prune", cls=Command, example=EXAMPLE)
@@ -64,15 +69,53 @@ def prune(
         raise click.UsageError("--all and a session exclude each other.")
     if not every and not is_named and not any(rules.values()):
         raise click.UsageError("Which session? Name it, or the rules for the current one, or say --all.")
-    flags = PruneFlags(**rules)
-    with operations.open_store(settings.store) as store:
-        if every:
-            pruned = operations.prune_all(store, flags, dry_run=dry_run)
-        else:
-            key = chosen_session(store, session, session_option)
-            pruned = operations.prune(store, key, flags, dry_run=dry_run)
+    hours = rules.pop("compress_after_hours")
+    chosen = _rules(rules)
+    with api.open(settings.store, create=False) as store:
+        key = None if every else chosen_session(store, session, session_option)
+        try:
+            pruned = store.prune(key, dry_run=dry_run, compress_after_hours=hours, **chosen)
+        except InvalidInput as exc:
+            raise _about_flags(exc, rules) from exc
     settings.show(pruned, _print)
     return 1 if pruned.errors else 0
+
+
+def _rules(flags: dict[str, Any]) -> RetentionRules:
+    """The rules that flags stand for."""
+    given = {
+        name: value
+        for name, value in flags.items()
+        if value is not None and value is not False and value != ()
+    }
+    for other, rule in SAME.items():
+        if other in given:
+            if rule in given:
+                raise InvalidInput(
+                    f"{_flag(rule)} and {_flag(other)} say the same: give one of them", code="usage"
+                )
+            given[rule] = f"{given.pop(other)}d" if other.endswith("days") else given.pop(other)
+    added = [name for name in ("keep_tags", "keep_manual") if name in given]
+    if added and not any(name.startswith("keep_") for name in given if name not in added):
+        raise InvalidInput(
+            f"{_flag(added[0])} only adds to what another rule keeps: give one too, such as --keep-last 10",
+            code="usage",
+        )
+    rules: RetentionRules = {}
+    rules.update(given)  # type: ignore[typeddict-item]
+    return rules
+
+
+def _about_flags(error: InvalidInput, flags: dict[str, Any]) -> InvalidInput:
+    """The same error, told of the flags that were given instead of the rules they stand for."""
+    others = {rule: other for other, rule in SAME.items() if flags[other] is not None}
+    names = {name: _flag(others.get(name, name)) for name in (*flags, "compress_after_hours")}
+    text = re.sub(r"\b[a-z]+(_[a-z]+)+\b", lambda match: names.get(match[0], match[0]), error.message)
+    return InvalidInput(text, code=error.code)
+
+
+def _flag(rule: str) -> str:
+    return "--keep-tag" if rule == "keep_tags" else f"--{rule.replace('_', '-')}"
 
 
 def _print(pruned: Pruned) -> None:
@@ -86,7 +129,7 @@ def _print(pruned: Pruned) -> None:
     lines([_total(pruned), *_afterwards(pruned)])
 
 
-def _print_plan(session: PrunedSession) -> None:
+def _print_plan(session: PruneReport) -> None:
     lines([f"{clean(session.session)}: {count(session.total, 'checkpoint')}"])
     lines([f"{'rules:' if not at else '':<7}{clean(rule)}" for at, rule in enumerate(session.rules)])
     lines([""])
@@ -95,7 +138,7 @@ def _print_plan(session: PrunedSession) -> None:
         lines([""])
 
 
-def _print_decisions(decisions: tuple[DecisionView, ...]) -> None:
+def _print_decisions(decisions: tuple[CheckpointDecision, ...]) -> None:
     columns = {
         "seq": [f"#{each.seq}" for each in decisions],
         "time": [moment(each.time) for each in decisions],
@@ -114,7 +157,7 @@ def _print_decisions(decisions: tuple[DecisionView, ...]) -> None:
     table(list(columns), rows, right=["seq", "step", "stored"], colours=colours, wrap=True)
 
 
-def _because(decision: DecisionView) -> str:
+def _because(decision: CheckpointDecision) -> str:
     reasons = ", ".join(decision.reasons)
     return reasons if decision.warning is None else f"{reasons} ({decision.warning})"
 

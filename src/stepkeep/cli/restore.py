@@ -6,12 +6,13 @@ import shlex
 
 import click
 
-from stepkeep import operations
+from stepkeep import api
+from stepkeep.api import ANY_HEAD, RestoredInfo
 from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.files import restore_options, show_restored
 from stepkeep.cli.naming import chosen_session_and_refs, ref_argument, session_argument, session_option
-from stepkeep.cli.printing import clean, lines, moment
-from stepkeep.operations import RestoredView
+from stepkeep.cli.printing import lines, moment
+from stepkeep.text import clean
 
 BEFORE = "latest@before"
 EXAMPLE = """\
@@ -53,35 +54,35 @@ def restore(
     With --files it is the project files that are restored, all or the PATHs. A safety checkpoint is taken first,
     and --undo returns to it: without --files, --undo takes back whichever was the last.
     """
-    with operations.open_store(settings.store) as store:
+    with api.open(settings.store, create=False) as store:
         key, refs = chosen_session_and_refs(store, [session, ref, *paths], session_option)
+        run = store.get(key)
         if undo:
             if refs or branch is not None:
                 raise click.UsageError("--undo takes no REF and no --branch.")
             refs = [BEFORE]
-            is_files = is_files or operations.were_files_restored_last(store, key)
+            is_files = is_files or run.files.were_restored_last
         if is_files:
             if branch is not None or expect_head is not None:
                 raise click.UsageError("--branch and --expect-head do not go with --files.")
             if not refs:
                 raise click.UsageError("The files of which checkpoint? Name a REF, or --undo.")
             if undo:
-                done = operations.undo_files(store, key, workspace=workspace, dry_run=dry_run, force=force)
+                done = run.files.undo(workspace=workspace, dry_run=dry_run, force=force)
             else:
-                done = operations.restore_files(
-                    store, key, refs[0], refs[1:], workspace=workspace, dry_run=dry_run, force=force
-                )
+                done = run.files.restore(refs[0], refs[1:], workspace=workspace, dry_run=dry_run, force=force)
             return show_restored(settings, done)
         if dry_run or force or workspace is not None:
             raise click.UsageError("--dry-run, --force and --workspace go with --files.")
         if len(refs) != 1:
             raise click.UsageError("Which checkpoint? Name one REF, or --undo.")
-        restored = operations.restore(store, key, refs[0], branch=branch, expect_head=expect_head)
+        expected = ANY_HEAD if expect_head is None else expect_head
+        restored = run.restore(refs[0], branch=branch, expect_head=expected, compare=True).document()
     settings.show(restored, _print)
     return 0
 
 
-def _print(restored: RestoredView) -> None:
+def _print(restored: RestoredInfo) -> None:
     checkpoint = restored.checkpoint
     name = checkpoint.message or f"#{checkpoint.seq}"
     lines(
@@ -93,7 +94,7 @@ def _print(restored: RestoredView) -> None:
     )
 
 
-def _changes(restored: RestoredView) -> list[str]:
+def _changes(restored: RestoredInfo) -> list[str]:
     changes = restored.changes
     if changes is None:
         return ["Changes: unknown, the state before cannot be read"]
@@ -109,7 +110,7 @@ def _changes(restored: RestoredView) -> list[str]:
     return [f"Changes: {counts}", *(f"  {clean(phrase)}" for phrase in changes.summary.split("; "))]
 
 
-def _branches(restored: RestoredView) -> list[str]:
+def _branches(restored: RestoredInfo) -> list[str]:
     new = ", new" if restored.is_new_branch else ""
     texts = [f"Branch: {clean(restored.branch)} (#{restored.checkpoint.seq}{new})"]
     if restored.previous_branch != restored.branch:

@@ -6,15 +6,15 @@ import sys
 
 import click
 
-from stepkeep import operations
-from stepkeep.api import Store
+from stepkeep import api
+from stepkeep.api import Resumable, Store, TakenUp
 from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.naming import optional_session, session_argument, session_option
-from stepkeep.cli.printing import clean, is_terminal, json_document, lines, moment, note, table
-from stepkeep.cli.progress import ending, exit_code, progress_for, telling_how_to_go_on
+from stepkeep.cli.printing import is_terminal, json_document, lines, moment, note, table
 from stepkeep.cli.run import parallel_option, var_option, variables
+from stepkeep.cli.run_view import ending, exit_code, progress_for, telling_how_to_go_on
 from stepkeep.errors import NotFound
-from stepkeep.operations import Resumable, TakenUp
+from stepkeep.text import age, clean
 
 EXAMPLE = """\
 stepkeep resume
@@ -48,7 +48,7 @@ def resume(
     key = optional_session(session, session_option)
     given = variables(pairs)
     with (
-        operations.open_store(settings.store) as store,
+        api.open(settings.store, create=False) as store,
         progress_for(as_json=settings.json) as shown,
         telling_how_to_go_on(shown),
     ):
@@ -56,11 +56,11 @@ def resume(
             key = _asked(store, settings)
         if key is None:
             return 0
-        if operations.is_phase_session(store, key):
-            settings.show(operations.resume_phase(store, key), _print_taken_up)
+        if api.is_phase_session(store, key):
+            settings.show(api.resume_phase(store, key), _print_taken_up)
             return 0
-        result = operations.resume_workflow(
-            store, key, variables=given, ref=ref, force=force, parallel=parallel, watcher=shown
+        result = store.workflows.resume(
+            key, variables=given, ref=ref, force=force, parallel=parallel, watcher=shown
         )
     settings.show(result, lambda result: lines(ending(result)))
     return exit_code(result)
@@ -68,7 +68,7 @@ def resume(
 
 def _asked(store: Store, settings: Settings) -> str | None:
     """The session that a person chooses from those that can be resumed; None when nobody is there, or says no."""
-    found = operations.list_resumable(store) + operations.list_unfinished_phases(store)
+    found = store.workflows.resumable() + api.list_unfinished_phases(store)
     if settings.json:
         json_document(found)
         return None
@@ -106,19 +106,12 @@ def _print(store: Store, found: tuple[Resumable, ...]) -> None:
             each.workflow,
             str(each.step),
             each.status,
-            _age(now_us / 1e6 - each.updated.timestamp()) or moment(each.updated),
+            age(now_us / 1e6 - each.updated.timestamp()) or moment(each.updated),
             each.why,
         ]
         for each in found
     ]
     table(["no", "session", "workflow", "step", "status", "age", "why"], rows, right=["no", "step"])
-
-
-def _age(seconds: float) -> str:
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{max(0, int(seconds))} s"
 
 
 COMMANDS = {"resume": resume}

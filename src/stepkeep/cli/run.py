@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from stepkeep import operations
+from stepkeep import api
+from stepkeep.api import InvalidWorkflow, PlannedWorkflow, Workflows
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.printing import clean, lines, note
-from stepkeep.cli.progress import ending, exit_code, progress_for, telling_how_to_go_on
+from stepkeep.cli.printing import lines, note
+from stepkeep.cli.run_view import ending, exit_code, progress_for, telling_how_to_go_on
 from stepkeep.errors import InvalidInput
-from stepkeep.executor.workflow.document import InvalidWorkflow
-from stepkeep.operations import Planned
+from stepkeep.text import clean
 
 EXAMPLE = """\
 stepkeep run flow.yaml
@@ -85,9 +85,8 @@ def run(
         raise click.UsageError("--queue goes with --detach.")
     planned = _planned(flow, variables(pairs), as_json=settings.json)
     if detach:
-        with operations.open_store(settings.store, create=True) as store:
-            queued = operations.queue_workflow(
-                store,
+        with api.open(settings.store) as store:
+            queued = store.workflows.queue(
                 planned,
                 queue=queue or "default",
                 key=key,
@@ -98,21 +97,21 @@ def run(
         settings.show(queued, lambda queued: lines([clean(queued.session)]))
         return 0
     with (
-        operations.open_store(settings.store, create=True) as store,
+        api.open(settings.store) as store,
         progress_for(as_json=settings.json) as shown,
         telling_how_to_go_on(shown),
     ):
-        result = operations.run_workflow(
-            store, planned, key=key, test=test, force=force, parallel=parallel, watcher=shown
+        result = store.workflows.run(
+            planned, key=key, test=test, force=force, parallel=parallel, watcher=shown
         )
     settings.show(result, lambda result: lines(ending(result)))
     return exit_code(result)
 
 
-def _planned(flow: str, given: dict[str, str], *, as_json: bool) -> Planned:
+def _planned(flow: str, given: dict[str, str], *, as_json: bool) -> PlannedWorkflow:
     """The workflow in a file; what is wrong with it is told line by line."""
     try:
-        return operations.plan_workflow(flow, given)
+        return Workflows.plan(flow, given)
     except InvalidWorkflow as exc:
         if as_json:
             raise

@@ -1,21 +1,28 @@
-"""`stepkeep save`."""
+"""`stepkeep save` and `stepkeep create`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from stepkeep import operations
-from stepkeep.api import SaveOptions
+from stepkeep import api
+from stepkeep.api import CheckpointInfo, Chosen, SaveOptions, Session, Store
 from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.documents import read_document
 from stepkeep.cli.files import workspace_option
-from stepkeep.cli.naming import session_argument, session_named, session_option
-from stepkeep.cli.printing import clean, lines, size
-from stepkeep.errors import InvalidInput
+from stepkeep.cli.naming import (
+    chosen_session,
+    is_session_named,
+    session_argument,
+    session_named,
+    session_option,
+)
+from stepkeep.cli.printing import lines
+from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import Status
-from stepkeep.operations import CheckpointView
+from stepkeep.text import clean, size
 
 EXAMPLE = """\
 stepkeep save research-42 --state '{"query": "tides"}' --step 1
@@ -92,16 +99,18 @@ def save(
     if expect_head is not None:
         options["expect_head"] = None if expect_head == "none" else _head(expect_head)
     state = read_document("the state", document)
-    with operations.open_store(settings.store, create=True) as store:
-        saved = operations.save(
-            store, key, state, profile=profile, project=project, workflow=workflow, test=test, **options
+    with api.open(settings.store) as store:
+        header = store.save(
+            key, state, profile=profile, project=project, workflow=workflow, test=test, **options
         )
-    settings.show(saved, _print)
+        (saved,) = store.describe([header])
+    settings.show(saved, lambda saved: _print(saved, "Saved"))
 
 
-def _print(saved: CheckpointView) -> None:
+def _print(saved: CheckpointInfo, verb: str) -> None:
     step = "" if saved.step is None else f", step {saved.step}"
-    lines([f"Saved {saved.id} (#{saved.seq} of {clean(saved.session)}, {size(saved.size_bytes)}{step})"])
+    place = f"#{saved.seq} of {clean(saved.session)}, {size(saved.size_bytes)}{step}"
+    lines([f"{verb} {saved.id} ({place})"])
 
 
 def _metadata(document: str | None) -> dict[str, Any] | None:
@@ -119,4 +128,69 @@ def _head(text: str) -> str:
     return text
 
 
-COMMANDS = {"save": save}
+# --- create ------------------------------------------------------------------------------------------------------
+
+CREATE_EXAMPLE = """\
+stepkeep create "After verifying Q4_0 dequant" --tags q4_0,verified
+stepkeep create "plan made" --session research-42 --state @state.json"""
+
+
+@click.command("create", cls=Command, example=CREATE_EXAMPLE)
+@click.argument("message")
+@session_option("The session.  [default: $STEPKEEP_SESSION]")
+@click.option("--tags", "tag_lists", multiple=True, metavar="A,B", help="Tags, separated by commas.")
+@click.option("--step", type=int, help="Where the work stands.  [default: where it stood]")
+@click.option(
+    "--state", "document", metavar="@FILE|-|JSON", help="The state, as JSON.  [default: the latest one]"
+)
+@workspace_option("Capture the project files in this directory too.")
+@settings_of
+def create(
+    settings: Settings,
+    message: str,
+    session_option: str | None,
+    tag_lists: tuple[str, ...],
+    step: int | None,
+    document: str | None,
+    workspace: str | None,
+) -> None:
+    """Create a checkpoint by hand, with a MESSAGE.
+
+    Without --state the latest state of the session is saved once more; a state that is given may begin a session.
+
+    Without --session it is the most recent session of this folder, or of the nearest one above it; else of the store.
+    """
+    tags = [tag.strip() for tags in tag_lists for tag in tags.split(",")]
+    state = None if document is None else read_document("the state", document)
+    begins = document is not None and is_session_named(session_option)
+    with api.open(settings.store, create=begins) as store:
+        key = chosen_session(store, None, session_option, current=_session_here)
+        if document is None:
+            header = _existing(store, key).save_again(message, tags=tags, step=step, workspace=workspace)
+        else:
+            options = SaveOptions(
+                message=message, tags=tags, step=step, workspace=workspace, trigger="manual"
+            )
+            header = store.save(key, state, **options)
+        (created,) = store.describe([header])
+    settings.show(created, lambda created: _print(created, "Created"))
+
+
+def _existing(store: Store, key: str) -> Session:
+    try:
+        return store.get(key)
+    except NotFound:
+        raise InvalidInput(
+            f"session {key!r} has no state to save again: give one by --state", code="no_state", session=key
+        ) from None
+
+
+def _session_here(store: Store) -> Chosen:
+    try:
+        folder = Path.cwd()
+    except OSError:  # it was removed under us
+        return api.current_session(store)
+    return api.session_here(store, folder)
+
+
+COMMANDS = {"create": create, "save": save}

@@ -1,16 +1,23 @@
-"""`stepkeep show`."""
+"""`stepkeep show` and `stepkeep at`."""
 
 from __future__ import annotations
 
 import click
 import msgspec
 
-from stepkeep import operations
-from stepkeep.api import Store
+from stepkeep import api
+from stepkeep.api import CheckpointInfo, Shown, ShownAt, Store, ValueAt, ValueShown
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.naming import chosen_session_and_refs, ref_argument, session_argument, session_option
-from stepkeep.cli.printing import clean, clean_json, lines, moment, note, ratio, size, write
-from stepkeep.operations import CheckpointView, Shown, ValueShown
+from stepkeep.cli.naming import (
+    chosen_session,
+    chosen_session_and_refs,
+    complete_ref,
+    ref_argument,
+    session_argument,
+    session_option,
+)
+from stepkeep.cli.printing import lines, moment, note, ratio, write
+from stepkeep.text import clean, clean_json, size
 
 EXAMPLE = """\
 stepkeep show research-42
@@ -53,7 +60,7 @@ def show(
         raise click.UsageError("--raw and --json exclude each other.")
     if stderr and step is None:
         raise click.UsageError("--stderr goes with --output STEP.")
-    with operations.open_store(settings.store) as store:
+    with api.open(settings.store, create=False) as store:
         key, given = chosen_session_and_refs(store, [session, ref, path], session_option)
         if len(given) > 2:
             raise click.UsageError("One checkpoint at a time, and the path of one value.")
@@ -63,41 +70,41 @@ def show(
             _show_output(settings, store, key, given[0] if given else "latest", step, stderr=stderr, raw=raw)
             return
         if len(given) == 2:
-            value = operations.show_value(store, key, given[0], given[1])
+            value = store.get(key).show_value(given[0], given[1])
             _show_value(settings, value, raw=raw)
             return
-        shown = operations.show(store, key, given[0] if given else "latest")
+        shown = store.get(key).show(given[0] if given else "latest")
     if raw:
         write(bytes(shown.state) + b"\n")
     else:
-        settings.show(shown, lambda shown: lines(shown_texts(shown)))
+        settings.show(shown, lambda shown: lines(_shown_texts(shown)))
 
 
 def _show_value(settings: Settings, value: ValueShown, *, raw: bool) -> None:
     if raw:
         write(bytes(value.value) + b"\n")
     else:
-        settings.show(value, lambda value: lines([value_text(value)]))
+        settings.show(value, lambda value: lines([_value_text(value)]))
 
 
 def _show_output(
     settings: Settings, store: Store, key: str, ref: str, step: str, *, stderr: bool, raw: bool
 ) -> None:
-    shown, content = operations.show_output(store, key, ref, step, stream="stderr" if stderr else "stdout")
+    output = store.get(key).output(step, ref=ref, stream="stderr" if stderr else "stdout")
     if raw:
-        write(content)
+        write(output.content)
     else:
-        settings.show(shown, lambda shown: lines(clean(text) for text in shown.text.splitlines()))
-    if shown.is_cut and not settings.json:
+        settings.show(output.document(), lambda shown: lines(clean(text) for text in shown.text.splitlines()))
+    if output.is_cut and not settings.json:
         note(f"this is what is stored; step {step!r} gave more")
 
 
-def value_text(shown: ValueShown) -> str:
+def _value_text(shown: ValueShown) -> str:
     """One value as indented JSON."""
     return clean_json(msgspec.json.format(bytes(shown.value), indent=2))
 
 
-def shown_texts(shown: Shown) -> list[str]:
+def _shown_texts(shown: Shown) -> list[str]:
     """A checkpoint and its state, line by line."""
     facts = _facts(shown.checkpoint)
     facts["merged"] = ", ".join(
@@ -113,7 +120,7 @@ def shown_texts(shown: Shown) -> list[str]:
     return texts
 
 
-def _facts(each: CheckpointView) -> dict[str, str]:
+def _facts(each: CheckpointInfo) -> dict[str, str]:
     trigger = (
         each.trigger.kind if each.trigger.event is None else f"{each.trigger.kind}, {each.trigger.event}"
     )
@@ -138,4 +145,52 @@ def _body(name: str, encoding: str, document: msgspec.Raw) -> list[str]:
     return [f"{name}:{kind}", clean_json(msgspec.json.format(bytes(document), indent=2))]
 
 
-COMMANDS = {"show": show}
+# --- at ----------------------------------------------------------------------------------------------------------
+
+AT_EXAMPLE = """\
+stepkeep at "2 hours ago"
+stepkeep at "2025-01-20 14:30:00"
+stepkeep at research-42 "yesterday 14:30" context.messages[-1]"""
+
+
+@click.command("at", cls=Command, example=AT_EXAMPLE)
+@session_argument()
+@click.argument("time", required=False, metavar="TIME", shell_complete=complete_ref)
+@click.argument("path", required=False, metavar="[PATH]")
+@session_option()
+@settings_of
+def at(
+    settings: Settings,
+    session: str | None,
+    time: str | None,
+    path: str | None,
+    session_option: str | None,
+) -> None:
+    """Show the state of SESSION as it was at TIME, or only the value at PATH.
+
+    It is that of the newest checkpoint at or before TIME: now, '2 hours ago', 14:30, 'yesterday 14:30', 2025-01-20,
+    '2025-01-20 14:30:00'. A time that names no zone is read in the configured one, UTC unless set.
+    """
+    if session is None:
+        raise click.UsageError("At what time? Say it like '2 hours ago' or '2025-01-20 14:30:00'.")
+    with api.open(settings.store, create=False) as store:
+        if time is None:  # one argument can only be the time
+            key, given = chosen_session(store, None, session_option), [session]
+        else:
+            key, given = chosen_session_and_refs(store, [session, time, path], session_option)
+        if not 1 <= len(given) <= 2:
+            raise click.UsageError("Say a time, and if need be the path of one value.")
+        found = store.get(key).show_at(given[0], given[1] if len(given) > 1 else None)
+    settings.show(found, _print_at)
+
+
+def _print_at(found: ShownAt | ValueAt) -> None:
+    asked = f"at or before {found.asked_text}"
+    if isinstance(found, ValueAt):
+        note(f"#{found.checkpoint.seq}, the newest {asked}")
+        lines([_value_text(found)])
+    else:
+        lines([f"{'asked:':<12}{asked}", *_shown_texts(found)])
+
+
+COMMANDS = {"at": at, "show": show}

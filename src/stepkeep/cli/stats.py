@@ -7,13 +7,14 @@ from functools import partial
 
 import click
 
-from stepkeep import operations
+from stepkeep import api
+from stepkeep.access import is_loopback, read_address
+from stepkeep.api import Stats
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.printing import clean, count, lines, moment, size, table, write
+from stepkeep.cli.printing import lines, moment, table, write
 from stepkeep.cli.serving import Access
 from stepkeep.errors import InvalidInput
-from stepkeep.operations import Stats
-from stepkeep.policy.access import is_loopback, read_address
+from stepkeep.text import clean, count, size
 
 DEFAULT_PORT = 9464
 TOKEN = "STEPKEEP_METRICS_TOKEN"
@@ -53,10 +54,10 @@ def stats(settings: Settings, hours: int, prometheus: bool, address: str | None)
     if address is not None:
         _serve(settings, address)
         return
-    with operations.open_store(settings.store) as store:
-        found = operations.stats(store, hours=hours)
+    with api.open(settings.store, create=False) as store:
+        found = store.stats(hours=hours)
     if prometheus:
-        write(operations.prometheus(found).encode())
+        write(api.prometheus(found).encode())
         return
     settings.show(found, _print)
 
@@ -140,9 +141,9 @@ def _serve(settings: Settings, address: str) -> None:
     if not is_loopback(host):
         raise InvalidInput(f"--serve listens on loopback only, not on {host}", code="invalid_address")
     access = Access(TOKEN)
-    with operations.open_store(settings.store) as store:
+    with api.open(settings.store, create=False) as store:
         serve(
-            lambda: operations.prometheus(operations.stats(store, hours=1)),
+            lambda: api.prometheus(store.stats(hours=1)),
             host,
             port,
             access.token,

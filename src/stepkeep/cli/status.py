@@ -6,12 +6,12 @@ from datetime import datetime
 
 import click
 
-from stepkeep import operations
+from stepkeep import api
+from stepkeep.api import NextClean, SessionCleanup, SessionStatus, SessionUsage, StoreStatus, Usage
 from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.naming import optional_session, session_argument, session_option
-from stepkeep.cli.printing import clean, count, lines, moment, note, ratio, size, table
-from stepkeep.operations import CleanupView, NextClean, SessionStatus, SessionUsage, StoreStatus
-from stepkeep.storage.port import Usage
+from stepkeep.cli.printing import lines, moment, note, ratio, table
+from stepkeep.text import clean, count, size
 
 EXAMPLE = """\
 stepkeep status
@@ -33,15 +33,14 @@ def status(settings: Settings, session: str | None, session_option: str | None, 
     key = optional_session(session, session_option)
     if key is not None and limit is not None:
         raise click.UsageError("--limit is about the whole store: leave it or the session out.")
-    with operations.open_store(settings.store) as store:
+    with api.open(settings.store, create=False) as store:
         if key is None:
-            most = operations.MAX_NAMED if limit is None else limit
-            whole = operations.store_status(store, limit=most)
+            whole = store.status() if limit is None else store.status(limit=limit)
             settings.show(whole, _print_store)
-            if trouble := operations.hook_trouble(store.engine.clock()):
+            if trouble := api.hook_trouble(store.engine.clock()):
                 note(f"warning: {trouble}")
             return
-        one = operations.session_status(store, key)
+        one = store.get(key).status()
     settings.show(one, _print_session)
 
 
@@ -113,7 +112,7 @@ def _print_session(status: SessionStatus) -> None:
     _print_facts(facts)
 
 
-def _cleanup(cleanup: CleanupView | None) -> str:
+def _cleanup(cleanup: SessionCleanup | None) -> str:
     if cleanup is None:
         return "leaves it alone: its profile or policy makes no sense"
     return f"{'would remove it' if cleanup.goes else 'leaves it'}: {cleanup.reason}"

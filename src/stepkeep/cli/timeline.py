@@ -9,13 +9,12 @@ from typing import Final
 
 import click
 
-from stepkeep import operations
+from stepkeep import api
+from stepkeep.api import Pictured, SessionError, TimelineOptions, Timelines
 from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.naming import chosen_session, complete_branch, session_argument, session_option
-from stepkeep.cli.printing import clean, count, is_terminal, lines, note, size, styled, width, write
-from stepkeep.history.timeline import Timeline
-from stepkeep.history.timeline.text import ASCII, UNICODE, Glyphs, draw
-from stepkeep.operations import Pictured, SessionError, TimelineFlags
+from stepkeep.cli.printing import is_terminal, lines, note, styled, width, write
+from stepkeep.text import clean, count, size
 
 EXAMPLE = """\
 stepkeep timeline research-42
@@ -73,16 +72,19 @@ def timeline(
     """
     _check(settings, every=every, session=session or session_option, svg=svg, force=force)
     is_drawn = svg is not None or not settings.json
-    flags = TimelineFlags(since=since, branch=branch, tag=tag, limit=limit, is_full=is_full or not is_drawn)
-    with operations.open_store(settings.store) as store:
-        key = None if every else chosen_session(store, session, session_option)
-        if svg is not None:
-            path = None if svg == "-" else Path(svg)
-            pictured, content = operations.timeline_picture(store, key, flags, output=path, force=force)
-            _finish_picture(settings, pictured, content)
-            return _exit_code(pictured.errors)
-        found, drawn = operations.timelines(store, key, flags)
-    settings.show(found, lambda _: _print(drawn))
+    wanted = TimelineOptions(since=since, branch=branch, tag=tag, limit=limit, fold=is_drawn and not is_full)
+    with api.open(settings.store, create=False) as store:
+        if every:
+            found = store.timelines(**wanted)
+        else:
+            run = store.get(chosen_session(store, session, session_option))
+            found = Timelines(timelines=(run.timeline(**wanted),))
+    if svg == "-":
+        write(found.picture())
+    elif svg is not None:
+        settings.show(found.write_picture(Path(svg), force=force), _print_pictured)
+    else:
+        settings.show(found, _print)
     return _exit_code(found.errors)
 
 
@@ -103,27 +105,20 @@ def _exit_code(errors: tuple[SessionError, ...]) -> int:
     return 1 if errors else 0
 
 
-def _finish_picture(settings: Settings, pictured: Pictured, content: bytes) -> None:
-    if pictured.output is None:
-        write(content)
-    else:
-        settings.show(pictured, _print_pictured)
-
-
 def _print_pictured(pictured: Pictured) -> None:
     what = f"{count(len(pictured.sessions), 'session')}, {count(pictured.rows, 'row')}"
     lines([f"Wrote {clean(pictured.output or 'stdout')} ({what}, {size(pictured.size_bytes)})"])
 
 
-def _print(drawn: tuple[Timeline, ...]) -> None:
-    if not drawn:
+def _print(found: Timelines) -> None:
+    if not found.timelines:
         lines(["No sessions."])
-    for at, each in enumerate(drawn):
+    for at, each in enumerate(found.timelines):
         if each.damaged:
             note(
                 f"warning: {count(len(each.damaged), 'damaged header')} in {each.session.key}: run stepkeep verify"
             )
-        texts = draw(each, width=_width(), glyphs=_glyphs(), paint=_painted if is_terminal() else None)
+        texts = each.draw(width=_width(), is_ascii=_is_ascii(), paint=_painted if is_terminal() else None)
         lines(["", *texts] if at else texts)
 
 
@@ -131,12 +126,12 @@ def _width() -> int:
     return width() if is_terminal() else shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
 
 
-def _glyphs() -> Glyphs:
+def _is_ascii() -> bool:
     try:
         "│├╯⋮●◀–…".encode(sys.stdout.encoding)
     except (UnicodeEncodeError, LookupError):
-        return ASCII
-    return UNICODE
+        return True
+    return False
 
 
 def _painted(text: str, role: str) -> str:

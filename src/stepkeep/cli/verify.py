@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
-from stepkeep import operations
+from stepkeep import api
+from stepkeep.api import Session, Store, VerifyReport
 from stepkeep.cli.app import DAMAGE, Command, Settings, settings_of
 from stepkeep.cli.naming import optional_session, session_argument, session_option
-from stepkeep.cli.printing import ProgressLine, clean, count, lines
-from stepkeep.operations import Verified
+from stepkeep.cli.printing import ProgressLine, lines
+from stepkeep.text import clean, count
 
 EXAMPLE = "stepkeep verify research-42"
 
@@ -23,17 +24,18 @@ def verify(settings: Settings, session: str | None, session_option: str | None) 
     Exits with 4 when something is not as it was written.
     """
     key = optional_session(session, session_option)
-    with operations.open_store(settings.store) as store:
-        progress = ProgressLine("verifying", operations.count_checkpoints(store, key))
+    with api.open(settings.store, create=False) as store:
+        target: Store | Session = store if key is None else store.get(key)
+        progress = ProgressLine("verifying", target.usage().checkpoints)
         try:
-            report = operations.verify(store, key, progress=progress.advance)
+            report = target.verify(progress=progress.advance)
         finally:
             progress.close()
     settings.show(report, _print)
     return 0 if report.is_intact else DAMAGE
 
 
-def _print(report: Verified) -> None:
+def _print(report: VerifyReport) -> None:
     texts = []
     for finding in report.findings:
         number = "" if finding.seq is None else f" #{finding.seq}"

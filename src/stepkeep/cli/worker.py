@@ -7,10 +7,11 @@ import os
 import click
 import msgspec
 
-from stepkeep import operations
+from stepkeep import api
+from stepkeep.api import WorkerEvent, WorkerEventKind
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.printing import clean, clean_json, count, lines, note
-from stepkeep.operations import What, WorkerEvent
+from stepkeep.cli.printing import lines, note
+from stepkeep.text import clean, clean_json, count
 
 EXAMPLE = """\
 stepkeep worker --queue nightly
@@ -43,9 +44,8 @@ def worker(settings: Settings, /, queue: str, parallel: int, once: bool, idle_ex
     same machine at once, else when its lease ran out. SIGTERM and Ctrl-C pause what runs, for another worker to
     go on with. With --json each event is one line.
     """
-    with operations.open_store(settings.store, create=True) as store:
-        operations.work(
-            store,
+    with api.open(settings.store) as store:
+        store.workflows.work(
             queue=queue,
             parallel=parallel,
             once=once,
@@ -59,9 +59,9 @@ def _as_json(event: WorkerEvent) -> None:
 
 
 def _as_text(event: WorkerEvent) -> None:
-    if event.event is What.READY:
+    if event.event is WorkerEventKind.READY:
         note(f"Worker of queue {event.queue} (pid {os.getpid()}): SIGTERM or Ctrl-C ends it.")
-    elif event.event is What.STOPPED:
+    elif event.event is WorkerEventKind.STOPPED:
         counts = [f"{number} {kind.replace('_', ' ')}" for kind, number in (event.counts or {}).items()]
         note(f"Worker of queue {event.queue} ended: {', '.join(counts) or 'nothing was to be done'}.")
     else:
@@ -71,17 +71,17 @@ def _as_text(event: WorkerEvent) -> None:
 def _told(event: WorkerEvent) -> str:
     error = f": {event.error}" if event.error else ""
     match event.event:
-        case What.STARTED:
+        case WorkerEventKind.STARTED:
             text = f"started, {event.workflow}, {count(event.steps or 0, 'step')}"
             text += f", {event.done} done before" if event.done else ""
             return text + (f", attempt {event.attempt}" if (event.attempt or 1) > 1 else "")
-        case What.STEP:
+        case WorkerEventKind.STEP:
             return f"{event.step} {event.status}{error}"
-        case What.ENDED:
+        case WorkerEventKind.ENDED:
             return f"{event.status}{error}"
-        case What.REFUSED:
+        case WorkerEventKind.REFUSED:
             return f"cannot be run here{error}"
-        case What.GAVE_UP:
+        case WorkerEventKind.GAVE_UP:
             return f"given up{error}"
     return f"stopped{error}"
 

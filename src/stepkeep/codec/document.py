@@ -30,7 +30,7 @@ from stepkeep.codec.readable import (
     fields_of,
 )
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, Unsupported
-from stepkeep.model import STATE, Header, Session
+from stepkeep.model import DETAILS, STATE, Header, SessionInfo
 
 COMPRESS_ABOVE: Final = 1024 * 1024
 """States larger than this are compressed inside the envelope of the `workflow` layout."""
@@ -38,7 +38,6 @@ COMPRESS_ABOVE: Final = 1024 * 1024
 MAX_DOCUMENT_BYTES: Final = 1024 * 1024 * 1024
 """No document is larger: the largest state in base64, and room for the rest."""
 
-DETAILS: Final = "details"
 
 _INTEGRITY: Final = re.compile(
     rb',"integrity":\{"format_version":(\d{1,9}),"algorithm":"sha256","checksum":"([0-9a-f]{64})"\}\}\n'
@@ -70,7 +69,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """What a document holds: the sealed header, the session as it was, and every body."""
 
     raw: bytes
-    session: Session
+    session: SessionInfo
     bodies: tuple[BodyRecord, ...]
 
     @property
@@ -89,7 +88,7 @@ def encode(layout: Layout, document: Document, *, merged: Sequence[str] = ()) ->
     header = document.header
     encoded = _encode(layout, document, header, merged, is_plain=False)
     if not _reads_back(layout, encoded, document):
-        # A content that calls itself JSON and is none must not break out of its line.
+        # Content that is marked as JSON but is not JSON must not break out of its line.
         encoded = _encode(layout, document, header, merged, is_plain=True)
     return encoded
 
@@ -199,7 +198,7 @@ def decode(layout: Layout, data: bytes) -> Document:
     """What a document holds, after every byte of it was checked.
 
     Raises:
-        Corrupt: the checksum is missing or wrong (`checkpoint_integrity_mismatch`), or the bytes are no document
+        Corrupt: the checksum is missing or wrong (`checkpoint_integrity_mismatch`), or the bytes are not a document
             of this layout (`checkpoint_schema_invalid`).
         Unsupported: a document of a newer format.
     """

@@ -24,19 +24,32 @@ from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
-from stepkeep.codec.refusal import (
+from stepkeep.codec.validation import (
     ATOMS,
+    INT_MAX,
+    INT_MIN,
     SUSPICIOUS,
     TOO_DEEP,
     TOO_LARGE,
     Refusal,
     Suspicion,
+    from_json,
+    to_json,
     too_many_values,
 )
-from stepkeep.codec.wire import INT_MAX, INT_MIN, from_json, to_json
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, InvalidInput, StepkeepError, Unsupported
 
-__all__ = ["JSON", "MAX_BYTES", "MAX_DEPTH", "TAGGED", "convert", "decode", "encode"]
+__all__ = [
+    "JSON",
+    "MAX_BYTES",
+    "MAX_DEPTH",
+    "TAGGED",
+    "TooDeep",
+    "convert",
+    "decode",
+    "encode",
+    "on_fresh_stack",
+]
 
 JSON: Final = "json"
 TAGGED: Final = "json+tags"
@@ -56,6 +69,7 @@ _DEEP: Final = 8
 _FEW: Final = 1000
 
 _PLAIN: Final = ATOMS | {dict, list}
+_TEXT: Final = {str}
 
 T = TypeVar("T")
 
@@ -74,10 +88,13 @@ def encode(state: object, *, max_depth: int = MAX_DEPTH, max_bytes: int = MAX_BY
     if not 0 <= max_depth <= MAX_DEPTH:
         raise InvalidInput(f"max_depth is {max_depth}; it must be between 0 and {MAX_DEPTH}")
     try:
-        return _with_room(lambda: _encode(state, max_depth, max_bytes))
+        try:
+            return _encode(state, max_depth, max_bytes)
+        except RecursionError:
+            return on_fresh_stack(lambda: _encode(state, max_depth, max_bytes))
     except Refusal as refusal:
         raise refusal.as_error() from refusal.__cause__
-    except _TooDeep:
+    except TooDeep:
         raise Refusal(
             "is nested deeper than this interpreter can follow: flatten it", TOO_DEEP
         ).as_error() from None
@@ -93,13 +110,16 @@ def decode(encoding: str, data: bytes) -> Any:
 
     Raises:
         Unsupported: the encoding id is unknown, or a time zone is missing on this machine.
-        Corrupt: the bytes are no document of this encoding (`SCHEMA_INVALID`).
+        Corrupt: the bytes are not a document of this encoding (`SCHEMA_INVALID`).
     """
     if encoding not in (JSON, TAGGED):
         raise Unsupported(f"unknown state encoding {encoding!r}: a newer release may read it")
     try:
-        return _with_room(lambda: _decode(encoding, data))
-    except _TooDeep:
+        try:
+            return _decode(encoding, data)
+        except RecursionError:
+            return on_fresh_stack(lambda: _decode(encoding, data))
+    except TooDeep:
         raise _too_deep_to_read() from None
     except RecursionError:
         raise Unsupported(_STACK_FULL) from None
@@ -135,23 +155,17 @@ def convert(value: object, kind: type[T]) -> T:
 _STACK_FULL: Final = "the call stack is full, which says nothing of the state: call from less deep"
 
 
-class _TooDeep(Exception):
+class TooDeep(Exception):
     """Even a fresh stack was too short: the state is to blame, or the recursion limit, but not the caller."""
 
 
-def _with_room(work: Callable[[], T]) -> T:
-    """Run `work`; if the caller's stack leaves it too little room, run it again on a fresh one.
+def on_fresh_stack(work: Callable[[], T]) -> T:
+    """Run `work` on the stack of a new thread, because the caller's left it too little room.
 
     Raises:
+        TooDeep: even a fresh stack was too short.
         RecursionError: the caller's stack had no room even for that.
     """
-    try:
-        return work()
-    except RecursionError:
-        return _on_fresh_stack(work)
-
-
-def _on_fresh_stack(work: Callable[[], T]) -> T:
     results: list[T] = []
     failures: list[BaseException] = []
 
@@ -168,7 +182,7 @@ def _on_fresh_stack(work: Callable[[], T]) -> T:
     except RuntimeError as exc:
         raise RecursionError("no thread could be started") from exc
     if failures:
-        raise _TooDeep if isinstance(failures[0], RecursionError) else failures[0]
+        raise TooDeep if isinstance(failures[0], RecursionError) else failures[0]
     return results[0]
 
 
@@ -234,13 +248,18 @@ def _is_plain(root: object, max_depth: int, max_bytes: int) -> bool:
     seen: set[int] = set()
     level: list[Any] = [root]
     for depth in range(max_depth + 1):
-        present = set(map(type, level))
-        if not present <= _PLAIN:
+        if not set(map(type, level)) <= _PLAIN:
             return False
-        if int in present and not _all_64_bit([value for value in level if type(value) is int]):
-            return False
-        lists = [value for value in level if type(value) is list] if list in present else []
-        dicts = [value for value in level if type(value) is dict] if dict in present else []
+        lists: list[Any] = []
+        dicts: list[Any] = []
+        for value in level:
+            kind = type(value)
+            if kind is dict:
+                dicts.append(value)
+            elif kind is list:
+                lists.append(value)
+            elif kind is int and not INT_MIN <= value <= INT_MAX:
+                return False
         if not lists and not dicts:
             return True
         count += sum(map(len, lists)) + sum(map(len, dicts))
@@ -252,32 +271,25 @@ def _is_plain(root: object, max_depth: int, max_bytes: int) -> bool:
             is_checked = True
         if len(lists) + len(dicts) <= _FEW:
             seen.update(map(id, lists), map(id, dicts))
-        if [key for values in dicts for key in values if type(key) is not str]:
+        if not set(map(type, chain.from_iterable(dicts))) <= _TEXT:
             return False
-        below = chain(chain.from_iterable(lists), chain.from_iterable(map(dict.values, dicts)))
-        level = [
-            value for value in below if type(value) is not str
-        ]  # most values are texts, and need no more
+        level = [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, dicts))]
     return False
 
 
 def _check_sharing(root: object, max_bytes: int) -> None:
-    from stepkeep.codec.sharing import check_sharing  # few states are that large
+    from stepkeep.codec.validation import check_sharing  # few states are that large
 
     check_sharing(root, max_bytes)
 
 
 def _is_repeated(lists: list[Any], dicts: list[Any], seen: set[int]) -> bool:
     """Whether many containers are mostly the same ones, or a few were met further up already."""
-    from stepkeep.codec.sharing import is_repeated
+    from stepkeep.codec.validation import is_repeated
 
     if len(lists) + len(dicts) <= _FEW:
         return not seen.isdisjoint(map(id, chain(lists, dicts)))
     return is_repeated(lists) or is_repeated(dicts)
-
-
-def _all_64_bit(numbers: list[int]) -> bool:
-    return min(numbers) >= INT_MIN and max(numbers) <= INT_MAX
 
 
 def _decode(encoding: str, data: bytes) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, InvalidInput, Unsupported
-from stepkeep.model import Content, Draft, Header
+from stepkeep.model import Content, Header
 
 FORMAT_VERSION: Final = 1
 
@@ -48,27 +48,10 @@ def row_digest(*values: Any) -> str:
     return digest(_encoder.encode(values))
 
 
-def seal(draft: Draft, seq: int, parents: Sequence[str], parent_chains: Sequence[str | None]) -> bytes:
+def seal(draft: Header, seq: int, parents: Sequence[str], parent_chains: Sequence[str | None]) -> bytes:
     """The final header bytes of a draft that got its place. Pure: the backend calls it inside its transaction."""
-    header = Header(
-        v=FORMAT_VERSION,
-        id=draft.id,
-        session=draft.session,
-        seq=seq,
-        branch=draft.branch,
-        time_us=draft.time_us,
-        contents=draft.contents,
-        parents=tuple(parents),
-        parent_chains=tuple(parent_chains),
-        external_id=draft.external_id,
-        idempotency_key=draft.idempotency_key,
-        step=draft.step,
-        status=draft.status,
-        trigger=draft.trigger,
-        message=draft.message,
-        tags=draft.tags,
-        metadata=draft.metadata,
-        requires=draft.requires,
+    header = msgspec.structs.replace(
+        draft, seq=seq, parents=tuple(parents), parent_chains=tuple(parent_chains)
     )
     try:
         unsealed = _encoder.encode(header)

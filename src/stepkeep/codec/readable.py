@@ -13,8 +13,39 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from stepkeep.codec.words import step_word
-from stepkeep.model import STATE, Header, Session, Status, TriggerKind, from_us
+from stepkeep.errors import InvalidInput
+from stepkeep.model import PHASES, STATE, Header, SessionInfo, Status, TriggerKind, from_us
+
+STEP_WORDS: Final = {
+    "pending": "pending",
+    "running": "in_progress",
+    "completed": "done",
+    "failed": "failed",
+    "skipped": "skipped",
+}
+"""Our word for the status of a step, and the snapshot's."""
+
+_OURS: Final = {theirs: ours for ours, theirs in STEP_WORDS.items()}
+
+
+def step_word(status: str) -> str:
+    """The snapshot's word for the status of a step; a word that is not ours stays as it is."""
+    return STEP_WORDS.get(status, status)
+
+
+def step_status(word: str) -> str:
+    """Our word for the status of a step, given in either language.
+
+    Raises:
+        InvalidInput: the text does not have that form.
+    """
+    status = word if word in STEP_WORDS else _OURS.get(word)
+    if status is None:
+        raise InvalidInput(
+            f"no status of a step {word!r}: choose one of {', '.join(STEP_WORDS)}", code="invalid_status"
+        )
+    return status
+
 
 FORMAT_VERSION: Final = 1
 
@@ -22,7 +53,6 @@ MIN_TIME_US: Final = -62_135_596_800_000_000
 MAX_TIME_US: Final = 253_402_300_799_999_999
 """The first and the last microsecond that a calendar of four-digit years can name."""
 
-PHASES: Final = ("observe", "think", "plan", "build", "execute", "verify", "learn")
 DEFAULT_PHASE: Final = "checkpoint"
 
 T = TypeVar("T")
@@ -34,6 +64,10 @@ class Layout(StrEnum):
     WORKFLOW = "workflow"
     RUN = "run"
     PHASE = "phase"
+
+
+LAYOUTS: Final = tuple(str(layout) for layout in Layout)
+"""The names of all layouts."""
 
 
 # --- the part that is the same in every layout -----------------------------------------------------------------
@@ -63,7 +97,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What the store needs to take the checkpoint up again: the session, the sealed header, the body records."""
 
     version: int
-    session: Session
+    session: SessionInfo
     header: Raw
     bodies: tuple[StoredRecord, ...]
 
@@ -204,7 +238,21 @@ def schema_of(layout: Layout) -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"A Stepkeep checkpoint in the {layout} layout",
-        **msgspec.json.schema(DOCUMENTS[layout]),
+        **_with_clean_texts(msgspec.json.schema(DOCUMENTS[layout])),
+    }
+
+
+def _with_clean_texts(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema whose descriptions do not depend on how a Python release indents docstrings."""
+    from inspect import cleandoc  # slow to import, and only the documents of the project need it
+
+    return {
+        name: _with_clean_texts(value)
+        if isinstance(value, dict)
+        else cleandoc(value)
+        if name == "description"
+        else value
+        for name, value in schema.items()
     }
 
 
@@ -214,7 +262,7 @@ def schema_of(layout: Layout) -> dict[str, Any]:
 def fields_of(
     layout: Layout,
     header: Header,
-    session: Session,
+    session: SessionInfo,
     *,
     details: object = None,
     merged: Sequence[str] = (),
@@ -234,7 +282,7 @@ def fields_of(
 
 
 def _workflow_fields(
-    header: Header, session: Session, is_compressed: bool, stored_size: int
+    header: Header, session: SessionInfo, is_compressed: bool, stored_size: int
 ) -> dict[str, Any]:
     content = header.contents.get(STATE)
     return {
@@ -250,7 +298,9 @@ def _workflow_fields(
     }
 
 
-def _run_fields(header: Header, session: Session, details: object, merged: Sequence[str]) -> dict[str, Any]:
+def _run_fields(
+    header: Header, session: SessionInfo, details: object, merged: Sequence[str]
+) -> dict[str, Any]:
     given = details if isinstance(details, Mapping) else {}
     step_state = _valid(given.get("step_state"), StepState)
     if step_state is None and header.step is not None:
@@ -272,7 +322,7 @@ def _run_fields(header: Header, session: Session, details: object, merged: Seque
     }
 
 
-def _phase_fields(header: Header, session: Session) -> dict[str, Any]:
+def _phase_fields(header: Header, session: SessionInfo) -> dict[str, Any]:
     given = dict(header.metadata)
     phase = phase_of(header)
     given.pop("phase", None)

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from stepkeep.config.files import Items, Node, Scalar, is_null
 from stepkeep.errors import InvalidInput
 from stepkeep.history.times import zone_named
 from stepkeep.model import MAX_SEQ, check_name
 from stepkeep.policy.profiles import MAX_DAYS, PROFILES, check_count, check_duration, check_size
+from stepkeep.text import shortened
+from stepkeep.yaml_lines import Items, Node, Scalar, shown
 
 _BOOLEANS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _WHOLE: Final = re.compile(r"[-+]?[0-9]{1,30}")
 _STORE: Final = re.compile(r"(sqlite|files|postgres|postgresql):.+|memory:", re.DOTALL)
-_SHOWN_CHARACTERS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,6 @@ def node_of(value: object) -> Node:
     if isinstance(value, Iterable) and not isinstance(value, str):
         return Items(tuple(node_of(item) for item in value), 0)
     return Scalar(str(value), False, 0)
-
-
-def shown(node: Node) -> str:
-    """A short form of what was written, for messages."""
-    if isinstance(node, Scalar):
-        return "nothing" if is_null(node) else repr(_shortened(node.text))
-    return "a list" if isinstance(node, Items) else "a section"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
 def _checked(check: Callable[..., Any], value: object, **limits: int) -> Any:
@@ -89,9 +78,9 @@ def _written(label: str, check: Callable[..., Any]) -> Kind:
     """Amounts with a unit."""
 
     def parse(node: Node) -> Any:
-        if not isinstance(node, Scalar) or is_null(node):
+        if not isinstance(node, Scalar) or node.is_null:
             raise ValueError(f"must be a {label}, not {shown(node)}")
-        return _checked(check, _shortened(node.text))  # what was cut off fits no unit
+        return _checked(check, shortened(node.text))  # what was cut off fits no unit
 
     return Kind(label, parse)
 
@@ -108,7 +97,7 @@ def _seconds(key: str, text: str) -> int:
 
 
 def _text(node: Node) -> str:
-    if not isinstance(node, Scalar) or is_null(node):
+    if not isinstance(node, Scalar) or node.is_null:
         raise ValueError(f"must be text, not {shown(node)}")
     text: str = _checked(check_name, node.text)
     return text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepkeep.config.settings import Settings
-from stepkeep.model import Session
+from stepkeep.model import SessionInfo
 from stepkeep.policy.profiles import profile_named, retention_for
 from stepkeep.policy.retention import Retention
 
@@ -11,7 +11,7 @@ CLEANUP = "cleanup"
 """The key of a session's policy that speaks of the session as a whole; the others are rules for its history."""
 
 
-def retention_of(settings: Settings, session: Session) -> Retention:
+def retention_of(settings: Settings, session: SessionInfo) -> Retention:
     """Which checkpoints of a session stay. Of each rule the session's own word counts, then the configuration's.
 
     The configuration does not touch a profile that keeps everything, as `archive` does.
@@ -25,6 +25,6 @@ def retention_of(settings: Settings, session: Session) -> Retention:
     return retention_for(session.profile, settings.retention_overrides(session.profile) | own)
 
 
-def compresses(settings: Settings, session: Session) -> bool:
+def compresses(settings: Settings, session: SessionInfo) -> bool:
     """Whether states of a session are compressed where they are stored whole."""
     return session.profile != "agent" or bool(settings["agent.checkpoints.compress_state"])

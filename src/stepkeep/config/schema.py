@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stepkeep.config.files import Node, Problem, Scalar, Section, is_null
+from stepkeep.config.files import Problem
 from stepkeep.config.kinds import (
     BOOLEAN,
     COUNT,
@@ -24,8 +24,9 @@ from stepkeep.config.kinds import (
     ZONE,
     Kind,
     or_word,
-    shown,
 )
+from stepkeep.text import shortened
+from stepkeep.yaml_lines import Node, Scalar, Section, shown
 
 ANY: Final = "*"
 MAX_PROBLEMS: Final = 50
@@ -398,14 +399,14 @@ class _Reading:
                 self.problem(written.line, name, f"{_short(name)} {exc}")
         elif isinstance(node, Section):
             self.section(node, target, f"{name}.")
-        elif not isinstance(node, Scalar) or not is_null(node):
+        elif not isinstance(node, Scalar) or not node.is_null:
             inside = "" if ANY in target else f" with {', '.join(_spellings(target, written.text))}"
             self.problem(written.line, name, f"{_short(name)} must be a section{inside}, not {shown(node)}")
 
 
 def _short(text: str) -> str:
     """A name for a message, on one line."""
-    return repr(text if len(text) <= 80 else f"{text[:79]}…")[1:-1]
+    return repr(shortened(text, 80))[1:-1]
 
 
 # --- suggestions -----------------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
-from stepkeep.config.files import Candidate, Problem, Unreadable, candidates, read
+from stepkeep.config.files import Candidate, Problem, candidates, read
 from stepkeep.config.kinds import node_of
 from stepkeep.config.schema import ANY, SCHEMA, Found, Key, lookup, nearest_key, values_of
 from stepkeep.errors import InvalidInput
 from stepkeep.policy.cleanup import CleanupPolicies, CleanupRule
 from stepkeep.policy.retention import span_text
+from stepkeep.yaml_lines import Unreadable
 
 Layer = Literal["default", "user", "project", "environment", "flag"]
 LAYERS: Final[tuple[Layer, ...]] = get_args(Layer)

@@ -1,6 +1,12 @@
-"""Joins codec and storage: owns the order of writes, integrity on reading, and the fallback."""
+"""The one door: every save and every load of the product passes here.
 
-from stepkeep.engine.engine import Engine, NewBody, Pending, Save
+`Engine.save` does all that a save needs: incremental encoding, the order of saves, deltas, group commit, fencing, and
+telling those who count and keep. `Engine.load` and `latest_of` bring back what was saved, verified, with the
+fallback. What a checkpoint means to a user, and which ones to keep, is decided in the packages above.
+"""
+
+from stepkeep.engine.engine import Engine, Made, MakesBody, Pending, Save, Saved
 from stepkeep.engine.reader import Fallback, Loaded
+from stepkeep.engine.state_encoder import NewBody
 
-__all__ = ["Engine", "Fallback", "Loaded", "NewBody", "Pending", "Save"]
+__all__ = ["Engine", "Fallback", "Loaded", "Made", "MakesBody", "NewBody", "Pending", "Save", "Saved"]

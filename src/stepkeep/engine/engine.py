@@ -1,28 +1,31 @@
-"""The engine: every layer above works on it, and it alone knows how a state becomes records."""
+"""The engine, the one door: every save and every load of the product passes here."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from stepkeep import forks
-from stepkeep.codec import exact, patch
-from stepkeep.codec.integrity import check_content, check_stored, describe, digest, seal
-from stepkeep.engine import reader, writer
-from stepkeep.engine.committer import Committer, Ticket
+from stepkeep.codec import delta, exact
+from stepkeep.codec.integrity import FORMAT_VERSION, check_content, check_stored, digest, seal
+from stepkeep.engine import chains, reader
+from stepkeep.engine.chains import Base, Chain, Writers
+from stepkeep.engine.commit import Committer, Queued
 from stepkeep.engine.reader import Loaded
-from stepkeep.engine.writer import Line, LineKey, Lines, LineState, Member, Shares
+from stepkeep.engine.state_encoder import IncrementalEncoder, NewBody
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
 from stepkeep.logs import Log
 from stepkeep.model import (
+    DETAILS,
+    FILES,
+    MAIN_BRANCH,
     MAX_TAGS,
-    Content,
-    Draft,
+    STATE,
     Header,
-    Session,
+    SessionInfo,
     Status,
     Trigger,
     check_branch_name,
@@ -34,10 +37,12 @@ from stepkeep.model import (
     utc_now_us,
 )
 from stepkeep.policy.profiles import profile_named
+from stepkeep.processes import Worker, tell_of_forks
 from stepkeep.storage.port import (
     ANY_HEAD,
     REPEATABLE,
     Append,
+    Appended,
     Backend,
     Blob,
     Body,
@@ -45,9 +50,10 @@ from stepkeep.storage.port import (
     HeaderQuery,
     HeaderRow,
 )
+from stepkeep.text import error_text
 
 if TYPE_CHECKING:
-    from queue import Queue
+    pass
 
 log = Log("stepkeep")
 
@@ -55,40 +61,45 @@ MAX_REPEATS: Final = 100
 """How often a save is sent again because a sweep took its base or blobs, or the session changed its branch. Others have
 to come in between each time, so the end is only for a fault."""
 
-
 MAX_KNOWN_SESSIONS: Final = 1000
 
 MAX_LOOK_BACK: Final = 64
-"""Among how many checkpoints the last one with a body is looked for, to store a patch instead of all of it."""
-
-MAX_ERROR_BYTES: Final = 16 * 1024
+"""Among how many checkpoints the last one with a body is looked for, to store a delta instead of all of it."""
 
 
-class NewBody(msgspec.Struct, frozen=True):
-    """The content of one body to save, and all blobs it names.
+class Made(NamedTuple):
+    """A body that was made for a save, and the blobs that come with it."""
 
-    Who knows the digest of the content, or what it shares with an earlier one, says so: it is not looked for again.
-    """
+    body: NewBody
+    blobs: tuple[Blob, ...] = ()
 
-    content: bytes
-    encoding: str
-    blobs: frozenset[str] = frozenset()
-    digest: str | None = None
-    shares: Shares | None = None
 
-    def described(self) -> Content:
-        """How the header names it."""
-        if self.digest is None:
-            return describe(self.content, self.encoding)
-        return Content(digest=self.digest, size=len(self.content), encoding=self.encoding)
+class MakesBody(Protocol):
+    """Makes a body when its turn comes: the capture of files takes a while, and may be done in the background."""
+
+    def make(self, refusal: Conflict | None) -> Made | None:
+        """The body; after a refusal another one to try instead, or None when the refusal stands."""
+
+    def stored(self, header: Header) -> None:
+        """Told when the checkpoint with the body is durable."""
 
 
 class Save(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a checkpoint that its saver decides. `branch` None means the session's current one."""
+    """Everything about a checkpoint that its saver decides.
 
-    session: str
-    bodies: dict[str, NewBody]
+    `state` and `details` are values, which are encoded and proven, or bodies that are encoded already and kept as they
+    are; details that are None are left out. `files` is a body, or what makes it; `bodies` are further ones by name.
+    `blobs` come with the save, and `state_blobs` are those that the state names, by digest. `branch` None means the
+    session's current one, `parents` None its head.
+    """
+
+    session: str = ""
+    state: Any
+    details: Any = None
+    files: Made | MakesBody | None = None
+    bodies: Mapping[str, NewBody] = {}
     blobs: tuple[Blob, ...] = ()
+    state_blobs: frozenset[str] = frozenset()
     branch: str | None = None
     parents: tuple[str, ...] | None = None
     expect_head: str | None = ANY_HEAD
@@ -104,31 +115,119 @@ class Save(msgspec.Struct, frozen=True, kw_only=True):
     requires: tuple[str, ...] = ()
 
 
-class Pending:
+class Saved(NamedTuple):
+    """A save that is durable, for those who count and keep. A repeat of an earlier one is not new."""
+
+    header: Header
+    is_new: bool
+    stored_bytes: int
+    seconds: float
+
+
+class _Known(NamedTuple):
+    """A session as last seen, and what its profile says about how its bodies are stored."""
+
+    session: SessionInfo
+    group_limit: int
+    compresses: bool
+
+
+class Pending(Queued):
     """A save on its way. `result` returns its header once it is durable, or raises why it is not stored."""
 
-    def __init__(self, engine: Engine, checkpoint: str, ticket: Ticket) -> None:
+    def __init__(
+        self, engine: Engine, save: Save, bodies: dict[str, NewBody], item: Append, started: float
+    ) -> None:
+        super().__init__(item, self._standing_alone)
         self._engine = engine
-        self._ticket = ticket
+        self._save = save
+        self._bodies = bodies
+        self._repeats_left = MAX_REPEATS
         self._header: Header | None = None
-        self.id = checkpoint
+        self._untold = [True]
+        self.started = started
+
+    @property
+    def id(self) -> str:
+        return self.item.draft.id
 
     @property
     def is_done(self) -> bool:
-        return self._ticket.is_done
+        return self.outcome is not None
 
     def result(self) -> Header:
         if self._header is None:
-            self._header = self._engine.confirm(self._ticket)
+            self._header = self._engine.confirm(self)
+        return self._header
+
+    def _is_first_to_tell(self) -> bool:
+        """True once: of several threads that ask for the result, one tells those who count."""
+        try:
+            return self._untold.pop()
+        except IndexError:
+            return False
+
+    def _standing_alone(self, refusal: StepkeepError) -> Append | None:
+        """The same save depending on nothing that is stored, if others only worked on its session meanwhile."""
+        if refusal.code not in REPEATABLE or not self._repeats_left:
+            return None
+        self._repeats_left -= 1
+        draft = self.item.draft
+        self._engine.forget(draft.session)
+        if refusal.code == "branch_switched":
+            session = self._engine.backend.session(draft.session)
+            draft = msgspec.structs.replace(draft, branch=session.branch)
+        bodies = tuple(
+            chains.keyframe(name, Base(draft.id, new.content, new.blobs))
+            for name, new in self._bodies.items()
+        )
+        return msgspec.structs.replace(self.item, draft=draft, bodies=bodies, blobs=_blobs(self._save))
+
+
+class PendingBody(Pending):
+    """A save whose files are still being captured. Its id is known at the end."""
+
+    def __init__(self, work: Callable[[], Header]) -> None:
+        self._work = work
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do it, on whichever thread; what it raises is for who asks for the result."""
+        try:
+            self._header = self._work()
+        except BaseException as exc:
+            log.error("a capture in the background failed: %s", exc)
+            self._error = exc
+        finally:
+            self._done.set()
+
+    @property
+    def id(self) -> str:
+        return self.result().id
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self) -> None:
+        self._done.wait()
+
+    def result(self) -> Header:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._header is not None
         return self._header
 
 
 class Engine:
     """Saves, loads and removes checkpoints on a backend. Safe for threads and forks.
 
-    Three callbacks let a keeper watch: `on_append` before a save is queued, and raising there refuses it;
-    `on_saved` when one is durable; `on_finished` when a session got its final status. They are called on the
-    saver's thread, so they are quick, and the last two never raise.
+    Lists of callbacks tell those who count and keep: `on_append` before a save is queued, and raising there refuses it;
+    `on_saved` when one is durable, `on_failed` when one is not; `on_finished` when a session got its final status;
+    `on_fallback` when a load fell back; `on_resumed` when work goes on, with the number of steps that need not be done
+    again. They are called on the saver's thread, so they are quick, and all but the first never raise.
     """
 
     def __init__(
@@ -138,33 +237,39 @@ class Engine:
         clock: Callable[[], int] = utc_now_us,
         keyframe_every: int | None = None,
         max_state_bytes: int = exact.MAX_BYTES,
-        compresses: Callable[[Session], bool] = lambda _: True,
+        compresses: Callable[[SessionInfo], bool] = lambda _: True,
     ) -> None:
         self.backend = backend
         self.clock = clock
         self._keyframe_every = keyframe_every
         self._compresses = compresses
         self.max_state_bytes = max_state_bytes
-        self._committer = Committer(lambda batch: backend.append(batch, seal))
-        self._lines = Lines()
-        self._sessions: dict[str, Session] = {}
-        self._background = _Background()
-        self.on_append: Callable[[Append], None] | None = None
-        self.on_saved: Callable[[Header], None] | None = None
-        self.on_finished: Callable[[Session], None] | None = None
-        forks.register(self)
+        self._committer = Committer(self._append_batch)
+        self._writers = Writers()
+        self._encoder = IncrementalEncoder(max_state_bytes)
+        self._known: dict[str, _Known] = {}
+        self._settling = Worker("stepkeep-saver")
+        self._making = Worker("stepkeep-capture")
+        self._being_made: dict[str, PendingBody] = {}
+        self.on_append: list[Callable[[Append], None]] = []
+        self.on_saved: list[Callable[[Saved], None]] = []
+        self.on_failed: list[Callable[[StepkeepError], None]] = []
+        self.on_finished: list[Callable[[SessionInfo], None]] = []
+        self.on_fallback: list[Callable[[], None]] = []
+        self.on_resumed: list[Callable[[int], None]] = []
+        tell_of_forks(self)
 
     # --- sessions
 
-    def open_session(self, key: str, **fields: Any) -> Session:
+    def open_session(self, key: str, **fields: Any) -> SessionInfo:
         """The living session with that key, created with these fields if there is none."""
         check_name("a session key", key)
         found = self.backend.session_by_key(key)
         return self._create_session(key, fields) if found is None else found
 
-    def _create_session(self, key: str, fields: dict[str, Any]) -> Session:
+    def _create_session(self, key: str, fields: dict[str, Any]) -> SessionInfo:
         now_us = self.clock()
-        session = Session(
+        session = SessionInfo(
             uid=new_uid(), key=key, created_us=now_us, updated_us=now_us, **_checked_fields(fields)
         )
         try:
@@ -176,7 +281,7 @@ class Engine:
                 raise
             return found
 
-    def find_session(self, key: str) -> Session:
+    def find_session(self, key: str) -> SessionInfo:
         """The living session with that key, or `NotFound`."""
         check_name("a session key", key)
         session = self.backend.session_by_key(key)
@@ -184,17 +289,17 @@ class Engine:
             raise NotFound(f"no session {key!r}", code="session_not_found", session=key)
         return session
 
-    def describe_session(self, uid: str, changes: dict[str, Any]) -> Session:
+    def describe_session(self, uid: str, changes: dict[str, Any]) -> SessionInfo:
         """Change what a session says of itself: profile, project, workflow, test flag, metadata."""
-        self._sessions.pop(uid, None)
+        self._known.pop(uid, None)
         return self.backend.update_session(uid, _checked_fields(changes))
 
     def finish(
         self, uid: str, status: Status, *, error: str | None = None, fence: int | None = None
-    ) -> Session:
+    ) -> SessionInfo:
         """Set the status of a session; one that pauses or ends gets a newest checkpoint that stands alone."""
         now_us = self.clock()
-        error = None if error is None else shortened(error)
+        error = None if error is None else error_text(error)
         changes = {
             "status": status,
             "updated_us": now_us,
@@ -205,11 +310,17 @@ class Engine:
         self.backend.record_event(uid, f"session_{status}", {"error": error} if error else {}, time_us=now_us)
         if status is not Status.IN_PROGRESS:
             self._make_head_stand_alone(session, fence)
-        if status.is_finished and self.on_finished is not None:
-            self.on_finished(session)
+        if status.is_finished:
+            self._encoder.forget(uid)
+            self.tell_finished(session)
         return session
 
-    def _make_head_stand_alone(self, session: Session, fence: int | None) -> None:
+    def tell_finished(self, session: SessionInfo) -> None:
+        """Tell those who keep that a session ended; once more when its lease is given up."""
+        for told in self.on_finished:
+            told(session)
+
+    def _make_head_stand_alone(self, session: SessionInfo, fence: int | None) -> None:
         head = self._head(session.uid, session.branch)
         if head is None or not self.backend.capabilities.takes_patches:
             return
@@ -229,7 +340,7 @@ class Engine:
         header = self._find_row(uid, checkpoint)
         if header is not None:
             check_content(content, reader.verified(header).contents[name], checkpoint=checkpoint, body=name)
-        body = writer.keyframe(name, writer.member_of(chain, content))
+        body = chains.keyframe(name, chains.base_of(chain, content))
         self.backend.replace_body(uid, body, expect_digest=chain[0].digest, fence=fence)
 
     # --- saving
@@ -239,158 +350,259 @@ class Engine:
         encoding, content = exact.encode(value, max_bytes=self.max_state_bytes)
         return NewBody(content, encoding)
 
+    def encoded(self, save: Save) -> Save:
+        """The save with its values encoded: they may change from now on."""
+        if isinstance(save.state, NewBody):
+            return save
+        details = save.details
+        return msgspec.structs.replace(
+            save,
+            state=self._encoder.encode(save.session, save.state) if save.session else self.encode(save.state),
+            details=None if details is None else self.encode(details),
+        )
+
     def save(self, save: Save) -> Header:
-        """Store a checkpoint durably. When this returns it survives a kill and a loss of power (V1)."""
-        return self.submit(save).result()
+        """Store a checkpoint durably. When this returns it survives a kill and a loss of power (V1).
+
+        It comes after all saves of its session that were asked for before, also those whose files are being captured.
+        """
+        if save.files is None or isinstance(save.files, Made):
+            return self.submit(save).result()
+        if self._being_made:
+            self._wait_for(save.session)
+        return self._save_making(save, self._bodies(save))
+
+    def save_in(self, key: str, save: Save, **fields: Any) -> Header:
+        """The same into the session with that key, which is created with these fields if there is none.
+
+        Input that is refused leaves nothing behind, not even an empty session. `save.session` is filled in here.
+        """
+        session = self.backend.session_by_key(check_name("a session key", key))
+        if session is None:
+            save = self.checked(save)
+            session = self._create_session(key, fields)
+        return self.save(msgspec.structs.replace(save, session=session.uid))
+
+    def checked(self, save: Save) -> Save:
+        """The save with its state encoded; raises what is wrong with it, before its session need exist."""
+        save = self.encoded(save)
+        _draft(save, self._bodies(save), MAIN_BRANCH, self.clock())
+        return save
+
+    def save_later(self, save: Save) -> Pending:
+        """The same in the background; the state is encoded before this returns. `close` waits for it."""
+        is_late = save.files is not None and not isinstance(save.files, Made)
+        before = self._being_made.get(save.session)
+        if not is_late and (before is None or before.is_done):
+            pending = self.submit(save)
+            self._settling.submit(pending.result)
+            return pending
+        bodies = self._bodies(save)
+        if is_late:
+            late = PendingBody(lambda: self._save_making(save, bodies))
+        else:
+            late = PendingBody(lambda: self._sent(save, bodies, perf_counter()).result())
+        self._being_made[save.session] = late
+        self._making.submit(late.run)
+        return late
+
+    def _wait_for(self, uid: str) -> None:
+        late = self._being_made.get(uid)
+        if late is not None:
+            late.wait()
+            if self._being_made.get(uid) is late:
+                del self._being_made[uid]
+
+    def _save_making(self, save: Save, bodies: dict[str, NewBody]) -> Header:
+        """Store a save whose files are made now; what made them may offer another body after a refusal."""
+        making = save.files
+        assert making is not None
+        assert not isinstance(making, Made)
+        made = making.make(None)
+        while made is not None:
+            with_files = msgspec.structs.replace(save, files=made)
+            try:
+                header = self._sent(with_files, {**bodies, FILES: made.body}, perf_counter()).result()
+            except Conflict as exc:
+                made = making.make(exc)
+                if made is None:
+                    raise
+            else:
+                making.stored(header)
+                return header
+        raise AssertionError("nothing was made, and nothing was refused")
 
     def submit(self, save: Save) -> Pending:
         """Queue a checkpoint; whoever asks for a result commits it, with all that were queued meanwhile."""
-        session = self._session(save.session)
-        draft = self._draft(save, session)
-        return Pending(self, draft.id, self._send(save, draft, session))
-
-    def _session(self, uid: str) -> Session:
-        """The session as last seen. Its branch may have changed since: `append` checks that, and refuses."""
-        known = self._sessions.get(uid)
-        if known is None:
-            if len(self._sessions) >= MAX_KNOWN_SESSIONS:
-                self._sessions.clear()
-            known = self._sessions[uid] = self.backend.session(uid)
-        return known
-
-    def submit_in_background(self, save: Save) -> Pending:
-        """Queue a checkpoint that a background thread commits; `close` waits for it."""
-        pending = self.submit(save)
-        self._background.settle(pending)
-        return pending
-
-    def _draft(self, save: Save, session: Session) -> Draft:
-        time_us = self.clock()
-        return Draft(
-            id=new_checkpoint_id(time_us),
-            session=session.uid,
-            branch=session.branch if save.branch is None else check_branch_name(save.branch),
-            time_us=time_us,
-            contents={name: body.described() for name, body in save.bodies.items()},
-            parents=save.parents,
-            external_id=_optional_name("an external id", save.external_id),
-            idempotency_key=_optional_name("an idempotency key", save.idempotency_key),
-            step=_checked_step(save.step),
-            status=save.status,
-            trigger=save.trigger,
-            message=check_text("a message", save.message),
-            tags=_checked_tags(save.tags),
-            metadata=plain_metadata(save.metadata),
-            requires=save.requires,
-        )
-
-    def _send(self, save: Save, draft: Draft, session: Session) -> Ticket:
-        """Encode the bodies of a draft and queue it."""
-        keys = [LineKey(draft.session, draft.branch, name) for name in save.bodies]
-        # The lines stay locked until the append is queued: a body must not be committed before its base.
-        with self._lines.locked(keys) as lines:
-            bodies = [
-                body
-                for key, line in zip(keys, lines, strict=True)
-                for body in self._encode(key, line, save, draft, session)
-            ]
-            append = _append(save, draft, bodies, self._missing(save.blobs))
-            self._admit(append)
-            return self._committer.enqueue(append, _Repeats(self, save, draft))
-
-    def _admit(self, append: Append) -> None:
-        if self.on_append is None:
-            return
+        started = perf_counter()
+        if self._being_made:
+            self._wait_for(save.session)
         try:
-            self.on_append(append)
-        except StepkeepError:
-            self.forget(append.draft.session)  # the lines already count on it
+            bodies = self._bodies(save)
+        except StepkeepError as exc:
+            self._tell_failed(exc)
             raise
+        return self._sent(save, bodies, started)
 
-    def _encode(self, key: LineKey, line: Line, save: Save, draft: Draft, session: Session) -> list[Body]:
-        """The records for the next body of a line."""
-        new = save.bodies[key.name]
-        member = Member(draft.id, new.content, new.blobs)
-        if not self.backend.capabilities.takes_patches:
-            return [writer.plain(key.name, member)]
-        if line.is_cold:
-            line.state = self._warm(key)
-            line.is_cold = False
-        bodies, line.state = writer.encode(
-            key.name,
-            line.state,
-            member,
-            limit=self.group_limit(session),
-            as_keyframe=save.status is not Status.IN_PROGRESS,
-            compress=self._compresses(session),
-            shares=new.shares,
-        )
+    def _bodies(self, save: Save) -> dict[str, NewBody]:
+        """The contents of a save, encoded and proven; each value once."""
+        state, details, files = save.state, save.details, save.files
+        if not isinstance(state, NewBody):
+            state = self._encoder.encode(save.session, state)
+        if save.state_blobs:
+            state = msgspec.structs.replace(state, blobs=save.state_blobs)
+        bodies: dict[str, NewBody] = {STATE: state, **save.bodies}
+        if details is not None:
+            bodies[DETAILS] = details if isinstance(details, NewBody) else self.encode(details)
+        if isinstance(files, Made):
+            bodies[FILES] = files.body
         return bodies
 
-    def group_limit(self, session: Session) -> int:
+    def _session(self, uid: str) -> _Known:
+        """The session as last seen. Its branch may have changed since: `append` checks that, and refuses."""
+        known = self._known.get(uid)
+        if known is None:
+            if len(self._known) >= MAX_KNOWN_SESSIONS:
+                self._known.clear()
+            session = self.backend.session(uid)
+            known = self._known[uid] = _Known(session, self.group_limit(session), self._compresses(session))
+        return known
+
+    def group_limit(self, session: SessionInfo) -> int:
+        """How many bodies a keyframe group of the session has at most."""
         keep_last = (session.policy or {}).get("keep_last", profile_named(session.profile).keep_last)
-        return patch.group_limit(keep_last, self._keyframe_every)
+        return delta.group_limit(keep_last, self._keyframe_every)
+
+    def _sent(self, save: Save, bodies: dict[str, NewBody], started: float) -> Pending:
+        try:
+            return self._send(save, bodies, started)
+        except StepkeepError as exc:
+            self._tell_failed(exc)
+            raise
+
+    def _send(self, save: Save, bodies: dict[str, NewBody], started: float) -> Pending:
+        """Encode the bodies of a save as records and queue it."""
+        known = self._session(save.session)
+        draft = _draft(save, bodies, known.session.branch, self.clock())
+        # The writer stays locked until the append is queued: a body must not be committed before its base.
+        writer = self._writers.get(draft.session, draft.branch)
+        with writer.lock:
+            records: list[Body] = []
+            for name, new in bodies.items():
+                base = Base(draft.id, new.content, new.blobs)
+                if not self.backend.capabilities.takes_patches:
+                    records.append(chains.plain(name, base))
+                    continue
+                if name not in writer.chains:
+                    writer.chains[name] = self._chain(draft.session, draft.branch, name)
+                made, writer.chains[name] = chains.encode(
+                    name,
+                    writer.chains[name],
+                    base,
+                    limit=known.group_limit,
+                    as_keyframe=save.status is not Status.IN_PROGRESS,
+                    compress=known.compresses,
+                    shared=new.shares,
+                )
+                records += made
+            item = Append(
+                draft=draft,
+                bodies=tuple(records),
+                blobs=self._missing(_blobs(save)) if save.blobs or save.files is not None else (),
+                parents=save.parents,
+                expect_head=save.expect_head,
+                fence=save.fence,
+                on_current=save.branch is None,
+            )
+            try:
+                for admit in self.on_append:
+                    admit(item)
+            except StepkeepError:
+                self.forget(draft.session)  # the writer already counts on it
+                raise
+            pending = Pending(self, save, bodies, item, started)
+            self._committer.enqueue(pending)
+        self._writers.recount(draft.session, draft.branch)
+        return pending
 
     def _missing(self, blobs: tuple[Blob, ...]) -> tuple[Blob, ...]:
-        if not blobs:
-            return blobs
         stored = self.backend.has_blobs([blob.digest for blob in blobs])
         return tuple(blob for blob in blobs if blob.digest not in stored)
 
-    def _warm(self, key: LineKey) -> LineState | None:
-        """What the line's newest stored body is, verified; None when the next one must be a keyframe."""
+    def _chain(self, uid: str, branch: str, name: str) -> Chain | None:
+        """The delta chain that the next body goes on with, verified; None when that must be a keyframe."""
         try:
-            header = self._newest_with(key)
+            header = self._newest_with(uid, branch, name)
             if header is None:
                 return None
-            chain = self.backend.body_chain(key.session, header.id, key.name)
-            if not chain or chain[-1].base is not None:
+            links = self.backend.body_chain(uid, header.id, name)
+            if not links or links[-1].base is not None:
                 return None
-            state = writer.warm(chain, reader.from_chain)
-            check_content(state.last.content, header.contents[key.name], checkpoint=header.id, body=key.name)
+            reader.check_links(links)
+            chain = chains.from_records(links)
+            check_content(chain.last.content, header.contents[name], checkpoint=header.id, body=name)
         except Corrupt as exc:
-            log.warning("%s cannot be built upon, a keyframe follows: %s", exc.checkpoint or key.session, exc)
+            log.warning("%s cannot be built upon, a keyframe follows: %s", exc.checkpoint or uid, exc)
             return None
-        return state
+        return chain
 
-    def _newest_with(self, key: LineKey) -> Header | None:
-        """The newest checkpoint of a line that has its body, verified. Not every checkpoint has every body."""
-        head = self._head(key.session, key.branch)
+    def _newest_with(self, uid: str, branch: str, name: str) -> Header | None:
+        """The newest checkpoint of a branch that has a body, verified. Not every checkpoint has every body."""
+        head = self._head(uid, branch)
         if head is None:
             return None
         header = reader.verified(head)
-        if key.name in header.contents:
+        if name in header.contents:
             return header
-        query = HeaderQuery(
-            session=key.session, branch=key.branch, max_seq=header.seq - 1, limit=MAX_LOOK_BACK
-        )
+        query = HeaderQuery(session=uid, branch=branch, max_seq=header.seq - 1, limit=MAX_LOOK_BACK)
         found = map(reader.verified, self.backend.headers(query))
-        return next((each for each in found if key.name in each.contents), None)
+        return next((each for each in found if name in each.contents), None)
 
-    def confirm(self, ticket: Ticket) -> Header:
+    def _append_batch(self, batch: Sequence[Append]) -> list[Appended | StepkeepError]:
+        return self.backend.append(batch, seal)
+
+    def confirm(self, pending: Pending) -> Header:
         """The header of a queued save, once it is durable."""
-        draft = ticket.item.draft
-        try:
-            appended = ticket.result()
-        except StepkeepError:
+        outcome = self._committer.settle(pending)
+        draft = pending.item.draft
+        if isinstance(outcome, StepkeepError):
             self.forget(draft.session)
-            raise
-        if not appended.is_new:
+            if pending._is_first_to_tell():
+                self._tell_failed(outcome)
+            raise outcome
+        if not outcome.is_new:
             self.forget(draft.session)
-        header = reader.verified(appended.row)
-        if self.on_saved is not None:
-            self.on_saved(header)
+        header = reader.verified(outcome.row)
+        if not pending._is_first_to_tell():
+            return header
+        size = 0
+        for body in pending.item.bodies:
+            size += body.stored_size
+        for blob in pending.item.blobs:
+            size += len(blob.data)
+        saved = Saved(header, outcome.is_new, size, perf_counter() - pending.started)
+        for told in self.on_saved:
+            told(saved)
         return header
+
+    def _tell_failed(self, error: StepkeepError) -> None:
+        for told in self.on_failed:
+            told(error)
+
+    def resumed(self, steps: int) -> None:
+        """Note that work goes on where it stopped, and how many finished steps are not done again."""
+        for told in self.on_resumed:
+            told(steps)
 
     def forget(self, uid: str) -> None:
         """Forget what is remembered of a session: it may not be what is stored."""
-        self._sessions.pop(uid, None)
-        self._lines.forget(uid)
+        self._known.pop(uid, None)
+        self._writers.forget(uid)
 
     # --- blobs
 
     def make_blob(self, content: bytes) -> Blob:
-        encoded = patch.encode_keyframe(content)
+        encoded = delta.encode_keyframe(content)
         return Blob(
             digest=digest(content),
             size=len(content),
@@ -405,16 +617,36 @@ class Engine:
         if blob is None:
             raise NotFound(f"no blob {wanted}", code="blob_not_found")
         check_stored(blob.data, blob.stored_digest, checkpoint=wanted, body="blob")
-        content = patch.decode(blob.codec, blob.data, size=blob.size)
+        content = delta.decode(blob.codec, blob.data, size=blob.size)
         if digest(content) != wanted:
             raise Corrupt(f"blob {wanted} does not match its digest")
         return content
 
     # --- reading
 
-    def latest(self, session: Session, branch: str | None = None) -> Loaded | None:
+    def latest(self, session: SessionInfo, branch: str | None = None) -> Loaded | None:
         """The newest checkpoint of a branch that verifies; see `reader.load_latest`."""
-        return reader.load_latest(self.backend, session, branch or session.branch, self._remembered)
+        return self.latest_of(session.uid, branch or session.branch)
+
+    def latest_of(self, uid: str, branch: str | None = None) -> Loaded | None:
+        """The newest checkpoint of a branch, of the current one unless named, that verifies.
+
+        One read brings all of it where nothing is damaged; else it is looked for step by step, and the fallback told.
+        """
+        known = self._known.get(uid)
+        on_branch = branch or (known.session.branch if known is not None else None)
+        state = None if on_branch is None else self._writers.newest(uid, on_branch, STATE)
+        head = self.backend.load_head(uid, branch, known=None if state is None else (state.checkpoint, STATE))
+        loaded = None if head is None else reader.from_head(head, state)
+        if loaded is not None:
+            log.debug("Loaded latest checkpoint")
+            return loaded
+        session = self.backend.session(uid)
+        loaded = reader.load_latest(self.backend, session, branch or session.branch)
+        if loaded is not None and loaded.fallback is not None:
+            for told in self.on_fallback:
+                told()
+        return loaded
 
     def headers(
         self,
@@ -463,10 +695,7 @@ class Engine:
 
     def load(self, header: Header) -> Loaded:
         """A checkpoint with all its contents, verified; no fallback."""
-        return reader.load(self.backend, header, self._remembered)
-
-    def _remembered(self, header: Header, name: str) -> bytes | None:
-        return self._lines.remembered(LineKey(header.session, header.branch, name), header.id)
+        return reader.load(self.backend, header, self._writers.newest(header.session, header.branch, STATE))
 
     def _find_row(self, session: str | None, checkpoint: str) -> HeaderRow | None:
         return next(self.backend.headers(HeaderQuery(session=session, ids=(checkpoint,), limit=1)), None)
@@ -532,6 +761,7 @@ class Engine:
         """Remove a session and all its bytes."""
         self.backend.delete_session(uid, secure=True, fence=fence)
         self.forget(uid)
+        self._encoder.forget(uid)
         self._sweep(None)
 
     def _sweep(self, uid: str | None) -> None:
@@ -542,105 +772,61 @@ class Engine:
 
     def flush(self) -> None:
         """Return when every save submitted so far is settled."""
-        self._background.wait()
+        self._making.wait()
+        self._settling.wait()
         self._committer.flush()
 
     def close(self) -> None:
         """Finish what was submitted and close the backend."""
-        self._background.close()
+        self._making.stop()
+        self._settling.stop()
         self._committer.flush()
+        self._encoder.clear()
         self.backend.close()
 
     def before_fork(self) -> None:
-        self._background.wait()
+        self._making.wait()
+        self._settling.wait()
         self._committer.before_fork()
 
     def after_fork(self, *, is_child: bool) -> None:
         self._committer.after_fork(is_child=is_child)
-        if is_child:
-            self._lines = Lines()  # another thread of the parent may have held one of the old locks
-            self._background = _Background()
+        if is_child:  # another thread of the parent may have held one of the old locks
+            self._writers = Writers()
+            self._encoder = IncrementalEncoder(self.max_state_bytes)
+            self._being_made = {}
 
 
-class _Repeats:
-    """What to send when a save is refused because others worked on its session meanwhile.
-
-    Each repeat depends on nothing that is stored: bodies as keyframes, and all blobs.
-    """
-
-    def __init__(self, engine: Engine, save: Save, draft: Draft) -> None:
-        self._engine = engine
-        self._save = save
-        self._draft = draft
-        self._left = MAX_REPEATS
-
-    def __call__(self, refusal: StepkeepError) -> Append | None:
-        if refusal.code not in REPEATABLE or not self._left:
-            return None
-        self._left -= 1
-        self._engine.forget(self._draft.session)
-        if refusal.code == "branch_switched":
-            session = self._engine.backend.session(self._draft.session)
-            self._draft = msgspec.structs.replace(self._draft, branch=session.branch)
-        bodies = [
-            writer.keyframe(name, Member(self._draft.id, new.content, new.blobs))
-            for name, new in self._save.bodies.items()
-        ]
-        return _append(self._save, self._draft, bodies, self._save.blobs)
+def _blobs(save: Save) -> tuple[Blob, ...]:
+    """All blobs that come with a save."""
+    return (*save.blobs, *save.files.blobs) if isinstance(save.files, Made) else save.blobs
 
 
-def _append(save: Save, draft: Draft, bodies: Sequence[Body], blobs: tuple[Blob, ...]) -> Append:
-    return Append(
-        draft=draft,
-        bodies=tuple(bodies),
-        blobs=blobs,
-        expect_head=save.expect_head,
-        fence=save.fence,
-        on_current=save.branch is None,
+def _draft(save: Save, bodies: dict[str, NewBody], current: str, time_us: int) -> Header:
+    """The header of a save but for its place, after its options were checked."""
+    contents = {}
+    for name, body in bodies.items():
+        contents[name] = body.described()
+    return Header(
+        v=FORMAT_VERSION,
+        id=new_checkpoint_id(time_us),
+        session=save.session,
+        seq=0,
+        branch=current if save.branch is None else check_branch_name(save.branch),
+        time_us=time_us,
+        contents=contents,
+        external_id=None if save.external_id is None else check_name("an external id", save.external_id),
+        idempotency_key=None
+        if save.idempotency_key is None
+        else check_name("an idempotency key", save.idempotency_key),
+        step=save.step if type(save.step) is int and abs(save.step) < 2**63 else _checked_step(save.step),
+        status=save.status,
+        trigger=save.trigger,
+        message="" if save.message == "" else check_text("a message", save.message),
+        tags=_checked_tags(save.tags) if save.tags else (),
+        metadata={} if save.metadata == {} else plain_metadata(save.metadata),
+        requires=save.requires,
     )
-
-
-class _Background:
-    """One daemon thread, started on demand, that settles saves nobody waits for."""
-
-    def __init__(self) -> None:
-        self._queue: Queue[Pending | None] | None = None
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def settle(self, pending: Pending) -> None:
-        from queue import Queue  # most processes never save in the background
-
-        with self._lock:
-            if self._queue is None:
-                self._queue = Queue()
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, args=(self._queue,), name="stepkeep-saver", daemon=True
-                )
-                self._thread.start()
-            self._queue.put(pending)
-
-    def _work(self, queue: Queue[Pending | None]) -> None:
-        while (pending := queue.get()) is not None:
-            try:
-                pending.result()
-            except Exception as exc:  # whoever asks for the result gets it; the thread must go on
-                log.error("a save in the background failed: %s", exc)
-            finally:
-                queue.task_done()
-        queue.task_done()
-
-    def wait(self) -> None:
-        if self._queue is not None:
-            self._queue.join()
-
-    def close(self) -> None:
-        with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is not None and self._queue is not None:
-            self._queue.put(None)
-            thread.join()
 
 
 def _checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
@@ -672,16 +858,6 @@ def plain_metadata(metadata: object) -> dict[str, Any]:
     check_metadata("metadata", len(content))
     copy: dict[str, Any] = exact.decode(encoding, content)  # the caller may change its own right away
     return copy
-
-
-def shortened(text: str) -> str:
-    """A text of any length cut to what a session keeps: a long traceback must not stop it from being marked."""
-    encoded = text.encode("utf-8", "replace").replace(b"\0", b"?")
-    return encoded[:MAX_ERROR_BYTES].decode("utf-8", "ignore")
-
-
-def _optional_name(what: str, text: str | None) -> str | None:
-    return None if text is None else check_name(what, text)
 
 
 def _checked_tags(tags: Sequence[str]) -> tuple[str, ...]:

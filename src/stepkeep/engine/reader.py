@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterator
+from typing import Any, Final
 
 import msgspec
 
-from stepkeep.codec import exact, patch
+from stepkeep.codec import delta, exact
 from stepkeep.codec.integrity import check_content, check_stored, digest, open_header
-from stepkeep.engine.writer import Member, plain
-from stepkeep.errors import Corrupt, NotFound, Unsupported
+from stepkeep.engine.chains import Base
+from stepkeep.engine.state_encoder import NewBody
+from stepkeep.errors import Corrupt, NotFound, StepkeepError, Unsupported
 from stepkeep.logs import Log
-from stepkeep.model import STATE, Header, Session, from_us
-from stepkeep.storage.port import Backend, Body, HeaderQuery, HeaderRow
+from stepkeep.model import STATE, Header, SessionInfo, from_us
+from stepkeep.storage.port import Backend, Body, HeaderQuery, HeaderRow, StoredHead
 
 log = Log("stepkeep")
 
@@ -39,6 +40,11 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
         """The value in a body, decoded anew at each call: changing it changes nothing else."""
         return exact.decode(self.header.contents[name].encoding, self.contents[name])
 
+    def body(self, name: str = STATE) -> NewBody | None:
+        """A body as it was saved, for another save; None if there is none."""
+        content = self.contents.get(name)
+        return None if content is None else NewBody(content, self.header.contents[name].encoding)
+
 
 def verified(row: HeaderRow) -> Header:
     """The header in a row, if every byte and its place are as they were written."""
@@ -52,24 +58,17 @@ def verified(row: HeaderRow) -> Header:
     return header
 
 
-Remembered: TypeAlias = Callable[[Header, str], bytes | None]
-"""The content of a body that is still in memory: of this header and name, or None."""
-
-
-def load(backend: Backend, header: Header, remembered: Remembered | None = None) -> Loaded:
+def load(backend: Backend, header: Header, known: Base | None = None) -> Loaded:
     """All contents of a checkpoint, each verified against the header.
 
-    What is `remembered` was verified when it was saved or read; then only its own stored record is checked.
+    A state that is `known` was verified when it was saved or read; then only its own stored record is checked.
 
     Raises:
         Corrupt: a body is damaged.
         NotFound: the checkpoint was removed meanwhile.
     """
     try:
-        contents = {
-            name: _from_memory(backend, header, name, remembered) or load_body(backend, header, name)
-            for name in header.contents
-        }
+        contents = {name: _known(backend, header, name, known) for name in header.contents}
     except Corrupt as exc:
         query = HeaderQuery(session=header.session, ids=(header.id,), limit=1)
         if next(backend.headers(query), None) is None:
@@ -82,12 +81,42 @@ def load(backend: Backend, header: Header, remembered: Remembered | None = None)
     return Loaded(header=header, contents=contents)
 
 
-def _from_memory(backend: Backend, header: Header, name: str, remembered: Remembered | None) -> bytes | None:
-    content = None if remembered is None else remembered(header, name)
-    if content is None or len(content) != header.contents[name].size:
+def _known(backend: Backend, header: Header, name: str, known: Base | None) -> bytes:
+    """The content of one body, verified; from memory where its record is still what was written."""
+    if known is not None and name == STATE and known.checkpoint == header.id:
+        record = backend.body(header.session, header.id, name)
+        if record is not None and digest(record.data) == record.digest:
+            return known.content
+    return load_body(backend, header, name)
+
+
+def from_head(head: StoredHead, known: Base | None) -> Loaded | None:
+    """The checkpoint in what was read of a head; None when anything about it is not as it should be.
+
+    Of a body whose content is `known`, and was verified when it was saved or read, only the records above it are
+    applied; the record of the very same body is still checked.
+    """
+    try:
+        header = verified(head.row)
+        contents: dict[str, bytes] = {}
+        for name, expected in header.contents.items():
+            links = head.chains[name]
+            check_links(links)
+            last = links[-1]
+            if known is not None and name == STATE and last.checkpoint == known.checkpoint:
+                if len(links) == 1 and len(known.content) == expected.size:
+                    contents[name] = known.content
+                    continue
+                content = delta.rebuild([*links[:-1], delta.Rebuilt(known.content)])
+            elif last.base is not None:
+                return None
+            else:
+                content = delta.rebuild(links)
+            check_content(content, expected, checkpoint=header.id, body=name)
+            contents[name] = content
+    except (StepkeepError, LookupError):
         return None
-    record = backend.body(header.session, header.id, name)
-    return content if record is not None and digest(record.data) == record.digest else None
+    return Loaded(header=header, contents=contents)
 
 
 def load_body(backend: Backend, header: Header, name: str) -> bytes:
@@ -116,36 +145,41 @@ def rebuild(
         if spare is None or spare.base is None:
             raise
     base = rebuild(backend, session, spare.base, name, spares_left=spares_left - 1)
-    content = from_chain([spare, plain(name, Member(spare.base, base))])
-    rebuilt = from_chain([*above, plain(name, Member(spare.checkpoint, content))])
-    log.warning("The keyframe %s is damaged, its spare served", spare.checkpoint)
-    return rebuilt
+    check_links([spare, *above])
+    content = delta.rebuild([*above, spare, delta.Rebuilt(base)])
+    log.warning("The keyframe %s is damaged, its redundant delta served", spare.checkpoint)
+    return content
 
 
-def from_chain(chain: list[Body]) -> bytes:
+def from_chain(links: list[Body]) -> bytes:
     """The content at the top of a chain, after the stored bytes of every link were checked."""
-    if not chain:
+    if not links:
         raise Corrupt("the body is missing")
-    if chain[-1].base is not None:
+    if links[-1].base is not None:
         raise Corrupt(
-            f"the body of {chain[-1].base}, which {chain[0].checkpoint} is rebuilt from, is missing"
+            f"the body of {links[-1].base}, which {links[0].checkpoint} is rebuilt from, is missing"
         )
-    for body in chain:
+    check_links(links)
+    return delta.rebuild(links)
+
+
+def check_links(links: list[Body]) -> None:
+    """Raise `Corrupt` unless the stored bytes of every record match their digest."""
+    for body in links:
         check_stored(body.data, body.digest, checkpoint=body.checkpoint, body=body.name)
         # A newer release says so in the header's version: here another codec or size can only be damage.
-        if body.codec not in patch.CODECS or not 0 <= body.size <= patch.DEFAULT_CEILING_BYTES:
+        if body.codec not in delta.CODECS or not 0 <= body.size <= delta.DEFAULT_CEILING_BYTES:
             raise Corrupt(
                 f"the record of body {body.name!r} of {body.checkpoint} is damaged",
                 checkpoint=body.checkpoint,
             )
-    return patch.rebuild([patch.Link(body.codec, body.data, body.size) for body in chain])
 
 
 # --- the line of a branch, and falling back along it -----------------------------------------------------------
 
 
 def line_of(
-    backend: Backend, session: Session, branch: str, *, matching: HeaderQuery | None = None
+    backend: Backend, session: SessionInfo, branch: str, *, matching: HeaderQuery | None = None
 ) -> Iterator[HeaderRow]:
     """The stored headers of a branch from its head backwards, followed through its fork points.
 
@@ -165,9 +199,7 @@ def line_of(
         record = backend.branch(session.uid, record.fork_branch) if record.fork_branch is not None else None
 
 
-def load_latest(
-    backend: Backend, session: Session, branch: str, remembered: Remembered | None = None
-) -> Loaded | None:
+def load_latest(backend: Backend, session: SessionInfo, branch: str) -> Loaded | None:
     """The head of a branch, or the newest before it that verifies; None when the branch has no checkpoint.
 
     Raises:
@@ -176,7 +208,7 @@ def load_latest(
     head = _head(backend, session, branch)
     while head is not None:
         try:
-            loaded = load(backend, _header(backend, session, head), remembered)
+            loaded = load(backend, _header(backend, session, head))
         except (Corrupt, NotFound) as exc:
             now = _head(backend, session, branch)
             if now != head:
@@ -190,12 +222,12 @@ def load_latest(
     return None
 
 
-def _head(backend: Backend, session: Session, branch: str) -> str | None:
+def _head(backend: Backend, session: SessionInfo, branch: str) -> str | None:
     record = backend.branch(session.uid, branch)
     return None if record is None else record.head
 
 
-def _header(backend: Backend, session: Session, checkpoint: str) -> Header:
+def _header(backend: Backend, session: SessionInfo, checkpoint: str) -> Header:
     row = next(backend.headers(HeaderQuery(session=session.uid, ids=(checkpoint,), limit=1)), None)
     if row is None:
         raise Corrupt(f"{checkpoint} is missing", code="checkpoint_missing", checkpoint=checkpoint)
@@ -203,7 +235,7 @@ def _header(backend: Backend, session: Session, checkpoint: str) -> Header:
 
 
 def _fall_back(
-    backend: Backend, session: Session, first_failure: tuple[str, str], history: list[HeaderRow]
+    backend: Backend, session: SessionInfo, first_failure: tuple[str, str], history: list[HeaderRow]
 ) -> Loaded:
     log.info("Attempting fallback to %d history checkpoints", len(history))
     failures = [first_failure]

@@ -1,21 +1,23 @@
-"""Branches: named lines of checkpoints. Fork at any checkpoint, move the session between them, close and reopen.
+"""Branches: named lines of checkpoints. Fork at any checkpoint, move the session between them, close and reopen, and
+find where two of them parted.
 
 Nothing here removes a checkpoint, and every change is a compare-and-set: two at once never overwrite each other.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from stepkeep.engine import Engine
+from stepkeep.engine import Engine, reader
 from stepkeep.engine.engine import plain_metadata
 from stepkeep.errors import Conflict, NotFound
 from stepkeep.history.refs import SWITCHED
-from stepkeep.model import Branch, BranchState, Header, Session, check_branch_name, check_name
+from stepkeep.model import Branch, BranchState, Header, SessionInfo, check_branch_name, check_name
 from stepkeep.storage.port import ANY_HEAD, HeaderQuery
 
 Why: TypeAlias = Literal["fork", "switch", "restore"]
@@ -27,11 +29,11 @@ MAX_TRIES: Final = 50
 MAX_NAMES_TOLD: Final = 10
 
 
-class Move(msgspec.Struct, frozen=True, kw_only=True):
+class BranchSwitch(msgspec.Struct, frozen=True, kw_only=True):
     """A session that is on another branch now. `left` is as it was when nobody saved there by default any more."""
 
-    before: Session
-    session: Session
+    before: SessionInfo
+    session: SessionInfo
     left: Branch
     entered: Branch
 
@@ -116,7 +118,7 @@ def _names(at: Header) -> Iterator[str]:
 
 
 def _store_new(engine: Engine, uid: str, branch: Branch) -> Branch | None:
-    """The branch as stored; None when there is one of that name, be it since a moment."""
+    """The branch as stored; None when the name is taken, even if only since a moment ago."""
     if engine.backend.branch(uid, branch.name) is not None:
         return None
     return _set_if_unmoved(engine, uid, branch, expect_head=None)
@@ -133,7 +135,7 @@ def switch(engine: Engine, uid: str, name: str) -> Branch:
         Conflict: it was merged, abandoned or archived (`branch_closed`), or all of it was pruned (`branch_empty`).
     """
 
-    def wanted(session: Session) -> Branch:
+    def wanted(session: SessionInfo) -> Branch:
         branch = find(engine, uid, name)
         check_open(branch, uid)
         # One that began nowhere may simply not have been used yet.
@@ -168,12 +170,12 @@ def check_open(branch: Branch, uid: str) -> None:
 def move(
     engine: Engine,
     uid: str,
-    wanted: Callable[[Session], Branch],
+    wanted: Callable[[SessionInfo], Branch],
     *,
     why: Why,
-    changes: Callable[[Session], dict[str, Any]] = lambda _: {},
+    changes: Callable[[SessionInfo], dict[str, Any]] = lambda _: {},
     expect_head: str | None = ANY_HEAD,
-) -> Move:
+) -> BranchSwitch:
     """Make the branch that is `wanted` the session's current one, in one step with other changes of the session.
 
     When someone else changed the session meanwhile, everything is looked at again. With `expect_head` it
@@ -190,7 +192,7 @@ def move(
             continue
         fields = {"branch": branch.name, **changes(session)}
         if branch.name == session.branch and len(fields) == 1:
-            return Move(before=session, session=session, left=branch, entered=branch)
+            return BranchSwitch(before=session, session=session, left=branch, entered=branch)
         moved = _update(engine, session, fields)
         if moved is None:
             continue
@@ -199,11 +201,11 @@ def move(
         _check_left(engine, session, moved, left, fields, expect_head)
         if branch.name != left.name:
             _record(engine, uid, left, branch, why)
-        return Move(before=session, session=moved, left=left, entered=branch)
+        return BranchSwitch(before=session, session=moved, left=left, entered=branch)
     raise Conflict(f"others keep changing session {uid}: try again", code="version_changed", session=uid)
 
 
-def _update(engine: Engine, session: Session, fields: dict[str, Any]) -> Session | None:
+def _update(engine: Engine, session: SessionInfo, fields: dict[str, Any]) -> SessionInfo | None:
     """The changed session; None when it is not the one that was looked at any more."""
     updated_us = max(session.updated_us, engine.clock())
     try:
@@ -218,7 +220,7 @@ def _update(engine: Engine, session: Session, fields: dict[str, Any]) -> Session
         engine.forget(session.uid)
 
 
-def check_head(session: Session, branch: Branch, expect_head: str | None) -> None:
+def check_head(session: SessionInfo, branch: Branch, expect_head: str | None) -> None:
     if expect_head not in (ANY_HEAD, branch.head):
         raise Conflict(
             f"branch {branch.name!r} is at {branch.head or 'no checkpoint'}, not at "
@@ -232,13 +234,13 @@ def check_head(session: Session, branch: Branch, expect_head: str | None) -> Non
 
 def _check_left(
     engine: Engine,
-    before: Session,
-    moved: Session,
+    before: SessionInfo,
+    moved: SessionInfo,
     left: Branch,
     fields: dict[str, Any],
     expect_head: str | None,
 ) -> None:
-    """A save may have come between the look at the head and the switch: then the switch is taken back."""
+    """Undo the switch if a save moved the head between the check and the switch."""
     if left.name == moved.branch:
         return
     try:
@@ -326,3 +328,82 @@ def change(engine: Engine, uid: str, branch: Branch, **fields: Any) -> Branch:
             return changed
         branch = find(engine, uid, branch.name)
     raise Conflict(f"others keep saving to branch {branch.name!r}: try again", code="head_moved", session=uid)
+
+
+# --- where two branches parted -----------------------------------------------------------------------------------
+
+
+class _Reached(msgspec.Struct):
+    """A stored checkpoint on the way back, and from which heads it was reached: True if no link is missing."""
+
+    header: Header
+    by: dict[str, bool] = {}
+
+
+def common_ancestor(engine: Engine, ours: Header, theirs: Header) -> Header | None:
+    """The newest checkpoint that both descend from; None when they have no common ancestor, or it was removed.
+
+    Follows parents, so a branch that was merged before is compared with what was merged then. Where pruning
+    thinned a line, the walk goes on at the next older checkpoint of that line; when both sides arrive like that,
+    the place where they parted is one of those that are gone.
+    """
+    reached: dict[str, _Reached] = {}
+    waiting: list[tuple[int, str]] = []  # the highest seq first: a parent is always older than its child
+
+    def reach(header: Header, head: str, *, is_linked: bool) -> None:
+        if header.id not in reached:
+            reached[header.id] = _Reached(header)
+            heapq.heappush(waiting, (-header.seq, header.id))
+        by = reached[header.id].by
+        by[head] = by.get(head, False) or is_linked
+
+    for start in (ours, theirs):
+        reach(start, start.id, is_linked=True)
+    while waiting:
+        found = reached[heapq.heappop(waiting)[1]]
+        if len(found.by) == 2 or ours.id == theirs.id:
+            return found.header if any(found.by.values()) else None
+        for older, is_linked in _before(engine, found.header):
+            for head in found.by:
+                reach(older, head, is_linked=is_linked)
+    return None
+
+
+def _before(engine: Engine, header: Header) -> Iterator[tuple[Header, bool]]:
+    """The stored checkpoints that a checkpoint descends from, and whether each is the very next one."""
+    parents = [found for parent in header.parents if (found := _find(engine, header, ids=(parent,)))]
+    yield from ((parent, True) for parent in parents)
+    if len(parents) < len(header.parents):
+        yield from _across_the_gap(engine, header)
+
+
+def _across_the_gap(engine: Engine, header: Header) -> Iterator[tuple[Header, bool]]:
+    """The next older checkpoint of the same line. One that a branch was forked at is known to be the very next."""
+    name: str | None = header.branch
+    max_seq, seen = header.seq - 1, set[str]()
+    while name is not None and name not in seen:
+        seen.add(name)
+        if older := _find(engine, header, branch=name, max_seq=max_seq):
+            yield older, False
+            return
+        record = engine.backend.branch(header.session, name)
+        if record is None or record.fork is None:
+            return
+        if fork := _find(engine, header, ids=(record.fork,)):
+            yield fork, True
+            return
+        name, max_seq = record.fork_branch, record.fork_seq
+
+
+def _find(
+    engine: Engine,
+    near: Header,
+    *,
+    ids: tuple[str, ...] | None = None,
+    branch: str | None = None,
+    max_seq: int | None = None,
+) -> Header | None:
+    """The newest of the same session that is stored, or None."""
+    query = HeaderQuery(session=near.session, ids=ids, branch=branch, max_seq=max_seq, limit=1)
+    row = next(engine.backend.headers(query), None)
+    return None if row is None else reader.verified(row)

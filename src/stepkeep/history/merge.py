@@ -1,27 +1,35 @@
-"""Merging two states that began as one. Pure: three states in, one state and the clashes out.
+"""Merging a branch into the session's current one: a checkpoint with both heads as parents.
 
-Compared with the state both began from:
+`merge_states` is the pure part: three states in, one state and the clashes out. Compared with the state both sides
+began from:
 
 - what only one side changed is taken from that side, and what both changed alike stands;
 - dicts are merged key by key, sets member by member;
 - a list that both sides only appended to gets the additions of ours, then those of theirs;
 - everything else that both sides changed is a clash, and so is a removal against a change.
 
-Equality is strict, as in `compare`: `True`, `1` and `1.0` differ.
+Equality is strict, as in `state_diff`: `True`, `1` and `1.0` differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
+from msgspec import UNSET, Raw, UnsetType
 
-from stepkeep.errors import Conflict
+from stepkeep.engine import Engine, Loaded, Save
+from stepkeep.errors import Conflict, InvalidInput, NotFound
+from stepkeep.history import branches
+from stepkeep.history.branches import common_ancestor
+from stepkeep.history.documents import CheckpointInfo, encoded
+from stepkeep.history.documents import describe as describe_checkpoints
+from stepkeep.history.equality import SETS, Sameness, names_of, with_room
 from stepkeep.history.paths import Path, format_path
 from stepkeep.history.rendering import value_text
-from stepkeep.history.sameness import SETS, Sameness, names_of, with_room
+from stepkeep.model import DETAILS, Branch, BranchState, Header, SessionInfo, Trigger, TriggerKind
 
 Side: TypeAlias = Literal["ours", "theirs"]
 
@@ -58,10 +66,12 @@ class MergedState(msgspec.Struct, frozen=True):
 
 
 class MergeConflict(Conflict):
-    """Two branches changed the same places differently. `clashes` are all of them; nothing was written."""
+    """Two branches changed the same places differently. `clashes` are all of them; nothing was written. `result`, set
+    where branches of a session were merged, tells the same as JSON can hold it."""
 
     code = "merge_conflict"
     retryable = False
+    result: Merged
 
     def __init__(
         self, message: str, clashes: Iterable[Clash], *, session: str | None = None, branch: str | None = None
@@ -79,7 +89,7 @@ def merge_states(base: object, ours: object, theirs: object, *, prefer: Side | N
     Raises:
         MergeConflict: there are clashes, and no side is preferred.
     """
-    walk = _Walk(prefer or "ours")
+    walk = _MergeWalk(prefer or "ours")
     state = with_room(lambda: walk.merge((), base, ours, theirs))
     if walk.clashes and prefer is None:
         raise MergeConflict(describe(walk.clashes), walk.clashes)
@@ -102,7 +112,7 @@ def _text(value: object) -> str:
     return "absent" if value is ABSENT else value_text(value)
 
 
-class _Walk:
+class _MergeWalk:
     """Walks three states side by side and collects the clashes."""
 
     def __init__(self, preferred: Side) -> None:
@@ -159,3 +169,184 @@ class _Walk:
 def _values_by_name(values: dict[Any, Any]) -> dict[Any, tuple[Any, Any]]:
     """Key and value by what tells the keys apart strictly."""
     return {name: (key, values[key]) for name, key in names_of(values).items()}
+
+
+# --- merging branches --------------------------------------------------------------------------------------------
+
+Strategy: TypeAlias = Literal["union", "ours", "theirs"]
+
+TAGS: Final = ("merge", "branch_merged")
+"""The tags of a merge; profiles that keep what is significant keep the second one."""
+
+
+class ClashInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A place that both sides changed differently, for JSON. A value is missing where that state has none."""
+
+    path: str
+    base_encoding: str | UnsetType = UNSET
+    base: Raw | UnsetType = UNSET
+    ours_encoding: str | UnsetType = UNSET
+    ours: Raw | UnsetType = UNSET
+    theirs_encoding: str | UnsetType = UNSET
+    theirs: Raw | UnsetType = UNSET
+
+
+class Merged(msgspec.Struct, frozen=True, kw_only=True):
+    """A merge, or why it was refused: then `checkpoint` is None, and nothing was written.
+
+    `into` is the branch merged into. `base` is the checkpoint that both branches began from, None when it is not stored
+    or was not needed. `clashes` were decided by `on_conflict` if there is a checkpoint. `is_closed` is False when
+    someone saved to the merged branch meanwhile: that is not merged, and the branch stays open.
+    """
+
+    session: str
+    branch: str
+    into: str
+    strategy: Strategy
+    is_merged: bool
+    is_closed: bool = False
+    base: str | None = None
+    checkpoint: CheckpointInfo | None = None
+    clashes: tuple[ClashInfo, ...] = ()
+
+
+def refused(conflict: MergeConflict, *, session: SessionInfo, branch: str, strategy: Strategy) -> Merged:
+    """A merge that was refused because of its clashes, as a result."""
+    return Merged(
+        session=session.key,
+        branch=branch,
+        into=session.branch,
+        strategy=strategy,
+        is_merged=False,
+        clashes=tuple(map(_clash_info, conflict.clashes)),
+    )
+
+
+def _clash_info(clash: Clash) -> ClashInfo:
+    values: dict[str, Any] = {}
+    for name in ("base", "ours", "theirs"):
+        if (value := getattr(clash, name)) is not ABSENT:
+            values[f"{name}_encoding"], values[name] = encoded(value)
+    return ClashInfo(path=format_path(clash.path), **values)
+
+
+def merge(
+    engine: Engine,
+    session: SessionInfo,
+    name: str,
+    *,
+    strategy: Strategy = "union",
+    message: str = "",
+    on_conflict: Side | None = None,
+) -> Merged:
+    """Merge a branch into the current one and close it.
+
+    `union` merges the states, see `history.merge`; `ours` and `theirs` take one of them. Details and step come
+    from the side that is taken, with `union` from ours.
+
+    Raises:
+        NotFound: there is no such branch, or one of both has no checkpoint.
+        Conflict: `merge_conflict` with all clashes, `branch_is_current`, `branch_closed`, or `head_moved` when
+            someone saved to the current branch meanwhile. Nothing is written.
+        Corrupt: a state that is needed is damaged.
+    """
+    _check_choice("strategy", strategy, get_args(Strategy))
+    if on_conflict is not None:
+        _check_choice("on_conflict", on_conflict, get_args(Side))
+    uid = session.uid
+    theirs_branch = branches.find(engine, uid, name)
+    if name == session.branch:
+        raise branches.is_current(uid, name, "cannot be merged into itself")
+    branches.check_open(theirs_branch, uid)
+    ours = _head(engine, session, branches.find(engine, uid, session.branch))
+    theirs = _head(engine, session, theirs_branch)
+    base = common_ancestor(engine, ours.header, theirs.header) if strategy == "union" else None
+    merged = _merged(engine, session, name, strategy, base, ours, theirs, on_conflict)
+    header = engine.save(
+        Save(
+            session=uid,
+            state=merged.state,
+            details=(theirs if strategy == "theirs" else ours).body(DETAILS),
+            parents=tuple(dict.fromkeys((ours.header.id, theirs.header.id))),
+            expect_head=ours.header.id,
+            step=(theirs if strategy == "theirs" else ours).header.step,
+            trigger=Trigger(TriggerKind.AUTO, "merge"),
+            message=message or f"merged {name[:200]}",
+            tags=TAGS,
+            metadata={"merge": _facts(name, strategy, base, ours, theirs, merged, on_conflict)},
+        )
+    )
+    closed = branches.close_at(engine, uid, theirs_branch, BranchState.MERGED)
+    return Merged(
+        session=session.key,
+        branch=name,
+        into=header.branch,
+        strategy=strategy,
+        is_merged=True,
+        is_closed=closed is not None,
+        base=None if base is None else base.id,
+        checkpoint=describe_checkpoints(engine, session.key, [header])[0],
+        clashes=tuple(map(_clash_info, merged.clashes)),
+    )
+
+
+def _check_choice(what: str, given: object, choices: tuple[str, ...]) -> None:
+    if given not in choices:
+        raise InvalidInput(f"{what} is one of {', '.join(choices)}, not {given!r}", code="invalid_option")
+
+
+def _head(engine: Engine, session: SessionInfo, branch: Branch) -> Loaded:
+    if branch.head is None:
+        raise NotFound(
+            f"branch {branch.name!r} has no checkpoint to merge",
+            code="checkpoint_not_found",
+            session=session.key,
+            branch=branch.name,
+        )
+    return engine.load(engine.header(branch.head, session=session.uid))
+
+
+def _merged(
+    engine: Engine,
+    session: SessionInfo,
+    name: str,
+    strategy: Strategy,
+    base: Header | None,
+    ours: Loaded,
+    theirs: Loaded,
+    on_conflict: Side | None,
+) -> MergedState:
+    if strategy != "union":
+        return MergedState((ours if strategy == "ours" else theirs).value())
+    began = ABSENT if base is None else engine.load(base).value()
+    try:
+        return merge_states(began, ours.value(), theirs.value(), prefer=on_conflict)
+    except MergeConflict as exc:
+        lost = "" if base is not None else " (the checkpoint that both began from is not stored any more)"
+        raise MergeConflict(
+            f"branch {name!r} cannot be merged into {session.branch!r}{lost}; {exc.message}\n"
+            "Choose a side for these with on_conflict, or take one state with the strategy ours or theirs.",
+            exc.clashes,
+            session=session.key,
+            branch=name,
+        ) from None
+
+
+def _facts(
+    name: str,
+    strategy: Strategy,
+    base: Header | None,
+    ours: Loaded,
+    theirs: Loaded,
+    merged: MergedState,
+    on_conflict: Side | None,
+) -> dict[str, Any]:
+    return {
+        "branch": name,
+        "strategy": strategy,
+        "base": None if base is None else base.id,
+        "ours": ours.header.id,
+        "theirs": theirs.header.id,
+        "clashes": len(merged.clashes),
+        "on_conflict": on_conflict,
+    }

@@ -9,22 +9,31 @@
 | `[id="m3"]` | the item of a list whose `id` is that |
 | `{"urgent"}` | a member of a set |
 
-The state itself is `$`. A path that begins with a bracket is written after it: `$[3].role`.
+`trace` follows the value at a path along a branch. The state itself is `$`. A path that begins with a bracket is
+written after it: `$[3].role`.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import logging
 import re
-from collections.abc import Hashable
-from typing import Any, Final, NoReturn
+from collections import deque
+from collections.abc import Hashable, Iterator
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 import msgspec
+from msgspec import UNSET, Raw, UnsetType
 
 from stepkeep.codec import exact
-from stepkeep.errors import InvalidInput, NotFound, StepkeepError
-from stepkeep.model import check_text
+from stepkeep.engine import Engine, reader
+from stepkeep.errors import Corrupt, InvalidInput, NotFound, StepkeepError, Unsupported
+from stepkeep.history.documents import CheckpointInfo, describe, encoded
+from stepkeep.history.equality import Sameness, with_room
+from stepkeep.model import STATE, Header, SessionInfo, check_text
+from stepkeep.storage.port import HeaderQuery
+from stepkeep.text import shortened
 
 ROOT: Final = "$"
 
@@ -35,7 +44,7 @@ _QUOTED: Final = re.compile(r"'([^']*)'")
 _JSON: Final = json.JSONDecoder()
 
 
-class Item(msgspec.Struct, frozen=True):
+class ItemById(msgspec.Struct, frozen=True):
     """An item of a list named by its own id. `index` is where it was found, None in a path that was read."""
 
     field: str
@@ -43,16 +52,16 @@ class Item(msgspec.Struct, frozen=True):
     index: int | None = None
 
 
-class Member(msgspec.Struct, frozen=True):
+class SetMember(msgspec.Struct, frozen=True):
     """A member of a set."""
 
     value: Any
 
 
-Step = Hashable
-"""A key of a dict, the index of a list, an `Item` or a `Member`."""
+PathStep = Hashable
+"""A key of a dict, the index of a list, an `ItemById` or a `SetMember`."""
 
-Path = tuple[Step, ...]
+Path = tuple[PathStep, ...]
 
 
 def format_path(path: Path) -> str:
@@ -67,7 +76,7 @@ def parse_path(text: str) -> Path:
     """The path that a text stands for. Pure.
 
     Raises:
-        InvalidInput: it is no path (`invalid_path`).
+        InvalidInput: the text is not a path (`invalid_path`).
     """
     check_text("a path", text)
     if text == ROOT:
@@ -76,7 +85,7 @@ def parse_path(text: str) -> Path:
         text = text[1:]
     elif not text.startswith(("[", "{", ".")):
         text = "." + text
-    steps: list[Step] = []
+    steps: list[PathStep] = []
     at = 0
     while at < len(text):
         step, at = _read_step(text, at)
@@ -88,7 +97,7 @@ def find(state: object, path: Path) -> Any:
     """The value at a path.
 
     Raises:
-        NotFound: there is none (`path_not_found`); the message says what is there instead.
+        NotFound: the state has no such value (`path_not_found`); the message says what is there instead.
     """
     value: Any = state
     for depth, step in enumerate(path):
@@ -99,12 +108,12 @@ def find(state: object, path: Path) -> Any:
 # --- writing
 
 
-def _format_step(step: Step) -> str:
+def _format_step(step: PathStep) -> str:
     if type(step) is str and step.isidentifier():
         return f".{step}"
-    if type(step) is Item:
+    if type(step) is ItemById:
         return f"[{step.field}={_json(step.id)}]"
-    if type(step) is Member:
+    if type(step) is SetMember:
         return f"{{{_json(step.value)}}}"
     return f"[{_json(step)}]"
 
@@ -119,7 +128,7 @@ def _json(key: object) -> str:
 # --- reading
 
 
-def _read_step(text: str, at: int) -> tuple[Step, int]:
+def _read_step(text: str, at: int) -> tuple[PathStep, int]:
     opening = text[at]
     if opening == ".":
         if name := _NAME.match(text, at + 1):
@@ -128,11 +137,11 @@ def _read_step(text: str, at: int) -> tuple[Step, int]:
     if opening == "[":
         if field := _FIELD.match(text, at + 1):
             value, end = _read_key(text, field.end(), "]")
-            return Item(field[1], value), end
+            return ItemById(field[1], value), end
         return _read_key(text, at + 1, "]")
     if opening == "{":
         value, end = _read_key(text, at + 1, "}")
-        return Member(value), end
+        return SetMember(value), end
     raise _invalid(text, f"{text[at:]!r} does not follow a dot or a bracket")
 
 
@@ -158,7 +167,7 @@ def _read_json(text: str, at: int) -> tuple[Any, int]:
 
 def _invalid(text: str, problem: str) -> InvalidInput:
     return InvalidInput(
-        f"{text.removeprefix('.')!r} is no path: {problem}. Write it like context.messages[3].when",
+        f"{text.removeprefix('.')!r} is not a path: {problem}. Write it like context.messages[3].when",
         code="invalid_path",
         path=text,
     )
@@ -167,10 +176,10 @@ def _invalid(text: str, problem: str) -> InvalidInput:
 # --- finding
 
 
-def _find_step(value: Any, step: Step, before: Path) -> Any:
-    if type(step) is Item:
+def _find_step(value: Any, step: PathStep, before: Path) -> Any:
+    if type(step) is ItemById:
         return _find_item(value, step, before)
-    if type(step) is Member:
+    if type(step) is SetMember:
         if isinstance(value, set | frozenset) and step.value in value:
             return step.value
         _missing(value, step, before)
@@ -181,7 +190,7 @@ def _find_step(value: Any, step: Step, before: Path) -> Any:
     return _missing(value, step, before)
 
 
-def _find_item(value: Any, step: Item, before: Path) -> Any:
+def _find_item(value: Any, step: ItemById, before: Path) -> Any:
     for item in value if isinstance(value, list | tuple) else ():
         if (
             isinstance(item, dict)
@@ -192,7 +201,7 @@ def _find_item(value: Any, step: Item, before: Path) -> Any:
     return _missing(value, step, before)
 
 
-def _missing(value: Any, step: Step, before: Path) -> NoReturn:
+def _missing(value: Any, step: PathStep, before: Path) -> NoReturn:
     path = format_path((*before, step))
     raise NotFound(
         f"the state has no {path}: {format_path(before)} {_describe(value, step)}",
@@ -201,7 +210,7 @@ def _missing(value: Any, step: Step, before: Path) -> NoReturn:
     )
 
 
-def _describe(value: Any, step: Step) -> str:
+def _describe(value: Any, step: PathStep) -> str:
     """What is there instead, in one phrase."""
     if isinstance(value, dict):
         names = [key for key in value if isinstance(key, str)]
@@ -210,7 +219,7 @@ def _describe(value: Any, step: Step) -> str:
         if not named:
             return f"is a dict with {len(value):,} keys"
         more = ", …" if len(named) < len(value) else ""
-        return f"has the keys {', '.join(map(_shown, named))}{more}"
+        return f"has the keys {', '.join(shortened(name, 80) for name in named)}{more}"
     if isinstance(value, list | tuple):
         return f"is a {type(value).__name__} with {len(value):,} items, named like [0] or [-1]"
     if isinstance(value, set | frozenset):
@@ -218,5 +227,164 @@ def _describe(value: Any, step: Step) -> str:
     return f"is a value of type {type(value).__name__}, with nothing inside"
 
 
-def _shown(name: str) -> str:
-    return name if len(name) <= 80 else name[:79] + "…"
+log = logging.getLogger("stepkeep")
+
+# --- the history of one value ------------------------------------------------------------------------------------
+
+_ABSENT: Final = object()
+
+
+class ValueChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint at which a value changed. `old` is None where it was added, `new` where it was removed."""
+
+    checkpoint: CheckpointInfo
+    kind: Literal["added", "changed", "removed"]
+    old: Any = None
+    new: Any = None
+
+    def text(self) -> str:
+        """The value, or how it changed, in one line."""
+        from stepkeep.history.rendering import change_text, value_text  # it imports this module
+
+        if self.kind == "changed":
+            return change_text(self.old, self.new)
+        return value_text(self.new if self.kind == "added" else self.old)
+
+
+class ValueChangeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The same as JSON can hold it. Only the values that its kind has are there."""
+
+    checkpoint: CheckpointInfo
+    kind: str
+    old_encoding: str | UnsetType = UNSET
+    old: Raw | UnsetType = UNSET
+    new_encoding: str | UnsetType = UNSET
+    new: Raw | UnsetType = UNSET
+
+
+class ValueLogDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """How the value at a path changed on the way to a checkpoint, oldest first."""
+
+    session: str
+    path: str
+    changes: tuple[ValueChangeInfo, ...]
+
+
+class ValueLog(msgspec.Struct, frozen=True, kw_only=True):
+    """How the value at a path changed on the way to a checkpoint, oldest first. Iterating yields the changes."""
+
+    session: str
+    path: str
+    changes: tuple[ValueChange, ...]
+
+    def __iter__(self) -> Iterator[ValueChange]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def document(self) -> ValueLogDocument:
+        """The same as JSON can hold it: values are written exactly, with their encoding."""
+        return ValueLogDocument(
+            session=self.session, path=self.path, changes=tuple(map(_change_info, self.changes))
+        )
+
+
+def _change_info(change: ValueChange) -> ValueChangeInfo:
+    values: dict[str, Any] = {}
+    if change.kind != "added":
+        values["old_encoding"], values["old"] = encoded(change.old)
+    if change.kind != "removed":
+        values["new_encoding"], values["new"] = encoded(change.new)
+    return ValueChangeInfo(checkpoint=change.checkpoint, kind=change.kind, **values)
+
+
+class _Found(NamedTuple):
+    """A checkpoint at which a value changed."""
+
+    header: Header
+    kind: Literal["added", "changed", "removed"]
+    old: Any = None
+    new: Any = None
+
+
+def trace(
+    engine: Engine, session: SessionInfo, path: Path, *, until: Header | None = None, limit: int | None = None
+) -> ValueLog:
+    """Where the value at a path changed on the way to a checkpoint, oldest first; `limit` keeps the last ones.
+
+    The way is the line of the current branch, or of the checkpoint `until`. Checkpoints that do not verify are
+    left out and logged; a change there shows at the next one.
+
+    Raises:
+        InvalidInput: `limit` is negative.
+    """
+    if limit is not None and limit < 0:
+        raise InvalidInput(f"limit is {limit}; it counts changes: 0 or more", code="invalid_option")
+    found = deque(_changes(engine, session, path, until), maxlen=limit)
+    infos = describe(engine, session.key, [change.header for change in found])
+    return ValueLog(
+        session=session.key,
+        path=format_path(path),
+        changes=tuple(
+            ValueChange(checkpoint=info, kind=change.kind, old=change.old, new=change.new)
+            for info, change in zip(infos, found, strict=True)
+        ),
+    )
+
+
+def _changes(engine: Engine, session: SessionInfo, path: Path, until: Header | None) -> Iterator[_Found]:
+    before: Any = _ABSENT
+    digest = ""
+    for header in _headers(engine, session, until):
+        if header.contents[STATE].digest == digest:
+            continue  # the same state, so the same value
+        try:
+            value = _value(engine, header, path)
+        except NotFound:
+            continue  # removed meanwhile
+        except (Corrupt, Unsupported) as exc:
+            if engine.is_stored(header):
+                log.warning("checkpoint %s is left out: %s (%s)", header.id, exc, exc.code)
+            continue
+        digest = header.contents[STATE].digest
+        if not _is_same(before, value):
+            yield _change(header, before, value)
+            before = value
+
+
+def _headers(engine: Engine, session: SessionInfo, until: Header | None) -> Iterator[Header]:
+    """The line, oldest first."""
+    branch = session.branch if until is None else until.branch
+    matching = HeaderQuery() if until is None else HeaderQuery(max_seq=until.seq)
+    for row in reversed(list(reader.line_of(engine.backend, session, branch, matching=matching))):
+        try:
+            header = reader.verified(row)
+        except (Corrupt, Unsupported) as exc:
+            log.warning("checkpoint %s is left out: %s (%s)", row.id, exc, exc.code)
+            continue
+        if STATE in header.contents:
+            yield header
+
+
+def _value(engine: Engine, header: Header, path: Path) -> Any:
+    content = reader.load_body(engine.backend, header, STATE)
+    state = exact.decode(header.contents[STATE].encoding, content)
+    try:
+        return find(state, path)
+    except NotFound:
+        return _ABSENT
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    if old is _ABSENT or new is _ABSENT:
+        return old is new
+    return with_room(lambda: Sameness().of(old, new))
+
+
+def _change(header: Header, old: Any, new: Any) -> _Found:
+    if old is _ABSENT:
+        return _Found(header=header, kind="added", new=new)
+    if new is _ABSENT:
+        return _Found(header=header, kind="removed", old=old)
+    return _Found(header=header, kind="changed", old=old, new=new)

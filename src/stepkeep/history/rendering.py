@@ -6,12 +6,23 @@ import json
 from collections.abc import Iterable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from itertools import chain
 from typing import Any, Final
 from uuid import UUID
 
-from stepkeep.history.changes import SIGNS, Added, Change, Changed, Comparison, Moved, Removed
-from stepkeep.history.paths import Item, Path, Step, format_path
+from stepkeep.history.paths import ItemById, PathStep, format_path
+from stepkeep.history.state_diff import (
+    SIGNS,
+    STEPS,
+    VARIABLES,
+    AddedValue,
+    Change,
+    ChangedValue,
+    Comparison,
+    MovedItem,
+    RemovedValue,
+    short_path,
+)
+from stepkeep.text import shortened
 
 WIDTH: Final = 60
 """How long the text of a value may be before it is shortened."""
@@ -43,7 +54,7 @@ def value_text(value: object, width: int = WIDTH) -> str:
         return f"{value[: width // 4]!r}… ({len(value):,} bytes)"
     if isinstance(value, dict | list | tuple | set | frozenset):
         return _outline(value)
-    return cut(_atom(value), max(width, 1))
+    return shortened(_atom(value), max(width, 1))
 
 
 def change_text(old: object, new: object, width: int = WIDTH) -> str:
@@ -65,20 +76,12 @@ def _lines(changes: Iterable[Change], width: int, *, indent: str = "") -> list[s
 def _line(change: Change, name: str, width: int) -> str:
     head = f"{SIGNS[type(change)]} {name}: "
     match change:
-        case Changed(_, old, new):
+        case ChangedValue(_, old, new):
             return head + change_text(old, new, width)
-        case Moved(_, old_index, new_index):
+        case MovedItem(_, old_index, new_index):
             return f"{head}moved from [{old_index}] to [{new_index}]"
         case _:
             return head + value_text(change.value, width)
-
-
-def short_path(path: Path) -> str:
-    return cut(format_path(path), 200)
-
-
-def cut(text: str, most: int = 80) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _texts_around_difference(old: str, new: str, width: int) -> str:
@@ -172,21 +175,6 @@ def _atom(value: object) -> str:
 
 # --- workflows
 
-_VARIABLES: Final = "variables"
-_STEPS: Final = ("completed_steps", "steps")
-
-
-def is_workflow_pair(old: object, new: object) -> bool:
-    """Whether both states have variables, and steps with commands."""
-    states = [state for state in (old, new) if isinstance(state, dict)]
-    if len(states) < 2 or not all(isinstance(state.get(_VARIABLES), dict) for state in states):
-        return False
-    steps = [state[name] for state in states for name in _STEPS if name in state]
-    if not all(isinstance(each, list) for each in steps):
-        return False
-    items = list(chain.from_iterable(steps))
-    return bool(items) and all(isinstance(item, dict) and "command" in item for item in items)
-
 
 def _workflow_lines(comparison: Comparison, width: int) -> list[str]:
     sections: dict[str, list[str]] = {
@@ -205,22 +193,22 @@ def _workflow_lines(comparison: Comparison, width: int) -> list[str]:
 def _workflow_line(change: Change, width: int) -> tuple[str, str]:
     """The heading that a change belongs to, and its line."""
     path = change.path
-    if len(path) > 1 and path[0] == _VARIABLES:
+    if len(path) > 1 and path[0] == VARIABLES:
         name = path[1] if type(path[1]) is str and len(path) == 2 else format_path(path[1:])
-        return "Variables changed:", _line(change, cut(name, 200), width)
-    at = _index(path[1]) if len(path) > 1 and path[0] in _STEPS else None
+        return "Variables changed:", _line(change, shortened(name, 200), width)
+    at = _index(path[1]) if len(path) > 1 and path[0] in STEPS else None
     if at is not None:
-        if len(path) == 2 and isinstance(change, Added | Removed):
+        if len(path) == 2 and isinstance(change, AddedValue | RemovedValue):
             text = f"{SIGNS[type(change)]} {_step_text(change.value, at, width)}"
-            return ("Steps added:" if isinstance(change, Added) else "Steps removed:"), text
+            return ("Steps added:" if isinstance(change, AddedValue) else "Steps removed:"), text
         inside = format_path(path[2:]) if len(path) > 2 else ""
         return "Steps changed:", _line(change, f"Step {at + 1}{inside and f', {inside}'}", width)
     return "Also changed:", _line(change, short_path(path), width)
 
 
-def _index(step: Step) -> int | None:
+def _index(step: PathStep) -> int | None:
     """The place of a list that a step names; None for a key."""
-    if isinstance(step, Item):
+    if isinstance(step, ItemById):
         return step.index
     return step if type(step) is int else None
 
@@ -231,4 +219,4 @@ def _step_text(step: Any, at: int, width: int) -> str:
     number = next((step[name] for name in ("step", "number") if type(step.get(name)) is int), index + 1)
     kind = next((step[name] for name in ("kind", "type") if isinstance(step.get(name), str)), None)
     command = value_text(step["command"], width)
-    return f"Step {number}: {command}" if kind is None else f"Step {number}: {cut(kind)}: {command}"
+    return f"Step {number}: {command}" if kind is None else f"Step {number}: {shortened(kind, 80)}: {command}"

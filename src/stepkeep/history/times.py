@@ -22,10 +22,11 @@ from typing import Final
 
 from stepkeep.errors import InvalidInput
 from stepkeep.model import from_us, to_us
+from stepkeep.text import shortened
 
 LOCAL: Final = "local"
 MAX_CHARACTERS: Final = 200
-"""No time takes more; what is longer is none."""
+"""A longer text cannot be a time."""
 
 _FIRST_US: Final = to_us(datetime.min)
 _LAST_US: Final = to_us(datetime.max)
@@ -54,11 +55,11 @@ _ZONED: Final = re.compile(r"(.*\d)\s*(z|utc|[+-]\d\d:?\d\d)")
 
 
 def parse(text: str, *, now_us: int, zone: tzinfo = UTC) -> int | None:
-    """The moment a text means, in microseconds since 1970; None when it is no time at all. Pure.
+    """The moment a text means, in microseconds since 1970; None when the text does not have the form of a time. Pure.
 
     Raises:
-        InvalidInput: it has the form of a time, and is none (`invalid_time`), was skipped (`skipped_time`) or came
-            twice (`ambiguous_time`) in that zone.
+        InvalidInput: it has the form of a time but does not exist (`invalid_time`), or the clocks of that zone
+            skipped it (`skipped_time`) or showed it twice (`ambiguous_time`).
     """
     if len(text) > MAX_CHARACTERS or not text.isascii():
         return None
@@ -79,15 +80,17 @@ def parse(text: str, *, now_us: int, zone: tzinfo = UTC) -> int | None:
 
 
 def read(text: str, *, now_us: int, zone: tzinfo = UTC) -> int:
-    """As `parse`; what is no time is refused as well.
+    """As `parse`, but any other text is refused too.
 
     Raises:
         InvalidInput: as `parse`.
     """
     moment_us = parse(text, now_us=now_us, zone=zone)
     if moment_us is None:
-        shown = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"
-        raise _no_time(shown, "write it like '2 hours ago', 'yesterday 14:30' or '2025-01-20 14:30:00'")
+        raise _no_time(
+            shortened(text, MAX_CHARACTERS),
+            "write it like '2 hours ago', 'yesterday 14:30' or '2025-01-20 14:30:00'",
+        )
     return moment_us
 
 
@@ -136,9 +139,9 @@ def zone_named(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (ValueError, LookupError, OSError):
-        shown = name if len(name) <= 60 else f"{name[:60]}…"
         raise InvalidInput(
-            f"no time zone {shown!r}: use UTC, local or a name such as Europe/Berlin", code="unknown_zone"
+            f"no time zone {shortened(name, 60)!r}: use UTC, local or a name such as Europe/Berlin",
+            code="unknown_zone",
         ) from None
 
 
@@ -166,7 +169,7 @@ def _span_us(text: str) -> int:
         if unit in _UNEVEN:
             raise _no_time(text, "months and years have no fixed length, give weeks, days or a date")
         if unit not in _UNITS_US:
-            raise _no_time(text, f"{unit!r} is no unit, use seconds, minutes, hours, days or weeks")
+            raise _no_time(text, f"{unit!r} is not a unit, use seconds, minutes, hours, days or weeks")
         if len(amount) > _MOST_DIGITS:
             raise OverflowError
         total += (1 if amount[0] == "a" else Decimal(amount)) * _UNITS_US[unit]
@@ -194,7 +197,7 @@ def _dated_us(text: str, zone: tzinfo) -> int:
 
 
 def _no_time(text: str, why: str) -> InvalidInput:
-    return InvalidInput(f"{text!r} is no time: {why}", code="invalid_time")
+    return InvalidInput(f"{text!r} is not a time: {why}", code="invalid_time")
 
 
 def _too_far(text: str) -> InvalidInput:

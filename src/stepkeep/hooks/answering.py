@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from stepkeep.hooks import place
-from stepkeep.lifecycle.agent import clients
+from stepkeep.recording.coding_agents import events, locations
 
-PATIENCE_SECONDS = 10
-"""After so long a hook gives up, whatever it waits for. A machine with too much to do is no reason to save nothing."""
+TIMEOUT_SECONDS = 10
+"""After so long a hook gives up, whatever it waits for. Long enough that a busy machine still saves."""
 
 USAGE = """\
 Usage: stepkeep hook EVENT [--client claude-code|gemini|codex] [--store URL]
@@ -31,7 +30,7 @@ class Request:
     """The command line of a hook."""
 
     def __init__(self, args: Sequence[str]) -> None:
-        self.client = clients.CLAUDE_CODE
+        self.client = events.CLAUDE_CODE
         self.store: str | None = None
         self.asks_help = False
         words: list[str] = []
@@ -60,7 +59,7 @@ def main(args: Sequence[str]) -> int:
         print(USAGE, end="", file=sys.stdout if request.asks_help else sys.stderr)
         return 0
     answer = answered(request, os.environ)
-    if answer or request.client in clients.ANSWERS_ALWAYS:
+    if answer or request.client in events.ANSWERS_ALWAYS:
         _print(answer)
     return 0
 
@@ -72,22 +71,11 @@ def run_process() -> None:
     """
     try:
         gc.disable()  # one event, and the process is gone; looking for cycles takes a tenth of the time
-        _import_msgspec()
         main(sys.argv[2:])
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(0)  # also when the agent interrupts it: another code could stop the agent
-
-
-def _import_msgspec() -> None:
-    """Import it without `typing_extensions`: it looks for that, needs none of it, and it takes a tenth of the time."""
-    if "typing_extensions" not in sys.modules:
-        sys.modules["typing_extensions"] = None  # type: ignore[assignment]
-        try:
-            import msgspec  # noqa: F401
-        finally:
-            del sys.modules["typing_extensions"]
 
 
 def _print(answer: dict[str, Any]) -> None:
@@ -103,17 +91,15 @@ def answered(request: Request, environ: Mapping[str, str]) -> dict[str, Any]:
     """The answer to an event; a problem becomes a message in it."""
     session = ""
     try:
-        from stepkeep.hooks.patience import Patience
+        from stepkeep.recording.coding_agents.timeout import Timeout
 
-        with Patience(PATIENCE_SECONDS, "nothing was saved"):
-            from stepkeep.hooks.reading import moment_of, read_input
+        with Timeout(TIMEOUT_SECONDS, "nothing was saved"):
+            content = events.read_input(0) if request.argument is None else request.argument
+            event = events.read_event(request.client, request.event, content, cwd=locations.cwd() or "/")
+            session = event.session
+            from stepkeep.recording.coding_agents.responses import respond
 
-            content = read_input(0) if request.argument is None else request.argument
-            moment = moment_of(request.client, request.event, content, cwd=place.cwd() or "/")
-            session = moment.session
-            from stepkeep.hooks.doing import respond
-
-            return respond(moment, place.store_url(request.store, environ, place.cwd()), environ)
+            return respond(event, locations.store_url(request.store, environ, locations.cwd()), environ)
     except Exception as exc:  # the agent goes on, whatever it is
         return _told(request, environ, session, exc)
 
@@ -124,9 +110,9 @@ def _told(request: Request, environ: Mapping[str, str], session: str, exc: Excep
     message = str(exc) or type(exc).__name__
     is_news = True
     with suppress(OSError, ImportError):  # where no file can be opened there is no log, and no module for it
-        from stepkeep.lifecycle.agent import log
+        from stepkeep.recording.coding_agents import hook_log
 
-        is_news = log.note(
+        is_news = hook_log.note(
             environ,
             client=request.client,
             event=request.event,

@@ -9,12 +9,12 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 
 from stepkeep.investigation.beliefs import Belief
+from stepkeep.investigation.commands import VerificationResult
+from stepkeep.investigation.entries import Entry
 from stepkeep.investigation.gaps import GapStatus
 from stepkeep.investigation.hypotheses import Evidence, Hypothesis
 from stepkeep.investigation.notes import DebugNote
-from stepkeep.investigation.records import Entry
 from stepkeep.investigation.state import InvestigationState
-from stepkeep.investigation.verifications import VerificationResult
 
 
 class EntryAdded(msgspec.Struct, frozen=True, kw_only=True, tag="added", tag_field="change"):

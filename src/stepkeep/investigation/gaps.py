@@ -8,10 +8,11 @@ from typing import Any, Final
 
 import msgspec
 
-from stepkeep.investigation.events import Announcer, EventKind
-from stepkeep.investigation.records import (
+from stepkeep.investigation.entries import (
+    Announcer,
     Clock,
     Entry,
+    EventKind,
     NewId,
     Records,
     check_tags,

@@ -9,10 +9,11 @@ from typing import Any, Final
 import msgspec
 
 from stepkeep.errors import InvalidInput
-from stepkeep.investigation.events import Announcer, EventKind
-from stepkeep.investigation.records import (
+from stepkeep.investigation.entries import (
+    Announcer,
     Clock,
     Entry,
+    EventKind,
     NewId,
     Records,
     check_share,

@@ -29,7 +29,7 @@ def markdown(state: InvestigationState) -> str:
     return "\n".join(section for section in sections if section)
 
 
-def plain(text: str) -> str:
+def escaped(text: str) -> str:
     """One line of text that Markdown shows as it is."""
     return _MARKS.sub(r"\\\1", " ".join(text.split()))
 
@@ -47,9 +47,9 @@ def _head(state: InvestigationState) -> str:
     metrics = state.metrics
     return "\n".join(
         [
-            f"# Investigation {plain(state.session_id)}",
+            f"# Investigation {escaped(state.session_id)}",
             "",
-            f"Started {_moment(state.started_us)}, on branch {plain(state.current_branch)}.",
+            f"Started {_moment(state.started_us)}, on branch {escaped(state.current_branch)}.",
             "",
             f"- {metrics.checkpoints_created} checkpoints",
             f"- {metrics.hypotheses_tested} hypotheses tested",
@@ -65,24 +65,24 @@ def _hypotheses(state: InvestigationState) -> list[str]:
     lines = []
     for each in state.hypotheses:
         lines.append(
-            f"- **{each.status}** ({each.confidence:.0%}) {plain(each.description)} · {plain(each.id)}"
+            f"- **{each.status}** ({each.confidence:.0%}) {escaped(each.description)} · {escaped(each.id)}"
         )
         for evidence in state.evidence:
             if evidence.hypothesis == each.id:
-                source = f" (from {plain(evidence.source)})" if evidence.source else ""
-                lines.append(f"  - {evidence.strength:+.1f} {plain(evidence.description)}{source}")
+                source = f" (from {escaped(evidence.source)})" if evidence.source else ""
+                lines.append(f"  - {evidence.strength:+.1f} {escaped(evidence.description)}{source}")
     return lines
 
 
 def _beliefs(state: InvestigationState) -> list[str]:
     supports: dict[str, list[str]] = {}
     for edge in state.belief_dependencies:
-        supports.setdefault(edge.to_id, []).append(plain(edge.from_id))
+        supports.setdefault(edge.to_id, []).append(escaped(edge.from_id))
     lines = []
     for each in state.beliefs:
         rests = f", rests on {', '.join(supports[each.id])}" if each.id in supports else ""
         lines.append(
-            f"- {plain(each.statement)} ({each.kind}, {each.confidence:.0%}{rests}) · {plain(each.id)}"
+            f"- {escaped(each.statement)} ({each.kind}, {each.confidence:.0%}{rests}) · {escaped(each.id)}"
         )
     return lines
 
@@ -90,8 +90,8 @@ def _beliefs(state: InvestigationState) -> list[str]:
 def _contradictions(state: InvestigationState) -> list[str]:
     statements = {belief.id: belief.statement for belief in state.beliefs}
     return [
-        f"- **{each.status}**, {each.severity}: “{plain(statements.get(each.first, each.first))}” against "
-        f"“{plain(statements.get(each.second, each.second))}”"
+        f"- **{each.status}**, {each.severity}: “{escaped(statements.get(each.first, each.first))}” against "
+        f"“{escaped(statements.get(each.second, each.second))}”"
         for each in state.contradictions
     ]
 
@@ -99,9 +99,9 @@ def _contradictions(state: InvestigationState) -> list[str]:
 def _gaps(state: InvestigationState) -> list[str]:
     lines = []
     for each in state.gaps:
-        answer = f" — {plain(each.answer)}" if each.answer else ""
+        answer = f" — {escaped(each.answer)}" if each.answer else ""
         lines.append(
-            f"- **{each.status}** ({each.criticality}) {plain(each.question)}{answer} · {plain(each.id)}"
+            f"- **{each.status}** ({each.criticality}) {escaped(each.question)}{answer} · {escaped(each.id)}"
         )
     return lines
 
@@ -110,7 +110,7 @@ def _verifications(state: InvestigationState) -> list[str]:
     lines = []
     for each in state.verification_results:
         code = "" if each.exit_code is None else f", exit code {each.exit_code}"
-        lines.append(f"- **{each.status}** {plain(each.plan)} ({each.duration_ms} ms{code})")
+        lines.append(f"- **{each.status}** {escaped(each.plan)} ({each.duration_ms} ms{code})")
         if each.output.strip() and each.status != "passed":
             output = _FENCE.sub("``", each.output[-MAX_OUTPUT:])
             lines += ["", "  ```text", *(f"  {line}" for line in output.splitlines()), "  ```", ""]
@@ -122,11 +122,11 @@ def _experiments(state: InvestigationState) -> list[str]:
     for each in state.branches:
         if each.parent is None:
             continue
-        about = f": {plain(each.description)}" if each.description else ""
-        results = f" — {plain(each.results)}" if each.results else ""
-        lines.append(f"- **{each.status}** {plain(each.name)}{about}{results}")
+        about = f": {escaped(each.description)}" if each.description else ""
+        results = f" — {escaped(each.results)}" if each.results else ""
+        lines.append(f"- **{each.status}** {escaped(each.name)}{about}{results}")
     return lines
 
 
 def _notes(state: InvestigationState) -> list[str]:
-    return [f"- {_moment(each.time_us)} {plain(each.content)}" for each in state.notes]
+    return [f"- {_moment(each.time_us)} {escaped(each.content)}" for each in state.notes]

@@ -15,33 +15,39 @@ import msgspec
 
 from stepkeep.engine import Engine, Loaded
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
-from stepkeep.history import branches, merging
-from stepkeep.history.merge import ABSENT, Side, merge_states
-from stepkeep.history.merging import Merged, Strategy
+from stepkeep.history import branches, merge
+from stepkeep.history.merge import ABSENT, Merged, Side, Strategy, merge_states
 from stepkeep.investigation.beliefs import BeliefGraph, check_no_cycle
-from stepkeep.investigation.code import CodeTracker
-from stepkeep.investigation.commands import CommandHistory
-from stepkeep.investigation.events import Announcement, AnnouncingPart, EventKind, tags_for, trigger_for
+from stepkeep.investigation.commands import CommandHistory, VerificationRunner
+from stepkeep.investigation.entries import (
+    Announcement,
+    AnnouncingPart,
+    EventKind,
+    NewId,
+    new_id,
+    plain,
+    tags_for,
+    trigger_for,
+)
 from stepkeep.investigation.experiments import ExperimentBranch, ExperimentManager
 from stepkeep.investigation.gaps import KnowledgeGapAnalyzer
 from stepkeep.investigation.hypotheses import HypothesisBoard
-from stepkeep.investigation.metrics import SessionMetrics, metrics_of, time_spent_us
-from stepkeep.investigation.notes import Notebook
-from stepkeep.investigation.records import NewId, new_id, plain
+from stepkeep.investigation.notes import CodeTracker, Notebook
 from stepkeep.investigation.state import (
     PARTS,
     Details,
     InvestigationState,
+    SessionMetrics,
     details_of,
     is_investigation,
+    metrics_of,
     state_of,
+    time_spent_us,
 )
-from stepkeep.investigation.verifications import VerificationRunner
-from stepkeep.model import Header, Session, Trigger, TriggerKind
-from stepkeep.parts.automatic import AutoTrigger, auto_trigger
-from stepkeep.parts.checkpoints import DETAILS, Parts, checked_tags
-from stepkeep.parts.environment import ALLOWED
-from stepkeep.parts.recovery import CodeState
+from stepkeep.model import DETAILS, Header, SessionInfo, Trigger, TriggerKind
+from stepkeep.recording.parts import Parts, checked_tags
+from stepkeep.recording.recovery import ALLOWED, CodeState
+from stepkeep.recording.triggers import AutoTrigger, auto_trigger
 
 MAX_TRIES: Final = 10
 CHANGED: Final = "investigation_changed"
@@ -51,7 +57,9 @@ CHANGED: Final = "investigation_changed"
 class Workbench:
     """The parts of an investigation, and when they are saved. One thread at a time changes it."""
 
-    def __init__(self, engine: Engine, session: Session, parts: Parts, *, make_id: NewId = new_id) -> None:
+    def __init__(
+        self, engine: Engine, session: SessionInfo, parts: Parts, *, make_id: NewId = new_id
+    ) -> None:
         clock = engine.clock
         self._engine = engine
         self._uid = session.uid
@@ -348,7 +356,7 @@ class Workbench:
             if strategy == "union":
                 self._check_beliefs(name)
             session = self._engine.backend.session(self._uid)
-            merged = merging.merge(
+            merged = merge.merge(
                 self._engine, session, name, strategy=strategy, on_conflict=on_conflict, message=message
             )
             self.reload()

@@ -20,9 +20,10 @@ from stepkeep.engine import Engine
 from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, NotFound
 from stepkeep.maintenance.copying import copy
 from stepkeep.maintenance.verify import Finding, verify
-from stepkeep.model import from_us
+from stepkeep.model import from_us, utc_now_us
 from stepkeep.storage.disk import (
     check_replaceable,
+    file_errors,
     make_private_directory,
     put_in_place,
     sync_directory,
@@ -30,6 +31,7 @@ from stepkeep.storage.disk import (
 )
 from stepkeep.storage.port import TakesSnapshots
 from stepkeep.storage.sqlite import SqliteBackend, make_single_file
+from stepkeep.storage.urls import database_file
 
 PARTIAL: Final = "partial"
 """How the names of unfinished backups end."""
@@ -77,7 +79,7 @@ def backup(
         )
     path = destination / dated_name(engine.clock()) if destination.is_dir() else destination
     _check_destination(engine, path, force)
-    with _file_errors(path), _unfinished(path) as temporary:
+    with file_errors(path, code="backup_failed"), _unfinished(path) as temporary:
         _write(engine, temporary, progress)
         report = _verified(temporary, path)
         _make_room(path)
@@ -112,6 +114,23 @@ def dated_name(now_us: int) -> str:
 
 
 def restore_backup(
+    source: str | Path, url: str, *, force: bool = False, progress: Progress | None = None
+) -> BackupReport:
+    """Make a backup the store at a URL; see `restore_backup_file`.
+
+    Raises:
+        InvalidInput: the URL is not that of a SQLite store (`not_a_file_store`).
+    """
+    destination = database_file(url)
+    if destination is None:
+        raise InvalidInput(
+            f"{url} is no SQLite store: open the backup as sqlite:{source} and copy it there",
+            code="not_a_file_store",
+        )
+    return restore_backup_file(Path(source), destination, now_us=utc_now_us(), force=force, progress=progress)
+
+
+def restore_backup_file(
     source: Path, destination: Path, *, now_us: int, force: bool = False, progress: Progress | None = None
 ) -> BackupReport:
     """Make a backup the store at `destination`, after it was verified. The backup itself is only read.
@@ -121,7 +140,7 @@ def restore_backup(
 
     Raises:
         NotFound: there is no such backup.
-        InvalidInput: the destination exists, or the backup is no store.
+        InvalidInput: the destination exists, or the backup is not a store.
         Corrupt: the backup is damaged: recover it into a new store instead.
         BackendUnavailable: the store at the destination is open somewhere. Nothing was changed.
     """
@@ -134,7 +153,7 @@ def restore_backup(
             f"{destination} exists: use --force to replace it; it is kept under another name",
             code="file_exists",
         )
-    with _file_errors(destination):
+    with file_errors(destination, code="backup_failed"):
         make_private_directory(destination.parent)
         with _unfinished(destination) as temporary:
             _copy_store(source, temporary)
@@ -248,15 +267,3 @@ def _kept(path: Path, now_us: int) -> str | None:
         path.rename(kept)
     sync_directory(path.parent)
     return str(kept)
-
-
-@contextmanager
-def _file_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileExistsError as exc:
-        raise InvalidInput(f"{path} exists: use --force to replace it", code="file_exists") from exc
-    except OSError as exc:
-        raise BackendUnavailable(
-            f"{path} cannot be written: {exc.strerror or exc}", code="backup_failed", retryable=False
-        ) from exc

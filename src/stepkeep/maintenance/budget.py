@@ -16,15 +16,16 @@ from typing import Final
 
 import msgspec
 
-from stepkeep import forks
 from stepkeep.engine import Engine
 from stepkeep.errors import BackendUnavailable, InvalidInput
 from stepkeep.maintenance.space import reclaim
-from stepkeep.model import Session, Status
+from stepkeep.model import SessionInfo, Status
 from stepkeep.policy.profiles import profile_named
-from stepkeep.policy.retention import Retention, size_text
+from stepkeep.policy.retention import Retention
+from stepkeep.processes import tell_of_forks
 from stepkeep.storage.port import Append, SessionQuery
 from stepkeep.storage.urls import database_file, directory_of
+from stepkeep.text import size
 
 SQUEEZE_AT: Final = 0.9
 SQUEEZE_TO: Final = 0.8
@@ -96,7 +97,7 @@ class Budget:
         engine: Engine,
         limits: Limits,
         *,
-        prune: Callable[[Session, Retention], int] | None = None,
+        prune: Callable[[SessionInfo, Retention], int] | None = None,
         on_pressure: Callable[[], None] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -113,7 +114,7 @@ class Budget:
         self._admitted_bytes = 0
         self._saved_since_squeeze = False  # then there may be history that the last one did not see
         self._retry_at = float("-inf")
-        forks.register(self)
+        tell_of_forks(self)
 
     # --- on the save path
 
@@ -151,14 +152,14 @@ class Budget:
         limits = self._limits
         if limits.max_bytes is not None and room.store_bytes > limits.max_bytes:
             return BackendUnavailable(
-                f"the save would bring the store to {size_text(room.store_bytes)}, over limits.max_bytes of "
-                f"{size_text(limits.max_bytes)}, and no more history may be pruned: {hint}",
+                f"the save would bring the store to {size(room.store_bytes)}, over limits.max_bytes of "
+                f"{size(limits.max_bytes)}, and no more history may be pruned: {hint}",
                 code="store_budget_exceeded",
                 retryable=False,
             )
         return BackendUnavailable(
-            f"the save would leave {size_text(max(0, room.free_bytes or 0))} free on the disk, less than "
-            f"limits.min_free_bytes of {size_text(limits.min_free_bytes or 0)}, and no more history may be "
+            f"the save would leave {size(max(0, room.free_bytes or 0))} free on the disk, less than "
+            f"limits.min_free_bytes of {size(limits.min_free_bytes or 0)}, and no more history may be "
             f"pruned: free some space, {hint}",
             code="disk_floor_reached",
             retryable=False,
@@ -221,20 +222,20 @@ class Budget:
     def _reclaim(self) -> None:
         reclaim(self._engine, max_bytes=self._room.store_bytes, step_bytes=_RECLAIM_STEP)
 
-    def _victims(self) -> Iterator[tuple[Session, Retention]]:
+    def _victims(self) -> Iterator[tuple[SessionInfo, Retention]]:
         for session in self._sessions(_FINISHED):
             yield session, Retention(keep_last=1)
         active = self._sessions(_ACTIVE)
         for keep_last in STEPS:
             for session in active:
-                if stored_count(session) > keep_last:
+                if session.stored_count > keep_last:
                     yield session, Retention(keep_last=keep_last)
 
-    def _sessions(self, statuses: tuple[Status, ...]) -> list[Session]:
+    def _sessions(self, statuses: tuple[Status, ...]) -> list[SessionInfo]:
         """Those that may be squeezed, the oldest first."""
         found = self._engine.backend.sessions(SessionQuery(statuses=statuses))
         return sorted(
-            (session for session in found if stored_count(session) > 1 and _gives_way(session)),
+            (session for session in found if session.stored_count > 1 and _gives_way(session)),
             key=lambda session: session.updated_us,
         )
 
@@ -248,12 +249,7 @@ class Budget:
             self._lock = threading.Lock()  # the thread that may have held it is not here
 
 
-def stored_count(session: Session) -> int:
-    """How many checkpoints a session has, without reading them."""
-    return session.last_seq - sum(last - first + 1 for first, last in session.gaps)
-
-
-def _gives_way(session: Session) -> bool:
+def _gives_way(session: SessionInfo) -> bool:
     try:
         return profile_named(session.profile).is_cleaned
     except InvalidInput:

@@ -7,7 +7,7 @@ backend once more in the transaction that removes it, so an active or leased ses
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Final, TypeAlias
 
@@ -15,9 +15,10 @@ import msgspec
 
 from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
-from stepkeep.maintenance.space import in_turn, sweep
-from stepkeep.model import Session
+from stepkeep.maintenance.space import in_turn, reclaim, sweep
+from stepkeep.model import MAX_SEQ, SessionError, SessionInfo
 from stepkeep.policy.cleanup import CleanupDecision, CleanupPolicies, cleaning_order, decide
+from stepkeep.policy.profiles import PROFILES
 from stepkeep.storage.port import LooksOver, SessionQuery
 
 log = logging.getLogger("stepkeep")
@@ -32,15 +33,8 @@ Progress: TypeAlias = Callable[[int], None]
 class CleanEntry(msgspec.Struct, frozen=True):
     """A session and what is to become of it."""
 
-    session: Session
+    session: SessionInfo
     decision: CleanupDecision
-
-
-class CleanError(msgspec.Struct, frozen=True):
-    """A session that could not be judged or removed, and why. `session` is None for the sweep at the end."""
-
-    session: str | None
-    message: str
 
 
 class CleanPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +45,7 @@ class CleanPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     policies: CleanupPolicies
     entries: tuple[CleanEntry, ...] = ()
-    errors: tuple[CleanError, ...] = ()
+    errors: tuple[SessionError, ...] = ()
 
     @property
     def going(self) -> tuple[CleanEntry, ...]:
@@ -62,23 +56,50 @@ class CleanPlan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(entry for entry in self.entries if not entry.decision.clean)
 
 
+class SessionCleanup(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether cleaning removes a session, and why. `limit_days` is None where no age could make it go."""
+
+    session: str
+    goes: bool
+    reason: str
+    age_days: int
+    limit_days: int | None
+
+    @classmethod
+    def of(cls, entry: CleanEntry) -> SessionCleanup:
+        decision = entry.decision
+        return cls(
+            session=entry.session.key,
+            goes=decision.clean,
+            reason=decision.reason,
+            age_days=decision.age_days,
+            limit_days=decision.limit_days,
+        )
+
+
 class CleanReport(msgspec.Struct, frozen=True, kw_only=True):
     """How many sessions were removed, stayed, and were removed by others meanwhile; which failed, and why.
 
-    Each session counts once: those in `errors` stayed, and are not among the `retained`.
+    Each session counts once: those in `errors` stayed, and are not among the `retained`. `sessions` says why, for each
+    in a dry run and otherwise for those that went. `warnings` are about the configuration.
     """
 
+    is_dry_run: bool = False
     cleaned: int = 0
     retained: int = 0
     missing: int = 0
-    errors: tuple[CleanError, ...] = ()
+    error: int = 0
     stored_bytes: int = 0
+    reclaimed_bytes: int = 0
+    sessions: tuple[SessionCleanup, ...] = ()
+    errors: tuple[SessionError, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def plan_clean(engine: Engine, policies: CleanupPolicies, *, now_us: int) -> CleanPlan:
     """Decide for each session whether it may go. Reads only."""
     entries: list[CleanEntry] = []
-    errors: list[CleanError] = []
+    errors: list[SessionError] = []
     leases = _Leases(engine)
     for session in engine.backend.sessions(SessionQuery()):
         try:
@@ -89,6 +110,25 @@ def plan_clean(engine: Engine, policies: CleanupPolicies, *, now_us: int) -> Cle
             errors.append(_failure(session, exc))
     entries.sort(key=lambda entry: cleaning_order(entry.session))
     return CleanPlan(policies=policies, entries=tuple(entries), errors=tuple(errors))
+
+
+def plans_to_clean(
+    engine: Engine, policies: Callable[[str], CleanupPolicies], *, now_us: int
+) -> Iterator[CleanPlan]:
+    """Plans that together cover every session once, each with the policies of its profiles. Reads only."""
+    groups: list[tuple[CleanupPolicies, set[str]]] = []
+    for profile in PROFILES:
+        ours = policies(profile)
+        for known, profiles in groups:
+            if known == ours:
+                profiles.add(profile)
+                break
+        else:
+            groups.append((ours, {profile}))
+    for number, (ours, profiles) in enumerate(groups):
+        plan = plan_clean(engine, ours, now_us=now_us)
+        entries = tuple(entry for entry in plan.entries if entry.session.profile in profiles)
+        yield msgspec.structs.replace(plan, entries=entries, errors=() if number else plan.errors)
 
 
 def apply_clean(
@@ -129,17 +169,76 @@ def apply_clean(
         )
     except StepkeepError as exc:
         log.warning("Failed to sweep what cleaned sessions left: %s", exc)
-        errors.append(CleanError(None, str(exc)))
+        errors.append(SessionError(session=None, code=exc.code, message=str(exc)))
     return CleanReport(
         cleaned=cleaned,
         retained=len(plan.entries) - cleaned - missing - failed,
         missing=missing,
-        errors=tuple(errors),
+        error=len(errors),
         stored_bytes=stored_bytes,
+        errors=tuple(errors),
     )
 
 
-def _clean(engine: Engine, planned: Session, policies: CleanupPolicies, now_us: int) -> int | None:
+def clean_store(
+    engine: Engine,
+    policies: Callable[[str], CleanupPolicies],
+    *,
+    workflows: Iterable[str] = (),
+    dry_run: bool = False,
+) -> CleanReport:
+    """Remove the sessions that policies let go, and give the space back. One that fails stays, and stops no other.
+
+    `policies` are those of a profile, `workflows` the names that the configuration has one for. A dry run removes
+    nothing, and says of each session what would become of it.
+    """
+    now_us = engine.clock()
+    known = {session.workflow for session in engine.backend.sessions(SessionQuery())}
+    warnings = tuple(
+        f"the configuration has a policy for workflow {name!r}, which no session belongs to"
+        for name in workflows
+        if name not in known
+    )
+    plans = list(plans_to_clean(engine, policies, now_us=now_us))
+    if dry_run:
+        return _planned(plans, warnings)
+    reports = [apply_clean(engine, plan, now_us=now_us) for plan in plans]
+    left = {session.uid for session in engine.backend.sessions(SessionQuery())}
+    errors = tuple(error for report in reports for error in report.errors)
+    return CleanReport(
+        cleaned=sum(report.cleaned for report in reports),
+        retained=sum(report.retained for report in reports),
+        missing=sum(report.missing for report in reports),
+        error=len(errors),
+        stored_bytes=sum(report.stored_bytes for report in reports),
+        reclaimed_bytes=reclaim(engine, max_bytes=MAX_SEQ),
+        sessions=tuple(
+            SessionCleanup.of(entry)
+            for plan in plans
+            for entry in plan.going
+            if entry.session.uid not in left
+        ),
+        errors=errors,
+        warnings=warnings,
+    )
+
+
+def _planned(plans: list[CleanPlan], warnings: tuple[str, ...]) -> CleanReport:
+    going = [entry for plan in plans for entry in plan.going]
+    staying = [entry for plan in plans for entry in plan.retained]
+    errors = tuple(error for plan in plans for error in plan.errors)
+    return CleanReport(
+        is_dry_run=True,
+        cleaned=len(going),
+        retained=len(staying),
+        error=len(errors),
+        sessions=tuple(SessionCleanup.of(entry) for entry in [*going, *staying]),
+        errors=errors,
+        warnings=warnings,
+    )
+
+
+def _clean(engine: Engine, planned: SessionInfo, policies: CleanupPolicies, now_us: int) -> int | None:
     """Remove a session if it may still go; the stored bytes of its bodies, None when it stays."""
     session = engine.backend.session(planned.uid)
     decision = _decide(_Leases(engine), session, policies, now_us)
@@ -176,7 +275,7 @@ class _Leases:
         return lease is not None and lease.expires_us > now_us
 
 
-def _decide(leases: _Leases, session: Session, policies: CleanupPolicies, now_us: int) -> CleanupDecision:
+def _decide(leases: _Leases, session: SessionInfo, policies: CleanupPolicies, now_us: int) -> CleanupDecision:
     """The lease is looked up only where it matters."""
     decision = decide(session, policies, now_us)
     if not decision.clean or not leases.has(session.uid, now_us):
@@ -184,6 +283,6 @@ def _decide(leases: _Leases, session: Session, policies: CleanupPolicies, now_us
     return decide(session, policies, now_us, has_lease=True)
 
 
-def _failure(session: Session, exc: StepkeepError) -> CleanError:
+def _failure(session: SessionInfo, exc: StepkeepError) -> SessionError:
     log.warning("Failed to cleanup session %s: %s", session.key, exc)
-    return CleanError(session.key, str(exc))
+    return SessionError(session=session.key, code=exc.code, message=str(exc))

@@ -1,24 +1,36 @@
-"""Copying sessions from one store into another, so that both prove the same.
+"""Copying sessions from one store into another, so that both prove the same; also out of a damaged one.
 
 Headers are carried over byte for byte, hence ids, numbers, chains and digests. Bodies are encoded anew, the way
 the destination stores them. A copy that was interrupted is repeated: what is there already is left alone.
+
+Recovering copies what still verifies in a damaged store into a new one. The damaged store is only read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from stepkeep.codec.integrity import check_content
-from stepkeep.engine import Engine, reader, writer
-from stepkeep.engine.writer import LineState, Member
-from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, NotFound, StepkeepError
+from stepkeep.engine import Engine, chains, reader
+from stepkeep.engine.chains import Base, Chain
+from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
 from stepkeep.maintenance.verify import Finding, verify
-from stepkeep.model import Branch, Header, Session, Status
-from stepkeep.storage.port import Annotation, Blob, Body, HeaderQuery, HeaderRow, SessionQuery
+from stepkeep.model import Branch, Header, SessionInfo, Status
+from stepkeep.storage.port import Annotation, Backend, Blob, Body, HeaderQuery, HeaderRow, SessionQuery
+from stepkeep.storage.salvage import salvage
+from stepkeep.storage.sqlite import SqliteBackend
+from stepkeep.storage.urls import database_file, directory_of, open_backend
 
 Progress = Callable[[int], None]
+
+_FILE_ENDINGS: Final = ("", "-wal", "-shm")
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +63,7 @@ def copy(
     source: Engine,
     destination: Engine,
     *,
-    sessions: Iterable[Session] | None = None,
+    sessions: Iterable[SessionInfo] | None = None,
     salvage: bool = False,
     progress: Progress | None = None,
 ) -> CopyReport:
@@ -92,7 +104,7 @@ class _SessionCopy:
         self,
         source: Engine,
         destination: Engine,
-        session: Session,
+        session: SessionInfo,
         salvage: bool,
         progress: Progress | None,
     ) -> None:
@@ -103,7 +115,7 @@ class _SessionCopy:
         # Branches before the session: no head is beyond the counter that bounds the copy.
         self._branches = source.backend.branches(session.uid)
         self._session = source.backend.session(session.uid)
-        self._lines: dict[tuple[str, str], LineState] = {}
+        self._lines: dict[tuple[str, str], Chain] = {}
         self._lost: list[Lost] = []
 
     def run(self) -> CopyReport:
@@ -177,7 +189,7 @@ class _SessionCopy:
             Lost(session=self._session.key, code=exc.code, message=str(exc), seq=row.seq, checkpoint=row.id)
         )
 
-    def _member(self, header: Header, name: str) -> Member:
+    def _member(self, header: Header, name: str) -> Base:
         """The verified content of a body, with every blob its records keep alive."""
         backend = self._source.backend
         chain = backend.body_chain(header.session, header.id, name)
@@ -186,13 +198,13 @@ class _SessionCopy:
             check_content(content, header.contents[name], checkpoint=header.id, body=name)
         except Corrupt:
             content = reader.load_body(backend, header, name)  # its keyframe may have a spare
-        return Member(header.id, content, frozenset(blob for body in chain for blob in body.blobs))
+        return Base(header.id, content, frozenset(blob for body in chain for blob in body.blobs))
 
-    def _encode(self, header: Header, name: str, member: Member) -> list[Body]:
+    def _encode(self, header: Header, name: str, member: Base) -> list[Body]:
         if not self._destination.backend.capabilities.takes_patches:
-            return [writer.plain(name, member)]
+            return [chains.plain(name, member)]
         line = (header.branch, name)
-        bodies, self._lines[line] = writer.encode(
+        bodies, self._lines[line] = chains.encode(
             name,
             self._lines.get(line),
             member,
@@ -201,7 +213,7 @@ class _SessionCopy:
         )
         return bodies
 
-    def _blobs(self, row: HeaderRow, members: dict[str, Member]) -> list[Blob]:
+    def _blobs(self, row: HeaderRow, members: dict[str, Base]) -> list[Blob]:
         """The blobs of a checkpoint that are intact; others are reported, and the checkpoint goes without."""
         intact = []
         for wanted in sorted({blob for member in members.values() for blob in member.blobs}):
@@ -281,3 +293,219 @@ class _SessionCopy:
             row = next(backend.headers(HeaderQuery(session=uid, ids=(branch.fork,), limit=1)), None)
         head, seq = (None, 0) if row is None else (row.id, row.seq)
         return msgspec.structs.replace(branch, head=head, head_seq=seq)
+
+
+# --- recovering ------------------------------------------------------------------------------------------------
+
+Open = Callable[[Path], Backend]
+
+
+class RecoverReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was salvaged. `by_pages` is set when the file was read page by page, because SQLite could not."""
+
+    copied: CopyReport
+    by_pages: bool = False
+    problem: str | None = None
+
+
+def recover_database(
+    damaged: Path, destination: Engine, *, progress: Progress | None = None
+) -> RecoverReport:
+    """Salvage a SQLite store, with its log where there is one.
+
+    It is read as a store first. When that fails, or does not give everything, its pages are read one by one.
+
+    Raises:
+        NotFound: there is no such file, or nothing in it is a checkpoint of ours.
+    """
+    _check_exists(damaged)
+    with _working_copy(damaged) as (work, _):
+        problem = _trouble(work, damaged)
+        if problem is None:
+            copied = _copy(SqliteBackend(work), destination, progress)
+            if copied.is_whole:
+                return RecoverReport(copied=copied)
+            problem = _first_problem(copied).replace(str(work), str(damaged))
+    with _working_copy(damaged) as (work, folder):  # opening may have changed the first one
+        copied = _copy(salvage(work, folder / "salvaged.db"), destination, progress)
+        copied = msgspec.structs.replace(copied, copied=copied.copied + copied.present, present=0)
+    if not copied.sessions and not copied.refused:
+        raise NotFound(f"{damaged} holds no checkpoint that verifies: {problem}", code="nothing_recoverable")
+    return RecoverReport(copied=copied, by_pages=True, problem=problem)
+
+
+def _first_problem(copied: CopyReport) -> str:
+    lost = [*copied.refused, *copied.lost]
+    return lost[0].message if lost else copied.findings[0].message
+
+
+def recover_directory(
+    damaged: Path, destination: Engine, open_copy: Open, *, progress: Progress | None = None
+) -> RecoverReport:
+    """Salvage a store of files, opened from a copy of its directory."""
+    _check_exists(damaged)
+    with tempfile.TemporaryDirectory(prefix="stepkeep-recover-") as folder:
+        work = Path(folder) / "store"
+        with _reading(damaged):
+            shutil.copytree(damaged, work, symlinks=True)
+        return RecoverReport(copied=_copy(open_copy(work), destination, progress))
+
+
+def _check_exists(path: Path) -> None:
+    if not path.exists():
+        raise NotFound(f"no store {path}", code="store_not_found")
+
+
+@contextmanager
+def _working_copy(damaged: Path) -> Iterator[tuple[Path, Path]]:
+    with tempfile.TemporaryDirectory(prefix="stepkeep-recover-") as folder, _reading(damaged):
+        work = Path(folder) / "damaged.db"
+        for ending in ("", "-wal"):
+            if (file := Path(f"{damaged}{ending}")).is_file():
+                shutil.copyfile(file, f"{work}{ending}")
+        yield work, Path(folder)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise BackendUnavailable(
+            f"{path} cannot be read: {exc.strerror or exc}", code="store_not_readable", retryable=False
+        ) from exc
+
+
+def _trouble(work: Path, damaged: Path) -> str | None:
+    """Why the store cannot be read whole; None when it can."""
+    try:
+        engine = Engine(SqliteBackend(work))
+        try:
+            report, stored = verify(engine), engine.backend.usage()
+        finally:
+            _close(engine)
+    except StepkeepError as exc:
+        return str(exc).replace(str(work), str(damaged))
+    if report.findings:
+        return report.findings[0].message
+    if report.checkpoints != stored.checkpoints:
+        return f"{stored.checkpoints - report.checkpoints} checkpoints belong to no session"
+    return None if report.sessions else "it has no session"
+
+
+def _close(engine: Engine) -> None:
+    """A damaged database may fail to close as well; nothing of it is needed any more."""
+    with suppress(StepkeepError):
+        engine.close()
+
+
+def _copy(backend: Backend, destination: Engine, progress: Progress | None) -> CopyReport:
+    engine = Engine(backend)
+    try:
+        sessions = list(backend.sessions(SessionQuery()))
+        return copy(engine, destination, sessions=sessions, salvage=True, progress=progress)
+    finally:
+        _close(engine)
+
+
+# --- stores by their URLs --------------------------------------------------------------------------------------
+
+
+def copy_store(
+    source: str, destination: str, *, keys: Sequence[str] = (), progress: Progress | None = None
+) -> CopyReport:
+    """Copy sessions, all of them unless named, from the store at one URL into the store at another.
+
+    Raises:
+        NotFound: there is no such store or session.
+        InvalidInput: both URLs name the same store.
+        BackendUnavailable: one of the stores failed. What was copied is whole; copy again to go on.
+    """
+    _check_apart(source, destination)
+    with _existing(source) as engine:
+        return copy_into(engine, destination, keys=keys, progress=progress)
+
+
+def copy_into(
+    source: Engine, destination: str, *, keys: Sequence[str] = (), progress: Progress | None = None
+) -> CopyReport:
+    """The same for a source that is open."""
+    _check_apart(source.backend.url, destination)
+    sessions = [source.find_session(key) for key in keys] if keys else None
+    with _opened(destination) as target:
+        return copy(source, target, sessions=sessions, progress=progress)
+
+
+def count_copied(source: str, keys: Sequence[str] = ()) -> int:
+    """How many checkpoints `copy_store` will look at."""
+    with _existing(source) as engine:
+        uids = [engine.find_session(key).uid for key in keys] if keys else [None]
+        return sum(engine.backend.usage(uid).checkpoints for uid in uids)
+
+
+def recover(source: str, destination: str, *, progress: Progress | None = None) -> RecoverReport:
+    """Salvage what still verifies in a damaged store into a new one. The damaged one is not written to.
+
+    Raises:
+        NotFound: there is no such store, or nothing in it verifies.
+        InvalidInput: the destination is the source, or not empty.
+    """
+    _check_apart(source, destination)
+    made = database_file(destination)
+    is_new = made is not None and not made.exists()
+    with _opened(destination) as target:
+        if next(target.backend.sessions(SessionQuery(limit=1)), None) is not None:
+            raise InvalidInput(f"{destination} is not empty: name a new store", code="destination_not_new")
+    try:
+        with _opened(destination) as target:
+            return _recover(source, target, progress)
+    except NotFound:
+        if made is not None and is_new:
+            _remove_store(made)
+        raise
+
+
+def _recover(source: str, target: Engine, progress: Progress | None) -> RecoverReport:
+    if (file := database_file(source)) is not None:
+        return recover_database(file, target, progress=progress)
+    if (directory := directory_of(source)) is not None:
+        options = source.partition("?")[2]
+        return recover_directory(
+            directory, target, lambda copy: open_backend(f"files:{copy}?{options}"), progress=progress
+        )
+    with _existing(source) as engine:
+        return RecoverReport(copied=copy(engine, target, salvage=True, progress=progress))
+
+
+def _check_apart(source: str, destination: str) -> None:
+    one, other = (database_file(url) or directory_of(url) for url in (source, destination))
+    is_same = source == destination
+    if one is not None and other is not None:
+        is_same = one.resolve() == other.resolve()
+    if is_same:
+        raise InvalidInput(f"{destination} is the source itself", code="same_store")
+
+
+@contextmanager
+def _existing(url: str) -> Iterator[Engine]:
+    place = database_file(url) or directory_of(url)
+    if place is not None and not place.exists():
+        raise NotFound(f"no store at {place}", code="store_not_found")
+    with _opened(url) as engine:
+        yield engine
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[Engine]:
+    """The bare engine: nothing may be pruned while it is copied."""
+    engine = Engine(open_backend(url))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _remove_store(path: Path) -> None:
+    for ending in _FILE_ENDINGS:
+        with suppress(OSError):
+            Path(f"{path}{ending}").unlink(missing_ok=True)

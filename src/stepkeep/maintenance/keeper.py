@@ -18,26 +18,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-from stepkeep import forks
-from stepkeep.engine import Engine
+from stepkeep.engine import Engine, Saved
 from stepkeep.errors import PRUNE_FAILED, NotFound, StepkeepError
-from stepkeep.maintenance.budget import Budget, Limits, stored_count
-from stepkeep.maintenance.clean import CleanEntry, CleanPlan, apply_clean, plan_clean
-from stepkeep.maintenance.compress import compress_history
+from stepkeep.maintenance.budget import Budget, Limits
+from stepkeep.maintenance.clean import CleanEntry, CleanPlan, apply_clean, plans_to_clean
 from stepkeep.maintenance.prune import PrunePlan, PruneReport, apply_prune, plan_prune
-from stepkeep.maintenance.reserve import Reserve
-from stepkeep.maintenance.space import reclaim
-from stepkeep.model import Header, Session
+from stepkeep.maintenance.space import Ballast, compress_history, reclaim
+from stepkeep.model import SessionInfo
 from stepkeep.policy.cleanup import CleanupPolicies, decide
-from stepkeep.policy.profiles import PROFILES
 from stepkeep.policy.retention import Decision, Retention
+from stepkeep.processes import Worker, tell_of_forks
 
 log = logging.getLogger("stepkeep")
 
@@ -79,7 +75,7 @@ class Keeper:
         self,
         engine: Engine,
         *,
-        retention_of: Callable[[Session], Retention],
+        retention_of: Callable[[SessionInfo], Retention],
         policies: Callable[[str], CleanupPolicies],
         limits: Limits | None = None,
         keeps_history: bool = True,
@@ -97,10 +93,11 @@ class Keeper:
         self.budget = Budget(engine, limits or Limits(), prune=self._prune_for_room, on_pressure=self.wake)
         self._clean_at = time.monotonic() + min(interval_seconds, CLEAN_SECONDS)
         self._compress_at = self._clean_at
+        self._thorough_at = 0.0
         self._freed_bytes = 0
         self._is_closed = False
         self._start_afresh()
-        forks.register(self)
+        tell_of_forks(self)
 
     def _start_afresh(self) -> None:
         self._lock = threading.Lock()  # guards the four below
@@ -108,17 +105,18 @@ class Keeper:
         self._jobs: dict[str, _Job] = {}
         self._allowances: dict[str, float] = {}
         self._failures: dict[str, str] = {}
-        self._helper = _Helper(self._interval_seconds)
+        self._worker = Worker("stepkeep-keeper", self._work)
 
     @property
     def is_running(self) -> bool:
         """Whether the thread was started and has not ended."""
-        return self._helper.is_alive
+        return self._worker.is_alive
 
     # --- what happens in the store
 
-    def saved(self, header: Header) -> None:
+    def saved(self, save: Saved) -> None:
         """Note a save; the thread wakes up early when the session has outgrown its rules."""
+        header = save.header
         with self._lock:
             job = self._job(header.session)
             job.saves += 1
@@ -131,7 +129,7 @@ class Keeper:
         if is_due or header.status.is_finished:
             self.wake()
 
-    def finished(self, session: Session) -> None:
+    def finished(self, session: SessionInfo) -> None:
         """Note that a session ended: it is looked at soon."""
         with self._lock:
             self._job(session.uid)
@@ -139,15 +137,16 @@ class Keeper:
         self.wake()
 
     def _job(self, uid: str) -> _Job:
-        if not self._is_closed and not self._helper.is_started:
-            self._helper.start(self)
+        if not self._is_closed and not self._worker.is_alive:
+            self._thorough_at = time.monotonic() + self._interval_seconds
+            self._worker.start(self._interval_seconds)
         job = self._jobs.get(uid)
         if job is None:
             job = self._jobs[uid] = _Job()
         return job
 
     def wake(self) -> None:
-        self._helper.wake()
+        self._worker.wake()
 
     # --- passes
 
@@ -156,10 +155,10 @@ class Keeper:
 
         A pass that is not thorough leaves sessions that have not outgrown their rules by much for later.
         """
-        started, helper = time.monotonic(), self._helper
+        started, worker = time.monotonic(), self._worker
 
         def should_stop() -> bool:
-            return helper.is_stopping or time.monotonic() - started > seconds
+            return worker.is_stopping or time.monotonic() - started > seconds
 
         later: list[tuple[str, _Job]] = []
         while not should_stop() and (due := self._next()) is not None:
@@ -172,10 +171,20 @@ class Keeper:
         for uid, job in later:
             job.saves = 0  # after some more saves, or the interval
             self._put_back(uid, job)
-        self._try("holding some space", Reserve(self._engine.backend.url).hold)
+        self._try("holding some space", Ballast(self._engine.backend.url).hold)
         self._try("squeezing the store", lambda: self._squeeze(should_stop))
         self._try("compressing old history", lambda: self._compress(should_stop))
         return is_left
+
+    def _work(self) -> float:
+        """A pass on the thread; how many seconds later the next one is due."""
+        is_thorough = time.monotonic() >= self._thorough_at
+        is_left = self.make_pass(is_thorough=is_thorough)
+        if is_thorough and not is_left:
+            self.clean_now_and_then()
+            self._thorough_at = time.monotonic() + self._interval_seconds
+        self._worker.pause(PAUSE_SECONDS)
+        return 0.0 if is_left else max(0.0, self._thorough_at - time.monotonic())
 
     def _put_back(self, uid: str, job: _Job) -> None:
         with self._lock:
@@ -226,13 +235,15 @@ class Keeper:
 
     # --- pruning
 
-    def _prune(self, session: Session, job: _Job, should_stop: Callable[[], bool], is_thorough: bool) -> bool:
+    def _prune(
+        self, session: SessionInfo, job: _Job, should_stop: Callable[[], bool], is_thorough: bool
+    ) -> bool:
         """Prune one session; False when that can wait."""
         if not self._keeps_history:
             self._prune_marked(session, job, should_stop)
             self._allow(session.uid, MIN_SLACK)
             return True
-        retention, count = self._retention_of(session), stored_count(session)
+        retention, count = self._retention_of(session), session.stored_count
         keep_last = retention.keep_last
         can_wait = not is_thorough and not session.status.is_finished
         if can_wait and keep_last is not None and count < keep_last + _slack(keep_last):
@@ -247,20 +258,20 @@ class Keeper:
             self._allow(session.uid, keep_last + _slack(keep_last) - min(count, keep_last))
         return True
 
-    def _plan(self, session: Session, retention: Retention) -> PrunePlan:
+    def _plan(self, session: SessionInfo, retention: Retention) -> PrunePlan:
         return plan_prune(self._engine, session, retention, now_us=self._clock())
 
     def _apply(self, plan: PrunePlan, should_stop: Callable[[], bool]) -> PruneReport:
-        resumed, left, helper = time.monotonic(), len(plan.going), self._helper
+        resumed, left, worker = time.monotonic(), len(plan.going), self._worker
 
         def rest(done: int) -> None:
             nonlocal resumed, left
             left -= done
             if left <= 0:
                 return
-            if helper.is_current and not self._is_behind:
+            if worker.is_current and not self._is_behind:
                 worked = time.monotonic() - resumed
-                helper.rest(min(worked * (1 / SHARE - 1), MAX_WAIT_SECONDS))
+                worker.pause(min(worked * (1 / SHARE - 1), MAX_WAIT_SECONDS))
             if should_stop():
                 raise _Stopped
             resumed = time.monotonic()
@@ -276,7 +287,7 @@ class Keeper:
                 self._allowances.clear()
             self._allowances[uid] = saves
 
-    def _prune_marked(self, session: Session, job: _Job, should_stop: Callable[[], bool]) -> None:
+    def _prune_marked(self, session: SessionInfo, job: _Job, should_stop: Callable[[], bool]) -> None:
         """Of the checkpoints saved with history off keep only the newest."""
         kind, name = MARK
         uid, backend = session.uid, self._engine.backend
@@ -290,9 +301,9 @@ class Keeper:
         if going:
             self._apply(_only(plan, going), should_stop)
 
-    def _prune_for_room(self, session: Session, retention: Retention) -> int:
+    def _prune_for_room(self, session: SessionInfo, retention: Retention) -> int:
         try:
-            return self._apply(self._plan(session, retention), lambda: self._helper.is_stopping).stored_bytes
+            return self._apply(self._plan(session, retention), lambda: self._worker.is_stopping).stored_bytes
         except (NotFound, _Stopped):
             return 0
         except Exception as exc:
@@ -321,7 +332,7 @@ class Keeper:
 
     # --- cleaning
 
-    def _clean(self, session: Session) -> bool:
+    def _clean(self, session: SessionInfo) -> bool:
         """Remove a finished session whose time has come."""
         if not session.status.is_finished:
             return False
@@ -344,7 +355,7 @@ class Keeper:
     def _clean_all(self) -> None:
         now_us = self._clock()
         for plan in plans_to_clean(self._engine, self._policies, now_us=now_us):
-            if plan.going and not self._helper.is_stopping:
+            if plan.going and not self._worker.is_stopping:
                 report = apply_clean(self._engine, plan, now_us=now_us, limit=SESSIONS_PER_CLEANING)
                 self._freed_bytes += report.stored_bytes
 
@@ -357,9 +368,9 @@ class Keeper:
                 return
             self._is_closed = True
             self._compress_at = 0.0
-        was_used = self._helper.is_started
-        self._helper.stop()
-        self._helper = _Helper(self._interval_seconds)
+        was_used = self._worker.is_alive
+        self._worker.stop()
+        self._worker = Worker("stepkeep-keeper", self._work)
         if self._jobs or was_used:
             self.make_pass(LAST_PASS_SECONDS)
 
@@ -370,25 +381,6 @@ class Keeper:
         self._lock.release()
         if is_child:
             self._start_afresh()  # the thread, and what it had to do, stay with the parent
-
-
-def plans_to_clean(
-    engine: Engine, policies: Callable[[str], CleanupPolicies], *, now_us: int
-) -> Iterator[CleanPlan]:
-    """Plans that together cover every session once, each with the policies of its profiles. Reads only."""
-    groups: list[tuple[CleanupPolicies, set[str]]] = []
-    for profile in PROFILES:
-        ours = policies(profile)
-        for known, profiles in groups:
-            if known == ours:
-                profiles.add(profile)
-                break
-        else:
-            groups.append((ours, {profile}))
-    for number, (ours, profiles) in enumerate(groups):
-        plan = plan_clean(engine, ours, now_us=now_us)
-        entries = tuple(entry for entry in plan.entries if entry.session.profile in profiles)
-        yield msgspec.structs.replace(plan, entries=entries, errors=() if number else plan.errors)
 
 
 class _Stopped(Exception):
@@ -403,73 +395,6 @@ class _Job:
     def __init__(self) -> None:
         self.saves = 0
         self.ids: list[str] = []
-
-
-class _Helper:
-    """The thread. It holds its keeper only during a pass: a store that is dropped unclosed takes it along."""
-
-    def __init__(self, interval_seconds: float) -> None:
-        self._interval_seconds = interval_seconds
-        self._woken = threading.Event()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._stopping.is_set()
-
-    @property
-    def is_started(self) -> bool:
-        return self._thread is not None
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def start(self, keeper: Keeper) -> None:
-        self._thread = threading.Thread(
-            target=self._work, args=(weakref.ref(keeper),), name="stepkeep-keeper", daemon=True
-        )
-        # Also when the interpreter ends: a thread must not be in the middle of the database then.
-        weakref.finalize(keeper, self.stop)
-        self._thread.start()
-
-    @property
-    def is_current(self) -> bool:
-        """Whether this is the thread that asks."""
-        return self._thread is threading.current_thread()
-
-    def rest(self, seconds: float) -> None:
-        """Sleep, but not when it is asked to stop."""
-        self._stopping.wait(seconds)
-
-    def wake(self) -> None:
-        if not self._woken.is_set():
-            self._woken.set()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self._woken.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _work(self, reference: weakref.ref[Keeper]) -> None:
-        pause = self._interval_seconds
-        thorough_at = time.monotonic() + pause
-        while True:
-            self._woken.wait(pause)
-            self._woken.clear()
-            keeper = reference()
-            if keeper is None or self.is_stopping:
-                return
-            is_thorough = time.monotonic() >= thorough_at
-            is_left = keeper.make_pass(is_thorough=is_thorough)
-            if is_thorough and not is_left:
-                keeper.clean_now_and_then()
-                thorough_at = time.monotonic() + self._interval_seconds
-            del keeper
-            self.rest(PAUSE_SECONDS)
-            pause = 0.0 if is_left else max(0.0, thorough_at - time.monotonic())
 
 
 def _slack(keep_last: int) -> int:

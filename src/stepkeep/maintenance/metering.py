@@ -9,29 +9,24 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
-from stepkeep import forks
-from stepkeep.engine import Engine, Loaded, Pending, Save
-from stepkeep.engine.committer import Ticket
+from stepkeep.engine import Engine, Saved
 from stepkeep.errors import Conflict, StepkeepError
 from stepkeep.maintenance.metrics import HOUR_US, Counts, added, latency_class
 from stepkeep.maintenance.metrics_file import KeepsCounts
 from stepkeep.maintenance.telemetry import Reporter
-from stepkeep.model import Header, Session, utc_now_us
-from stepkeep.storage.port import Append, Backend
+from stepkeep.model import utc_now_us
+from stepkeep.processes import tell_of_forks
 
 log = logging.getLogger("stepkeep")
 
 FLUSH_SECONDS: Final = 10.0
 END_SECONDS: Final = 5.0
 """How long closing waits for a write that is under way."""
-
-MAX_UNDER_WAY: Final = 10_000
 
 
 class Meter:
@@ -52,7 +47,7 @@ class Meter:
         self._ledger = _Ledger(place)
         # Also at the end of the program, for a store that nobody closed.
         self._end = weakref.finalize(self, self._ledger.end)
-        forks.register(self)
+        tell_of_forks(self)
 
     def count(self, **numbers: int) -> None:
         """Add to counters."""
@@ -60,20 +55,31 @@ class Meter:
         if self._reporter is not None:
             self._report(lambda reporter: reporter.count(numbers))
 
-    def saved(self, *, content_bytes: int, stored_bytes: int, seconds: float) -> None:
+    def watch(self, engine: Engine) -> None:
+        """Count what happens in an engine from now on."""
+        engine.on_saved.append(self.saved)
+        engine.on_failed.append(self.failed)
+        engine.on_fallback.append(lambda: self.count(fallbacks=1))
+        engine.on_resumed.append(lambda steps: self.count(resumes=1, steps_recovered=steps))
+
+    def saved(self, save: Saved) -> None:
         """Count a save that is durable."""
+        if not save.is_new:
+            self.count(repeats=1)
+            return
+        content_bytes = save.header.size_bytes
         numbers = {
             "saves": 1,
             "content_bytes": content_bytes,
-            "stored_bytes": stored_bytes,
-            "save_us": int(seconds * 1e6),
-            latency_class(seconds): 1,
+            "stored_bytes": save.stored_bytes,
+            "save_us": int(save.seconds * 1e6),
+            latency_class(save.seconds): 1,
         }
-        self._ledger.add(self._clock() // HOUR_US, numbers)
+        self._ledger.add(save.header.time_us // HOUR_US, numbers)
         if self._reporter is not None:
             self._report(
                 lambda reporter: reporter.saved(
-                    content_bytes=content_bytes, stored_bytes=stored_bytes, seconds=seconds
+                    content_bytes=content_bytes, stored_bytes=save.stored_bytes, seconds=save.seconds
                 )
             )
 
@@ -191,63 +197,3 @@ class _Ledger:
             return
         self._counts = {}  # the parent's to write down
         self._start_afresh()
-
-
-class MeteredEngine(Engine):
-    """An engine that counts its saves, what became of them, and the loads that fell back."""
-
-    def __init__(self, backend: Backend, *, meter: Meter, **options: Any) -> None:
-        super().__init__(backend, **options)
-        self.meter = meter
-        self._under_way: dict[str, float] = {}
-
-    def submit(self, save: Save) -> Pending:
-        started = time.perf_counter()
-        try:
-            pending = super().submit(save)
-        except StepkeepError as exc:
-            self.meter.failed(exc)
-            raise
-        if len(self._under_way) >= MAX_UNDER_WAY:
-            self._under_way.clear()
-        self._under_way[pending.id] = started
-        return pending
-
-    def confirm(self, ticket: Ticket) -> Header:
-        try:
-            header = super().confirm(ticket)
-        except StepkeepError as exc:
-            if self._under_way.pop(ticket.item.draft.id, None) is not None:
-                self.meter.failed(exc)
-            raise
-        started = self._under_way.pop(ticket.item.draft.id, None)
-        if header.id != ticket.item.draft.id:
-            self.meter.count(repeats=1)
-        elif started is not None:
-            self.meter.saved(
-                content_bytes=header.size_bytes,
-                stored_bytes=_stored_bytes(ticket.item),
-                seconds=time.perf_counter() - started,
-            )
-        return header
-
-    def latest(self, session: Session, branch: str | None = None) -> Loaded | None:
-        loaded = super().latest(session, branch)
-        if loaded is not None and loaded.fallback is not None:
-            self.meter.count(fallbacks=1)
-        return loaded
-
-    def resumed(self, steps: int) -> None:
-        """Note that work goes on where it stopped, and how many finished steps are not done again."""
-        self.meter.count(resumes=1, steps_recovered=steps)
-
-    def close(self) -> None:
-        try:
-            super().close()
-        finally:
-            self.meter.close()
-
-
-def _stored_bytes(append: Append) -> int:
-    bodies = sum(body.stored_size for body in append.bodies)
-    return bodies + sum(len(blob.data) for blob in append.blobs)

@@ -1,4 +1,4 @@
-"""Pruning the history of one session: plan what goes, show it, apply it.
+"""Pruning the history of sessions: plan what goes, show it, apply it.
 
 What must stay is decided by `policy.retention` (V7) from verified headers and stored bytes. Applying removes in
 small transactions, in an order in which every state between two of them is a valid store. So it may run while
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from datetime import datetime
 from functools import partial
 from typing import TypeAlias
 
@@ -24,10 +25,19 @@ from stepkeep.errors import (
     StepkeepError,
     Unsupported,
 )
-from stepkeep.maintenance.space import in_turn, sweep
-from stepkeep.model import Header, Session
-from stepkeep.policy.retention import FROM_THE_FUTURE, NOTHING_VERIFIES, Decision, Item, Retention, decide
-from stepkeep.storage.port import BlobSize, BodyInfo, HeaderQuery, HeaderRow, Removed
+from stepkeep.fixes import FAIL, PASS, fixes_for_codes
+from stepkeep.maintenance.space import compress_history, count_compressible, in_turn, reclaim, sweep
+from stepkeep.model import MAX_SEQ, Header, SessionError, SessionInfo, from_us
+from stepkeep.policy.retention import (
+    FROM_THE_FUTURE,
+    NOTHING_VERIFIES,
+    Decision,
+    Item,
+    Retention,
+    decide,
+    rule_texts,
+)
+from stepkeep.storage.port import BlobSize, BodyInfo, HeaderQuery, HeaderRow, Removed, SessionQuery
 
 log = logging.getLogger("stepkeep")
 
@@ -42,7 +52,7 @@ class PrunePlan(msgspec.Struct, frozen=True, kw_only=True):
     sessions and not counted.
     """
 
-    session: Session
+    session: SessionInfo
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...] = ()
     reclaimable_bytes: int = 0
@@ -58,11 +68,26 @@ class PrunePlan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(each.item.id for each in self.decisions if each.keep)
 
 
+class CheckpointDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether one checkpoint stays, and why."""
+
+    checkpoint: str
+    seq: int
+    branch: str
+    time: datetime
+    step: int | None
+    stored_bytes: int
+    stays: bool
+    reasons: tuple[str, ...]
+    warning: str | None
+
+
 class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What pruning did to the session with that key.
+    """What pruning did to the session with that key, or in a dry run would do.
 
     `total` = `kept` + `deleted` + `missing`. `refused` are those of the kept that were to go and became needed
-    meanwhile; `missing` are those that others removed meanwhile.
+    meanwhile; `missing` are those that others removed meanwhile. `stored_bytes` are needed no more. `rules` are in
+    words. A dry run has a decision for each checkpoint, newest first.
     """
 
     session: str
@@ -72,12 +97,35 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     refused: int = 0
     missing: int = 0
     stored_bytes: int = 0
+    rules: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    decisions: tuple[CheckpointDecision, ...] = ()
+
+
+class Pruned(msgspec.Struct, frozen=True, kw_only=True):
+    """What pruning did to all sessions it was asked for, or would do. `reclaimed_bytes` is what the store became
+    smaller; other data may still use the room of what was removed. `compressed` counts checkpoints that stay and
+    are stored smaller. `result` is PASS, or FAIL with `errors`; `fixes` is what to do about those."""
+
+    is_dry_run: bool
+    total: int
+    kept: int
+    deleted: int
+    refused: int
+    missing: int
+    stored_bytes: int
+    reclaimed_bytes: int
+    sessions: tuple[PruneReport, ...]
+    errors: tuple[SessionError, ...]
+    compressed: int
+    result: str
+    fixes: tuple[str, ...]
 
 
 # --- plan ------------------------------------------------------------------------------------------------------
 
 
-def plan_prune(engine: Engine, session: Session, retention: Retention, *, now_us: int) -> PrunePlan:
+def plan_prune(engine: Engine, session: SessionInfo, retention: Retention, *, now_us: int) -> PrunePlan:
     """Decide for each checkpoint of a session whether it stays. Reads only.
 
     A checkpoint whose header is damaged is left alone, and warned of.
@@ -155,7 +203,7 @@ def _needers(checkpoints: Iterable[str], bodies: Sequence[BodyInfo]) -> dict[tup
     return found
 
 
-def _newest_that_verifies(engine: Engine, session: Session) -> str:
+def _newest_that_verifies(engine: Engine, session: SessionInfo) -> str:
     """The newest checkpoint of the current line whose stored bytes give what was saved (V7)."""
     for row in reader.line_of(engine.backend, session, session.branch):
         try:
@@ -217,15 +265,91 @@ def apply_prune(
         raise _failed(engine, plan.session, exc) from exc
 
 
-def prune_session(engine: Engine, session: Session, retention: Retention, *, now_us: int) -> PruneReport:
-    """Plan and apply in one go; a session that was deleted is no error."""
+def prune_session(
+    engine: Engine, session: SessionInfo, retention: Retention, *, dry_run: bool = False
+) -> PruneReport:
+    """Plan and apply in one go. A dry run removes nothing, and says of each checkpoint what would become of it.
+
+    Raises:
+        NotFound: the session was deleted before anything was done.
+        BackendUnavailable: with code `checkpoint_retention_prune_failed`; nothing is half removed.
+    """
     try:
-        plan = plan_prune(engine, session, retention, now_us=now_us)
+        plan = plan_prune(engine, session, retention, now_us=engine.clock())
     except NotFound:
-        return PruneReport(session=session.key)
+        raise
     except StepkeepError as exc:
-        raise _failed(engine, session, exc) from exc
-    return apply_prune(engine, plan)
+        raise exc if dry_run else _failed(engine, session, exc) from exc
+    report = _planned(plan) if dry_run else apply_prune(engine, plan)
+    return msgspec.structs.replace(report, rules=rule_texts(retention), warnings=plan.warnings)
+
+
+def _planned(plan: PrunePlan) -> PruneReport:
+    return PruneReport(
+        session=plan.session.key,
+        total=len(plan.decisions),
+        kept=len(plan.kept),
+        deleted=len(plan.going),
+        stored_bytes=plan.reclaimable_bytes,
+        decisions=tuple(
+            CheckpointDecision(
+                checkpoint=each.item.id,
+                seq=each.item.seq,
+                branch=each.item.branch,
+                time=from_us(each.item.time_us),
+                step=each.item.step,
+                stored_bytes=each.item.stored_bytes,
+                stays=each.keep,
+                reasons=each.reasons,
+                warning=each.warning,
+            )
+            for each in plan.decisions
+        ),
+    )
+
+
+def prune_store(
+    engine: Engine,
+    retention_of: Callable[[SessionInfo], Retention],
+    *,
+    only: SessionInfo | None = None,
+    compress_after_hours: int | None = None,
+    dry_run: bool = False,
+) -> Pruned:
+    """Prune every session, or only one; compress what stays and is old enough; give the space back.
+
+    With all sessions, one that fails is in `errors` and does not stop the others. The error of the only one is raised.
+    """
+    reports: list[PruneReport] = []
+    errors: list[SessionError] = []
+    if only is not None:
+        reports.append(prune_session(engine, only, retention_of(only), dry_run=dry_run))
+    for session in [] if only is not None else list(engine.backend.sessions(SessionQuery())):
+        try:
+            reports.append(prune_session(engine, session, retention_of(session), dry_run=dry_run))
+        except StepkeepError as exc:
+            if not (isinstance(exc, NotFound) and exc.code == "session_not_found"):  # deleted meanwhile
+                errors.append(SessionError(session=session.key, code=exc.code, message=exc.message))
+    uid = None if only is None else only.uid
+    compress = count_compressible if dry_run else compress_history
+    hours = compress_after_hours
+    return Pruned(
+        is_dry_run=dry_run,
+        total=sum(each.total for each in reports),
+        kept=sum(each.kept for each in reports),
+        deleted=sum(each.deleted for each in reports),
+        refused=sum(each.refused for each in reports),
+        missing=sum(each.missing for each in reports),
+        stored_bytes=sum(each.stored_bytes for each in reports),
+        compressed=0
+        if hours is None
+        else compress(engine, after_hours=hours, now_us=engine.clock(), session=uid),
+        reclaimed_bytes=0 if dry_run else reclaim(engine, max_bytes=MAX_SEQ),
+        sessions=tuple(reports),
+        errors=tuple(errors),
+        result=FAIL if errors else PASS,
+        fixes=fixes_for_codes(error.code for error in errors),
+    )
 
 
 def _apply(engine: Engine, plan: PrunePlan, batch: int, progress: Progress | None) -> PruneReport:
@@ -300,11 +424,12 @@ def _dependents_first(ids: Iterable[str], dependents: Mapping[str, Sequence[str]
 
 
 def _record(engine: Engine, uid: str, type: str, report: PruneReport) -> None:
-    data = {name: value for name, value in msgspec.structs.asdict(report).items() if name != "session"}
+    names = ("total", "kept", "deleted", "refused", "missing", "stored_bytes")
+    data = {name: getattr(report, name) for name in names}
     engine.backend.record_event(uid, type, data, time_us=engine.clock())
 
 
-def _failed(engine: Engine, session: Session, cause: StepkeepError) -> StepkeepError:
+def _failed(engine: Engine, session: SessionInfo, cause: StepkeepError) -> StepkeepError:
     """The error for a prune that failed, after it was logged and, if that is possible, recorded."""
     log.error("Pruning session %r failed: %s (%s: %s)", session.key, cause, PRUNE_FAILED, cause.code)
     try:

@@ -1,17 +1,26 @@
-"""Giving space back, in steps so small that savers never wait long.
+"""The space that a store takes: giving it back, storing old history smaller, and a ballast file for full disks.
 
-A sweep frees what nothing needs any more inside the store; `reclaim` gives the freed space back to the file system.
+Everything here works in steps so small that savers never wait long. A sweep frees what nothing needs any more inside
+the store; `reclaim` gives the freed space back to the file system.
+
+Removing history takes room too: what goes is written to a log first. So a disk without a free byte could not be helped
+by pruning. On a nearly full disk a ballast file holds some space, which pruning gives up when it finds no other. On
+disks with room enough there is no such file.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, TypeVar
 
 from stepkeep.engine import Engine
-from stepkeep.errors import InvalidInput
-from stepkeep.maintenance.reserve import Reserve
+from stepkeep.errors import WRITE_FAILED, BackendUnavailable, InvalidInput
+from stepkeep.storage.port import Compresses
+from stepkeep.storage.urls import database_file, directory_of
 
 T = TypeVar("T")
 
@@ -21,6 +30,21 @@ SWEEP_STEP: Final = 200
 """How many bodies, blobs and annotations one transaction of a sweep removes at most."""
 
 MAX_PAUSE_SECONDS: Final = 0.1
+
+HOUR_US: Final = 3_600_000_000
+COMPRESS_STEP: Final = 20
+"""How many checkpoints are compressed between two questions whether to stop."""
+
+TIGHT_BYTES: Final = 64 * MIB
+"""With more than this free on the disk, there is no ballast file."""
+
+MAX_BALLAST_BYTES: Final = 4 * MIB
+MIN_BALLAST_BYTES: Final = 64 * 1024
+_BALLAST_SHARE: Final = 4
+"""The ballast takes a fourth of what is free."""
+
+
+# --- giving space back -----------------------------------------------------------------------------------------
 
 
 def reclaim(engine: Engine, *, max_bytes: int = 64 * MIB, step_bytes: int = 4 * MIB) -> int:
@@ -66,6 +90,106 @@ def in_turn(engine: Engine, write: Callable[[], T]) -> T:
     Who waits for a lock looks again only now and then, so a loop of writes without a pause would keep it out.
     """
     started = time.monotonic()
-    result = Reserve(engine.backend.url).spend(write)
+    result = Ballast(engine.backend.url).spend(write)
     time.sleep(min(time.monotonic() - started, MAX_PAUSE_SECONDS))
     return result
+
+
+# --- compressing -----------------------------------------------------------------------------------------------
+
+
+def count_compressible(engine: Engine, *, after_hours: int, now_us: int, session: str | None = None) -> int:
+    """How many checkpoints of a session, or of all, are old enough to be compressed. Reads only."""
+    backend = engine.backend
+    if not isinstance(backend, Compresses):
+        return 0
+    return backend.compressible(_before_us(after_hours, now_us), session=session)
+
+
+def compress_history(
+    engine: Engine,
+    *,
+    after_hours: int,
+    now_us: int,
+    session: str | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> int:
+    """Compress what was saved at least so long ago, in a session or in all; how many checkpoints were.
+
+    It may be stopped anywhere, also by a crash: what is left is done the next time.
+    """
+    backend = engine.backend
+    done = 0
+    while isinstance(backend, Compresses) and not should_stop():
+        count = backend.compress(_before_us(after_hours, now_us), session=session, limit=COMPRESS_STEP)
+        done += count
+        if count < COMPRESS_STEP:
+            break
+    return done
+
+
+def _before_us(after_hours: int, now_us: int) -> int:
+    """A checkpoint that is exactly as old as that counts as old enough."""
+    return now_us - after_hours * HOUR_US + 1
+
+
+# --- ballast ---------------------------------------------------------------------------------------------------
+
+
+class Ballast:
+    """The ballast file beside one store. Whatever goes wrong with it, the store works without."""
+
+    def __init__(self, url: str) -> None:
+        self._file = ballast_file(url)
+
+    def hold(self) -> None:
+        """Take some space while there is some, if there is little; give it back where there is enough."""
+        if self._file is None:
+            return
+        with suppress(OSError):
+            disk = os.statvfs(self._file.parent)
+            free = disk.f_bavail * disk.f_frsize
+            if free >= TIGHT_BYTES:
+                self._file.unlink(missing_ok=True)
+            elif free // _BALLAST_SHARE >= MIN_BALLAST_BYTES:
+                self._make(min(free // _BALLAST_SHARE, MAX_BALLAST_BYTES))
+
+    def _make(self, size: int) -> None:
+        descriptor = os.open(str(self._file), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError:
+            self.release()
+        finally:
+            os.close(descriptor)
+
+    def release(self) -> bool:
+        """Give the space back; False if none was held."""
+        if self._file is None:
+            return False
+        try:
+            self._file.unlink()
+        except OSError:
+            return False
+        return True
+
+    def spend(self, work: Callable[[], T]) -> T:
+        """Do work that frees space, on a full disk with the space that was held."""
+        try:
+            return work()
+        except BackendUnavailable as exc:
+            if exc.code != WRITE_FAILED or not self.release():
+                raise
+        try:
+            return work()
+        finally:
+            self.hold()
+
+
+def ballast_file(url: str) -> Path | None:
+    """Where the ballast of a store is, if it has one; None for a store without files."""
+    if (file := database_file(url)) is not None:
+        return Path(f"{file.absolute()}-ballast")
+    if (folder := directory_of(url)) is not None:
+        return folder.absolute() / ".stepkeep" / "ballast"
+    return None

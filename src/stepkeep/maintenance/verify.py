@@ -9,7 +9,8 @@ import msgspec
 from stepkeep.codec.integrity import check_content, digest
 from stepkeep.engine import Engine, reader
 from stepkeep.errors import INTEGRITY_MISMATCH, StepkeepError
-from stepkeep.model import Header, Session
+from stepkeep.fixes import FAIL, PASS, fixes_for_codes
+from stepkeep.model import Header, SessionInfo
 from stepkeep.storage.port import HeaderQuery, HeaderRow, SessionQuery
 
 
@@ -24,30 +25,29 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at and what was found. `pruned` counts checkpoints that were removed on purpose."""
+    """What was looked at and what was found. `pruned` counts checkpoints that were removed on purpose.
 
-    sessions: int = 0
-    checkpoints: int = 0
-    bodies: int = 0
-    pruned: int = 0
-    findings: tuple[Finding, ...] = ()
+    `result` is PASS when nothing was found, else FAIL; `fixes` is what to do about the findings.
+    """
 
-    @property
-    def is_intact(self) -> bool:
-        return not self.findings
+    is_intact: bool
+    sessions: int
+    checkpoints: int
+    bodies: int
+    pruned: int
+    findings: tuple[Finding, ...]
+    result: str
+    fixes: tuple[str, ...]
 
 
 Progress = Callable[[int], None]
 
 
 def verify(
-    engine: Engine, session: Session | None = None, *, progress: Progress | None = None
+    engine: Engine, session: SessionInfo | None = None, *, progress: Progress | None = None
 ) -> VerifyReport:
     """Check one session, or all of them. Reads everything, changes nothing but rows that can be rebuilt."""
     sessions = [session] if session is not None else list(engine.backend.sessions(SessionQuery()))
-    counts = VerifyReport(
-        sessions=len(sessions), pruned=sum(last - first + 1 for each in sessions for first, last in each.gaps)
-    )
     findings = [] if session is not None else _lost_sessions(engine)
     checkpoints = bodies = 0
     for each in sessions:
@@ -64,7 +64,17 @@ def verify(
             bodies += len(header.contents)
             if progress is not None:
                 progress(1)
-    return msgspec.structs.replace(counts, checkpoints=checkpoints, bodies=bodies, findings=tuple(findings))
+    key = None if session is None else session.key
+    return VerifyReport(
+        is_intact=not findings,
+        sessions=len(sessions),
+        checkpoints=checkpoints,
+        bodies=bodies,
+        pruned=sum(each.removed_count for each in sessions),
+        findings=tuple(findings),
+        result=FAIL if findings else PASS,
+        fixes=fixes_for_codes((finding.code for finding in findings), session=key),
+    )
 
 
 def _lost_sessions(engine: Engine) -> list[Finding]:
@@ -74,7 +84,7 @@ def _lost_sessions(engine: Engine) -> list[Finding]:
     ]
 
 
-def _headers(engine: Engine, session: Session) -> tuple[list[Header], list[Finding]]:
+def _headers(engine: Engine, session: SessionInfo) -> tuple[list[Header], list[Finding]]:
     broken: list[tuple[HeaderRow, StepkeepError]] = []
     query = HeaderQuery(session=session.uid, newest_first=False)
     headers = list(engine.headers(query, broken=broken))
@@ -84,7 +94,7 @@ def _headers(engine: Engine, session: Session) -> tuple[list[Header], list[Findi
     ]
 
 
-def _chain_findings(session: Session, headers: list[Header]) -> Iterator[Finding]:
+def _chain_findings(session: SessionInfo, headers: list[Header]) -> Iterator[Finding]:
     """A header that names another chain value than its stored parent has: one of the two was exchanged."""
     chains = {header.id: header.chain for header in headers}
     for header in headers:
@@ -93,7 +103,7 @@ def _chain_findings(session: Session, headers: list[Header]) -> Iterator[Finding
                 yield _finding(session, header, f"the chain to its parent {parent} is broken")
 
 
-def _numbering_findings(engine: Engine, session: Session) -> Iterator[Finding]:
+def _numbering_findings(engine: Engine, session: SessionInfo) -> Iterator[Finding]:
     """Numbers that are neither stored nor recorded as removed: checkpoints that were lost.
 
     The gaps are read after the headers, and numbers given since `session` was read do not count: others may save
@@ -115,7 +125,7 @@ def _numbering_findings(engine: Engine, session: Session) -> Iterator[Finding]:
         expected = max(expected, last + 1)
 
 
-def _body_findings(engine: Engine, session: Session, header: Header) -> Iterator[Finding]:
+def _body_findings(engine: Engine, session: SessionInfo, header: Header) -> Iterator[Finding]:
     """Bodies that are not what was saved, or that only their spare still gives, and damaged spares."""
     backend = engine.backend
     for name, content in header.contents.items():
@@ -146,7 +156,7 @@ def _loads(engine: Engine, header: Header, name: str) -> bool:
     return True
 
 
-def _blob_findings(engine: Engine, session: Session) -> Iterator[Finding]:
+def _blob_findings(engine: Engine, session: SessionInfo) -> Iterator[Finding]:
     """Blobs that bodies of the session name, each looked at once."""
     named = {blob for info in engine.backend.bodies(session.uid) for blob in info.blobs}
     for blob in sorted(named):
@@ -156,12 +166,12 @@ def _blob_findings(engine: Engine, session: Session) -> Iterator[Finding]:
             yield Finding(session=session.key, code=exc.code, message=str(exc))
 
 
-def _index_findings(engine: Engine, session: Session, told: set[str | None]) -> Iterator[Finding]:
+def _index_findings(engine: Engine, session: SessionInfo, told: set[str | None]) -> Iterator[Finding]:
     """What the backend keeps beside the headers to find them by, where it differs from those not told of yet."""
     for checkpoint, message, code in engine.backend.inconsistencies(session.uid):
         if checkpoint not in told:
             yield Finding(session=session.key, code=code, message=message, checkpoint=checkpoint)
 
 
-def _finding(session: Session, header: Header, message: str, code: str = INTEGRITY_MISMATCH) -> Finding:
+def _finding(session: SessionInfo, header: Header, message: str, code: str = INTEGRITY_MISMATCH) -> Finding:
     return Finding(session=session.key, code=code, message=message, checkpoint=header.id, seq=header.seq)

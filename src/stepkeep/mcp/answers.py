@@ -1,6 +1,6 @@
 """What the tools answer: small models, from which clients get their output schemas.
 
-Names are written as the tools' inputs are. A field that says nothing is null.
+Names are written as the inputs of the tools are. A field that says nothing is null.
 """
 
 from __future__ import annotations
@@ -12,15 +12,22 @@ import msgspec
 from msgspec import Raw, UnsetType
 from pydantic import BaseModel, Field
 
-from stepkeep.operations import (
+from stepkeep.api import (
     AgentEntry,
     AgentPage,
-    ChangeView,
-    CheckpointView,
-    Diff,
-    FallbackView,
-    RestoredView,
-    SessionView,
+    ChangeInfo,
+    CheckpointInfo,
+    DamagedRow,
+    DiffDocument,
+    EntryRow,
+    FallbackInfo,
+    FoldRow,
+    GapRow,
+    RestoredInfo,
+    RestRow,
+    RowDocument,
+    SessionSummary,
+    TimelineDocument,
 )
 
 
@@ -64,7 +71,7 @@ class ListAnswer(BaseModel):
     nextCursor: str | None = Field(description="Pass it as cursor for the next page; null at the end")
 
 
-class Part(BaseModel):
+class PartAnswer(BaseModel):
     """One value of a state that was too large to return whole."""
 
     path: str
@@ -72,7 +79,7 @@ class Part(BaseModel):
     sizeBytes: int
 
 
-class Damaged(BaseModel):
+class DamagedAnswer(BaseModel):
     """A newer checkpoint that does not verify, and why."""
 
     checkpointId: str
@@ -99,8 +106,12 @@ class LoadAnswer(BaseModel):
     )
     isWhole: bool = Field(description="False when the state is too large: see parts and next")
     state: Any = Field(description="What was saved; null when isWhole is false")
-    parts: list[Part] = Field(description="What the state consists of, when it is too large to return whole")
-    fellBackFrom: list[Damaged] = Field(description="Newer checkpoints that are damaged; normally empty")
+    parts: list[PartAnswer] = Field(
+        description="What the state consists of, when it is too large to return whole"
+    )
+    fellBackFrom: list[DamagedAnswer] = Field(
+        description="Newer checkpoints that are damaged; normally empty"
+    )
     next: str | None
 
 
@@ -134,7 +145,7 @@ class DiffAnswer(BaseModel):
     changes: list[Change] = Field(description="The first of them; total counts all")
 
 
-class Branch(BaseModel):
+class BranchAnswer(BaseModel):
     name: str
     state: str
     isCurrent: bool
@@ -169,7 +180,7 @@ class TimelineAnswer(BaseModel):
     total: int
     pruned: int
     damagedIds: list[str]
-    branches: list[Branch]
+    branches: list[BranchAnswer]
     rows: list[TimelineRow]
 
 
@@ -240,14 +251,14 @@ def _summary(entry: AgentEntry) -> CheckpointSummary:
 
 
 def load_answer(
-    view: CheckpointView,
+    view: CheckpointInfo,
     encoding: str,
     *,
     path: str | None,
     state: Any,
-    parts: list[Part] | None = None,
+    parts: list[PartAnswer] | None = None,
     next_step: str | None = None,
-    fallback: FallbackView | None,
+    fallback: FallbackInfo | None,
 ) -> LoadAnswer:
     return LoadAnswer(
         sessionId=view.session,
@@ -266,14 +277,14 @@ def load_answer(
         state=state,
         parts=parts or [],
         fellBackFrom=[
-            Damaged(checkpointId=each.checkpoint, code=each.code)
+            DamagedAnswer(checkpointId=each.checkpoint, code=each.code)
             for each in (() if fallback is None else fallback.failures)
         ],
         next=next_step,
     )
 
 
-def diff_answer(diff: Diff, *, max_value_bytes: int) -> DiffAnswer:
+def diff_answer(diff: DiffDocument, *, max_value_bytes: int) -> DiffAnswer:
     return DiffAnswer(
         sessionId=diff.newer.session,
         olderId=diff.older.id,
@@ -289,7 +300,7 @@ def diff_answer(diff: Diff, *, max_value_bytes: int) -> DiffAnswer:
     )
 
 
-def _change(change: ChangeView, most: int) -> Change:
+def _change(change: ChangeInfo, most: int) -> Change:
     if not isinstance(change.old_index, UnsetType):
         return Change(kind=change.kind, path=change.path, old=change.old_index, new=change.new_index)
     old, new = _bytes(change.old), _bytes(change.new)
@@ -314,7 +325,7 @@ def _value(data: bytes | None, most: int) -> Any:
     return None if data is None or len(data) > most else msgspec.json.decode(data)
 
 
-def restore_answer(restored: RestoredView) -> RestoreAnswer:
+def restore_answer(restored: RestoredInfo) -> RestoreAnswer:
     return RestoreAnswer(
         sessionId=restored.session,
         checkpointId=restored.checkpoint.id,
@@ -328,10 +339,71 @@ def restore_answer(restored: RestoredView) -> RestoreAnswer:
     )
 
 
-def complete_answer(session: SessionView) -> CompleteAnswer:
+def complete_answer(session: SessionSummary) -> CompleteAnswer:
     return CompleteAnswer(
         sessionId=session.key,
         status=session.status,
         checkpoints=session.checkpoints,
         finishedAt=session.finished,
+    )
+
+
+def timeline_answer(view: TimelineDocument) -> TimelineAnswer:
+    return TimelineAnswer(
+        sessionId=view.session,
+        status=view.status,
+        branch=view.branch,
+        total=view.total,
+        pruned=view.pruned,
+        damagedIds=list(view.damaged),
+        branches=[
+            BranchAnswer(
+                name=branch.name,
+                state=branch.state,
+                isCurrent=branch.is_current,
+                headId=branch.head,
+                forkedFromId=branch.fork,
+            )
+            for branch in view.branches
+        ],
+        rows=[_row(row) for row in view.rows],
+    )
+
+
+def _row(row: RowDocument) -> TimelineRow:
+    match row:
+        case EntryRow():
+            return _entry(row)
+        case FoldRow():
+            return TimelineRow(
+                kind="fold",
+                branch=row.branch,
+                count=row.count,
+                firstSeq=row.first_seq,
+                seq=row.last_seq,
+                stepNumber=row.last_step,
+                createdAt=row.last_time,
+            )
+        case GapRow():
+            return TimelineRow(kind="pruned", count=row.count, firstSeq=row.first_seq, seq=row.last_seq)
+        case DamagedRow():
+            return TimelineRow(kind="damaged", checkpointId=row.id, seq=row.seq, branch=row.branch)
+        case RestRow():
+            return TimelineRow(kind="older", count=row.count)
+
+
+def _entry(row: EntryRow) -> TimelineRow:
+    checkpoint = row.checkpoint
+    return TimelineRow(
+        kind="checkpoint",
+        branch=checkpoint.branch,
+        checkpointId=checkpoint.id,
+        seq=checkpoint.seq,
+        stepNumber=checkpoint.step,
+        createdAt=checkpoint.time,
+        description=checkpoint.message,
+        status=checkpoint.status,
+        headOf=list(row.heads),
+        forkOf=list(row.forks),
+        isCurrent=row.is_current,
     )

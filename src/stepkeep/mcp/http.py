@@ -16,16 +16,16 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from stepkeep.access import LOOPBACK, has_token, is_known_host, is_known_origin
 from stepkeep.errors import BackendUnavailable
-from stepkeep.mcp.opened import OpenedStore
 from stepkeep.mcp.server import build_server
-from stepkeep.policy.access import LOOPBACK, has_token, is_known_host, is_known_origin
+from stepkeep.mcp.tools import OpenedStore
 
 PATH: Final = "/mcp"
 MAX_BODY_BYTES: Final = 16 * 1024 * 1024
 
 
-class Guard:
+class AccessGuard:
     """Lets a request through if Host, Origin and token are right; nothing of its body is read before."""
 
     def __init__(self, app: ASGIApp, *, token: str, names: Collection[str], port: int | None) -> None:
@@ -89,7 +89,7 @@ def serve_http(
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         )
         # Whoever comes through a proxy by a further name comes by its port.
-        guard = Guard(app, token=token, names={*LOOPBACK, host, *names}, port=None if names else bound)
+        guard = AccessGuard(app, token=token, names={*LOOPBACK, host, *names}, port=None if names else bound)
         config = uvicorn.Config(guard, log_level="warning", access_log=False, server_header=False)
         ready(f"http://{f'[{host}]' if ':' in host else host}:{bound}{PATH}")
         with _ended_by_sigterm():

@@ -45,7 +45,7 @@ _NEXT_BY_KIND: Final = (
 )
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ToolRefusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An error as it is answered."""
 
     code: str
@@ -57,8 +57,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     path: str | None = None
 
 
-def refusal_of(error: StepkeepError) -> Refusal:
-    return Refusal(
+def refusal_of(error: StepkeepError) -> ToolRefusal:
+    return ToolRefusal(
         code=error.code,
         message=error.message[:MAX_MESSAGE],
         retryable=error.retryable,
@@ -77,13 +77,13 @@ def _next(error: StepkeepError) -> str:
     return next((text for kind, text in _NEXT_BY_KIND if isinstance(error, kind)), "Tell the user.")
 
 
-def wrong_arguments(error: ValidationError) -> Refusal:
+def wrong_arguments(error: ValidationError) -> ToolRefusal:
     """What is wrong with the arguments of a call, without repeating their values."""
     problems = [
         f"{'.'.join(str(step) for step in each['loc']) or 'arguments'}: {each['msg']}"
         for each in error.errors()
     ]
-    return Refusal(
+    return ToolRefusal(
         code="invalid_arguments",
         message="; ".join(problems)[:MAX_MESSAGE],
         retryable=False,
@@ -91,9 +91,9 @@ def wrong_arguments(error: ValidationError) -> Refusal:
     )
 
 
-def unknown_arguments(unknown: Iterable[str], known: Iterable[str]) -> Refusal:
+def unknown_arguments(unknown: Iterable[str], known: Iterable[str]) -> ToolRefusal:
     """A call with arguments that the tool does not have: a mistyped one would be lost without a word."""
-    return Refusal(
+    return ToolRefusal(
         code="invalid_arguments",
         message=f"no such argument: {', '.join(unknown)}; there are {', '.join(known)}"[:MAX_MESSAGE],
         retryable=False,
@@ -101,7 +101,7 @@ def unknown_arguments(unknown: Iterable[str], known: Iterable[str]) -> Refusal:
     )
 
 
-def refused(refusal: Refusal) -> CallToolResult:
+def refused(refusal: ToolRefusal) -> CallToolResult:
     """A tool's error, the same in text and as data."""
     error: dict[str, Any] = {"error": msgspec.to_builtins(refusal)}
     text = msgspec.json.encode(error).decode()

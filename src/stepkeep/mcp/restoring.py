@@ -10,11 +10,9 @@ from typing import Annotated, Any
 from mcp.server.mcpserver import AcceptedElicitation, Context, Elicit, ElicitationResult, Resolve
 from pydantic import BaseModel, Field
 
-from stepkeep import operations
 from stepkeep.errors import Conflict, InvalidInput
 from stepkeep.mcp.answers import RestoreAnswer, restore_answer
-from stepkeep.mcp.opened import OpenedStore
-from stepkeep.mcp.tools import SessionId
+from stepkeep.mcp.tools import OpenedStore, SessionId
 
 FIRST_WITHOUT_REQUESTS = "2026-07-28"
 """From this version on a question is part of an answer; before, it is a request to the client."""
@@ -68,9 +66,9 @@ def restore_tool(opened: OpenedStore) -> Callable[..., Any]:
         The user is asked first, where the client can; elsewhere ask them yourself and set confirm.
         """
         _check(consent, sessionId)
-        return restore_answer(
-            operations.restore(opened.get(), sessionId, checkpointId, branch=branch or None)
-        )
+        session = opened.get().get(sessionId)
+        done = session.restore(checkpointId, branch=branch or None, compare=True)
+        return restore_answer(done.document())
 
     return checkpoint_restore
 

@@ -1,24 +1,27 @@
-"""The tools: what a model can do with the checkpoints of its sessions.
+"""The tools: what a model can do with the checkpoints of its sessions, and the store they work on.
 
-Each is a method whose signature is the tool's input schema. They are called on worker threads, so that one call that
-waits for the store does not hold up the others, and a call goes to its end although its client is gone.
+Each is a method whose signature is the input schema of the tool. They are called on worker threads, so that one call
+that waits for the store does not hold up the others, and a call goes to its end although its client is gone. A store
+that cannot be opened is an error of the call that needed it, which a model can read: the next call tries again.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from pydantic import Field
 
-from stepkeep import operations
+from stepkeep import api
+from stepkeep.api import Store, state_parts
 from stepkeep.errors import InvalidInput
 from stepkeep.mcp.answers import (
     CompleteAnswer,
     DiffAnswer,
     ListAnswer,
     LoadAnswer,
-    Part,
+    PartAnswer,
     SavedAnswer,
     TimelineAnswer,
     complete_answer,
@@ -26,12 +29,32 @@ from stepkeep.mcp.answers import (
     list_answer,
     load_answer,
     saved_answer,
+    timeline_answer,
 )
-from stepkeep.mcp.opened import OpenedStore
-from stepkeep.mcp.timeline import timeline_answer
 from stepkeep.model import Status
-from stepkeep.operations import TimelineFlags
-from stepkeep.operations.views import session_view
+
+
+class OpenedStore:
+    """A store by its URL; safe for the threads that calls run on."""
+
+    def __init__(self, url: str | None = None, *, store: Store | None = None) -> None:
+        self._url = url
+        self._store = store
+        self._lock = threading.Lock()
+
+    def get(self) -> Store:
+        """The store, or what keeps it from being opened."""
+        with self._lock:
+            if self._store is None:
+                self._store = api.open(self._url)
+            return self._store
+
+    def close(self) -> None:
+        with self._lock:
+            store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
 
 WHOLE_BYTES: Final = 100_000
 """States up to this size are returned whole, unless a call asks for more."""
@@ -88,14 +111,12 @@ class Tools:
         When this returns, the checkpoint survives a crash and a loss of power. The session is made if there is
         none. Older checkpoints go as the session's retention says, by default all but the newest 10.
         """
-        if encoding == "json":
-            operations.check_plain(state)
-        saved = state if encoding == "json" else operations.state_of_tags(state)
-        store = self._opened.get()
-        entry = operations.save_agent_state(
-            store, sessionId, saved, description=description, project=self._project
+        agents = self._opened.get().agents
+        return saved_answer(
+            agents.save_document(
+                sessionId, state, encoding=encoding, description=description, project=self._project
+            )
         )
-        return saved_answer(entry)
 
     def checkpoint_load(
         self,
@@ -111,11 +132,11 @@ class Tools:
         """
         store, ref = self._opened.get(), checkpointId or "latest"
         if path:
-            value = operations.show_value(store, sessionId, ref, path)
+            value = store.get(sessionId).show_value(ref, path)
             view, encoding, content = value.checkpoint, value.encoding, bytes(value.value)
             fallback, place = value.fallback, value.path
         else:
-            shown = operations.show(store, sessionId, ref)
+            shown = store.get(sessionId).show(ref)
             view, encoding, content = shown.checkpoint, shown.encoding, bytes(shown.state)
             fallback, place = shown.fallback, None
         tree = msgspec.json.decode(content)
@@ -123,13 +144,13 @@ class Tools:
         if len(content) <= maxBytes and not is_deep:
             return load_answer(view, encoding, path=place, state=tree, fallback=fallback)
         state = store.get(sessionId).load(view.id).state
-        parts = operations.parts_of(state, place or "$", limit=MAX_PARTS)
+        parts = state_parts(state, place or "$", limit=MAX_PARTS)
         return load_answer(
             view,
             encoding,
             path=place,
             state=None,
-            parts=[Part(path=part.path, kind=part.kind, sizeBytes=part.size_bytes) for part in parts],
+            parts=[PartAnswer(path=part.path, kind=part.kind, sizeBytes=part.size_bytes) for part in parts],
             next_step=_how_to_get_it(view.id, len(content), is_deep),
             fallback=fallback,
         )
@@ -137,8 +158,7 @@ class Tools:
     def checkpoint_list(self, sessionId: SessionId, limit: Limit = 50, cursor: Cursor = "") -> ListAnswer:
         """List all checkpoints for a session, newest first, without their states."""
         before = _before(cursor)
-        page = operations.page_of_checkpoints(self._opened.get(), sessionId, limit=limit, before=before)
-        return list_answer(page)
+        return list_answer(self._opened.get().agents.page(sessionId, limit=limit, before=before))
 
     def checkpoint_diff(
         self,
@@ -148,29 +168,26 @@ class Tools:
         limit: Limit = 50,
     ) -> DiffAnswer:
         """Show what changed in the state between two checkpoints of a session."""
-        diff, _ = operations.diff(
-            self._opened.get(), sessionId, olderId or None, newerId or "latest", limit=limit
-        )
-        return diff_answer(diff, max_value_bytes=MAX_CHANGE_BYTES)
+        session = self._opened.get().get(sessionId)
+        found = session.diff(olderId or None, newerId or "latest", limit=limit)
+        return diff_answer(found.document(), max_value_bytes=MAX_CHANGE_BYTES)
 
     def checkpoint_timeline(
         self, sessionId: SessionId, limit: Limit = 30, since: SinceTime = ""
     ) -> TimelineAnswer:
         """Show all branches of a session as one graph: checkpoints, forks, what was pruned or is damaged."""
-        flags = TimelineFlags(limit=limit, since=since or None)
-        found, _ = operations.timelines(self._opened.get(), sessionId, flags)
-        return timeline_answer(found.timelines[0])
+        session = self._opened.get().get(sessionId)
+        return timeline_answer(session.timeline(limit=limit, since=since or None, fold=True).document())
 
     def checkpoint_complete(self, sessionId: SessionId) -> CompleteAnswer:
         """Mark a session as completed, so that it is not offered for resuming any more.
 
         Its checkpoints stay until the cleanup of finished sessions. Saving into it opens it again.
         """
-        store = self._opened.get()
-        info = store.get(sessionId).info
-        if info.status is Status.COMPLETED:  # it was finished then, not now
-            return complete_answer(session_view(info))
-        return complete_answer(operations.finish(store, sessionId, Status.COMPLETED))
+        session = self._opened.get().get(sessionId)
+        if session.info.status is not Status.COMPLETED:  # one that is completed was finished then, not now
+            session.complete()
+        return complete_answer(session.summary())
 
 
 def _before(cursor: str) -> int | None:

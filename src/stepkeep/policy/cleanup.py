@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from stepkeep.errors import InvalidInput
-from stepkeep.model import Session, Status
+from stepkeep.model import SessionInfo, Status
 from stepkeep.policy.profiles import MAX_DAYS, Profile, check_count, check_flag, check_key, profile_named
 
 TEST_DAYS: Final = 0
@@ -54,7 +54,7 @@ class CleanupDecision(msgspec.Struct, frozen=True):
 
 
 def decide(
-    session: Session, policies: CleanupPolicies, now_us: int, has_lease: bool = False
+    session: SessionInfo, policies: CleanupPolicies, now_us: int, has_lease: bool = False
 ) -> CleanupDecision:
     """Whether this session may be removed as a whole. A time in the future counts as age 0.
 
@@ -91,7 +91,7 @@ def rule_from(what: str, settings: object) -> CleanupRule:
     )
 
 
-def cleaning_order(session: Session) -> tuple[bool, int, str]:
+def cleaning_order(session: SessionInfo) -> tuple[bool, int, str]:
     """Sorts sessions that may go: completed ones first, then the oldest, so that a bounded pass does most good."""
     return session.status is not Status.COMPLETED, _ended_us(session), session.uid
 
@@ -104,7 +104,7 @@ class _Place(NamedTuple):
     rule: CleanupRule
 
 
-def _rules(session: Session, policies: CleanupPolicies) -> Iterator[_Place]:
+def _rules(session: SessionInfo, policies: CleanupPolicies) -> Iterator[_Place]:
     """All places that speak of this session, the strongest first."""
     own = (session.policy or {}).get("cleanup")
     if own is not None:
@@ -146,7 +146,7 @@ def _limit(rules: list[_Place], profile: Profile, status: Status) -> tuple[int |
 
 
 def _if_stale(
-    session: Session, policies: CleanupPolicies, rules: list[_Place], profile: Profile, idle_days: int
+    session: SessionInfo, policies: CleanupPolicies, rules: list[_Place], profile: Profile, idle_days: int
 ) -> CleanupDecision:
     """An unfinished session stays until it is stale; then it counts as failed at its last activity."""
     stale_days = profile.stale_days if policies.stale_days is None else policies.stale_days
@@ -164,11 +164,11 @@ def _by_age(what: str, age: int, limit: int | None, source: str) -> CleanupDecis
     return CleanupDecision(age >= limit, f"{what}, limit {_days(limit)} ({source})", age, limit)
 
 
-def _ended_us(session: Session) -> int:
+def _ended_us(session: SessionInfo) -> int:
     return session.created_us if session.finished_us is None else session.finished_us
 
 
-def _active_us(session: Session) -> int:
+def _active_us(session: SessionInfo) -> int:
     return max(session.created_us, session.updated_us)
 
 

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from stepkeep.model import MAIN_BRANCH, Branch, BranchState, Header, Status, TriggerKind, from_us
+from stepkeep.text import size
 
 SAFETY_TAG: Final = "safety"
 """Marks a checkpoint taken before something risky, so that it can be undone."""
@@ -58,12 +59,34 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
         return self.keep_last is None and not any(_spans(self))
 
 
+def rule_texts(retention: Retention) -> tuple[str, ...]:
+    """The rules in words: what they keep, then what the caps remove whatever else keeps it."""
+    keeps = [f"the last {retention.keep_last}"] if retention.keep_last is not None else []
+    spans = {
+        "everything": retention.keep_within,
+        "one per hour": retention.keep_hourly,
+        "one per day": retention.keep_daily,
+        "one per week": retention.keep_weekly,
+    }
+    keeps += [f"{what} of the last {span_text(span)}" for what, span in spans.items() if span is not None]
+    if not keeps:
+        keeps = ["everything"]
+    else:
+        keeps += ["what was saved by hand"] if retention.keep_manual else []
+        keeps += [f"tag {tag}" for tag in retention.keep_tags]
+    removes = [f"what is older than {span_text(retention.max_age)}"] if retention.max_age is not None else []
+    if retention.max_bytes is not None:
+        removes.append(f"the oldest beyond {size(retention.max_bytes)}")
+    return (*(f"keep {text}" for text in keeps), *(f"remove {text}" for text in removes))
+
+
 class Item(msgspec.Struct, frozen=True, kw_only=True):
     """What a decision needs to know of one checkpoint. `digests` are (body, digest) pairs, sorted."""
 
     id: str
     seq: int
     time_us: int
+    step: int | None = None
     branch: str = MAIN_BRANCH
     status: Status = Status.IN_PROGRESS
     trigger: TriggerKind = TriggerKind.AUTO
@@ -79,6 +102,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
             id=header.id,
             seq=header.seq,
             time_us=header.time_us,
+            step=header.step,
             branch=header.branch,
             status=header.status,
             trigger=header.trigger.kind,
@@ -133,7 +157,7 @@ def decide(
         elif item.id in aged and policy.max_age is not None:
             yield f"older than {span_text(policy.max_age)}"
         elif item.id in squeezed and policy.max_bytes is not None:
-            yield f"over the budget of {size_text(policy.max_bytes)}"
+            yield f"over the budget of {size(policy.max_bytes)}"
         elif item.id in idle:
             yield "unchanged heartbeat"
         else:
@@ -380,15 +404,3 @@ def span_text(span: timedelta) -> str:
             count = span // unit
             return f"{count} {name}" if count == 1 else f"{count} {name}s"
     return f"{span.total_seconds():g} seconds"
-
-
-def size_text(count: int) -> str:
-    """`950B`, `1.5KB`, `20.0MB`, `1.0GB`."""
-    if count < 1000:
-        return f"{count}B"
-    size = count / 1000
-    for unit in ("KB", "MB", "GB"):
-        if size < 999.95:
-            return f"{size:.1f}{unit}"
-        size /= 1000
-    return f"{size:.1f}TB"

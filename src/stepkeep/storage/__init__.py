@@ -1,0 +1,5 @@
+"""The port and its backends: SQLite and PostgreSQL on shared statements (`sql`), readable files, memory.
+
+A backend stores sealed headers and encoded bodies and gives them back as found. What they mean, how they are compressed
+and what may be removed is decided above.
+"""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from stepkeep.errors import BackendUnavailable, Conflict, StepkeepError
-from stepkeep.storage.port import REPEATABLE, Append, Appended
+from stepkeep.storage.port import REPEATABLE, Append, Appended, Seal
 
 
 def append_in_order(
-    batch: Sequence[Append], append: Callable[[Append], Appended]
+    batch: Sequence[Append], append: Callable[[Append, Seal], Appended], seal: Seal
 ) -> list[Appended | StepkeepError]:
     """Append one by one; each refusal is an outcome of its own.
 
@@ -19,25 +19,18 @@ def append_in_order(
     outcomes: list[Appended | StepkeepError] = []
     waiting: set[str] = set()
     for item in batch:
-        outcome = _outcome(item, append, is_waiting=item.draft.session in waiting)
-        if isinstance(outcome, StepkeepError) and outcome.code in REPEATABLE:
-            waiting.add(item.draft.session)
-        outcomes.append(outcome)
+        try:
+            if item.draft.session in waiting:
+                raise Conflict(
+                    f"{item.draft.id} waits for an earlier save of its session",
+                    code="predecessor_refused",
+                    session=item.draft.session,
+                )
+            outcomes.append(append(item, seal))
+        except BackendUnavailable:
+            raise
+        except StepkeepError as exc:
+            if exc.code in REPEATABLE:
+                waiting.add(item.draft.session)
+            outcomes.append(exc)
     return outcomes
-
-
-def _outcome(
-    item: Append, append: Callable[[Append], Appended], *, is_waiting: bool
-) -> Appended | StepkeepError:
-    if is_waiting:
-        return Conflict(
-            f"{item.draft.id} waits for an earlier save of its session",
-            code="predecessor_refused",
-            session=item.draft.session,
-        )
-    try:
-        return append(item)
-    except BackendUnavailable:
-        raise
-    except StepkeepError as exc:
-        return exc

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from stepkeep.errors import InvalidInput
+from stepkeep.errors import BackendUnavailable, InvalidInput
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 NETWORK_TYPES: Final = frozenset(
@@ -159,3 +160,35 @@ def _linked(temporary: Path, path: Path) -> bool:
         return False
     temporary.unlink()
     return True
+
+
+def write_file(path: Path, content: bytes, *, force: bool) -> None:
+    """Write a file whole or not at all, durable, for its owner only, and over an existing one only with `force`.
+
+    Raises:
+        InvalidInput: there is something at `path` that must not be replaced.
+        BackendUnavailable: it cannot be written (`export_failed`).
+    """
+    check_replaceable(path)
+    temporary = temporary_beside(path)
+    with file_errors(path, code="export_failed"):
+        try:
+            write_new(temporary, content)
+            put_in_place(temporary, path, replace=force)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def file_errors(path: Path, *, code: str) -> Iterator[None]:
+    """Turn the errors of writing `path` into ours: `file_exists` for one that is in the way, else `code`."""
+    try:
+        yield
+    except FileExistsError as exc:
+        raise InvalidInput(f"{path} exists: use --force to replace it", code="file_exists") from exc
+    except (OSError, ValueError) as exc:
+        if isinstance(exc, InvalidInput):
+            raise
+        reason = getattr(exc, "strerror", None) or exc
+        raise BackendUnavailable(f"{path} cannot be written: {reason}", code=code, retryable=False) from exc

@@ -19,11 +19,20 @@ from msgspec.structs import asdict, replace
 
 from stepkeep.codec import integrity
 from stepkeep.errors import BackendUnavailable, Conflict, InvalidInput, NotFound, StepkeepError
-from stepkeep.model import Branch, Session, utc_now_us
+from stepkeep.model import Branch, SessionInfo, utc_now_us
+from stepkeep.processes import Owner
 from stepkeep.storage.batch import append_in_order
-from stepkeep.storage.matching import is_wanted_header, is_wanted_session, page
-from stepkeep.storage.memory_shelf import Shelf, names_of, pack, unpack
-from stepkeep.storage.memory_tables import Tables, check_head
+from stepkeep.storage.memory_tables import (
+    SessionTable,
+    Tables,
+    check_head,
+    is_wanted_header,
+    is_wanted_session,
+    names_of,
+    pack,
+    page,
+    unpack,
+)
 from stepkeep.storage.port import (
     ANY_HEAD,
     Annotation,
@@ -39,10 +48,10 @@ from stepkeep.storage.port import (
     HeaderRow,
     Inconsistency,
     Lease,
-    Owner,
     Removed,
     Seal,
     SessionQuery,
+    StoredHead,
     Swept,
     Target,
     Usage,
@@ -82,25 +91,25 @@ class MemoryBackend:
 
     # --- sessions and branches -------------------------------------------------------------------------
 
-    def create_session(self, session: Session) -> Session:
+    def create_session(self, session: SessionInfo) -> SessionInfo:
         with self._writing() as tables:
-            if tables.uid_of(session.key) is not None or session.uid in tables.shelves:
+            if tables.uid_of(session.key) is not None or session.uid in tables.session_tables:
                 raise Conflict(f"session {session.key!r} exists", code="session_exists", session=session.uid)
-            shelf = Shelf(key=session.key, row=pack(session))
-            shelf.put_branch(Branch(name=session.branch, created_us=session.created_us))
-            tables.shelves[session.uid] = shelf
-            return shelf.session
+            table = SessionTable(key=session.key, row=pack(session))
+            table.put_branch(Branch(name=session.branch, created_us=session.created_us))
+            tables.session_tables[session.uid] = table
+            return table.session
 
-    def session(self, uid: str) -> Session:
-        return self._reading().shelf(uid).session
+    def session(self, uid: str) -> SessionInfo:
+        return self._reading().of(uid).session
 
-    def session_by_key(self, key: str) -> Session | None:
+    def session_by_key(self, key: str) -> SessionInfo | None:
         tables = self._reading()
         uid = tables.uid_of(key)
-        return None if uid is None else tables.shelf(uid).session
+        return None if uid is None else tables.of(uid).session
 
-    def sessions(self, query: SessionQuery) -> Iterator[Session]:
-        found = [shelf.session for shelf in self._reading().shelves.values()]
+    def sessions(self, query: SessionQuery) -> Iterator[SessionInfo]:
+        found = [table.session for table in self._reading().session_tables.values()]
         wanted = [((s.updated_us, s.uid), s) for s in found if is_wanted_session(s, query)]
         return iter(page(wanted, newest_first=True, after=query.after, limit=query.limit))
 
@@ -111,24 +120,24 @@ class MemoryBackend:
         *,
         expect_version: int | None = None,
         fence: int | None = None,
-    ) -> Session:
+    ) -> SessionInfo:
         with self._writing(uid) as tables:
-            shelf = tables.shelf(uid, fence)
-            session = shelf.session
+            table = tables.of(uid, fence)
+            session = table.session
             if expect_version not in (None, session.version):
                 raise Conflict(
                     f"session {uid} has version {session.version}", code="version_changed", session=uid
                 )
             changed = _changed(session, changes)
-            if changed.branch not in shelf.branches:
+            if changed.branch not in table.branches:
                 raise NotFound(
                     f"no branch {changed.branch!r}",
                     code="branch_not_found",
                     session=uid,
                     branch=changed.branch,
                 )
-            shelf.put_session(replace(changed, version=session.version + 1))
-            return shelf.session
+            table.put_session(replace(changed, version=session.version + 1))
+            return table.session
 
     def delete_session(
         self,
@@ -136,52 +145,70 @@ class MemoryBackend:
         *,
         secure: bool = False,  # noqa: ARG002
         fence: int | None = None,
-        expect: Session | None = None,
+        expect: SessionInfo | None = None,
     ) -> None:
         with self._writing() as tables:
-            shelf = tables.shelf(uid, fence)
+            table = tables.of(uid, fence)
             if expect is not None:
-                shelf.check_unchanged(expect)
-                shelf.check_not_leased(self._clock(), fence)
-            del tables.shelves[uid]
+                table.check_unchanged(expect)
+                table.check_not_leased(self._clock(), fence)
+            del tables.session_tables[uid]
 
     def branch(self, uid: str, name: str) -> Branch | None:
-        return self._reading().shelf(uid).branch(name)
+        return self._reading().of(uid).branch(name)
 
     def branches(self, uid: str) -> list[Branch]:
-        return self._reading().shelf(uid).all_branches()
+        return self._reading().of(uid).all_branches()
 
     def set_branch(
         self, uid: str, branch: Branch, *, expect_head: str | None = ANY_HEAD, fence: int | None = None
     ) -> Branch:
         with self._writing(uid) as tables:
-            shelf = tables.shelf(uid, fence)
-            check_head(branch.name, shelf.head(branch.name), expect_head)
-            placed = shelf.placed(branch)
-            shelf.put_branch(placed)
+            table = tables.of(uid, fence)
+            check_head(branch.name, table.head(branch.name), expect_head)
+            placed = table.placed(branch)
+            table.put_branch(placed)
             return placed
 
     # --- records ---------------------------------------------------------------------------------------
 
     def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | StepkeepError]:
         with self._writing(*(item.draft.session for item in batch)) as tables:
-            return append_in_order(batch, lambda item: tables.append(item, seal))
+            return append_in_order(batch, tables.append, seal)
+
+    def load_head(
+        self, uid: str, branch: str | None = None, *, known: tuple[str, str] | None = None
+    ) -> StoredHead | None:
+        table = self._reading().of(uid)
+        head = table.head(branch or table.session.branch)
+        stored = None if head is None else table.headers.get(head)
+        if stored is None:
+            return None
+        chains: dict[str, list[Body]] = {}
+        for name in stored.header.contents:
+            at: str | None = stored.header.id
+            while at is not None and (body := table.bodies.get((at, name))) is not None:
+                chains.setdefault(name, []).append(body)
+                at = None if (at, name) == known else body.base
+        return StoredHead(session=table.session, row=stored.row, chains=chains)
 
     def headers(self, query: HeaderQuery) -> Iterator[HeaderRow]:
         """A snapshot, so nothing is held while the caller iterates."""
-        shelves = self._reading().some(query.session)
+        session_tables = self._reading().some(query.session)
         if query.project is not None:
-            shelves = [shelf for shelf in shelves if shelf.session.project == query.project]
-        stored = [s for shelf in shelves for s in shelf.headers.values() if is_wanted_header(s.header, query)]
+            session_tables = [table for table in session_tables if table.session.project == query.project]
+        stored = [
+            s for table in session_tables for s in table.headers.values() if is_wanted_header(s.header, query)
+        ]
         by_time = query.session is None
         wanted = [((s.header.time_us if by_time else s.header.seq, s.header.id), s.row) for s in stored]
         return iter(page(wanted, newest_first=query.newest_first, after=query.after, limit=query.limit))
 
     def body(self, uid: str, checkpoint: str, name: str) -> Body | None:
-        return self._reading().shelf(uid).bodies.get((checkpoint, name))
+        return self._reading().of(uid).bodies.get((checkpoint, name))
 
     def body_chain(self, uid: str, checkpoint: str, name: str) -> list[Body]:
-        bodies = self._reading().shelf(uid).bodies
+        bodies = self._reading().of(uid).bodies
         chain: list[Body] = []
         base: str | None = checkpoint
         while base is not None and (base, name) in bodies:
@@ -190,27 +217,27 @@ class MemoryBackend:
         return chain
 
     def spare(self, uid: str, checkpoint: str, name: str) -> Body | None:
-        return self._reading().shelf(uid).spares.get((checkpoint, name))
+        return self._reading().of(uid).spares.get((checkpoint, name))
 
     def bodies(self, uid: str, checkpoints: Sequence[str] | None = None) -> list[BodyInfo]:
-        records = self._reading().shelf(uid).records()
+        records = self._reading().of(uid).records()
         return [_info(body) for body in records if checkpoints is None or body.checkpoint in checkpoints]
 
     def replace_body(self, uid: str, body: Body, *, expect_digest: str, fence: int | None = None) -> None:
         with self._writing(uid) as tables:
-            shelf = tables.shelf(uid, fence)
+            table = tables.of(uid, fence)
             key = (body.checkpoint, body.name)
-            if key not in shelf.bodies:
+            if key not in table.bodies:
                 raise NotFound(f"{body.checkpoint} has no body {body.name!r}", checkpoint=body.checkpoint)
-            if shelf.bodies[key].digest != expect_digest:
+            if table.bodies[key].digest != expect_digest:
                 raise Conflict(
                     f"body {body.name!r} was re-encoded meanwhile",
                     code="body_changed",
                     checkpoint=body.checkpoint,
                 )
-            shelf.check_bases([body])
-            shelf.bodies[key] = body
-            shelf.spares.pop(key, None)
+            table.check_bases([body])
+            table.bodies[key] = body
+            table.spares.pop(key, None)
 
     def blob(self, digest: str) -> Blob | None:
         return self._reading().blobs.get(digest)
@@ -220,11 +247,11 @@ class MemoryBackend:
 
     def blob_sizes(self, uid: str) -> dict[str, BlobSize]:
         tables = self._reading()
-        shelf = tables.shelf(uid)
-        elsewhere = {blob for each in tables.some(None) if each is not shelf for blob in each.blobs()}
+        table = tables.of(uid)
+        elsewhere = {blob for each in tables.some(None) if each is not table for blob in each.blobs()}
         return {
             blob: BlobSize(len(tables.blobs[blob].data), blob in elsewhere)
-            for blob in shelf.blobs() & tables.blobs.keys()
+            for blob in table.blobs() & tables.blobs.keys()
         }
 
     def remove(
@@ -237,15 +264,15 @@ class MemoryBackend:
         keep_heads: bool = False,
     ) -> Removed:
         with self._writing(uid) as tables:
-            shelf = tables.shelf(uid, fence)
+            table = tables.of(uid, fence)
             named = dict.fromkeys(checkpoints)
-            there = [checkpoint for checkpoint in named if checkpoint in shelf.headers]
-            held = shelf.held() if keep_heads else set()
-            refused = shelf.refused(checkpoint for checkpoint in there if checkpoint not in held)
+            there = [checkpoint for checkpoint in named if checkpoint in table.headers]
+            held = table.held() if keep_heads else set()
+            refused = table.refused(checkpoint for checkpoint in there if checkpoint not in held)
             refused |= held.intersection(there)
             going = [checkpoint for checkpoint in there if checkpoint not in refused]
-            shelf.drop_headers(going)
-            _, stored_bytes = shelf.peel([key for key in shelf.bodies if key[0] in set(going)])
+            table.drop_headers(going)
+            _, stored_bytes = table.peel([key for key in table.bodies if key[0] in set(going)])
             return Removed(
                 removed=tuple(going),
                 refused=tuple(checkpoint for checkpoint in there if checkpoint in refused),
@@ -261,10 +288,10 @@ class MemoryBackend:
         annotations_before_us: int | None = None,
         secure: bool = False,  # noqa: ARG002
     ) -> Swept:
-        with self._lock, self._writing(*self._reading().shelves) as tables:
+        with self._lock, self._writing(*self._reading().session_tables) as tables:
             done = Swept()
-            for shelf in tables.some(session):
-                done = _swept(shelf, done, limit, annotations_before_us)
+            for table in tables.some(session):
+                done = _swept(table, done, limit, annotations_before_us)
             loose = tables.loose_blobs()
             freed = sum(len(tables.blobs.pop(digest).data) for digest in loose[:limit])
             return replace(
@@ -275,8 +302,8 @@ class MemoryBackend:
             )
 
     def adopt_session(
-        self, session: Session, branches: Sequence[Branch] = (), events: Sequence[Event] = ()
-    ) -> Session:
+        self, session: SessionInfo, branches: Sequence[Branch] = (), events: Sequence[Event] = ()
+    ) -> SessionInfo:
         with self._writing(session.uid) as tables:
             if tables.uid_of(session.key) not in (None, session.uid):
                 raise Conflict(
@@ -284,16 +311,18 @@ class MemoryBackend:
                     code="session_exists",
                     session=session.uid,
                 )
-            shelf = tables.shelves.setdefault(session.uid, Shelf(key=session.key, row=pack(session)))
-            shelf.key = session.key
-            shelf.adopt_session(session)
+            table = tables.session_tables.setdefault(
+                session.uid, SessionTable(key=session.key, row=pack(session))
+            )
+            table.key = session.key
+            table.adopt_session(session)
             for branch in branches:
-                shelf.put_branch(branch)
-            if session.branch not in shelf.branches:
-                shelf.put_branch(Branch(name=session.branch, created_us=session.created_us))
+                table.put_branch(branch)
+            if session.branch not in table.branches:
+                table.put_branch(Branch(name=session.branch, created_us=session.created_us))
             for event in events:
-                shelf.put_event(event)
-            return shelf.session
+                table.put_event(event)
+            return table.session
 
     def adopt(
         self,
@@ -307,7 +336,7 @@ class MemoryBackend:
         with self._writing(uid) as tables:
             is_new = tables.adopt(uid, raw, bodies, blobs)
             for note in annotations if is_new else ():
-                tables.shelf(uid).notes.setdefault((note.target, note.kind, note.name), note)
+                tables.of(uid).notes.setdefault((note.target, note.kind, note.name), note)
             return is_new
 
     # --- annotations, events ---------------------------------------------------------------------------
@@ -325,10 +354,10 @@ class MemoryBackend:
         fence: int | None = None,
     ) -> bool:
         with self._writing(uid) as tables:
-            shelf = tables.shelf(uid, fence)
-            if (target, kind, name) in shelf.notes and not replace:
+            table = tables.of(uid, fence)
+            if (target, kind, name) in table.notes and not replace:
                 return False
-            shelf.notes[target, kind, name] = Annotation(
+            table.notes[target, kind, name] = Annotation(
                 target=target,
                 kind=kind,
                 name=name,
@@ -341,11 +370,11 @@ class MemoryBackend:
     def annotations(
         self, uid: str, targets: Sequence[Target] | None = None, kind: str | None = None
     ) -> list[Annotation]:
-        shelf = self._reading().shelf(uid)
-        notes = [note for note in shelf.notes.values() if kind is None or note.kind == kind]
+        table = self._reading().of(uid)
+        notes = [note for note in table.notes.values() if kind is None or note.kind == kind]
         if targets is not None:
             wanted = set(targets)
-            for stored in shelf.headers.values():
+            for stored in table.headers.values():
                 names = names_of(stored.header)
                 wanted |= names if names & wanted else set()
             notes = [note for note in notes if note.target in wanted]
@@ -353,44 +382,44 @@ class MemoryBackend:
 
     def record_event(self, uid: str, type: str, data: dict[str, Any], *, time_us: int) -> Event:
         with self._writing(uid) as tables:
-            return tables.shelf(uid).add_event(type, data, time_us)
+            return tables.of(uid).add_event(type, data, time_us)
 
     def events(self, uid: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
-        events = self._reading().shelf(uid).events
+        events = self._reading().of(uid).events
         return [unpack(events[number], Event) for number in sorted(events) if number > after][:limit]
 
     # --- leases ----------------------------------------------------------------------------------------
 
     def acquire_lease(self, uid: str, owner: Owner, *, seconds: float, replacing: int | None = None) -> Lease:
         with self._writing(uid) as tables:
-            shelf = tables.shelf(uid)
-            held = shelf.lease
+            table = tables.of(uid)
+            held = table.lease
             if held is not None and held.expires_us > self._clock() and held.token != replacing:
                 raise Conflict(
                     f"session {uid} is run by {held.owner.label or held.owner.pid}",
                     code="lease_held",
                     session=uid,
                 )
-            shelf.last_token += 1
-            shelf.lease = Lease(token=shelf.last_token, owner=owner, expires_us=self._end(seconds))
-            return shelf.lease
+            table.last_token += 1
+            table.lease = Lease(token=table.last_token, owner=owner, expires_us=self._end(seconds))
+            return table.lease
 
     def renew_lease(self, uid: str, token: int, *, seconds: float) -> Lease:
         with self._writing(uid) as tables:
-            shelf = tables.shelf(uid)
-            shelf.check_fence(token)
-            assert shelf.lease is not None
-            shelf.lease = replace(shelf.lease, expires_us=self._end(seconds))
-            return shelf.lease
+            table = tables.of(uid)
+            table.check_fence(token)
+            assert table.lease is not None
+            table.lease = replace(table.lease, expires_us=self._end(seconds))
+            return table.lease
 
     def release_lease(self, uid: str, token: int) -> None:
         with self._writing(uid) as tables:
-            shelf = tables.shelf(uid)
-            if shelf.lease is not None and shelf.lease.token == token:
-                shelf.lease = None
+            table = tables.of(uid)
+            if table.lease is not None and table.lease.token == token:
+                table.lease = None
 
     def lease(self, uid: str) -> Lease | None:
-        return self._reading().shelf(uid).lease
+        return self._reading().of(uid).lease
 
     def _end(self, seconds: float) -> int:
         return self._clock() + round(seconds * 1_000_000)
@@ -404,13 +433,17 @@ class MemoryBackend:
 
     def usage(self, uid: str | None = None) -> Usage:
         tables = self._reading()
-        shelves = tables.some(uid)
-        records = [(body, body.checkpoint in shelf.headers) for shelf in shelves for body in shelf.records()]
+        session_tables = tables.some(uid)
+        records = [
+            (body, body.checkpoint in table.headers) for table in session_tables for body in table.records()
+        ]
         hidden = [body for body, is_kept in records if not is_kept]
-        blobs = [b for digest, b in tables.blobs.items() if uid is None or digest in shelves[0].blobs()]
+        blobs = [
+            b for digest, b in tables.blobs.items() if uid is None or digest in session_tables[0].blobs()
+        ]
         return Usage(
-            sessions=len(shelves),
-            checkpoints=sum(len(shelf.headers) for shelf in shelves),
+            sessions=len(session_tables),
+            checkpoints=sum(len(table.headers) for table in session_tables),
             bodies=len(records),
             body_bytes=sum(body.stored_size for body, _ in records),
             hidden_bodies=len(hidden),
@@ -427,29 +460,29 @@ class MemoryBackend:
         self._is_closed = True
 
 
-def _swept(shelf: Shelf, done: Swept, limit: int, annotations_before_us: int | None) -> Swept:
+def _swept(table: SessionTable, done: Swept, limit: int, annotations_before_us: int | None) -> Swept:
     """What is done after sweeping one session too, within what `done` leaves of the limit."""
-    bodies, freed = shelf.peel(shelf.hidden(), limit - done.bodies)
-    orphans = [] if annotations_before_us is None else shelf.orphans(annotations_before_us)
+    bodies, freed = table.peel(table.hidden(), limit - done.bodies)
+    orphans = [] if annotations_before_us is None else table.orphans(annotations_before_us)
     going = orphans[: limit - done.annotations]
     for key in going:
-        del shelf.notes[key]
+        del table.notes[key]
     return replace(
         done,
         bodies=done.bodies + bodies,
         annotations=done.annotations + len(going),
         stored_bytes=done.stored_bytes + freed,
-        has_more=done.has_more or bool(shelf.unused(shelf.hidden())) or len(going) < len(orphans),
+        has_more=done.has_more or bool(table.unused(table.hidden())) or len(going) < len(orphans),
     )
 
 
-def _changed(session: Session, changes: dict[str, Any]) -> Session:
+def _changed(session: SessionInfo, changes: dict[str, Any]) -> SessionInfo:
     fields = asdict(session)
     for name in changes:
         if name in _FIXED_FIELDS or name not in fields:
             raise InvalidInput(f"{name!r} of a session cannot be changed", session=session.uid)
     try:
-        return msgspec.convert(fields | changes, Session)
+        return msgspec.convert(fields | changes, SessionInfo)
     except msgspec.ValidationError as exc:
         raise InvalidInput(f"not a session: {exc}", session=session.uid) from exc
 

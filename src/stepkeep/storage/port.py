@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, r
 import msgspec
 
 from stepkeep.errors import StepkeepError
-from stepkeep.model import Branch, Draft, Session, Status
+from stepkeep.model import Branch, Header, SessionInfo, Status
+from stepkeep.processes import Owner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +37,7 @@ MAX_EVENTS: Final = 1000
 REPEATABLE: Final = frozenset({"base_gone", "blob_gone", "branch_switched", "predecessor_refused"})
 """Codes of refusals that only mean: others worked on this session meanwhile, send it again standing alone."""
 
-Seal: TypeAlias = Callable[[Draft, int, Sequence[str], Sequence[str | None]], bytes]
+Seal: TypeAlias = Callable[[Header, int, Sequence[str], Sequence[str | None]], bytes]
 """(draft, seq, parents, parent_chains) -> header bytes."""
 
 Target: TypeAlias = str | tuple[str, str]
@@ -116,14 +117,16 @@ class Inconsistency(NamedTuple):
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint to store. `expect_head` is the compare-and-set; None means a branch without head.
+    """One checkpoint to store. `draft` is its header but for `seq`, parents and chain, which storing it decides.
 
-    With `on_current` the draft's branch must be the session's current one.
+    `parents` None means the branch's head at that moment. `expect_head` is the compare-and-set; None means a branch
+    without head. With `on_current` the draft's branch must be the session's current one.
     """
 
-    draft: Draft
+    draft: Header
     bodies: tuple[Body, ...]
     blobs: tuple[Blob, ...] = ()
+    parents: tuple[str, ...] | None = None
     expect_head: str | None = ANY_HEAD
     fence: int | None = None
     on_current: bool = False
@@ -134,6 +137,14 @@ class Appended(msgspec.Struct, frozen=True, kw_only=True):
 
     row: HeaderRow
     is_new: bool
+
+
+class StoredHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest checkpoint of a branch as found: its session, its header, and the chain of records of each body."""
+
+    session: SessionInfo
+    row: HeaderRow
+    chains: dict[str, list[Body]]
 
 
 class HeaderQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,17 +204,6 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a lease, precisely enough to tell whether that process is dead on this very machine."""
-
-    host: str
-    boot_id: str
-    pid_namespace: str
-    pid: int
-    started: int
-    label: str = ""
-
-
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """The right to run a session. `token` only ever grows; a stale one is refused as `fence`."""
 
@@ -257,20 +257,20 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 class Sessions(Protocol):
     """Sessions and branches."""
 
-    def create_session(self, session: Session) -> Session:
+    def create_session(self, session: SessionInfo) -> SessionInfo:
         """Store a new session, with the branch it is on, empty.
 
         Raises:
             Conflict: a session with that key or uid exists.
         """
 
-    def session(self, uid: str) -> Session:
+    def session(self, uid: str) -> SessionInfo:
         """The session of this incarnation. A damaged record is rebuilt from the headers, or it is `Corrupt`."""
 
-    def session_by_key(self, key: str) -> Session | None:
+    def session_by_key(self, key: str) -> SessionInfo | None:
         """The living session with that key."""
 
-    def sessions(self, query: SessionQuery) -> Iterator[Session]:
+    def sessions(self, query: SessionQuery) -> Iterator[SessionInfo]:
         """Sessions, most recently updated first, read page by page without holding a transaction between pages."""
 
     def update_session(
@@ -280,7 +280,7 @@ class Sessions(Protocol):
         *,
         expect_version: int | None = None,
         fence: int | None = None,
-    ) -> Session:
+    ) -> SessionInfo:
         """Change fields of a session and raise its version. Identity, counter and gaps cannot be changed.
 
         Raises:
@@ -294,7 +294,7 @@ class Sessions(Protocol):
         *,
         secure: bool = False,
         fence: int | None = None,
-        expect: Session | None = None,
+        expect: SessionInfo | None = None,
     ) -> None:
         """Remove a session with all that belongs to it; blobs are left to `sweep`. `secure` overwrites the bytes.
 
@@ -346,6 +346,16 @@ class Records(Protocol):
 
         A branch that does not exist is created. Raises `BackendUnavailable` when the commit failed: then none
         is stored.
+        """
+
+    def load_head(
+        self, uid: str, branch: str | None = None, *, known: tuple[str, str] | None = None
+    ) -> StoredHead | None:
+        """The head of a branch, of the current one unless named, with all it takes to load it: one consistent read.
+
+        `known` is a (checkpoint, body name) whose content the caller has: a chain of that body ends there. Blobs are
+        left out. None when there is no head, when something about it is damaged, or when this backend cannot bring
+        all of it at once: then the caller looks step by step, and finds out.
         """
 
     def headers(self, query: HeaderQuery) -> Iterator[HeaderRow]:
@@ -412,8 +422,8 @@ class Records(Protocol):
         than the given time whose checkpoint never came; at most `limit` of each."""
 
     def adopt_session(
-        self, session: Session, branches: Sequence[Branch] = (), events: Sequence[Event] = ()
-    ) -> Session:
+        self, session: SessionInfo, branches: Sequence[Branch] = (), events: Sequence[Event] = ()
+    ) -> SessionInfo:
         """Store a session of another store: uid, counter, gaps, branches, events. Equal again: no-op.
 
         Over an older copy of itself it brings what is new; the counter and the gaps never go back.
@@ -543,7 +553,7 @@ class TakesSnapshots(Protocol):
     def snapshot(self, path: Path, *, progress: Callable[[float], None] | None = None) -> None:
         """Write a store with everything acknowledged before this call to a new file, durably.
 
-        `progress` gets the fraction that is done. On an exception the file may be there, and is no store.
+        `progress` gets the fraction that is done. After an exception the file may exist without being a store.
         """
 
 
@@ -571,7 +581,7 @@ class ClaimQuery(msgspec.Struct, frozen=True, kw_only=True):
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     """A session, and the lease on it that was taken."""
 
-    session: Session
+    session: SessionInfo
     lease: Lease
 
 
@@ -585,7 +595,7 @@ class ClaimsSessions(Protocol):
         owner: Owner,
         *,
         seconds: float,
-        may_take: Callable[[Session, Lease | None], bool],
+        may_take: Callable[[SessionInfo, Lease | None], bool],
     ) -> Claimed | None:
         """Take the lease of the session that was longest not updated and that `may_take` agrees to.
 

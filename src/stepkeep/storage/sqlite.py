@@ -11,14 +11,15 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import apsw
 
-from stepkeep import forks
 from stepkeep.errors import WRITE_FAILED, BackendUnavailable, Corrupt, InvalidInput, Unsupported
 from stepkeep.logs import Log
 from stepkeep.model import new_uid, utc_now_us
+from stepkeep.processes import tell_of_forks
 from stepkeep.storage.disk import (
     make_private_directory,
     network_file_system,
@@ -39,7 +40,7 @@ T = TypeVar("T")
 
 Identity: TypeAlias = tuple[int, int]
 
-APPLICATION_ID: Final = 0x48464153  # "HFAS"
+APPLICATION_ID: Final = 0x53544B50  # "STKP"
 DIALECT: Final = Dialect(
     integer="INTEGER", blob="BLOB", serial="INTEGER PRIMARY KEY AUTOINCREMENT", clustered="WITHOUT ROWID"
 )
@@ -80,7 +81,7 @@ class SqliteBackend(SqlBackend):
             _check_library()
             self._identity, first = _prepare(self._path, busy_seconds, tables)
             self._idle.append(first)
-        forks.register(self)
+        tell_of_forks(self)
 
     @property
     def path(self) -> Path:
@@ -305,19 +306,13 @@ class _SqliteConnection:
         self._connection = connection
         self._is_secure = False
 
-    def _execute(self, sql: str, values: Sequence[Value]) -> apsw.Cursor:
-        try:
-            return self._connection.execute(sql, tuple(values))
-        except (UnicodeEncodeError, OverflowError, TypeError) as exc:
-            raise InvalidInput(
-                f"a value cannot be stored or looked for: {exc}", code="invalid_value"
-            ) from exc
-
     def all(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
         try:
-            return self._execute(sql, values).fetchall()
+            return self._connection.execute(sql, values).fetchall()
         except UnicodeDecodeError:
             return self._all_with_damaged_text(sql, values)
+        except _UNSTORABLE as exc:
+            raise _unstorable(exc) from exc
 
     def _all_with_damaged_text(self, sql: str, values: Sequence[Value]) -> list[Row]:
         """The rows again, with replacement characters where text is no UTF-8: their digests tell the damage."""
@@ -349,18 +344,23 @@ class _SqliteConnection:
 
     def one(self, sql: str, values: Sequence[Value] = ()) -> Row | None:
         try:
-            for row in self._execute(sql, values):
+            for row in self._connection.execute(sql, values):
                 return tuple(row)
         except UnicodeDecodeError:
             return next(iter(self._all_with_damaged_text(sql, values)), None)
+        except _UNSTORABLE as exc:
+            raise _unstorable(exc) from exc
         return None
 
     def run(self, sql: str, values: Sequence[Value] = ()) -> int:
-        self._execute(sql, values)
+        self.put(sql, values)
         return self._connection.changes()
 
     def put(self, sql: str, values: Sequence[Value] = ()) -> None:
-        self._execute(sql, values)
+        try:
+            self._connection.execute(sql, values)
+        except _UNSTORABLE as exc:
+            raise _unstorable(exc) from exc
 
     def run_many(self, sql: str, rows: Iterable[Sequence[Value]]) -> None:
         self._connection.executemany(sql, rows)
@@ -375,7 +375,7 @@ class _SqliteConnection:
     def set_secure_delete(self, secure: bool) -> None:
         """Overwrite freed pages too; what is freed inside a page is overwritten always, which costs nothing."""
         if secure != self._is_secure:
-            self.pragma("secure_delete", *(("ON", 1) if secure else ("FAST", 2)))
+            self.set_pragmas([("secure_delete", "ON", 1) if secure else ("secure_delete", "FAST", 2)])
             self._is_secure = secure
 
     def truncate_wal(self) -> bool:
@@ -383,16 +383,18 @@ class _SqliteConnection:
         busy, _, _ = self.one("PRAGMA wal_checkpoint(TRUNCATE)") or (1, 0, 0)
         return not busy
 
-    def pragma(self, name: str, value: str | int, expect: str | int) -> None:
-        """Set a pragma and believe it only when it answers with the expected value."""
-        self.all(f"PRAGMA {name} = {value}")
-        answer = self.one(f"PRAGMA {name}")
-        if answer != (expect,):
-            raise BackendUnavailable(
-                f"SQLite did not accept {name}={value} (it says {answer})",
-                code="pragma_refused",
-                retryable=False,
-            )
+    def set_pragmas(self, settings: Sequence[tuple[str, str | int, str | int]]) -> None:
+        """Set pragmas, and believe each only when it answers with the expected value."""
+        execute = self._connection.execute
+        for name, value, expected in settings:
+            execute(f"PRAGMA {name} = {value}").fetchall()
+            answer = execute(f"PRAGMA {name}").fetchall()
+            if answer != [(expected,)]:
+                raise BackendUnavailable(
+                    f"SQLite did not accept {name}={value} (it says {answer})",
+                    code="pragma_refused",
+                    retryable=False,
+                )
 
     def copy_to(self, path: Path, progress: Callable[[float], None] | None) -> None:
         """Copy the database page by page into an empty file.
@@ -416,11 +418,18 @@ class _SqliteConnection:
         self._connection.close()
 
 
+_UNSTORABLE: Final = (UnicodeEncodeError, OverflowError, TypeError)
+
+
+def _unstorable(exc: Exception) -> InvalidInput:
+    return InvalidInput(f"a value cannot be stored or looked for: {exc}", code="invalid_value")
+
+
 def _transaction(connection: _SqliteConnection, work: Callable[[Connection], T]) -> T:
-    connection.run("BEGIN IMMEDIATE")
+    connection.put("BEGIN IMMEDIATE")
     try:
         result = work(connection)
-        connection.run("COMMIT")
+        connection.put("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.run("ROLLBACK")
@@ -519,7 +528,7 @@ class _Creation:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        forks.register(self)
+        tell_of_forks(self)
 
     @contextmanager
     def locked(self, directory: str) -> Iterator[int]:
@@ -556,6 +565,19 @@ def _create_file(path: str) -> bool:
     return True
 
 
+_SETTINGS: Final = (
+    ("journal_mode", "WAL", "wal"),
+    ("synchronous", "FULL", 2),
+    ("fullfsync", 1, 1),  # macOS syncs for real only when asked
+    ("checkpoint_fullfsync", 1, 1),
+    ("mmap_size", 0, 0),
+    ("cell_size_check", 1, 1),
+    ("temp_store", 2, 2),
+    ("secure_delete", "FAST", 2),
+)
+"""Pragmas of every connection: name, value, and what SQLite answers once it is set."""
+
+
 def _connect(path: str, busy_seconds: float) -> _SqliteConnection:
     raw = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=200)
     connection = _SqliteConnection(raw)
@@ -565,14 +587,7 @@ def _connect(path: str, busy_seconds: float) -> _SqliteConnection:
         raw.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
         if os.stat(path).st_size <= _PAGE_BYTES:  # one page is undone if a journal of its making is left
             connection.all("PRAGMA auto_vacuum = INCREMENTAL")  # has an effect only before the first page
-        connection.pragma("journal_mode", "WAL", expect="wal")
-        connection.pragma("synchronous", "FULL", expect=2)
-        connection.pragma("fullfsync", 1, expect=1)  # macOS syncs for real only when asked
-        connection.pragma("checkpoint_fullfsync", 1, expect=1)
-        connection.pragma("mmap_size", 0, expect=0)
-        connection.pragma("cell_size_check", 1, expect=1)
-        connection.pragma("temp_store", 2, expect=2)
-        connection.pragma("secure_delete", "FAST", expect=2)
+        connection.set_pragmas(_SETTINGS)
     except BaseException:
         raw.close()
         raise
@@ -697,9 +712,14 @@ def _schema_version(connection: _SqliteConnection) -> int:
     return int(version)
 
 
+@cache
+def _expected_schema() -> frozenset[str]:
+    return frozenset(sql for version in MIGRATIONS for sql in statements(version, DIALECT))
+
+
 def _check_schema(connection: _SqliteConnection, path: str, tables: Sequence[str]) -> None:
     """Damage to the schema can turn an index into nonsense unseen, so it is compared with what was created."""
-    expected = {sql for version in MIGRATIONS for sql in statements(version, DIALECT)} | set(tables)
+    expected = _expected_schema() | set(tables)
     found = {
         row[0]
         for row in connection.all(

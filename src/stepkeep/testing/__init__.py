@@ -14,7 +14,7 @@ pytest.register_assert_rewrite(
     "stepkeep.testing.contract", "stepkeep.testing.oracle", "stepkeep.testing.stateful"
 )
 
-from stepkeep.testing.clock import FakeClock  # noqa: E402
+from stepkeep.testing.builders import FakeClock  # noqa: E402
 from stepkeep.testing.contract import BackendContract, RawAccess  # noqa: E402
 from stepkeep.testing.faults import Fault, Faults, Stopped, delay, fail, stop  # noqa: E402
 from stepkeep.testing.stateful import StoreMachine, run_machine  # noqa: E402

@@ -34,7 +34,7 @@ class Wish:
         return {name: value for name, value in vars(self).items() if name != "state"}
 
 
-class Saved(NamedTuple):
+class SavedModel(NamedTuple):
     """A checkpoint that was acknowledged."""
 
     id: str
@@ -43,7 +43,7 @@ class Saved(NamedTuple):
     wish: Wish
 
 
-class Place(NamedTuple):
+class ForkPoint(NamedTuple):
     """Where a branch left another one. It outlives the checkpoint there."""
 
     id: str
@@ -51,7 +51,7 @@ class Place(NamedTuple):
     seq: int
 
 
-EMPTY: Final = Place("", "", 0)
+EMPTY: Final = ForkPoint("", "", 0)
 
 
 @dataclass
@@ -59,12 +59,12 @@ class SessionModel:
     """One incarnation of a session."""
 
     uid: str
-    kept: dict[str, Saved] = field(default_factory=dict)
+    kept: dict[str, SavedModel] = field(default_factory=dict)
     last_seq: int = 0
     branch: str = MAIN_BRANCH
     heads: dict[str, str | None] = field(default_factory=lambda: {MAIN_BRANCH: None})
     head_seqs: dict[str, int] = field(default_factory=dict)
-    forks: dict[str, Place] = field(default_factory=dict)
+    forks: dict[str, ForkPoint] = field(default_factory=dict)
     status: Status = Status.IN_PROGRESS
     notes: dict[tuple[Target, str, str], bytes] = field(default_factory=dict)
     damaged_headers: set[str] = field(default_factory=set)
@@ -75,7 +75,7 @@ class SessionModel:
     def branch_of(self, wish: Wish) -> str:
         return self.branch if wish.branch is None else wish.branch
 
-    def original(self, wish: Wish) -> Saved | None:
+    def original(self, wish: Wish) -> SavedModel | None:
         """The kept checkpoint that already has the wish's idempotency key."""
         if wish.idempotency_key is None:
             return None
@@ -103,21 +103,21 @@ class SessionModel:
 
     def add(self, wish: Wish, header: Header) -> None:
         """Take a new checkpoint in."""
-        saved = Saved(header.id, header.seq, self.branch_of(wish), wish)
+        saved = SavedModel(header.id, header.seq, self.branch_of(wish), wish)
         self.kept[saved.id] = saved
         self.last_seq = saved.seq
         self.status = wish.status
         self._put_head(saved.branch, saved)
 
-    def _put_head(self, branch: str, saved: Saved | None) -> None:
+    def _put_head(self, branch: str, saved: SavedModel | None) -> None:
         self.heads[branch] = None if saved is None else saved.id
         self.head_seqs[branch] = 0 if saved is None else saved.seq
 
     # --- forking
 
-    def fork(self, saved: Saved, branch: str) -> None:
+    def fork(self, saved: SavedModel, branch: str) -> None:
         """Put a branch on a checkpoint and go there."""
-        self.forks[branch] = Place(saved.id, saved.branch, saved.seq)
+        self.forks[branch] = ForkPoint(saved.id, saved.branch, saved.seq)
         self._put_head(branch, saved)
         self.branch = branch
 

@@ -27,9 +27,9 @@ from stepkeep.engine import Pending
 from stepkeep.errors import Corrupt, NotFound, StepkeepError
 from stepkeep.model import MAIN_BRANCH, STATE, Branch, Header, Status
 from stepkeep.storage.port import ANY_HEAD, Backend, Target
-from stepkeep.testing.clock import FakeClock
+from stepkeep.testing.builders import FakeClock
 from stepkeep.testing.contract import RawAccess
-from stepkeep.testing.oracle import Saved, SessionModel, Wish
+from stepkeep.testing.oracle import SavedModel, SessionModel, Wish
 from stepkeep.testing.strategies import Edit, edits, same, states
 
 SESSIONS: Final = ("first", "second")
@@ -367,7 +367,7 @@ class StoreMachine(RuleBasedStateMachine):
             session = self._session(key, 1)
             info = session.info
             assert (info.last_seq, info.branch, info.status) == (model.last_seq, model.branch, model.status)
-            assert {branch.name: branch.head for branch in session.branches()} == model.heads
+            assert {branch.name: branch.head for branch in session.branches} == model.heads
             listed = sorted(model.kept.keys() - model.damaged_headers, key=lambda id_: -model.kept[id_].seq)
             assert [header.id for header in session.history()] == listed
             notes = {(n.target, n.kind, n.name): n.data for n in self.backend.annotations(model.uid)}
@@ -392,7 +392,7 @@ class StoreMachine(RuleBasedStateMachine):
         return [(key, model) for key, model in self.models.items() if not any(model is one for one in busy)]
 
     def _check_loaded(
-        self, model: SessionModel, saved: Saved, found: object, doubtful: set[str] | None = None
+        self, model: SessionModel, saved: SavedModel, found: object, doubtful: set[str] | None = None
     ) -> None:
         if isinstance(found, Checkpoint):
             assert saved.id not in model.damaged_headers
@@ -414,7 +414,7 @@ def _head_state(model: SessionModel, branch: str) -> dict[str, Any]:
     return state
 
 
-def _picked(model: SessionModel, pick: int) -> Saved:
+def _picked(model: SessionModel, pick: int) -> SavedModel:
     return list(model.kept.values())[pick % len(model.kept)]
 
 

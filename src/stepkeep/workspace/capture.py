@@ -1,39 +1,66 @@
-"""Taking a picture of a tree: what changed is read, the rest is known from the capture before."""
+"""Capturing a tree: files that changed are read, the rest is taken over from the capture before."""
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from stepkeep.codec.patch import DEFAULT_CEILING_BYTES
-from stepkeep.engine import Engine
+from stepkeep.codec import exact
+from stepkeep.codec.delta import DEFAULT_CEILING_BYTES
+from stepkeep.codec.integrity import digest
+from stepkeep.engine import Engine, Made, NewBody, reader
+from stepkeep.errors import Conflict, StepkeepError
+from stepkeep.model import FILES, Header
 from stepkeep.storage.port import Blob
-from stepkeep.workspace.contents import Reader
+from stepkeep.storage.urls import database_file, directory_of
+from stepkeep.workspace.captured_files import captures, has_files
 from stepkeep.workspace.git import Git, Repository
 from stepkeep.workspace.ignore import OWN_IGNORE, Rules, first_rules, own_rules
-from stepkeep.workspace.looks import (
-    NEVER,
+from stepkeep.workspace.manifest import (
+    UNSEEN,
+    FileEntry,
+    Manifest,
+    Seen,
+    Skipped,
+    body_after,
+    body_of,
+    is_safe,
+    manifest_of,
+    parents,
+)
+from stepkeep.workspace.scan import (
+    NO_SIGNATURE,
     Folders,
-    Look,
-    all_looks,
+    NotRead,
+    Scan,
+    StatSignature,
+    Vanished,
+    all_signatures,
     corrected,
     folders_of,
-    look_at_path,
+    ignore_file,
+    is_among,
+    open_databases,
+    opened_root,
+    read_file,
+    read_link,
+    recorded_signature,
+    signature_at,
+    signature_of,
 )
-from stepkeep.workspace.manifest import UNSEEN, Entry, Manifest, Skipped
-from stepkeep.workspace.names import is_safe, parents
-from stepkeep.workspace.own_files import own_files
-from stepkeep.workspace.scan import Scan, content_of, opened_root
+
+log = logging.getLogger("stepkeep")
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class CaptureLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much of a tree is captured. What goes beyond is reported; `ignore` are more rules, as in an ignore file."""
 
     max_file_bytes: int = 50_000_000
@@ -41,11 +68,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     ignore: tuple[str, ...] = ()
 
 
-DEFAULT_LIMITS: Final = Limits()
+TRIES: Final = 3
+"""How often a tree is captured for one save when a sweep removes contents meanwhile."""
+
+DEFAULT_LIMITS: Final = CaptureLimits()
 
 
-class Earlier:
-    """An earlier capture of the same tree, arranged for the next one. Its entries alone tell enough of it."""
+class EarlierCapture:
+    """An earlier capture of the same tree, indexed for the next one. The entries of a manifest are enough."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -55,25 +85,25 @@ class Earlier:
         return folders_of(self.manifest.entries)
 
     @cached_property
-    def places(self) -> dict[str, int]:
-        """Where in the list each path is."""
+    def positions(self) -> dict[str, int]:
+        """The index of each path in the list of entries."""
         return {entry.path: number for number, entry in enumerate(self.manifest.entries)}
 
-    def entry(self, path: str) -> Entry | None:
-        place = self.places.get(path)
-        return None if place is None else self.manifest.entries[place]
+    def entry(self, path: str) -> FileEntry | None:
+        position = self.positions.get(path)
+        return None if position is None else self.manifest.entries[position]
 
-    def followed_by(self, captured: Captured) -> Earlier:
-        """The capture that came next, as the earlier one from then on."""
-        after = Earlier(captured.manifest)
+    def followed_by(self, captured: CapturedTree) -> EarlierCapture:
+        """The earlier capture for the save after this one."""
+        after = EarlierCapture(captured.manifest)
         after.folders = captured.folders
         if captured.replaced is not None:
-            after.places = self.places
+            after.positions = self.positions
         return after
 
 
-class Captured(msgspec.Struct, frozen=True, kw_only=True):
-    """A captured tree: its manifest, the blobs that are not stored yet, and what the files looked like exactly.
+class CapturedTree(msgspec.Struct, frozen=True, kw_only=True):
+    """A captured tree: its manifest, the blobs that are not stored yet, and the stat signatures of its files.
 
     `replaced` are the entries, old and new, in which it differs from the capture before; None where also paths came
     or went.
@@ -82,18 +112,18 @@ class Captured(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
     blobs: tuple[Blob, ...]
     folders: Folders
-    fresh: dict[str, Look]
-    replaced: tuple[tuple[Entry, Entry], ...] | None
+    fresh: dict[str, StatSignature]
+    replaced: tuple[tuple[FileEntry, FileEntry], ...] | None
     read_files: int
     read_bytes: int
 
-    def look(self, path: str) -> Look | None:
-        """How a captured file looked; None for a path that was not captured."""
-        return self.fresh.get(path) or look_at_path(self.folders, path)
+    def signature(self, path: str) -> StatSignature | None:
+        """The stat signature of a captured file; None for a path that was not captured."""
+        return self.fresh.get(path) or signature_at(self.folders, path)
 
 
 def real_root(root: str | os.PathLike[str]) -> str:
-    """The root of a workspace by its one true name."""
+    """The absolute path of a workspace, with every link on the way resolved."""
     return os.path.realpath(os.fsdecode(root))
 
 
@@ -101,20 +131,20 @@ def capture(
     engine: Engine,
     root: str,
     *,
-    previous: Earlier | None = None,
-    limits: Limits = DEFAULT_LIMITS,
+    previous: EarlierCapture | None = None,
+    limits: CaptureLimits = DEFAULT_LIMITS,
     also: Sequence[str] = (),
     with_blobs: bool = True,
     now_ns: Callable[[], int] = time.time_ns,
-) -> Captured:
+) -> CapturedTree:
     """Capture a tree. Nothing is stored, and nothing below the root is changed.
 
-    `previous` is an earlier capture of the same tree: what looks the same is not read again. `also` are paths that
-    are captured whatever rules and caps say, or recorded as absent.
+    `previous` is an earlier capture of the same tree: files with the same stat signature are not read again.
+    `also` are paths that are captured whatever rules and limits say, or recorded as absent.
     """
     began_ns = now_ns()
-    before = Earlier(Manifest(root=root)) if previous is None else previous
-    repository = Git(root).look()
+    before = EarlierCapture(Manifest(root=root)) if previous is None else previous
+    repository = Git(root).repository()
     try:
         with opened_root(root) as descriptor:
             scan = Scan(
@@ -131,7 +161,7 @@ def capture(
                 left_out += _add_tracked(scan, descriptor, tracked, own_rules(limits.ignore))
             absent = [path for path in sorted(set(also)) if not scan.path(descriptor, path)]
             over = _over_the_caps(scan, limits, frozenset(also))
-            reader = Reader(
+            reader = ContentReader(
                 engine, descriptor, skipped=scan.skipped, began_ns=began_ns, with_blobs=with_blobs
             )
             entries = reader.entries(scan.found, before.entry)
@@ -149,7 +179,7 @@ def capture(
         left_out=tuple(sorted(set(left_out))),
         entries=merged,
     )
-    return Captured(
+    return CapturedTree(
         manifest=manifest,
         blobs=tuple(reader.blobs.values()),
         folders=folders,
@@ -160,32 +190,33 @@ def capture(
     )
 
 
-def _marks(scan: Scan, entries: dict[str, Entry], over: Iterable[str]) -> dict[str, Look | None]:
-    """How the looks of a scan become those of a capture: what is not in it goes, what is too young is not trusted."""
-    marks: dict[str, Look | None] = dict.fromkeys(over)
-    for path, look in scan.found.items():
+def _marks(scan: Scan, entries: dict[str, FileEntry], over: Iterable[str]) -> dict[str, StatSignature | None]:
+    """What to change in the signatures of a scan: paths that were not captured go, and files too young to trust get
+    `NO_SIGNATURE`."""
+    marks: dict[str, StatSignature | None] = dict.fromkeys(over)
+    for path, signature in scan.found.items():
         entry = entries.get(path)
-        marks[path] = None if entry is None else NEVER if entry.seen == UNSEEN else look
+        marks[path] = None if entry is None else NO_SIGNATURE if entry.seen == UNSEEN else signature
     return marks
 
 
 def _merged(
-    before: Earlier, folders: Folders, entries: dict[str, Entry]
-) -> tuple[tuple[Entry, ...], tuple[tuple[Entry, Entry], ...] | None]:
-    """All entries by path: those that were looked at anew, and of the capture before those that look the same.
+    before: EarlierCapture, folders: Folders, entries: dict[str, FileEntry]
+) -> tuple[tuple[FileEntry, ...], tuple[tuple[FileEntry, FileEntry], ...] | None]:
+    """All entries by path: those that were read now, and those of the capture before whose signature is unchanged.
 
     Also which of them were replaced, unless others came or went.
     """
-    outside = [path for path in entries if look_at_path(folders, path) is None]
-    count = sum(len(folder.looks) for folder in folders.values()) + len(outside)
+    outside = [path for path in entries if signature_at(folders, path) is None]
+    count = sum(len(folder.signatures) for folder in folders.values()) + len(outside)
     pairs = [(before.entry(path), entry) for path, entry in entries.items()]
     replaced = tuple((old, new) for old, new in pairs if old is not None and old != new)
     if count == len(before.manifest.entries) and all(old is not None for old, _ in pairs):
         merged = list(before.manifest.entries)
         for _, new in replaced:
-            merged[before.places[new.path]] = new
+            merged[before.positions[new.path]] = new
         return tuple(merged), replaced
-    present = {path for path, _ in all_looks(folders)}
+    present = {path for path, _ in all_signatures(folders)}
     kept = [each for each in before.manifest.entries if each.path in present and each.path not in entries]
     return tuple(sorted([*kept, *entries.values()], key=attrgetter("path"))), None
 
@@ -193,15 +224,18 @@ def _merged(
 # --- what belongs to the tree ------------------------------------------------------------------------------------
 
 
-def _rules(repository: Repository | None, limits: Limits) -> Rules:
+def _rules(repository: Repository | None, limits: CaptureLimits) -> Rules:
     if repository is None:
         return first_rules(limits.ignore)
     return first_rules(limits.ignore, above=repository.above, everywhere=repository.everywhere)
 
 
 def _add_tracked(scan: Scan, root: int, tracked: Iterable[str], rules: Rules) -> set[str]:
-    """Add what git tracks of what a rule leaves out: it belongs to the project. What our own rules leave out of it."""
-    known, left_out = {"": rules.within("", own=content_of(root, OWN_IGNORE))}, set()
+    """Add the files that an ignore rule leaves out but git tracks, because they belong to the project.
+
+    Returns those of them that a `.stepkeepignore` or the settings leave out all the same.
+    """
+    known, left_out = {"": rules.within("", own=ignore_file(root, OWN_IGNORE))}, set()
     for path in tracked:
         if path in scan.left_out or any(above in scan.left_out for above in parents(path)):
             is_ours = any(scan.is_excluded(each) for each in (path, *parents(path)))
@@ -224,23 +258,25 @@ def _left_out_by(root: int, path: str, known: dict[str, Rules]) -> str | None:
         if step != path:
             above = step
             if above not in known:
-                known[above] = rules.within(above, own=content_of(root, f"{above}/{OWN_IGNORE}"))
+                known[above] = rules.within(above, own=ignore_file(root, f"{above}/{OWN_IGNORE}"))
             rules = known[above]
     return None
 
 
-def _over_the_caps(scan: Scan, limits: Limits, exempt: frozenset[str]) -> list[str]:
-    """Drop what is too large, and of the rest the largest until all fits; report each."""
+def _over_the_caps(scan: Scan, limits: CaptureLimits, exempt: frozenset[str]) -> list[str]:
+    """Drop files over the limit for one file, then the largest ones until the total fits; report each of them."""
     folders = scan.folders.values()
-    outside = {path: look for path, look in scan.found.items() if look_at_path(scan.folders, path) is None}
-    total = sum(each.size_bytes for each in folders) + sum(look[3] for look in outside.values())
+    outside = {
+        path: signature for path, signature in scan.found.items() if signature_at(scan.folders, path) is None
+    }
+    total = sum(each.size_bytes for each in folders) + sum(signature[3] for signature in outside.values())
     largest = max(
-        [each.largest_bytes for each in folders] + [look[3] for look in outside.values()], default=0
+        [each.largest_bytes for each in folders] + [signature[3] for signature in outside.values()], default=0
     )
     if total <= limits.max_total_bytes and largest <= limits.max_file_bytes:
         return []
-    looks = {**dict(all_looks(scan.folders)), **outside}
-    sizes = {path: look[3] for path, look in looks.items() if stat.S_ISREG(look[4])}
+    signatures = {**dict(all_signatures(scan.folders)), **outside}
+    sizes = {path: signature[3] for path, signature in signatures.items() if stat.S_ISREG(signature[4])}
     dropped = list(_too_large(sizes, limits, exempt))
     for each in dropped:
         scan.found.pop(each.path, None)
@@ -248,7 +284,7 @@ def _over_the_caps(scan: Scan, limits: Limits, exempt: frozenset[str]) -> list[s
     return [each.path for each in dropped]
 
 
-def _too_large(sizes: dict[str, int], limits: Limits, exempt: frozenset[str]) -> Iterable[Skipped]:
+def _too_large(sizes: dict[str, int], limits: CaptureLimits, exempt: frozenset[str]) -> Iterable[Skipped]:
     total = sum(sizes.values())
     for path in sorted(sizes, key=lambda path: (-sizes[path], path)):
         size, is_exempt = sizes[path], path in exempt
@@ -261,3 +297,298 @@ def _too_large(sizes: dict[str, int], limits: Limits, exempt: frozenset[str]) ->
             continue
         total -= size
         yield Skipped(path, reason, size)
+
+
+# --- a capture as a body of a save -------------------------------------------------------------------------------
+
+
+class CachedCapture(NamedTuple):
+    """The newest capture of a tree, and the body it was stored as."""
+
+    earlier: EarlierCapture
+    content: bytes
+
+
+def capture_live(
+    engine: Engine,
+    uid: str,
+    root: str,
+    *,
+    limits: CaptureLimits = DEFAULT_LIMITS,
+    also: Sequence[str] = (),
+    with_blobs: bool = False,
+) -> CapturedTree:
+    """Capture the live tree without storing it; only what changed since the newest capture is read.
+
+    With `with_blobs` the result can be stored: files whose content is no longer in the store are then read again too.
+    """
+    found = _newest_stored(engine, uid, root)
+    previous = None if found is None else found.earlier
+    if with_blobs:
+        previous = _still_stored(engine, previous)
+    return capture(engine, root, previous=previous, limits=limits, also=also, with_blobs=with_blobs)
+
+
+class TreeCapture:
+    """Captures a tree for one save, when the turn of that save comes.
+
+    It captures again if contents it relied on were removed from the store meanwhile.
+
+    `memory` keeps the newest capture of each tree, so that the next save does not read it from the store. What could
+    not be captured is in the manifest, and logged.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        uid: str,
+        root: str,
+        *,
+        limits: CaptureLimits = DEFAULT_LIMITS,
+        memory: dict[str, CachedCapture] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._uid = uid
+        self._root = root
+        self._limits = limits
+        self._memory = {} if memory is None else memory
+        self._last: CachedCapture | None = None
+        self._left = 0
+        self._now: tuple[EarlierCapture | None, CapturedTree, NewBody] | None = None
+
+    def make(self, refusal: Conflict | None) -> Made | None:
+        """The body and blobs of the tree as it is now; after a refused save another attempt, or None to give up.
+
+        Raises:
+            InvalidInput: the root is not a directory (`invalid_workspace`).
+        """
+        if refusal is None:
+            self._left = TRIES
+            self._last = self._memory.get(self._root) or _newest_stored(self._engine, self._uid, self._root)
+            return self._captured(None if self._last is None else self._last.earlier)
+        assert self._now is not None
+        earlier, captured, _ = self._now
+        if (stored := _repeated(self._engine, refusal, captured.manifest)) is not None:
+            return Made(stored, captured.blobs)
+        if refusal.code != "blob_gone" or not self._left:
+            return None
+        self._last = None
+        return self._captured(
+            _still_stored(self._engine, earlier)
+        )  # a sweep was faster: those files are read again
+
+    def _captured(self, earlier: EarlierCapture | None) -> Made:
+        self._left -= 1
+        captured = capture(self._engine, self._root, previous=earlier, limits=self._limits)
+        body = _body(captured, self._last)
+        self._now = earlier, captured, body
+        return Made(body, captured.blobs)
+
+    def stored(self, header: Header) -> None:
+        assert self._now is not None
+        earlier, captured, body = self._now
+        before = EarlierCapture(Manifest(root=self._root)) if earlier is None else earlier
+        self._memory[self._root] = CachedCapture(before.followed_by(captured), body.content)
+        _log_skipped(header, captured.manifest)
+
+
+def _repeated(engine: Engine, conflict: Conflict, manifest: Manifest) -> NewBody | None:
+    """The stored manifest of the save that this one repeats, if the tree is still the same.
+
+    Times and inodes may differ: a step that is run again writes the same files once more.
+    """
+    if conflict.code != "idempotency_mismatch" or conflict.checkpoint is None:
+        return None
+    try:
+        header = engine.header(conflict.checkpoint)
+        content = reader.load_body(engine.backend, header, FILES) if has_files(header) else None
+        is_same = content is not None and _unseen(manifest_of(content)) == _unseen(manifest)
+    except StepkeepError:
+        return None  # pruned or damaged meanwhile: the caller raises the conflict
+    return NewBody(content, exact.JSON, manifest.blobs) if content is not None and is_same else None
+
+
+def _unseen(manifest: Manifest) -> Manifest:
+    entries = tuple(msgspec.structs.replace(entry, seen=UNSEEN) for entry in manifest.entries)
+    return msgspec.structs.replace(manifest, entries=entries)
+
+
+def _body(captured: CapturedTree, known: CachedCapture | None) -> NewBody:
+    if known is None or captured.replaced is None:
+        return body_of(captured.manifest)
+    return body_after(captured.manifest, known.content, captured.replaced)
+
+
+def body_and_blobs(captured: CapturedTree) -> Made:
+    """A captured tree as the body of a save."""
+    return Made(body_of(captured.manifest), captured.blobs)
+
+
+def _log_skipped(header: Header, manifest: Manifest) -> None:
+    for each in manifest.skipped[:20]:
+        log.warning("%s has not captured %r: %s", header.id, each.path, each.reason)
+    if len(manifest.skipped) > 20:
+        log.warning("%s has not captured %d more", header.id, len(manifest.skipped) - 20)
+
+
+def _newest_stored(engine: Engine, uid: str, root: str) -> CachedCapture | None:
+    """The newest stored capture of that tree."""
+    for header in captures(engine, uid):
+        content = reader.load_body(engine.backend, header, FILES)
+        manifest = manifest_of(content)
+        if manifest.root == root:
+            return CachedCapture(EarlierCapture(manifest), content)
+    return None
+
+
+def _still_stored(engine: Engine, earlier: EarlierCapture | None) -> EarlierCapture | None:
+    """The capture without the files whose content is no longer in the store."""
+    if earlier is None:
+        return None
+    manifest = earlier.manifest
+    wanted = manifest.blobs
+    stored = engine.backend.has_blobs(sorted(wanted))
+    if stored >= wanted:
+        return earlier
+    entries = tuple(each for each in manifest.entries if each.is_link or each.digest in stored)
+    return EarlierCapture(msgspec.structs.replace(manifest, entries=entries))
+
+
+# --- reading what changed ----------------------------------------------------------------------------------------
+
+BATCH_FILES: Final = 256
+BATCH_BYTES: Final = 16_000_000
+RACY_NS: Final = 100_000_000
+COARSE_NS: Final = 2_000_000_000
+"""How old a file must be before an unchanged time proves unchanged content: file systems store times in steps."""
+
+
+class ContentReader:
+    """Reads files below an opened root. What cannot be read is added to `skipped`; files that vanished are left out."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        root: int,
+        *,
+        skipped: list[Skipped],
+        began_ns: int,
+        with_blobs: bool,
+    ) -> None:
+        self._engine = engine
+        self._root = root
+        self._skipped = skipped
+        self._began_ns = began_ns
+        self._with_blobs = with_blobs
+        self._databases: frozenset[tuple[int, int]] | None = None
+        self._batch: dict[str, bytes] = {}
+        self._batch_bytes = 0
+        self.blobs: dict[str, Blob] = {}
+        self.read_files = 0
+        self.read_bytes = 0
+
+    def entries(
+        self, found: dict[str, StatSignature], known: Callable[[str], FileEntry | None]
+    ) -> dict[str, FileEntry]:
+        """The entries of the files in `found`, by path; a file that changed since gets its new signature there."""
+        entries = {}
+        for path in sorted(found):
+            signature, entry = found[path], known(path)
+            if entry is not None and recorded_signature(entry) == signature:
+                entries[path] = entry
+                continue
+            try:
+                entries[path], found[path] = self._read(path, signature)
+            except Vanished:
+                continue
+            except NotRead as exc:
+                self._skipped.append(Skipped(path, str(exc), signature[3]))
+        self._flush()
+        return entries
+
+    def _read(self, path: str, signature: StatSignature) -> tuple[FileEntry, StatSignature]:
+        if stat.S_ISLNK(signature[4]):
+            target = read_link(self._root, path)
+            size = len(os.fsencode(target))
+            return FileEntry(path, stat.S_IFLNK, size, target=target, seen=self._seen(signature)), signature
+        if self._databases is None:
+            self._databases = open_databases()
+        if is_among(self._databases, self._root, path, signature[2]):
+            raise NotRead("this process has it open for writing, perhaps as a database")
+        content, status = read_file(self._root, path, signature[3])
+        signature = signature_of(status)
+        self.read_files += 1
+        self.read_bytes += len(content)
+        name = digest(content)
+        self._keep(name, content)
+        return FileEntry(
+            path, stat.S_IFREG | (signature[4] & 0o777), len(content), name, seen=self._seen(signature)
+        ), signature
+
+    def _seen(self, signature: StatSignature) -> Seen:
+        """Times and inode of a file; `UNSEEN` if it is so young that its content could change without changing them."""
+        mtime_ns, ctime_ns, inode, _, _ = signature
+        is_coarse = mtime_ns % 1_000_000_000 == 0 and ctime_ns % 1_000_000_000 == 0
+        if max(mtime_ns, ctime_ns) + (COARSE_NS if is_coarse else RACY_NS) > self._began_ns:
+            return UNSEEN
+        return Seen(mtime_ns, ctime_ns, inode)
+
+    def _keep(self, name: str, content: bytes) -> None:
+        if not self._with_blobs or name in self.blobs or name in self._batch:
+            return
+        self._batch[name] = content
+        self._batch_bytes += len(content)
+        if len(self._batch) >= BATCH_FILES or self._batch_bytes >= BATCH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Compress what the store does not have; only that stays in memory."""
+        stored = self._engine.backend.has_blobs(list(self._batch)) if self._batch else set()
+        for name, content in self._batch.items():
+            if name not in stored:
+                self.blobs[name] = self._engine.make_blob(content)
+        self._batch, self._batch_bytes = {}, 0
+
+
+# --- the files of the store itself -------------------------------------------------------------------------------
+
+DATABASE_ENDINGS: Final = (
+    "",
+    "-wal",
+    "-shm",
+    "-journal",
+    "-ballast",
+    ".metrics",
+    ".metrics-wal",
+    ".metrics-shm",
+    ".metrics-journal",
+)
+"""What follows the name of a database in the names of all files that a SQLite store makes."""
+
+
+def own_files(url: str, root: str) -> frozenset[str]:
+    """The files and folders of the store with that URL that lie below a root, relative to it, there or not."""
+    paths = (os.path.relpath(path, root) for path in _store_paths(url, root))
+    return frozenset(path for path in paths if path != os.curdir and path.split("/")[0] != os.pardir)
+
+
+def _store_paths(url: str, root: str) -> Iterator[str]:
+    if (file := database_file(url)) is not None:
+        # Where the name is a link, the log is beside what it leads to, and the rest beside the link.
+        beside = f"{os.path.realpath(file.parent)}/{file.name}"
+        for path in {os.path.realpath(file), beside}:
+            yield from (path + ending for ending in DATABASE_ENDINGS)
+    elif (directory := directory_of(url)) is not None:
+        path = os.path.realpath(directory)
+        yield path
+        if path == root:
+            yield from (f"{path}/{name}" for name in _folders(url))
+
+
+def _folders(url: str) -> Iterator[str]:
+    """The folders inside a store of files; one that is the workspace itself owns only these."""
+    from stepkeep.codec.readable import Layout
+    from stepkeep.storage.files.layouts import NAMES, SIDECAR
+
+    yield SIDECAR
+    yield NAMES[Layout(url.rpartition("?layout=")[2])].top

@@ -9,33 +9,26 @@ from __future__ import annotations
 import logging
 import os
 import re
+import stat
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from stepkeep.workspace.git_place import (
-    ENVIRON,
-    Place,
-    Settings,
-    config_files,
-    default_excludes,
-    known_place,
-    remember_place,
-    watched,
-)
+import msgspec
+
 from stepkeep.workspace.ignore import GIT_IGNORE, Outside
-from stepkeep.workspace.manifest import GitState
-from stepkeep.workspace.names import parents
+from stepkeep.workspace.manifest import GitState, parents
+from stepkeep.workspace.scan import signature_of
 
 if TYPE_CHECKING:
     import subprocess
 
 log = logging.getLogger("stepkeep")
 
-PATIENCE_SECONDS: Final = 60
+TIMEOUT_SECONDS: Final = 60
 MAX_HINTS: Final = 64
 _FIELDS: Final = {b"1": 8, b"u": 10}
 """How many fields of a line of `git status` come before the path."""
@@ -59,8 +52,8 @@ _NEXT: Final = "--stepkeep-next"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-class Call:
-    """A git process under way. Its output is asked for later; a failure or a long silence is no output."""
+class GitCall:
+    """A git process under way. Its output is asked for later; None where git failed or took too long."""
 
     def __init__(self, process: subprocess.Popen[bytes] | None, words: Sequence[str]) -> None:
         self._process = process
@@ -72,7 +65,7 @@ class Call:
         from subprocess import TimeoutExpired
 
         try:
-            out, complaint = self._process.communicate(given, timeout=PATIENCE_SECONDS)
+            out, complaint = self._process.communicate(given, timeout=TIMEOUT_SECONDS)
         except TimeoutExpired:
             self.stop()
             log.warning("git %s took too long: it is left out", self._words[0])
@@ -98,10 +91,10 @@ class Git:
         self._environ = _environ(os.environ if environ is None else environ)
         self._without: tuple[tuple[str, str], ...] = ()
 
-    def call(self, *words: str, reads: bool = False) -> Call:
+    def call(self, *words: str, reads: bool = False) -> GitCall:
         """Start git in the root; with `reads` it gets input later."""
         if self._program is None:
-            return Call(None, words)
+            return GitCall(None, words)
         import subprocess  # only who captures files in a repository pays for it
 
         plain = [f"{name}={value}" for name, value in self._without if "=" not in name]
@@ -124,10 +117,10 @@ class Git:
             )
         except OSError as exc:
             log.debug("git cannot be run: %s", exc)
-            return Call(None, words)
-        return Call(process, words)
+            return GitCall(None, words)
+        return GitCall(process, words)
 
-    def look(self) -> Repository | None:
+    def repository(self) -> Repository | None:
         """What the scan must know before it begins; None outside of a repository."""
         if self._program is None:
             return None
@@ -135,29 +128,29 @@ class Git:
         top = next((number for number, spot in enumerate(spots) if os.path.lexists(spot)), None)
         if top is None:
             return None
-        # Programs are slow to start: what they say is remembered while every file it depends on looks the same.
+        # Programs are slow to start: what they say is remembered while no file it depends on changes.
         key = self.root, self._program, *(self._environ.get(name) for name in ENVIRON)
-        place = known_place(key)
-        if place is None:
-            place = remember_place(key, self._place(spots[: top + 1]))
-        if place is None:
+        location = _known_location(key)
+        if location is None:
+            location = _remember_location(key, self._location(spots[: top + 1]))
+        if location is None:
             return None
-        self._without = place.without
-        if top and place.prefix and self.call("check-ignore", "--quiet", ".").output() is not None:
+        self._without = location.without
+        if top and location.prefix and self.call("check-ignore", "--quiet", ".").output() is not None:
             # The root was named on purpose: rules from above do not hold.
-            return Repository(self, place.prefix, is_sparse=place.is_sparse)
-        above = tuple(_above(Path(self.root), place.prefix))
-        everywhere = tuple(_outside(place.excludes, place.prefix))
-        return Repository(self, place.prefix, above, everywhere, is_sparse=place.is_sparse)
+            return Repository(self, location.prefix, is_sparse=location.is_sparse)
+        above = tuple(_above(Path(self.root), location.prefix))
+        everywhere = tuple(_outside(location.excludes, location.prefix))
+        return Repository(self, location.prefix, above, everywhere, is_sparse=location.is_sparse)
 
-    def _place(self, spots: Sequence[Path]) -> Place | None:
+    def _location(self, spots: Sequence[Path]) -> GitLocation | None:
         began_ns = time.time_ns()
         where = self.call(
             "rev-parse", "--show-prefix", _NEXT, "--git-path", "info/exclude", _NEXT, "--git-dir"
         )
         config = self.call("config", "--null", "--show-origin", "--list")
         answers = (where.output() or b"").split(f"\n{_NEXT}\n".encode())
-        settings = Settings(config.output() or b"")
+        settings = GitSettings(config.output() or b"")
         if len(answers) != 3:
             return None
         prefix, exclude, folder = (os.fsdecode(each.removesuffix(b"\n")) for each in answers)
@@ -168,7 +161,7 @@ class Git:
             Path(self.root, folder, "config.worktree"),
             *(Path(self.root, each) for each in settings.files),
         ]
-        return Place(
+        return GitLocation(
             prefix=prefix,
             is_sparse=settings.is_sparse,
             excludes=(
@@ -181,14 +174,14 @@ class Git:
         )
 
 
-class Tracked(NamedTuple):
+class TrackedPaths(NamedTuple):
     """What git tracks below a root, and which of that is not to be in the tree."""
 
     paths: list[str]
     not_checked_out: frozenset[str]
 
 
-def _gathered(tracked: Tracked) -> list[str]:
+def _gathered(tracked: TrackedPaths) -> list[str]:
     there = {
         above for path in tracked.paths if path not in tracked.not_checked_out for above in parents(path)
     }
@@ -217,12 +210,12 @@ class Repository:
         self._prefix = prefix
         self._hint = _dirty.get(git.root)
         self._status = self._ask("." if self._hint is None else f":(top,literal){self._hint}")
-        self._tracked: Call | None = None
+        self._tracked: GitCall | None = None
         self._is_sparse = is_sparse
         if is_sparse:
             self.ask_for_tracked()
 
-    def _ask(self, where: str) -> Call:
+    def _ask(self, where: str) -> GitCall:
         return self._git.call(
             "status",
             "--porcelain=v2",
@@ -239,7 +232,7 @@ class Repository:
     def state(self) -> GitState | None:
         """Commit, branch, and whether anything differs.
 
-        One difference is enough: what differed the last time is looked at first, and the rest only if it does no more.
+        One difference is enough: the path that differed last time is asked for first, the rest only if that is clean.
         """
         output = self._status.output()
         if self._hint is not None and (output is None or not any(_differences(output))):
@@ -263,7 +256,7 @@ class Repository:
             self._tracked = self._git.call(*_LIST_TRACKED, "--recurse-submodules")
 
     @cached_property
-    def tracked(self) -> Tracked:
+    def tracked(self) -> TrackedPaths:
         """Every path below the root that is in the index, or in that of a submodule."""
         self.ask_for_tracked()
         assert self._tracked is not None
@@ -272,7 +265,7 @@ class Repository:
             self._tracked = self._git.call(*_LIST_TRACKED)
             output = self._tracked.output()
         records = [os.fsdecode(record) for record in (output or b"").split(b"\0") if record]
-        return Tracked(
+        return TrackedPaths(
             paths=[record[2:] for record in records],
             not_checked_out=frozenset(record[2:] for record in records if record.startswith("S")),
         )
@@ -359,3 +352,113 @@ def _facts(records: Iterable[bytes]) -> Iterator[tuple[str, str]]:
         if record.startswith(b"# branch."):
             name, _, value = record[len(b"# branch.") :].decode("utf-8", "replace").partition(" ")
             yield name, value
+
+
+# --- settings, remembered for as long as the files they come from are unchanged ----------------------------------
+
+ENVIRON: Final = ("HOME", "XDG_CONFIG_HOME")
+"""Variables that say where settings are."""
+
+REMEMBERED: Final = 16
+YOUNG_NS: Final = 2_000_000_000
+"""A file that is younger could change once more without a trace."""
+
+_FALSE: Final = frozenset({b"false", b"no", b"off", b"0"})
+
+Watched: TypeAlias = tuple[tuple[Path, tuple[int, ...] | None], ...]
+"""Files with their signatures; None for one that does not exist."""
+
+
+class GitLocation(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a workspace is in its repository, which ignore files hold everywhere, and how filters are switched off.
+
+    With `is_sparse` perhaps not all that is tracked is checked out.
+    """
+
+    prefix: str
+    is_sparse: bool
+    excludes: tuple[Path, ...]
+    without: tuple[tuple[str, str], ...]
+    watched: Watched | None
+
+    def is_as_watched(self) -> bool:
+        return self.watched is not None and all(
+            _file_signature(path) == signature for path, signature in self.watched
+        )
+
+
+class GitSettings:
+    """The settings that git lists, with their origins."""
+
+    def __init__(self, listed: bytes) -> None:
+        words = listed.split(b"\0")
+        origins, records = words[:-1:2], [record.partition(b"\n") for record in words[1::2]]
+        self.files = [os.fsdecode(each[5:]) for each in dict.fromkeys(origins) if each.startswith(b"file:")]
+        self.values = {name.decode("utf-8", "replace"): value for name, _, value in records}
+
+    @property
+    def includes(self) -> bool:
+        return any(name.startswith(("include.", "includeif.")) for name in self.values)
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.values.get("core.sparsecheckout", b"false").lower() not in _FALSE
+
+    def without_filters(self) -> tuple[tuple[str, str], ...]:
+        """The settings, names and values, with which no filter is started."""
+        names = {name[7:].rpartition(".")[0] for name in self.values if name.startswith("filter.")}
+        off = {"clean": "", "smudge": "", "process": "", "required": "false"}
+        return tuple((f"filter.{name}.{key}", value) for name in sorted(names) for key, value in off.items())
+
+
+def config_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """The files that hold settings of the user and of the machine, whether they exist or not."""
+    home = Path(environ.get("HOME", ""))
+    return Path("/etc/gitconfig"), home / ".gitconfig", _xdg(environ) / "git" / "config"
+
+
+def default_excludes(environ: Mapping[str, str]) -> Path:
+    return _xdg(environ) / "git" / "ignore"
+
+
+def _xdg(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", ""), ".config"))
+
+
+def watched(files: Iterable[Path], *, before_ns: int) -> Watched | None:
+    """The signatures of files; None if one changed so recently that it could change again unnoticed."""
+    signatures = tuple((path, _file_signature(path)) for path in dict.fromkeys(files))
+    is_young = any(
+        signature is not None and max(signature[:2]) + YOUNG_NS > before_ns for _, signature in signatures
+    )
+    return None if is_young else signatures
+
+
+def _file_signature(path: Path) -> tuple[int, ...] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    if stat.S_ISDIR(status.st_mode):
+        return 0, 0, status.st_ino, status.st_mode, status.st_uid  # its times tell of what is in it
+    return *signature_of(status), status.st_uid
+
+
+_locations: OrderedDict[Hashable, GitLocation] = OrderedDict()
+
+
+def _known_location(key: Hashable) -> GitLocation | None:
+    """The remembered location, if none of the files it depends on changed."""
+    location = _locations.get(key)
+    return location if location is not None and location.is_as_watched() else None
+
+
+def _remember_location(key: Hashable, location: GitLocation | None) -> GitLocation | None:
+    if location is None or location.watched is None:
+        _locations.pop(key, None)
+        return location
+    _locations[key] = location
+    _locations.move_to_end(key)
+    while len(_locations) > REMEMBERED:
+        _locations.popitem(last=False)
+    return location

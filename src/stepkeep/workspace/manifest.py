@@ -1,7 +1,13 @@
-"""The manifest: which files a checkpoint holds, as one JSON value, sorted, so that patches of it are small."""
+"""The manifest: which files a checkpoint holds, as one JSON value, sorted, so that deltas of it are small.
+
+Inside the process a path is the text that `os.fsdecode` gives. In a manifest it is readable text: UTF-8 where the
+bytes are UTF-8, `\\xNN` for every other byte, and a backslash doubled. Both ways are exact.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
@@ -11,11 +17,7 @@ import msgspec
 
 from stepkeep.codec import exact
 from stepkeep.engine import NewBody
-from stepkeep.errors import Corrupt, Unsupported
-from stepkeep.workspace.names import from_text, is_safe, to_text
-
-FILES: Final = "files"
-"""The name of the body that holds a manifest."""
+from stepkeep.errors import Corrupt, InvalidInput, Unsupported
 
 VERSION: Final = 1
 
@@ -40,7 +42,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
 UNSEEN: Final = Seen()
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class FileEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One file or symbolic link. `mode` is that of git: type and permissions. A link has a `target`, no digest."""
 
     path: str
@@ -54,7 +56,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def is_link(self) -> bool:
         return stat.S_ISLNK(self.mode)
 
-    def is_same(self, other: Entry | None) -> bool:
+    def is_same(self, other: FileEntry | None) -> bool:
         """Whether content, permissions and kind are the same."""
         return (
             other is not None
@@ -97,7 +99,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     skipped: tuple[Skipped, ...] = ()
     absent: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[FileEntry, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -110,7 +112,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         digests.discard("")  # what a link has
         return frozenset(digests)
 
-    def by_path(self) -> dict[str, Entry]:
+    def by_path(self) -> dict[str, FileEntry]:
         return {entry.path: entry for entry in self.entries}
 
 
@@ -119,8 +121,8 @@ def body_of(manifest: Manifest) -> NewBody:
     return NewBody(msgspec.json.encode(_renamed(manifest, to_text)), exact.JSON, manifest.blobs)
 
 
-def body_after(manifest: Manifest, before: bytes, replaced: Sequence[tuple[Entry, Entry]]) -> NewBody:
-    """The same body, made of an earlier one whose entries differ only in those replaced: old and new of each."""
+def body_after(manifest: Manifest, before: bytes, replaced: Sequence[tuple[FileEntry, FileEntry]]) -> NewBody:
+    """The same body, made from an earlier one in which only the `replaced` entries (old, new) differ."""
     edits = _edits(before, replaced)
     if edits is None:
         return body_of(manifest)
@@ -132,7 +134,9 @@ def body_after(manifest: Manifest, before: bytes, replaced: Sequence[tuple[Entry
     return NewBody(b"".join([*pieces, before[at:]]), exact.JSON, manifest.blobs)
 
 
-def _edits(before: bytes, replaced: Sequence[tuple[Entry, Entry]]) -> list[tuple[int, int, bytes]] | None:
+def _edits(
+    before: bytes, replaced: Sequence[tuple[FileEntry, FileEntry]]
+) -> list[tuple[int, int, bytes]] | None:
     """Where each old entry is, and what takes its place; None where that would take longer than writing all anew."""
     if len(replaced) > MAX_REPLACED:
         return None
@@ -147,7 +151,7 @@ def _edits(before: bytes, replaced: Sequence[tuple[Entry, Entry]]) -> list[tuple
     return sorted(edits)
 
 
-def _encoded(entry: Entry) -> bytes:
+def _encoded(entry: FileEntry) -> bytes:
     return msgspec.json.encode(_renamed_entry(entry, to_text))
 
 
@@ -155,7 +159,7 @@ def manifest_of(content: bytes) -> Manifest:
     """The manifest in a body whose bytes were verified.
 
     Raises:
-        Corrupt: it is none, or names something outside its root.
+        Corrupt: it is not a manifest, or names something outside its root.
         Unsupported: a newer release wrote it.
     """
     try:
@@ -168,7 +172,7 @@ def manifest_of(content: bytes) -> Manifest:
     return _renamed(manifest, from_text)
 
 
-def _check(entries: Iterable[Entry]) -> None:
+def _check(entries: Iterable[FileEntry]) -> None:
     previous = ""
     for entry in entries:
         path = entry.path
@@ -202,5 +206,110 @@ def _is_plain(text: str) -> bool:
     return text.isascii() and "\\" not in text
 
 
-def _renamed_entry(entry: Entry, rename: Callable[[str], str]) -> Entry:
+def _renamed_entry(entry: FileEntry, rename: Callable[[str], str]) -> FileEntry:
     return msgspec.structs.replace(entry, path=rename(entry.path), target=rename(entry.target))
+
+
+# --- names of files: as text, and which are never touched --------------------------------------------------------
+
+VCS_FOLDERS: Final = frozenset({".hg", ".svn", ".bzr", ".jj", ".pijul", "_darcs", "CVS"})
+"""Folders that belong to a version control system: never read, never written, whatever a rule says. So does `.git`,
+in any case, and also as a file."""
+
+STAGING_PREFIX: Final = ".stepkeep-restore-"
+"""How the folder is called in which a restore prepares its files; it is never captured."""
+
+_ESCAPED: Final = re.compile(r"\\(\\|x[0-9a-f]{2})")
+
+
+def to_text(path: str) -> str:
+    """A path of this process as readable text."""
+    if path.isascii() and "\\" not in path:
+        return path
+    raw = os.fsencode(path).replace(b"\\", b"\\\\")
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def from_text(text: str) -> str:
+    """The path that readable text stands for.
+
+    Raises:
+        Corrupt: no path has that text.
+    """
+    if "\\" not in text and text.isascii():
+        return text
+    at, pieces = 0, bytearray()
+    for match in _ESCAPED.finditer(text):
+        pieces += _plain(text, at, match.start())
+        pieces += b"\\" if match[1] == "\\" else bytes([int(match[1][1:], 16)])
+        at = match.end()
+    pieces += _plain(text, at, len(text))
+    return os.fsdecode(bytes(pieces))
+
+
+def _plain(text: str, start: int, end: int) -> bytes:
+    piece = text[start:end]
+    if "\\" in piece:
+        raise Corrupt(f"{text[:200]!r} is not the name of a file")
+    return piece.encode("utf-8", "surrogatepass")
+
+
+def is_vcs_name(name: str, *, is_directory: bool) -> bool:
+    """Whether a name is reserved for a version control system: `.git` also on a file system that ignores case."""
+    return (is_directory and name in VCS_FOLDERS) or name.lower() == ".git"
+
+
+def is_safe(path: str) -> bool:
+    """Whether the path of a file stays below its root by its letters, and names nothing that is never touched."""
+    *folders, name = path.split("/")
+    return (
+        "\0" not in path
+        and _is_safe_name(name, is_directory=False)
+        and all(_is_safe_name(each, is_directory=True) for each in folders)
+    )
+
+
+def _is_safe_name(name: str, *, is_directory: bool) -> bool:
+    return (
+        name not in ("", ".", "..")
+        and not is_vcs_name(name, is_directory=is_directory)
+        and not name.startswith(STAGING_PREFIX)
+    )
+
+
+def parents(path: str) -> Iterable[str]:
+    """The directories above a path, the nearest first, without the root."""
+    at = path.rfind("/")
+    while at > 0:
+        path = path[:at]
+        yield path
+        at = path.rfind("/")
+
+
+class PathFilter:
+    """Which paths are meant: all, or some files and everything below some directories."""
+
+    def __init__(self, paths: Iterable[str] = ()) -> None:
+        self.paths = tuple(dict.fromkeys(_cleaned(path) for path in paths))
+
+    def __bool__(self) -> bool:
+        return bool(self.paths)
+
+    def __contains__(self, path: str) -> bool:
+        return not self.paths or any(is_at_or_below(path, wanted) for wanted in self.paths)
+
+
+def is_at_or_below(path: str, top: str) -> bool:
+    return top == "" or path == top or path.startswith(top + "/")
+
+
+def _cleaned(path: str) -> str:
+    cleaned = os.path.normpath(path) if path else "."
+    if cleaned == ".":
+        return ""
+    if cleaned.startswith("/") or not is_safe(cleaned):
+        raise InvalidInput(
+            f"{path!r} is not a path below the workspace: give it relative to its root",
+            code="invalid_file_path",
+        )
+    return cleaned

@@ -1,4 +1,7 @@
-"""Differences of files in the form that `git apply` takes: text as hunks, everything else as binary patches."""
+"""Differences of files in the form that `git apply` takes: text as hunks, everything else as binary patches.
+
+Between two checkpoints, from a checkpoint to the live tree, or from a commit to a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,21 @@ import base64
 import hashlib
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from difflib import SequenceMatcher
 from typing import Final
 
 import msgspec
 
+from stepkeep.codec.integrity import digest
 from stepkeep.engine import Engine
-from stepkeep.errors import NotFound
-from stepkeep.workspace.compare import SkippedPaths
+from stepkeep.errors import Conflict, NotFound
+from stepkeep.workspace.capture import own_files
+from stepkeep.workspace.captured_files import content_of
+from stepkeep.workspace.file_diff import FileChange, SkippedPaths
 from stepkeep.workspace.git import Git, is_commit
-from stepkeep.workspace.manifest import Entry, Manifest
-from stepkeep.workspace.names import is_safe
-from stepkeep.workspace.own_files import own_files
-from stepkeep.workspace.text import hunks, is_text, lines_of
+from stepkeep.workspace.manifest import FileEntry, Manifest, is_safe
+from stepkeep.workspace.scan import NotRead, opened_root, read_file
 
 BATCH_PATHS: Final = 256
 BATCH_BYTES: Final = 16_000_000
@@ -30,7 +35,7 @@ _MODES: Final = {"100644": _FILE, "100755": _PROGRAM, "120000": _LINK}
 _QUOTED: Final = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
 
 
-class Side(msgspec.Struct, frozen=True):
+class PatchSide(msgspec.Struct, frozen=True):
     """One side of a difference: the mode git would record, and the content; of a link its target."""
 
     mode: int
@@ -49,14 +54,14 @@ class CommitPatches(msgspec.Struct, frozen=True, kw_only=True):
     is_complete: bool = True
 
 
-def side_of(entry: Entry, content: Callable[[Entry], bytes]) -> Side:
+def side_of(entry: FileEntry, content: Callable[[FileEntry], bytes]) -> PatchSide:
     """A captured file as git would record it."""
     if entry.is_link:
-        return Side(_LINK, os.fsencode(entry.target))
-    return Side(_PROGRAM if entry.mode & 0o100 else _FILE, content(entry))
+        return PatchSide(_LINK, os.fsencode(entry.target))
+    return PatchSide(_PROGRAM if entry.mode & 0o100 else _FILE, content(entry))
 
 
-def patch_of(path: str, old: Side | None, new: Side | None, *, algorithm: str = "sha1") -> str:
+def patch_of(path: str, old: PatchSide | None, new: PatchSide | None, *, algorithm: str = "sha1") -> str:
     """The patch that turns one side into the other; empty when they are equal. None stands for: not there."""
     if old == new:
         return ""
@@ -78,14 +83,14 @@ def patch_of(path: str, old: Side | None, new: Side | None, *, algorithm: str = 
     return "".join([*head, *names, *hunks(lines_of(was), lines_of(becomes))])
 
 
-def _marked(side: Side | None, name: str) -> str:
+def _marked(side: PatchSide | None, name: str) -> str:
     """A name with a space needs a mark where it ends."""
     if side is None:
         return "/dev/null"
     return f"{name}\t" if " " in name and not name.startswith('"') else name
 
 
-def _mode_lines(old: Side | None, new: Side | None) -> Iterator[str]:
+def _mode_lines(old: PatchSide | None, new: PatchSide | None) -> Iterator[str]:
     if old is None and new is not None:
         yield f"new file mode {new.mode:o}\n"
     elif new is None and old is not None:
@@ -95,7 +100,7 @@ def _mode_lines(old: Side | None, new: Side | None) -> Iterator[str]:
         yield f"new mode {new.mode:o}\n"
 
 
-def _id_or_zeros(side: Side | None, algorithm: str) -> str:
+def _id_or_zeros(side: PatchSide | None, algorithm: str) -> str:
     name = object_id(b"" if side is None else side.content, algorithm)
     return "0" * len(name) if side is None else name
 
@@ -156,7 +161,7 @@ def commit_patches(
         contents = _contents(where, [base[path].id for path in some if path in base])
         for path in some:
             recorded = base.get(path)
-            old = None if recorded is None else Side(recorded.mode, contents[recorded.id])
+            old = None if recorded is None else PatchSide(recorded.mode, contents[recorded.id])
             patch = patch_of(prefix + path, old, _captured(engine, entries.get(path)), algorithm=algorithm)
             patches.append(patch)
             left = None if left is None else left - len(patch)
@@ -189,7 +194,7 @@ class _Recorded(msgspec.Struct, frozen=True):
     id: str
 
 
-def _captured(engine: Engine, entry: Entry | None) -> Side | None:
+def _captured(engine: Engine, entry: FileEntry | None) -> PatchSide | None:
     return None if entry is None else side_of(entry, lambda each: engine.load_blob(each.digest))
 
 
@@ -243,3 +248,120 @@ def _contents(git: Git, ids: list[str]) -> dict[str, bytes]:
         found[name] = output[end + 1 : end + 1 + size]
         at = end + 1 + size + 1
     return found
+
+
+# --- texts, line by line -----------------------------------------------------------------------------------------
+
+CONTEXT: Final = 3
+MAX_TEXT_BYTES: Final = 2_000_000
+MAX_LINES: Final = 20_000
+"""Beyond these a text is treated like a binary file: comparing it line by line would take too long."""
+
+
+def is_text(content: bytes) -> bool:
+    """Whether content can be shown as lines: UTF-8 without NUL, and not too long."""
+    if len(content) > MAX_TEXT_BYTES or b"\0" in content or content.count(b"\n") > MAX_LINES:
+        return False
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def lines_of(content: bytes) -> list[str]:
+    """The lines with their ends; only a line feed ends one."""
+    pieces = content.decode().split("\n")
+    lines = [piece + "\n" for piece in pieces[:-1]]
+    return [*lines, pieces[-1]] if pieces[-1] else lines
+
+
+def hunks(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
+    """The hunks of a unified diff, each with its own line end."""
+    for group in _matcher(old, new).get_grouped_opcodes(CONTEXT):
+        (_, old_start, _, new_start, _), (_, _, old_end, _, new_end) = group[0], group[-1]
+        yield f"@@ -{_range(old_start, old_end)} +{_range(new_start, new_end)} @@\n"
+        for tag, from_old, to_old, from_new, to_new in group:
+            if tag == "equal":
+                yield from _marked_lines(" ", old[from_old:to_old])
+                continue
+            yield from _marked_lines("-", old[from_old:to_old])
+            yield from _marked_lines("+", new[from_new:to_new])
+
+
+def _range(start: int, end: int) -> str:
+    length = end - start
+    first = start + 1 if length else start
+    return str(first) if length == 1 else f"{first},{length}"
+
+
+def _marked_lines(mark: str, lines: Sequence[str]) -> Iterator[str]:
+    for line in lines:
+        yield f"{mark}{line}" if line.endswith("\n") else f"{mark}{line}\n\\ No newline at end of file\n"
+
+
+def counts(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
+    """How many lines were added, and how many removed."""
+    added = removed = 0
+    for tag, from_old, to_old, from_new, to_new in _matcher(old, new).get_opcodes():
+        if tag != "equal":
+            removed += to_old - from_old
+            added += to_new - from_new
+    return added, removed
+
+
+def _matcher(old: Sequence[str], new: Sequence[str]) -> SequenceMatcher[str]:
+    # Lines that occur all the time make long texts slow to compare: there they are left out of the search.
+    return SequenceMatcher(None, old, new, autojunk=len(old) + len(new) > 2000)
+
+
+# --- changes between captures, for a reader ----------------------------------------------------------------------
+
+
+class LineCounts(msgspec.Struct, frozen=True):
+    """Lines added and removed; None for a file that has none, such as a picture."""
+
+    added: int | None
+    removed: int | None
+
+
+class ChangeReader:
+    """Reads both sides of changes. `live_root` is set where the newer side is the live tree instead of a checkpoint."""
+
+    def __init__(self, engine: Engine, live_root: str | None = None) -> None:
+        self._engine = engine
+        self._live_root = live_root
+
+    def patch(self, change: FileChange) -> str:
+        """The change as a patch; permissions other than of a program are not part of it."""
+        return patch_of(change.path, *self._sides(change))
+
+    def counts(self, change: FileChange) -> LineCounts:
+        old, new = self._sides(change)
+        before, after = b"" if old is None else old.content, b"" if new is None else new.content
+        if not is_text(before) or not is_text(after):
+            return LineCounts(None, None)
+        return LineCounts(*counts(lines_of(before), lines_of(after)))
+
+    def _sides(self, change: FileChange) -> tuple[PatchSide | None, PatchSide | None]:
+        old = None if change.old is None else side_of(change.old, self._stored)
+        new = None if change.new is None else side_of(change.new, self._newer)
+        return old, new
+
+    def _stored(self, entry: FileEntry) -> bytes:
+        return content_of(self._engine, entry)
+
+    def _newer(self, entry: FileEntry) -> bytes:
+        return self._stored(entry) if self._live_root is None else _live(self._live_root, entry)
+
+
+def _live(root: str, entry: FileEntry) -> bytes:
+    """The content of a file that was looked at a moment ago, if it still is the same."""
+    try:
+        with opened_root(root) as descriptor:
+            content, _ = read_file(descriptor, entry.path, entry.size)
+    except (NotRead, OSError):
+        content = None
+    if content is None or digest(content) != entry.digest:
+        raise Conflict(f"{entry.path!r} changed while it was compared: try again", code="files_changed")
+    return content

@@ -1,22 +1,27 @@
-"""Walking a tree without ever following a link: every directory is opened relative to the one above it."""
+"""Walking a tree and reading its files, without ever following a link.
+
+Every directory is opened relative to the one above it. A file whose stat signature is the recorded one is not asked
+about any further; what is read is what a file held at one moment, or nothing.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from operator import attrgetter
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
 
 from stepkeep.errors import InvalidInput
 from stepkeep.workspace.ignore import GIT_IGNORE, OWN_IGNORE, Rules
-from stepkeep.workspace.looks import Folder, Folders, Look, folder_of, look_at_path, look_of
-from stepkeep.workspace.manifest import Skipped
-from stepkeep.workspace.names import STAGING_PREFIX, is_vcs_name
+from stepkeep.workspace.manifest import STAGING_PREFIX, UNSEEN, FileEntry, Skipped, is_vcs_name
 
 MAX_DEPTH: Final = 200
 MAX_RULES_BYTES: Final = 10_000_000
-"""An ignore file that is larger is not read, as git would not read it to a good end either."""
+"""A larger ignore file is not read."""
 
 DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -32,11 +37,11 @@ _KINDS: Final = {
 
 
 class Scan:
-    """What is in a tree, compared with what an earlier capture knows of it.
+    """The files of a tree, compared with an earlier capture of it.
 
-    `folders` are all files and links that belong to it; `found` those of them that do not look as they are
-    known. `skipped` was left out for another reason than a rule. `left_out` are files and directories that a
-    rule leaves out, and `on_left_out` is called at the first of them.
+    `folders` are all files and links that belong to it; `found` those whose stat signature is not
+    the recorded one. `skipped` was left out for another reason than a rule. `left_out` are files and directories that
+    a rule leaves out, and `on_left_out` is called at the first of them.
     """
 
     def __init__(
@@ -46,7 +51,7 @@ class Scan:
         known: Folders | None = None,
         on_left_out: Callable[[], None] | None = None,
     ) -> None:
-        self.found: dict[str, Look] = {}
+        self.found: dict[str, StatSignature] = {}
         self.folders: Folders = {}
         self.skipped: list[Skipped] = []
         self.left_out: set[str] = set()
@@ -66,22 +71,22 @@ class Scan:
         if path in self:
             return True
         try:
-            look = look_of(status_of(root, path))
+            signature = signature_of(status_of(root, path))
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as exc:
             self.skipped.append(Skipped(path, f"unreadable: {exc.strerror}"))
             return True
-        if stat.S_ISDIR(look[4]):
+        if stat.S_ISDIR(signature[4]):
             return False
-        self._file(path, look)
+        self._file(path, signature)
         return True
 
     def __contains__(self, path: str) -> bool:
-        return path in self.found or look_at_path(self.folders, path) is not None
+        return path in self.found or signature_at(self.folders, path) is not None
 
     def is_excluded(self, path: str) -> bool:
-        """Whether a path is the caller's own."""
+        """Whether a path belongs to the store itself."""
         return self._is_excluded is not None and self._is_excluded(path)
 
     def _directory(self, directory: int, path: str, rules: Rules, depth: int) -> None:
@@ -91,61 +96,61 @@ class Scan:
         known = self._known.get(path)
         expected = self._expected(known, here, lead, rules)
         if here == expected:
-            same, more = expected, dict[str, Look]()
+            same, more = expected, dict[str, StatSignature]()
         else:
-            same = {name: look for name, look in expected.items() if here.get(name) == look}
-            others = {name: look for name, look in here.items() if name not in same}
+            same = {name: signature for name, signature in expected.items() if here.get(name) == signature}
+            others = {name: signature for name, signature in here.items() if name not in same}
             more = self._others(directory, lead, others, rules, depth)
-        if known is not None and known.rules is rules and len(same) == len(known.looks) and not more:
+        if known is not None and known.rules is rules and len(same) == len(known.signatures) and not more:
             self.folders[path] = known
         else:
             self.folders[path] = folder_of(rules, {**same, **more})
 
-    def _listing(self, directory: int, lead: str) -> dict[str, Look]:
-        """How everything in a directory looks."""
+    def _listing(self, directory: int, lead: str) -> dict[str, StatSignature]:
+        """The stat signature of everything in a directory."""
         try:
             with os.scandir(directory) as listing:
                 # This runs for every file of the tree at every capture: it does nothing that it can spare.
-                return {entry.name: look_of(entry.stat(follow_symlinks=False)) for entry in listing}
+                return {entry.name: signature_of(entry.stat(follow_symlinks=False)) for entry in listing}
         except OSError:
             return dict(self._listing_one_by_one(directory, lead))
 
-    def _listing_one_by_one(self, directory: int, lead: str) -> Iterator[tuple[str, Look]]:
+    def _listing_one_by_one(self, directory: int, lead: str) -> Iterator[tuple[str, StatSignature]]:
         for name in os.listdir(directory):
             try:
-                yield name, look_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
+                yield name, signature_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
             except FileNotFoundError:
                 continue  # it vanished meanwhile: it is not there
             except OSError as exc:
                 self.skipped.append(Skipped(lead + name, f"unreadable: {exc.strerror}"))
 
     def _expected(
-        self, known: Folder | None, here: Mapping[str, Look], lead: str, rules: Rules
-    ) -> dict[str, Look]:
-        """How the files here looked that belong to the tree under these rules."""
+        self, known: FolderSignatures | None, here: Mapping[str, StatSignature], lead: str, rules: Rules
+    ) -> dict[str, StatSignature]:
+        """The recorded signatures of the files here that belong to the tree under these rules."""
         if known is None:
             return {}
         if known.rules is rules:
-            return known.looks
+            return known.signatures
         return {
-            name: look
-            for name, look in known.looks.items()
-            if here.get(name) == look and not self._is_left_out(lead + name, name, False, rules)
+            name: signature
+            for name, signature in known.signatures.items()
+            if here.get(name) == signature and not self._is_left_out(lead + name, name, False, rules)
         }
 
     def _others(
-        self, directory: int, lead: str, here: Mapping[str, Look], rules: Rules, depth: int
-    ) -> dict[str, Look]:
-        """Look closely at what is not as it is known; the files among it."""
-        files: dict[str, Look] = {}
-        for name, look in here.items():
-            path, is_directory = lead + name, stat.S_ISDIR(look[4])
+        self, directory: int, lead: str, here: Mapping[str, StatSignature], rules: Rules, depth: int
+    ) -> dict[str, StatSignature]:
+        """Examine what is new or changed, descend into directories, and return the files among it."""
+        files: dict[str, StatSignature] = {}
+        for name, signature in here.items():
+            path, is_directory = lead + name, stat.S_ISDIR(signature[4])
             if self._is_left_out(path, name, is_directory, rules):
                 continue
             if is_directory:
                 self._below(directory, name, path, rules, depth + 1)
-            elif self._file(path, look):
-                files[name] = look
+            elif self._file(path, signature):
+                files[name] = signature
         return files
 
     def _is_left_out(self, path: str, name: str, is_directory: bool, rules: Rules) -> bool:
@@ -166,8 +171,8 @@ class Scan:
             return rules
         return rules.within(
             path,
-            git=content_of(directory, GIT_IGNORE) if GIT_IGNORE in names else None,
-            own=content_of(directory, OWN_IGNORE) if OWN_IGNORE in names else None,
+            git=ignore_file(directory, GIT_IGNORE) if GIT_IGNORE in names else None,
+            own=ignore_file(directory, OWN_IGNORE) if OWN_IGNORE in names else None,
             is_repository=is_repository,
         )
 
@@ -189,12 +194,12 @@ class Scan:
         finally:
             os.close(directory)
 
-    def _file(self, path: str, look: Look) -> bool:
-        kind = look[4] & _KIND_BITS
+    def _file(self, path: str, signature: StatSignature) -> bool:
+        kind = signature[4] & _KIND_BITS
         if kind not in _CAPTURED:
             self.skipped.append(Skipped(path, _KINDS.get(kind, "of an unknown kind")))
             return False
-        self.found[path] = look
+        self.found[path] = signature
         return True
 
 
@@ -204,7 +209,7 @@ def status_of(root: int, path: str) -> os.stat_result:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
 
 
-def content_of(directory: int, path: str) -> bytes | None:
+def ignore_file(directory: int, path: str) -> bytes | None:
     """An ignore file; None where it is missing, a link or unreadable. git does not follow such links either."""
     try:
         with opened_parent(directory, path) as (parent, name):
@@ -220,10 +225,10 @@ def content_of(directory: int, path: str) -> bytes | None:
 
 @contextmanager
 def opened_root(root: str) -> Iterator[int]:
-    """The root as a directory; links on the way to it are followed, for its name comes from the caller.
+    """The root as a directory; links on the way to it are followed, because the caller named it.
 
     Raises:
-        InvalidInput: it is no directory that can be read.
+        InvalidInput: it is not a directory, or cannot be read.
     """
     try:
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -243,7 +248,7 @@ def opened_parent(
 ) -> Iterator[tuple[int, str]]:
     """The directory of a path below the root, opened step by step without following a link, and the last name.
 
-    `make` is called for a directory that is missing. A step that is no directory is `OSError`.
+    `make` is called for a directory that is missing. Raises `OSError` where a step is not a directory.
     """
     *parents, name = path.split("/")
     current, is_own = root, False
@@ -263,3 +268,178 @@ def opened_parent(
     finally:
         if is_own:
             os.close(current)
+
+
+# --- stat signatures: what files looked like when they were captured, by directory -------------------------------
+
+StatSignature: TypeAlias = tuple[int, int, int, int, int]
+"""`mtime` and `ctime` in nanoseconds, inode, size and mode. A change of content or permissions changes `ctime`,
+whatever is done to `mtime`."""
+
+signature_of: Final[Callable[[os.stat_result], StatSignature]] = attrgetter(
+    "st_mtime_ns", "st_ctime_ns", "st_ino", "st_size", "st_mode"
+)
+
+NO_SIGNATURE: Final[StatSignature] = (0, 0, 0, 0, 0)
+"""A signature that no file has, so that the file is read again."""
+
+
+class FolderSignatures(NamedTuple):
+    """The signatures of the captured files of one directory, and the ignore rules that held there (None: unknown).
+
+    Immutable, so that captures share those of unchanged directories.
+    """
+
+    rules: Rules | None
+    signatures: dict[str, StatSignature]
+    size_bytes: int = 0
+    largest_bytes: int = 0
+
+
+Folders: TypeAlias = dict[str, FolderSignatures]
+"""Directory, empty for the root -> what was captured in it."""
+
+
+def folder_of(rules: Rules | None, signatures: dict[str, StatSignature]) -> FolderSignatures:
+    sizes = [signature[3] for signature in signatures.values()]
+    return FolderSignatures(rules, signatures, sum(sizes), max(sizes, default=0))
+
+
+def folders_of(entries: tuple[FileEntry, ...]) -> Folders:
+    """The signatures that the entries of a manifest record, by directory."""
+    signatures: dict[str, dict[str, StatSignature]] = {}
+    for entry in entries:
+        directory, _, name = entry.path.rpartition("/")
+        signatures.setdefault(directory, {})[name] = recorded_signature(entry)
+    return {directory: folder_of(None, found) for directory, found in signatures.items()}
+
+
+def recorded_signature(entry: FileEntry) -> StatSignature:
+    """The signature that an entry records."""
+    seen = entry.seen
+    if seen == UNSEEN:
+        return NO_SIGNATURE
+    mode = stat.S_IFLNK | 0o777 if entry.is_link else entry.mode
+    return seen.mtime_ns, seen.ctime_ns, seen.inode, entry.size, mode
+
+
+def corrected(folders: Folders, marks: Mapping[str, StatSignature | None]) -> Folders:
+    """The folders with other signatures for some paths; None removes a path."""
+    after, by_folder = dict(folders), dict[str, dict[str, StatSignature | None]]()
+    for path, signature in marks.items():
+        directory, _, name = path.rpartition("/")
+        if directory in folders and name in folders[directory].signatures:
+            by_folder.setdefault(directory, {})[name] = signature
+    for directory, changes in by_folder.items():
+        signatures = {**folders[directory].signatures, **changes}
+        kept = {name: signature for name, signature in signatures.items() if signature is not None}
+        after[directory] = folder_of(folders[directory].rules, kept)
+    return after
+
+
+def signature_at(folders: Folders, path: str) -> StatSignature | None:
+    directory, _, name = path.rpartition("/")
+    folder = folders.get(directory)
+    return None if folder is None else folder.signatures.get(name)
+
+
+def all_signatures(folders: Folders) -> Iterator[tuple[str, StatSignature]]:
+    """Every path with its signature."""
+    for directory, folder in folders.items():
+        lead = directory + "/" if directory else ""
+        for name, signature in folder.signatures.items():
+            yield lead + name, signature
+
+
+# --- reading one file --------------------------------------------------------------------------------------------
+
+TRIES: Final = 3
+
+
+class NotRead(Exception):
+    """Why a file was not read, in a few words."""
+
+
+class Vanished(NotRead):
+    """The file is not there any more."""
+
+
+def read_file(root: int, path: str, size: int) -> tuple[bytes, os.stat_result]:
+    """The content of a file below the root, and its status then; `size` is what the scan saw.
+
+    Raises:
+        NotRead: it cannot be read, or changes all the time. `Vanished`: it is gone.
+    """
+    try:
+        with opened_parent(root, path) as (directory, name):
+            for _ in range(TRIES):
+                read = _read(directory, name, size)
+                if read is not None:
+                    return read
+    except FileNotFoundError as exc:
+        raise Vanished("it vanished") from exc
+    except OSError as exc:
+        raise NotRead(f"unreadable: {exc.strerror}") from exc
+    raise NotRead("changes while it is read")
+
+
+def _read(directory: int, name: str, size: int) -> tuple[bytes, os.stat_result] | None:
+    descriptor = os.open(name, FILE_FLAGS, dir_fd=directory)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        before = os.fstat(descriptor)
+        if not stat.S_ISREG(before.st_mode):
+            raise NotRead("it became something else")
+        if before.st_size > max(2 * size, size + 1_000_000):
+            raise NotRead("changes while it is read")  # the caps were checked for its size a moment ago
+        content = _at_most(file.fileno(), before.st_size + 1)
+        after = os.fstat(descriptor)
+    is_still = signature_of(before) == signature_of(after) and len(content) == after.st_size
+    return (content, after) if is_still else None
+
+
+def _at_most(descriptor: int, limit: int) -> bytes:
+    pieces, size = [], 0
+    while size < limit and (piece := os.read(descriptor, min(limit - size, 1 << 24))):
+        pieces.append(piece)
+        size += len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def read_link(root: int, path: str) -> str:
+    """Where a link points to, as it is written there."""
+    try:
+        with opened_parent(root, path) as (directory, name):
+            return os.readlink(name, dir_fd=directory)
+    except FileNotFoundError as exc:
+        raise Vanished("it vanished") from exc
+    except OSError as exc:
+        raise NotRead("it became something else") from exc
+
+
+def open_databases() -> frozenset[tuple[int, int]]:
+    """The files this process has open for reading and writing, as inode and device.
+
+    Whoever opens such a file again and closes it takes away the locks this process holds on it: a database in use
+    would lose its protection. So they are not read.
+    """
+    found = set()
+    for each in Path("/dev/fd").iterdir():
+        try:
+            status = os.fstat(int(each.name))
+            is_both = fcntl.fcntl(int(each.name), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+        except OSError:
+            continue
+        if is_both and stat.S_ISREG(status.st_mode):
+            found.add((status.st_ino, status.st_dev))
+    return frozenset(found)
+
+
+def is_among(files: frozenset[tuple[int, int]], root: int, path: str, inode: int) -> bool:
+    """Whether a file below the root, whose inode is known, is one of these."""
+    if not any(each[0] == inode for each in files):
+        return False
+    try:
+        status = status_of(root, path)
+    except OSError:
+        return False
+    return (status.st_ino, status.st_dev) in files

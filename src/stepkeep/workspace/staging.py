@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from stepkeep.workspace.looks import Look, look_of
-from stepkeep.workspace.manifest import Entry
-from stepkeep.workspace.names import STAGING_PREFIX, parents
-from stepkeep.workspace.scan import DIRECTORY_FLAGS, opened_parent
+from stepkeep.workspace.manifest import STAGING_PREFIX, FileEntry, parents
+from stepkeep.workspace.scan import DIRECTORY_FLAGS, StatSignature, opened_parent, signature_of
 
 SYNC_EACH: Final = 64
 """Up to so many files are made durable one by one; more of them all at once."""
@@ -50,7 +48,7 @@ class Staging:
 
     # --- preparing
 
-    def prepare(self, entry: Entry, content: bytes) -> None:
+    def prepare(self, entry: FileEntry, content: bytes) -> None:
         """Write what an entry holds, with its permissions, aside."""
         name = str(len(self._names))
         self._names[entry.path] = name
@@ -74,7 +72,7 @@ class Staging:
 
     # --- moving
 
-    def place(self, path: str, expected: Look | None) -> None:
+    def place(self, path: str, expected: StatSignature | None) -> None:
         """Move a prepared file to its path, over what is there if that is exactly as `expected`; None: nothing.
 
         Raises:
@@ -91,7 +89,7 @@ class Staging:
                 self._copy(self._names[path], directory, name)
         self._touched.add(path)
 
-    def remove(self, path: str, expected: Look) -> None:
+    def remove(self, path: str, expected: StatSignature) -> None:
         """Remove a file or link that is exactly as `expected`, and the directories that are empty then."""
         with opened_parent(self._root, path) as (directory, name):
             _check(directory, name, expected)
@@ -176,7 +174,7 @@ def _make_directory(parent: int, name: str) -> None:
         os.mkdir(name, 0o777, dir_fd=parent)
 
 
-def _check(directory: int, name: str, expected: Look | None) -> None:
+def _check(directory: int, name: str, expected: StatSignature | None) -> None:
     try:
         now = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
@@ -188,7 +186,7 @@ def _check(directory: int, name: str, expected: Look | None) -> None:
             _remove_empty(directory, name)  # all that was in it has been removed, or this fails
             return
         raise ChangedMeanwhile
-    if look_of(now) != expected:
+    if signature_of(now) != expected:
         raise ChangedMeanwhile
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from stepkeep.adapters.langgraph import writes
 from stepkeep.adapters.langgraph.records import same_contents
-from stepkeep.codec.integrity import check_stored
-from stepkeep.engine import Engine, NewBody, Save, reader
+from stepkeep.api.extension import Engine, HeaderQuery, NewBody, Save, check_stored, verified
 from stepkeep.errors import Conflict
-from stepkeep.model import Header, Session
-from stepkeep.storage.port import HeaderQuery
+from stepkeep.model import STATE, Header, SessionInfo
 
 
 def store_once(engine: Engine, save: Save) -> Header:
@@ -28,11 +26,11 @@ def store_once(engine: Engine, save: Save) -> Header:
         return stored
 
 
-def copy_thread(engine: Engine, source: Session, target: Session) -> int:
+def copy_thread(engine: Engine, source: SessionInfo, target: SessionInfo) -> int:
     """Copy all checkpoints with their parents and pending writes; how many. Repeatable: what is there stays."""
     ids: dict[str, str] = {}
     for row in engine.backend.headers(HeaderQuery(session=source.uid, newest_first=False)):
-        header = reader.verified(row)
+        header = verified(row)
         ids[header.id] = store_once(engine, _again(engine, header, target, ids)).id
     for note in engine.backend.annotations(source.uid, None, writes.KIND):
         goal = ids.get(note.target) if isinstance(note.target, str) else note.target
@@ -44,14 +42,16 @@ def copy_thread(engine: Engine, source: Session, target: Session) -> int:
     return len(ids)
 
 
-def _again(engine: Engine, header: Header, target: Session, ids: dict[str, str]) -> Save:
+def _again(engine: Engine, header: Header, target: SessionInfo, ids: dict[str, str]) -> Save:
     loaded = engine.load(header)
-    bodies = {
-        name: NewBody(loaded.contents[name], content.encoding) for name, content in header.contents.items()
-    }
     return Save(
         session=target.uid,
-        bodies=bodies,
+        state=loaded.body(),
+        bodies={
+            name: NewBody(loaded.contents[name], content.encoding)
+            for name, content in header.contents.items()
+            if name != STATE
+        },
         branch=header.branch,
         parents=tuple(ids[parent] for parent in header.parents if parent in ids),
         external_id=header.external_id,

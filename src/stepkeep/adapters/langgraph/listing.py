@@ -1,4 +1,4 @@
-"""Which checkpoints a list has, the last put first, from headers alone."""
+"""Which checkpoints a list has, the last put first, from headers alone; and the history of delta channels."""
 
 from __future__ import annotations
 
@@ -7,35 +7,40 @@ from itertools import islice
 from typing import Any, Final, TypeAlias
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, PendingWrite
 
 from stepkeep.adapters.langgraph import writes
-from stepkeep.adapters.langgraph.lazy import StoredTuple
-from stepkeep.adapters.langgraph.naming import (
+from stepkeep.adapters.langgraph.records import (
+    StoredTuple,
+    channels_of_header,
+    check_is_ours,
+    checkpoint_of_header,
+    is_ours,
+    metadata_of,
+    note_of,
+    parent_config,
+    place_of_header,
+)
+from stepkeep.adapters.langgraph.threads import (
+    Place,
+    Threads,
     checkpoint_of,
     is_namespace,
     place_of,
     session_key,
     thread_of,
+    thread_of_session,
 )
-from stepkeep.adapters.langgraph.records import (
-    check_is_ours,
-    checkpoint_of_header,
-    is_ours,
-    metadata_of,
-    parent_config,
-    place_of_header,
-)
-from stepkeep.adapters.langgraph.threads import Threads, thread_of_session
 from stepkeep.adapters.langgraph.values import Values
-from stepkeep.engine import Engine, reader
-from stepkeep.errors import NotFound
-from stepkeep.model import Header, Session
-from stepkeep.storage.port import HeaderQuery
+from stepkeep.api.extension import Engine, HeaderQuery, verified
+from stepkeep.errors import Corrupt, NotFound
+from stepkeep.model import Header, SessionInfo
+
+# --- listing -------------------------------------------------------------------------------------------------------
 
 _PAGE: Final = 100
 
-Found: TypeAlias = tuple[Session, Header]
+Found: TypeAlias = tuple[SessionInfo, Header]
 
 
 class Listing:
@@ -81,7 +86,7 @@ class Listing:
             return iter(())
         return self._rows(self._query(session, config, limit), {session.uid: session}, limit)
 
-    def _query(self, session: Session, config: RunnableConfig, limit: str | None) -> HeaderQuery:
+    def _query(self, session: SessionInfo, config: RunnableConfig, limit: str | None) -> HeaderQuery:
         place = place_of(config)
         is_one_namespace = (config.get("configurable") or {}).get("checkpoint_ns") is not None
         branch = place.branch if is_one_namespace else None
@@ -96,11 +101,13 @@ class Listing:
             max_seq=None if end is None else end.seq - 1,
         )
 
-    def _rows(self, query: HeaderQuery, threads: Mapping[str, Session], limit: str | None) -> Iterator[Found]:
+    def _rows(
+        self, query: HeaderQuery, threads: Mapping[str, SessionInfo], limit: str | None
+    ) -> Iterator[Found]:
         for row in self._engine.backend.headers(query):
             if row.session not in threads:
                 continue
-            header = reader.verified(row)
+            header = verified(row)
             if not is_namespace(header.branch) or (query.session is None and not is_ours(header)):
                 continue  # somebody else's, who may not hide all other threads
             check_is_ours(header)
@@ -133,7 +140,7 @@ class Listing:
             except NotFound:
                 continue
 
-    def _tuple(self, session: Session, header: Header, pending: Sequence[writes.Write]) -> StoredTuple:
+    def _tuple(self, session: SessionInfo, header: Header, pending: Sequence[writes.Write]) -> StoredTuple:
         place = place_of_header(thread_of_session(session), header)
         return StoredTuple(
             place.config(),
@@ -142,3 +149,49 @@ class Listing:
             parent_config(place, header),
             [write.pending for write in pending],
         )
+
+
+# --- delta channels: rebuilt from the writes of ancestors, back to the nearest stored value ------------------------
+
+
+def history(
+    engine: Engine, threads: Threads, values: Values, place: Place, header: Header, channels: Sequence[str]
+) -> Mapping[str, DeltaChannelHistory]:
+    """For each channel the writes of the ancestors, oldest first, and the value they start from.
+
+    Raises:
+        Corrupt: an ancestor that is still needed is missing (`delta_history_missing`): its writes are lost, and an
+            empty value would hide that.
+    """
+    collected: dict[str, list[PendingWrite]] = {channel: [] for channel in channels}
+    seeds: dict[str, Any] = {}
+    parent = note_of(header).parent
+    while parent is not None and len(seeds) < len(collected):
+        ancestor = threads.header(header.session, place.branch, parent)
+        if ancestor is None:
+            raise _missing(place, parent, sorted(collected.keys() - seeds.keys()))
+        pending = writes.pending_of(engine, values, [ancestor])[ancestor.id]
+        stored = channels_of_header(engine, values, ancestor)
+        open_channels = collected.keys() - seeds.keys()
+        for write in reversed(pending):
+            if write.channel in open_channels:
+                collected[write.channel].append(write.pending)
+        seeds |= {channel: stored[channel] for channel in open_channels if channel in stored}
+        parent = note_of(ancestor).parent
+    return {channel: _entry(collected[channel], seeds, channel) for channel in channels}
+
+
+def _entry(found: list[PendingWrite], seeds: Mapping[str, Any], channel: str) -> DeltaChannelHistory:
+    entry: DeltaChannelHistory = {"writes": found[::-1]}
+    if channel in seeds:
+        entry["seed"] = seeds[channel]
+    return entry
+
+
+def _missing(place: Place, parent: str, channels: Sequence[str]) -> Corrupt:
+    return Corrupt(
+        f"checkpoint {parent} of thread {place.thread[:200]!r} is gone, and {', '.join(channels)} cannot be rebuilt "
+        "without it: go on from an older checkpoint, or set the channel anew",
+        code="delta_history_missing",
+        session=place.key,
+    )

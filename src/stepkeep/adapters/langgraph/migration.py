@@ -2,26 +2,295 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
+import msgspec
 from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES
 
 from stepkeep.adapters.langgraph import writes
 from stepkeep.adapters.langgraph.copying import store_once
-from stepkeep.adapters.langgraph.memory import Line
-from stepkeep.adapters.langgraph.naming import Place
 from stepkeep.adapters.langgraph.records import save_of
-from stepkeep.adapters.langgraph.sources import Source, SourceCheckpoint, open_source, shown
-from stepkeep.adapters.langgraph.threads import Threads
+from stepkeep.adapters.langgraph.serde import MARK, data_in
+from stepkeep.adapters.langgraph.threads import Place, Threads
+from stepkeep.adapters.langgraph.values import Line
 from stepkeep.api import Store
-from stepkeep.engine import Engine, NewBody
-from stepkeep.errors import NotFound, StepkeepError
+from stepkeep.api.extension import Engine, NewBody, is_connection_lost, postgres_url
+from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, NotFound, StepkeepError, Unsupported
 from stepkeep.model import Header
-from stepkeep.operations.importing import LangGraphImport, RefusedCheckpoint
+
+# --- what LangGraph's own savers stored ----------------------------------------------------------------------------
+
+Ask: TypeAlias = Callable[[str, Sequence[Any]], Sequence[Sequence[Any]]]
+"""Runs a statement with `?` for its values, and returns all rows."""
+
+EMPTY: Final = "empty"
+_POSTGRES: Final = ("postgresql", "postgres")
+
+
+class SourceWrite(msgspec.Struct, frozen=True, kw_only=True):
+    task: str
+    path: str
+    index: int
+    channel: str
+    value: Any
+
+
+class SourceCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint of another saver; its values are data, with objects laid open."""
+
+    thread: str
+    namespace: str
+    id: str
+    parent: str | None
+    checkpoint: dict[str, Any]
+    metadata: dict[str, Any]
+    writes: tuple[SourceWrite, ...]
+
+
+class Source(ABC):
+    """Threads of an official saver."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def threads(self) -> list[str]:
+        """All thread ids."""
+        rows = self._ask("SELECT DISTINCT thread_id FROM checkpoints ORDER BY thread_id", ())
+        return [row[0] for row in rows]
+
+    def places(self, thread: str) -> list[tuple[str, str]]:
+        """Namespace and id of every checkpoint of a thread, by id: parents come before their children."""
+        rows = self._ask(
+            "SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = ?"
+            " ORDER BY checkpoint_id, checkpoint_ns",
+            (thread,),
+        )
+        return [(row[0], row[1]) for row in rows]
+
+    def checkpoint(self, thread: str, namespace: str, id: str) -> SourceCheckpoint:
+        """One checkpoint with its values and writes.
+
+        Raises:
+            Corrupt: its bytes are not readable.
+        """
+        place = (thread, namespace, id)
+        rows = self._ask(
+            "SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints"
+            " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
+            place,
+        )
+        if not rows:
+            raise NotFound(f"checkpoint {id} was removed meanwhile", code="checkpoint_not_found")
+        ((parent, kind, stored, metadata),) = rows
+        return SourceCheckpoint(
+            thread=thread,
+            namespace=namespace,
+            id=id,
+            parent=parent or None,
+            checkpoint=self._document(place, kind, stored),
+            metadata=_object(id, metadata),
+            writes=self._writes(place),
+        )
+
+    @abstractmethod
+    def _document(self, place: tuple[str, str, str], kind: str | None, stored: Any) -> dict[str, Any]:
+        """The whole checkpoint, with its values."""
+
+    @abstractmethod
+    def _writes(self, place: tuple[str, str, str]) -> tuple[SourceWrite, ...]:
+        """Its pending writes."""
+
+
+class SqliteSource(Source):
+    """`SqliteSaver`: a checkpoint is one blob."""
+
+    def _document(self, place: tuple[str, str, str], kind: str | None, stored: Any) -> dict[str, Any]:
+        document = data_in(kind or "", stored)
+        if not isinstance(document, dict) or MARK in document:
+            raise Corrupt(f"checkpoint {place[2]} is not readable as {kind}", code="source_unreadable")
+        return document
+
+    def _writes(self, place: tuple[str, str, str]) -> tuple[SourceWrite, ...]:
+        columns = {row[1] for row in self._ask("PRAGMA table_info(writes)", ())}
+        path = "task_path" if "task_path" in columns else "''"
+        rows = self._ask(
+            f"SELECT task_id, {path}, idx, channel, type, value FROM writes"
+            " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? ORDER BY task_id, idx",
+            place,
+        )
+        return _writes(rows)
+
+
+class PostgresSource(Source):
+    """`PostgresSaver`: values that are no JSON atoms lie in a table of their own, by channel and version."""
+
+    def _document(self, place: tuple[str, str, str], kind: str | None, stored: Any) -> dict[str, Any]:  # noqa: ARG002
+        document = _object(place[2], stored)
+        rows = self._ask(
+            "SELECT b.channel, b.type, b.blob FROM checkpoints c, jsonb_each_text(c.checkpoint -> 'channel_versions') v"
+            " JOIN checkpoint_blobs b ON b.channel = v.key AND b.version = v.value"
+            " WHERE c.thread_id = ? AND c.checkpoint_ns = ? AND c.checkpoint_id = ?"
+            " AND b.thread_id = c.thread_id AND b.checkpoint_ns = c.checkpoint_ns",
+            place,
+        )
+        values = dict(document.get("channel_values") or {})
+        values |= {channel: data_in(type, blob) for channel, type, blob in rows if type != EMPTY}
+        return {**document, "channel_values": values}
+
+    def _writes(self, place: tuple[str, str, str]) -> tuple[SourceWrite, ...]:
+        rows = self._ask(
+            "SELECT task_id, task_path, idx, channel, type, blob FROM checkpoint_writes"
+            " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? ORDER BY task_path, task_id, idx",
+            place,
+        )
+        return _writes(rows)
+
+
+def _writes(rows: Sequence[Sequence[Any]]) -> tuple[SourceWrite, ...]:
+    return tuple(
+        SourceWrite(
+            task=task, path=path or "", index=index, channel=channel, value=data_in(kind or "", value)
+        )
+        for task, path, index, channel, kind, value in rows
+    )
+
+
+def _object(id: str, stored: Any) -> dict[str, Any]:
+    """A JSON object that a driver gives as bytes, text, or already read."""
+    try:
+        found = json.loads(stored) if isinstance(stored, bytes | str) else stored
+    except ValueError as exc:
+        raise Corrupt(f"checkpoint {id} is not readable: {exc}", code="source_unreadable") from exc
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+# --- opening
+
+
+@contextmanager
+def open_source(url: str) -> Iterator[Source]:
+    """The threads at a URL, `sqlite:PATH` or `postgresql://…`. Nothing is written there.
+
+    Raises:
+        InvalidInput: it names neither.
+        NotFound: there is no such file, or no tables of LangGraph in it.
+    """
+    scheme, _, path = url.partition(":")
+    if scheme in _POSTGRES:
+        with _postgres(url) as source:
+            yield source
+    elif scheme == "sqlite" and path:
+        with _sqlite(
+            Path(path.removeprefix("//") if path.startswith("///") else path).expanduser()
+        ) as source:
+            yield source
+    else:
+        raise InvalidInput(
+            f"no source {url!r}: use sqlite:PATH or postgresql://…, as LangGraph's savers were given",
+            code="unknown_store_url",
+        )
+
+
+def shown(url: str) -> str:
+    """The URL of a source without passwords: it is printed.
+
+    Raises:
+        InvalidInput: it is no URL of PostgreSQL, though it begins like one.
+    """
+    if url.partition(":")[0] not in _POSTGRES:
+        return url
+    return postgres_url(url)
+
+
+@contextmanager
+def _sqlite(path: Path) -> Iterator[Source]:
+    import apsw
+
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}", code="store_not_found")
+    try:
+        with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
+            connection.set_busy_timeout(10_000)
+            _check_tables(
+                connection.execute("SELECT name FROM sqlite_master").fetchall(), "writes", str(path)
+            )
+            yield SqliteSource(lambda sql, values: connection.execute(sql, tuple(values)).fetchall())
+    except apsw.Error as exc:
+        raise BackendUnavailable(
+            f"{path} could not be read: {exc}", code="source_unreadable", retryable=False
+        ) from exc
+
+
+@contextmanager
+def _postgres(url: str) -> Iterator[Source]:
+    try:
+        import psycopg
+    except ImportError as exc:
+        raise Unsupported(
+            f"PostgreSQL needs a driver that is not installed ({exc}): pip install stepkeep[postgres]",
+            code="driver_missing",
+        ) from exc
+    name = shown(url)
+    try:
+        with psycopg.connect(
+            url, autocommit=True, options="-c default_transaction_read_only=on"
+        ) as connection:
+            tables = connection.execute(
+                "SELECT table_name FROM information_schema.tables WHERE table_schema = ANY (current_schemas(false))"
+            ).fetchall()
+            _check_tables(tables, "checkpoint_writes", name)
+            yield PostgresSource(
+                lambda sql, values: connection.execute(sql.replace("?", "%s"), list(values)).fetchall()
+            )
+    except psycopg.Error as exc:
+        raise BackendUnavailable(
+            f"{name} could not be read: {exc}", code="source_unreadable", retryable=is_connection_lost(exc)
+        ) from exc
+
+
+def _check_tables(rows: Sequence[Sequence[Any]], wanted: str, where: str) -> None:
+    if not {"checkpoints", wanted} <= {row[0] for row in rows}:
+        raise NotFound(
+            f"{where} has no threads of LangGraph: their tables are not there", code="store_not_found"
+        )
+
+
+# --- taking it over ------------------------------------------------------------------------------------------------
 
 _CLASS: Final = re.compile(rb'"\$serde":\d+,"class":"([^"\\]+):([^"\\:]+)"')
+
+
+class RefusedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What could not be brought over, and why."""
+
+    thread: str
+    namespace: str = ""
+    checkpoint: str | None = None
+    code: str
+    message: str
+
+
+class LangGraphImport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an import did. Every checkpoint that is `imported` or `present` was read back and verified.
+
+    `classes` are those whose objects are stored and that LangGraph does not count as safe: a saver needs them in
+    `allow` to bring them back.
+    """
+
+    source: str
+    threads: int = 0
+    imported: int = 0
+    present: int = 0
+    writes: int = 0
+    verified: int = 0
+    classes: tuple[str, ...] = ()
+    refused: tuple[RefusedCheckpoint, ...] = ()
 
 
 class Laid:
@@ -102,7 +371,7 @@ class _Migration:
         parents = () if parent is None else (parent,)
         checkpoint = {**found.checkpoint, "id": found.id}
         save = save_of(self._engine, Laid(), uid, place, checkpoint, found.metadata, parents=parents)
-        self._note_classes(body.content for body in save.bodies.values())
+        self._note_classes(body.content for body in (save.state, *save.bodies.values()))
         before = self._engine.backend.session(uid).last_seq
         header = store_once(self._engine, save)
         self._threads.stored(header)

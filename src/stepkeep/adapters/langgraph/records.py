@@ -12,19 +12,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, cast
 
 import msgspec
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata, get_checkpoint_metadata
+from langgraph.checkpoint.base import (
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    PendingWrite,
+    get_checkpoint_metadata,
+)
 
-from stepkeep.adapters.langgraph.naming import Place, hidden_namespace, namespace_of, run_tag
+from stepkeep.adapters.langgraph.threads import Place, hidden_namespace, namespace_of, run_tag
 from stepkeep.adapters.langgraph.values import Packs, Values, has_no_objects
-from stepkeep.codec.exact import JSON, encode
-from stepkeep.engine import Engine, Save, reader
+from stepkeep.api.extension import JSON, Engine, Save, encode, load_body
 from stepkeep.errors import Conflict
 from stepkeep.model import MAX_METADATA_BYTES, STATE, Header
+from stepkeep.text import shortened
+
+# --- checkpoint tuples whose values are read when they are asked for -----------------------------------------------
+
+
+class StoredTuple(CheckpointTuple):
+    """A checkpoint tuple whose checkpoint is read from the store when it is first looked at, and then kept.
+
+    In every other way it is a tuple of five like any. Looking may raise what loading raises: `NotFound` when the
+    checkpoint was removed since it was listed, `Corrupt` when it is damaged.
+    """
+
+    _load: Callable[[], Checkpoint] | None
+
+    def __new__(
+        cls,
+        config: RunnableConfig,
+        load: Callable[[], Checkpoint],
+        metadata: CheckpointMetadata,
+        parent_config: RunnableConfig | None,
+        pending_writes: list[PendingWrite],
+    ) -> StoredTuple:
+        self = super().__new__(cls, config, cast(Checkpoint, None), metadata, parent_config, pending_writes)
+        self._load = load
+        return self
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint with its channel values."""
+        if self._load is not None:
+            self._checkpoint = self._load()
+            self._load = None
+        return self._checkpoint
+
+    # A tuple would answer these from its own slots, where the checkpoint is not.
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.config, self.checkpoint, self.metadata, self.parent_config, self.pending_writes))
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple) and tuple(self) == tuple(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def _replace(self, **changes: Any) -> CheckpointTuple:  # type: ignore[override]
+        return CheckpointTuple(*self)._replace(**changes)
+
+    __hash__ = None  # type: ignore[assignment]  # its parts are dicts
+
+    def __repr__(self) -> str:
+        return repr(CheckpointTuple(*self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CheckpointTuple, tuple(self)
+
+
+# --- checkpoints as records ----------------------------------------------------------------------------------------
 
 REST: Final = "langgraph"
 """The body with what is neither a channel value nor the id: versions, times, and unusual metadata."""
@@ -81,7 +147,8 @@ def save_of(
     own = msgspec.to_builtins(note)
     return Save(
         session=uid,
-        bodies={STATE: state, REST: values.body(engine, rest)},
+        state=state,
+        bodies={REST: values.body(engine, rest)},
         branch=place.branch,
         parents=parents,
         external_id=checkpoint["id"],
@@ -131,8 +198,7 @@ def _message(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
         name for name in changed if isinstance(name, str) and not name.startswith(("__", "branch:"))
     )
     text = ": ".join(part for part in (source if isinstance(source, str) else "", names) if part)
-    readable = text.encode("utf-8", "replace").decode().replace("\0", "?")
-    return readable if len(readable) <= MAX_MESSAGE else readable[: MAX_MESSAGE - 1] + "…"
+    return shortened(text.encode("utf-8", "replace").decode().replace("\0", "?"), MAX_MESSAGE)
 
 
 def _tags(metadata: Mapping[str, Any]) -> tuple[str, ...]:
@@ -192,7 +258,7 @@ def channels_of_header(engine: Engine, values: Values, header: Header) -> dict[s
 
 
 def _read(engine: Engine, values: Values, header: Header, name: str) -> Any:
-    content = reader.load_body(engine.backend, header, name)
+    content = load_body(engine.backend, header, name)
     return values.decode(header.contents[name].encoding, content)
 
 
@@ -213,4 +279,6 @@ def check_is_ours(header: Header) -> None:
 
 def same_contents(header: Header, save: Save) -> bool:
     """Whether a stored checkpoint is what a save would store."""
-    return header.contents == {name: body.described() for name, body in save.bodies.items()}
+    return header.contents == {
+        name: body.described() for name, body in {STATE: save.state, **save.bodies}.items()
+    }

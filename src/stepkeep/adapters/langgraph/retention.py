@@ -14,16 +14,20 @@ from typing import Any, Final
 
 import msgspec
 
-from stepkeep.adapters.langgraph.naming import namespace_of
 from stepkeep.adapters.langgraph.records import note_of
-from stepkeep.api import RetentionRules
-from stepkeep.engine import Engine
-from stepkeep.history.branches import change, close_at
-from stepkeep.maintenance.prune import PruneReport, apply_prune, plan_prune
-from stepkeep.model import MAIN_BRANCH, Branch, BranchState, Header, Session
-from stepkeep.policy.profiles import retention_for
-from stepkeep.policy.retention import Retention
-from stepkeep.storage.port import HeaderQuery
+from stepkeep.adapters.langgraph.threads import namespace_of
+from stepkeep.api import PruneReport, RetentionRules
+from stepkeep.api.extension import (
+    Engine,
+    HeaderQuery,
+    Retention,
+    apply_prune,
+    change_branch,
+    close_branch_at,
+    plan_prune,
+    retention_for,
+)
+from stepkeep.model import MAIN_BRANCH, Branch, BranchState, Header, SessionInfo
 
 KEEPS_ALL: Final = "archive"
 RELEASE_EVERY: Final = 64
@@ -52,13 +56,13 @@ def rules_of(
     return rules
 
 
-def keep_latest(engine: Engine, session: Session) -> PruneReport:
+def keep_latest(engine: Engine, session: SessionInfo) -> PruneReport:
     """Remove all but the newest checkpoint of each namespace, and what those need."""
     plan = plan_prune(engine, session, Retention(keep_last=1), now_us=engine.clock())
     return apply_prune(engine, plan)
 
 
-def release(engine: Engine, session: Session) -> int:
+def release(engine: Engine, session: SessionInfo) -> int:
     """Let namespaces of subgraph calls go whose calling checkpoint is no longer stored; how many were."""
     return sum(1 for branch in _abandoned(engine, session) if _let_go(engine, session, branch))
 
@@ -67,10 +71,10 @@ def hold(engine: Engine, header: Header) -> None:
     """Open a namespace again that was let go, once somebody puts into it: the call goes on after all."""
     branch = engine.backend.branch(header.session, header.branch)
     if branch is not None and branch.state is BranchState.ARCHIVED:
-        change(engine, header.session, branch, state=BranchState.OPEN, is_pinned=True)
+        change_branch(engine, header.session, branch, state=BranchState.OPEN, is_pinned=True)
 
 
-def _abandoned(engine: Engine, session: Session) -> Iterator[Branch]:
+def _abandoned(engine: Engine, session: SessionInfo) -> Iterator[Branch]:
     branches = engine.backend.branches(session.uid)
     newest = max((branch.head_seq for branch in branches if branch.name == MAIN_BRANCH), default=0)
     for branch in branches:
@@ -96,6 +100,6 @@ def _is_abandoned(engine: Engine, head: Header) -> bool:
     return next(engine.backend.headers(query), None) is None
 
 
-def _let_go(engine: Engine, session: Session, branch: Branch) -> bool:
+def _let_go(engine: Engine, session: SessionInfo, branch: Branch) -> bool:
     unpinned = msgspec.structs.replace(branch, is_pinned=False)
-    return close_at(engine, session.uid, unpinned, BranchState.ARCHIVED) is not None
+    return close_branch_at(engine, session.uid, unpinned, BranchState.ARCHIVED) is not None

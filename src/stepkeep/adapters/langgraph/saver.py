@@ -24,10 +24,10 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from stepkeep import api
-from stepkeep.adapters.langgraph import deltas, writes
+from stepkeep.adapters.langgraph import listing, writes
+from stepkeep.adapters.langgraph.async_wrappers import AsyncWrappers
 from stepkeep.adapters.langgraph.copying import copy_thread, store_once
 from stepkeep.adapters.langgraph.listing import Listing
-from stepkeep.adapters.langgraph.naming import Place, place_of, run_tag, session_key
 from stepkeep.adapters.langgraph.records import (
     checkpoint_of_header,
     is_ours,
@@ -37,14 +37,13 @@ from stepkeep.adapters.langgraph.records import (
     stored_metadata,
 )
 from stepkeep.adapters.langgraph.retention import RELEASE_EVERY, hold, keep_latest, release, rules_of
-from stepkeep.adapters.langgraph.threads import Threads
-from stepkeep.adapters.langgraph.twins import AsyncTwins
+from stepkeep.adapters.langgraph.threads import Place, Threads, place_of, run_tag, session_key
 from stepkeep.adapters.langgraph.values import Values
 from stepkeep.adapters.langgraph.writes import put as put_writes
+from stepkeep.api import PruneReport
+from stepkeep.api.extension import HeaderQuery
 from stepkeep.errors import InvalidInput, NotFound, StepkeepError
-from stepkeep.maintenance.prune import PruneReport
 from stepkeep.model import Header, check_name
-from stepkeep.storage.port import HeaderQuery
 
 log = logging.getLogger("stepkeep")
 
@@ -52,7 +51,7 @@ _ATTEMPTS: Final = 3
 _SESSION_GONE: Final = "session_not_found"
 
 
-class StepkeepSaver(AsyncTwins):
+class StepkeepSaver(AsyncWrappers):
     """LangGraph's threads in a Stepkeep store, for graphs that are invoked and graphs that are awaited.
 
     `store` is an open store, or the URL of one, which is then opened here and closed by `close`. A thread keeps all
@@ -164,7 +163,7 @@ class StepkeepSaver(AsyncTwins):
             header = self._threads.header(session.uid, place.branch, place.checkpoint)
         if header is None:
             return {channel: {"writes": []} for channel in channels}
-        return deltas.history(self._engine, self._threads, self._values, place, header, channels)
+        return listing.history(self._engine, self._threads, self._values, place, header, channels)
 
     # --- writing
 

@@ -1,4 +1,9 @@
-"""Threads as sessions: which one a config means, and when a new one may be made.
+"""How LangGraph's names become names of Stepkeep, and back: threads, namespaces, runs.
+
+LangGraph takes any text, also empty, with NUL, or 10,000 characters long. What Stepkeep would not take as a name is
+named by its digest, and the text itself is stored beside it.
+
+Threads as sessions: which one a config means, and when a new one may be made.
 
 A put that names a checkpoint continues something. If its thread is gone, it was deleted meanwhile, and the put must
 not bring it back. A put that names none begins a thread.
@@ -6,24 +11,166 @@ not bring it back. A put that names none begins a thread.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import msgspec
 from langchain_core.runnables import RunnableConfig
 
-from stepkeep.adapters.langgraph.naming import (
-    WORKFLOW,
-    Place,
-    session_metadata,
-    thread_named,
-)
 from stepkeep.api import RetentionRules, Store
-from stepkeep.api.options import policy_of
-from stepkeep.engine import reader
-from stepkeep.errors import Conflict, Corrupt, NotFound
-from stepkeep.model import Header, Session
-from stepkeep.storage.port import HeaderQuery, SessionQuery
+from stepkeep.api.extension import HeaderQuery, SessionQuery, policy_of, verified
+from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound
+from stepkeep.model import MAIN_BRANCH, Header, SessionInfo, check_branch_name, check_name
+
+WORKFLOW: Final = "langgraph"
+"""The workflow of every session that is a thread: what tells it from other sessions of the store."""
+
+THREAD_ID: Final = "thread_id"
+_THREAD: Final = "thread#"
+_NAMESPACE: Final = "ns:"
+_HASHED_NAMESPACE: Final = "ns#"
+_RUN: Final = "run:"
+_HASHED_RUN: Final = "run#"
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """What a config names: a thread, a namespace in it, and maybe one checkpoint there."""
+
+    thread: str
+    namespace: str = ""
+    checkpoint: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The key of the thread's session."""
+        return session_key(self.thread)
+
+    @property
+    def branch(self) -> str:
+        return branch_of(self.namespace)
+
+    def config(self, checkpoint: str | None = None) -> RunnableConfig:
+        """The config that names a checkpoint here."""
+        return {
+            "configurable": {
+                "thread_id": self.thread,
+                "checkpoint_ns": self.namespace,
+                "checkpoint_id": self.checkpoint if checkpoint is None else checkpoint,
+            }
+        }
+
+
+def place_of(config: RunnableConfig) -> Place:
+    """The place that a config names.
+
+    Raises:
+        InvalidInput: it has no thread id (`thread_id_missing`), or a name of it is no text.
+    """
+    configurable = config.get("configurable") or {}
+    return Place(
+        thread=thread_of(config),
+        namespace=_text("checkpoint_ns", configurable.get("checkpoint_ns") or ""),
+        checkpoint=checkpoint_of(config),
+    )
+
+
+def thread_of(config: RunnableConfig) -> str:
+    thread = (config.get("configurable") or {}).get("thread_id")
+    if thread is None:
+        raise InvalidInput(
+            'the config has no thread id: pass {"configurable": {"thread_id": "…"}}', code="thread_id_missing"
+        )
+    return _text("thread_id", thread)
+
+
+def checkpoint_of(config: RunnableConfig) -> str | None:
+    """The checkpoint id that a config names, None without one."""
+    checkpoint = (config.get("configurable") or {}).get("checkpoint_id")
+    return _text("checkpoint_id", checkpoint) if checkpoint else None
+
+
+def _text(what: str, value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise InvalidInput(f"{what} must be text, not {type(value).__name__}", code="invalid_name")
+    return str(value)
+
+
+# --- threads
+
+
+def session_key(thread: str) -> str:
+    """The key of a thread's session: the thread id itself where that can be a key."""
+    is_plain = not thread.startswith(_THREAD) and _is_name(thread)
+    return thread if is_plain else _THREAD + _digest(thread)
+
+
+def session_metadata(thread: str) -> dict[str, Any]:
+    """What a session must remember to give its thread id back."""
+    return {} if session_key(thread) == thread else {THREAD_ID: json.dumps(thread)}
+
+
+def thread_named(key: str, metadata: Mapping[str, Any]) -> str:
+    """The thread id of a session."""
+    stored = metadata.get(THREAD_ID)
+    return key if stored is None else str(json.loads(stored))
+
+
+# --- namespaces
+
+
+def branch_of(namespace: str) -> str:
+    """The branch of a namespace: `main` for the root, `ns:NAME` for others, unless that reads like a ref."""
+    if not namespace:
+        return MAIN_BRANCH
+    name = _NAMESPACE + namespace
+    try:
+        return check_branch_name(name)
+    except InvalidInput:
+        return _HASHED_NAMESPACE + _digest(namespace)
+
+
+def hidden_namespace(namespace: str) -> str | None:
+    """What a header must remember of a namespace because its branch does not tell it."""
+    return json.dumps(namespace) if branch_of(namespace).startswith(_HASHED_NAMESPACE) else None
+
+
+def namespace_of(branch: str, hidden: str | None) -> str:
+    """The namespace of a branch, given what its headers remember."""
+    if hidden is not None:
+        return str(json.loads(hidden))
+    return "" if branch == MAIN_BRANCH else branch.removeprefix(_NAMESPACE)
+
+
+def is_namespace(branch: str) -> bool:
+    """Whether a branch is one of a namespace, and not one that somebody made beside them."""
+    return branch == MAIN_BRANCH or branch.startswith((_NAMESPACE, _HASHED_NAMESPACE))
+
+
+# --- runs
+
+
+def run_tag(run: str) -> str:
+    """The tag by which the checkpoints of a run are found."""
+    tag = _RUN + run
+    return tag if _is_name(tag) else _HASHED_RUN + _digest(run)
+
+
+def _is_name(text: str) -> bool:
+    try:
+        check_name("a name", text)
+    except InvalidInput:
+        return False
+    return True
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# --- the sessions of threads ---------------------------------------------------------------------------------------
 
 ARRIVAL_SECONDS: Final = 5.0
 """How long writes wait for the first checkpoint of their thread, which another thread of the graph is storing."""
@@ -47,7 +194,7 @@ class Threads:
 
     # --- finding
 
-    def find(self, key: str) -> Session | None:
+    def find(self, key: str) -> SessionInfo | None:
         """The thread with that session key, as it is stored now."""
         session = self._engine.backend.session_by_key(key)
         if session is None:
@@ -55,7 +202,7 @@ class Threads:
             return None
         return self._checked(session)
 
-    def _checked(self, session: Session) -> Session:
+    def _checked(self, session: SessionInfo) -> SessionInfo:
         if session.workflow != WORKFLOW:
             raise Conflict(
                 f"session {session.key!r} is no thread of LangGraph: use another thread id, or another store",
@@ -66,7 +213,7 @@ class Threads:
         _remember(self._uids, session.key, session.uid)
         return session
 
-    def all(self) -> Iterator[Session]:
+    def all(self) -> Iterator[SessionInfo]:
         return self._engine.backend.sessions(SessionQuery(workflow=WORKFLOW))
 
     def uid_to_put(self, place: Place) -> str:
@@ -114,7 +261,7 @@ class Threads:
             session=place.key,
         )
 
-    def _arriving(self, key: str) -> Session | None:
+    def _arriving(self, key: str) -> SessionInfo | None:
         """The session once it is there, or None when it did not come in time."""
         deadline = time.monotonic() + ARRIVAL_SECONDS
         pause = 0.002
@@ -126,13 +273,13 @@ class Threads:
                 return session
         return None
 
-    def opened(self, thread: str) -> Session:
+    def opened(self, thread: str) -> SessionInfo:
         """A thread, made if there is none."""
         place = Place(thread=thread)
         session = self.find(place.key)
         return self._begin(place) if session is None else session
 
-    def _begin(self, place: Place) -> Session:
+    def _begin(self, place: Place) -> SessionInfo:
         fields: dict[str, Any] = {
             "profile": KEEPS_ALL,
             "workflow": WORKFLOW,
@@ -143,7 +290,7 @@ class Threads:
             fields["project"] = self._project
         return self._checked(self._engine.open_session(place.key, **fields))
 
-    def _adopted(self, session: Session) -> Session:
+    def _adopted(self, session: SessionInfo) -> SessionInfo:
         """An existing thread, under the retention this saver was given."""
         policy = policy_of(session.policy, self._retention or None, None)
         if policy == session.policy:
@@ -158,7 +305,7 @@ class Threads:
             return self._head(uid, branch)
         query = HeaderQuery(session=uid, branch=branch, external_id=checkpoint, limit=1)
         row = next(self._engine.backend.headers(query), None)
-        return None if row is None else reader.verified(row)
+        return None if row is None else verified(row)
 
     def _head(self, uid: str, branch: str) -> Header | None:
         """The newest of a namespace; `Corrupt` when the branch names one that is not stored."""
@@ -168,7 +315,7 @@ class Threads:
                 self._engine.backend.headers(HeaderQuery(session=uid, ids=(record.head,), limit=1)), None
             )
             if row is not None:
-                return reader.verified(row)
+                return verified(row)
             if missing == record.head:  # nobody is moving it
                 raise Corrupt(f"{missing} is missing", code="checkpoint_missing", checkpoint=missing)
             missing = record.head
@@ -189,7 +336,7 @@ class Threads:
         _remember(self._newest, (header.session, header.branch), (str(header.external_id), header.id))
 
 
-def thread_of_session(session: Session) -> str:
+def thread_of_session(session: SessionInfo) -> str:
     return thread_named(session.key, session.metadata)
 
 

@@ -1,11 +1,11 @@
 """Channel values as data that Stepkeep stores exactly and people can read, and back.
 
 Plain data, and what Stepkeep's own tags hold (tuples, sets, bytes, times, integers of any size), is stored as it is.
-Any other object goes through LangGraph's serializer, and what that wrote is laid open (see `extensions`), so that a
+Any other object goes through LangGraph's serializer, and what that wrote is laid open (see `serde`), so that a
 message reads as its fields instead of base64. Reading packs the same bytes again and hands them to the serializer,
 which alone decides which classes may be made. It is proven of every object before anything is stored that the bytes
 come out the same, and that it comes back equal. LangGraph's own small classes are stored by their fields (see
-`fields`).
+`serde`).
 
 With another serializer every value goes through that one, as it is, or where that would not bring it back, as
 Stepkeep's own bytes.
@@ -13,28 +13,116 @@ Stepkeep's own bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import chain
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
+from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from stepkeep.adapters.langgraph.extensions import MARK, open_msgpack, pack_msgpack
-from stepkeep.adapters.langgraph.fields import fields_of, has_fields, is_node, node_of, object_of
-from stepkeep.adapters.langgraph.memory import Line, Memory, is_message
-from stepkeep.adapters.langgraph.sameness import difference
-from stepkeep.codec import exact
-from stepkeep.codec.exact import MAX_DEPTH
-from stepkeep.codec.growing import LARGE_BYTES, Growing
-from stepkeep.codec.refusal import ATOMS, Refusal, name_of, step_of
-from stepkeep.engine import Engine, NewBody
-from stepkeep.engine.writer import Shares
+from stepkeep.adapters.langgraph.serde import (
+    MARK,
+    difference,
+    fields_of,
+    has_fields,
+    is_node,
+    node_of,
+    object_of,
+    open_msgpack,
+    pack_msgpack,
+)
+from stepkeep.api.extension import (
+    ATOMS,
+    JSON,
+    LARGE_BYTES,
+    MAX_DEPTH,
+    Engine,
+    Growing,
+    NewBody,
+    Refusal,
+    Shared,
+    decode,
+    encode,
+    name_of,
+    step_of,
+)
 from stepkeep.errors import StepkeepError, Unsupported
+
+# --- what threads held when they were put last ---------------------------------------------------------------------
+
+MAX_LINES: Final = 64
+MAX_BYTES: Final = 64 * 1024 * 1024
+"""How much content is remembered together; the values that belong to it take a few times as much."""
+
+Line: TypeAlias = tuple[str, str]
+"""A thread's session and the branch of a namespace."""
+
+_MESSAGES: Final = "langchain_core.messages."
+_MANY: Final = 16
+
+
+class Memory:
+    """The lines put to last, the newest at the end.
+
+    Safe for threads and forks without a lock: who takes a line has it alone, and who comes meanwhile begins anew.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[Line, Growing] = {}
+        self._tagged: set[Line] = set()
+
+    def take(self, line: Line) -> Growing | None:
+        return self._lines.pop(line, None)
+
+    def note_tagged(self, line: Line) -> None:
+        """A line was put to whose values are no plain JSON: probably the next ones are none either."""
+        if len(self._tagged) >= MAX_LINES:
+            self._tagged.clear()
+        self._tagged.add(line)
+
+    def may_grow(self, line: Line, values: Mapping[str, Any]) -> bool:
+        """Whether it looks worth while to remember a line's values: a guess before anything is encoded."""
+        return line not in self._tagged and any(map(_looks_large, values.values()))
+
+    def forget(self, session: str) -> None:
+        """Let go of everything that a deleted thread held."""
+        for line in [line for line in list(self._lines) if line[0] == session]:
+            self._lines.pop(line, None)
+
+    def keep(self, line: Line, grown: Growing) -> None:
+        """Remember a line, and forget the oldest ones that are too many."""
+        if grown.size_bytes < LARGE_BYTES:
+            return
+        self._lines[line] = grown
+        self._tagged.discard(line)
+        held = list(self._lines.items())
+        too_many = len(held) - MAX_LINES
+        too_large = sum(each.size_bytes for _, each in held) - MAX_BYTES
+        for oldest, each in held:
+            if too_many <= 0 and too_large <= 0:
+                return
+            self._lines.pop(oldest, None)
+            too_many -= 1
+            too_large -= each.size_bytes
+
+
+def _looks_large(value: object) -> bool:
+    if type(value) is str:
+        return len(value) >= LARGE_BYTES
+    return type(value) in (list, dict) and len(value) >= _MANY  # type: ignore[arg-type]
+
+
+def is_message(kind: type) -> bool:
+    """Whether a class is one of LangChain's own messages: its fields are all there is to it."""
+    return issubclass(kind, BaseMessage) and kind.__module__.startswith(_MESSAGES)
+
+
+# --- channel values ------------------------------------------------------------------------------------------------
 
 _ATTEMPTS: Final = 3
 _MARK_IN_JSON: Final = b'"$serde"'
@@ -95,7 +183,7 @@ class Values:
         known = self._memory.take(line)
         if known is None and not (self._keeps_plain and self._memory.may_grow(line, values)):
             body = self.body(engine, values)
-            if not self._keeps_plain or body.encoding != exact.JSON or len(body.content) < LARGE_BYTES:
+            if not self._keeps_plain or body.encoding != JSON or len(body.content) < LARGE_BYTES:
                 return body, list(values)
         if known is None:
             known = Growing(lambda value: self._piece(engine, value), is_message)
@@ -108,8 +196,8 @@ class Values:
             self._memory.note_tagged(line)
             return body, list(values)
         self._memory.keep(line, known)
-        shares = Shares(grown.before, grown.shared)
-        return NewBody(grown.content, exact.JSON, digest=grown.digest, shares=shares), grown.order
+        shares = Shared(grown.before, grown.shared)
+        return NewBody(grown.content, JSON, digest=grown.digest, shares=shares), grown.order
 
     def forget(self, session: str) -> None:
         """Let go of the values of a thread that is deleted."""
@@ -119,15 +207,15 @@ class Values:
         """The plain JSON of one channel value, None if it has none."""
         limits = {"max_depth": MAX_DEPTH - 1, "max_bytes": engine.max_state_bytes}
         if has_no_objects(value):
-            encoding, content = exact.encode(value, **limits)
+            encoding, content = encode(value, **limits)
             if not _has_mark(content):
-                return content if encoding == exact.JSON else None
-        encoding, content = exact.encode(self.pack({"": value})[""], **limits)
-        return content if encoding == exact.JSON else None
+                return content if encoding == JSON else None
+        encoding, content = encode(self.pack({"": value})[""], **limits)
+        return content if encoding == JSON else None
 
     def decode(self, encoding: str, content: bytes) -> Any:
         """The values in a body, by their names. A name may be the mark itself."""
-        tree = exact.decode(encoding, content)
+        tree = decode(encoding, content)
         if _has_mark(content):
             return {name: self.unpack(value) for name, value in tree.items()}
         return tree
@@ -154,7 +242,7 @@ class Values:
             kind, data = self._written(value)
             return {MARK: kind, "bytes": data}
         except Refusal:
-            encoding, content = exact.encode(_Walk(self._open).channels({name: value}))
+            encoding, content = encode(_Walk(self._open).channels({name: value}))
         kind, data = self._written(content)
         return {MARK: kind, _EXACT_BYTES: encoding, "bytes": data}
 

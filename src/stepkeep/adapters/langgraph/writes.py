@@ -15,12 +15,17 @@ import msgspec
 from langgraph.checkpoint.base import WRITES_IDX_MAP, PendingWrite, writes_sort_key
 
 from stepkeep.adapters.langgraph.values import Packs, Values
-from stepkeep.codec import patch
-from stepkeep.codec.integrity import check_stored, digest
-from stepkeep.engine import Engine
+from stepkeep.api.extension import (
+    Annotation,
+    Engine,
+    Target,
+    check_stored,
+    decode_stored,
+    digest,
+    encode_keyframe,
+)
 from stepkeep.errors import SCHEMA_INVALID, Corrupt
 from stepkeep.model import Header
-from stepkeep.storage.port import Annotation, Target
 
 KIND: Final = "langgraph_writes"
 
@@ -87,7 +92,7 @@ def document(
 ) -> Document:
     """The annotation for writes whose indexes are known."""
     body = values.body(engine, _named(indexed))
-    packed = patch.encode_keyframe(body.content)
+    packed = encode_keyframe(body.content)
     places = [(index, channel) for index, channel, _ in indexed]
     head = Head(body.encoding, packed.codec, len(body.content), _text(task), _text(path), places)
     data = msgspec.json.encode(head) + b"\n" + packed.data
@@ -150,7 +155,7 @@ def _read(values: Values, note: Annotation) -> list[Write]:
         head = msgspec.json.decode(line, type=Head)
     except msgspec.MsgspecError as exc:
         raise Corrupt(f"the writes of {note.target} are not readable: {exc}", code=SCHEMA_INVALID) from exc
-    found = values.decode(head.encoding, patch.decode(head.codec, packed, size=head.size))
+    found = values.decode(head.encoding, decode_stored(head.codec, packed, size=head.size))
     return [
         Write(head.task, head.path, index, channel, value)
         for (index, channel), value in zip(head.places, found.values(), strict=True)

@@ -1,10 +1,20 @@
 """The timeline of a session: a graph of its checkpoints, as values, as text and as a picture.
 
-`reading` makes it, `text` and `svg` draw it; they are imported when they are used.
+`assembly` reads it from a store, `layout` decides what is shown where, `terminal` and `svg` draw it; they are imported
+when they are used.
 """
 
 from __future__ import annotations
 
-from stepkeep.history.timeline.model import Damaged, Entry, Fold, Gap, Link, Rest, Row, Timeline
+from stepkeep.history.timeline.rows import (
+    CheckpointNode,
+    DamagedNode,
+    FoldNode,
+    GapNode,
+    NodeLink,
+    RestNode,
+    Row,
+    Timeline,
+)
 
-__all__ = ["Damaged", "Entry", "Fold", "Gap", "Link", "Rest", "Row", "Timeline"]
+__all__ = ["CheckpointNode", "DamagedNode", "FoldNode", "GapNode", "NodeLink", "RestNode", "Row", "Timeline"]

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from stepkeep.history.timeline import words
-from stepkeep.history.timeline.lanes import Move, Strip, lay, strips
-from stepkeep.history.timeline.model import Damaged, Entry, Fold, Gap, Rest, Row, Timeline
-from stepkeep.history.timeline.words import columns, cut, safe
+from stepkeep.history.timeline import rows
+from stepkeep.history.timeline.layout import LaneChange, Strip, lay, strips
+from stepkeep.history.timeline.rows import (
+    CheckpointNode,
+    DamagedNode,
+    FoldNode,
+    GapNode,
+    RestNode,
+    Row,
+    Timeline,
+    columns,
+    cut,
+)
 from stepkeep.model import Status, TriggerKind
+from stepkeep.text import clean, size
 
 WIDTH: Final = 920
 ROW: Final = 28
@@ -54,11 +64,11 @@ def picture(timelines: Sequence[Timeline]) -> str:
     parts: list[str] = []
     top = float(MARGIN)
     for timeline in timelines:
-        drawing = _Drawing(timeline, top)
+        drawing = _SvgDrawing(timeline, top)
         parts += drawing.parts()
         top = drawing.bottom + MARGIN
     height = round(top) + 14
-    label = _escape(", ".join(safe(timeline.session.key) for timeline in timelines[:3]) or "nothing")
+    label = _escape(", ".join(clean(timeline.session.key) for timeline in timelines[:3]) or "nothing")
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
@@ -73,7 +83,7 @@ def picture(timelines: Sequence[Timeline]) -> str:
     )
 
 
-class _Drawing:
+class _SvgDrawing:
     """One session: its title, the names of the columns, the rows."""
 
     def __init__(self, timeline: Timeline, top: float) -> None:
@@ -91,8 +101,8 @@ class _Drawing:
 
     def parts(self) -> Iterator[str]:
         timeline = self._timeline
-        yield _text(MARGIN, self._top + 8, cut(safe(timeline.session.key), 60), "title")
-        facts = cut(words.title(timeline), int((WIDTH - 2 * MARGIN) / CHARACTER))
+        yield _text(MARGIN, self._top + 8, cut(clean(timeline.session.key), 60), "title")
+        facts = cut(rows.title(timeline), int((WIDTH - 2 * MARGIN) / CHARACTER))
         yield _text(MARGIN, self._top + 28, facts, "faint")
         yield from self._column_titles()
         places = lay([row.links for row in timeline.rows], first=timeline.first_row)
@@ -103,7 +113,7 @@ class _Drawing:
             yield from _mark(row, _x(strip.column), self._y(at), strip.column % COLOURS)
             yield from self._words(row, self._y(at) + 4, strip.column % COLOURS)
         if timeline.left_out:
-            yield _text(self._start, self._y(len(drawn)) + 4, words.left_out_text(timeline), "mono faint")
+            yield _text(self._start, self._y(len(drawn)) + 4, rows.left_out_text(timeline), "mono faint")
 
     def _column_titles(self) -> Iterator[str]:
         if not self._timeline.entries:
@@ -118,58 +128,58 @@ class _Drawing:
 
     def _words(self, row: Row, y: float, colour: int) -> Iterator[str]:
         match row:
-            case Entry():
+            case CheckpointNode():
                 yield from self._facts(row, y)
                 yield from self._labels(row, y, colour)
-            case Fold():
-                text = words.fold_text(row, names_branch=len(self._branches) > 1)
+            case FoldNode():
+                text = rows.fold_text(row, names_branch=len(self._branches) > 1)
                 yield _text(self._start, y, text, "mono bad" if row.damaged else "mono faint")
-            case Gap():
-                yield _text(self._start, y, words.gap_text(row), "mono faint")
-            case Rest():
-                yield _text(self._start, y, words.rest_text(row), "mono faint")
-            case Damaged():
+            case GapNode():
+                yield _text(self._start, y, rows.gap_text(row), "mono faint")
+            case RestNode():
+                yield _text(self._start, y, rows.rest_text(row), "mono faint")
+            case DamagedNode():
                 yield _text(self._start, y, f"#{row.seq} damaged header", "mono bad")
 
-    def _facts(self, entry: Entry, y: float) -> Iterator[str]:
-        header, (_, time, step, size, stored) = entry.header, self._ends
+    def _facts(self, entry: CheckpointNode, y: float) -> Iterator[str]:
+        header, (_, time, step, whole, stored) = entry.header, self._ends
         yield _text(self._start, y, f"#{header.seq}", "mono")
-        yield _text(time, y, words.day_and_time(header.time_us, is_short=False)[:16], "mono faint end")
+        yield _text(time, y, rows.day_and_time(header.time_us, is_short=False)[:16], "mono faint end")
         if header.step is not None:
             yield _text(step, y, str(header.step), "mono faint end")
-        yield _text(size, y, words.size(header.size_bytes), "mono faint end")
-        yield _text(stored, y, words.size(entry.stored_bytes), "mono faint end")
+        yield _text(whole, y, size(header.size_bytes), "mono faint end")
+        yield _text(stored, y, size(entry.stored_bytes), "mono faint end")
 
-    def _labels(self, entry: Entry, y: float, colour: int) -> Iterator[str]:
+    def _labels(self, entry: CheckpointNode, y: float, colour: int) -> Iterator[str]:
         """Branches, status and tags in frames, then as much of the message as there is room for."""
         header, x = entry.header, self._ends[-1] + 20
         labels = [
             (label, f"f{colour}", "mono on")
             if entry.is_current
             else (label, f"pill s{colour}", f"mono f{colour}")
-            for label in words.branch_labels(entry, self._branches, self._timeline.session)
+            for label in rows.branch_labels(entry, self._branches, self._timeline.session)
         ]
         if header.status is not Status.IN_PROGRESS:
             is_good = header.status in (Status.COMPLETED, Status.PAUSED)
             labels.append((header.status.value, "green" if is_good else "red", "mono on"))
-        labels += [(label, "tag", "mono") for label in words.tag_labels(entry)]
+        labels += [(label, "tag", "mono") for label in rows.tag_labels(entry)]
         for label, frame, kind in labels:
             yield from _pill(x, y, label, frame, kind)
             x += _pill_width(label) + 8
         room = int((WIDTH - MARGIN - x) / CHARACTER)
         if header.message and room > 3:
-            yield _text(x, y, cut(safe(header.message[:WIDTH]), room), "message")
+            yield _text(x, y, cut(clean(header.message[:WIDTH]), room), "message")
 
 
-def _column_ends(entries: Sequence[Entry], start: float) -> tuple[float, ...]:
+def _column_ends(entries: Sequence[CheckpointNode], start: float) -> tuple[float, ...]:
     """Where the columns of facts end: number, time, step, size, stored size. One without facts takes no room."""
     steps = [len(str(entry.header.step)) for entry in entries if entry.header.step is not None]
     widths = (
         max([3, *(len(f"#{entry.header.seq}") for entry in entries)]),
         16,
         max([4, *steps]) if steps else 0,
-        max([4, *(len(words.size(entry.header.size_bytes)) for entry in entries)]),
-        max([6, *(len(words.size(entry.stored_bytes)) for entry in entries)]),
+        max([4, *(len(size(entry.header.size_bytes)) for entry in entries)]),
+        max([6, *(len(size(entry.stored_bytes)) for entry in entries)]),
     )
     ends: list[float] = []
     for width in widths:
@@ -192,7 +202,7 @@ def _x(column: int) -> int:
     return MARGIN + 8 + column * LANE
 
 
-def _curve(move: Move, y: float) -> str:
+def _curve(move: LaneChange, y: float) -> str:
     source, target = _x(move.source), _x(move.target)
     return f"M{source} {y}C{source} {y + ROW * 0.6:.1f} {target} {y + ROW * 0.4:.1f} {target} {y + ROW}"
 
@@ -225,19 +235,19 @@ def _pill(x: float, y: float, label: str, kind: str, text_kind: str) -> Iterator
 
 def _mark(row: Row, x: float, y: float, colour: int) -> Iterator[str]:
     match row:
-        case Entry():
+        case CheckpointNode():
             yield from _entry_mark(row, x, y, colour)
-        case Fold() | Rest():
+        case FoldNode() | RestNode():
             yield f'<rect class="hollow" x="{x - 5:g}" y="{y - 9:g}" width="10" height="18"/>'
             for offset in (-5, 0, 5):
                 yield f'<circle class="f{colour}" cx="{x:g}" cy="{y + offset:g}" r="1.7"/>'
-        case Damaged():
+        case DamagedNode():
             yield f'<path class="red" d="M{x:g} {y - 6:g}l6 11h-12z"/>'
-        case Gap():
+        case GapNode():
             yield f'<rect class="hollow" x="{x - 4:g}" y="{y - 3:g}" width="8" height="6"/>'
 
 
-def _entry_mark(entry: Entry, x: float, y: float, colour: int) -> Iterator[str]:
+def _entry_mark(entry: CheckpointNode, x: float, y: float, colour: int) -> Iterator[str]:
     header = entry.header
     is_bad = header.status in (Status.FAILED, Status.CANCELLED) or header.trigger.kind is TriggerKind.ERROR
     if is_bad:

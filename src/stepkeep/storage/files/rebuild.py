@@ -17,13 +17,13 @@ from stepkeep.codec.document import Document, seq_hint
 from stepkeep.codec.integrity import open_header
 from stepkeep.codec.readable import Layout
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepError, Unsupported
-from stepkeep.model import Header, Session
-from stepkeep.storage.files import index
-from stepkeep.storage.files.index import Entry, Leftover
+from stepkeep.model import Header, SessionInfo
+from stepkeep.storage.files import sidecar
+from stepkeep.storage.files.document_reader import read_bytes, read_document
+from stepkeep.storage.files.document_writer import DocumentWriter
+from stepkeep.storage.files.durable_files import Fingerprint, Tree
 from stepkeep.storage.files.layouts import GZIP, Names, plain
-from stepkeep.storage.files.placing import Placer
-from stepkeep.storage.files.reading import read_bytes, read_document
-from stepkeep.storage.files.writing import Fingerprint, Tree
+from stepkeep.storage.files.sidecar import DocumentEntry, Leftover
 from stepkeep.storage.port import Body
 from stepkeep.storage.sql import bodies as body_rows
 from stepkeep.storage.sql import checkpoints as checkpoint_rows
@@ -36,14 +36,14 @@ PLAUSIBLE_LEAD = 1000
 """How far the number in a damaged document may be ahead and still be believed."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class FoundDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A document that was looked at: everything but the bytes of its bodies."""
 
     file: str
     fingerprint: Fingerprint
     raw: bytes
     header: Header
-    session: Session
+    session: SessionInfo
     bodies: tuple[Body, ...]
 
 
@@ -88,37 +88,37 @@ def _names_in(tree: Tree, place: str) -> list[str]:
 
 def is_up_to_date(tx: Connection, tree: Tree, names: Names) -> bool:
     """Whether the files are those that the sidecar knows, by their names."""
-    leftovers = {leftover.file for leftover in index.leftovers(tx)}
-    return index.entries(tx).keys() == files_in(tree, names) - leftovers
+    leftovers = {leftover.file for leftover in sidecar.leftovers(tx)}
+    return sidecar.entries(tx).keys() == files_in(tree, names) - leftovers
 
 
 class Rebuild:
     """One look at all files, inside a transaction of the sidecar."""
 
-    def __init__(self, tx: Connection, tree: Tree, names: Names, placer: Placer) -> None:
+    def __init__(self, tx: Connection, tree: Tree, names: Names, writer: DocumentWriter) -> None:
         self._tx = tx
         self._tree = tree
         self._names = names
-        self._placer = placer
-        self._known = index.entries(tx)
+        self._writer = writer
+        self._known = sidecar.entries(tx)
         self._present: set[str] = set()
         self._taken_up: dict[str, list[Header]] = {}
-        self._new_sessions: dict[str, Found] = {}  # each by its newest document
+        self._new_sessions: dict[str, FoundDocument] = {}  # each by its newest document
         self._hints: dict[str, int] = {}
 
     def run(self) -> int:
         """Take up what is new; how many checkpoints were."""
-        leftovers = {leftover.file for leftover in index.leftovers(self._tx)}
+        leftovers = {leftover.file for leftover in sidecar.leftovers(self._tx)}
         self._present = files_in(self._tree, self._names) - leftovers
         for file in self._known.keys() - self._present:
-            index.forget(self._tx, file)
+            sidecar.forget(self._tx, file)
         changed = sorted(file for file in self._changed() if not self._is_copy(file))
         looked = [found for file in changed if (found := self._look(file)) is not None]
         # A file that holds another checkpoint now must not hide where the one before it went.
         for found in looked:
             entry = self._known.get(found.file)
             if entry is not None and entry.checkpoint != found.header.id:
-                index.forget(self._tx, found.file)
+                sidecar.forget(self._tx, found.file)
         for found in sorted(looked, key=self._preference):
             self._take_up(found)
         self._take_up_pointers()
@@ -144,22 +144,24 @@ class Rebuild:
         """The folder of the session that a file belongs to, or that of all of them."""
         return "/".join(file.split("/")[: 2 if self._names.has_folders else 1])
 
-    def _look(self, file: str) -> Found | None:
+    def _look(self, file: str) -> FoundDocument | None:
         """The document in a file; None, and the problem is remembered, when it holds none of ours."""
         try:
             document = read_document(self._tree, self._names.layout, file)
             return self._found(file, document)
         except (Corrupt, Unsupported) as exc:
             if file.endswith(GZIP) and plain(file) in self._present:
-                index.leave(self._tx, [Leftover(file=file, session="")])  # compressing it was never finished
+                sidecar.leave(
+                    self._tx, [Leftover(file=file, session="")]
+                )  # compressing it was never finished
             else:
                 self._note_problem(file, f"{exc.code}: {exc.message}")
                 self._note_number(file)
         return None
 
-    def _found(self, file: str, document: Document) -> Found:
+    def _found(self, file: str, document: Document) -> FoundDocument:
         header = document.header
-        return Found(
+        return FoundDocument(
             file=file,
             fingerprint=self._tree.fingerprint(file) or Fingerprint(0, 0),
             raw=document.raw,
@@ -177,7 +179,7 @@ class Rebuild:
         if known is not None and known.checkpoint is not None:
             return  # the checkpoint that was in it is still looked for there, and its loss is told
         fingerprint = self._tree.fingerprint(file) or Fingerprint(0, 0)
-        index.put(self._tx, Entry(file=file, fingerprint=fingerprint, problem=problem))
+        sidecar.put(self._tx, DocumentEntry(file=file, fingerprint=fingerprint, problem=problem))
 
     def _note_number(self, file: str) -> None:
         """A number in a damaged document was given, so it must not be given again."""
@@ -185,15 +187,15 @@ class Rebuild:
             uid, seq = seq_hint(read_bytes(self._tree, file))
             self._hints[uid] = max(seq, self._hints.get(uid, 0))
 
-    def _preference(self, found: Found) -> tuple[str, int, bool, bool]:
+    def _preference(self, found: FoundDocument) -> tuple[str, int, bool, bool]:
         """Oldest first; of two files with one checkpoint, the pointer and the plain one."""
         is_pointer = self._names.is_pointer(found.file)
         return found.header.session, found.header.seq, not is_pointer, found.file.endswith(GZIP)
 
     # --- one document
 
-    def _take_up(self, found: Found) -> None:
-        stored = index.header_of(self._tx, found.header.id)
+    def _take_up(self, found: FoundDocument) -> None:
+        stored = sidecar.header_of(self._tx, found.header.id)
         if stored is not None and stored != found.raw and _is_sealed(stored):
             self._note_problem(found.file, f"another checkpoint has the id {found.header.id}")
             return
@@ -201,15 +203,15 @@ class Rebuild:
             if stored is None:
                 self._adopt(found)
             elif stored != found.raw:
-                index.mend_header(self._tx, found.header.id, found.raw)
+                sidecar.mend_header(self._tx, found.header.id, found.raw)
         except (Conflict, InvalidInput, Corrupt) as exc:
             self._note_problem(found.file, f"{exc.code}: {exc.message}")
             return
         self._settle_place(found)
 
-    def _settle_place(self, found: Found) -> None:
+    def _settle_place(self, found: FoundDocument) -> None:
         """Remember where a checkpoint is; a second copy of it goes if it is one that a crash left."""
-        held = index.of_checkpoints(self._tx, [found.header.id]).get(found.header.id)
+        held = sidecar.of_checkpoints(self._tx, [found.header.id]).get(found.header.id)
         if held is None or held.file == found.file:
             self._put(found)
         elif plain(held.file) == plain(found.file) or self._is_one_file(held.file, found.file):
@@ -217,14 +219,14 @@ class Rebuild:
             if held.file.endswith(GZIP):
                 extra = held.file
                 self._put(found)
-            index.leave(self._tx, [Leftover(file=extra, session=found.header.session)])
+            sidecar.leave(self._tx, [Leftover(file=extra, session=found.header.session)])
         else:
             self._note_problem(found.file, f"a second copy of {found.header.id}")
 
-    def _put(self, found: Found) -> None:
-        index.put(
+    def _put(self, found: FoundDocument) -> None:
+        sidecar.put(
             self._tx,
-            Entry(
+            DocumentEntry(
                 file=found.file,
                 fingerprint=found.fingerprint,
                 checkpoint=found.header.id,
@@ -241,11 +243,11 @@ class Rebuild:
         except OSError:
             return False
 
-    def _adopt(self, found: Found) -> None:
+    def _adopt(self, found: FoundDocument) -> None:
         header = found.header
         sid, session = self._session(found)
         checkpoint_rows.adopt(self._tx, sid, session, found.raw, (), ())
-        held = {(body.name, body.is_spare) for body in index.bodies_of(self._tx, sid, header.id)}
+        held = {(body.name, body.is_spare) for body in sidecar.bodies_of(self._tx, sid, header.id)}
         body_rows.insert(
             self._tx, sid, [body for body in found.bodies if (body.name, body.is_spare) not in held]
         )
@@ -257,7 +259,7 @@ class Rebuild:
             _, session = sessions.by_uid(self._tx, session.uid)
             sessions.write(self._tx, sid, _followed(session, header))
 
-    def _session(self, found: Found) -> tuple[int, Session]:
+    def _session(self, found: FoundDocument) -> tuple[int, SessionInfo]:
         with suppress(NotFound):
             return sessions.by_uid(self._tx, found.header.session)
         if found.session.uid != found.header.session:
@@ -278,7 +280,7 @@ class Rebuild:
             pointer = f"{folder}/{self._names.pointer}"
             problem = self._take_up_pointer(pointer)
             if problem is None:
-                index.forget(self._tx, pointer)
+                sidecar.forget(self._tx, pointer)
             elif pointer in self._present:
                 self._note_problem(pointer, problem)
                 self._note_number(pointer)
@@ -288,8 +290,8 @@ class Rebuild:
         try:
             found = self._found(file, read_document(self._tree, self._names.layout, file))
             header = found.header
-            stored = index.header_of(self._tx, header.id)
-            if index.of_checkpoints(self._tx, [header.id]):
+            stored = sidecar.header_of(self._tx, header.id)
+            if sidecar.of_checkpoints(self._tx, [header.id]):
                 return f"a second copy of {header.id}"
             if stored is not None and stored != found.raw:
                 return f"another checkpoint has the id {header.id}"
@@ -298,7 +300,7 @@ class Rebuild:
             if stored is None:
                 self._adopt(found)
             content = read_bytes(self._tree, file)
-            self._placer.place(found.session.key, header, content, is_newest=False)
+            self._writer.place(found.session.key, header, content, is_newest=False)
         except (Conflict, Corrupt, InvalidInput, Unsupported) as exc:
             return f"{exc.code}: {exc.message}"
         log.warning("%s was lost, and is taken from %s", header.id, file)
@@ -322,7 +324,7 @@ class Rebuild:
         for uid in self._new_sessions:
             self._finish_new(uid)
 
-    def _raise_counter(self, sid: int, session: Session) -> None:
+    def _raise_counter(self, sid: int, session: SessionInfo) -> None:
         hint = self._hints.get(session.uid, 0)
         if session.last_seq < hint <= session.last_seq + PLAUSIBLE_LEAD:
             sessions.write(self._tx, sid, msgspec.structs.replace(session, last_seq=hint))
@@ -342,7 +344,7 @@ class Rebuild:
         events.record(self._tx, sid, "session_rebuilt", data, time_us=session.updated_us)
 
 
-def _current_branch(newest: Found, headers: list[Header]) -> str:
+def _current_branch(newest: FoundDocument, headers: list[Header]) -> str:
     """The branch that the newest document names; if no checkpoint is on it, the one that document is on.
 
     A branch that was only forked, or left by a restore, has no document that tells where it begins.
@@ -351,7 +353,9 @@ def _current_branch(newest: Found, headers: list[Header]) -> str:
     return told if any(header.branch == told for header in headers) else newest.header.branch
 
 
-def _as_told(session: Session, told: Session, *, branch: str, gaps: tuple[tuple[int, int], ...]) -> Session:
+def _as_told(
+    session: SessionInfo, told: SessionInfo, *, branch: str, gaps: tuple[tuple[int, int], ...]
+) -> SessionInfo:
     """A rebuilt session with everything that its newest document says of it."""
     return msgspec.structs.replace(
         told,
@@ -374,7 +378,7 @@ def _is_sealed(raw: bytes) -> bool:
     return True
 
 
-def _followed(session: Session, header: Header) -> Session:
+def _followed(session: SessionInfo, header: Header) -> SessionInfo:
     """The session after a checkpoint that was saved into it."""
     is_finished = header.status.is_finished
     return msgspec.structs.replace(

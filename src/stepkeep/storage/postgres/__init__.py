@@ -1,7 +1,11 @@
-"""One PostgreSQL server, many machines. Needs the extra `postgres`."""
+"""One PostgreSQL server, many machines. Needs the extra `postgres`.
+
+`driver` is the backend; `address` reads its URL, `connections` has pool and transactions, `optimistic_append` the short
+way of a save, `migrations` the tables and the function it calls. All other statements are in `storage.sql`.
+"""
 
 from __future__ import annotations
 
-from stepkeep.storage.postgres.backend import PostgresBackend
+from stepkeep.storage.postgres.driver import PostgresBackend
 
 __all__ = ["PostgresBackend"]

@@ -42,6 +42,20 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     project: str | None = None
 
+    @property
+    def search_path(self) -> str:
+        """Where the server looks for the tables, and for nothing else but what is its own."""
+        return f"{quoted(self.schema)}, pg_temp"
+
+    @property
+    def timeout_ms(self) -> str:
+        return str(max(1, round(self.timeout_seconds * 1000)))
+
+
+def quoted(name: str) -> str:
+    """A name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
 
 def parse(url: str) -> Address:
     """The store that a URL names; everything that is not an option of ours is left to libpq.

@@ -10,7 +10,8 @@ import msgspec
 
 from stepkeep.errors import INTEGRITY_MISMATCH, Conflict, Corrupt, StepkeepError
 from stepkeep.logs import Log
-from stepkeep.model import Branch, Session, utc_now_us
+from stepkeep.model import Branch, SessionInfo, utc_now_us
+from stepkeep.processes import Owner
 from stepkeep.storage.batch import append_in_order
 from stepkeep.storage.port import (
     ANY_HEAD,
@@ -29,10 +30,10 @@ from stepkeep.storage.port import (
     HeaderRow,
     Inconsistency,
     Lease,
-    Owner,
     Removed,
     Seal,
     SessionQuery,
+    StoredHead,
     Swept,
     Target,
     Usage,
@@ -42,6 +43,7 @@ from stepkeep.storage.sql import checkpoints as checkpoint_rows
 from stepkeep.storage.sql import claims, leases, notes
 from stepkeep.storage.sql import events as event_rows
 from stepkeep.storage.sql import sessions as session_rows
+from stepkeep.storage.sql.append import Batch, DamagedPage
 from stepkeep.storage.sql.connection import Connection
 from stepkeep.storage.sql.repair import repair
 
@@ -114,7 +116,7 @@ class SqlBackend(ABC):
     def _in_session(
         self,
         uid: str,
-        work: Callable[[Connection, int, Session], T],
+        work: Callable[[Connection, int, SessionInfo], T],
         *,
         fence: int | None,
         secure: bool = False,
@@ -130,16 +132,16 @@ class SqlBackend(ABC):
 
     # --- sessions and branches
 
-    def create_session(self, session: Session) -> Session:
+    def create_session(self, session: SessionInfo) -> SessionInfo:
         return self._writing(lambda tx: session_rows.create(tx, session))
 
-    def session(self, uid: str) -> Session:
+    def session(self, uid: str) -> SessionInfo:
         return self._reading(lambda tx: session_rows.by_uid(tx, uid)[1])
 
-    def session_by_key(self, key: str) -> Session | None:
+    def session_by_key(self, key: str) -> SessionInfo | None:
         return self._reading(lambda tx: session_rows.by_key(tx, key), key=key)
 
-    def sessions(self, query: SessionQuery) -> Iterator[Session]:
+    def sessions(self, query: SessionQuery) -> Iterator[SessionInfo]:
         after, left = query.after, query.limit
         while left is None or left > 0:
             size = session_rows.page_size(left)
@@ -155,7 +157,7 @@ class SqlBackend(ABC):
 
     def _session_page(
         self, query: SessionQuery, after: tuple[int, str] | None, size: int
-    ) -> list[tuple[tuple[int, str], Session | None]]:
+    ) -> list[tuple[tuple[int, str], SessionInfo | None]]:
         page = self._read(lambda tx: session_rows.page(tx, query, after, size))
         if any(session is None for _, session in page):
             self._write(repair)
@@ -169,7 +171,7 @@ class SqlBackend(ABC):
         *,
         expect_version: int | None = None,
         fence: int | None = None,
-    ) -> Session:
+    ) -> SessionInfo:
         return self._in_session(
             uid,
             lambda tx, sid, session: session_rows.update(tx, sid, session, changes, expect_version),
@@ -182,9 +184,9 @@ class SqlBackend(ABC):
         *,
         secure: bool = False,
         fence: int | None = None,
-        expect: Session | None = None,
+        expect: SessionInfo | None = None,
     ) -> None:
-        def transaction(tx: Connection, sid: int, session: Session) -> None:
+        def transaction(tx: Connection, sid: int, session: SessionInfo) -> None:
             if expect is not None:
                 session_rows.check_unchanged(session, expect)
                 lease = leases.read(tx, sid)
@@ -211,35 +213,33 @@ class SqlBackend(ABC):
 
     def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | StepkeepError]:
         try:
-            return self._append(batch, seal)
-        except checkpoint_rows.DamagedPage as exc:
-            raise Corrupt(f"{self.url} is damaged: {exc}; recover it into a new store") from exc
-
-    def _append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | StepkeepError]:
-        try:
-            return self._write_keyed(lambda tx: self._append_batch(tx, batch, seal, checkpoint_rows.append))
+            return self._write_keyed(lambda tx: self._append_batch(tx, batch, seal))
         except session_rows.DamagedRow:
             self._write(repair)
+        except DamagedPage as exc:
+            raise Corrupt(f"{self.url} is damaged: {exc}; recover it into a new store") from exc
         # What could not be rebuilt is refused alone: a damaged session must not fail the saves of others.
-        return self._write_keyed(lambda tx: self._append_batch(tx, batch, seal, _append_or_refuse))
+        return self._write_keyed(lambda tx: self._append_batch(tx, batch, seal, is_repaired=True))
 
     def _append_batch(
-        self,
-        tx: Connection,
-        batch: Sequence[Append],
-        seal: Seal,
-        append: Callable[[Connection, session_rows.Opened, Append, Seal], Appended],
+        self, tx: Connection, batch: Sequence[Append], seal: Seal, *, is_repaired: bool = False
     ) -> list[Appended | StepkeepError]:
-        opened = session_rows.Opened(tx, (item.draft.session for item in batch))
-        outcomes = append_in_order(batch, lambda item: append(tx, opened, item, seal))
-        opened.flush()
-        self._saved(opened, outcomes)
+        rows = Batch(tx, batch)
+        append = _refusing_damage(rows.append) if is_repaired else rows.append
+        outcomes = append_in_order(batch, append, seal)
+        rows.flush()
+        self._saved(rows, outcomes)
         return outcomes
 
     def _saved(  # noqa: B027  (most need nothing of it)
-        self, opened: session_rows.Opened, outcomes: Sequence[Appended | StepkeepError]
+        self, rows: Batch, outcomes: Sequence[Appended | StepkeepError]
     ) -> None:
         """What a batch leaves behind if its commit succeeds, for a driver that builds upon it."""
+
+    def load_head(
+        self, uid: str, branch: str | None = None, *, known: tuple[str, str] | None = None
+    ) -> StoredHead | None:
+        return self._read(lambda tx: body_rows.head(tx, uid, branch, known))
 
     def headers(self, query: HeaderQuery) -> Iterator[HeaderRow]:
         sid = None
@@ -303,7 +303,7 @@ class SqlBackend(ABC):
         fence: int | None = None,
         keep_heads: bool = False,
     ) -> Removed:
-        def transaction(tx: Connection, sid: int, session: Session) -> Removed:
+        def transaction(tx: Connection, sid: int, session: SessionInfo) -> Removed:
             held = session_rows.held(tx, sid, session) if keep_heads else frozenset()
             free = [checkpoint for checkpoint in checkpoints if checkpoint not in held]
             done = checkpoint_rows.remove(tx, sid, session, free)
@@ -340,8 +340,8 @@ class SqlBackend(ABC):
         return self._writing(transaction, secure=secure)
 
     def adopt_session(
-        self, session: Session, branches: Sequence[Branch] = (), events: Sequence[Event] = ()
-    ) -> Session:
+        self, session: SessionInfo, branches: Sequence[Branch] = (), events: Sequence[Event] = ()
+    ) -> SessionInfo:
         return self._writing(lambda tx: _adopt_session(tx, session, branches, events))
 
     def adopt(
@@ -394,7 +394,7 @@ class SqlBackend(ABC):
         )
 
     def acquire_lease(self, uid: str, owner: Owner, *, seconds: float, replacing: int | None = None) -> Lease:
-        def transaction(tx: Connection, sid: int, session: Session) -> Lease:
+        def transaction(tx: Connection, sid: int, session: SessionInfo) -> Lease:
             now_us = self._now_us(tx)
             return leases.acquire(
                 tx,
@@ -440,7 +440,7 @@ class SqlBackend(ABC):
         owner: Owner,
         *,
         seconds: float,
-        may_take: Callable[[Session, Lease | None], bool],
+        may_take: Callable[[SessionInfo, Lease | None], bool],
     ) -> Claimed | None:
         def transaction(tx: Connection) -> Claimed | None:
             now_us = self._now_us(tx)
@@ -498,11 +498,14 @@ class SqlBackend(ABC):
         )
 
 
-def _append_or_refuse(tx: Connection, opened: session_rows.Opened, item: Append, seal: Seal) -> Appended:
-    try:
-        return checkpoint_rows.append(tx, opened, item, seal)
-    except session_rows.DamagedRow as exc:
-        raise _beyond_repair(exc) from exc
+def _refusing_damage(append: Callable[[Append, Seal], Appended]) -> Callable[[Append, Seal], Appended]:
+    def refusing(item: Append, seal: Seal) -> Appended:
+        try:
+            return append(item, seal)
+        except session_rows.DamagedRow as exc:
+            raise _beyond_repair(exc) from exc
+
+    return refusing
 
 
 def _beyond_repair(exc: session_rows.DamagedRow) -> StepkeepError:
@@ -512,8 +515,8 @@ def _beyond_repair(exc: session_rows.DamagedRow) -> StepkeepError:
 
 
 def _adopt_session(
-    tx: Connection, session: Session, branches: Sequence[Branch], events: Sequence[Event]
-) -> Session:
+    tx: Connection, session: SessionInfo, branches: Sequence[Branch], events: Sequence[Event]
+) -> SessionInfo:
     """Store another store's session over what is here of it. The counter and the gaps never go back (V3)."""
     held = session_rows.by_key(tx, session.key)
     if held is not None and held.uid != session.uid:
@@ -537,7 +540,7 @@ def _adopt_session(
 def _adopt(
     tx: Connection,
     sid: int,
-    session: Session,
+    session: SessionInfo,
     raw: bytes,
     incoming: Sequence[Body],
     blobs: Sequence[Blob],

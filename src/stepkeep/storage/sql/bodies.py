@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from stepkeep.errors import Conflict, NotFound
-from stepkeep.storage.port import Blob, BlobSize, Body, BodyInfo
+from stepkeep.errors import Conflict, Corrupt, NotFound
+from stepkeep.storage.port import Blob, BlobSize, Body, BodyInfo, StoredHead
 from stepkeep.storage.sql import rows
-from stepkeep.storage.sql.connection import Connection, Lookups, Query, Row, Value, marks
+from stepkeep.storage.sql.connection import Connection, Query, Row, Value, marks
 
 MAX_CHAIN: Final = 256
 """More links than any writer makes: a longer chain is damage, and must not be followed for ever."""
@@ -31,6 +31,27 @@ _CHAIN = f"""WITH RECURSIVE chain (n, checkpoint) AS (
 SELECT {rows.INFO_COLUMNS}, b.data FROM chain CROSS JOIN bodies b
   WHERE b.sid = ? AND b.checkpoint = chain.checkpoint AND b.name = ? AND b.is_spare = 0
   ORDER BY chain.n"""
+# The same from the head of a branch, for all its bodies, with the rows it was found by beside the first links.
+_HEAD = f"""WITH RECURSIVE chain (n, sid, checkpoint, name) AS (
+  SELECT 0, s.sid, b.checkpoint, b.name FROM sessions s CROSS JOIN branches r CROSS JOIN bodies b
+    WHERE s.uid = ? AND r.sid = s.sid AND r.name = coalesce(?, s.branch)
+      AND b.sid = s.sid AND b.checkpoint = r.head AND b.is_spare = 0
+  UNION ALL
+  SELECT chain.n + 1, chain.sid, b.base, b.name FROM chain CROSS JOIN bodies b
+    WHERE b.sid = chain.sid AND b.checkpoint = chain.checkpoint AND b.name = chain.name AND b.is_spare = 0
+      AND b.base IS NOT NULL AND NOT (chain.checkpoint = ? AND chain.name = ?) AND chain.n < {MAX_CHAIN}
+)
+SELECT {rows.INFO_COLUMNS}, b.data,
+    {", ".join(f"c.{name} AS header_{name}" for name in ("id", "seq", "branch", "header"))},
+    {", ".join(f"s.{name} AS session_{name}" for name in rows.SESSION_NAMES)},
+    {", ".join(f"r.{name} AS branch_{name}" for name in (*rows.BRANCH_FIELDS, "digest"))}
+  FROM chain CROSS JOIN bodies b
+    LEFT JOIN sessions s ON chain.n = 0 AND s.sid = chain.sid
+    LEFT JOIN branches r ON chain.n = 0 AND r.sid = chain.sid AND r.name = coalesce(?, s.branch)
+    LEFT JOIN checkpoints c ON chain.n = 0 AND c.id = chain.checkpoint
+  WHERE b.sid = chain.sid AND b.checkpoint = chain.checkpoint AND b.name = chain.name AND b.is_spare = 0
+  ORDER BY chain.n"""
+_INFO: Final = rows.INFO_COLUMNS.count(",") + 2  # with the data
 _IS_NEEDED = (
     "EXISTS (SELECT 1 FROM bodies d WHERE d.sid = b.sid AND d.base = b.checkpoint AND d.name = b.name"
     " AND d.is_spare = 0)"
@@ -44,92 +65,90 @@ _IS_OWNED = "EXISTS (SELECT 1 FROM checkpoints c WHERE c.id = b.checkpoint AND c
 def insert(tx: Connection, sid: int, bodies: Sequence[Body]) -> None:
     """Store records whose places are free."""
     for body in bodies:
-        _insert_one(tx, sid, body)
-
-
-def _insert_one(tx: Connection, sid: int, body: Body) -> None:
-    tx.put(
-        _INSERT,
-        (
-            sid,
-            body.checkpoint,
-            body.name,
-            int(body.is_spare),
-            body.codec,
-            body.size,
-            body.stored_size,
-            body.digest,
-            body.base,
-            body.member,
-            body.group_bytes,
-            body.data,
-        ),
-    )
-    if body.blobs:
-        tx.run_many(
-            "INSERT INTO blob_refs (sid, checkpoint, name, is_spare, digest) VALUES (?, ?, ?, ?, ?)",
-            [(sid, body.checkpoint, body.name, int(body.is_spare), blob) for blob in body.blobs],
+        tx.put(
+            _INSERT,
+            (
+                sid,
+                body.checkpoint,
+                body.name,
+                int(body.is_spare),
+                body.codec,
+                body.size,
+                body.stored_size,
+                body.digest,
+                body.base,
+                body.member,
+                body.group_bytes,
+                body.data,
+            ),
         )
-
-
-def is_in_place(tx: Connection, sid: int, body: Body) -> bool:
-    row = tx.one(
-        "SELECT data FROM bodies WHERE sid = ? AND checkpoint = ? AND name = ? AND is_spare = ?",
-        (sid, body.checkpoint, body.name, int(body.is_spare)),
-    )
-    return row is not None and row[0] == body.data
+        if body.blobs:
+            tx.run_many(
+                "INSERT INTO blob_refs (sid, checkpoint, name, is_spare, digest) VALUES (?, ?, ?, ?, ?)",
+                [(sid, body.checkpoint, body.name, int(body.is_spare), blob) for blob in body.blobs],
+            )
 
 
 def check_references(tx: Connection, sid: int, bodies: Sequence[Body], blobs: Sequence[Blob] = ()) -> None:
     """Refuse bodies whose base or blobs are not stored: a sweep may have been faster than this save (V5)."""
-    lookups = Lookups()
-    look_for_references(tx, lookups, sid, bodies, blobs)
-    check_found(lookups.ask(tx), bodies, blobs)
+    for body in bodies:
+        # A redundant encoding is never a reference: without its base it is only useless.
+        if body.base is not None and not body.is_spare and not tx.one(_BASE, (sid, body.base, body.name)):
+            raise base_gone(body)
+    check_blobs(tx, bodies, blobs)
 
 
-def look_for_references(
-    tx: Connection, lookups: Lookups, sid: int, bodies: Sequence[Body], blobs: Sequence[Blob]
-) -> None:
-    """Ask for what `check_found` needs; the blobs that are found stay until the transaction ends."""
-    for body in _patches(bodies):
-        lookups.add(
-            "bases",
-            "SELECT checkpoint, name FROM bodies WHERE sid = ? AND checkpoint = ? AND name = ? AND is_spare = 0",
-            (sid, body.base, body.name),
-        )
-    for sql, digests in _find_blobs(sorted(_named(bodies, blobs)), tx.locks.keep):
-        lookups.add("blobs", sql, digests)
+_BASE: Final = "SELECT 1 FROM bodies WHERE sid = ? AND checkpoint = ? AND name = ? AND is_spare = 0"
 
 
-def check_found(found: dict[str, list[Row]], bodies: Sequence[Body], blobs: Sequence[Blob]) -> None:
-    """Refuse what names bases or blobs that were not found."""
-    bases = {tuple(row) for row in found.get("bases", ())}
-    for body in _patches(bodies):
-        if (body.base, body.name) not in bases:
-            raise Conflict(
-                f"body {body.name!r} of {body.checkpoint} is patched against {body.base}, which is gone",
-                code="base_gone",
-                checkpoint=body.checkpoint,
-            )
-    missing = _named(bodies, blobs) - {row[0] for row in found.get("blobs", ())}
+def base_gone(body: Body) -> Conflict:
+    return Conflict(
+        f"body {body.name!r} of {body.checkpoint} is patched against {body.base}, which is gone",
+        code="base_gone",
+        checkpoint=body.checkpoint,
+    )
+
+
+def check_blobs(tx: Connection, bodies: Sequence[Body], blobs: Sequence[Blob]) -> None:
+    """Refuse bodies that name blobs which are neither stored nor given; those found stay until the transaction ends."""
+    named: set[str] = set()
+    for body in bodies:
+        named.update(body.blobs)
+    if not named:
+        return
+    named.difference_update(blob.digest for blob in blobs)
+    missing = named - stored_blobs(tx, sorted(named), lock=tx.locks.keep)
     if missing:
         raise Conflict(f"blob {min(missing)} is gone: send it again", code="blob_gone")
-
-
-def _patches(bodies: Sequence[Body]) -> list[Body]:
-    """A spare is no reference, so its base may be gone: it is then only useless."""
-    return [body for body in bodies if body.base is not None and not body.is_spare]
-
-
-def _named(bodies: Sequence[Body], blobs: Sequence[Blob]) -> set[str]:
-    """The blobs that must be there already."""
-    return {digest for body in bodies for digest in body.blobs} - {blob.digest for blob in blobs}
 
 
 def chain(tx: Connection, sid: int, checkpoint: str, name: str) -> list[Body]:
     found = tx.all(_CHAIN, (checkpoint, sid, name, sid, name, sid, name))
     blobs = _blobs_of(tx, sid, [row[0] for row in found], name, is_spare=False)
     return [rows.body(row, blobs.get(row[0], ())) for row in found]
+
+
+def head(tx: Connection, uid: str, branch: str | None, known: tuple[str, str] | None) -> StoredHead | None:
+    """The head of a branch with the chains of its bodies; see the port."""
+    found = tx.all(_HEAD, (uid, branch, *(known or ("", "")), branch))
+    if not found or found[0][_INFO] is None:
+        return None
+    first = found[0]
+    session_end = _INFO + 4 + len(rows.SESSION_NAMES)
+    try:
+        session = rows.session_from(first[_INFO + 4 : session_end])
+        rows.check_branch(first[session_end:])
+    except Corrupt:
+        return None
+    chains: dict[str, list[Body]] = {}
+    for row in found:
+        chains.setdefault(row[1], []).append(rows.body(row))
+    id, seq, on_branch, raw = first[_INFO : _INFO + 4]
+    return StoredHead(
+        session=session,
+        row=rows.header_row((id, session.uid, seq, on_branch, raw)),
+        chains=chains,
+    )
 
 
 def one(tx: Connection, sid: int, checkpoint: str, name: str, *, is_spare: bool) -> Body | None:
@@ -229,10 +248,6 @@ def drop_or_hide(sid: int, checkpoint: str) -> list[Query]:
             (*place, *place),
         ),
     ]
-
-
-ANY_OF: Final = "SELECT 1 FROM bodies WHERE sid = ? AND checkpoint = ? LIMIT 1"
-"""Finds a row when a checkpoint has bodies, also hidden ones that outlived it."""
 
 
 def hidden(tx: Connection, sid: int, checkpoint: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Headers: appending, finding, removing and adopting checkpoints."""
+"""Headers: finding, removing and adopting checkpoints."""
 
 from __future__ import annotations
 
@@ -7,251 +7,19 @@ from typing import Final
 
 import msgspec
 
-from stepkeep.codec.integrity import chain_of, open_header
+from stepkeep.codec.integrity import open_header
 from stepkeep.errors import Conflict, InvalidInput, StepkeepError
-from stepkeep.model import MAX_SEQ, Branch, Draft, Header, Session
-from stepkeep.storage.port import (
-    Append,
-    Appended,
-    Blob,
-    Body,
-    HeaderQuery,
-    HeaderRow,
-    Inconsistency,
-    Removed,
-    Seal,
-)
-from stepkeep.storage.sql import bodies, events, leases, notes, sessions
-from stepkeep.storage.sql.connection import Connection, Lookups, Query, Row, Value, marks
+from stepkeep.model import MAX_SEQ, Branch, SessionInfo
+from stepkeep.storage.port import Blob, Body, HeaderQuery, HeaderRow, Inconsistency, Removed
+from stepkeep.storage.sql import bodies, notes, sessions
+from stepkeep.storage.sql.append import check_free, insert_header, new_branch
+from stepkeep.storage.sql.connection import Connection, Query, Row, Value, marks
 from stepkeep.storage.sql.rows import HEADER_COLUMNS, header_row
 
 FIRST_PAGE: Final = 16
 PAGE: Final = 256
 
-_INSERT = (
-    "INSERT INTO checkpoints (sid, seq, id, branch, time_us, step, status, external_id, idempotency_key, header)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
-_BY_EXTERNAL_ID = "SELECT id FROM checkpoints WHERE sid = ? AND branch = ? AND external_id = ?"
-# No number is given twice (V3), even if damage raised one of those that are stored.
-_HIGHEST = "(SELECT max(seq) FROM checkpoints WHERE sid = ?)"
-_HEADER_OF = "(SELECT header FROM checkpoints WHERE id = ?)"
-_HEADER_OF_HEAD = (
-    "(SELECT c.header FROM branches b JOIN checkpoints c ON c.id = b.head WHERE b.sid = ? AND b.name = ?)"
-)
 _FROM = "FROM checkpoints c JOIN sessions s ON s.sid = c.sid"
-
-
-# --- append ----------------------------------------------------------------------------------------------------
-
-
-def append(tx: Connection, opened: sessions.Opened, item: Append, seal: Seal) -> Appended:
-    """Store one checkpoint; its session and branch are written when the batch is complete.
-
-    All checks come before the first write, so a refusal leaves nothing behind.
-    """
-    draft = item.draft
-    sid, session = opened.get(draft.session)
-    branch = opened.branch(sid, draft.branch)
-    found = _look_up(tx, sid, item, branch)
-    if item.fence is not None:
-        leases.check_held(_first(found, "lease"), session.uid, item.fence)
-    original = _first(found, "original")
-    if original is not None:
-        return Appended(row=_same_content(header_row(original), draft), is_new=False)
-    if item.on_current and session.branch != draft.branch:
-        raise Conflict(
-            f"session {session.key!r} is on branch {session.branch!r} now, not {draft.branch!r}",
-            code="branch_switched",
-            session=session.uid,
-            branch=session.branch,
-        )
-    if branch is None:
-        branch = sessions.branch_found(tx, sid, draft.branch, _first(found, "branch"))
-    sessions.check_head(branch, draft.branch, session.uid, item.expect_head)
-    _check_free(_first(found, "external"), draft.branch, draft.external_id)
-    for required in draft.requires:
-        sessions.place(tx, sid, session.uid, required)
-    bodies.check_found(found, item.bodies, item.blobs)
-    if _first(found, "remains"):
-        raise Conflict(
-            f"{draft.id} was removed, and others still need its body",
-            code="id_taken",
-            retryable=False,
-            checkpoint=draft.id,
-        )
-
-    parents = _parents(draft, branch)
-    highest, *headers = _first(found, "chains") or (0,)
-    seq = max(session.last_seq, highest if isinstance(highest, int) else 0) + 1
-    raw = seal(draft, seq, parents, _chains(headers, parents))
-    bodies.insert_blobs(tx, item.blobs)
-    bodies.insert(tx, sid, item.bodies)
-    _insert(tx, sid, seq, draft, raw)
-    advanced = _advanced(branch or _new_branch(tx, sid, draft, parents), draft.id, seq)
-    if session.status.is_finished and not draft.status.is_finished:
-        data = {"was": str(session.status), "checkpoint": draft.id}
-        events.record(tx, sid, "session_reopened", data, time_us=draft.time_us)
-    opened.put(sid, advanced_session(session, draft, seq), advanced)
-    if not tx.trusts_storage:
-        _check_stored(tx, draft.id, (sid, seq, raw), item.bodies)
-    return Appended(
-        row=HeaderRow(id=draft.id, session=session.uid, seq=seq, branch=draft.branch, raw=raw), is_new=True
-    )
-
-
-def _look_up(tx: Connection, sid: int, item: Append, branch: Branch | None) -> dict[str, list[Row]]:
-    """Everything that decides about a save, asked for at once; the branch where it is not known yet."""
-    draft = item.draft
-    lookups = Lookups()
-    if item.fence is not None:
-        lookups.add("lease", leases.HELD, (sid,))
-    lookups.add("original", f"SELECT {HEADER_COLUMNS} {_FROM} WHERE c.id = ?", (draft.id,))
-    if draft.idempotency_key is not None:
-        by_key = f"SELECT {HEADER_COLUMNS} {_FROM} WHERE c.sid = ? AND c.idempotency_key = ?"
-        lookups.add("original", by_key, (sid, draft.idempotency_key))
-    if branch is None:
-        lookups.add("branch", sessions.BY_NAME, (sid, draft.branch))
-    if draft.external_id is not None:
-        lookups.add("external", _BY_EXTERNAL_ID, (sid, draft.branch, draft.external_id))
-    bodies.look_for_references(tx, lookups, sid, item.bodies, item.blobs)
-    lookups.add("remains", bodies.ANY_OF, (sid, draft.id))
-    if draft.parents is None and branch is None:
-        lookups.add("chains", f"SELECT {_HIGHEST}, {_HEADER_OF_HEAD}", (sid, sid, draft.branch))
-    else:
-        parents = _parents(draft, branch)
-        columns = ", ".join([_HIGHEST, *[_HEADER_OF] * len(parents)])
-        lookups.add("chains", f"SELECT {columns}", (sid, *parents))
-    return lookups.ask(tx)
-
-
-def _first(found: dict[str, list[Row]], name: str) -> Row | None:
-    return next(iter(found.get(name, ())), None)
-
-
-def _parents(draft: Draft, branch: Branch | None) -> tuple[str, ...]:
-    if draft.parents is not None:
-        return draft.parents
-    return (branch.head,) if branch and branch.head else ()
-
-
-def _check_stored(tx: Connection, checkpoint: str, expected: Row, stored: Sequence[Body]) -> None:
-    """Read back what was written: in a damaged page an insert can go astray without any error.
-
-    By its id, as it will be looked for: that leads through the index into the table.
-
-    Raises:
-        DamagedPage: it did; the whole transaction must be undone.
-    """
-    row = tx.one("SELECT sid, seq, header FROM checkpoints WHERE id = ?", (checkpoint,))
-    sid = expected[0]
-    if row != expected or not all(bodies.is_in_place(tx, sid, body) for body in stored):
-        raise DamagedPage("what was just written does not read back")
-
-
-class DamagedPage(Exception):
-    """The database itself is damaged where a save would go."""
-
-
-def _chains(headers: Sequence[object], parents: Sequence[str]) -> list[str | None]:
-    """The chain value of each parent, None where it is not stored."""
-    return [
-        chain_of(raw) if isinstance(raw, bytes) else None for raw, _ in zip(headers, parents, strict=False)
-    ]
-
-
-def _same_content(original: HeaderRow, draft: Draft) -> HeaderRow:
-    header = open_header(original.raw, expect_id=original.id)
-    is_same = (
-        header.session == draft.session
-        and header.contents == draft.contents
-        and header.step == draft.step
-        and header.status == draft.status
-    )
-    if not is_same:
-        raise Conflict(
-            f"{original.id} already holds the key of this save, with other content",
-            code="idempotency_mismatch",
-            retryable=False,
-            session=draft.session,
-            checkpoint=original.id,
-        )
-    return original
-
-
-def _check_external_id(tx: Connection, sid: int, branch: str, external_id: str | None) -> None:
-    if external_id is None:
-        return
-    _check_free(tx.one(_BY_EXTERNAL_ID, (sid, branch, external_id)), branch, external_id)
-
-
-def _check_free(row: Row | None, branch: str, external_id: str | None) -> None:
-    """The same for the row that `_BY_EXTERNAL_ID` found."""
-    if row is not None:
-        raise Conflict(
-            f"branch {branch!r} already has a checkpoint with external id {external_id!r}",
-            code="external_id_exists",
-            retryable=False,
-            branch=branch,
-            checkpoint=row[0],
-        )
-
-
-def _insert(tx: Connection, sid: int, seq: int, record: Draft | Header, raw: bytes) -> None:
-    tx.put(
-        _INSERT,
-        (
-            sid,
-            seq,
-            record.id,
-            record.branch,
-            record.time_us,
-            record.step,
-            str(record.status),
-            record.external_id,
-            record.idempotency_key,
-            raw,
-        ),
-    )
-    if record.tags:
-        tx.run_many(
-            "INSERT INTO tags (sid, seq, tag) VALUES (?, ?, ?)", [(sid, seq, tag) for tag in set(record.tags)]
-        )
-    if record.requires:
-        tx.run_many(
-            "INSERT INTO requirements (sid, seq, required) VALUES (?, ?, ?)",
-            [(sid, seq, required) for required in set(record.requires)],
-        )
-
-
-def _advanced(branch: Branch, head: str, seq: int) -> Branch:
-    return msgspec.structs.replace(branch, head=head, head_seq=seq)
-
-
-def _new_branch(tx: Connection, sid: int, record: Draft | Header, parents: Sequence[str]) -> Branch:
-    """A branch begun by a checkpoint: it forks where the first parent is."""
-    branch = Branch(name=record.branch, created_us=record.time_us)
-    row = (
-        tx.one("SELECT seq, branch FROM checkpoints WHERE id = ? AND sid = ?", (parents[0], sid))
-        if parents
-        else None
-    )
-    if row is None:
-        return branch
-    return msgspec.structs.replace(branch, fork=parents[0], fork_seq=row[0], fork_branch=row[1])
-
-
-def advanced_session(session: Session, draft: Draft, seq: int) -> Session:
-    """What a save makes of its session."""
-    is_finished = draft.status.is_finished
-    return msgspec.structs.replace(
-        session,
-        updated_us=max(session.updated_us, draft.time_us),
-        status=draft.status,
-        finished_us=draft.time_us if is_finished else None,
-        error=session.error if is_finished else None,
-        last_seq=seq,
-    )
 
 
 # --- find ------------------------------------------------------------------------------------------------------
@@ -347,7 +115,7 @@ def _by_seq(tx: Connection, sql: str, sid: int) -> dict[int, set[str]]:
 # --- remove ----------------------------------------------------------------------------------------------------
 
 
-def remove(tx: Connection, sid: int, session: Session, ids: Sequence[str]) -> Removed:
+def remove(tx: Connection, sid: int, session: SessionInfo, ids: Sequence[str]) -> Removed:
     wanted = list(dict.fromkeys(ids))
     found = {
         row[0]: row
@@ -363,7 +131,7 @@ def remove(tx: Connection, sid: int, session: Session, ids: Sequence[str]) -> Re
     _retreat_heads(tx, sid, {row[0] for row in going})
     gaps = merge_gaps(session.gaps, [row[1] for row in going])
     if gaps != session.gaps:
-        sessions.write_after_append(tx, sid, msgspec.structs.replace(session, gaps=gaps))
+        sessions.write_counters(tx, sid, msgspec.structs.replace(session, gaps=gaps))
     return Removed(
         removed=tuple(id for id in wanted if id in found and id not in refused),
         refused=tuple(id for id in wanted if id in refused),
@@ -442,7 +210,12 @@ def merge_gaps(gaps: Sequence[tuple[int, int]], removed: Sequence[int]) -> tuple
 
 
 def adopt(
-    tx: Connection, sid: int, session: Session, raw: bytes, incoming: Sequence[Body], blobs: Sequence[Blob]
+    tx: Connection,
+    sid: int,
+    session: SessionInfo,
+    raw: bytes,
+    incoming: Sequence[Body],
+    blobs: Sequence[Blob],
 ) -> bool:
     """Store a sealed checkpoint of another store under its own number."""
     header = open_header(raw)
@@ -462,18 +235,24 @@ def adopt(
             retryable=False,
             checkpoint=header.id,
         )
-    _check_external_id(tx, sid, header.branch, header.external_id)
+    if header.external_id is not None:
+        holder = tx.one(
+            "SELECT id FROM checkpoints WHERE sid = ? AND branch = ? AND external_id = ?",
+            (sid, header.branch, header.external_id),
+        )
+        check_free(holder[0] if holder else None, header.branch, header.external_id)
     bodies.check_references(tx, sid, incoming, blobs)
     branch = sessions.branch(tx, sid, header.branch)
-    _insert(tx, sid, header.seq, header, raw)
+    insert_header(tx, sid, header.seq, header, raw)
     bodies.insert_blobs(tx, blobs)
     # A hidden body stays in the encoding that others are patched against, and shows again.
     hidden = bodies.hidden(tx, sid, header.id)
     bodies.insert(tx, sid, [body for body in incoming if body.name not in hidden])
     bodies.show(tx, sid, header.id)
     if branch is None or header.seq > branch.head_seq:
-        branch = branch or _new_branch(tx, sid, header, header.parents)
-        sessions.put_branch(tx, sid, _advanced(branch, header.id, header.seq))
+        branch = branch or new_branch(tx, sid, header, header.parents)
+        advanced = msgspec.structs.replace(branch, head=header.id, head_seq=header.seq)
+        sessions.put_branch(tx, sid, advanced)
     if header.seq > session.last_seq:
-        sessions.write_after_append(tx, sid, msgspec.structs.replace(session, last_seq=header.seq))
+        sessions.write_counters(tx, sid, msgspec.structs.replace(session, last_seq=header.seq))
     return True

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from stepkeep.model import Session
-from stepkeep.storage.port import Claimed, ClaimQuery, Lease, Owner
+from stepkeep.model import SessionInfo
+from stepkeep.processes import Owner
+from stepkeep.storage.port import Claimed, ClaimQuery, Lease
 from stepkeep.storage.sql import leases, sessions
 from stepkeep.storage.sql.connection import Connection, Row, marks
 from stepkeep.storage.sql.rows import SESSION_COLUMNS, SESSION_NAMES
@@ -14,7 +15,7 @@ from stepkeep.storage.sql.rows import SESSION_COLUMNS, SESSION_NAMES
 _PAGE: Final = 100
 _UPDATED: Final = 1 + SESSION_NAMES.index("updated_us")
 
-MayTake = Callable[[Session, Lease | None], bool]
+MayTake = Callable[[SessionInfo, Lease | None], bool]
 
 
 def claim(

@@ -55,25 +55,6 @@ class Connection(Protocol):
         """The rows of several statements, executed in order; a server is asked for all of them at once."""
 
 
-class Lookups:
-    """Statements that do not depend on one another, asked together and found again by name."""
-
-    def __init__(self) -> None:
-        self._names: list[str] = []
-        self._queries: list[Query] = []
-
-    def add(self, name: str, sql: str, values: Sequence[Value]) -> None:
-        """One more statement; the rows of several under one name are joined."""
-        self._names.append(name)
-        self._queries.append((sql, values))
-
-    def ask(self, tx: Connection) -> dict[str, list[Row]]:
-        found: dict[str, list[Row]] = {}
-        for name, rows in zip(self._names, tx.ask(self._queries), strict=True):
-            found.setdefault(name, []).extend(rows)
-        return found
-
-
 def marks(count: int) -> str:
     """`count` placeholders for an IN list."""
     return ",".join("?" * count) or "NULL"  # an empty list matches nothing

@@ -7,7 +7,8 @@ from typing import Final
 import msgspec
 
 from stepkeep.errors import Conflict
-from stepkeep.storage.port import Lease, Owner
+from stepkeep.processes import Owner
+from stepkeep.storage.port import Lease
 from stepkeep.storage.sql.connection import Connection, Row
 
 

@@ -13,7 +13,7 @@ import msgspec
 from stepkeep.codec.integrity import digest
 from stepkeep.errors import Corrupt
 from stepkeep.logs import Log
-from stepkeep.model import MAIN_BRANCH, MAX_SEQ, Branch, Header, Session
+from stepkeep.model import MAIN_BRANCH, MAX_SEQ, Branch, Header, SessionInfo
 from stepkeep.storage.sql import events
 from stepkeep.storage.sql.connection import Connection, Row, marks
 from stepkeep.storage.sql.rows import (
@@ -95,7 +95,7 @@ def _repair_session(tx: Connection, row: Row, known_key: str | None) -> None:
     fields |= {"key": key, "last_seq": _counter(tx, sid, fields)}
     if not tx.one("SELECT 1 FROM branches WHERE sid = ? AND name = ?", (sid, fields.get("branch"))):
         fields["branch"] = newest.branch if newest else MAIN_BRANCH
-    session = msgspec.convert({"uid": f"lost-{sid}", "created_us": 0, "updated_us": 0, **fields}, Session)
+    session = msgspec.convert({"uid": f"lost-{sid}", "created_us": 0, "updated_us": 0, **fields}, SessionInfo)
     if session.status.is_finished and session.finished_us is None:
         session = msgspec.structs.replace(session, finished_us=session.updated_us)
     write(tx, sid, session)

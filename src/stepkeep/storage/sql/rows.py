@@ -9,7 +9,7 @@ import msgspec
 
 from stepkeep.codec.integrity import digest, row_digest
 from stepkeep.errors import Corrupt
-from stepkeep.model import Branch, Session
+from stepkeep.model import Branch, SessionInfo
 from stepkeep.storage.port import Blob, Body, BodyInfo, HeaderRow
 from stepkeep.storage.sql.connection import Row, Value
 
@@ -17,9 +17,10 @@ _encoder = msgspec.json.Encoder()
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-SESSION_FIELDS: Final = Session.__struct_fields__
+SESSION_FIELDS: Final = SessionInfo.__struct_fields__
 SESSION_NAMES: Final = (*SESSION_FIELDS, "key_digest", "description", "digest")
 SESSION_COLUMNS: Final = ", ".join(SESSION_NAMES)
+_KEY: Final = SESSION_FIELDS.index("key")
 BRANCH_FIELDS: Final = Branch.__struct_fields__
 BRANCH_COLUMNS: Final = ", ".join((*BRANCH_FIELDS, "digest"))
 
@@ -31,7 +32,8 @@ _ENUM_FIELDS: Final = frozenset({"status", "state"})
 class _Mapping(Generic[S]):
     """How one struct lies in columns: most fields as they are, a few as JSON, 0 or 1, or plain text."""
 
-    def __init__(self, struct: type[S]) -> None:
+    def __init__(self, noun: str, struct: type[S]) -> None:
+        self.noun = noun
         self.struct = struct
         self.fields = struct.__struct_fields__
         self._json = self._positions(_JSON_FIELDS)
@@ -59,15 +61,20 @@ class _Mapping(Generic[S]):
             values[at] = bool(values[at])
         return dict(zip(self.fields, values, strict=True))
 
-    def restore(self, columns: Sequence[Any], stored_digest: object, *more: object) -> S:
-        """The struct in columns whose digest, with `more` columns behind them, is the stored one."""
-        name = self.struct.__name__.lower()
+    def check(self, columns: Sequence[Any], stored_digest: object, *more: object) -> None:
+        """Raise `Corrupt` unless the digest of columns, with `more` behind them, is the stored one."""
         try:
             if row_digest(*columns, *more) != stored_digest:
-                raise Corrupt(f"a {name} row does not match its digest")
+                raise Corrupt(f"a {self.noun} row does not match its digest")
+        except (msgspec.MsgspecError, TypeError, UnicodeError) as exc:
+            raise Corrupt(f"a {self.noun} row is not valid: {exc}") from exc
+
+    def restore(self, columns: Sequence[Any]) -> S:
+        """The struct in columns that were checked."""
+        try:
             return msgspec.convert(self.values(columns), self.struct)
         except (msgspec.MsgspecError, TypeError, UnicodeError) as exc:
-            raise Corrupt(f"a {name} row is not valid: {exc}") from exc
+            raise Corrupt(f"a {self.noun} row is not valid: {exc}") from exc
 
     def readable(self, columns: Sequence[Any]) -> dict[str, Any]:
         """The fields of a damaged row that can still be what they should be; the others are left out."""
@@ -83,28 +90,29 @@ class _Mapping(Generic[S]):
         return fields
 
 
-_sessions = _Mapping(Session)
-_branches = _Mapping(Branch)
+_sessions = _Mapping("session", SessionInfo)
+_branches = _Mapping("branch", Branch)
 
 
-def session_row(session: Session) -> tuple[Value, ...]:
+def session_row(session: SessionInfo) -> tuple[Value, ...]:
     """The columns of `SESSION_COLUMNS`."""
     columns = _sessions.columns(session)
     description = sealed_description(session)
     return (*columns, digest(session.key.encode()), description, row_digest(*columns, description))
 
 
-def session_from(row: Row) -> Session:
-    """The session in a row of `SESSION_COLUMNS`.
-
-    Raises:
-        Corrupt: a column is not what was written.
-    """
+def check_session(row: Row) -> None:
+    """Raise `Corrupt` unless every column in a row of `SESSION_COLUMNS` is what was written."""
     *columns, key_digest, description, stored = row
-    session = _sessions.restore(columns, stored, description)
-    if key_digest != digest(session.key.encode()):
-        raise Corrupt(f"the row of session {session.key!r} is damaged", session=session.uid)
-    return session
+    _sessions.check(columns, stored, description)
+    if key_digest != digest(columns[_KEY].encode()):
+        raise Corrupt(f"the row of session {columns[_KEY]!r} is damaged")
+
+
+def session_from(row: Row) -> SessionInfo:
+    """The session in a row of `SESSION_COLUMNS`; `Corrupt` when a column is not what was written."""
+    check_session(row)
+    return _sessions.restore(row[: len(SESSION_FIELDS)])
 
 
 # What a session says of itself, and no header repeats. A second copy with its own digest lies beside the columns,
@@ -123,7 +131,7 @@ _DESCRIPTIVE: Final = (
 )
 
 
-def sealed_description(session: Session) -> str:
+def sealed_description(session: SessionInfo) -> str:
     """The copy of the descriptive fields, after its digest."""
     text = _encoder.encode({name: getattr(session, name) for name in _DESCRIPTIVE}).decode()
     return digest(text.encode()) + text
@@ -143,10 +151,15 @@ def branch_row(branch: Branch) -> tuple[Value, ...]:
     return (*columns, row_digest(*columns))
 
 
+def check_branch(row: Row) -> None:
+    """Raise `Corrupt` unless every column in a row of `BRANCH_COLUMNS` is what was written."""
+    _branches.check(row[:-1], row[-1])
+
+
 def branch_from(row: Row) -> Branch:
     """The branch in a row of `BRANCH_COLUMNS`; `Corrupt` when a column is not what was written."""
-    *columns, stored = row
-    return _branches.restore(columns, stored)
+    check_branch(row)
+    return _branches.restore(row[:-1])
 
 
 def readable_session(columns: Sequence[Any]) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from stepkeep.codec.integrity import digest, open_header
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
-from stepkeep.model import Branch, BranchState, Header, Session
+from stepkeep.model import Branch, BranchState, Header, SessionInfo
 from stepkeep.storage.port import ANY_HEAD, SessionQuery
 from stepkeep.storage.sql.connection import Connection, Row, Value, marks
 from stepkeep.storage.sql.rows import (
@@ -25,6 +25,8 @@ from stepkeep.storage.sql.rows import (
 )
 from stepkeep.storage.sql.schema import SESSION_TABLES
 
+T = TypeVar("T")
+
 _CHANGEABLE: Final = frozenset(SESSION_FIELDS) - {"uid", "key", "created_us", "version", "last_seq", "gaps"}
 _PAGE: Final = 200
 
@@ -34,10 +36,10 @@ _INSERT = (
 _BY_UID = f"SELECT sid, {SESSION_COLUMNS} FROM sessions WHERE uid = ?"
 # Either column finds the row, so that damage to one of them cannot hide the session.
 _BY_KEY = f"SELECT sid, {SESSION_COLUMNS} FROM sessions WHERE key_digest = ? OR key = ?"
-_APPEND_COLUMNS = ("updated_us", "status", "finished_us", "error", "last_seq", "gaps", "digest")
-_CHANGED_BY_APPEND = [SESSION_NAMES.index(name) for name in _APPEND_COLUMNS]
-_AFTER_APPEND = f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in _APPEND_COLUMNS)} WHERE sid = ?"
-_PUT_BRANCH = (
+_COUNTER_COLUMNS = ("last_seq", "gaps", "digest")
+_COUNTERS = [SESSION_NAMES.index(name) for name in _COUNTER_COLUMNS]
+_WRITE_COUNTERS = f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in _COUNTER_COLUMNS)} WHERE sid = ?"
+PUT_BRANCH = (
     f"INSERT INTO branches (sid, {BRANCH_COLUMNS}) VALUES ({marks(len(BRANCH_FIELDS) + 2)}) ON CONFLICT (sid, name)"
     f" DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in (*BRANCH_FIELDS, 'digest') if name != 'name')}"
 )
@@ -58,7 +60,7 @@ class MissingRow(DamagedRow):
 # --- sessions --------------------------------------------------------------------------------------------------
 
 
-def create(tx: Connection, session: Session) -> Session:
+def create(tx: Connection, session: SessionInfo) -> SessionInfo:
     is_taken = tx.one(_BY_KEY, (digest(session.key.encode()), session.key)) or tx.one(_BY_UID, (session.uid,))
     if is_taken or not tx.run(_INSERT, session_row(session)):
         raise Conflict(
@@ -72,88 +74,37 @@ def create(tx: Connection, session: Session) -> Session:
 def sid_of(tx: Connection, uid: str) -> int:
     row = tx.one(f"SELECT sid FROM sessions WHERE uid = ?{tx.locks.change}", (uid,))
     if row is None:
-        raise _missing(tx, uid)
+        raise missing(tx, uid)
     return int(row[0])
 
 
-def by_uid(tx: Connection, uid: str) -> tuple[int, Session]:
+def by_uid(tx: Connection, uid: str) -> tuple[int, SessionInfo]:
     """The session and its number; `DamagedRow` when it must be rebuilt first.
 
     A transaction that writes holds it from here on: of the writers of one session each sees what the last one left.
     """
     row = tx.one(_BY_UID + tx.locks.change, (uid,))
     if row is None:
-        raise _missing(tx, uid)
-    return int(row[0]), _intact(row)
+        raise missing(tx, uid)
+    return int(row[0]), checked(session_from, row[1:])
 
 
-class Opened:
-    """The sessions that a batch writes to, held from the start in one order for all.
-
-    What the batch makes of them and of their branches is kept here, and written once by `flush`.
-    """
-
-    def __init__(self, tx: Connection, uids: Iterable[str]) -> None:
-        self._tx = tx
-        wanted = sorted(set(uids))
-        rows = tx.all(
-            f"SELECT sid, {SESSION_COLUMNS} FROM sessions WHERE uid IN ({marks(len(wanted))})"
-            f" ORDER BY sid{tx.locks.change}",
-            wanted,
-        )
-        self._rows = {row[1 + SESSION_NAMES.index("uid")]: row for row in rows}
-        self._sessions: dict[str, tuple[int, Session]] = {}
-        self._changed: dict[int, Session] = {}
-        self._branches: dict[tuple[int, str], Branch] = {}
-
-    def get(self, uid: str) -> tuple[int, Session]:
-        """The session and its number; `DamagedRow` when it must be rebuilt first."""
-        known = self._sessions.get(uid)
-        if known is None:
-            row = self._rows.get(uid)
-            if row is None:
-                raise _missing(self._tx, uid)
-            known = self._sessions[uid] = int(row[0]), _intact(row)
-        return known
-
-    def branch(self, sid: int, name: str) -> Branch | None:
-        """The branch, if this batch changed it."""
-        return self._branches.get((sid, name))
-
-    def put(self, sid: int, session: Session, branch: Branch) -> None:
-        """What a save made of its session and branch."""
-        self._sessions[session.uid] = sid, session
-        self._changed[sid] = session
-        self._branches[sid, branch.name] = branch
-
-    def left(self) -> Iterator[tuple[Session, Branch]]:
-        """The sessions that changed, as the batch leaves them, each with the branches it saved to."""
-        for (sid, _), branch in self._branches.items():
-            yield self._changed[sid], branch
-
-    def flush(self) -> None:
-        """Write what changed."""
-        for (sid, _), branch in self._branches.items():
-            put_branch(self._tx, sid, branch)
-        for sid, session in self._changed.items():
-            write_after_append(self._tx, sid, session)
-
-
-def _missing(tx: Connection, uid: str) -> Exception:
+def missing(tx: Connection, uid: str) -> Exception:
     if tx.trusts_storage:
         return no_session(uid)
     rows = tx.all(f"SELECT {SESSION_COLUMNS} FROM sessions")
     return MissingRow(uid) if any(intact_or_none((0, *row)) is None for row in rows) else no_session(uid)
 
 
-def by_key(tx: Connection, key: str) -> Session | None:
+def by_key(tx: Connection, key: str) -> SessionInfo | None:
     row = tx.one(_BY_KEY + tx.locks.change, (digest(key.encode()), key))
-    return None if row is None else _intact(row)
+    return None if row is None else checked(session_from, row[1:])
 
 
-def _intact(row: Row) -> Session:
+def checked(check: Callable[[Row], T], row: Row) -> T:
+    """What `check` makes of a row; `DamagedRow` when that must be rebuilt first."""
     try:
-        return session_from(row[1:])
+        return check(row)
     except Corrupt as exc:
         raise DamagedRow(str(exc)) from exc
 
@@ -166,7 +117,7 @@ def no_session(uid: str) -> NotFound:
 
 def page(
     tx: Connection, query: SessionQuery, after: tuple[int, str] | None, limit: int
-) -> list[tuple[tuple[int, str], Session | None]]:
+) -> list[tuple[tuple[int, str], SessionInfo | None]]:
     """One page of (place in the order, session); None where the row is damaged."""
     where, values = _conditions(query, after)
     rows = tx.all(
@@ -181,7 +132,7 @@ def _place(row: Row) -> tuple[int, str]:
     return fields["updated_us"], fields["uid"]
 
 
-def intact_or_none(row: Row) -> Session | None:
+def intact_or_none(row: Row) -> SessionInfo | None:
     try:
         return session_from(row[1:])
     except Corrupt:
@@ -226,8 +177,8 @@ def _conditions(query: SessionQuery, after: tuple[int, str] | None) -> tuple[str
 
 
 def update(
-    tx: Connection, sid: int, session: Session, changes: dict[str, Any], expect_version: int | None
-) -> Session:
+    tx: Connection, sid: int, session: SessionInfo, changes: dict[str, Any], expect_version: int | None
+) -> SessionInfo:
     unknown = changes.keys() - _CHANGEABLE
     if unknown:
         raise InvalidInput(
@@ -247,19 +198,19 @@ def update(
     return changed
 
 
-def write(tx: Connection, sid: int, session: Session) -> None:
+def write(tx: Connection, sid: int, session: SessionInfo) -> None:
     """Replace the row of a session."""
     sets = ", ".join(f"{name} = ?" for name in SESSION_NAMES)
     tx.put(f"UPDATE sessions SET {sets} WHERE sid = ?", (*session_row(session), sid))
 
 
-def write_after_append(tx: Connection, sid: int, session: Session) -> None:
-    """Replace only the columns that an append or a removal changes."""
+def write_counters(tx: Connection, sid: int, session: SessionInfo) -> None:
+    """Replace only the columns that removing or adopting checkpoints changes."""
     row = session_row(session)
-    tx.put(_AFTER_APPEND, (*(row[at] for at in _CHANGED_BY_APPEND), sid))
+    tx.put(_WRITE_COUNTERS, (*(row[at] for at in _COUNTERS), sid))
 
 
-def check_unchanged(session: Session, expect: Session) -> None:
+def check_unchanged(session: SessionInfo, expect: SessionInfo) -> None:
     if session != expect:
         raise Conflict(
             f"session {session.key!r} changed meanwhile", code="session_changed", session=session.uid
@@ -275,28 +226,30 @@ def delete(tx: Connection, sid: int) -> None:
 # --- branches --------------------------------------------------------------------------------------------------
 
 
-BY_NAME: Final = f"SELECT {BRANCH_COLUMNS} FROM branches WHERE sid = ? AND name = ?"
+_BY_NAME: Final = f"SELECT {BRANCH_COLUMNS} FROM branches WHERE sid = ? AND name = ?"
 
 
 def branch(tx: Connection, sid: int, name: str) -> Branch | None:
-    return branch_found(tx, sid, name, tx.one(BY_NAME, (sid, name)))
-
-
-def branch_found(tx: Connection, sid: int, name: str, row: Row | None) -> Branch | None:
-    """The branch in the row that `BY_NAME` found; `DamagedRow` when it must be rebuilt first."""
+    """The branch; `DamagedRow` when it must be rebuilt first."""
+    row = tx.one(_BY_NAME, (sid, name))
     if row is not None:
-        return _intact_branch(row)
+        return checked(branch_from, row)
+    check_not_lost(tx, sid, name)
+    return None
+
+
+def check_not_lost(tx: Connection, sid: int, name: str) -> None:
+    """Raise `DamagedRow` if a branch without row has checkpoints."""
     if tx.one("SELECT 1 FROM checkpoints WHERE sid = ? AND branch = ? LIMIT 1", (sid, name)) and is_branch(
         tx, sid, name
     ):
         raise DamagedRow(f"the row of branch {name!r} is lost")
-    return None
 
 
 def stored_branches(tx: Connection, sid: int) -> list[Branch]:
     """The branches whose rows are there. Unlike `branches` this reads no checkpoints, so it is always fast."""
     rows = tx.all(f"SELECT {BRANCH_COLUMNS} FROM branches WHERE sid = ? ORDER BY created_us, name", (sid,))
-    return [_intact_branch(row) for row in rows]
+    return [checked(branch_from, row) for row in rows]
 
 
 def branches(tx: Connection, sid: int) -> list[Branch]:
@@ -312,7 +265,7 @@ def branches(tx: Connection, sid: int) -> list[Branch]:
     return found
 
 
-def held(tx: Connection, sid: int, session: Session) -> frozenset[str]:
+def held(tx: Connection, sid: int, session: SessionInfo) -> frozenset[str]:
     """The newest checkpoint, and heads and forks of branches that are current, or open and pinned; if stored."""
     newest = tx.one("SELECT id FROM checkpoints WHERE sid = ? ORDER BY seq DESC LIMIT 1", (sid,))
     named = {
@@ -344,20 +297,13 @@ def intact_header(row: Row) -> Header | None:
         return None
 
 
-def _intact_branch(row: Row) -> Branch:
-    try:
-        return branch_from(row)
-    except Corrupt as exc:
-        raise DamagedRow(str(exc)) from exc
-
-
 def put_branch(tx: Connection, sid: int, branch: Branch) -> None:
-    tx.put(_PUT_BRANCH, (sid, *branch_row(branch)))
+    tx.put(PUT_BRANCH, (sid, *branch_row(branch)))
 
 
 def set_branch(tx: Connection, sid: int, uid: str, wanted: Branch, expect_head: str | None) -> Branch:
     current = branch(tx, sid, wanted.name)
-    check_head(current, wanted.name, uid, expect_head)
+    check_head(current.head if current else None, wanted.name, uid, expect_head)
     head_seq = place(tx, sid, uid, wanted.head)[0] if wanted.head else 0
     filled = msgspec.structs.replace(wanted, head_seq=head_seq)
     if wanted.fork and wanted.fork_branch is None:
@@ -367,8 +313,7 @@ def set_branch(tx: Connection, sid: int, uid: str, wanted: Branch, expect_head: 
     return filled
 
 
-def check_head(current: Branch | None, name: str, uid: str, expect_head: str | None) -> None:
-    head = current.head if current else None
+def check_head(head: str | None, name: str, uid: str, expect_head: str | None) -> None:
     if expect_head not in (ANY_HEAD, head):
         raise Conflict(
             f"the head of branch {name!r} is {head or 'empty'}, not {expect_head or 'empty'}: reload and retry",
@@ -391,7 +336,7 @@ def place(tx: Connection, sid: int, uid: str, checkpoint: str) -> tuple[int, str
     return int(row[0]), str(row[1])
 
 
-def no_branch(session: Session, name: str) -> NotFound:
+def no_branch(session: SessionInfo, name: str) -> NotFound:
     return NotFound(
         f"session {session.key!r} has no branch {name!r}",
         code="branch_not_found",

@@ -6,21 +6,15 @@ Subclass `BackendContract` in a test module under a name that starts with `Test`
 
 from __future__ import annotations
 
-from stepkeep.testing.contract.adoption import AdoptContract
-from stepkeep.testing.contract.annotations import AnnotationContract
-from stepkeep.testing.contract.appends import AppendContract
-from stepkeep.testing.contract.bodies import BodyContract
-from stepkeep.testing.contract.branches import BranchContract
-from stepkeep.testing.contract.concurrency import ConcurrencyContract
-from stepkeep.testing.contract.events import EventContract
-from stepkeep.testing.contract.fixtures import Fixtures, RawAccess
-from stepkeep.testing.contract.headers import HeaderContract
-from stepkeep.testing.contract.leases import LeaseContract
-from stepkeep.testing.contract.refusals import RefusalContract
-from stepkeep.testing.contract.removal import RemoveContract
-from stepkeep.testing.contract.reopening import ReopenContract
-from stepkeep.testing.contract.sessions import SessionContract
-from stepkeep.testing.contract.sweeping import SweepContract
+from stepkeep.testing.contract.adoption_contract import AdoptContract
+from stepkeep.testing.contract.append_contract import AppendContract, RefusalContract
+from stepkeep.testing.contract.attachment_contract import AnnotationContract, EventContract, LeaseContract
+from stepkeep.testing.contract.concurrency_contract import ConcurrencyContract
+from stepkeep.testing.contract.contract_fixtures import Fixtures, RawAccess
+from stepkeep.testing.contract.record_contract import BodyContract, HeaderContract
+from stepkeep.testing.contract.removal_contract import RemoveContract, SweepContract
+from stepkeep.testing.contract.reopening_contract import ReopenContract
+from stepkeep.testing.contract.session_contract import BranchContract, SessionContract
 
 __all__ = ["BackendContract", "Fixtures", "RawAccess"]
 

@@ -1,0 +1,260 @@
+"""The walk of an operation through the house: Python calls, modules, depth, SQL statements, transactions, encodings.
+
+Counts, not times: they are the same on every machine. A call is a frame of a function in our own files, seen by
+`sys.setprofile` in every thread; comprehensions and lambdas count, module bodies do not. Each operation runs twice
+before it is counted, so that imports and first uses are over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import apsw
+
+import stepkeep
+from benchmarks.parts import Part, Row, Table
+
+OURS: Final = str(Path(stepkeep.__file__).parent)
+STATE: Final = {"query": "tides", "results": [{"page": n, "text": "x" * 40} for n in range(5)], "done": False}
+WARM_RUNS: Final = 2
+
+REACH: Final = {
+    "Session.save": {"calls": 130, "statements": 8, "transactions": 1},
+    "latest().state": {"calls": 70, "statements": 3, "transactions": 1},
+    "command save, new session": {"calls": 350},
+    "command save, known session": {"calls": 250},
+    "MCP save": {"calls": 200},
+}
+
+ENCODES: Final = ("Session.save", "command save, new session", "command save, known session", "MCP save")
+"""The operations whose state is known, so that its encodings can be counted."""
+
+
+@dataclass
+class Walk:
+    """What one operation did."""
+
+    calls: int = 0
+    functions: set[tuple[str, str]] = field(default_factory=set)
+    depth: int = 0
+    statements: int = 0
+    transactions: int = 0
+    encodings: int = 0
+    _open: int = 0
+
+    @property
+    def modules(self) -> int:
+        return len({module for module, _ in self.functions})
+
+    def enter(self, frame: FrameType, wanted: object) -> None:
+        code = frame.f_code
+        if not code.co_filename.startswith(OURS) or code.co_name == "<module>":
+            return
+        self.calls += 1
+        self.functions.add((code.co_filename, code.co_qualname))
+        self.depth = max(self.depth, _depth(frame))
+        if code.co_name == "encode" and code.co_filename.endswith("codec/exact.py"):
+            value = next(iter(frame.f_locals.values()), None)
+            self.encodings += value == wanted
+
+    def executed(self, sql: str) -> None:
+        self.statements += 1
+        word = sql.split(None, 1)[0].upper()
+        if word == "BEGIN":
+            self._open += 1
+            self.transactions += 1
+        elif word in ("COMMIT", "ROLLBACK"):
+            self._open -= 1
+        elif not self._open:
+            self.transactions += 1
+
+
+def _depth(frame: FrameType) -> int:
+    depth, at = 0, frame
+    while at is not None:
+        depth += at.f_code.co_filename.startswith(OURS)
+        at = at.f_back  # type: ignore[assignment]
+    return depth
+
+
+class _Tracer:
+    """Counts while it is on. Connections are traced from their beginning, so it is made before the store is opened."""
+
+    def __init__(self) -> None:
+        self.walk: Walk | None = None
+        apsw.connection_hooks.append(self._hook)
+
+    def _hook(self, connection: apsw.Connection) -> None:
+        connection.exec_trace = self._executed
+
+    def _executed(self, _cursor: apsw.Cursor, sql: str, _bindings: object) -> bool:
+        if self.walk is not None:
+            self.walk.executed(sql)
+        return True
+
+    def close(self) -> None:
+        apsw.connection_hooks.remove(self._hook)
+
+    @contextlib.contextmanager
+    def counting(self, wanted: object) -> Iterator[Walk]:
+        walk = self.walk = Walk()
+
+        def profile(frame: FrameType, event: str, _arg: object) -> None:
+            if event == "call":
+                walk.enter(frame, wanted)
+
+        threading.setprofile(profile)
+        sys.setprofile(profile)
+        try:
+            yield walk
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+            self.walk = None
+
+
+def run(directory: Path, *, quick: bool, with_peers: bool) -> Part:  # noqa: ARG001  (counts need neither)
+    """Count every operation once, on SQLite stores in the directory."""
+    tracer = _Tracer()
+    walks: dict[str, Walk] = {}
+    try:
+        for name, operation in _operations(directory, tracer):
+            walks[name] = operation
+    finally:
+        tracer.close()
+    names = ("operation", "calls", "functions", "modules", "depth", "statements", "transactions", "encodings")
+    lines = [
+        (
+            name,
+            *map(str, (walk.calls, len(walk.functions), walk.modules, walk.depth)),
+            *map(str, (walk.statements, walk.transactions)),
+            str(walk.encodings) if name in ENCODES else "–",
+        )
+        for name, walk in walks.items()
+    ]
+    rows = [
+        Row(f"{name}: {what}", getattr(walks[name], what), reach)
+        for name, figures in REACH.items()
+        if name in walks
+        for what, reach in figures.items()
+    ]
+    # Of the others the state is not known from outside, so its encodings are not counted.
+    rows += [
+        Row(f"{name}: encodings of the state", walks[name].encodings, 1) for name in ENCODES if name in walks
+    ]
+    return Part(tables=[Table("the walk", names, lines)], rows=rows)
+
+
+def _operations(directory: Path, tracer: _Tracer) -> Iterator[tuple[str, Walk]]:
+    store = stepkeep.open(f"sqlite:{directory / 'walk.db'}")
+    with store:
+        session = store.session("walk")
+        step = iter(range(1000))
+        yield "Session.save", _counted(tracer, STATE, lambda: session.save(STATE, step=next(step)))
+        yield "latest().state", _counted(tracer, None, lambda: session.latest().state)  # type: ignore[union-attr]
+    yield from _commands(directory, tracer)
+    yield from _surfaces(directory, tracer)
+
+
+def _counted(tracer: _Tracer, wanted: object, operation: Callable[[], Any]) -> Walk:
+    for _ in range(WARM_RUNS):
+        operation()
+    with tracer.counting(wanted) as walk:
+        operation()
+    return walk
+
+
+def _commands(directory: Path, tracer: _Tracer) -> Iterator[tuple[str, Walk]]:
+    import msgspec
+
+    from stepkeep.cli.app import run as command
+
+    document = msgspec.json.encode(STATE).decode()
+    url = f"sqlite:{directory / 'commands.db'}"
+
+    def save(key: str) -> None:
+        with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())):
+            code = command(["save", key, "--state", document, "--store", url])
+        assert code == 0, code
+
+    keys = iter(f"new-{number}" for number in range(100))
+    yield "command save, new session", _counted(tracer, STATE, lambda: save(next(keys)))
+    yield "command save, known session", _counted(tracer, STATE, lambda: save("known"))
+
+
+def _surfaces(directory: Path, tracer: _Tracer) -> Iterator[tuple[str, Walk]]:
+    with contextlib.suppress(ImportError):
+        yield "MCP save", _mcp_save(directory, tracer)
+    yield "hook Stop", _hook_stop(directory, tracer)
+    with contextlib.suppress(ImportError):
+        yield "LangGraph put", _langgraph_put(directory, tracer)
+
+
+def _mcp_save(directory: Path, tracer: _Tracer) -> Walk:
+    import asyncio
+
+    from stepkeep.mcp.server import build_server
+    from stepkeep.mcp.tools import OpenedStore
+
+    server = build_server(OpenedStore(f"sqlite:{directory / 'mcp.db'}"))
+    arguments = {"sessionId": "walk", "state": STATE}
+
+    async def call() -> None:
+        await server.call_tool("checkpoint_save", arguments)
+
+    return _counted(tracer, STATE, lambda: asyncio.run(call()))
+
+
+def _hook_stop(directory: Path, tracer: _Tracer) -> Walk:
+    import json
+    import os
+
+    from stepkeep.hooks.answering import Request, answered
+
+    place = directory / "hook"
+    place.mkdir()
+    environ = {**os.environ, "HOME": str(place)}
+    turn = iter(range(100))
+
+    def stop() -> None:
+        content = {
+            "session_id": "walk",
+            "cwd": str(place),
+            "hook_event_name": "Stop",
+            "last_assistant_message": f"turn {next(turn)}",
+        }
+        request = Request(["Stop", json.dumps(content), "--store", f"sqlite:{directory / 'hook.db'}"])
+        answered(request, environ)
+
+    return _counted(tracer, None, stop)
+
+
+def _langgraph_put(directory: Path, tracer: _Tracer) -> Walk:
+    from langgraph.checkpoint.base import empty_checkpoint
+    from langgraph.checkpoint.base.id import uuid6
+
+    from stepkeep.adapters.langgraph import StepkeepSaver
+
+    values = {"messages": [{"role": "user", "content": "x" * 40}]}
+    with StepkeepSaver(f"sqlite:{directory / 'langgraph.db'}") as saver:
+        config: Any = {"configurable": {"thread_id": "walk", "checkpoint_ns": ""}}
+
+        def put() -> None:
+            nonlocal config
+            checkpoint = {
+                **empty_checkpoint(),
+                "id": str(uuid6()),
+                "channel_values": values,
+                "channel_versions": {"messages": "1"},
+            }
+            config = saver.put(config, checkpoint, {"source": "loop", "step": 1}, {"messages": "1"})  # type: ignore[typeddict-item]
+
+        return _counted(tracer, None, put)

@@ -1,0 +1,61 @@
+"""Who may talk to a server of ours: decisions about Host, Origin and token. Pure.
+
+A page in a browser can send requests to a server on this machine. It cannot forge Host and Origin, and does not know
+the token, so all three are looked at.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Collection
+from typing import Final
+
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+
+_HOST: Final = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/@\s]+))(?::(\d{1,5}))?")
+_ORIGIN: Final = re.compile(r"https?://([^/@\s]+)")
+
+
+def is_loopback(host: str) -> bool:
+    return host.casefold() in LOOPBACK
+
+
+def is_known_host(header: str | None, *, names: Collection[str], port: int | None = None) -> bool:
+    """Whether a Host header means this server: one of its names, and its port where one is given."""
+    found = _HOST.fullmatch(header or "")
+    if found is None:
+        return False
+    name, given = (found[1] or found[2]).casefold(), found[3]
+    is_port = port is None or given is None or int(given) == port
+    return is_port and name in {known.casefold() for known in names}
+
+
+def is_known_origin(header: str | None, *, names: Collection[str]) -> bool:
+    """Whether a request comes from no page at all, or from one on these hosts, on whichever port."""
+    if header is None:
+        return True
+    found = _ORIGIN.fullmatch(header)
+    return found is not None and is_known_host(found[1], names=names)
+
+
+def has_token(header: str | None, token: str) -> bool:
+    """Whether an Authorization header carries this bearer token; takes as long for a near miss as for any."""
+    scheme, _, given = (header or "").partition(" ")
+    return scheme.casefold() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+
+
+def read_address(text: str, *, default_host: str = "127.0.0.1", default_port: int) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`, `HOST`, `:PORT`, `PORT` or nothing.
+
+    Raises:
+        ValueError: the text has none of these forms.
+    """
+    if text.isascii() and text.isdigit():
+        text = f":{text}"
+    if text.startswith(":") and not text.startswith("::"):
+        text = default_host + text
+    found = _HOST.fullmatch(text or default_host)
+    if found is None or int(found[3] or 0) > 65535:
+        raise ValueError(f"{text!r} is no address: write HOST:PORT, such as 127.0.0.1:{default_port}")
+    return found[1] or found[2], default_port if found[3] is None else int(found[3])

@@ -1,0 +1,140 @@
+"""The branches of a session: list, fork, switch, merge, close and reopen them, and look along one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from stepkeep.model import Branch, BranchState
+
+if TYPE_CHECKING:
+    from stepkeep.api.session import Session
+    from stepkeep.history.documents import BranchInfo, BranchList, History
+    from stepkeep.history.merge import Merged, Side, Strategy
+
+# What the methods need is imported when they are called: most programs stay on one branch.
+
+
+class Branches:
+    """The branches of one session. Iterating yields them, oldest first, as they are stored now."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._engine = session._engine
+        self._uid = session.uid
+
+    def __iter__(self) -> Iterator[Branch]:
+        return iter(self._engine.backend.branches(self._uid))
+
+    def __len__(self) -> int:
+        return len(self._engine.backend.branches(self._uid))
+
+    def __getitem__(self, name: str) -> Branch:
+        """The branch of that name, or `NotFound` (`branch_not_found`)."""
+        from stepkeep.history import branches
+
+        return branches.find(self._engine, self._uid, name)
+
+    def list(self) -> BranchList:
+        """All branches, oldest first, with their heads and how many checkpoints each has."""
+        from stepkeep.history.documents import BranchList, branch_infos
+
+        info = self._session.info
+        return BranchList(
+            session=info.key, current=info.branch, branches=branch_infos(self._engine, info, self)
+        )
+
+    def log(self, name: str | None = None, *, limit: int | None = None) -> History:
+        """The checkpoints that led to the head of a branch, newest first; of the current one unless named.
+
+        The line goes on through the branches that it was forked from. Keeps at most `limit` and counts all.
+
+        Raises:
+            NotFound: there is no such branch.
+        """
+        from stepkeep.history.documents import line_history
+
+        info = self._session.info
+        branch = info.branch if name is None else self[name].name
+        return line_history(self._engine, info, branch, limit=limit)
+
+    def fork(
+        self,
+        ref: str | int | datetime = "latest",
+        name: str | None = None,
+        *,
+        switch: bool = True,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> BranchInfo:
+        """Begin a branch at a checkpoint, and unless `switch` is False go on there. Nothing is copied.
+
+        Without a name it gets one such as `from-12`, after the number of the checkpoint.
+
+        Raises:
+            NotFound: there is no such checkpoint.
+            Conflict: a branch has that name (`branch_exists`).
+        """
+        from stepkeep.history import branches
+
+        at = self._session.header(ref)
+        return self._described(branches.fork(self._engine, at, name, switch=switch, metadata=metadata))
+
+    def switch(self, name: str) -> BranchInfo:
+        """Go on with another branch: `latest` is its head, and saves go there, whoever saves.
+
+        Raises:
+            NotFound: there is none of that name (`branch_not_found`).
+            Conflict: it was merged, abandoned or archived (`branch_closed`), or nothing is left of it (`branch_empty`).
+        """
+        from stepkeep.history import branches
+
+        return self._described(branches.switch(self._engine, self._uid, name))
+
+    def merge(
+        self, name: str, *, strategy: Strategy = "union", message: str = "", on_conflict: Side | None = None
+    ) -> Merged:
+        """Merge a branch into the current one, as a checkpoint with both heads as parents, and close it.
+
+        `union` merges the two states, compared with the one both began from; `ours` and `theirs` take one of
+        them. What both sides changed differently is a conflict, unless `on_conflict` names the side to take.
+
+        Raises:
+            MergeConflict: with all `clashes`, and what was tried as `result`; nothing is written.
+            Conflict: someone saved meanwhile (`head_moved`), or the branch is current or closed.
+            NotFound: there is no such branch, or nothing on it.
+            Corrupt: a state that is needed is damaged.
+        """
+        from stepkeep.history import merge
+
+        info = self._session.info
+        try:
+            return merge.merge(
+                self._engine, info, name, strategy=strategy, message=message, on_conflict=on_conflict
+            )
+        except merge.MergeConflict as exc:
+            exc.result = merge.refused(exc, session=info, branch=name, strategy=strategy)
+            raise
+
+    def abandon(self, name: str) -> BranchInfo:
+        """Close a branch that led nowhere. Its checkpoints stay until the session's rules let them go."""
+        from stepkeep.history import branches
+
+        return self._described(branches.close(self._engine, self._uid, name, BranchState.ABANDONED))
+
+    def archive(self, name: str) -> BranchInfo:
+        """Close a branch that is done. Its checkpoints stay until the session's rules let them go."""
+        from stepkeep.history import branches
+
+        return self._described(branches.close(self._engine, self._uid, name, BranchState.ARCHIVED))
+
+    def reopen(self, name: str) -> BranchInfo:
+        """Open a branch again that was merged, abandoned or archived."""
+        from stepkeep.history import branches
+
+        return self._described(branches.reopen(self._engine, self._uid, name))
+
+    def _described(self, branch: Branch) -> BranchInfo:
+        from stepkeep.history.documents import branch_infos
+
+        return branch_infos(self._engine, self._session.info, [branch])[0]

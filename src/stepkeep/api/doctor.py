@@ -1,0 +1,400 @@
+"""Looking a store over: what it runs on, whether it is in order, and what to do about each thing that is not.
+
+Every check is a small function that yields what it found. A check that cannot look says so instead of raising.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+import apsw
+import msgspec
+
+from stepkeep import config
+from stepkeep.api.opening import default_url
+from stepkeep.config import Settings
+from stepkeep.engine import Engine, reader
+from stepkeep.errors import PRUNE_FAILED, BackendUnavailable, Corrupt, NotFound, StepkeepError
+from stepkeep.maintenance.verify import Progress, verify
+from stepkeep.model import SessionInfo, Status, utc_now_us
+from stepkeep.recording.coding_agents.installing import hook_trouble, hooks_status
+from stepkeep.storage.disk import file_system_type, network_file_system
+from stepkeep.storage.port import SessionQuery, TellsFacts
+from stepkeep.storage.sqlite import OLDEST_SQLITE
+from stepkeep.storage.urls import database_file, directory_of, open_backend
+from stepkeep.text import count, size
+
+SAMPLE_SESSIONS: Final = 20
+LOOKED_AT_SESSIONS: Final = 500
+STALE_SECONDS: Final = 3600
+STALLED_US: Final = 24 * 3600 * 1_000_000
+LITTLE_SPACE_BYTES: Final = 256 * 1024 * 1024
+LARGE_LOG_BYTES: Final = 64 * 1024 * 1024
+NEAR_BUDGET: Final = 0.9
+
+
+class Symptom(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was looked at, and what to do about it. `verdict` is ok, note, warning or problem."""
+
+    name: str
+    verdict: str
+    message: str
+    advice: str | None = None
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """What `doctor` found. Healthy is a store without problems; it may have warnings."""
+
+    store: str
+    is_healthy: bool
+    symptoms: tuple[Symptom, ...]
+
+
+Found = Iterator[Symptom]
+
+
+def diagnose(url: str | None = None, *, full: bool = False, progress: Progress | None = None) -> Diagnosis:
+    """Everything worth knowing about a store and what it runs on. Creates nothing and never raises for what is sick.
+
+    The newest checkpoint of the sessions used last is verified; with `full` every byte is.
+    """
+    symptoms = [*_versions(), *_configuration(), *_agents()]
+    settings, _ = config.inspect_here({"store": url})
+    place = url
+    if url is None and not _is_unusable(settings):
+        place = default_url()
+    if place is not None:
+        symptoms += [*_surroundings(place), *_store(place, settings, full, progress)]
+    return Diagnosis(
+        store="unknown" if place is None else _without_password(place),
+        is_healthy=not any(each.verdict == "problem" for each in symptoms),
+        symptoms=tuple(symptoms),
+    )
+
+
+def _is_unusable(settings: Settings) -> bool:
+    """Whether the configuration is too wrong to say which store is meant."""
+    try:
+        settings.store_url()
+        config.here()
+    except StepkeepError:
+        return True
+    return False
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    if separator and "@" in rest:
+        credentials, _, host = rest.rpartition("@")
+        return f"{scheme}://{credentials.partition(':')[0]}@{host}"
+    return url
+
+
+# --- what it runs on -------------------------------------------------------------------------------------------
+
+
+def _versions() -> Found:
+    try:
+        own = version("stepkeep")
+    except PackageNotFoundError:
+        own = "not installed"
+    yield _ok("versions", f"stepkeep {own}, Python {platform.python_version()}")
+    library = apsw.sqlite_lib_version()
+    if tuple(map(int, library.split("."))) < OLDEST_SQLITE:
+        yield _problem("sqlite", f"SQLite {library} can corrupt a store", "upgrade apsw to 3.51.3 or newer")
+    else:
+        yield _ok("sqlite", f"SQLite {library}, bundled with apsw")
+
+
+def _configuration() -> Found:
+    settings, problems = config.inspect_here({})
+    for problem in problems:
+        yield _problem("configuration", str(problem), "correct it; `stepkeep config` shows all keys")
+    if not problems:
+        used = [str(each.path) for each in settings.files if each.is_used]
+        yield _ok("configuration", ", ".join(used) if used else "defaults, no file")
+
+
+def _agents() -> Found:
+    """Coding agents that call us: their hooks, and whether the MCP server could run."""
+    status = hooks_status()
+    for file in status.files:
+        place = f"{file.client} ({file.scope}: {file.path})"
+        if file.problem is not None:
+            yield _warning(
+                "hooks", f"{place}: {file.problem}", "correct the file, then `stepkeep hooks status`"
+            )
+        elif file.events and file.missing:
+            yield _warning(
+                "hooks",
+                f"{place} lacks {', '.join(file.missing)}",
+                f"`stepkeep hooks install --client {file.client}`",
+            )
+        elif file.events:
+            yield _ok("hooks", place)
+    if trouble := hook_trouble(utc_now_us()):
+        yield _warning("hooks", trouble, "`stepkeep hooks status` lists it")
+    elif not any(file.events or file.problem for file in status.files):
+        yield _ok("hooks", "no coding agent calls them")
+    try:
+        yield _ok("mcp", f"the MCP server can run (mcp {version('mcp')})")
+    except PackageNotFoundError:
+        yield _ok("mcp", "not installed: `pip install stepkeep[mcp]` if an agent is to use it")
+
+
+# --- where it lies ---------------------------------------------------------------------------------------------
+
+
+def _surroundings(url: str) -> Found:
+    place = database_file(url) or directory_of(url)
+    if place is None or not place.exists():
+        return
+    yield from _permissions(url, place)
+    yield from _file_system(place)
+    yield from _leftovers(place)
+
+
+def _permissions(url: str, place: Path) -> Found:
+    paths = [place.parent, place, *(Path(f"{place}{ending}") for ending in ("-wal", "-shm"))]
+    if directory_of(url) is not None:
+        paths = [place]
+    wide = [path for path in paths if path.exists() and _is_open_to_others(path)]
+    foreign = [path for path in paths if path.exists() and path.stat().st_uid != os.geteuid()]
+    for path in wide:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        right = "700" if path.is_dir() else "600"
+        yield _warning(
+            "permissions", f"{path} is open to others (mode {mode:03o})", f"chmod {right} '{path}'"
+        )
+    for path in foreign:
+        owner = path.stat().st_uid
+        yield _warning("permissions", f"{path} belongs to user {owner}, not to you", "run as its owner")
+    if not wide and not foreign:
+        yield _ok("permissions", "only you can read the store")
+
+
+def _is_open_to_others(path: Path) -> bool:
+    """A directory is when others may exchange what is in it, a file when they may read it."""
+    return bool(stat.S_IMODE(path.stat().st_mode) & (0o022 if path.is_dir() else 0o077))
+
+
+def _file_system(place: Path) -> Found:
+    if kind := network_file_system(place):
+        yield _problem(
+            "file system", f"{place} is on a network file system ({kind})", "use a local disk, or PostgreSQL"
+        )
+    else:
+        yield _ok("file system", file_system_type(place) or "unknown kind")
+    free = shutil.disk_usage(place.parent).free
+    if free < LITTLE_SPACE_BYTES:
+        yield _warning(
+            "free space", f"only {size(free)} are left on its disk", "free space, or `stepkeep prune`"
+        )
+    else:
+        yield _ok("free space", f"{size(free)} are left on its disk")
+
+
+def _leftovers(place: Path) -> Found:
+    """Files of work that was interrupted; those of the last hour may still be in use."""
+    before = time.time() - STALE_SECONDS
+    old = [path for path in place.parent.glob(".stepkeep-*") if path.lstat().st_mtime < before]
+    for path in sorted(old):
+        yield _warning("leftovers", f"{path} was left by an interrupted command", f"rm '{path}'")
+    if not old:
+        yield _ok("leftovers", "none")
+
+
+# --- the store itself ------------------------------------------------------------------------------------------
+
+
+def _store(url: str, settings: Settings, full: bool, progress: Progress | None) -> Found:
+    place = database_file(url) or directory_of(url)
+    if place is not None and not place.exists():
+        yield _note("store", f"no store at {place} yet: the first save creates it")
+        return
+    try:
+        engine = Engine(open_backend(url))
+    except StepkeepError as exc:
+        yield _problem("store", str(exc), _advice_for(exc))
+        return
+    try:
+        yield from _opened(engine, settings, full, progress)
+    finally:
+        engine.close()
+
+
+def _opened(engine: Engine, settings: Settings, full: bool, progress: Progress | None) -> Found:
+    checks: list[tuple[str, Callable[[], Found]]] = [
+        ("store", lambda: _contents(engine)),
+        ("durability", lambda: _facts(engine)),
+        ("budget", lambda: _budget(engine, settings)),
+        ("keeper", lambda: _keeper(engine, settings)),
+        ("sessions", lambda: _sessions(engine)),
+        ("intact", lambda: _everything(engine, progress) if full else _sample(engine)),
+    ]
+    for name, check in checks:
+        try:
+            yield from check()
+        except StepkeepError as exc:
+            yield _problem(name, str(exc), _advice_for(exc))
+
+
+def _advice_for(exc: StepkeepError) -> str:
+    if exc.code == "schema_newer":
+        return "upgrade stepkeep"
+    if exc.code == "not_a_store":
+        return "name the right file"
+    if isinstance(exc, Corrupt):
+        return "`stepkeep recover` into a new store, or `stepkeep restore-backup`"
+    if isinstance(exc, BackendUnavailable) and exc.retryable:
+        return "try again when it is free"
+    return "see `stepkeep status` and the error's code: " + exc.code
+
+
+def _contents(engine: Engine) -> Found:
+    usage = engine.backend.usage()
+    yield _ok(
+        "store",
+        f"{count(usage.checkpoints, 'checkpoint')} in {count(usage.sessions, 'session')},"
+        f" {size(usage.store_bytes)}",
+    )
+
+
+def _facts(engine: Engine) -> Found:
+    backend = engine.backend
+    if not isinstance(backend, TellsFacts):
+        return
+    facts = backend.facts()
+    if facts.weakness is not None:
+        yield _problem(
+            "durability", facts.weakness, "close all programs that use the store, and open it again"
+        )
+    else:
+        yield _ok("durability", facts.durability)
+    if facts.log_bytes > LARGE_LOG_BYTES:
+        yield _warning(
+            "log",
+            f"the write-ahead log has grown to {size(facts.log_bytes)}",
+            "a program reads from the store all the time: end it, then `stepkeep prune`",
+        )
+
+
+def _budget(engine: Engine, settings: Settings) -> Found:
+    limit = settings["limits.max_bytes"]
+    if limit is None:
+        yield _ok("budget", "no limit in bytes")
+        return
+    used = engine.backend.usage().store_bytes
+    text = f"{size(used)} of {size(limit)} (limits.max_bytes)"
+    if used >= NEAR_BUDGET * limit:
+        yield _warning("budget", f"nearly used up: {text}", "`stepkeep prune`, or raise limits.max_bytes")
+    else:
+        yield _ok("budget", text)
+
+
+def _keeper(engine: Engine, settings: Settings) -> Found:
+    if not settings["keeper.enabled"]:
+        yield _warning(
+            "keeper",
+            "switched off (keeper.enabled): nothing is pruned by itself",
+            "run `stepkeep prune` and `stepkeep clean` regularly",
+        )
+    failed = [session.key for session in _recent(engine) if _prune_failed(engine, session)]
+    if failed:
+        yield _warning("keeper", f"the last pruning of {_names(failed)} failed", "`stepkeep prune` says why")
+    elif settings["keeper.enabled"]:
+        yield _ok("keeper", "prunes and cleans while a store is open")
+
+
+def _prune_failed(engine: Engine, session: SessionInfo) -> bool:
+    try:
+        return any(event.type == PRUNE_FAILED for event in engine.backend.events(session.uid)[-5:])
+    except NotFound:
+        return False
+
+
+def _sessions(engine: Engine) -> Found:
+    """Work that nobody does: runners that died, and sessions that were left open."""
+    now_us = utc_now_us()
+    died, stalled = [], []
+    for session in _recent(engine, Status.IN_PROGRESS):
+        try:
+            lease = engine.backend.lease(session.uid)
+        except NotFound:
+            continue
+        if lease is not None and lease.expires_us < now_us:
+            died.append(session.key)
+        elif lease is None and now_us - session.updated_us > STALLED_US:
+            stalled.append(session.key)
+    if died:
+        yield _warning("sessions", f"whoever ran {_names(died)} died", "`stepkeep resume`")
+    if stalled:
+        yield _note("sessions", f"{_names(stalled)} in progress without a save for a day")
+    if not died and not stalled:
+        yield _ok("sessions", "none was left behind")
+
+
+def _recent(engine: Engine, *statuses: Status) -> list[SessionInfo]:
+    query = SessionQuery(statuses=statuses or None, limit=LOOKED_AT_SESSIONS)
+    return list(engine.backend.sessions(query))
+
+
+def _sample(engine: Engine) -> Found:
+    damaged: list[str] = []
+    sessions = list(engine.backend.sessions(SessionQuery(limit=SAMPLE_SESSIONS)))
+    for session in sessions:
+        branch = engine.backend.branch(session.uid, session.branch)
+        if branch is None or branch.head is None:
+            continue
+        try:
+            reader.load(engine.backend, engine.header(branch.head, session=session.uid))
+        except NotFound:
+            continue
+        except StepkeepError as exc:
+            damaged.append(f"{session.key}: {exc}")
+    for text in damaged:
+        yield _problem("intact", text, "`stepkeep verify`; loading falls back to an older checkpoint")
+    if not damaged:
+        yield _ok("intact", f"the newest checkpoint of {len(sessions)} sessions; --full looks at all")
+
+
+def _everything(engine: Engine, progress: Progress | None) -> Found:
+    report = verify(engine, progress=progress)
+    for finding in report.findings:
+        yield _problem(
+            "intact", f"{finding.session}: {finding.message}", "`stepkeep recover` into a new store"
+        )
+    if report.is_intact:
+        yield _ok("intact", f"every byte of {report.checkpoints:,} checkpoints")
+
+
+# --- wording ---------------------------------------------------------------------------------------------------
+
+
+def _ok(name: str, message: str) -> Symptom:
+    return Symptom(name=name, verdict="ok", message=message)
+
+
+def _note(name: str, message: str) -> Symptom:
+    return Symptom(name=name, verdict="note", message=message)
+
+
+def _warning(name: str, message: str, advice: str) -> Symptom:
+    return Symptom(name=name, verdict="warning", message=message, advice=advice)
+
+
+def _problem(name: str, message: str, advice: str) -> Symptom:
+    return Symptom(name=name, verdict="problem", message=message, advice=advice)
+
+
+def _names(keys: list[str]) -> str:
+    shown = ", ".join(keys[:3])
+    return shown if len(keys) <= 3 else f"{shown} and {len(keys) - 3} more"

@@ -1,0 +1,253 @@
+"""What the methods of stores and sessions return beside the values of the packages below, and how it becomes JSON.
+
+The fields of these frozen structs, encoded as JSON, are what `--json` prints: a field is never renamed or removed, new
+ones may come. Times are UTC in RFC 3339, sizes are bytes. A result that holds live values of a state has a method
+`document()` that gives the struct JSON can hold; `to_json` calls it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stepkeep.api.checkpoint import Checkpoint
+from stepkeep.api.options import zone_of
+from stepkeep.engine import Engine
+from stepkeep.errors import NotFound
+from stepkeep.history import times
+from stepkeep.history.documents import CheckpointInfo, describe_one, encoded
+from stepkeep.history.paths import find, format_path, parse_path
+from stepkeep.model import DETAILS, STATE, TriggerKind, from_us
+from stepkeep.recording.triggers import merged_triggers
+from stepkeep.runs.step_outputs import Stream, outputs_of
+
+if TYPE_CHECKING:
+    from stepkeep.api.session import Session
+
+
+def to_json(value: Any) -> bytes:
+    """A result as the JSON document that every surface shows."""
+    document = getattr(value, "document", None)
+    return msgspec.json.encode(value if document is None else document())
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that did not load, and why."""
+
+    checkpoint: str
+    code: str
+
+
+class FallbackInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Set when newer checkpoints are damaged and an older one was loaded."""
+
+    tried: int
+    failures: tuple[Failure, ...]
+
+
+class MergedTriggerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A trigger that found nothing changed, and was noted on the checkpoint instead of making another."""
+
+    kind: TriggerKind
+    event: str | None
+    time: datetime
+    message: str
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint with its state, verified. With encoding `json` the state is the document itself; with
+    `json+tags` an object with one `$` key stands for a value JSON lacks."""
+
+    checkpoint: CheckpointInfo
+    encoding: str
+    state: msgspec.Raw
+    details_encoding: str | None
+    details: msgspec.Raw | None
+    fallback: FallbackInfo | None
+    merged_triggers: tuple[MergedTriggerInfo, ...]
+
+
+class ValueShown(msgspec.Struct, frozen=True, kw_only=True):
+    """One value of the state of a checkpoint, verified, written like a state."""
+
+    checkpoint: CheckpointInfo
+    path: str
+    encoding: str
+    value: msgspec.Raw
+    fallback: FallbackInfo | None
+
+
+class ShownAt(Shown, frozen=True, kw_only=True):
+    """The newest checkpoint at or before a time. `asked` is that time, read in `zone` unless it named its own."""
+
+    asked: datetime
+    asked_text: str
+    zone: str
+    is_future: bool
+
+
+class ValueAt(ValueShown, frozen=True, kw_only=True):
+    """The same for one value of its state."""
+
+    asked: datetime
+    asked_text: str
+    zone: str
+    is_future: bool
+
+
+class ChangeCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many changes lead from one state to another, and a summary."""
+
+    total: int
+    added: int
+    removed: int
+    changed: int
+    moved: int
+    summary: str
+
+
+class RestoredInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that goes on from a checkpoint. `changes` lead from the state before to the restored one, None
+    when the state before cannot be read or nobody asked. `undo` is the ref that leads back."""
+
+    session: str
+    checkpoint: CheckpointInfo
+    branch: str
+    is_new_branch: bool
+    previous_branch: str
+    previous_head: str | None
+    previous_seq: int | None
+    changes: ChangeCounts | None
+    undo: str
+
+
+class OutputDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step gave, as text, and how many bytes of it are stored. `is_cut` says that the step gave more."""
+
+    checkpoint: CheckpointInfo
+    step: str
+    stream: Stream
+    text: str
+    size_bytes: int
+    is_cut: bool
+    fallback: FallbackInfo | None
+
+
+class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step gave, byte for byte."""
+
+    checkpoint: CheckpointInfo
+    step: str
+    stream: Stream
+    content: bytes
+    is_cut: bool
+    fallback: FallbackInfo | None
+
+    def document(self) -> OutputDocument:
+        """The same with the content as text."""
+        return OutputDocument(
+            checkpoint=self.checkpoint,
+            step=self.step,
+            stream=self.stream,
+            text=self.content.decode("utf-8", "replace"),
+            size_bytes=len(self.content),
+            is_cut=self.is_cut,
+            fallback=self.fallback,
+        )
+
+
+class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+    """What was removed: these checkpoints, or the whole session."""
+
+    session: str
+    is_whole_session: bool
+    checkpoints: tuple[str, ...]
+    count: int
+
+
+# --- showing a checkpoint ----------------------------------------------------------------------------------------
+
+
+def shown(engine: Engine, checkpoint: Checkpoint) -> Shown:
+    """A loaded checkpoint as it is shown, with the triggers that were merged into it."""
+    encodings = {name: content.encoding for name, content in checkpoint.header.contents.items()}
+    has_details = DETAILS in encodings
+    return Shown(
+        checkpoint=describe_one(engine, checkpoint.header),
+        encoding=encodings[STATE],
+        state=msgspec.Raw(checkpoint.content()),
+        details_encoding=encodings[DETAILS] if has_details else None,
+        details=msgspec.Raw(checkpoint.content(DETAILS)) if has_details else None,
+        fallback=fallback_info(checkpoint),
+        merged_triggers=tuple(
+            MergedTriggerInfo(
+                kind=merged.trigger.kind,
+                event=merged.trigger.event,
+                time=from_us(merged.time_us),
+                message=merged.message,
+            )
+            for merged in merged_triggers(engine, checkpoint.header)
+        ),
+    )
+
+
+def value_shown(engine: Engine, checkpoint: Checkpoint, path: str) -> ValueShown:
+    """One value of a loaded checkpoint as it is shown."""
+    steps = parse_path(path)
+    encoding, value = encoded(find(checkpoint.state, steps))
+    return ValueShown(
+        checkpoint=describe_one(engine, checkpoint.header),
+        path=format_path(steps),
+        encoding=encoding,
+        value=value,
+        fallback=fallback_info(checkpoint),
+    )
+
+
+def step_output(engine: Engine, checkpoint: Checkpoint, key: str, step: str, stream: Stream) -> StepOutput:
+    """What a step had given when a checkpoint was saved."""
+    given = outputs_of(checkpoint.state, checkpoint.details, stream, engine.load_blob)
+    if step not in given:
+        names = ", ".join(given) or "none"
+        raise NotFound(
+            f"{checkpoint.id} has no output of a step {step!r}; there is: {names}",
+            code="step_not_found",
+            session=key,
+            checkpoint=checkpoint.id,
+        )
+    content, is_cut = given[step]()
+    return StepOutput(
+        checkpoint=describe_one(engine, checkpoint.header),
+        step=step,
+        stream=stream,
+        content=content,
+        is_cut=is_cut,
+        fallback=fallback_info(checkpoint),
+    )
+
+
+def shown_at(session: Session, time: str, path: str | None) -> ShownAt | ValueAt:
+    """The checkpoint of a session at a time, or one value of it, as it is shown."""
+    engine, zone = session._engine, zone_of(session._settings)
+    now_us = engine.clock()
+    time_us = times.read(time, now_us=now_us, zone=zone)
+    checkpoint = session.load(from_us(time_us))
+    asked: dict[str, Any] = {
+        "asked": from_us(time_us),
+        "asked_text": times.written(time_us, zone, fraction=False),
+        "zone": times.zone_name(zone),
+        "is_future": time_us > now_us,
+    }
+    if path is not None:
+        return ValueAt(**msgspec.structs.asdict(value_shown(engine, checkpoint, path)), **asked)
+    return ShownAt(**msgspec.structs.asdict(shown(engine, checkpoint)), **asked)
+
+
+def fallback_info(checkpoint: Checkpoint) -> FallbackInfo | None:
+    """Which newer checkpoints were passed over to load this one."""
+    if (fallback := checkpoint.fallback) is None:
+        return None
+    failures = tuple(Failure(checkpoint=id, code=code) for id, code in fallback.failures)
+    return FallbackInfo(tried=fallback.tried, failures=failures)

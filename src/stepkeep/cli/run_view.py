@@ -1,0 +1,296 @@
+"""How a running workflow looks: a live view on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from stepkeep import api
+from stepkeep.api import NOT_TRUE, Hooks, PlanStep, StepResult, Workflow, WorkflowRun
+from stepkeep.cli.printing import is_terminal, lines, note
+from stepkeep.errors import BackendUnavailable
+from stepkeep.model import Header, Status
+from stepkeep.text import clean, count, duration, shortened
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+MAX_ERROR: Final = 200
+
+
+class RunView(Protocol):
+    """A watcher of runs that is shown from `with` to its end. `session` is set once the run began."""
+
+    session: str | None
+
+    def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks: ...
+
+    def __enter__(self) -> RunView: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def progress_for(*, as_json: bool) -> RunView:
+    """How to show a run: nothing but a note beside JSON, live on a terminal, else lines."""
+    if as_json:
+        return _Quiet()
+    return _Live() if is_terminal() else _Lines()
+
+
+def ending(run: WorkflowRun) -> list[str]:
+    """What to say when a run is over, and how to go on."""
+    done = f"{count(run.steps_run, 'step')} in {duration(run.duration_ms / 1000)}"
+    extra = [f"{run.steps_recovered} done before"] * bool(run.steps_recovered)
+    extra += [f"{run.steps_skipped} skipped"] * bool(run.steps_skipped)
+    texts = [f"{run.status}: {', '.join([done, *extra])}"]
+    if run.error is not None and run.status is Status.FAILED:
+        texts.append(clean(run.error))
+    return texts + ([] if run.resume is None else [f"Go on with: {clean(run.resume)}"])
+
+
+@contextmanager
+def telling_how_to_go_on(progress: RunView) -> Iterator[None]:
+    """When the store fails in the middle of a run, say how to go on once it works again."""
+    try:
+        yield
+    except BackendUnavailable:
+        if progress.session is not None:
+            note(f"Go on with: {api.resume_command(progress.session)}")
+        raise
+
+
+def exit_code(run: WorkflowRun) -> int:
+    """0 when it is completed, 1 when not, and as a shell says it when a signal ended it."""
+    if run.status is Status.COMPLETED:
+        return 0
+    return 1 if run.signal is None else 128 + run.signal
+
+
+def _short(error: object) -> str:
+    return shortened(clean(str(error)), MAX_ERROR)
+
+
+def _heading(session: str, workflow: Workflow) -> str:
+    return f"Session {clean(session)}: {clean(workflow.name)}, {count(len(workflow.steps), 'step')}"
+
+
+# --- lines -----------------------------------------------------------------------------------------------------
+
+
+class _Quiet:
+    """Nothing but the session, on stderr: stdout is for the document at the end."""
+
+    session: str | None = None
+
+    def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:  # noqa: ARG002
+        self.session = session
+        note(_heading(session, workflow))
+        return Hooks()
+
+    def __enter__(self) -> _Quiet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+def _say(text: str) -> None:
+    lines([text])
+
+
+class _Lines:
+    """One line for each thing that happens."""
+
+    def __init__(self) -> None:
+        self.session: str | None = None
+        self._places: dict[str, str] = {}
+
+    def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:
+        self.session, total = session, len(workflow.steps)
+        for number, step in enumerate(workflow.steps, start=1):
+            self._places[step.id] = f"[{number}/{total}] {clean(step.name)}"
+        _say(_heading(session, workflow))
+        for step in workflow.steps:
+            if step.id in done:
+                _say(f"{self._places[step.id]}: done before")
+        return Hooks(
+            on_step_start=self._started,
+            on_step_complete=self._completed,
+            on_step_error=self._failed,
+            on_step_skip=lambda step, reason: self._tell(step, f"skipped, {_short(reason)}"),
+        )
+
+    def _tell(self, step: PlanStep, text: str) -> None:
+        _say(f"{self._places[step.id]}: {text}")
+
+    def _started(self, step: PlanStep, attempt: int) -> None:
+        self._tell(step, "running" if attempt == 1 else f"running, attempt {attempt}")
+
+    def _completed(self, step: PlanStep, result: StepResult) -> None:
+        self._tell(step, f"completed ({duration(result.duration_ms / 1000)})")
+
+    def _failed(self, step: PlanStep, error: Exception, is_retried: bool) -> None:
+        self._tell(step, f"{'failed, will try again' if is_retried else 'failed'}: {_short(error)}")
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+# --- live ------------------------------------------------------------------------------------------------------
+
+_MARKS: Final = {
+    "waiting": ("·", "dim"),
+    "completed": ("✓", "green"),
+    "before": ("✓", "dim"),
+    "failed": ("✗", "red"),
+    "skipped": ("–", "dim"),
+    "blocked": ("–", "yellow"),
+    "interrupted": ("!", "yellow"),
+}
+
+
+class _Row:
+    """A step as it is shown."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.status = "waiting"
+        self.note = ""
+        self.started = 0.0
+
+
+class _Live:
+    """The steps in place: a spinner for what runs, how long it took, and when something was saved last."""
+
+    def __init__(self) -> None:
+        self.session: str | None = None
+        self._rows: dict[str, _Row] = {}
+        self._live: Any = None
+        self._height = 0
+        self._began = time.monotonic()
+        self._saved: tuple[int, float] | None = None
+
+    def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:
+        from rich.console import Console
+        from rich.live import Live
+
+        self.session = session
+        self._rows = {step.id: _Row(clean(step.name)) for step in workflow.steps}
+        for id in done & self._rows.keys():
+            self._rows[id].status = "before"
+        lines([_heading(session, workflow)])
+        console = Console(highlight=False)
+        self._height = console.height
+        self._live = Live(
+            console=console,
+            get_renderable=self._picture,
+            refresh_per_second=8,
+            redirect_stderr=sys.stderr.isatty(),  # notes and log lines go above the picture, unless to a file
+        )
+        self._live.start()
+        return Hooks(
+            on_step_start=self._started,
+            on_step_complete=self._completed,
+            on_step_error=self._failed,
+            on_step_skip=self._skipped,
+            on_checkpoint=self._checkpoint,
+        )
+
+    def __enter__(self) -> _Live:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is None:
+            return
+        for row in self._rows.values():
+            if row.status == "running":
+                row.status, row.note = "interrupted", "interrupted"
+        self._live.stop()
+
+    def _set(self, step: PlanStep, status: str, note: str = "") -> None:
+        row = self._rows[step.id]
+        row.status, row.note = status, note
+
+    def _started(self, step: PlanStep, attempt: int) -> None:
+        self._rows[step.id].started = time.monotonic()
+        self._set(step, "running", "" if attempt == 1 else f"attempt {attempt}")
+
+    def _completed(self, step: PlanStep, result: StepResult) -> None:
+        self._set(step, "completed", duration(result.duration_ms / 1000))
+
+    def _failed(self, step: PlanStep, error: Exception, is_retried: bool) -> None:
+        self._set(step, "waiting" if is_retried else "failed", _short(error))
+
+    def _skipped(self, step: PlanStep, reason: str) -> None:
+        self._set(step, "skipped" if reason == NOT_TRUE else "blocked", _short(reason))
+
+    def _checkpoint(self, header: Header) -> None:
+        self._saved = (header.seq, time.monotonic())
+
+    # --- drawing
+
+    def _picture(self) -> RenderableType:
+        from rich.table import Table
+        from rich.text import Text
+
+        now = time.monotonic()
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(width=1)
+        grid.add_column(no_wrap=True, overflow="ellipsis", max_width=32)
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+        for row in self._visible():
+            grid.add_row(*self._cells(row, now))
+        outer = Table.grid()
+        outer.add_row(grid)
+        outer.add_row(Text(self._footer(now), style="dim"))
+        return outer
+
+    def _cells(self, row: _Row, now: float) -> tuple[RenderableType, RenderableType, RenderableType]:
+        from rich.spinner import Spinner
+        from rich.text import Text
+
+        if row.status == "running":
+            elapsed = duration(now - row.started)
+            spinner = Spinner("dots", style="cyan")
+            spinner.start_time = 0.0
+            return spinner, Text(row.name, style="bold"), Text(" ".join(filter(None, [elapsed, row.note])))
+        mark, style = _MARKS[row.status]
+        return (
+            Text(mark, style=style),
+            Text(row.name),
+            Text(row.note, style="dim" if style != "red" else style),
+        )
+
+    def _visible(self) -> Iterator[_Row]:
+        """As many rows as fit, around the first that is not done."""
+        rows = list(self._rows.values())
+        room = max(3, self._height - 4)
+        if len(rows) <= room:
+            return iter(rows)
+        first = next(
+            (at for at, row in enumerate(rows) if row.status in ("waiting", "running")), len(rows) - 1
+        )
+        start = min(max(0, first - room // 2), len(rows) - room)
+        return iter(rows[start : start + room])
+
+    def _footer(self, now: float) -> str:
+        done = sum(row.status in ("completed", "before", "skipped") for row in self._rows.values())
+        parts = [f"{done}/{len(self._rows)} done", duration(now - self._began)]
+        if self._saved is not None:
+            parts.append(f"last saved #{self._saved[0]}, {duration(now - self._saved[1])} ago")
+        return " · ".join(parts)

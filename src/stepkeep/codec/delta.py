@@ -1,0 +1,439 @@
+"""Bodies as keyframes and byte-exact deltas; which body a delta is made against.
+
+Four codecs, named in each body record. `raw` and `zstd` stand alone. `splice` and `prefix` need the content
+of their base: `splice` lists a few edits and is quick, `prefix` is a compressed frame that refers to the base
+and takes any change. Bodies form groups: number 0 is a keyframe, each other one is a delta against an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from stepkeep.codec.compression import MIN_PREFIX_BYTES, compress, decompress
+from stepkeep.errors import Corrupt, InvalidInput, Unsupported
+
+RAW: Final = "raw"
+ZSTD: Final = "zstd"
+PREFIX: Final = "prefix"
+SPLICE: Final = "splice"
+CODECS: Final = frozenset({RAW, ZSTD, PREFIX, SPLICE})
+
+# No content larger than this is decoded unless the caller says so.
+DEFAULT_CEILING_BYTES: Final = 512 * 1024 * 1024
+
+GROUP_STRIDE: Final = 8
+_MAX_GROUP_MEMBERS: Final = 128
+# Up to here a frame that refers to the base is both quicker and smaller than edits.
+_SMALL_BYTES: Final = 32 * 1024
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """Content as it is stored: the id of the codec and the bytes it made."""
+
+    codec: str
+    data: bytes
+
+
+class Link(Protocol):
+    """One stored body on the way from a keyframe to the content wanted; `size` is that of its own content."""
+
+    @property
+    def codec(self) -> str: ...
+
+    @property
+    def data(self) -> bytes: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+class Rebuilt(NamedTuple):
+    """Content that is at hand, as the last link of a chain."""
+
+    data: bytes
+    codec: str = RAW
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+
+def encode_keyframe(content: bytes, *, compress_it: bool = True) -> Encoded:
+    """Encode content so that it stands alone, compressed where that is wanted and makes it smaller."""
+    if not compress_it:
+        return Encoded(RAW, content)
+    data = compress(content)
+    return Encoded(ZSTD, data) if len(data) < len(content) else Encoded(RAW, content)
+
+
+def encode_delta(content: bytes, base: bytes, *, shared: int = 0) -> Encoded | None:
+    """Encode content as a patch against the content of another body; None when the base is too small for one.
+
+    `shared` bytes at the start are known to be the same in both. Any change can be encoded, but not every patch is
+    smaller than a keyframe: `starts_group` decides.
+    """
+    if len(base) < MIN_PREFIX_BYTES:
+        return None
+    edits = find_edits(base, content, shared) if len(content) > _SMALL_BYTES else None
+    if edits is not None:
+        return Encoded(SPLICE, pack_edits(edits))
+    return Encoded(PREFIX, compress(content, prefix=base))
+
+
+def decode(
+    codec: str, data: bytes, *, size: int, base: bytes | None = None, ceiling: int = DEFAULT_CEILING_BYTES
+) -> bytes:
+    """Return content of exactly the recorded `size`. Memory is bounded by `size`, whatever the data claims.
+
+    A wrong base or a changed bit may decode without error: the caller checks the digest of the content.
+
+    Raises:
+        Corrupt: the data is malformed, does not yield `size` bytes, or its base is missing.
+        Unsupported: this build does not know the codec, or `size` is above the ceiling.
+    """
+    _check_size(size, ceiling)
+    if codec == RAW:
+        content = data
+    elif codec == ZSTD:
+        content = decompress(data, limit=size)
+    elif codec == PREFIX:
+        content = decompress(data, limit=size, prefix=_usable(base, MIN_PREFIX_BYTES))
+    elif codec == SPLICE:
+        content = apply_edits(_usable(base), [(data, size)])
+    else:
+        raise Unsupported(f"unknown body codec {codec!r}: the store was written by a newer version")
+    if len(content) != size:
+        raise Corrupt(f"a body yields {len(content)} bytes, recorded were {size}")
+    return content
+
+
+def rebuild(links: Sequence[Link], *, ceiling: int = DEFAULT_CEILING_BYTES) -> bytes:
+    """Rebuild the content of the first link; each is a patch against the next one, the last a keyframe.
+
+    Consecutive splices become one list of pieces first, so that together they cost one copy of the content.
+
+    Raises:
+        Corrupt: a link is malformed, or the last one needs a base.
+        Unsupported: this build does not know a codec, or a size is above the ceiling.
+    """
+    if not links:
+        raise InvalidInput("nothing to rebuild: no links were given")
+    content: bytes | None = None
+    for is_splice, run in groupby(reversed(links), key=lambda link: link.codec == SPLICE):
+        if is_splice:
+            content = apply_edits(_usable(content), _sized(run, ceiling))
+            continue
+        for link in run:
+            content = decode(link.codec, link.data, size=link.size, base=content, ceiling=ceiling)
+    return _usable(content)
+
+
+def base_member(member: int) -> int:
+    """The member of the group that the given one is patched against.
+
+    Two levels: every eighth member skips back to the eighth before it, the others to their neighbour. A
+    writer needs two contents at hand, and any member of a full group is rebuilt from at most 22 patches.
+    """
+    if member < 1:
+        raise InvalidInput(f"member {member} of a group has no base")
+    return member - (GROUP_STRIDE if member % GROUP_STRIDE == 0 else 1)
+
+
+def group_limit(keep_last: int | None, keyframe_every: int | None = None) -> int:
+    """How many members a group may have, its keyframe included.
+
+    At most half of the checkpoints kept, so that the kept history never hangs on one keyframe.
+    """
+    if keyframe_every is not None:
+        return max(1, keyframe_every)
+    if keep_last is None:
+        return _MAX_GROUP_MEMBERS
+    return min(_MAX_GROUP_MEMBERS, max(1, keep_last // 2))
+
+
+def starts_group(
+    *, members: int, limit: int, keyframe_bytes: int, patches_bytes: int, patch_bytes: int | None
+) -> bool:
+    """Whether the next body must be a keyframe rather than the patch made for it.
+
+    `members` counts the group so far, `keyframe_bytes` is what a keyframe would take now, `patches_bytes` sums
+    the group's patches, `patch_bytes` is the patch in question, None when none could be made. Sizes are as
+    stored.
+    """
+    if members < 1 or members >= limit or patch_bytes is None:
+        return True
+    return patch_bytes * 2 > keyframe_bytes or patches_bytes + patch_bytes > 2 * keyframe_bytes
+
+
+def _sized(links: Iterable[Link], ceiling: int) -> Iterable[tuple[bytes, int]]:
+    for link in links:
+        _check_size(link.size, ceiling)
+        yield link.data, link.size
+
+
+def _check_size(size: int, ceiling: int) -> None:
+    if size < 0:
+        raise Corrupt(f"a body records a negative size: {size}")
+    if size > ceiling:
+        raise Unsupported(f"a body of {size} bytes is above the ceiling of {ceiling} bytes")
+
+
+def _usable(base: bytes | None, at_least: int = 0) -> bytes:
+    if base is None:
+        raise Corrupt("a patch has no base to apply it to")
+    if len(base) < at_least:
+        raise Corrupt(f"a base of {len(base)} bytes is too short for its patch")
+    return base
+
+
+MAX_EDITS: Final = 64
+MAX_PUT_BYTES: Final = 64 * 1024
+_MAX_NUMBER_BITS: Final = 63
+_MAX_NUMBER_BYTES: Final = 9
+_MAX_PACKED_BYTES: Final = MAX_PUT_BYTES + (1 + 3 * MAX_EDITS) * _MAX_NUMBER_BYTES
+
+# Long enough to be rarely found in a wrong place, short enough to fit between two changes.
+_NEEDLE_BYTES: Final = 32
+# How far past a difference to take a needle. Close by first, where most changes end.
+_OFFSETS: Final = (0, *(8 << doubling for doubling in range(11)))
+# Bytes searched for all needles of one splice: about a millisecond, less than the codec tried after it.
+_SEARCH_BYTES: Final = 2 * 1024 * 1024
+# One comparison covers at most this much, so that a difference costs at most one more pass over it.
+_MAX_STRIDE: Final = 64 * 1024
+# More pieces than this are joined before the next splice: walking them would cost more than the copy.
+_MAX_PIECES: Final = 1024
+
+
+class Edit(NamedTuple):
+    """Keep bytes of the old content, cut the next ones, put others in their place."""
+
+    keep: int
+    cut: int
+    put: bytes | memoryview
+
+
+def find_edits(old: bytes, new: bytes, shared: int = 0) -> list[Edit] | None:
+    """Edits that turn `old` into `new` exactly; None when there would be too many, or too much to put in.
+
+    The first `shared` bytes are known to be the same. Few edits, not the fewest: a change that moves bytes around is
+    cut and put in again.
+    """
+    return _Comparison(old, new).edits(shared)
+
+
+def pack_edits(edits: list[Edit]) -> bytes:
+    """Pack edits into one compressed frame."""
+    numbers = bytearray(_number(len(edits)))
+    for edit in edits:
+        for value in (edit.keep, edit.cut, len(edit.put)):
+            numbers += _number(value)
+    return compress(b"".join((numbers, *(edit.put for edit in edits))))
+
+
+def unpack(packed: bytes) -> list[Edit]:
+    """Read back what `pack` wrote.
+
+    Raises:
+        Corrupt: the bytes are not packed edits.
+    """
+    content = decompress(packed, limit=_MAX_PACKED_BYTES)
+    numbers = _numbers(content)
+    count, start = next(numbers)
+    if count > MAX_EDITS:
+        raise Corrupt(f"a splice claims {count} edits, more than {MAX_EDITS}")
+    shapes = []
+    for _ in range(count):
+        (keep, _), (cut, _), (length, start) = next(numbers), next(numbers), next(numbers)
+        shapes.append((keep, cut, length))
+    view = memoryview(content)
+    edits = []
+    for keep, cut, length in shapes:
+        edits.append(Edit(keep, cut, view[start : start + length]))
+        start += length
+    if start != len(content):
+        raise Corrupt("the bytes a splice puts in do not match their recorded lengths")
+    return edits
+
+
+def apply_edits(base: bytes, splices: Iterable[tuple[bytes, int]]) -> bytes:
+    """Apply packed splices in turn, each given with the size of its result, in one copy of the base.
+
+    Raises:
+        Corrupt: a splice is malformed, or does not fit the content before it.
+    """
+    pieces, total = [memoryview(base)], len(base)
+    for packed, size in splices:
+        edits = unpack(packed)
+        total += sum(len(edit.put) - edit.cut for edit in edits)
+        if total != size:
+            raise Corrupt(f"a splice yields {total} bytes, recorded were {size}")
+        pieces = _spliced(pieces, edits)
+        if len(pieces) > _MAX_PIECES:
+            pieces = [memoryview(b"".join(pieces))]
+    return b"".join(pieces)
+
+
+def _spliced(pieces: list[memoryview], edits: list[Edit]) -> list[memoryview]:
+    source = _Source(pieces)
+    result: list[memoryview] = []
+    for keep, cut, put in edits:
+        result += source.take(keep)
+        source.take(cut)
+        if put:
+            result.append(memoryview(put))
+    result += source.rest()
+    return result
+
+
+class _Source:
+    """Content given as consecutive pieces, taken from the front without copying."""
+
+    def __init__(self, pieces: list[memoryview]) -> None:
+        self._pieces = iter(pieces)
+        self._current = memoryview(b"")
+
+    def take(self, count: int) -> list[memoryview]:
+        taken = []
+        while count > len(self._current):
+            if self._current:
+                taken.append(self._current)
+            count -= len(self._current)
+            self._current = self._next()
+        if count:
+            taken.append(self._current[:count])
+            self._current = self._current[count:]
+        return taken
+
+    def rest(self) -> list[memoryview]:
+        return [piece for piece in (self._current, *self._pieces) if piece]
+
+    def _next(self) -> memoryview:
+        try:
+            return next(self._pieces)
+        except StopIteration:
+            raise Corrupt("a splice reaches past the end of its base") from None
+
+
+class _Comparison:
+    """Two contents, compared from the front; what they share at the end is set aside first."""
+
+    def __init__(self, old: bytes, new: bytes) -> None:
+        self._old, self._new = old, new
+        self._old_view, self._new_view = memoryview(old), memoryview(new)
+        self._old_end, self._new_end = len(old), len(new)
+        self._search_left = _SEARCH_BYTES
+
+    def edits(self, shared: int) -> list[Edit] | None:
+        keep = old_at = new_at = shared + self._run_after(shared, shared)
+        shared_end = self._run_before(self._old_end, self._new_end, old_at, new_at)
+        self._old_end -= shared_end
+        self._new_end -= shared_end
+        edits: list[Edit] = []
+        put_left = MAX_PUT_BYTES
+        while old_at < self._old_end or new_at < self._new_end:
+            old_next, new_next, run = self._resync(old_at, new_at)
+            put_left -= new_next - new_at
+            if put_left < 0 or len(edits) == MAX_EDITS:
+                return None
+            edits.append(Edit(keep, old_next - old_at, self._new_view[new_at:new_next]))
+            keep, old_at, new_at = run, old_next + run, new_next + run
+        return edits
+
+    def _resync(self, old_at: int, new_at: int) -> tuple[int, int, int]:
+        """Where both contents agree again after a difference, and for how long; their ends if nowhere."""
+        for offset in _OFFSETS:
+            reach = 512 + 16 * offset
+            if self._search_left < 0:
+                break
+            meetings = [
+                self._meeting(old_at, new_at, *pair)
+                for pair in (
+                    self._old_in_new(old_at + offset, new_at, reach),
+                    self._new_in_old(old_at, new_at + offset, reach),
+                )
+                if pair
+            ]
+            if meetings:
+                return max(meetings, key=lambda meeting: meeting[2])
+        return self._old_end, self._new_end, 0
+
+    def _old_in_new(self, old_at: int, new_at: int, reach: int) -> tuple[int, int] | None:
+        end = min(old_at + _NEEDLE_BYTES, self._old_end)
+        found = self._find(self._new, self._old[old_at:end], new_at, min(new_at + reach, self._new_end))
+        return None if found < 0 else (old_at, found)
+
+    def _new_in_old(self, old_at: int, new_at: int, reach: int) -> tuple[int, int] | None:
+        end = min(new_at + _NEEDLE_BYTES, self._new_end)
+        found = self._find(self._old, self._new[new_at:end], old_at, min(old_at + reach, self._old_end))
+        return None if found < 0 else (found, new_at)
+
+    def _find(self, content: bytes, needle: bytes, start: int, end: int) -> int:
+        if len(needle) < _NEEDLE_BYTES:
+            return -1
+        found = content.find(needle, start, end)
+        self._search_left -= (end if found < 0 else found) - start
+        return found
+
+    def _meeting(self, old_from: int, new_from: int, old_at: int, new_at: int) -> tuple[int, int, int]:
+        """Widen an agreement to both sides: where it starts, not before the given places, and its length."""
+        before = self._run_before(old_at, new_at, old_from, new_from)
+        return old_at - before, new_at - before, before + self._run_after(old_at, new_at)
+
+    def _run_after(self, old_at: int, new_at: int) -> int:
+        """How many bytes agree from here on."""
+
+        def agree(start: int, end: int) -> bool:
+            return self._old.startswith(self._new_view[new_at + start : new_at + end], old_at + start)
+
+        return _longest(agree, min(self._old_end - old_at, self._new_end - new_at))
+
+    def _run_before(self, old_at: int, new_at: int, old_from: int, new_from: int) -> int:
+        """How many bytes agree just before here, not reaching before the given places."""
+
+        def agree(start: int, end: int) -> bool:
+            return self._old.startswith(self._new_view[new_at - end : new_at - start], old_at - end)
+
+        return _longest(agree, min(old_at - old_from, new_at - new_from))
+
+
+def _longest(agree: Callable[[int, int], bool], limit: int) -> int:
+    """The longest run, up to `limit`, of which `agree(start, end)` holds in every part.
+
+    Strides double while they agree; the rest of the run is shorter than the stride that failed, so halving
+    strides spell its length in binary.
+    """
+    done, stride = 0, 64
+    while done + stride <= limit and agree(done, done + stride):
+        done += stride
+        stride = min(2 * stride, _MAX_STRIDE)
+    while stride := stride // 2:
+        if done + stride <= limit and agree(done, done + stride):
+            done += stride
+    return done
+
+
+def _number(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _numbers(content: bytes) -> Iterator[tuple[int, int]]:
+    """Numbers from the front of the content, each with the place after it."""
+    value = shift = 0
+    for place, byte in enumerate(content, 1):
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            yield value, place
+            value = shift = 0
+        elif shift >= _MAX_NUMBER_BITS:
+            raise Corrupt("a number in a splice is too large")
+    raise Corrupt("a splice ends early")

@@ -1,0 +1,232 @@
+"""How the next body is stored: as a delta against which earlier one, or as a keyframe.
+
+The bodies of one name on one branch form a delta chain: a keyframe, then deltas, each against one of two earlier
+bodies. The writer of a branch remembers the contents of those two. Its memory is only a cache: a cold writer rebuilds
+it from the store, and a base that is gone by the time of the commit is answered with a keyframe.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+import msgspec
+
+from stepkeep.codec import delta
+from stepkeep.codec.integrity import digest
+from stepkeep.storage.port import Body
+
+CACHE_BYTES: Final = 256 * 1024 * 1024
+"""How much content the writers of one engine remember together."""
+
+DELTA_FLOOR: Final = 512
+"""Smaller contents are stored whole: a delta would save less than its header takes, and cost more time."""
+
+
+class Base(NamedTuple):
+    """A stored body that later ones may be deltas against; `blobs` are those its chain of records keeps alive."""
+
+    checkpoint: str
+    content: bytes
+    blobs: frozenset[str] = frozenset()
+
+
+class Shared(NamedTuple):
+    """How many bytes at the start of a new content are known to be those of another one."""
+
+    content: bytes
+    start: int
+
+
+class Chain(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a delta chain stands: its newest body, and the newest one whose number divides by the stride."""
+
+    last: Base
+    stride_base: Base
+    number: int
+    keyframe_bytes: int
+    keyframe_size: int
+    delta_bytes: int
+
+
+class BranchWriter:
+    """The delta chains of one branch by body name, and the lock that keeps bodies in the order of their commits.
+
+    A chain is None where the next body must be a keyframe; a name that is missing was not looked up yet.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.chains: dict[str, Chain | None] = {}
+        self.counted_bytes = 0
+
+
+class Writers:
+    """The writers of an engine, least recently used first; the oldest are forgotten when they take too much memory."""
+
+    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
+        self._lock = threading.Lock()
+        self._writers: OrderedDict[tuple[str, str], BranchWriter] = OrderedDict()
+        self._cache_bytes = cache_bytes
+        self._held_bytes = 0
+
+    def get(self, session: str, branch: str) -> BranchWriter:
+        with self._lock:
+            writer = self._writers.get((session, branch))
+            if writer is None:
+                writer = self._writers[session, branch] = BranchWriter()
+            self._writers.move_to_end((session, branch))
+            return writer
+
+    def recount(self, session: str, branch: str) -> None:
+        """Count what a writer remembers by now, and let go of others where all take too much."""
+        with self._lock:
+            writer = self._writers.get((session, branch))
+            if writer is None:
+                return
+            size = 0
+            for chain in writer.chains.values():
+                if chain is not None:
+                    size += len(chain.last.content) + len(chain.stride_base.content)
+            self._held_bytes += size - writer.counted_bytes
+            writer.counted_bytes = size
+            while self._held_bytes > self._cache_bytes and len(self._writers) > 1:
+                self._drop(next(iter(self._writers)))
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        self._held_bytes -= self._writers.pop(key).counted_bytes
+
+    def forget(self, session: str) -> None:
+        """Start cold on every branch of a session, because what is remembered may not be stored."""
+        with self._lock:
+            for key in [key for key in self._writers if key[0] == session]:
+                self._drop(key)
+
+    def newest(self, session: str, branch: str, name: str) -> Base | None:
+        """The newest body of that name that was saved or read here."""
+        writer = self._writers.get((session, branch))
+        chain = None if writer is None else writer.chains.get(name)
+        return None if chain is None else chain.last
+
+
+def encode(
+    name: str,
+    chain: Chain | None,
+    new: Base,
+    *,
+    limit: int,
+    as_keyframe: bool,
+    compress: bool = True,
+    shared: Shared | None = None,
+) -> tuple[list[Body], Chain]:
+    """The records for the next body of a chain, and the chain after it. Pure.
+
+    `new` carries the blobs its content names; a record lists those that its base does not keep alive already.
+    """
+    if chain is None or len(new.content) < DELTA_FLOOR:
+        return _start(name, None, new, compress)
+    number = chain.number + 1
+    base = chain.stride_base if number % delta.GROUP_STRIDE == 0 else chain.last
+    encoded = None
+    if not as_keyframe and limit > 1:
+        start = shared.start if shared is not None and shared.content is base.content else 0
+        encoded = delta.encode_delta(new.content, base.content, shared=start)
+    if encoded is None or delta.starts_group(
+        members=number,
+        limit=limit,
+        # What a keyframe would take now, judging by the chain's own.
+        keyframe_bytes=chain.keyframe_bytes * len(new.content) // max(1, chain.keyframe_size),
+        patches_bytes=chain.delta_bytes,
+        patch_bytes=len(encoded.data),
+    ):
+        return _start(name, chain if limit > 1 else None, new, compress)
+    delta_bytes = chain.delta_bytes + len(encoded.data)
+    added = new._replace(blobs=new.blobs - base.blobs) if new.blobs else new
+    body = record(name, added, encoded, base=base.checkpoint, number=number, group_bytes=delta_bytes)
+    last = new._replace(blobs=new.blobs | base.blobs) if base.blobs else new
+    after = Chain(
+        last=last,
+        stride_base=last if number % delta.GROUP_STRIDE == 0 else chain.stride_base,
+        number=number,
+        keyframe_bytes=chain.keyframe_bytes,
+        keyframe_size=chain.keyframe_size,
+        delta_bytes=delta_bytes,
+    )
+    return [body], after
+
+
+def _start(name: str, chain: Chain | None, new: Base, compress: bool) -> tuple[list[Body], Chain]:
+    """A keyframe, with a redundant delta against the body before it where that one is small."""
+    encoded = delta.encode_keyframe(new.content, compress_it=compress)
+    bodies = [record(name, new, encoded)]
+    redundant = None if chain is None else delta.encode_delta(new.content, chain.last.content)
+    if chain is not None and redundant is not None and len(redundant.data) <= len(encoded.data) // 2:
+        without_blobs = new._replace(blobs=frozenset())  # a redundant delta is never a reference
+        bodies.append(record(name, without_blobs, redundant, base=chain.last.checkpoint, is_spare=True))
+    return bodies, Chain(
+        last=new,
+        stride_base=new,
+        number=0,
+        keyframe_bytes=len(encoded.data),
+        keyframe_size=len(new.content),
+        delta_bytes=0,
+    )
+
+
+def record(
+    name: str,
+    new: Base,
+    encoded: delta.Encoded,
+    *,
+    base: str | None = None,
+    number: int = 0,
+    group_bytes: int = 0,
+    is_spare: bool = False,
+) -> Body:
+    """How encoded content is stored."""
+    return Body(
+        checkpoint=new.checkpoint,
+        name=name,
+        codec=encoded.codec,
+        size=len(new.content),
+        stored_size=len(encoded.data),
+        digest=digest(encoded.data),
+        base=base,
+        member=number,
+        group_bytes=group_bytes,
+        is_spare=is_spare,
+        blobs=tuple(sorted(new.blobs)) if new.blobs else (),
+        data=encoded.data,
+    )
+
+
+def keyframe(name: str, new: Base) -> Body:
+    """A body that stands alone."""
+    return record(name, new, delta.encode_keyframe(new.content))
+
+
+def plain(name: str, new: Base) -> Body:
+    """A body as it is: for a backend that takes no deltas and does its own compression."""
+    return record(name, new, delta.Encoded(delta.RAW, new.content))
+
+
+def from_records(links: list[Body]) -> Chain:
+    """The chain whose newest body was read from the store, target first."""
+    strides = (at for at, body in enumerate(links) if body.member % delta.GROUP_STRIDE == 0)
+    stride_at = next(strides, len(links) - 1)
+    last = base_of(links, delta.rebuild(links))
+    stride_base = last if stride_at == 0 else base_of(links[stride_at:], delta.rebuild(links[stride_at:]))
+    return Chain(
+        last=last,
+        stride_base=stride_base,
+        number=links[0].member,
+        keyframe_bytes=links[-1].stored_size,
+        keyframe_size=links[-1].size,
+        delta_bytes=links[0].group_bytes,
+    )
+
+
+def base_of(links: list[Body], content: bytes) -> Base:
+    """The body at the top of a chain, with every blob that its records name."""
+    return Base(links[0].checkpoint, content, frozenset(digest for body in links for digest in body.blobs))

@@ -1,1 +1,0 @@
-"""Running work and resuming it: plans, leases, scripts, workflow files."""

@@ -1,0 +1,265 @@
+"""What is told of checkpoints, sessions, branches and values of a state: frozen structs that JSON can hold.
+
+Their fields are what `--json` prints: a field is never renamed or removed, new ones may come. Times are UTC in RFC
+3339, sizes are bytes. A value of a state is written exactly, with its encoding beside it: with `json` the value is the
+document itself, with `json+tags` an object with one `$` key stands for a value that JSON lacks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from stepkeep.codec import exact
+from stepkeep.engine import Engine, reader
+from stepkeep.errors import NotFound, StepkeepError
+from stepkeep.model import Branch, BranchState, Content, Header, SessionInfo, Status, TriggerKind, from_us
+from stepkeep.storage.port import HeaderQuery
+
+
+class TriggerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a checkpoint was saved."""
+
+    kind: TriggerKind
+    event: str | None
+
+
+class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint without its contents. `ratio` is `size_bytes` ÷ `stored_bytes`, None when nothing is stored."""
+
+    id: str
+    session: str
+    seq: int
+    branch: str
+    time: datetime
+    step: int | None
+    status: Status
+    trigger: TriggerInfo
+    message: str
+    tags: tuple[str, ...]
+    metadata: dict[str, Any]
+    parents: tuple[str, ...]
+    requires: tuple[str, ...]
+    external_id: str | None
+    idempotency_key: str | None
+    size_bytes: int
+    stored_bytes: int
+    ratio: float | None
+    contents: dict[str, Content]
+    chain: str
+
+
+class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A session. `checkpoints` counts those that are stored now."""
+
+    key: str
+    uid: str
+    status: Status
+    project: str | None
+    workflow: str | None
+    profile: str
+    is_test: bool
+    branch: str
+    checkpoints: int
+    created: datetime
+    updated: datetime
+    finished: datetime | None
+    error: str | None
+    metadata: dict[str, Any]
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """The line of a branch, newest first. `total` counts all of it, `checkpoints` may be its beginning.
+    `damaged` are the ids whose header does not verify; they are in no other field but `total`."""
+
+    session: str
+    branch: str
+    total: int
+    checkpoints: tuple[CheckpointInfo, ...]
+    damaged: tuple[str, ...]
+
+
+class BranchInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A branch. `state` is open, merged, abandoned or archived; pruning protects pinned open ones and the current
+    one. `checkpoints` counts its own, not those before its fork. `time` is that of its head, None when that cannot
+    be read."""
+
+    name: str
+    is_current: bool
+    state: BranchState
+    is_pinned: bool
+    checkpoints: int
+    head: str | None
+    head_seq: int
+    time: datetime | None
+    message: str
+    fork: str | None
+    fork_branch: str | None
+    fork_seq: int
+    created: datetime
+    metadata: dict[str, Any]
+
+
+class BranchChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """A branch after it was forked, entered, closed or reopened."""
+
+    session: str
+    branch: BranchInfo
+
+
+class BranchList(msgspec.Struct, frozen=True, kw_only=True):
+    """The branches of a session, oldest first, and which one it is on."""
+
+    session: str
+    current: str
+    branches: tuple[BranchInfo, ...]
+
+
+def encoded(value: object) -> tuple[str, Raw]:
+    """How a value of a state is encoded, and the document itself."""
+    encoding, content = exact.encode(value)
+    return encoding, Raw(content)
+
+
+# --- checkpoints and sessions ------------------------------------------------------------------------------------
+
+
+def describe(engine: Engine, key: str, headers: Sequence[Header]) -> tuple[CheckpointInfo, ...]:
+    """Checkpoints of one session, with what they take in the store."""
+    if not headers:
+        return ()
+    stored: Counter[str] = Counter()
+    for body in engine.backend.bodies(headers[0].session, [header.id for header in headers]):
+        stored[body.checkpoint] += body.stored_size
+    return tuple(checkpoint_info(key, header, stored[header.id]) for header in headers)
+
+
+def describe_one(engine: Engine, header: Header) -> CheckpointInfo:
+    """One checkpoint of whichever session; `NotFound` if that was deleted meanwhile."""
+    return describe(engine, engine.backend.session(header.session).key, [header])[0]
+
+
+def describe_across(engine: Engine, headers: Sequence[Header]) -> tuple[CheckpointInfo, ...]:
+    """Checkpoints of any sessions, in the given order, without those of sessions that were deleted meanwhile."""
+    by_session: dict[str, list[Header]] = {}
+    for header in headers:
+        by_session.setdefault(header.session, []).append(header)
+    found: dict[str, CheckpointInfo] = {}
+    for uid, own in by_session.items():
+        with suppress(NotFound):
+            key = engine.backend.session(uid).key
+            found.update((info.id, info) for info in describe(engine, key, own))
+    return tuple(found[header.id] for header in headers if header.id in found)
+
+
+def checkpoint_info(key: str, header: Header, stored_bytes: int) -> CheckpointInfo:
+    """One checkpoint whose stored size is known."""
+    return CheckpointInfo(
+        id=header.id,
+        session=key,
+        seq=header.seq,
+        branch=header.branch,
+        time=header.created_at,
+        step=header.step,
+        status=header.status,
+        trigger=TriggerInfo(kind=header.trigger.kind, event=header.trigger.event),
+        message=header.message,
+        tags=header.tags,
+        metadata=header.metadata,
+        parents=header.parents,
+        requires=header.requires,
+        external_id=header.external_id,
+        idempotency_key=header.idempotency_key,
+        size_bytes=header.size_bytes,
+        stored_bytes=stored_bytes,
+        ratio=round(header.size_bytes / stored_bytes, 2) if stored_bytes else None,
+        contents=header.contents,
+        chain=header.chain,
+    )
+
+
+def summary_of(info: SessionInfo) -> SessionSummary:
+    return SessionSummary(
+        key=info.key,
+        uid=info.uid,
+        status=info.status,
+        project=info.project,
+        workflow=info.workflow,
+        profile=info.profile,
+        is_test=info.is_test,
+        branch=info.branch,
+        checkpoints=info.stored_count,
+        created=from_us(info.created_us),
+        updated=from_us(info.updated_us),
+        finished=None if info.finished_us is None else from_us(info.finished_us),
+        error=info.error,
+        metadata=info.metadata,
+    )
+
+
+# --- branches ----------------------------------------------------------------------------------------------------
+
+
+def branch_infos(engine: Engine, session: SessionInfo, branches: Iterable[Branch]) -> tuple[BranchInfo, ...]:
+    """Branches of a session, with their heads and how many checkpoints each has of its own."""
+    wanted = tuple(branches)
+    only = wanted[0].name if len(wanted) == 1 else None
+    rows = engine.backend.headers(HeaderQuery(session=session.uid, branch=only))
+    own = Counter(row.branch for row in rows)
+    return tuple(_branch_info(engine, session, each, own[each.name]) for each in wanted)
+
+
+def _branch_info(engine: Engine, session: SessionInfo, branch: Branch, checkpoints: int) -> BranchInfo:
+    head = readable_header(engine, session.uid, branch.head)
+    return BranchInfo(
+        name=branch.name,
+        is_current=branch.name == session.branch,
+        state=branch.state,
+        is_pinned=branch.is_pinned,
+        checkpoints=checkpoints,
+        head=branch.head,
+        head_seq=branch.head_seq,
+        time=None if head is None else head.created_at,
+        message="" if head is None else head.message,
+        fork=branch.fork,
+        fork_branch=branch.fork_branch,
+        fork_seq=branch.fork_seq,
+        created=from_us(branch.created_us),
+        metadata=branch.metadata,
+    )
+
+
+def readable_header(engine: Engine, uid: str, checkpoint: str | None) -> Header | None:
+    """A header for showing it; None where it is damaged or gone."""
+    try:
+        return None if checkpoint is None else engine.header(checkpoint, session=uid)
+    except StepkeepError:
+        return None
+
+
+def line_history(engine: Engine, session: SessionInfo, branch: str, *, limit: int | None = None) -> History:
+    """The checkpoints that led to the head of a branch, through the branches that it was forked from."""
+    headers: list[Header] = []
+    damaged: list[str] = []
+    total = 0
+    for row in reader.line_of(engine.backend, session, branch):
+        total += 1
+        if limit is not None and len(headers) >= limit:
+            continue
+        try:
+            headers.append(reader.verified(row))
+        except StepkeepError:
+            damaged.append(row.id)
+    return History(
+        session=session.key,
+        branch=branch,
+        total=total,
+        checkpoints=describe(engine, session.key, headers),
+        damaged=tuple(damaged),
+    )

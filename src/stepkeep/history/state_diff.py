@@ -1,0 +1,529 @@
+"""What differs between two states: typed changes by path, counted and summed up.
+
+Strict: `True`, `1` and `1.0` differ, so do `0.0` and `-0.0`, a list and a tuple, and one moment in two zones.
+NaN equals NaN. The order of the keys of a dict does not count as a difference.
+
+Lists whose items are dicts with ids of their own are compared by id. In other lists equal items are matched,
+and what lies between two matches is compared in turn. The result is always correct and not always the smallest: the
+work grows with the size of the states, never with its square.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from itertools import chain, pairwise
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from stepkeep.engine import Engine, Loaded
+from stepkeep.errors import InvalidInput
+from stepkeep.history.documents import CheckpointInfo, describe_one, encoded
+from stepkeep.history.equality import (
+    CONTAINERS,
+    SEQUENCES,
+    Sameness,
+    are_same_kinds,
+    is_equal,
+    names_of,
+    token_of,
+    with_room,
+)
+from stepkeep.history.paths import ItemById, Path, SetMember, format_path
+from stepkeep.text import shortened
+
+WIDTH: Final = 60
+"""How many characters of a value are shown."""
+
+
+class AddedValue(msgspec.Struct, frozen=True):
+    """A value that is only in the new state."""
+
+    path: Path
+    value: Any
+
+
+class RemovedValue(msgspec.Struct, frozen=True):
+    """A value that is only in the old state; an index in the last step is that of the old list."""
+
+    path: Path
+    value: Any
+
+
+class ChangedValue(msgspec.Struct, frozen=True):
+    """Another value, or a value of another type, in the same place; indexes are those of the new lists."""
+
+    path: Path
+    old: Any
+    new: Any
+
+
+class MovedItem(msgspec.Struct, frozen=True):
+    """An item with an id that changed places with others of its list."""
+
+    path: Path
+    old_index: int
+    new_index: int
+
+
+Change = AddedValue | RemovedValue | ChangedValue | MovedItem
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The changes that lead from one state to another.
+
+    The numbers count all of them; `changes` may be only the first ones. Values are those of the states, not
+    copies. `is_workflow` says that the states are those of a workflow, with variables and steps.
+    """
+
+    changes: tuple[Change, ...]
+    added: int
+    removed: int
+    changed: int
+    moved: int
+    summary: str
+    is_workflow: bool
+
+    @property
+    def total(self) -> int:
+        return self.added + self.removed + self.changed + self.moved
+
+    @property
+    def is_equal(self) -> bool:
+        return self.total == 0
+
+    def lines(self, *, width: int = WIDTH) -> list[str]:
+        """The changes as text, one per line, each value in about `width` characters."""
+        from stepkeep.history.rendering import lines  # it imports this module
+
+        return lines(self, width=width)
+
+
+SIGNS: Final[dict[type[Change], str]] = {
+    AddedValue: "+",
+    RemovedValue: "-",
+    ChangedValue: "~",
+    MovedItem: ">",
+}
+
+ID_FIELDS: Final = ("id", "uid", "key", "step_id", "stepId", "name")
+
+
+def compare(old: object, new: object, *, limit: int | None = None) -> Comparison:
+    """What changed from one state to another. Pure; keeps at most `limit` changes and counts all.
+
+    Raises:
+        InvalidInput: `limit` is negative.
+        Unsupported: a state is nested deeper than this interpreter can follow, which none that was saved is.
+    """
+    if limit is not None and limit < 0:
+        raise InvalidInput(f"limit is {limit}; it counts changes: 0 or more", code="invalid_option")
+    return with_room(lambda: _compare(old, new, limit))
+
+
+def _compare(old: object, new: object, limit: int | None) -> Comparison:
+    walk = _DiffWalk(limit)
+    walk.pair((), old, new)
+    counts = walk.counts
+    return Comparison(
+        changes=tuple(walk.changes),
+        added=counts[AddedValue],
+        removed=counts[RemovedValue],
+        changed=counts[ChangedValue],
+        moved=counts[MovedItem],
+        summary=_summary(walk.places),
+        is_workflow=is_workflow_pair(old, new),
+    )
+
+
+# --- walking both states
+
+# Looking whether two containers are equal saves a walk through them, but costs one at each level where they are
+# not. Far down it is done at few levels, so that depth does not multiply the work.
+_CHECKED_DEPTH: Final = 8
+
+
+class _DiffWalk:
+    """Walks two states side by side and collects what differs."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.changes: list[Change] = []
+        self.counts: Counter[type[Change]] = Counter()
+        self.places: dict[tuple[str, str], Counter[type[Change]]] = {}
+        self._limit = math.inf if limit is None else limit
+        self._cells = _ALIGN_CELLS
+        self._same = Sameness()
+
+    def pair(self, path: Path, old: Any, new: Any) -> None:
+        kind = type(old)
+        if kind is not type(new) or kind not in CONTAINERS:
+            if not self._same.of(old, new):
+                self._note(ChangedValue(path, old, new))
+        elif not self._is_skipped(len(path), old, new):
+            if kind is dict:
+                self._dicts(path, old, new)
+            elif kind in SEQUENCES:
+                self._lists(path, old, new)
+            else:
+                self._sets(path, old, new)
+
+    def _is_skipped(self, depth: int, old: Any, new: Any) -> bool:
+        if old is new:
+            return True
+        is_checked = depth < _CHECKED_DEPTH or depth & (depth - 1) == 0
+        return is_checked and is_equal(old, new) and are_same_kinds([old], [new])
+
+    def _note(self, change: Change, *, is_item: bool = False) -> None:
+        kind = type(change)
+        self.counts[kind] += 1
+        self.places.setdefault(_place(change.path, is_item), Counter())[kind] += 1
+        if len(self.changes) < self._limit:
+            self.changes.append(change)
+
+    def _dicts(self, path: Path, old: dict[Any, Any], new: dict[Any, Any]) -> None:
+        olds, news = names_of(old), names_of(new)
+        for name, key in olds.items():
+            if name not in news:
+                self._note(RemovedValue((*path, key), old[key]))
+        for name, key in news.items():
+            if name not in olds:
+                self._note(AddedValue((*path, key), new[key]))
+                continue
+            before, after = old[olds[name]], new[key]
+            if before is not after:
+                self.pair((*path, key), before, after)
+
+    def _sets(self, path: Path, old: Iterable[Any], new: Iterable[Any]) -> None:
+        olds, news = names_of(dict.fromkeys(old)), names_of(dict.fromkeys(new))
+        for name, value in olds.items():
+            if name not in news:
+                self._note(RemovedValue((*path, SetMember(value)), value), is_item=True)
+        for name, value in news.items():
+            if name not in olds:
+                self._note(AddedValue((*path, SetMember(value)), value), is_item=True)
+
+    # Lists and tuples. Only what lies between the same beginning and the same end is looked at.
+
+    def _lists(self, path: Path, old: Sequence[Any], new: Sequence[Any]) -> None:
+        start = self._same.beginning(old, new)
+        end = self._same.beginning(old[start:][::-1], new[start:][::-1])
+        old_range, new_range = range(start, len(old) - end), range(start, len(new) - end)
+        field = _id_field(old, new)
+        if field is not None:
+            self._by_id(path, field, old, new, old_range, new_range)
+            return
+        old_at, new_at = start, start
+        for old_next, new_next in [
+            *self._matches(old, new, old_range, new_range),
+            (len(old) - end, len(new) - end),
+        ]:
+            self._run(path, old, new, range(old_at, old_next), range(new_at, new_next))
+            old_at, new_at = old_next + 1, new_next + 1
+
+    def _by_id(
+        self,
+        path: Path,
+        field: str,
+        old: Sequence[Any],
+        new: Sequence[Any],
+        old_range: range,
+        new_range: range,
+    ) -> None:
+        olds = {token_of(old[at][field]): at for at in old_range}
+        news = {token_of(new[at][field]): at for at in new_range}
+        for name, at in olds.items():
+            if name not in news:
+                self._note(RemovedValue((*path, ItemById(field, old[at][field], at)), old[at]), is_item=True)
+        common = [olds[name] for name in news if name in olds]
+        in_order = {common[at] for at in _longest_rise(common)}
+        for name, at in news.items():
+            step = ItemById(field, new[at][field], at)
+            if name not in olds:
+                self._note(AddedValue((*path, step), new[at]), is_item=True)
+                continue
+            if olds[name] not in in_order:
+                self._note(MovedItem((*path, step), olds[name], at), is_item=True)
+            self.pair((*path, step), old[olds[name]], new[at])
+
+    def _run(self, path: Path, old: Sequence[Any], new: Sequence[Any], olds: range, news: range) -> None:
+        """Items between two matches: in turn, and what one side has more was removed or added."""
+        for old_at, new_at in zip(olds, news, strict=False):
+            self.pair((*path, new_at), old[old_at], new[new_at])
+        for at in olds[len(news) :]:
+            self._note(RemovedValue((*path, at), old[at]), is_item=True)
+        for at in news[len(olds) :]:
+            self._note(AddedValue((*path, at), new[at]), is_item=True)
+
+    def _matches(
+        self, old: Sequence[Any], new: Sequence[Any], olds: range, news: range
+    ) -> list[tuple[int, int]]:
+        """Pairs of places with the same item, rising on both sides."""
+        if not olds or not news or len(olds) == len(news) == 1:
+            return []
+        if len(olds) == len(news):
+            same = [(at, at) for at in olds if self._same.of(old[at], new[at])]
+            if len(same) * 2 >= len(olds):
+                return same
+        numbers: dict[Hashable, int] = {}
+        old_numbers = [numbers.setdefault(token_of(old[at]), len(numbers)) for at in olds]
+        new_numbers = [numbers.setdefault(token_of(new[at]), len(numbers)) for at in news]
+        pairs = self._aligned(old_numbers, new_numbers)
+        return [(olds[old_at], news[new_at]) for old_at, new_at in pairs]
+
+    def _aligned(self, old: list[int], new: list[int]) -> list[tuple[int, int]]:
+        ends = (len(old), len(new))
+        pairs: list[tuple[int, int]] = []
+        for before, after in pairwise([(-1, -1), *_anchors(old, new), ends]):
+            pairs += self._between(old, new, before, after)
+            if after != ends:
+                pairs.append(after)
+        return pairs
+
+    def _between(
+        self, old: list[int], new: list[int], before: tuple[int, int], after: tuple[int, int]
+    ) -> Iterator[tuple[int, int]]:
+        """Matches between two anchors: next to them, and in the rest as far as the budget for it goes."""
+        (old_at, new_at), (old_end, new_end) = (before[0] + 1, before[1] + 1), after
+        while old_at < old_end and new_at < new_end and old[old_at] == new[new_at]:
+            yield old_at, new_at
+            old_at, new_at = old_at + 1, new_at + 1
+        tail: list[tuple[int, int]] = []
+        while old_at < old_end and new_at < new_end and old[old_end - 1] == new[new_end - 1]:
+            old_end, new_end = old_end - 1, new_end - 1
+            tail.append((old_end, new_end))
+        cells = (old_end - old_at) * (new_end - new_at)
+        if 1 < cells <= min(_GAP_CELLS, self._cells):
+            self._cells -= cells
+            matcher = difflib.SequenceMatcher(None, old[old_at:old_end], new[new_at:new_end], autojunk=False)
+            for block in matcher.get_matching_blocks():
+                for step in range(block.size):
+                    yield old_at + block.a + step, new_at + block.b + step
+        yield from reversed(tail)
+
+
+def _id_field(old: Sequence[Any], new: Sequence[Any]) -> str | None:
+    """The field that names every item of both lists, each only once."""
+    items = [*old, *new]
+    if set(map(type, items)) != {dict}:
+        return None
+    for field in ID_FIELDS:
+        if all(field in item for item in items) and _are_unique(old, field) and _are_unique(new, field):
+            return field
+    return None
+
+
+def _are_unique(items: Sequence[Any], field: str) -> bool:
+    ids = [item[field] for item in items]
+    return set(map(type, ids)) <= _ID_TYPES and len(set(ids)) == len(ids)
+
+
+_ID_TYPES: Final = frozenset({str, int, UUID})
+
+# How much is spent on matching items that occur several times: in one gap, and in all of a comparison.
+_GAP_CELLS: Final = 4096
+_ALIGN_CELLS: Final = 100_000
+
+
+def _anchors(old: list[int], new: list[int]) -> list[tuple[int, int]]:
+    """Pairs of places of items that occur once on each side: as many as rise on both sides."""
+    old_counts, new_counts = Counter(old), Counter(new)
+    places = {number: at for at, number in enumerate(old) if old_counts[number] == 1}
+    pairs = [
+        (places[number], at) for at, number in enumerate(new) if number in places and new_counts[number] == 1
+    ]
+    return [pairs[at] for at in _longest_rise([old_at for old_at, _ in pairs])]
+
+
+def _longest_rise(values: list[int]) -> list[int]:
+    """The places of the longest rising subsequence of distinct values."""
+    ends: list[int] = []  # the smallest value that ends a rise of each length, and below its place
+    places: list[int] = []
+    before: list[int | None] = []
+    for at, value in enumerate(values):
+        length = bisect_left(ends, value)
+        before.append(places[length - 1] if length else None)
+        ends[length : length + 1] = [value]
+        places[length : length + 1] = [at]
+    rise: list[int] = []
+    place = places[-1] if places else None
+    while place is not None:
+        rise.append(place)
+        place = before[place]
+    return rise[::-1]
+
+
+# --- states of a workflow
+
+VARIABLES: Final = "variables"
+STEPS: Final = ("completed_steps", "steps")
+
+
+def is_workflow_pair(old: object, new: object) -> bool:
+    """Whether both states have variables, and steps with commands."""
+    states = [state for state in (old, new) if isinstance(state, dict)]
+    if len(states) < 2 or not all(isinstance(state.get(VARIABLES), dict) for state in states):
+        return False
+    steps = [state[name] for state in states for name in STEPS if name in state]
+    if not all(isinstance(each, list) for each in steps):
+        return False
+    items = list(chain.from_iterable(steps))
+    return bool(items) and all(isinstance(item, dict) and "command" in item for item in items)
+
+
+# --- the summary in words
+
+_VERBS: Final[dict[type[Change], str]] = {
+    AddedValue: "added",
+    RemovedValue: "removed",
+    ChangedValue: "changed",
+    MovedItem: "moved",
+}
+_MAX_PLACES: Final = 6
+_WHOLE: Final = "whole"
+_TOP: Final = "top"
+_WITHIN: Final = "within"
+_ITEMS: Final = "items"
+
+
+def _place(path: Path, is_item: bool) -> tuple[str, str]:
+    """Under which heading a change is counted in the summary."""
+    if not path:
+        return _WHOLE, ""
+    if is_item:
+        return _ITEMS, next((step for step in reversed(path[:-1]) if type(step) is str), "items")
+    if len(path) == 1:
+        return _TOP, ""
+    return _WITHIN, short_path(path[:1])
+
+
+def short_path(path: Path) -> str:
+    return shortened(format_path(path), 200)
+
+
+def _summary(places: dict[tuple[str, str], Counter[type[Change]]]) -> str:
+    if not places:
+        return "no changes"
+    parts = [_phrase(*place, counts) for place, counts in places.items()]
+    more = len(parts) - _MAX_PLACES
+    return "; ".join(parts[:_MAX_PLACES]) + (f"; and more in {more:,} other places" if more > 0 else "")
+
+
+def _phrase(kind: str, name: str, counts: Counter[type[Change]]) -> str:
+    if kind == _WHOLE:
+        return "everything changed"
+    counted = [(counts[change], verb) for change, verb in _VERBS.items() if counts[change]]
+    if kind == _ITEMS:
+        return ", ".join(f"{count:,} {_noun(name, count)} {verb}" for count, verb in counted)
+    text = ", ".join(f"{count:,} {verb}" for count, verb in counted)
+    return f"{text} at the top" if kind == _TOP else f"{text} in {name}"
+
+
+def _noun(name: str, count: int) -> str:
+    name = shortened(name, 80)
+    if count != 1 or not name.endswith("s") or name.endswith(("ss", "us", "is")):
+        return name
+    return name[:-3] + "y" if name.endswith("ies") else name[:-1]
+
+
+# --- of two checkpoints ------------------------------------------------------------------------------------------
+
+
+class ChangeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One difference between two states, as JSON can hold it. `kind` is added, removed, changed or moved; `path` reads
+    like `context.messages[3].when`. Only the fields that the kind has are there. Values are written like a state, each
+    with its encoding; the indexes of a move are those in the old and in the new list."""
+
+    kind: str
+    path: str
+    old_encoding: str | UnsetType = UNSET
+    old: Raw | UnsetType = UNSET
+    new_encoding: str | UnsetType = UNSET
+    new: Raw | UnsetType = UNSET
+    old_index: int | UnsetType = UNSET
+    new_index: int | UnsetType = UNSET
+
+
+class DiffDocument(msgspec.Struct, frozen=True, kw_only=True, rename={"older": "from", "newer": "to"}):
+    """What changed from one checkpoint to another. The numbers count all changes; `changes` may be the first."""
+
+    older: CheckpointInfo
+    newer: CheckpointInfo
+    elapsed_seconds: float
+    total: int
+    added: int
+    removed: int
+    changed: int
+    moved: int
+    summary: str
+    is_workflow: bool
+    changes: tuple[ChangeInfo, ...]
+
+
+class CheckpointComparison(Comparison, frozen=True, kw_only=True):
+    """The changes that lead from the state of one checkpoint to that of another, counted and summed up."""
+
+    older: CheckpointInfo
+    newer: CheckpointInfo
+
+    @property
+    def elapsed(self) -> timedelta:
+        """The time between them; negative when `newer` was saved first."""
+        return self.newer.time - self.older.time
+
+    def document(self) -> DiffDocument:
+        """The same as JSON can hold it: values of the states are written exactly, with their encoding."""
+        return DiffDocument(
+            older=self.older,
+            newer=self.newer,
+            elapsed_seconds=self.elapsed / timedelta(seconds=1),
+            total=self.total,
+            added=self.added,
+            removed=self.removed,
+            changed=self.changed,
+            moved=self.moved,
+            summary=self.summary,
+            is_workflow=self.is_workflow,
+            changes=tuple(map(_change_info, self.changes)),
+        )
+
+
+def compare_checkpoints(
+    engine: Engine, older: Loaded, newer: Loaded, *, limit: int | None = None
+) -> CheckpointComparison:
+    """What changed from the state of one checkpoint to that of another, of whichever sessions."""
+    found = compare(older.value(), newer.value(), limit=limit)
+    return CheckpointComparison(
+        **msgspec.structs.asdict(found),
+        older=describe_one(engine, older.header),
+        newer=describe_one(engine, newer.header),
+    )
+
+
+def _change_info(change: Change) -> ChangeInfo:
+    path = format_path(change.path)
+    match change:
+        case AddedValue(_, value):
+            encoding, data = encoded(value)
+            return ChangeInfo(kind="added", path=path, new_encoding=encoding, new=data)
+        case RemovedValue(_, value):
+            encoding, data = encoded(value)
+            return ChangeInfo(kind="removed", path=path, old_encoding=encoding, old=data)
+        case ChangedValue(_, old, new):
+            (old_encoding, old_data), (new_encoding, new_data) = encoded(old), encoded(new)
+            return ChangeInfo(
+                kind="changed",
+                path=path,
+                old_encoding=old_encoding,
+                old=old_data,
+                new_encoding=new_encoding,
+                new=new_data,
+            )
+        case MovedItem(_, old_index, new_index):
+            return ChangeInfo(kind="moved", path=path, old_index=old_index, new_index=new_index)

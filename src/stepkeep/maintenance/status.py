@@ -1,0 +1,155 @@
+"""How much a store or a session takes, and what will become of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from heapq import nlargest
+from typing import Final
+
+import msgspec
+
+from stepkeep.engine import Engine
+from stepkeep.history.documents import CheckpointInfo, SessionSummary, describe, summary_of
+from stepkeep.maintenance.clean import CleanPlan, SessionCleanup, plans_to_clean
+from stepkeep.model import Header, SessionInfo, Status
+from stepkeep.policy.cleanup import CleanupPolicies
+from stepkeep.policy.retention import Retention, rule_texts
+from stepkeep.storage.port import HeaderQuery, LooksOver, SessionQuery, Usage
+
+MAX_NAMED: Final = 10
+"""How many sessions a status names at most, where there may be any number."""
+
+Policies = Callable[[str], CleanupPolicies]
+"""The cleanup policies of a profile."""
+
+
+class SessionUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What one session takes. `stored_bytes` is what its bodies take, `hidden_bytes` what of that belongs to removed
+    checkpoints that others still need, and `ratio` how many times smaller its states are stored."""
+
+    session: str
+    status: Status
+    checkpoints: int
+    stored_bytes: int
+    hidden_bytes: int
+    size_bytes: int
+    ratio: float | None
+    oldest: datetime | None
+    newest: datetime | None
+
+
+class NextClean(msgspec.Struct, frozen=True, kw_only=True):
+    """What `clean` would remove now: how many sessions, and the keys of the first ones."""
+
+    count: int
+    sessions: tuple[str, ...]
+
+
+class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A store as a whole: how many sessions have which status, and what they take.
+
+    `sessions` are the largest ones; `oldest` and `newest` are times of checkpoints.
+    """
+
+    store: str
+    statuses: dict[str, int]
+    usage: Usage
+    oldest: datetime | None
+    newest: datetime | None
+    sessions: tuple[SessionUsage, ...]
+    next_clean: NextClean
+
+
+class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One session, what it takes, the newest checkpoint of its current branch, the rules for its history in
+    words, and whether `clean` would remove it (None: its profile or policy makes no sense)."""
+
+    store: str
+    session: SessionSummary
+    usage: Usage
+    latest: CheckpointInfo | None
+    takes: SessionUsage
+    rules: tuple[str, ...]
+    cleanup: SessionCleanup | None
+
+
+def store_status(engine: Engine, policies: Policies, *, limit: int | None = MAX_NAMED) -> StoreStatus:
+    """How much is in the store, the `limit` sessions that take most, and what the next clean would remove."""
+    sessions = list(engine.backend.sessions(SessionQuery()))
+    statuses = dict.fromkeys((status.value for status in Status), 0)
+    for info in sessions:
+        statuses[info.status] += 1
+    going = [entry.session.key for plan in _plans(engine, policies) for entry in plan.going]
+    return StoreStatus(
+        store=engine.backend.url,
+        statuses=statuses,
+        usage=engine.backend.usage(),
+        oldest=_time(engine, HeaderQuery(newest_first=False, limit=1)),
+        newest=_time(engine, HeaderQuery(limit=1)),
+        sessions=_largest(engine, sessions, limit),
+        next_clean=NextClean(count=len(going), sessions=tuple(going[:MAX_NAMED])),
+    )
+
+
+def session_usage(engine: Engine, info: SessionInfo) -> SessionUsage:
+    """What one session takes, and how old its checkpoints are."""
+    usage = engine.backend.usage(info.uid)
+    headers = list(engine.headers(HeaderQuery(session=info.uid)))
+    size_bytes = sum(header.size_bytes for header in headers)
+    return SessionUsage(
+        session=info.key,
+        status=info.status,
+        checkpoints=usage.checkpoints,
+        stored_bytes=usage.body_bytes,
+        hidden_bytes=usage.hidden_bytes,
+        size_bytes=size_bytes,
+        ratio=round(size_bytes / usage.body_bytes, 2) if usage.body_bytes else None,
+        oldest=headers[-1].created_at if headers else None,
+        newest=headers[0].created_at if headers else None,
+    )
+
+
+def session_status(
+    engine: Engine, policies: Policies, info: SessionInfo, retention: Retention, latest: Header | None
+) -> SessionStatus:
+    """Where a session stands, what it takes, and the rules it is under; `latest` is its newest checkpoint."""
+    return SessionStatus(
+        store=engine.backend.url,
+        session=summary_of(info),
+        usage=engine.backend.usage(info.uid),
+        latest=None if latest is None else describe(engine, info.key, [latest])[0],
+        takes=session_usage(engine, info),
+        rules=rule_texts(retention),
+        cleanup=_cleanup(engine, policies, info),
+    )
+
+
+def _cleanup(engine: Engine, policies: Policies, info: SessionInfo) -> SessionCleanup | None:
+    """Whether cleaning would remove a session now; None when its profile or policy makes no sense."""
+    entries = (entry for plan in _plans(engine, policies) for entry in plan.entries)
+    return next((SessionCleanup.of(entry) for entry in entries if entry.session.uid == info.uid), None)
+
+
+def _plans(engine: Engine, policies: Policies) -> list[CleanPlan]:
+    return list(plans_to_clean(engine, policies, now_us=engine.clock()))
+
+
+def _largest(engine: Engine, sessions: list[SessionInfo], limit: int | None) -> tuple[SessionUsage, ...]:
+    sizes = _sizes(engine, sessions)
+    ranked = [(sizes.get(info.uid, 0), -at, info) for at, info in enumerate(sessions)]
+    found = nlargest(len(ranked) if limit is None else limit, ranked, key=lambda each: each[:2])
+    return tuple(session_usage(engine, info) for _, _, info in found)
+
+
+def _sizes(engine: Engine, sessions: list[SessionInfo]) -> dict[str, int]:
+    """The stored bytes of every session, by uid."""
+    backend = engine.backend
+    if isinstance(backend, LooksOver):
+        return backend.session_bytes()
+    return {info.uid: backend.usage(info.uid).body_bytes for info in sessions}
+
+
+def _time(engine: Engine, query: HeaderQuery) -> datetime | None:
+    header = next(engine.headers(query), None)
+    return None if header is None else header.created_at

@@ -1,1 +1,0 @@
-"""Connected parts: what has a snapshot and a restore call is captured and put back with its session."""

@@ -1,0 +1,256 @@
+"""What a hook stores: an event that waits, or a checkpoint with all that waited.
+
+Every hook is a process of its own, and several may run at once. A tool that was used is noted as an event of the
+session, in one small transaction; a boundary makes a checkpoint from the last state and the deltas since.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from stepkeep.engine import Engine
+from stepkeep.errors import Corrupt, InvalidInput, NotFound
+from stepkeep.model import STATE, Header, SessionInfo, Status, Trigger, TriggerKind, check_name
+from stepkeep.recording import triggers
+from stepkeep.recording.coding_agents import environment, events, session_state
+from stepkeep.recording.coding_agents.events import MAX_MESSAGE, HookEvent
+from stepkeep.recording.coding_agents.session_state import Delta, SessionState
+from stepkeep.recording.triggers import Material, TriggerPath
+from stepkeep.storage.port import HeaderQuery
+
+PROFILE = "phase"
+WAITING = "agent_event"
+RESTORED = "context_restored"
+
+_TRIGGERS = {
+    events.PROMPT: Trigger(TriggerKind.AUTO, "prompt"),
+    events.TOOL: Trigger(TriggerKind.AUTO, triggers.STEP_BOUNDARY),
+    events.TOOL_FAILED: Trigger(TriggerKind.ERROR, triggers.RECOVERABLE_ERROR),
+    events.COMPACTION: Trigger(TriggerKind.AUTO, triggers.COMPACTION_WARNING),
+    events.TURN_END: Trigger(TriggerKind.AUTO, "turn_end"),
+    events.SUBAGENT_END: Trigger(TriggerKind.AUTO, "subagent_end"),
+    events.TASK_DONE: Trigger(TriggerKind.AUTO, triggers.STEP_BOUNDARY),
+    events.END: Trigger(TriggerKind.AUTO, "session_end"),
+}
+_HEARTBEAT = Trigger(TriggerKind.TIMER, triggers.HEARTBEAT)
+
+
+class Known(msgspec.Struct, frozen=True):
+    """The newest checkpoint of a session, and what waits to be part of the next."""
+
+    header: Header | None
+    state: SessionState
+    waiting: tuple[Delta, ...]
+    last_event: int
+
+    @property
+    def now(self) -> SessionState:
+        """The state with all that waits."""
+        found = self.state
+        for delta in self.waiting:
+            found = session_state.changed(found, delta)
+        return found
+
+
+def session_key(event: HookEvent) -> str:
+    """The key of an agent's session. One that cannot be a key is replaced by its digest."""
+    key = f"{event.client}:{event.session}"
+    try:
+        return check_name("a session key", key)
+    except InvalidInput:
+        return f"{event.client}:{sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def open_session(engine: Engine, event: HookEvent) -> SessionInfo:
+    """The session in which the work of this agent is kept: its own, or the one that it took up."""
+    own = engine.backend.session_by_key(session_key(event))
+    if own is None:
+        given = {"metadata": {"client": event.client, "agent": environment.agent_process()}}
+        project = project_name(event)
+        return engine.open_session(
+            session_key(event), profile=PROFILE, **({"project": project} if project else {}), **given
+        )
+    return continued(engine, own, event)
+
+
+def project_name(event: HookEvent) -> str | None:
+    try:
+        return check_name("a project", environment.project_of(event.cwd))
+    except InvalidInput:
+        return None
+
+
+def continued(engine: Engine, own: SessionInfo, event: HookEvent) -> SessionInfo:
+    """The session that was offered to this agent, once a person said yes and until it is finished."""
+    key = own.metadata.get("continues") or own.metadata.get("offered")
+    taken = engine.backend.session_by_key(key) if isinstance(key, str) else None
+    if taken is None or taken.uid == own.uid:
+        return own
+    if "continues" not in own.metadata:
+        if taken.metadata.get("taken_up_us", 0) < own.metadata.get("offered_us", 0):
+            return own
+        engine.describe_session(own.uid, {"metadata": {**own.metadata, "continues": key}})
+        agent = {"agent": environment.agent_process()}
+        taken = engine.describe_session(taken.uid, {"metadata": {**taken.metadata, **agent}})
+    if taken.status.is_finished and event.kind == events.PROMPT:
+        rest = {name: value for name, value in own.metadata.items() if name not in ("continues", "offered")}
+        return engine.describe_session(own.uid, {"metadata": rest})
+    return taken
+
+
+def known(engine: Engine, session: SessionInfo) -> Known:
+    """What is stored of a session. Damaged checkpoints are stepped over; without any, the state is empty."""
+    try:
+        loaded = engine.latest(session)
+    except Corrupt:
+        loaded = None
+    state: Any = None if loaded is None else loaded.value(STATE)
+    found: SessionState = state if isinstance(state, dict) else {}
+    seen = found.get("events_seen", 0)
+    waiting = engine.backend.events(session.uid, after=seen if isinstance(seen, int) else 0)
+    return Known(
+        None if loaded is None else loaded.header,
+        found,
+        tuple(delta for each in waiting if each.type == WAITING and (delta := _delta(each.data))),
+        max((each.number for each in waiting), default=seen),
+    )
+
+
+def _delta(data: dict[str, Any]) -> Delta | None:
+    try:
+        return msgspec.convert(data, Delta)
+    except msgspec.ValidationError:
+        return None
+
+
+def record(engine: Engine, event: HookEvent) -> Header | None:
+    """Store what an event tells; the checkpoint that was made, None when it only waits or nothing goes on.
+
+    A session that was finished is opened again by a new prompt alone: what an agent still does after it said that
+    the work is done is not unfinished work.
+    """
+    session = open_session(engine, event)
+    if session.status.is_finished and event.kind != events.PROMPT:
+        return None
+    if event.kind == events.TOOL and event.tasks is None and event.task is None:
+        return _note(engine, session, event)
+    before = known(engine, session)
+    if event.kind == events.END and before.header is None and not before.waiting:
+        return None
+    if _is_repeated(engine, session, event, before):
+        _wait(engine, session, event)
+        return None
+    return save(engine, session, event, before, _TRIGGERS[event.kind])
+
+
+def _note(engine: Engine, session: SessionInfo, event: HookEvent) -> Header | None:
+    """Let a tool's outcome wait, unless the last checkpoint is too long ago."""
+    row = next(engine.backend.headers(HeaderQuery(session=session.uid, limit=1)), None)
+    is_due = triggers.heartbeat_due(
+        now_us=engine.clock(), last_us=session.updated_us, status=Status.IN_PROGRESS
+    )
+    if row is not None and not is_due:
+        _wait(engine, session, event)
+        return None
+    trigger = _TRIGGERS[events.TOOL] if row is None else _HEARTBEAT
+    return save(engine, session, event, known(engine, session), trigger)
+
+
+def _wait(engine: Engine, session: SessionInfo, event: HookEvent) -> None:
+    data = msgspec.to_builtins(session_state.delta_of(event))
+    engine.backend.record_event(session.uid, WAITING, data, time_us=engine.clock())
+
+
+def _is_repeated(engine: Engine, session: SessionInfo, event: HookEvent, before: Known) -> bool:
+    """Whether this comes right after the last checkpoint and changes nothing."""
+    if before.header is None:
+        return False
+    after = session_state.changed(before.now, session_state.delta_of(event))
+    return TriggerPath(engine, session.uid).is_repeated(
+        _TRIGGERS[event.kind].event,
+        Material(session_state.comparable(after), _status(event, after)),
+        newest=before.header,
+        was=Material(session_state.comparable(before.now), before.header.status),
+        now_us=engine.clock(),
+    )
+
+
+def save(engine: Engine, session: SessionInfo, event: HookEvent, before: Known, trigger: Trigger) -> Header:
+    """Make a checkpoint of all that is known."""
+    delta = session_state.delta_of(event)
+    now = _with_environment(session_state.changed(before.now, delta), event, before.last_event)
+    outcomes = [each.outcome for each in (*before.waiting, delta) if each.outcome is not None]
+    status = _status(event, now)
+    header = TriggerPath(engine, session.uid).save(
+        now,
+        trigger,
+        details=session_state.details(now, outcomes),
+        step=session_state.phase_number(now),
+        status=status,
+        message=session_state.summary(now),
+        metadata=session_state.metadata(now),
+    )
+    if status is not Status.IN_PROGRESS:
+        engine.finish(session.uid, status)
+    return header
+
+
+def _status(event: HookEvent, now: SessionState) -> Status:
+    if event.kind != events.END:
+        return Status.IN_PROGRESS
+    return Status.COMPLETED if session_state.is_work_done(now) else Status.PAUSED
+
+
+def _with_environment(now: SessionState, event: HookEvent, last_event: int) -> SessionState:
+    """The state with where the transcript ends, and what is checked out."""
+    position, tail = environment.transcript_position(event.transcript)
+    now = {
+        **now,
+        "client": event.client,
+        "agent_session": event.session,
+        "cwd": event.cwd.encode("utf-8", "replace").decode(),
+        "events_seen": last_event,
+    }
+    if position is not None:
+        now["transcript"] = position
+    if not event.message and (message := environment.last_message(tail, MAX_MESSAGE)):
+        now["last_message"] = message
+    if commit := environment.git_commit(event.cwd):
+        now["git"] = commit
+    return now
+
+
+def offered(engine: Engine, event: HookEvent, key: str) -> None:
+    """Remember which work was offered to this agent, so that a yes can be told to be its own."""
+    own = engine.backend.session_by_key(session_key(event))
+    about = {
+        "client": event.client,
+        "agent": environment.agent_process(),
+        "offered": key,
+        "offered_us": engine.clock(),
+    }
+    if own is None:
+        project = project_name(event)
+        given = {"project": project} if project else {}
+        engine.open_session(session_key(event), profile=PROFILE, metadata=about, **given)
+    elif not own.metadata.get("continues"):
+        engine.describe_session(own.uid, {"metadata": {**own.metadata, **about}})
+
+
+def take_up(engine: Engine, key: str) -> tuple[SessionInfo, Known]:
+    """Mark unfinished work as taken up: the agent it was offered to goes on in its session.
+
+    Raises:
+        NotFound: there is no such session, or nothing to resume in it (`nothing_to_resume`).
+    """
+    session = engine.find_session(key)
+    found = known(engine, session)
+    if session.status.is_finished or found.header is None:
+        raise NotFound(f"session {key!r} has no unfinished work", code="nothing_to_resume", session=key)
+    now_us = engine.clock()
+    engine.describe_session(session.uid, {"metadata": {**session.metadata, "taken_up_us": now_us}})
+    engine.backend.record_event(session.uid, "resume_accepted", {}, time_us=now_us)
+    return session, found

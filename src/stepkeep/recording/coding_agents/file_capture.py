@@ -1,0 +1,151 @@
+"""The project files beside what a hook saved: captured by a process of their own, so that no agent waits for them.
+
+The checkpoint is durable before that process starts, and its files come a event later, in a checkpoint with the same
+state; where nothing changed since the last capture there is none. Whatever goes wrong here costs only the files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from stepkeep.engine import Engine, Save
+from stepkeep.errors import Conflict
+from stepkeep.model import DETAILS, STATE, SessionInfo, Trigger, TriggerKind
+from stepkeep.recording.coding_agents import events, locations
+from stepkeep.recording.coding_agents.environment import repository_of
+from stepkeep.recording.coding_agents.events import HookEvent
+from stepkeep.recording.coding_agents.locations import home_of
+
+if TYPE_CHECKING:
+    from stepkeep.workspace.capture import CapturedTree, CaptureLimits
+
+BOUNDARIES = (events.TURN_END, events.COMPACTION, events.END)
+TRIGGER = Trigger(TriggerKind.AUTO, "workspace")
+TOO_SLOW = "files_took_too_long"
+"""In the metadata of a session: its tree is not captured again."""
+
+SECONDS = 30
+MAX_TRIES = 5
+_NICE = 10
+
+
+def tree_of(event: HookEvent, environ: Mapping[str, str]) -> str | None:
+    """The repository whose files belong to a event; None when there is none, or the event is no boundary."""
+    if event.kind not in BOUNDARIES:
+        return None
+    root = repository_of(event.cwd)
+    # A home directory under version control is not a project: most of its files have nothing to do with the work.
+    return None if root in ("", "/", home_of(environ).rstrip("/")) else root
+
+
+def start(engine: Engine, uid: str, root: str, event: HookEvent, environ: Mapping[str, str]) -> bool:
+    """Begin to capture a tree, in a process that closes the store at its end. False when there can be none now."""
+    try:
+        process = os.fork()
+    except OSError:
+        return False
+    if process == 0:
+        try:
+            _leave_the_agent()
+            _captured(engine, uid, root, event, environ)
+        finally:
+            os._exit(0)  # it is a copy of the hook, and must not go on as one
+    return True
+
+
+def _leave_the_agent() -> None:
+    """Be no part of what the agent waits for, and in nobody's way."""
+    os.setsid()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nowhere, descriptor)
+    os.nice(_NICE)
+
+
+def _captured(engine: Engine, uid: str, root: str, event: HookEvent, environ: Mapping[str, str]) -> None:
+    from stepkeep.recording.coding_agents.timeout import Timeout
+
+    try:
+        with Timeout(SECONDS, "the files were not captured"):
+            session = engine.backend.session(uid)
+            limits = _limits(environ)
+            if limits is not None and not session.metadata.get(TOO_SLOW):
+                _save(engine, session, root, limits)
+    except Exception as exc:  # the agent goes on, whatever it is
+        _note(engine, uid, event, environ, exc)
+    finally:
+        engine.close()
+
+
+def _limits(environ: Mapping[str, str]) -> CaptureLimits | None:
+    """How much is captured; None when the settings switch it off."""
+    from stepkeep.workspace.capture import DEFAULT_LIMITS, CaptureLimits
+
+    settings = locations.settings(environ, locations.cwd())
+    if settings is None:
+        return DEFAULT_LIMITS
+    if not settings["hooks.workspace"]:
+        return None
+    return CaptureLimits(
+        max_file_bytes=settings["workspace.max_file_bytes"],
+        max_total_bytes=settings["workspace.max_total_bytes"],
+        ignore=tuple(settings["workspace.ignore"] or ()),
+    )
+
+
+def _save(engine: Engine, session: SessionInfo, root: str, limits: CaptureLimits) -> None:
+    from stepkeep.workspace.capture import capture_live, real_root
+
+    tree = capture_live(engine, session.uid, real_root(root), limits=limits, with_blobs=True)
+    if tree.replaced == ():
+        return  # as the last capture has it
+    for left in reversed(range(MAX_TRIES)):
+        try:
+            _save_beside_the_newest(engine, engine.backend.session(session.uid), tree)
+        except Conflict as exc:
+            if exc.code != "head_moved" or not left:
+                raise
+        else:
+            return
+
+
+def _save_beside_the_newest(engine: Engine, session: SessionInfo, tree: CapturedTree) -> None:
+    """Store a tree with the state as it is by now: the next hook may have been faster."""
+    from stepkeep.workspace.capture import body_and_blobs
+
+    newest = engine.latest(session)
+    if newest is None:
+        return
+    header = newest.header
+    save = Save(
+        session=session.uid,
+        state=newest.body(STATE),
+        details=newest.body(DETAILS),
+        files=body_and_blobs(tree),
+        expect_head=header.id,
+        step=header.step,
+        status=session.status,
+        trigger=TRIGGER,
+        message=header.message,
+        metadata=header.metadata,
+    )
+    engine.save(save)
+
+
+def _note(engine: Engine, uid: str, event: HookEvent, environ: Mapping[str, str], exc: Exception) -> None:
+    from stepkeep.recording.coding_agents import hook_log
+
+    code = str(getattr(exc, "code", type(exc).__name__))
+    hook_log.note(
+        environ,
+        client=event.client,
+        event=event.name,
+        session=event.session,
+        code=code,
+        message=f"saved without files: {exc}",
+    )
+    if code == "hook_timeout":
+        metadata = {**engine.backend.session(uid).metadata, TOO_SLOW: True}
+        engine.describe_session(uid, {"metadata": metadata})

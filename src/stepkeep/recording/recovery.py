@@ -1,0 +1,217 @@
+"""Recovery points: what a person does to be where a checkpoint was, as data, as text, and as a script to read.
+
+Also which variables of the environment may be stored for that. Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
+
+import msgspec
+
+from stepkeep.errors import InvalidInput
+from stepkeep.model import check_text
+from stepkeep.secrets import HIDDEN, has_secret, is_secret_name
+
+ALLOWED: Final = (
+    "CI",
+    "CONDA_DEFAULT_ENV",
+    "GOPATH",
+    "JAVA_HOME",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "NODE_ENV",
+    "PATH",
+    "PYTHONPATH",
+    "RUST_BACKTRACE",
+    "RUST_LOG",
+    "SHELL",
+    "TZ",
+    "VIRTUAL_ENV",
+)
+"""What is captured unless other names are given. Never the whole environment."""
+
+MAX_VALUE: Final = 32 * 1024
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def captured(environ: Mapping[str, str], allowed: Iterable[str] = ALLOWED) -> dict[str, str]:
+    """The variables with an allowed name, sorted; a value that looks like a secret, or is huge, is hidden."""
+    names = sorted({name for name in allowed if is_variable(name) and name in environ})
+    return {name: HIDDEN if _is_hidden(name, environ[name]) else environ[name] for name in names}
+
+
+def _is_hidden(name: str, value: str) -> bool:
+    return len(value) > MAX_VALUE or is_secret_name(name) or has_secret(value)
+
+
+def is_variable(name: str) -> bool:
+    """Whether a shell takes it as the name of a variable."""
+    return _NAME.fullmatch(name) is not None
+
+
+_COMMIT: Final = re.compile(r"[0-9a-f]{4,64}", re.IGNORECASE)
+
+
+class RestoreCodeState(msgspec.Struct, frozen=True, kw_only=True, tag="restore_code_state", tag_field="step"):
+    """Check out a commit, then apply patches, in that order."""
+
+    commit_hash: str | None
+    patches: tuple[str, ...] = ()
+
+
+class RestoreEnvironment(
+    msgspec.Struct, frozen=True, kw_only=True, tag="restore_environment", tag_field="step"
+):
+    """Set variables. One that is `(hidden)` has to be set by whoever knows it."""
+
+    env_vars: dict[str, str]
+
+
+class ReplayCommand(msgspec.Struct, frozen=True, kw_only=True, tag="replay_command", tag_field="step"):
+    """Run a command line again."""
+
+    command: str
+    working_dir: str | None = None
+
+
+class ManualInstruction(
+    msgspec.Struct, frozen=True, kw_only=True, tag="manual_instruction", tag_field="step"
+):
+    """Something that only a person does."""
+
+    instruction: str
+
+
+RecoveryStep: TypeAlias = RestoreCodeState | RestoreEnvironment | ReplayCommand | ManualInstruction
+
+
+class CodeState(msgspec.Struct, frozen=True, kw_only=True):
+    """The code as it was: the commit, what differs from it, which paths changed, and the captured environment."""
+
+    commit: str | None = None
+    patches: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    env_vars: dict[str, str] = {}
+    changed_us: int = 0
+
+
+class RecoveryPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """How to get back to a checkpoint of a session, step by step."""
+
+    session: str
+    checkpoint_id: str
+    recovery_instructions: tuple[RecoveryStep, ...]
+
+    def as_text(self) -> str:
+        """For a person: numbered steps. Show it through a filter for control characters."""
+        return _text(self)
+
+    def as_script(self) -> str:
+        """A shell script for a person to read, and to run if they want; every value is quoted."""
+        return _script(self)
+
+
+def recovery_point(
+    session: str,
+    checkpoint: str,
+    *,
+    code: CodeState | None = None,
+    environment: Mapping[str, str] | None = None,
+    commands: Iterable[ReplayCommand] = (),
+    notes: Iterable[str] = (),
+) -> RecoveryPoint:
+    """The instructions in the order in which they are followed: code, environment, commands, then the session.
+
+    `notes` are what a person has to do about the code by hand.
+
+    Raises:
+        InvalidInput: the commit is not the id of one (`invalid_commit`).
+    """
+    steps: list[RecoveryStep] = []
+    if code is not None and (code.commit or code.patches):
+        steps.append(RestoreCodeState(commit_hash=checked_commit(code.commit), patches=code.patches))
+    steps += [ManualInstruction(instruction=note) for note in notes]
+    variables = {**(code.env_vars if code is not None else {}), **(environment or {})}
+    if variables:
+        steps.append(RestoreEnvironment(env_vars=variables))
+    steps += commands
+    steps.append(
+        ManualInstruction(instruction=f"Restore debugging session {session} from checkpoint {checkpoint}")
+    )
+    steps.append(ReplayCommand(command=f"stepkeep restore --session {shlex.quote(session)} {checkpoint}"))
+    return RecoveryPoint(session=session, checkpoint_id=checkpoint, recovery_instructions=tuple(steps))
+
+
+def checked_commit(commit: str | None) -> str | None:
+    """`commit` if it may be the id of one: never an option or a command."""
+    if commit is not None and not _COMMIT.fullmatch(check_text("a commit", commit)):
+        raise InvalidInput(
+            f"{commit[:80]!r} is no id of a commit: give its hexadecimal digits", code="invalid_commit"
+        )
+    return commit
+
+
+# --- for a person
+
+
+def _text(point: RecoveryPoint) -> str:
+    lines = [f"Recovery point for session {point.session}, checkpoint {point.checkpoint_id}"]
+    for number, step in enumerate(point.recovery_instructions, 1):
+        first, *rest = _described(step)
+        lines += [f"{number}. {first}", *(f"   {line}" for line in rest)]
+    return "\n".join(lines) + "\n"
+
+
+def _described(step: RecoveryStep) -> list[str]:
+    match step:
+        case RestoreCodeState():
+            where = "at the top of a clone without submodules"
+            patches = f", then apply {len(step.patches)} patches {where}" if step.patches else ""
+            return [f"Check out commit {step.commit_hash or '(unknown)'}{patches}"]
+        case RestoreEnvironment():
+            return ["Set the environment:", *(f"{name}={value}" for name, value in step.env_vars.items())]
+        case ReplayCommand():
+            where = f" (in {step.working_dir})" if step.working_dir else ""
+            return [f"Run: {step.command}{where}"]
+        case ManualInstruction():
+            return [step.instruction]
+
+
+# --- for a shell
+
+
+def _script(point: RecoveryPoint) -> str:
+    lines = ["#!/bin/sh", "# Read this before you run it: it was not run by itself.", "set -eu", ""]
+    for step in point.recovery_instructions:
+        lines += [*_shell(step), ""]
+    return "\n".join(lines)
+
+
+def _shell(step: RecoveryStep) -> list[str]:
+    match step:
+        case RestoreCodeState():
+            return [
+                "# at the top of a clone of the repository, without its submodules: patches bring their files",
+                *([f"git checkout --detach {shlex.quote(step.commit_hash)}"] if step.commit_hash else []),
+                *(f"printf '%s' {shlex.quote(patch)} | git apply" for patch in step.patches),
+            ]
+        case RestoreEnvironment():
+            return [_export(name, value) for name, value in step.env_vars.items() if is_variable(name)]
+        case ReplayCommand():
+            if not step.working_dir:
+                return [step.command]
+            return [f"(cd -- {shlex.quote(step.working_dir)} && {step.command})"]
+        case ManualInstruction():
+            return [f"# {line}" for line in step.instruction.splitlines()]
+
+
+def _export(name: str, value: str) -> str:
+    if value == HIDDEN:
+        return f"# set {name} yourself: its value looks like a secret and was not stored"
+    return f"export {name}={shlex.quote(value)}"

@@ -1,0 +1,279 @@
+"""Calling handlers: each attempt on a thread of its own, or as a coroutine on an event loop, with values of its own.
+
+Handlers run at the same time and keep what they return. So every value is copied on its way in and out, by the
+encoding it is saved with: what the next step sees is what a resumed run would see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextvars import copy_context
+from types import TracebackType
+from typing import Any, Final
+
+import msgspec
+
+from stepkeep.codec import exact
+from stepkeep.engine import Engine, NewBody
+from stepkeep.errors import InvalidInput
+from stepkeep.runs.run_options import Handler, StepContext
+
+
+def copy_of(engine: Engine, value: object, *, what: str) -> Any:
+    """An independent copy, equal to what loading it gives.
+
+    Raises:
+        InvalidInput: it cannot be saved; `.path` names the place, starting with `what`.
+    """
+    return _value(_kept(engine, value, what))
+
+
+class Outputs(Mapping[str, Any]):
+    """Outputs by step id; each is copied when it is asked for."""
+
+    def __init__(self, outputs: Mapping[str, Any], copy: Callable[[Any], Any]) -> None:
+        self._outputs = outputs
+        self._copy = copy
+
+    def __getitem__(self, step: str) -> Any:
+        return self._copy(self._outputs[step])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._outputs)
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+
+class WorkingMemory:
+    """The working memory of a run. A step gets a copy; what it changed is taken over when it is completed.
+
+    Where two steps change the same key at the same time, the one that is completed later wins.
+    """
+
+    def __init__(self, engine: Engine, values: Mapping[str, Any]) -> None:
+        self._engine = engine
+        self._kept = {key: _kept(engine, value, _place(key)) for key, value in values.items()}
+        self.values = {key: _value(kept) for key, kept in self._kept.items()}
+
+    def lend(self) -> tuple[dict[str, Any], dict[str, NewBody]]:
+        """A copy for a step, and what it is compared with afterwards."""
+        return {key: _value(kept) for key, kept in self._kept.items()}, self._kept
+
+    def changes(self, before: Mapping[str, NewBody], after: object) -> dict[str, NewBody | None]:
+        """What a step did to its copy: new values, None for a key it removed.
+
+        Raises:
+            InvalidInput: a value cannot be saved.
+        """
+        if not isinstance(after, Mapping):
+            raise InvalidInput(
+                f"the context is a dict, not {type(after).__name__}", code="state_not_exact", path="context"
+            )
+        now = {key: _kept(self._engine, value, _place(key)) for key, value in after.items()}
+        changed: dict[str, NewBody | None] = {
+            key: kept for key, kept in now.items() if before.get(key) != kept
+        }
+        return changed | {key: None for key in before if key not in now}
+
+    def with_changes(self, changes: Mapping[str, NewBody | None]) -> WorkingMemory:
+        """The memory after a step's changes; this one stays as it is."""
+        if not changes:
+            return self
+        new = WorkingMemory(self._engine, {})
+        kept = {**self._kept, **changes}
+        new._kept = {key: body for key, body in kept.items() if body is not None}
+        new.values = {
+            key: self.values[key] if key not in changes else _value(body) for key, body in new._kept.items()
+        }
+        return new
+
+
+def _place(key: object) -> str:
+    return f"context[{key!r}]"
+
+
+def _kept(engine: Engine, value: object, what: str) -> NewBody:
+    try:
+        return engine.encode(value)
+    except InvalidInput as exc:
+        inner = exc.path or "$"
+        place = what + (inner[1:] if inner.startswith("$") else f".{inner}")
+        raise InvalidInput(f"{place} cannot be saved: {exc}", code=exc.code, path=place) from exc
+
+
+def _value(kept: NewBody) -> Any:
+    return exact.decode(kept.encoding, kept.content)
+
+
+CLOSE_SECONDS: Final = 1.0
+"""How long the end of a run waits for cancelled coroutines to clean up."""
+
+
+class Attempt:
+    """One attempt that was started. `memory` is what its copy of the context is compared with."""
+
+    def __init__(
+        self, context: StepContext, *, memory: Mapping[str, NewBody], timeout_seconds: float | None
+    ) -> None:
+        self.context = context
+        self.memory = memory
+        self.timeout_seconds = timeout_seconds
+        self.started = time.monotonic()
+        self.future: Future[Any] | None = None
+
+    @property
+    def index(self) -> int:
+        return self.context.index
+
+    @property
+    def deadline(self) -> float | None:
+        return None if self.timeout_seconds is None else self.started + self.timeout_seconds
+
+    @property
+    def duration_ms(self) -> int:
+        return round((time.monotonic() - self.started) * 1000)
+
+    def cancel(self) -> None:
+        """Say that the result is no longer wanted. A thread cannot be stopped: it is left alone."""
+        self.context.cancelled.set()
+        if self.future is not None:
+            self.future.cancel()
+
+
+class AttemptEnded(msgspec.Struct, frozen=True):
+    """An attempt came to its end, with a value or an error."""
+
+    attempt: Attempt
+    value: Any = None
+    error: Exception | None = None
+
+
+class Attempts:
+    """Starts attempts and posts their ends. `loop` is where coroutines run; without one, a private loop."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        post: Callable[[AttemptEnded], object],
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._handler = handler
+        self._post = post
+        self._loop = loop
+        self._private: _PrivateLoop | None = None
+        self._lock = threading.Lock()
+        self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
+        )
+
+    def start(self, attempt: Attempt) -> None:
+        if self._is_async:
+            self._start_coroutine(attempt)
+            return
+        context = copy_context()
+        threading.Thread(
+            target=lambda: context.run(self._call, attempt),
+            name=f"stepkeep-step-{attempt.context.step.id}",
+            daemon=True,  # one that hangs must not keep the process from ending
+        ).start()
+
+    def _call(self, attempt: Attempt) -> None:
+        try:
+            value = self._handler(attempt.context)
+            if inspect.isawaitable(value):
+                attempt.future = self._submit(_awaited(value))
+                value = attempt.future.result()
+        except BaseException as exc:  # `sys.exit` in a handler ends its step, not the process
+            self._post(AttemptEnded(attempt, error=_as_exception(exc)))
+        else:
+            self._post(AttemptEnded(attempt, value))
+
+    def _start_coroutine(self, attempt: Attempt) -> None:
+        def end(future: Future[Any]) -> None:
+            if future.cancelled():
+                self._post(AttemptEnded(attempt, error=_as_exception(asyncio.CancelledError())))
+            elif (error := future.exception()) is not None:
+                self._post(AttemptEnded(attempt, error=_as_exception(error)))
+            else:
+                self._post(AttemptEnded(attempt, future.result()))
+
+        async def call() -> Any:
+            return await _awaited(self._handler(attempt.context))
+
+        attempt.future = self._submit(call())
+        attempt.future.add_done_callback(end)
+
+    def _submit(self, work: Any) -> Future[Any]:
+        with self._lock:
+            if self._loop is None:
+                self._private = _PrivateLoop()
+                self._loop = self._private.loop
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop is closed
+            work.close()
+            raise
+
+    def __enter__(self) -> Attempts:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._private is not None:
+            self._private.close()
+
+
+async def _awaited(work: Any) -> Any:
+    """The result of a coroutine; what would end the loop's thread becomes an ordinary error."""
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as exc:
+        raise _as_exception(exc) from exc
+
+
+def _as_exception(error: BaseException) -> Exception:
+    if isinstance(error, Exception):
+        return error
+    wrapped = RuntimeError(
+        f"the handler ended with {type(error).__name__}{f': {error}' if str(error) else ''}"
+    )
+    wrapped.__cause__ = error
+    return wrapped
+
+
+class _PrivateLoop:
+    """An event loop on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._work, name="stepkeep-loop", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
+
+    def close(self) -> None:
+        """Cancel what still runs, give it a moment, and end the thread."""
+        asyncio.run_coroutine_threadsafe(self._finish(), self.loop)
+        self._thread.join(2 * CLOSE_SECONDS)  # a coroutine that blocks its loop is left to the daemon thread
+
+    async def _finish(self) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+        await self.loop.shutdown_asyncgens()
+        self.loop.call_soon(self.loop.stop)

@@ -1,0 +1,331 @@
+"""The values of a run: those it starts with, and those a step sees (variables, its environment, earlier outputs)."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from stepkeep.errors import InvalidInput
+from stepkeep.processes.child import MAX_CAPTURE
+from stepkeep.runs.run_options import StepContext
+from stepkeep.runs.workflow.definition import EnvSetting, StepKind, Variable, Workflow, WorkflowStep
+from stepkeep.runs.workflow.expressions import BadExpression, Ref, fill, refs_in, resolve
+from stepkeep.runs.workflow.parse import PASSED_ON
+from stepkeep.secrets import HIDDEN, Redactor, has_secret, is_secret_name, shaped_secrets, texts_of_secret
+from stepkeep.text import shortened
+from stepkeep.yaml_lines import Scalar, scalar_value
+
+LoadBlob = Callable[[str], bytes]
+
+_MAY_BE_KEY: Final = re.compile(r"(?=.*\d)\S{8,}")
+"""A mere word beside a secret name, such as `basic` beside `AUTH_MODE`, opens nothing, and may stand anywhere else."""
+
+STREAMS: Final = ("stdout", "stderr")
+
+
+class Inputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is given from outside, beside the file.
+
+    Steps run in `folder`; `run` names the run to them. `secrets` are the values of secret variables, which are
+    never stored. `environ` is our own environment.
+    """
+
+    folder: Path
+    run: str
+    agent_command: tuple[str, ...]
+    secrets: Mapping[str, Any] = {}
+    environ: Mapping[str, str] = {}
+
+
+def redactor_of(workflow: Workflow, secrets: Mapping[str, Any], environ: Mapping[str, str]) -> Redactor:
+    """Hides the secret variables, what of the environment has, or is passed on under, a name that looks secret, and
+    what stands in the file beside such a name or has the shape of a secret."""
+    values = [*secrets.values(), *(each.value for each in workflow.variables if each.is_secret)]
+    texts = [text for value in values for text in texts_of_secret(value)]
+    texts += _secrets_written_out(workflow)
+    return Redactor([*texts, *(environ[name] for name in _secrets_passed_on(workflow, environ))])
+
+
+def _secrets_written_out(workflow: Workflow) -> Iterator[str]:
+    """What in the file is a secret by its shape, or by the name of the environment variable that it is for."""
+    public = "\n".join(
+        text for each in workflow.variables if each.is_public for text in texts_of_secret(each.value)
+    )
+    yield from (text for text in shaped_secrets(workflow.text) if text not in public)
+    for setting in _settings(workflow):
+        text = setting.template[0] if setting.template is not None and len(setting.template) == 1 else None
+        if is_secret_name(setting.name) and isinstance(text, str) and _MAY_BE_KEY.fullmatch(text):
+            yield text
+
+
+def _settings(workflow: Workflow) -> Iterator[EnvSetting]:
+    """All that steps get as environment variables."""
+    yield from workflow.env
+    for step in workflow.steps:
+        yield from step.env
+
+
+def _secrets_passed_on(workflow: Workflow, environ: Mapping[str, str]) -> set[str]:
+    """The variables of our own environment that steps get and nobody may see."""
+    names: set[str] = set()
+    for setting in _settings(workflow):
+        used = [ref.path[1] for ref in refs_in(setting.template or ()) if ref.path[0] == "env"]
+        used += [setting.name] if setting.template is None else []
+        names |= {name for name in used if is_secret_name(setting.name) or is_secret_name(name)}
+    return (names & environ.keys()) - set(PASSED_ON)
+
+
+class StepValues:
+    """What a completed step gave, by field."""
+
+    def __init__(self, kind: StepKind, output: Mapping[str, Any], load_blob: LoadBlob) -> None:
+        self._kind = kind
+        self._output = output
+        self._load_blob = load_blob
+
+    def at(self, path: tuple[str, ...]) -> Any:
+        """The value at a path such as `output.items.0`, or `BadExpression`."""
+        return resolve(Ref(("steps", "it", *path)), self)
+
+    def value(self, ref: Ref) -> Any:
+        field = ref.path[2]
+        if field == "status":
+            return "completed"
+        if field == "exit_code":
+            return self._output["exit_code"]
+        if field in STREAMS:
+            return self._stream(field)
+        if self._kind is StepKind.PYTHON:
+            return self._output.get("value")
+        return _from_json(self._stream("stdout"))
+
+    def _stream(self, name: str) -> str:
+        if self._output.get(f"{name}_is_cut"):
+            size = self._output[f"{name}_bytes"]
+            raise BadExpression(
+                f"its {name} has {size:,} bytes, and the first {MAX_CAPTURE:,} are kept: write a file instead"
+            )
+        return stream_text(self._output, name, self._load_blob)
+
+
+def stream_text(output: Mapping[str, Any], name: str, load_blob: Callable[[str], bytes]) -> str:
+    """All that is kept of a stream, without the newlines at its end, as `$(…)` gives it in a shell."""
+    digest = output.get(f"{name}_blob")
+    text = output.get(name, "") if digest is None else load_blob(digest).decode("utf-8", "replace")
+    return str(text).rstrip("\n")
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise BadExpression(f"what it printed is no JSON: {str(exc)[:200]}") from None
+
+
+class StepScope:
+    """Everything one step may refer to."""
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        step: WorkflowStep,
+        inputs: Inputs,
+        context: StepContext,
+        load_blob: LoadBlob,
+    ) -> None:
+        self._workflow = workflow
+        self._inputs = inputs
+        self._context = context
+        self._load_blob = load_blob
+        self._defaults = {variable.name: variable.value for variable in workflow.variables}
+        self._settings = {setting.name: setting for setting in (*workflow.env, *step.env)}
+
+    def value(self, ref: Ref) -> Any:
+        space, name = ref.path[0], ref.path[1]
+        if space == "env":
+            return self.environment(name)
+        if space == "vars":
+            return self._variable(name)
+        return self._of_step(ref)
+
+    def environment(self, name: str) -> str | None:
+        """A variable of the step's environment; None when it is not set."""
+        setting = self._settings.get(name, EnvSetting(name))
+        if setting.template is None:
+            return self._inputs.environ.get(name)
+        return fill(setting.template, _Outside(self, self._inputs.environ))
+
+    def _variable(self, name: str) -> Any:
+        if name not in self._workflow.secret_names:
+            # A variable that came into the file since the run began has its default there; one that a skipped
+            # step would have set has no value.
+            return self._context.context.get(name, self._defaults.get(name))
+        if name not in self._inputs.secrets:
+            raise BadExpression(f"the secret variable {name!r} has no value: give it with --var {name}=…")
+        return self._inputs.secrets[name]
+
+    def _of_step(self, ref: Ref) -> Any:
+        id, field = ref.path[1], ref.path[2]
+        if id not in self._context.outputs:
+            return "skipped" if field == "status" else None
+        kind = self._workflow.step(id).kind
+        try:
+            return StepValues(kind, self._context.outputs[id], self._load_blob).value(ref)
+        except BadExpression as exc:
+            raise BadExpression(f"${{{ref}}}: {exc}") from None
+
+
+class _Outside:
+    """The same values, but the environment is the one from outside: so no setting can contain itself."""
+
+    def __init__(self, scope: StepScope, environ: Mapping[str, str]) -> None:
+        self._scope = scope
+        self._environ = environ
+
+    def value(self, ref: Ref) -> Any:
+        return self._environ.get(ref.path[1]) if ref.path[0] == "env" else self._scope.value(ref)
+
+
+class StartValues(msgspec.Struct, frozen=True, kw_only=True):
+    """The variables as they are stored, secret ones hidden, and the secrets, which are not."""
+
+    variables: dict[str, Any] = {}
+    secrets: dict[str, Any] = {}
+
+
+def start_values(workflow: Workflow, given: Mapping[str, str], environ: Mapping[str, str]) -> StartValues:
+    """The values of a fresh run.
+
+    Raises:
+        InvalidInput: (`invalid_variable`) an unknown name, a value of the wrong kind, with a secret in it, or
+            none at all; all are named.
+    """
+    values, problems = _values(workflow.variables, given, environ)
+    problems = [*_unknown(given, [variable.name for variable in workflow.variables]), *problems]
+    secret = workflow.secret_names
+    found = StartValues(
+        variables={name: HIDDEN if name in secret else value for name, value in values.items()},
+        secrets={name: value for name, value in values.items() if name in secret},
+    )
+    problems += with_secrets(workflow, found.variables, found.secrets, environ)
+    problems += _unexpected_secrets(workflow, found.variables)
+    if problems:
+        raise InvalidInput(f"{workflow.source}: {'; '.join(problems)}", code="invalid_variable")
+    return found
+
+
+def with_secrets(
+    workflow: Workflow, variables: Mapping[str, Any], secrets: Mapping[str, Any], environ: Mapping[str, str]
+) -> list[str]:
+    """What is wrong with variables that hold a secret without being one: they could not be stored as they are."""
+    redactor = redactor_of(workflow, secrets, environ)
+    return [
+        f"variable {name!r} holds the value of a secret, and could not be stored without it:"
+        " take it out and put both together where they are used, or say secret: true in the file"
+        for name, value in variables.items()
+        if name not in workflow.secret_names and redactor.value(value) != value
+    ]
+
+
+def _unexpected_secrets(workflow: Workflow, variables: Mapping[str, Any]) -> list[str]:
+    """Which variables were given something that looks like a secret, though neither name nor file said so."""
+    may_hold = workflow.secret_names | {each.name for each in workflow.variables if each.is_public}
+    return [
+        f"variable {name!r} holds what looks like a secret: say secret: true in the file, so that it is not"
+        " stored, or secret: false to store it as it is"
+        for name, value in variables.items()
+        if name not in may_hold and has_secret(value)
+    ]
+
+
+def secret_values(
+    workflow: Workflow, given: Mapping[str, str], environ: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """The secrets of a run that is resumed, which its checkpoints do not have; and what is wrong with them."""
+    secret = [variable for variable in workflow.variables if variable.is_secret]
+    problems = [
+        f"variable {shortened(name)!r} has its value from the checkpoint; only secret ones are given again"
+        for name in given
+        if name not in workflow.secret_names
+    ]
+    values, more = _values(secret, given, environ)
+    lost = [name for name, value in values.items() if value == HIDDEN]
+    more += [f"variable {name!r} is secret and was not stored: give it with --var {name}=…" for name in lost]
+    return values, [*problems, *more]
+
+
+def _values(
+    variables: Iterable[Variable], given: Mapping[str, str], environ: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for variable in variables:
+        text = given.get(variable.name, environ.get(variable.env) if variable.env else None)
+        if text is None and not variable.has_value:
+            place = f" or in ${variable.env}" if variable.env else ""
+            problems.append(
+                f"variable {variable.name!r} has no value: give it with --var {variable.name}=…{place}"
+            )
+            continue
+        try:
+            values[variable.name] = variable.value if text is None else _as_declared(variable, _utf8(text))
+        except ValueError as exc:
+            problems.append(f"variable {variable.name!r} {exc}")
+    return values, problems
+
+
+def _utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("is no UTF-8 text") from None
+    return text
+
+
+def _as_declared(variable: Variable, text: str) -> Any:
+    """A given text as the kind of value that the file has there: text unless that is a number, a boolean or data."""
+    default = variable.value
+    if default is None or isinstance(default, str):
+        return text
+    if isinstance(default, dict | list):
+        try:
+            value = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            value = None
+        if type(value) is not type(default):
+            raise ValueError(f"must be a {'list' if isinstance(default, list) else 'mapping'} in JSON")
+        return value
+    value = scalar_value(Scalar(text, False, 0))
+    if isinstance(default, bool) or isinstance(value, bool):
+        if type(value) is not type(default):
+            raise ValueError(
+                f"must be {'true or false' if isinstance(default, bool) else 'a number'}, {_not(variable, text)}"
+            )
+        return value
+    if not isinstance(value, int | float) or (isinstance(default, int) and isinstance(value, float)):
+        kind = "a whole number" if isinstance(default, int) else "a number"
+        raise ValueError(f"must be {kind}, {_not(variable, text)}")
+    return value
+
+
+def _not(variable: Variable, text: str) -> str:
+    return "and is not" if variable.is_secret else f"not {shortened(text)!r}"
+
+
+def _unknown(given: Iterable[str], known: list[str]) -> list[str]:
+    return [
+        f"there is no variable {shortened(name)!r}{_near(name, known)}" for name in given if name not in known
+    ]
+
+
+def _near(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return f": did you mean {near[0]!r}?"
+    return f": choose one of {', '.join(known)}" if known else ": the file has no vars"

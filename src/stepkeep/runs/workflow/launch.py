@@ -1,0 +1,302 @@
+"""Running a workflow in a session, afresh or from a checkpoint, or putting it into a queue for a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import field
+
+from stepkeep.engine import Engine
+from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
+from stepkeep.model import Header, SessionInfo, Status
+from stepkeep.processes.child import SupervisorPipe
+from stepkeep.runs.lease import Held
+from stepkeep.runs.plan import differences
+from stepkeep.runs.progress import ExecutionResult, Progress
+from stepkeep.runs.queue import Ticket, with_ticket
+from stepkeep.runs.resuming import remember_plan, start_afresh
+from stepkeep.runs.run_options import Hooks, RetryPolicy, RunOptions, StepRules
+from stepkeep.runs.run_saver import PlanCheckpoints, RunSaver
+from stepkeep.runs.runner import Runner
+from stepkeep.runs.signals import Cancellation
+from stepkeep.runs.workflow.definition import InvalidWorkflow, Workflow, WorkflowProblem, WorkflowStep
+from stepkeep.runs.workflow.handlers import Handlers
+from stepkeep.runs.workflow.inputs import Inputs, redactor_of, secret_values, with_secrets
+from stepkeep.runs.workflow.parse import parse_workflow, read_workflow
+from stepkeep.runs.workflow.serializer import (
+    StateGuard,
+    StateLimits,
+    WorkflowOrigin,
+    WorkflowSerializer,
+    load,
+    origin_of,
+    plan_of,
+)
+from stepkeep.secrets import HIDDEN, Redactor
+from stepkeep.storage.port import Lease
+
+RUNNER: Final = {"runner": "workflow"}
+"""In the metadata of every checkpoint that a workflow saves."""
+
+TIMEOUT_GRACE_SECONDS: Final = 30.0
+"""How much later than the step itself the runner notices a time-out: the step kills its process first."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """A workflow ready to run. `variables` are those of a fresh run, `checkpoint` the id a resumed one goes on from.
+
+    `lease` is one that was taken for it already. `cancel` stops it from another thread.
+    """
+
+    workflow: Workflow
+    inputs: Inputs
+    variables: Mapping[str, Any] = {}
+    limits: StateLimits = StateLimits()
+    parallel: int = 1
+    is_resumed: bool = False
+    force: bool = False
+    checkpoint: str | None = None
+    lease: Lease | None = None
+    cancel: Cancellation = field(default_factory=Cancellation)
+
+
+def launch(
+    engine: Engine, session: SessionInfo, what: Launch, *, hooks: Hooks | None = None
+) -> ExecutionResult:
+    """Run a workflow to its end, its failure, or an interruption. Raises as `Runner.run`."""
+    workflow, inputs = what.workflow, what.inputs
+    redactor = redactor_of(workflow, inputs.secrets, inputs.environ)
+    check_redacted(workflow, redactor)
+    with SupervisorPipe() as supervisor:
+        handlers = Handlers(
+            workflow, inputs, supervisor=supervisor, redactor=redactor, load_blob=engine.load_blob
+        )
+        serializer = WorkflowSerializer(
+            workflow,
+            folder=str(inputs.folder),
+            redactor=redactor,
+            failures=handlers.failures,
+            check=StateGuard(what.limits).check,
+        )
+        runner = Runner(
+            engine,
+            session,
+            serializer.plan(),
+            handlers,
+            serializer=serializer,
+            options=_options(what),
+            hooks=hooks or Hooks(),
+            context=what.variables,
+        )
+        with what.cancel.stopping(runner.cancel):
+            return runner.run()
+
+
+def _options(what: Launch) -> RunOptions:
+    return RunOptions(
+        resume=what.is_resumed,
+        force=what.force,
+        from_ref=what.checkpoint,
+        parallel=what.parallel,
+        rules={step.id: _rules(step) for step in what.workflow.steps},
+        label=f"workflow {what.workflow.name}",
+        lease=what.lease,
+        metadata=RUNNER,
+    )
+
+
+def _rules(step: WorkflowStep) -> StepRules:
+    seconds = step.timeout_seconds
+    return StepRules(
+        retry=RetryPolicy(
+            attempts=step.retry.attempts, delay_seconds=step.retry.delay_seconds, factor=step.retry.factor
+        ),
+        timeout_seconds=None if seconds is None else seconds + TIMEOUT_GRACE_SECONDS,
+    )
+
+
+def check_redacted(workflow: Workflow, redactor: Redactor) -> None:
+    """Refuse a secret that is also a word of the file: without it, the stored file would not be the file."""
+    try:
+        stored = parse_workflow(redactor.text(workflow.text), source=workflow.source).plan()
+    except InvalidWorkflow:
+        stored = ()
+    if differences(stored, plan_of(workflow, redactor)):
+        message = (
+            "the value of a secret variable is also a word of this file, which could not be stored without it"
+        )
+        raise InvalidWorkflow((WorkflowProblem(workflow.source, None, message),))
+
+
+# --- resuming --------------------------------------------------------------------------------------------------
+
+
+class Resumption(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint allows to go on with. `done` are the ids of the steps that need no more; `note` says what is
+    unusual about it."""
+
+    workflow: Workflow
+    done: frozenset[str]
+    folder: Path
+    secrets: dict[str, Any]
+    note: str = ""
+
+
+def prepare_resume(
+    engine: Engine,
+    session: SessionInfo,
+    *,
+    given: Mapping[str, str],
+    environ: Mapping[str, str],
+    checkpoint: str | None = None,
+    force: bool = False,
+) -> Resumption:
+    """Look whether a session can be resumed from a checkpoint, the latest unless given, at everything before refusing.
+
+    The file is read again if it is still there, else its stored text is used. A changed plan is refused unless
+    `force`; nothing forces what cannot work.
+
+    Raises:
+        NotFound: (`nothing_to_resume`) it has no checkpoint, or is completed and no checkpoint was given.
+        Conflict: (`plan_changed`) the file is not what it was.
+        InvalidInput: (`not_resumable`) it holds no workflow, or something that is needed is missing.
+    """
+    state = _state(engine, session, checkpoint, force=force)
+    origin = origin_of(state)
+    workflow, found, note = _workflow_now(origin)
+    problems = list(found)
+    folder = Path(origin.folder)
+    if not folder.is_dir():
+        problems.append(f"the folder {origin.folder!r}, where its steps run, is not there")
+    secrets, wrong = secret_values(workflow, given, environ)
+    problems += wrong
+    stored, unreadable = _progress(state)
+    problems += unreadable
+    if stored is not None:
+        problems += with_secrets(workflow, stored.context, secrets, environ)
+    changed = [] if stored is None or found else _changes(stored, workflow, secrets, environ)
+    if problems:
+        raise InvalidInput(
+            f"session {session.key!r} cannot be resumed: {'; '.join([*problems, *changed])}",
+            code="not_resumable",
+            session=session.key,
+        )
+    if changed and not force:
+        raise Conflict(
+            f"session {session.key!r} cannot be resumed as it is, {origin.file} changed: {'; '.join(changed)}."
+            " With --force finished steps stay finished and the rest follows the file as it is now",
+            code="plan_changed",
+            retryable=False,
+            session=session.key,
+        )
+    done = () if stored is None else (entry.step.id for entry in stored.steps if entry.result is not None)
+    return Resumption(workflow=workflow, done=frozenset(done), folder=folder, secrets=secrets, note=note)
+
+
+def _state(engine: Engine, session: SessionInfo, checkpoint: str | None, *, force: bool) -> Any:
+    if checkpoint is not None:
+        return engine.load(engine.header(checkpoint)).value()
+    loaded = engine.latest(session)
+    if loaded is None:
+        raise NotFound(
+            f"session {session.key!r} has no checkpoint to resume from",
+            code="nothing_to_resume",
+            session=session.key,
+        )
+    if session.status is Status.COMPLETED and not force:
+        raise NotFound(
+            f"session {session.key!r} is completed, nothing is left to do: --from REF goes back to a checkpoint",
+            code="nothing_to_resume",
+            session=session.key,
+        )
+    return loaded.value()
+
+
+def _workflow_now(origin: WorkflowOrigin) -> tuple[Workflow, list[str], str]:
+    """The workflow of the file as it is now, else of the stored text; and what is wrong with the file."""
+    path, problems, note = Path(origin.file), list[str](), ""
+    if path.exists():
+        try:
+            return read_workflow(path), problems, note
+        except InvalidWorkflow as exc:
+            problems = [str(problem) for problem in exc.problems]
+    else:
+        note = f"{origin.file} is gone: going on with the text that was stored"
+    workflow = parse_workflow(origin.text, source=origin.file)
+    lost = [f"step {step.id!r}" for step in workflow.steps if HIDDEN in str(step)]
+    lost += [f"env.{setting.name}" for setting in workflow.env if HIDDEN in str(setting)]
+    problems += [
+        f"{where} had a secret in the file, which was not stored: put the file back" for where in lost
+    ]
+    return workflow, problems, note
+
+
+def _progress(state: Any) -> tuple[Progress | None, list[str]]:
+    try:
+        return load(state), []
+    except StepkeepError as exc:
+        return None, [f"the stored plan cannot be read: {exc.message}"]
+
+
+def _changes(
+    stored: Progress, workflow: Workflow, secrets: Mapping[str, Any], environ: Mapping[str, str]
+) -> list[str]:
+    return differences(stored.plan, plan_of(workflow, redactor_of(workflow, secrets, environ)))
+
+
+def enqueue(engine: Engine, session: SessionInfo, what: Launch, *, queue: str) -> Header:
+    """Save a first checkpoint, before any step, then let the workers of a queue have the session.
+
+    Raises:
+        Conflict: (`lease_held`) someone runs the session.
+    """
+    workflow, inputs = what.workflow, what.inputs
+    redactor = redactor_of(workflow, inputs.secrets, inputs.environ)
+    check_redacted(workflow, redactor)
+    serializer = WorkflowSerializer(
+        workflow,
+        folder=str(inputs.folder),
+        redactor=redactor,
+        failures={},
+        check=StateGuard(what.limits).check,
+    )
+    plan = serializer.plan()
+    with Held(engine, session.uid, label=f"queueing workflow {workflow.name}") as held:
+        current = engine.backend.session(session.uid)
+        saver = RunSaver(
+            engine,
+            current.uid,
+            fence=held.token,
+            wait=held.lost.wait,
+            branch=current.branch,
+            metadata=RUNNER,
+        )
+        remember_plan(engine, current, plan, fence=held.token)
+        checkpoints = PlanCheckpoints(saver, serializer=serializer, hooks=Hooks(), is_auto=True)
+        checkpoints.queued(start_afresh(plan, context=what.variables, query="").progress)
+        # Last, so that no worker finds a session without its first checkpoint.
+        metadata = with_ticket(current, Ticket(queue=queue, parallel=what.parallel))
+        engine.backend.update_session(session.uid, {"metadata": metadata}, fence=held.token)
+        engine.backend.record_event(session.uid, "queued", {"queue": queue}, time_us=engine.clock())
+    assert checkpoints.newest is not None  # it was saved above
+    return checkpoints.newest
+
+
+def check_secrets(workflow: Workflow, secrets: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Refuse secrets that a worker would not have: they are not stored, so only an environment can bring them.
+
+    Raises:
+        InvalidInput: (`invalid_variable`) names them all.
+    """
+    found, _ = secret_values(workflow, {}, environ)
+    lost = [name for name in secrets if name not in found or found[name] != secrets[name]]
+    if lost:
+        names = ", ".join(repr(name) for name in lost)
+        raise InvalidInput(
+            f"{workflow.source}: secret variables are not stored, so a worker would not have {names}:"
+            " name an environment variable with `env:` in the file, and set it here and where the workers run",
+            code="invalid_variable",
+        )

@@ -1,0 +1,530 @@
+"""Reading a workflow file: everything that is wrong with it at once, each with its line, before anything runs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+from stepkeep.errors import InvalidInput
+from stepkeep.runs.plan import PlanStep, plan_problems
+from stepkeep.runs.workflow import field_values as fields
+from stepkeep.runs.workflow.definition import (
+    EnvSetting,
+    InvalidWorkflow,
+    Retry,
+    StepKind,
+    Variable,
+    Workflow,
+    WorkflowProblem,
+    WorkflowStep,
+)
+from stepkeep.runs.workflow.expressions import BadExpression, Ref, Template, parse_template, refs_in, refs_of
+from stepkeep.runs.workflow.field_values import Wrong, texts_in
+from stepkeep.runs.workflow.quoting import quotable
+from stepkeep.secrets import has_secret, is_secret_name
+from stepkeep.text import shortened
+from stepkeep.yaml_lines import (
+    Items,
+    Node,
+    Scalar,
+    Section,
+    Unreadable,
+    parse,
+    read_text,
+    shown,
+)
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+MAX_PROBLEMS: Final = 50
+MAX_STEPS: Final = 1000
+MAX_ATTEMPTS: Final = 1000
+DEFAULT_ATTEMPTS: Final = 3
+
+_QUOTE: Final = ("'", '"')
+_CLEANUP: Final = ("enabled", "retention_days")
+_RETENTION: Final = (
+    "keep_last",
+    "keep_within",
+    "keep_hourly",
+    "keep_daily",
+    "keep_weekly",
+    "keep_manual",
+    "keep_tags",
+    "keep_terminal",
+    "max_age",
+    "max_bytes",
+)
+
+Entries = Mapping[str, tuple[int, Node]]
+Readers = Mapping[str, Callable[[Node], Any]]
+
+
+def read_workflow(path: Path) -> Workflow:
+    """The workflow in a file.
+
+    Raises:
+        InvalidWorkflow: it cannot be read or run; `problems` has all that is wrong.
+    """
+    try:
+        text = read_text(path)
+    except Unreadable as exc:
+        raise InvalidWorkflow((WorkflowProblem(str(path), exc.line, f"the file {exc.message}"),)) from exc
+    return parse_workflow(text, source=str(path))
+
+
+def parse_workflow(text: str, *, source: str) -> Workflow:
+    """The workflow in a text; `source` names it in messages. Raises as `read_workflow`."""
+    try:
+        root = parse(text)
+    except Unreadable as exc:
+        raise InvalidWorkflow((WorkflowProblem(source, exc.line, f"the file {exc.message}"),)) from exc
+    reading = _Reading(source)
+    workflow = reading.workflow(root, text)
+    if workflow is not None:
+        for line, message in check(workflow, unread=reading.unread):
+            reading.problem(line, message)
+    if reading.problems or workflow is None:
+        raise InvalidWorkflow(tuple(sorted(reading.problems, key=lambda problem: problem.line or 0)))
+    return workflow
+
+
+class _Reading:
+    """Collects what is wrong with one file. Stops at `MAX_PROBLEMS`, so that a hostile file costs little."""
+
+    def __init__(self, source: str) -> None:
+        self.problems: list[WorkflowProblem] = []
+        self.unread: frozenset[str] = frozenset()
+        self._source = source
+
+    def problem(self, line: int | None, message: str) -> None:
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(WorkflowProblem(self._source, line, message))
+        elif len(self.problems) == MAX_PROBLEMS:
+            self.problems.append(WorkflowProblem(self._source, line, "there are more problems"))
+
+    def _read(
+        self,
+        what: str,
+        line: int,
+        read: Callable[Concatenate[Node, P], T],
+        node: Node,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T | None:
+        """What `read` makes of a node, None if it cannot; then the problem is noted under the name `what`."""
+        try:
+            return read(node, *args, **kwargs)
+        except Wrong as exc:
+            self.problem(exc.line or line, f"{what}{': ' if str(exc).startswith(_QUOTE) else ' '}{exc}")
+        except BadExpression as exc:
+            self.problem(line, f"{what}: {exc}")
+        except InvalidInput as exc:
+            self.problem(line, f"{what}: {exc.message}")
+        return None
+
+    def _read_all(self, entries: Entries, readers: Readers, where: str = "") -> dict[str, Any]:
+        return {
+            key: self._read(f"{where}{key}", line, readers[key], node)
+            for key, (line, node) in entries.items()
+        }
+
+    def _entries(self, section: Section, known: Iterable[str], where: str = "") -> Entries:
+        """The entries of a section by name; repeated ones, and where names are known others, are noted and left out."""
+        names = tuple(known)
+        found: dict[str, tuple[int, Node]] = {}
+        for key, node in section.entries:
+            if names and key.text not in names:
+                self.problem(
+                    key.line, f"unknown key {shortened(key.text)!r}{where}: {_hint(key.text, names)}"
+                )
+            elif key.text in found:
+                self.problem(
+                    key.line, f"{shortened(key.text)!r} of line {found[key.text][0]} is given again{where}"
+                )
+            else:
+                found[key.text] = (key.line, node)
+        return found
+
+    # --- the file
+
+    def workflow(self, root: Node | None, text: str) -> Workflow | None:
+        if not isinstance(root, Section):
+            found = "and it is empty" if root is None else f"not {shown(root)}"
+            self.problem(
+                None if root is None else root.line, f"a workflow has the keys name and steps, {found}"
+            )
+            return None
+        readers: Readers = {
+            "name": fields.as_name,
+            "vars": self._variables,
+            "env": fields.as_settings,
+            "agent": self._agent,
+            "cleanup": self._cleanup,
+            "test": fields.as_flag,
+            "checkpoint": self._checkpoint,
+            "steps": self._steps,
+        }
+        entries = self._entries(root, readers)
+        for required in ("name", "steps"):
+            if required not in entries:
+                self.problem(root.line, f"the key {required!r} is missing")
+        values = self._read_all(entries, readers)
+        profile, retention = values.get("checkpoint") or (None, None)
+        return Workflow(
+            name=values.get("name") or "",
+            source=self._source,
+            text=text,
+            steps=values.get("steps") or (),
+            variables=values.get("vars") or (),
+            env=values.get("env") or (),
+            agent_command=values.get("agent"),
+            cleanup=values.get("cleanup"),
+            is_test=values.get("test") or False,
+            profile=profile,
+            retention=retention,
+        )
+
+    def _variables(self, node: Node) -> tuple[Variable, ...]:
+        section = fields.as_section(node)
+        self._entries(section, (), " in vars")
+        read = (self._named_variable(key, value) for key, value in section.entries)
+        return tuple(variable for variable in read if variable is not None)
+
+    def _named_variable(self, key: Scalar, node: Node) -> Variable | None:
+        name = self._read("vars", key.line, fields.as_variable, key)
+        return None if name is None else self._read(f"vars.{name}", key.line, self._variable, node, name)
+
+    def _variable(self, node: Node, name: str) -> Variable:
+        if not isinstance(node, Section):
+            value = fields.as_data(node)
+            return Variable(name=name, value=value, is_secret=is_secret_name(name) or has_secret(value))
+        readers: Readers = {
+            "value": fields.as_data,
+            "secret": fields.as_flag,
+            "env": fields.as_environment_name,
+        }
+        given = self._read_all(self._entries(node, readers, f" in vars.{name}"), readers, f"vars.{name}.")
+        env, value = given.get("env"), given.get("value")
+        looks_secret = is_secret_name(name) or is_secret_name(env or "") or has_secret(value)
+        return Variable(
+            name=name,
+            value=value,
+            has_value="value" in given,
+            is_secret=given.get("secret", looks_secret),
+            is_public=given.get("secret") is False,
+            env=env,
+        )
+
+    def _agent(self, node: Node) -> tuple[str, ...] | None:
+        readers: Readers = {"command": fields.as_words}
+        entries = self._entries(fields.as_section(node), readers, " in agent")
+        return self._read_all(entries, readers, "agent.").get("command")
+
+    def _cleanup(self, node: Node) -> dict[str, Any]:
+        entries = self._entries(fields.as_section(node), _CLEANUP, " in cleanup")
+        readers: Readers = {key: partial(fields.as_cleanup_rule, key=key) for key in _CLEANUP}
+        rules = self._read_all(entries, readers, "cleanup.")
+        return {key: value for rule in rules.values() for key, value in (rule or {}).items()}
+
+    def _checkpoint(self, node: Node) -> tuple[str | None, dict[str, Any] | None]:
+        readers: Readers = {key: partial(fields.as_retention_rule, key=key) for key in _RETENTION}
+        readers = {"profile": fields.as_profile, **readers}
+        entries = self._entries(fields.as_section(node), readers, " in checkpoint")
+        rules = self._read_all(entries, readers, "checkpoint.")
+        profile = rules.pop("profile", None)
+        return profile, {key: value for rule in rules.values() for key, value in (rule or {}).items()} or None
+
+    # --- steps
+
+    def _steps(self, node: Node) -> tuple[WorkflowStep, ...]:
+        if not isinstance(node, Items):
+            raise Wrong(f"must be a list, not {shown(node)}")
+        if not node.nodes:
+            raise Wrong("has none: a workflow needs at least one step")
+        if len(node.nodes) > MAX_STEPS:
+            raise Wrong(f"has {len(node.nodes):,}; at most {MAX_STEPS:,} are possible")
+        ids = [_id_of(item, number) for number, item in enumerate(node.nodes, start=1)]
+        steps = [self._step(item, ids, at) for at, item in enumerate(node.nodes)]
+        self.unread = frozenset(id for id, step in zip(ids, steps, strict=True) if step is None)
+        return tuple(step for step in steps if step is not None)
+
+    def _step(self, node: Node, ids: list[str], at: int) -> WorkflowStep | None:
+        where = f"step {shortened(ids[at])!r}"
+        if not isinstance(node, Section):
+            self.problem(
+                node.line, f"{where} must be a section with shell, python or agent, not {shown(node)}"
+            )
+            return None
+        readers: Readers = {
+            "id": fields.as_id,
+            "name": fields.as_text,
+            "shell": fields.as_command,
+            "python": fields.as_function,
+            "agent": fields.as_command,
+            "with": fields.as_arguments,
+            "needs": fields.as_ids,
+            "retry": partial(self._retry, where=where),
+            "timeout": fields.as_timeout,
+            "env": fields.as_settings,
+            "capture": fields.as_captures,
+            "when": fields.as_condition,
+            "stdin": fields.as_text,
+            "allow_failure": fields.as_flag,
+        }
+        entries = self._entries(node, readers, f" in {where}")
+        values = self._read_all(entries, readers, f"{where}: ")
+        given = [kind for kind in StepKind if kind in entries]
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            self.problem(node.line, f"{where} must have exactly one of shell, python and agent, not {found}")
+            return None
+        self._check_fit(where, given[0], entries)
+        return self._made(node.line, where, given[0], entries, values, ids, at)
+
+    def _check_fit(self, where: str, kind: StepKind, entries: Entries) -> None:
+        """Note keys that mean nothing for a step of that kind."""
+        for key in ("stdin", "allow_failure") if kind is StepKind.PYTHON else ("with",):
+            if key in entries:
+                wanted = "a python step" if key == "with" else "a shell or agent step"
+                self.problem(entries[key][0], f"{where}: {key} is for {wanted}")
+
+    def _made(
+        self,
+        line: int,
+        where: str,
+        kind: StepKind,
+        entries: Entries,
+        values: Mapping[str, Any],
+        ids: list[str],
+        at: int,
+    ) -> WorkflowStep:
+        needs, stdin = values.get("needs"), values.get("stdin")
+        condition, when_text = values.get("when") or (None, None)
+        return WorkflowStep(
+            id=ids[at],
+            line=line,
+            name=values.get("name") or ids[at],
+            kind=kind,
+            command=values.get(kind) or "",
+            template=self._template(entries, where, kind),
+            arguments=values.get("with"),
+            needs=tuple(ids[at - 1 : at] if at else ()) if needs is None else needs,
+            retry=values.get("retry") or Retry(),
+            timeout_seconds=values.get("timeout"),
+            env=values.get("env") or (),
+            capture=values.get("capture") or (),
+            when=condition,
+            when_text=when_text,
+            stdin=None if stdin is None else self._template(entries, where, "stdin"),
+            stdin_text=stdin,
+            allow_failure=values.get("allow_failure") or False,
+        )
+
+    def _template(self, entries: Entries, where: str, key: str) -> Template:
+        line, node = entries[key]
+        if key == StepKind.PYTHON or not isinstance(node, Scalar):
+            return ()
+        return (
+            self._read(f"{where}: {key}", line, _shell_text if key == StepKind.SHELL else _text, node) or ()
+        )
+
+    def _retry(self, node: Node, where: str) -> Retry:
+        """A number of attempts, or a section."""
+        if isinstance(node, Scalar):
+            return Retry(attempts=fields.as_count(node, MAX_ATTEMPTS))
+        readers: Readers = {
+            "attempts": partial(fields.as_count, most=MAX_ATTEMPTS),
+            "delay": fields.as_seconds,
+            "factor": fields.as_factor,
+        }
+        entries = self._entries(
+            fields.as_section(node, "a number or a section"), readers, f" in retry of {where}"
+        )
+        given = self._read_all(entries, readers, f"{where}: retry.")
+        attempts, delay, factor = given.get("attempts"), given.get("delay"), given.get("factor")
+        return Retry(
+            attempts=attempts or DEFAULT_ATTEMPTS,
+            delay_seconds=Retry().delay_seconds if delay is None else delay,
+            factor=factor or Retry().factor,
+        )
+
+
+def _text(node: Node) -> Template:
+    return parse_template(fields.as_text(node))
+
+
+def _shell_text(node: Node) -> Template:
+    return quotable(_text(node))
+
+
+def _id_of(node: Node, number: int) -> str:
+    """The id a step gives itself, or its place, so that every step can be named in messages."""
+    if isinstance(node, Section):
+        for key, value in node.entries:
+            if key.text == "id" and isinstance(value, Scalar) and not value.is_null and value.text:
+                return value.text
+    return f"step-{number}"
+
+
+def _hint(text: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(text[:60].lower(), list(names), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names)}"
+
+
+PASSED_ON: Final = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TERM",
+    "TMPDIR",
+    "TZ",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+)
+"""What every step gets of our own environment."""
+
+Found = Iterator[tuple[int | None, str]]
+
+
+def check(workflow: Workflow, *, unread: frozenset[str] = frozenset()) -> Found:
+    """Everything that does not fit, as (line, message).
+
+    `unread` are the ids of steps that are wrong in themselves. What they would have given is not missed.
+    """
+    steps = workflow.steps
+    yield from _double_ids(steps)
+    yield from _order(steps, unread)
+    yield from _common_environment(workflow)
+    before = ancestors(steps)
+    names = {variable.name for variable in workflow.variables}
+    for step in steps:
+        captured = {
+            capture.name for other in steps if other.id in before[step.id] for capture in other.capture
+        }
+        known = {other.id: other.id in before[step.id] for other in steps} | dict.fromkeys(unread, True)
+        for what, ref in references(step):
+            if unread and ref.path[0] == "vars":
+                continue
+            problem = _unknown(ref, names | captured, known, (*workflow.env, *step.env), steps)
+            yield from _from(step.line, f"step {step.id!r}: {what}", problem)
+        for capture in step.capture:
+            yield from _from(
+                step.line, f"step {step.id!r}: capture", _secret(capture.name, workflow, is_declared=names)
+            )
+
+
+def _secret(name: str, workflow: Workflow, *, is_declared: set[str]) -> str | None:
+    """Why a step cannot set a variable: what it sets is stored."""
+    if name in workflow.secret_names:
+        return f"{name} is a secret, which no step can set"
+    if is_secret_name(name) and name not in is_declared:
+        return (
+            f"{name} looks like a secret, and what a step sets is stored: choose another name,"
+            f" or declare it in vars with secret: false"
+        )
+    return None
+
+
+def _common_environment(workflow: Workflow) -> Found:
+    names = {variable.name for variable in workflow.variables}
+    for setting in workflow.env:
+        for ref in refs_in(setting.template or ()):
+            what = f"env.{setting.name}"
+            if ref.path[0] == "steps":
+                yield None, f"{what}: ${{{ref}}} is not known to all steps: set it in the env of a step"
+            else:
+                yield from _from(None, what, _unknown(ref, names, {}, workflow.env, ()))
+
+
+def _from(line: int | None, what: str, problem: str | None) -> Found:
+    if problem is not None:
+        yield line, f"{what}: {problem}"
+
+
+def references(step: WorkflowStep) -> Iterator[tuple[str, Ref]]:
+    """Every reference in a step, with the key it stands under."""
+    yield from ((step.kind.value, ref) for ref in refs_in(step.template))
+    yield from (("stdin", ref) for ref in refs_in(step.stdin or ()))
+    for text in texts_in(step.arguments):
+        yield from (("with", ref) for ref in refs_in(parse_template(text)))
+    for setting in step.env:
+        yield from ((f"env.{setting.name}", ref) for ref in refs_in(setting.template or ()))
+    if step.when is not None:
+        yield from (("when", ref) for ref in refs_of(step.when))
+
+
+def _double_ids(steps: Iterable[WorkflowStep]) -> Found:
+    lines: dict[str, int] = {}
+    for step in steps:
+        if step.id in lines:
+            yield step.line, f"the id {step.id!r} is already that of the step in line {lines[step.id]}"
+        lines.setdefault(step.id, step.line)
+
+
+def _order(steps: tuple[WorkflowStep, ...], unread: frozenset[str]) -> Found:
+    lines = {step.id: step.line for step in steps}
+    for step in steps:
+        for need in step.needs:
+            if need not in lines and need not in unread:
+                yield (
+                    step.line,
+                    f"step {step.id!r} needs {need!r}, and there is no such step{_near(need, lines)}",
+                )
+    plan = [
+        PlanStep(id=step.id, dependencies=tuple(need for need in step.needs if need in lines))
+        for step in steps
+    ]
+    if plan and len(lines) == len(steps):
+        yield from ((lines[problem.rpartition(" -> ")[2]], problem) for problem in plan_problems(plan))
+
+
+def ancestors(steps: tuple[WorkflowStep, ...]) -> Mapping[str, frozenset[str]]:
+    """For each step the steps that are done before it starts."""
+    needs = {step.id: step.needs for step in steps}
+    found: dict[str, frozenset[str]] = {}
+    for step in steps:
+        before: set[str] = set()
+        rest = list(step.needs)
+        while rest:
+            name = rest.pop()
+            if name not in before and name in needs:
+                before.add(name)
+                rest += needs[name]
+        found[step.id] = frozenset(before)
+    return found
+
+
+def _unknown(
+    ref: Ref,
+    variables: set[str],
+    steps: Mapping[str, bool],
+    env: Iterable[EnvSetting],
+    all_steps: Iterable[WorkflowStep],
+) -> str | None:
+    """Why a reference will have no value; None when it will."""
+    space, name = ref.path[0], ref.path[1]
+    if space == "vars":
+        if name in variables:
+            return None
+        if any(capture.name == name for step in all_steps for capture in step.capture):
+            return f"vars.{name} is set by a step that is not sure to be done before: add it to needs"
+        return f"there is no variable {name!r}{_near(name, variables)}"
+    if space == "env":
+        allowed = {*PASSED_ON, *(setting.name for setting in env)}
+        return None if name in allowed else f"env.{name} is not allowed: name {name} in env first"
+    if name not in steps:
+        return f"there is no step {name!r}{_near(name, steps)}"
+    return None if steps[name] else f"step {name!r} is not sure to be done before: add it to needs"
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f": did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,316 @@
+"""The state of a workflow: what a checkpoint of its session holds.
+
+```
+version          1
+workflow         name, file, folder, text: so that a run can be resumed without the file
+current_step     how many steps are done before the first that is not; total_steps
+variables        by name; secret ones are hidden
+completed_steps  in the order they ended: id, index, name, kind, command, output, captured, duration_ms, completed_at
+skipped_steps    id, index, reason
+failed_steps     id, index, name, kind, command, error, and what of its output is known
+error            the last failure: step, index, message, time
+```
+
+`history.rendering` shows what changed between two such states as variables and steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from heapq import nlargest
+from typing import Any, Final
+
+import msgspec
+
+from stepkeep.codec import delta
+from stepkeep.errors import InvalidInput
+from stepkeep.runs.plan import LastError, PlanStep, StepResult, StepStatus, iso
+from stepkeep.runs.progress import Progress, StepProgress
+from stepkeep.runs.workflow.definition import Workflow
+from stepkeep.runs.workflow.parse import parse_workflow
+from stepkeep.secrets import Redactor
+from stepkeep.text import size
+
+log = logging.getLogger("stepkeep")
+
+NAMED: Final = 5
+
+
+class StateLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """In bytes: as stored, compressed, and as they are. The keys of the configuration have the same names."""
+
+    warn_stored_bytes: int = 10_000_000
+    max_stored_bytes: int = 100_000_000
+    max_raw_bytes: int = 500_000_000
+
+
+class StateGuard:
+    """Looks at every state before it is saved. Warns once in a run."""
+
+    def __init__(self, limits: StateLimits) -> None:
+        self._limits = limits
+        self._has_warned = False
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state that is too large; say when it becomes large.
+
+        Raises:
+            InvalidInput: (`workflow_too_large`) the message names the key that allows more.
+        """
+        limits, content = self._limits, _encoded(state)
+        if len(content) > limits.max_raw_bytes:
+            raise _refusal("", len(content), "max_raw_bytes", limits.max_raw_bytes, state)
+        if len(content) <= limits.warn_stored_bytes:
+            return
+        stored = len(delta.encode_keyframe(content).data)
+        if stored > limits.max_stored_bytes:
+            raise _refusal("stored, ", stored, "max_stored_bytes", limits.max_stored_bytes, state)
+        if stored > limits.warn_stored_bytes and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the state of this workflow takes %s stored; largest: %s", size(stored), _largest(state)
+            )
+
+
+def _refusal(how: str, size_bytes: int, key: str, most: int, state: Mapping[str, Any]) -> InvalidInput:
+    return InvalidInput(
+        f"the state of this workflow would take {size(size_bytes)} ({how}workflow.{key} allows {size(most)});"
+        f" largest: {_largest(state)}. Keep large data in files, or raise workflow.{key}",
+        code="workflow_too_large",
+    )
+
+
+def _largest(state: Mapping[str, Any]) -> str:
+    """The variables and outputs that take most, with their sizes."""
+    found = nlargest(NAMED, _parts(state))
+    return ", ".join(f"{name} {size(size_bytes)}" for size_bytes, name in found)
+
+
+def _parts(state: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    for name, value in state.get("variables", {}).items():
+        yield len(_encoded(value)), f"vars.{name}"
+    for step in state.get("completed_steps", ()):
+        yield len(_encoded(step.get("output"))), f"steps.{step['id']}.output"
+
+
+def _encoded(value: object) -> bytes:
+    """About as the state is stored; exactness is checked when it is saved."""
+    return msgspec.json.encode(value, enc_hook=repr)
+
+
+VERSION: Final = 1
+
+
+class WorkflowOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a stored workflow came from."""
+
+    name: str
+    file: str
+    folder: str
+    text: str
+
+
+class WorkflowSerializer:
+    """Stores progress as the state above.
+
+    `failures` has what failed steps printed. `check` looks at each state before it is saved, and may refuse it.
+    """
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        *,
+        folder: str,
+        redactor: Redactor,
+        failures: Mapping[str, Mapping[str, Any]],
+        check: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        self._workflow = workflow
+        self._folder = folder
+        self._redactor = redactor
+        self._failures = failures
+        self._check = check
+        self._text = redactor.text(workflow.text)
+
+    def plan(self) -> tuple[PlanStep, ...]:
+        """The plan as it is stored: without secrets, so that it can be compared with a stored one."""
+        return plan_of(self._workflow, self._redactor)
+
+    def dump(self, progress: Progress) -> dict[str, Any]:
+        numbered = list(enumerate(progress.steps))
+        completed = [(index, entry) for index, entry in numbered if entry.result is not None]
+        state = {
+            "version": VERSION,
+            "workflow": {
+                "name": self._workflow.name,
+                "file": self._workflow.source,
+                "folder": self._folder,
+                "text": self._text,
+            },
+            "current_step": progress.current_step_index,
+            "total_steps": len(progress.steps),
+            "variables": self._redactor.value(progress.context),
+            "completed_steps": [_completed(index, entry) for index, entry in sorted(completed, key=_ended)],
+            "skipped_steps": [
+                {"id": entry.step.id, "index": index, "reason": entry.error or ""}
+                for index, entry in numbered
+                if entry.status is StepStatus.SKIPPED
+            ],
+            "failed_steps": [
+                self._failed(index, entry) for index, entry in numbered if entry.status is StepStatus.FAILED
+            ],
+            "error": _error(progress),
+        }
+        self._check(state)
+        return state
+
+    def _failed(self, index: int, entry: StepProgress) -> dict[str, Any]:
+        return {
+            **_described(index, entry.step),
+            "error": entry.error or "",
+            "attempts": entry.attempts,
+            "output": dict(self._failures.get(entry.step.id, {})),
+        }
+
+    def load(self, state: Any) -> Progress:
+        return load(state)
+
+
+def plan_of(workflow: Workflow, redactor: Redactor) -> tuple[PlanStep, ...]:
+    return tuple(
+        msgspec.structs.replace(
+            step,
+            description=redactor.text(step.description),
+            parameters=redactor.value(step.parameters),
+        )
+        for step in workflow.plan()
+    )
+
+
+def _described(index: int, step: PlanStep) -> dict[str, Any]:
+    return {
+        "id": step.id,
+        "index": index,
+        "name": step.description,
+        "kind": step.action,
+        "command": step.parameters["command"],
+    }
+
+
+def _ended(numbered: tuple[int, StepProgress]) -> tuple[float, int]:
+    index, entry = numbered
+    when = None if entry.result is None else entry.result.completed_at
+    return (0.0 if when is None else when.timestamp()), index
+
+
+def _completed(index: int, entry: StepProgress) -> dict[str, Any]:
+    assert entry.result is not None
+    output = dict(entry.result.output)
+    fields = {
+        **_described(index, entry.step),
+        "captured": output.pop("captured", {}),
+        "output": output,
+        "duration_ms": entry.result.duration_ms,
+        "completed_at": iso(entry.result.completed_at),
+    }
+    return fields | ({"blobs": list(entry.result.blobs)} if entry.result.blobs else {})
+
+
+def _error(progress: Progress) -> dict[str, Any] | None:
+    error = progress.last_error
+    if error is None:
+        return None
+    return {
+        "step": progress.plan[error.step_index].id,
+        "index": error.step_index,
+        "message": error.message,
+        "time": iso(error.timestamp),
+    }
+
+
+# --- reading it ------------------------------------------------------------------------------------------------
+
+
+def origin_of(state: Any) -> WorkflowOrigin:
+    """Where the workflow of a stored state came from, or `InvalidInput` when it is not the state of a workflow."""
+    if not isinstance(state, Mapping) or not isinstance(state.get("workflow"), Mapping):
+        raise InvalidInput("this is no state of a workflow", code="not_resumable")
+    if state.get("version") != VERSION:
+        raise InvalidInput(
+            f"this state has version {state.get('version')!r}, and this release reads {VERSION}",
+            code="not_resumable",
+        )
+    try:
+        return msgspec.convert(state["workflow"], WorkflowOrigin)
+    except msgspec.ValidationError as exc:
+        raise InvalidInput(f"the workflow in this state is not whole: {exc}", code="not_resumable") from exc
+
+
+def load(state: Any) -> Progress:
+    """The progress a stored state tells of.
+
+    Raises:
+        InvalidInput: it is not the state of a workflow.
+    """
+    origin = origin_of(state)
+    plan = parse_workflow(origin.text, source=origin.file).plan()
+    try:
+        return _progress(plan, state)
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise InvalidInput(f"this state of a workflow is not whole: {exc!r}", code="not_resumable") from exc
+
+
+def _progress(plan: Iterable[PlanStep], state: Mapping[str, Any]) -> Progress:
+    known = {entry["id"]: _loaded_result(entry) for entry in state["completed_steps"]}
+    skipped = {entry["id"]: entry["reason"] for entry in state["skipped_steps"]}
+    failed = {entry["id"]: entry for entry in state["failed_steps"]}
+    return Progress(
+        steps=tuple(_loaded_step(step, known, skipped, failed) for step in plan),
+        context=dict(state["variables"]),
+        last_error=_loaded_error(state["error"]),
+    )
+
+
+def _loaded_step(
+    step: PlanStep,
+    known: Mapping[str, StepResult],
+    skipped: Mapping[str, str],
+    failed: Mapping[str, Mapping[str, Any]],
+) -> StepProgress:
+    if step.id in known:
+        return StepProgress(step=_with(step, StepStatus.COMPLETED), result=known[step.id])
+    if step.id in skipped:
+        return StepProgress(step=_with(step, StepStatus.SKIPPED), error=skipped[step.id])
+    if step.id in failed:
+        entry = failed[step.id]
+        return StepProgress(
+            step=_with(step, StepStatus.FAILED), error=entry["error"], attempts=entry["attempts"]
+        )
+    return StepProgress(step=step)
+
+
+def _with(step: PlanStep, status: StepStatus) -> PlanStep:
+    return msgspec.structs.replace(step, status=status)
+
+
+def _loaded_result(entry: Mapping[str, Any]) -> StepResult:
+    captured = entry["captured"]
+    return StepResult(
+        step_id=entry["id"],
+        output={**entry["output"], **({"captured": captured} if captured else {})},
+        completed_at=_moment(entry["completed_at"]),
+        duration_ms=entry["duration_ms"],
+        blobs=tuple(entry.get("blobs", ())),
+    )
+
+
+def _loaded_error(error: Mapping[str, Any] | None) -> LastError | None:
+    if error is None:
+        return None
+    return LastError(step_index=error["index"], message=error["message"], timestamp=_moment(error["time"]))
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

@@ -1,0 +1,445 @@
+"""Workflow files on a store: check one, run it, put it into a queue, go on with it, and what can be gone on with."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from stepkeep.config import Settings
+from stepkeep.engine import Engine
+from stepkeep.errors import Conflict, InvalidInput, StepkeepError
+from stepkeep.model import Header, SessionInfo, Status, check_name, from_us
+from stepkeep.processes import is_dead
+from stepkeep.runs.progress import ExecutionResult, Interrupted, StepProgress
+from stepkeep.runs.queue import DEFAULT_QUEUE, check_queue, ticket_of
+from stepkeep.runs.run_options import Hooks
+from stepkeep.runs.signals import Cancellation
+from stepkeep.runs.workflow.definition import Workflow
+from stepkeep.runs.workflow.inputs import Inputs, StartValues, start_values
+from stepkeep.runs.workflow.launch import RUNNER, Launch, check_secrets, enqueue, launch, prepare_resume
+from stepkeep.runs.workflow.parse import read_workflow
+from stepkeep.runs.workflow.serializer import StateLimits
+from stepkeep.storage.port import Lease, SessionQuery
+
+if TYPE_CHECKING:
+    from stepkeep.runs.queue_worker import Worked, WorkerEvent
+
+log = logging.getLogger("stepkeep")
+
+MAX_LISTED: Final = 100
+"""How many sessions that can be resumed are named at most."""
+
+WORKFLOW_PROFILE: Final = "workflow"
+"""The profile of a workflow's session, where its file names none."""
+
+
+class StepView(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of a workflow and what became of it. `duration_ms` and `exit_code` are None while it is not completed."""
+
+    id: str
+    name: str
+    kind: str
+    command: str
+    status: str
+    duration_ms: int | float | None
+    exit_code: int | None
+    error: str | None
+
+
+class WorkflowRun(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended. `steps_run` were completed in this run, `steps_recovered` in an earlier one.
+
+    `resume` is the command that goes on, None when nothing is left to do. `signal` is the one that interrupted it.
+    """
+
+    session: str
+    workflow: str
+    status: Status
+    steps: tuple[StepView, ...]
+    steps_run: int
+    steps_recovered: int
+    steps_skipped: int
+    duration_ms: int
+    checkpoint: str | None
+    error: str | None
+    resume: str | None
+    signal: int | None
+
+
+class Resumable(msgspec.Struct, frozen=True, kw_only=True):
+    """A session whose workflow did not come to its end: how many steps are done, and why it stopped there."""
+
+    session: str
+    workflow: str
+    status: Status
+    step: int
+    updated: datetime
+    why: str
+    can_resume: bool
+
+
+class QueuedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
+    """A workflow that waits for a worker of a queue."""
+
+    session: str
+    workflow: str
+    queue: str
+    steps: int
+    checkpoint: str
+
+
+class PlannedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
+    """A workflow file that was read and checked, with the values it is to run with."""
+
+    workflow: Workflow
+    values: StartValues
+    folder: Path
+
+
+class RunWatcher(Protocol):
+    """Someone who is told how a run goes."""
+
+    def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:
+        """The run begins: in which session, and which steps an earlier run completed. Returns whom to tell more."""
+
+
+def resume_command(key: str) -> str:
+    """What to type to resume a session."""
+    return f"stepkeep resume {shlex.quote(key)}"
+
+
+class Workflows:
+    """The workflows of a store.
+
+    `open_session` makes or finds a session by key, with the fields of `Store.session`; `find_header` gives the
+    checkpoint of a session that a ref names.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        *,
+        open_session: Callable[..., SessionInfo],
+        find_header: Callable[[str, str], Header],
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._open_session = open_session
+        self._find_header = find_header
+
+    @staticmethod
+    def plan(file: str | os.PathLike[str], variables: Mapping[str, str] | None = None) -> PlannedWorkflow:
+        """Read and check a workflow file, and the values given for its variables. Nothing is run or stored.
+
+        Raises:
+            InvalidWorkflow: something is wrong with the file; `.problems` has all of it.
+            InvalidInput: (`invalid_variable`) a variable is unknown, has no value, or one of the wrong kind.
+        """
+        path = Path(file).absolute()
+        workflow = read_workflow(path)
+        values = start_values(workflow, variables or {}, os.environ)
+        return PlannedWorkflow(workflow=workflow, values=values, folder=path.parent)
+
+    def run(
+        self,
+        planned: PlannedWorkflow,
+        *,
+        key: str | None = None,
+        test: bool = False,
+        force: bool = False,
+        parallel: int = 1,
+        watcher: RunWatcher | None = None,
+    ) -> WorkflowRun:
+        """Run a workflow from its first step, saving after each, in a new session unless a key is given.
+
+        A step that fails is part of the result, and so is an interruption by SIGINT or SIGTERM, which is saved. A
+        session with unfinished work is started over only with `force`.
+
+        Raises:
+            Conflict: another process runs the session (`lease_held`), or it has a run that did not come to its end,
+                or belongs to something else (`unfinished_work`).
+            BackendUnavailable: a save failed; the run stopped there.
+        """
+        session = self._opened(planned.workflow, key, test=test, force=force)
+        return self._run(session, self._fresh(session.key, planned, parallel), frozenset(), watcher)
+
+    def queue(
+        self,
+        planned: PlannedWorkflow,
+        *,
+        queue: str = DEFAULT_QUEUE,
+        key: str | None = None,
+        test: bool = False,
+        force: bool = False,
+        parallel: int = 1,
+    ) -> QueuedWorkflow:
+        """Store a workflow so that a worker runs it, here or on another machine. Returns when that is durable.
+
+        Raises:
+            Conflict: as `run`.
+            InvalidInput: (`invalid_variable`) it has secrets that a worker would not have.
+        """
+        check_queue(queue)
+        check_secrets(planned.workflow, planned.values.secrets, os.environ)
+        session = self._opened(planned.workflow, key, test=test, force=force)
+        header = enqueue(self._engine, session, self._fresh(session.key, planned, parallel), queue=queue)
+        return QueuedWorkflow(
+            session=session.key,
+            workflow=planned.workflow.name,
+            queue=queue,
+            steps=len(planned.workflow.steps),
+            checkpoint=header.id,
+        )
+
+    def resume(
+        self,
+        key: str,
+        *,
+        variables: Mapping[str, str] | None = None,
+        ref: str | None = None,
+        force: bool = False,
+        parallel: int = 1,
+        watcher: RunWatcher | None = None,
+        lease: Lease | None = None,
+        cancel: Cancellation | None = None,
+    ) -> WorkflowRun:
+        """Go on with a workflow where its newest valid checkpoint, or the one that `ref` names, says it stopped.
+
+        Completed steps are not run again; the interrupted or failed one is. `variables` are its secrets, which are
+        not stored. `force` goes on although the file changed. `lease` is one that was taken for this run already;
+        `cancel` stops it from another thread.
+
+        Raises:
+            NotFound: no such session, or nothing to resume (`nothing_to_resume`).
+            Conflict: the file changed (`plan_changed`), or another process runs the session (`lease_held`).
+            InvalidInput: (`not_resumable`) something is missing; everything is named.
+        """
+        session = self._engine.find_session(key)
+        checkpoint = None if ref is None or ref == "latest" else self._find_header(key, ref).id
+        found = prepare_resume(
+            self._engine,
+            session,
+            given=variables or {},
+            environ=os.environ,
+            checkpoint=checkpoint,
+            force=force,
+        )
+        what = Launch(
+            workflow=found.workflow,
+            inputs=self._inputs(key, found.folder, found.secrets),
+            limits=self._limits(),
+            parallel=parallel,
+            is_resumed=True,
+            force=force,
+            checkpoint=checkpoint,
+            lease=lease,
+            cancel=Cancellation() if cancel is None else cancel,
+        )
+        if found.note:
+            log.warning("%s", found.note)
+        return self._run(session, what, found.done, watcher)
+
+    def work(
+        self,
+        *,
+        queue: str = DEFAULT_QUEUE,
+        parallel: int = 1,
+        once: bool = False,
+        idle_exit_seconds: float | None = None,
+        tell: Callable[[WorkerEvent], object] = lambda _: None,
+    ) -> Worked:
+        """Run the sessions of a queue, up to `parallel` at a time, those that wait longest first.
+
+        SIGINT and SIGTERM pause what runs, so that another worker goes on with it, and end the worker. With `once`
+        it ends when nothing is left to do now, with `idle_exit_seconds` when there was nothing for so long; the time
+        when the store could not be asked does not count. `tell` is called from one thread at a time.
+
+        Raises:
+            BackendUnavailable: the store cannot be used, and waiting would not help.
+        """
+        from stepkeep.runs.queue_worker import (
+            QueueWorker,  # it brings pools of threads, which nobody else needs
+        )
+
+        return QueueWorker(
+            self._engine,
+            self._settings,
+            self.resume,
+            queue=check_queue(queue),
+            parallel=parallel,
+            is_once=once,
+            idle_exit_seconds=idle_exit_seconds,
+            tell=tell,
+        ).run()
+
+    def resumable(self) -> tuple[Resumable, ...]:
+        """Workflows that did not come to their end, most recently used first. One that is being run says so."""
+        found: list[Resumable] = []
+        for info in self._unfinished():
+            header = self._newest(info)
+            if header is None or header.metadata.get("runner") != RUNNER["runner"]:
+                continue
+            lease = self._engine.backend.lease(info.uid)
+            is_running = (
+                lease is not None and lease.expires_us > self._engine.clock() and not is_dead(lease.owner)
+            )
+            found.append(
+                Resumable(
+                    session=info.key,
+                    workflow=info.workflow or "",
+                    status=info.status,
+                    step=header.step or 0,
+                    updated=from_us(info.updated_us),
+                    why=_why(info, lease if is_running else None),
+                    can_resume=not is_running,
+                )
+            )
+            if len(found) == MAX_LISTED:
+                break
+        return tuple(found)
+
+    # --- beginning
+
+    def _opened(self, workflow: Workflow, key: str | None, *, test: bool, force: bool) -> SessionInfo:
+        if key is None:
+            key = _new_key(workflow.name, from_us(self._engine.clock()))
+        elif not force:
+            self._refuse_unfinished(key, workflow.name)
+        return self._open_session(
+            key,
+            profile=workflow.profile or WORKFLOW_PROFILE,
+            workflow=workflow.name,
+            test=test or workflow.is_test,
+            retention=workflow.retention or {},
+            cleanup=workflow.cleanup or {},
+        )
+
+    def _refuse_unfinished(self, key: str, workflow: str) -> None:
+        info = self._engine.backend.session_by_key(check_name("a session key", key))
+        if info is None or not info.last_seq:
+            return
+        if info.workflow != workflow:
+            what = "holds no workflow" if info.workflow is None else f"belongs to workflow {info.workflow!r}"
+            raise _unfinished_work(key, f"{what}: choose another key, or --force to run {workflow!r} in it")
+        if info.status is not Status.COMPLETED:
+            raise _unfinished_work(
+                key,
+                f"has unfinished work ({info.status}): go on with `{resume_command(key)}`,"
+                " or start over with --force",
+            )
+
+    def _fresh(self, key: str, planned: PlannedWorkflow, parallel: int) -> Launch:
+        return Launch(
+            workflow=planned.workflow,
+            inputs=self._inputs(key, planned.folder, planned.values.secrets),
+            variables=planned.values.variables,
+            limits=self._limits(),
+            parallel=parallel,
+        )
+
+    def _inputs(self, key: str, folder: Path, values: Mapping[str, Any]) -> Inputs:
+        try:
+            agent_command = tuple(shlex.split(self._settings["agent.command"]))
+        except ValueError as exc:
+            raise InvalidInput(
+                f"agent.command cannot be split into words: {exc}", code="invalid_config"
+            ) from exc
+        return Inputs(
+            folder=folder, run=key, agent_command=agent_command, secrets=values, environ=dict(os.environ)
+        )
+
+    def _limits(self) -> StateLimits:
+        return StateLimits(
+            **{name: self._settings[f"workflow.{name}"] for name in StateLimits.__struct_fields__}
+        )
+
+    # --- running
+
+    def _run(
+        self, session: SessionInfo, what: Launch, done: frozenset[str], watcher: RunWatcher | None
+    ) -> WorkflowRun:
+        hooks = None if watcher is None else watcher.begin(session.key, what.workflow, done)
+        try:
+            result, signal = launch(self._engine, session, what, hooks=hooks), None
+        except Interrupted as exc:
+            result, signal = exc.result, exc.signal
+        if what.is_resumed:
+            self._engine.resumed(result.steps_recovered)
+        return WorkflowRun(
+            session=session.key,
+            workflow=what.workflow.name,
+            status=result.status,
+            steps=tuple(_step_view(entry) for entry in result.progress.steps),
+            steps_run=result.steps_run,
+            steps_recovered=result.steps_recovered,
+            steps_skipped=result.steps_skipped,
+            duration_ms=result.duration_ms,
+            checkpoint=None if result.checkpoint is None else result.checkpoint.id,
+            error=_error(result),
+            resume=None if result.status is Status.COMPLETED else resume_command(session.key),
+            signal=signal,
+        )
+
+    # --- what can be resumed
+
+    def _unfinished(self) -> Iterator[SessionInfo]:
+        query = SessionQuery(statuses=(Status.IN_PROGRESS, Status.PAUSED, Status.FAILED))
+        return (info for info in self._engine.backend.sessions(query) if info.workflow is not None)
+
+    def _newest(self, info: SessionInfo) -> Header | None:
+        try:
+            return self._find_header(info.key, "latest")
+        except StepkeepError:
+            return None
+
+
+def _new_key(workflow: str, now: datetime) -> str:
+    """A key for a new session: the workflow, the time, and four characters by chance."""
+    return f"{workflow[:200]}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def _unfinished_work(key: str, why: str) -> Conflict:
+    return Conflict(f"session {key!r} {why}", code="unfinished_work", retryable=False, session=key)
+
+
+def _error(result: ExecutionResult) -> str | None:
+    error, progress = result.progress.last_error, result.progress
+    if result.error is None or error is None:
+        return result.error
+    return f"step {progress.plan[error.step_index].id!r} {result.error}"
+
+
+def _step_view(entry: StepProgress) -> StepView:
+    output = entry.result.output if entry.result is not None else {}
+    return StepView(
+        id=entry.step.id,
+        name=entry.step.description,
+        kind=entry.step.action,
+        command=entry.step.parameters["command"],
+        status=entry.status.value,
+        duration_ms=None if entry.result is None else entry.result.duration_ms,
+        exit_code=output.get("exit_code"),
+        error=entry.error,
+    )
+
+
+def _why(info: SessionInfo, lease: Lease | None) -> str:
+    if lease is not None:
+        return f"is being run (pid {lease.owner.pid} on {lease.owner.host})"
+    if info.status is Status.PAUSED:
+        return "was interrupted"
+    if info.status is Status.FAILED:
+        return info.error or "failed"
+    ticket = ticket_of(info)
+    if ticket is not None and not ticket.attempts:
+        return f"waits for a worker of queue {ticket.queue!r}"
+    return "its process ended"

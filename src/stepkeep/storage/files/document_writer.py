@@ -1,0 +1,414 @@
+"""Where each document goes, and in which order its bytes and names become durable.
+
+`run` and `phase`: the document under its own name, synced, then its folder; in `run` an independent copy as
+`latest.json` follows. `workflow`: the new document under a temporary name, synced; the old `checkpoint.json` linked
+into the history, that folder synced; then the new one renamed over it, and its folder synced.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from stepkeep.codec.document import Document
+from stepkeep.codec.integrity import open_header
+from stepkeep.codec.readable import Layout
+from stepkeep.errors import SCHEMA_INVALID, Corrupt, StepkeepError, Unsupported
+from stepkeep.model import Header
+from stepkeep.storage.files import sidecar
+from stepkeep.storage.files.document_reader import (
+    DocumentReader,
+    checksum_file,
+    is_sealed,
+    read_bytes,
+    read_document,
+)
+from stepkeep.storage.files.durable_files import OpenFolder, Tree, split
+from stepkeep.storage.files.layouts import CHECKSUM, GZIP, HISTORY, Names, compressed, found_names, plain
+from stepkeep.storage.files.sidecar import DocumentEntry, Leftover
+from stepkeep.storage.sql.connection import Connection
+
+log = logging.getLogger("stepkeep.storage")
+
+
+class Changes:
+    """What one transaction did to the files, so that it can be undone if its commit fails."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._undo)
+
+    def add(self, undo: Callable[[], None]) -> None:
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Take everything back, the last first. What cannot be taken back is found by whoever writes next."""
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except (OSError, StepkeepError) as exc:
+                log.warning("a document of a save that failed could not be removed: %s", exc)
+
+
+class DocumentWriter:
+    """Puts documents into their places within one transaction of the sidecar."""
+
+    def __init__(self, tree: Tree, names: Names, tx: Connection, changes: Changes) -> None:
+        self._tree = tree
+        self._names = names
+        self._tx = tx
+        self._changes = changes
+        self._reader = DocumentReader(tree, names)
+
+    # --- one document
+
+    def place(self, key: str, header: Header, content: bytes, *, is_newest: bool) -> None:
+        """Store a document durably, and remember where it is."""
+        if is_newest and self._names.layout is Layout.WORKFLOW:
+            self._place_newest(key, header, content)
+        else:
+            self._place_in_history(key, header, content)
+
+    def _place_in_history(self, key: str, header: Header, content: bytes) -> None:
+        place = self._names.history(key)
+        with self._tree.folder(place, create=True) as folder:
+            temporary = folder.write_temporary(content)
+            try:
+                name = _first_free(self._names.names(header), lambda name: folder.give_name(temporary, name))
+            except BaseException:
+                folder.discard(temporary)
+                raise
+            self._changes.add(lambda: self._take_back(place, name))
+            self._sync(folder)
+            self._remember(folder, f"{place}/{name}", header.id, header.session)
+
+    def _sync(self, folder: OpenFolder) -> None:
+        """Make the names in a folder durable, and with the first of them the way there.
+
+        Whoever made the folder may have been stopped before its own name was.
+        """
+        folder.sync()
+        if not sidecar.has_any_in(self._tx, folder.place):
+            self._tree.sync_way(folder.place)
+
+    def _take_back(self, place: str, name: str) -> None:
+        with self._tree.folder(place) as folder:
+            folder.remove(name)
+            folder.sync()
+
+    def _remember(self, folder: OpenFolder, file: str, checkpoint: str, session: str) -> None:
+        fingerprint = folder.fingerprint(split(file)[1])
+        sidecar.put(
+            self._tx,
+            DocumentEntry(file=file, fingerprint=fingerprint, checkpoint=checkpoint, session=session),
+        )
+
+    # --- workflow: the newest record is checkpoint.json itself
+
+    def _place_newest(self, key: str, header: Header, content: bytes) -> None:
+        pointer = self._names.pointer or ""
+        with self._tree.folder(self._names.folder(key), create=True) as folder:
+            temporary = folder.write_temporary(content)
+            try:
+                archived = self._archive(folder) if folder.has(pointer) else None
+                folder.replace(temporary, pointer)
+            except BaseException:
+                folder.discard(temporary)
+                raise
+            self._changes.add(lambda: self._put_back(key, archived))
+            self._sync(folder)
+            self._remember(folder, f"{folder.place}/{pointer}", header.id, header.session)
+
+    def _archive(self, folder: OpenFolder) -> str:
+        """Link checkpoint.json into the history under the name of its own time; that name."""
+        pointer = self._names.pointer or ""
+        file = f"{folder.place}/{pointer}"
+        header = self._indexed_header(file)
+        with folder.below(HISTORY, create=True) as history:
+            # Somebody else's file is kept too, and stays a file that is none of ours.
+            names = _found(folder, pointer) if header is None else self._names.names(header)
+            name = _first_free(names, lambda name: folder.link(pointer, history, name))
+            self._sync(history)
+            if header is not None:
+                seen, now = folder.fingerprint(pointer), history.fingerprint(name)
+                sidecar.moved(self._tx, file, f"{history.place}/{name}", seen=seen, now=now)
+            log.debug("Archived checkpoint to history: %s/%s", history, name)
+        return name
+
+    def _indexed_header(self, file: str) -> Header | None:
+        raw = sidecar.header_in(self._tx, file)
+        try:
+            return None if raw is None else open_header(raw)
+        except StepkeepError:
+            return None
+
+    def _put_back(self, key: str, archived: str | None) -> None:
+        pointer = self._names.pointer or ""
+        with self._tree.folder(self._names.folder(key)) as folder:
+            if archived is None:
+                folder.remove(pointer)
+            else:
+                with self._tree.folder(self._names.history(key)) as history:
+                    history.move(archived, folder, pointer)
+                    history.sync()
+            folder.sync()
+
+    # --- run: latest.json shows the newest
+
+    def keep_shown(self, key: str, sid: int, seq: int) -> str | None:
+        """Let the history have what latest.json is about to lose, the newest below a number; the file that holds it.
+
+        It is read again only if its size or time changed, or if it is compressed and its checksum is another file.
+        """
+        if self._names.layout is not Layout.RUN:
+            return None
+        before = sidecar.before(self._tx, sid, seq)
+        if before is None:
+            self._set_aside(key)
+            return None
+        if self._is_as_written(before):
+            return before.file
+        try:
+            self._saved_document(before.file, before.checkpoint or "")
+        except Unsupported:
+            return before.file  # a newer version wrote it, and can read it
+        except Corrupt as exc:
+            return self._restore(key, before, exc)
+        with self._tree.folder(split(before.file)[0]) as folder:
+            self._remember(folder, before.file, before.checkpoint or "", before.session or "")
+        return before.file
+
+    def _set_aside(self, key: str) -> None:
+        """Keep a latest.json that is none of ours: it moves into the history, and is reported from there."""
+        pointer = self._names.pointer or ""
+        with self._tree.folder(self._names.folder(key), create=True) as folder:
+            if not folder.has(pointer):
+                return
+            with folder.below(HISTORY, create=True) as history:
+                name = next(name for name in _found(folder, pointer) if not history.has(name))
+                is_ours = self._reader.shown(f"{folder.place}/{pointer}") is not None
+                folder.move(pointer, history, name)
+                self._sync(history)
+                folder.sync()
+                sidecar.forget(self._tx, f"{folder.place}/{pointer}")
+                if not is_ours:  # else the next opening takes it up
+                    self._report(history, name, f"{SCHEMA_INVALID}: it was found as {folder.place}/{pointer}")
+
+    def _report(self, folder: OpenFolder, name: str, problem: str) -> None:
+        entry = DocumentEntry(
+            file=f"{folder.place}/{name}", fingerprint=folder.fingerprint(name), problem=problem
+        )
+        sidecar.put(self._tx, entry)
+        log.warning("%s is left out: %s", entry.file, problem)
+
+    def _is_as_written(self, entry: DocumentEntry) -> bool:
+        return not entry.file.endswith(GZIP) and self._tree.fingerprint(entry.file) == entry.fingerprint
+
+    def _saved_document(self, file: str, checkpoint: str) -> Document:
+        found = self._reader.document_in(file, checkpoint)
+        stored = sidecar.header_of(self._tx, checkpoint)
+        if stored is not None and stored != found.raw and is_sealed(stored):
+            raise Corrupt(f"{file} is not the document that was saved", checkpoint=checkpoint)
+        return found
+
+    def _restore(self, key: str, entry: DocumentEntry, damage: Corrupt) -> str:
+        """Write a damaged or missing document again from latest.json, if that still has it."""
+        pointer = self._reader.pointer_beside(entry.file)
+        try:
+            header = self._saved_document(pointer, entry.checkpoint or "").header
+            content = read_bytes(self._tree, pointer)
+        except (Corrupt, Unsupported):
+            return entry.file
+        try:
+            file = self._write_again(entry, content)
+        except OSError:  # a directory has its name
+            self._place_in_history(key, header, content)
+            file = sidecar.of_checkpoints(self._tx, [header.id])[header.id].file
+        log.warning("%s is restored from latest.json (%s)", file, damage.code)
+        return file
+
+    def _write_again(self, entry: DocumentEntry, content: bytes) -> str:
+        file = plain(entry.file)
+        place, name = split(file)
+        with self._tree.folder(place, create=True) as folder:
+            temporary = folder.write_temporary(content)
+            try:
+                folder.replace(temporary, name)
+            except BaseException:
+                folder.discard(temporary)
+                raise
+            folder.sync()
+            self._remember(folder, file, entry.checkpoint or "", entry.session or "")
+        if file != entry.file:
+            sidecar.leave(self._tx, [Leftover(file=entry.file, session=entry.session or "")])
+        return file
+
+    def show_latest(self, key: str, content: bytes, *, before: str | None) -> None:
+        """Write the independent copy of the newest document. It is a hint: a failure only leaves it stale.
+
+        `before` is the file that it showed until now.
+        """
+        if self._names.layout is not Layout.RUN:
+            return
+        try:
+            self._write_pointer(key, content)
+        except OSError as exc:
+            log.warning("latest.json of %r is not up to date: %s", key, exc)
+            return
+        self._changes.add(lambda: self._show_again(key, before))
+
+    def _write_pointer(self, key: str, content: bytes) -> None:
+        with self._tree.folder(self._names.folder(key), create=True) as folder:
+            temporary = folder.write_temporary(content)
+            try:
+                folder.replace(temporary, self._names.pointer or "")
+            except BaseException:
+                folder.discard(temporary)
+                raise
+            folder.sync()
+
+    def _show_again(self, key: str, before: str | None) -> None:
+        if before is None:
+            with self._tree.folder(self._names.folder(key)) as folder:
+                folder.remove(self._names.pointer or "")
+        else:
+            self._write_pointer(key, read_bytes(self._tree, before))
+
+    # --- other forms of the same document
+
+    def rewrite(self, entry: DocumentEntry, content: bytes) -> None:
+        """Exchange the bytes of a document, in one step."""
+        file = plain(entry.file)
+        place, name = split(file)
+        old = read_bytes(self._tree, entry.file)
+        with self._tree.folder(place) as folder:
+            folder.replace(folder.write_temporary(content), name)
+            self._changes.add(lambda: self._write_over(file, old))
+            folder.sync()
+            self._remember(folder, file, entry.checkpoint or "", entry.session or "")
+        if file != entry.file:
+            sidecar.leave(self._tx, [Leftover(file=entry.file, session=entry.session or "")])
+
+    def _write_over(self, file: str, content: bytes) -> None:
+        place, name = split(file)
+        with self._tree.folder(place) as folder:
+            folder.replace(folder.write_temporary(content), name)
+            folder.sync()
+
+    def compress(self, entry: DocumentEntry, packed: bytes) -> None:
+        """Put the compressed form beside a document, durably, and let the plain one go after the commit."""
+        file = compressed(entry.file)
+        place, name = split(file)
+        with self._tree.folder(place) as folder:
+            # The checksum first: without it the compressed form would be a document without integrity.
+            for found, content in ((name + CHECKSUM, checksum_file(name, packed)), (name, packed)):
+                folder.replace(folder.write_temporary(content), found)
+                self._changes.add(lambda found=found: self._take_back(place, found))  # type: ignore[misc]
+                folder.sync()
+            self._remember(folder, file, entry.checkpoint or "", entry.session or "")
+        sidecar.leave(self._tx, [Leftover(file=entry.file, session=entry.session or "")])
+
+    # --- files that are to go
+
+    def clear_leftovers(self) -> None:
+        """Remove what earlier transactions left to remove, and let the pointers show what is newest now."""
+        going = sidecar.leftovers(self._tx)
+        if not going:
+            return
+        places: set[str] = set()
+        for leftover in going:
+            places.add(split(leftover.file)[0])
+            if self._names.is_pointer(leftover.file):
+                self._refresh(leftover)
+            else:
+                self._remove(leftover)
+        for place in sorted(places, key=len, reverse=True):  # a history before the folder it is in
+            self._sync_or_remove(place)
+        sidecar.cleared(self._tx)
+
+    def _remove(self, leftover: Leftover) -> None:
+        place, name = split(leftover.file)
+        with suppress(FileNotFoundError, NotADirectoryError), self._tree.folder(place) as folder:
+            folder.occupy(name)
+            folder.remove(name, secure=leftover.is_secure)
+            if name.endswith(GZIP) or not folder.has(compressed(name)):
+                folder.remove(compressed(plain(name)) + CHECKSUM)
+        log.debug("Removed %s", leftover.file)
+
+    def _refresh(self, leftover: Leftover) -> None:
+        """Let a pointer whose checkpoint went show the newest that remains, or go with the last."""
+        checkpoint = sidecar.newest(self._tx, leftover.session)
+        entry = None if checkpoint is None else sidecar.of_checkpoints(self._tx, [checkpoint]).get(checkpoint)
+        if entry is not None and entry.file == leftover.file:
+            return
+        if entry is None:
+            self._remove(leftover)
+            return
+        try:
+            is_shown = self._shows(leftover.file, entry)
+        except OSError:
+            if leftover.is_secure:
+                raise  # who knows what would be overwritten
+            is_shown = False
+        if is_shown:
+            return  # an earlier attempt got that far
+        if leftover.is_secure:
+            self._remove(leftover)
+        try:
+            self._promote(entry, leftover.file)
+        except (OSError, Corrupt) as exc:
+            log.warning("%s does not show the newest checkpoint: %s", leftover.file, exc)
+
+    def _shows(self, pointer: str, entry: DocumentEntry) -> bool:
+        """Whether a pointer shows the checkpoint already."""
+        try:
+            shown = read_document(self._tree, self._names.layout, pointer).header.id
+        except (Corrupt, Unsupported):
+            return False
+        if shown == entry.checkpoint and self._names.layout is Layout.WORKFLOW:
+            with self._tree.folder(split(pointer)[0]) as folder:
+                self._remember(folder, pointer, entry.checkpoint, entry.session or "")
+        return shown == entry.checkpoint
+
+    def _promote(self, entry: DocumentEntry, pointer: str) -> None:
+        place, name = split(pointer)
+        with self._tree.folder(place) as folder:
+            if self._names.layout is Layout.WORKFLOW:
+                from_place, from_name = split(entry.file)
+                with self._tree.folder(from_place) as history:
+                    history.move(from_name, folder, name)
+                    self._changes.add(lambda: self._move_back(pointer, entry.file))
+                    history.sync()
+                self._remember(folder, pointer, entry.checkpoint or "", entry.session or "")
+            else:
+                folder.replace(folder.write_temporary(read_bytes(self._tree, entry.file)), name)
+            folder.sync()
+
+    def _move_back(self, pointer: str, file: str) -> None:
+        (place, name), (from_place, from_name) = split(pointer), split(file)
+        with self._tree.folder(place) as folder, self._tree.folder(from_place) as history:
+            folder.move(name, history, from_name)
+
+    def _sync_or_remove(self, place: str) -> None:
+        is_empty = False
+        with suppress(FileNotFoundError, NotADirectoryError), self._tree.folder(place) as folder:
+            folder.sync()
+            is_empty = not folder.entries()
+        if is_empty and place != self._names.top:
+            self._tree.remove_empty(place)
+
+
+def _found(folder: OpenFolder, pointer: str) -> Iterator[str]:
+    return found_names(pointer, folder.fingerprint(pointer).mtime_ns // 1000)
+
+
+def _first_free(names: Iterator[str], take: Callable[[str], None]) -> str:
+    """The first name that nothing else has."""
+    for name in names:
+        with suppress(FileExistsError):
+            take(name)
+            return name
+    raise AssertionError("there is always another name")

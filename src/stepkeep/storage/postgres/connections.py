@@ -1,0 +1,280 @@
+"""Connections to a server: kept for their next use, and the transactions that run over them.
+
+There is no thread behind the pool, and none of its connections survives a fork.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+
+import psycopg
+from psycopg import Pipeline, RawCursor
+from psycopg.pq import TransactionStatus
+
+from stepkeep.errors import BackendUnavailable, InvalidInput
+from stepkeep.storage.postgres.address import Address
+from stepkeep.storage.sql.connection import NO_LOCKS, Locks, Query, Row, Value
+
+T = TypeVar("T")
+R = TypeVar("R", covariant=True)
+
+Raw: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+
+
+# --- the pool --------------------------------------------------------------------------------------------------
+
+
+class Pool:
+    """At most `size` connections at once; who finds none free waits, for at most `wait_seconds`."""
+
+    def __init__(self, connect: Callable[[], Raw], *, name: str, size: int, wait_seconds: float) -> None:
+        self._connect = connect
+        self._name = name
+        self._size = size
+        self._wait_seconds = wait_seconds
+        self._changed = threading.Condition(threading.Lock())  # guards the three below
+        self._idle: list[Raw] = []
+        self._borrowed = 0
+        self._is_closed = False
+
+    @contextmanager
+    def borrow(self) -> Iterator[Raw]:
+        """A connection for one transaction. Only one that is whole and outside a transaction is used again."""
+        raw = self._take()
+        try:
+            if raw is None:
+                raw = self._connect()
+            yield raw
+        except BaseException as exc:
+            if raw is not None and not isinstance(exc, Exception):
+                raw.close()  # interrupted anywhere: nobody knows what is under way
+            raise
+        finally:
+            self._give_back(raw)
+
+    def _take(self) -> Raw | None:
+        with self._changed:
+            self.check_open()
+            if not self._changed.wait_for(
+                lambda: self._is_closed or self._borrowed < self._size, timeout=self._wait_seconds
+            ):
+                raise BackendUnavailable(
+                    f"all {self._size} connections to {self._name} are in use: raise pool_size in the URL",
+                    code="store_busy",
+                )
+            self.check_open()
+            self._borrowed += 1
+            return self._idle.pop() if self._idle else None
+
+    def _give_back(self, raw: Raw | None) -> None:
+        if raw is not None and not _is_reusable(raw):
+            raw.close()
+            raw = None
+        with self._changed:
+            self._borrowed -= 1
+            if raw is not None:
+                self._idle.append(raw)
+            self._changed.notify_all()
+
+    def drop_idle(self) -> None:
+        """Close the connections that wait: one broke, so they may all be."""
+        with self._changed:
+            self._close_idle()
+
+    def check_open(self) -> None:
+        if self._is_closed:
+            raise BackendUnavailable(
+                f"the store {self._name} is closed", code="store_closed", retryable=False
+            )
+
+    def close(self) -> None:
+        """Let work that is under way end, then close everything; repeating it is harmless."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._borrowed == 0)
+            self._close_idle()
+
+    def before_fork(self) -> None:
+        """Close everything: a connection that two processes use is broken for both."""
+        self._changed.acquire()
+        self._changed.wait_for(lambda: self._borrowed == 0)
+        self._close_idle()
+
+    def after_fork(self, *, is_child: bool) -> None:  # noqa: ARG002  (both sides only go on)
+        self._changed.release()
+
+    def _close_idle(self) -> None:
+        for raw in self._idle:
+            with suppress(psycopg.Error):
+                raw.close()
+        self._idle.clear()
+
+
+def _is_reusable(raw: Raw) -> bool:
+    return not raw.closed and raw.info.transaction_status == TransactionStatus.IDLE
+
+
+# --- statements ------------------------------------------------------------------------------------------------
+
+
+ROW_LOCKS: Final = Locks(change=" FOR UPDATE", keep=" FOR KEY SHARE", free=" FOR UPDATE SKIP LOCKED")
+
+_INTEGERS: Final = range(-(2**63), 2**63)
+
+
+class PostgresConnection:
+    """Statements of one transaction, in a pipeline: each call that wants an answer is one round trip."""
+
+    trusts_storage = True  # its pages have checksums, by default since PostgreSQL 18
+
+    def __init__(self, raw: Raw, pipeline: Pipeline, locks: Locks) -> None:
+        self._raw = raw
+        self._pipeline = pipeline
+        self.locks = locks
+
+    def all(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
+        return self.ask([(sql, values)])[0]
+
+    def one(self, sql: str, values: Sequence[Value] = ()) -> Row | None:
+        return next(iter(self.all(sql, values)), None)
+
+    def run(self, sql: str, values: Sequence[Value] = ()) -> int:
+        cursor = self.send(sql, values)
+        self._pipeline.sync()
+        return cursor.rowcount
+
+    def put(self, sql: str, values: Sequence[Value] = ()) -> None:
+        self.send(sql, values)
+
+    def run_many(self, sql: str, rows: Iterable[Sequence[Value]]) -> None:
+        for row in rows:
+            self.send(sql, row)
+
+    def ask(self, queries: Sequence[Query]) -> list[list[Row]]:
+        cursors = [self.send(sql, values) for sql, values in queries]
+        if cursors:
+            self._pipeline.sync()
+        return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+    def send(self, sql: str, values: Sequence[Value] = ()) -> RawCursor[Row]:
+        """Queue a statement; its answer is there after the next one that is waited for."""
+        for value in values:
+            if isinstance(value, int) and value not in _INTEGERS:
+                raise InvalidInput("a number is beyond 64 bits", code="invalid_value")
+        cursor: RawCursor[Row] = RawCursor(self._raw)
+        try:
+            cursor.execute(numbered(sql), values, binary=True)
+        except UnicodeEncodeError as exc:
+            raise InvalidInput(
+                f"a value cannot be stored or looked for: {exc}", code="invalid_value"
+            ) from exc
+        return cursor
+
+
+@lru_cache(maxsize=1000)
+def numbered(sql: str) -> bytes:
+    """The statement with `$1`, `$2` … for its question marks; none of the statements has one in a literal."""
+    first, *rest = sql.split("?")
+    return (first + "".join(f"${at}{part}" for at, part in enumerate(rest, 1))).encode()
+
+
+# --- transactions ----------------------------------------------------------------------------------------------
+
+
+_WRITE: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
+COMMIT: Final = "COMMIT"
+_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # one state of the store for all statements
+
+# A server that acknowledges before it wrote is not believed (V1); a stricter setting than `on` stays.
+_DURABLE: Final = (
+    "set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'"
+    " ELSE current_setting('synchronous_commit') END, true)"
+)
+
+
+def settings(address: Address) -> Query:
+    """The statement that says, for one transaction, where the tables are and how long things may take."""
+    wanted = {
+        "search_path": address.search_path,
+        "statement_timeout": address.timeout_ms,
+        # A client that froze must not hold the rows of a session for ever.
+        "idle_in_transaction_session_timeout": address.timeout_ms,
+    }
+    if address.project is not None:
+        wanted["stepkeep.project"] = address.project
+    values: list[Value] = [text for pair in wanted.items() for text in pair]
+    return f"SELECT {', '.join(['set_config(?, ?, true)'] * len(wanted))}, {_DURABLE}", values
+
+
+class Repeatable(Protocol[R]):
+    """Work that can be tried several times, on a new connection each time."""
+
+    is_unknown: bool
+
+    def run(self, raw: Raw) -> R: ...
+
+
+class Transaction(Generic[T]):
+    """Work that can be tried several times, on a new connection each time.
+
+    `is_unknown` tells of the last try whether its commit was under way: if the connection broke, it may have been made.
+    """
+
+    def __init__(self, work: Callable[[PostgresConnection], T], start: Query, *, is_write: bool) -> None:
+        self._work = work
+        self._start = start
+        self._is_write = is_write
+        self.is_unknown = False
+
+    def run(self, raw: Raw) -> T:
+        """Do the work and commit. The last statements and the commit travel together."""
+        self.is_unknown = False
+        results: list[tuple[T, RawCursor[Row]]] = []
+        failure: BaseException | None = None
+        try:
+            with raw.pipeline() as pipeline:
+                tx = PostgresConnection(raw, pipeline, ROW_LOCKS if self._is_write else NO_LOCKS)
+                try:
+                    results.append(self._send(tx))
+                except BaseException as exc:
+                    failure = exc  # the pipeline ends in order, whatever happened in it
+        except psycopg.Error as exc:
+            failure = failure or exc
+        if failure is not None:
+            _undo(raw)
+            raise failure
+        self.is_unknown = False
+        ((result, commit),) = results
+        _check_committed(commit.statusmessage)
+        return result
+
+    def _send(self, tx: PostgresConnection) -> tuple[T, RawCursor[Row]]:
+        """Do the work, and send the commit; the end of the pipeline waits for its answer."""
+        tx.put(_WRITE if self._is_write else _READ)
+        tx.put(*self._start)
+        result = self._work(tx)
+        self.is_unknown = self._is_write
+        return result, tx.send(COMMIT)
+
+
+def _check_committed(answer: str | None) -> None:
+    """A server answers a commit with another word when it undid the transaction instead."""
+    if answer != COMMIT:
+        raise BackendUnavailable(
+            "the server undid a transaction without saying why", code="server_error", retryable=True
+        )
+
+
+def _undo(raw: Raw) -> None:
+    """Leave the transaction, or the connection where that is not possible."""
+    with suppress(psycopg.Error):
+        if raw.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+            raw.execute("ROLLBACK")
+        if raw.info.transaction_status is TransactionStatus.IDLE:
+            return
+    raw.close()

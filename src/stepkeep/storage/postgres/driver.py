@@ -1,0 +1,220 @@
+"""The PostgreSQL backend: any number of machines on one server, also behind a transaction pooler.
+
+Every call is one transaction that brings its settings along: no prepared statements, no session settings, no session
+locks. Writers of one session take turns by its row (V3, V9); those of other sessions do not wait. An optimistic append
+is one round trip.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from itertools import count, repeat
+from typing import Final, TypeVar
+
+import msgspec
+import psycopg
+
+from stepkeep.errors import InvalidInput, StepkeepError
+from stepkeep.model import SessionInfo
+from stepkeep.processes import tell_of_forks
+from stepkeep.storage.port import Append, Appended, Seal
+from stepkeep.storage.postgres import address, migrations
+from stepkeep.storage.postgres.connections import Pool, Raw, Repeatable, Transaction, settings
+from stepkeep.storage.postgres.optimistic_append import (
+    CachedHead,
+    HeadCache,
+    OptimisticAppend,
+    SealedSave,
+    seal_batch,
+)
+from stepkeep.storage.postgres.server_errors import is_collision, is_lost, translate
+from stepkeep.storage.sql.append import Batch
+from stepkeep.storage.sql.backend import SqlBackend
+from stepkeep.storage.sql.connection import Connection
+
+log = logging.getLogger("stepkeep.storage")
+
+T = TypeVar("T")
+
+COLLISION_REPEATS: Final = 20
+LOST_REPEATS: Final = 3
+_LONGEST_PAUSE_SECONDS: Final = 0.5
+
+_NOW: Final = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"
+
+
+class PostgresBackend(SqlBackend):
+    """A store in one schema of a database, made on demand.
+
+    Leases are measured by the server's clock, so those of the clients may differ; a `clock` replaces it in tests.
+    """
+
+    def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
+        super().__init__()
+        self._server_clock = clock
+        self._address = address.parse(url)
+        self._start = settings(self._address)
+        self._heads = HeadCache()
+        self._pool = Pool(
+            self._connect,
+            name=self._address.url,
+            size=self._address.pool_size,
+            wait_seconds=self._address.timeout_seconds,
+        )
+        try:
+            self._prepare()
+        except BaseException:
+            self._pool.close()
+            raise
+        tell_of_forks(self)
+
+    @property
+    def url(self) -> str:
+        return self._address.url
+
+    def _connect(self) -> Raw:
+        raw = psycopg.Connection.connect(**self._address.parameters, autocommit=True, prepare_threshold=None)
+        try:
+            migrations.check_server(raw.info.server_version, raw.info.parameter_status("server_encoding"))
+        except BaseException:
+            raw.close()
+            raise
+        return raw
+
+    def _prepare(self) -> None:
+        name, url = self._address.schema, self._address.url
+        is_current, fsync = self._read(
+            lambda tx: (migrations.is_current(tx, name, url), tx.one("SHOW fsync"))
+        )
+        if not is_current:
+            self._write(lambda tx: migrations.migrate(tx, name, url))
+        if fsync == ("off",):
+            log.warning("%s runs with fsync off: a loss of power can take saves that were acknowledged", url)
+
+    # --- transactions
+
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        return self._repeatedly(Transaction(work, self._start, is_write=False), is_keyed=True)
+
+    def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
+        result = self._repeatedly(Transaction(work, self._start, is_write=True), is_keyed=False)
+        if secure:
+            log.warning(
+                "%s keeps removed bytes in dead rows until it is vacuumed, and in its log", self._address.url
+            )
+        return result
+
+    def _write_keyed(self, work: Callable[[Connection], T]) -> T:
+        return self._repeatedly(Transaction(work, self._start, is_write=True), is_keyed=True)
+
+    def _repeatedly(self, transaction: Repeatable[T], *, is_keyed: bool) -> T:
+        """Do it again where that is safe: always when nothing was stored, else when the work is keyed."""
+        is_unknown = False  # stays so: a later try that fails says nothing about the commit of an earlier one
+        for done in count(1):
+            try:
+                with self._pool.borrow() as raw:
+                    return transaction.run(raw)
+            except psycopg.Error as exc:
+                if is_lost(exc):
+                    self._pool.drop_idle()
+                    is_unknown = is_unknown or transaction.is_unknown
+                    may_repeat = done <= LOST_REPEATS and (is_keyed or not is_unknown)
+                else:
+                    may_repeat = done <= COLLISION_REPEATS and is_collision(exc)
+                if not may_repeat:
+                    raise translate(exc, self._address.url, is_unknown=is_unknown) from exc
+                time.sleep(_pause(done))
+        raise AssertionError("unreachable")
+
+    # --- sessions
+
+    def create_session(self, session: SessionInfo) -> SessionInfo:
+        """As everywhere; one that has no project gets that of the URL."""
+        if session.project is None and self._address.project is not None:
+            session = msgspec.structs.replace(session, project=self._address.project)
+        return super().create_session(session)
+
+    # --- saving
+
+    def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | StepkeepError]:
+        """Try the optimistic append first; the saves that it did not store go the way of all SQL backends."""
+        outcomes: list[Appended | StepkeepError | None] = list(self._append_optimistically(batch, seal))
+        rest = [item for item, outcome in zip(batch, outcomes, strict=True) if outcome is None]
+        if not rest:
+            return [outcome for outcome in outcomes if outcome is not None]
+        try:
+            asked = iter(super().append(rest, seal))
+        except StepkeepError as exc:
+            if len(rest) == len(batch):
+                raise
+            asked = repeat(exc)  # the others are stored
+        return [next(asked) if outcome is None else outcome for outcome in outcomes]
+
+    def _append_optimistically(self, batch: Sequence[Append], seal: Seal) -> list[Appended | None]:
+        """What was stored; None for what was not."""
+        found = seal_batch(self._heads, batch, seal)
+        sealed = [save for save in found if save is not None]
+        if not sealed:
+            return [None] * len(batch)
+        try:
+            answers = iter(self._repeatedly(OptimisticAppend(self._address, sealed), is_keyed=True))
+        except InvalidInput:
+            return [None] * len(
+                batch
+            )  # the long way looks at them one by one, and refuses the one that is invalid
+        return [self._settled(save, next(answers)) if save else None for save in found]
+
+    def _settled(self, save: SealedSave, is_stored: bool) -> Appended | None:
+        if not is_stored:
+            self._heads.forget(save.row.session)
+            return None
+        self._heads.put(save.after)
+        return Appended(row=save.row, is_new=True)
+
+    def _saved(self, rows: Batch, outcomes: Sequence[Appended | StepkeepError]) -> None:
+        headers = {outcome.row.id: outcome.row.raw for outcome in outcomes if isinstance(outcome, Appended)}
+        for session, branch in (left for opened in rows.opened.values() for left in opened.left()):
+            if branch.head in headers:
+                self._heads.put(CachedHead.after(session, branch, headers[branch.head]))
+
+    def _now_us(self, tx: Connection) -> int:
+        if self._server_clock is not None:
+            return self._server_clock()
+        (now_us,) = tx.one(_NOW) or (0,)
+        return int(now_us)
+
+    # --- space
+
+    def _store_bytes(self) -> int:
+        (total,) = self._read(lambda tx: tx.one(_STORE_BYTES, (self._address.schema,))) or (0,)
+        return int(total)
+
+    def reclaim(self, max_bytes: int) -> int:  # noqa: ARG002  (the server's own vacuum does it)
+        self._pool.check_open()
+        return 0
+
+    # --- closing and forking
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def before_fork(self) -> None:
+        self._pool.before_fork()
+
+    def after_fork(self, *, is_child: bool) -> None:
+        self._pool.after_fork(is_child=is_child)
+
+
+_STORE_BYTES: Final = (
+    "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0) FROM pg_class c"
+    " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = ? AND c.relkind = 'r'"
+)
+
+
+def _pause(attempt: int) -> float:
+    """A little longer each time, and not the same for all who collided."""
+    longest: float = min(_LONGEST_PAUSE_SECONDS, 0.005 * 2**attempt)
+    return random.uniform(longest / 5, longest)

@@ -1,0 +1,125 @@
+"""How things read: sizes, ages, durations and counts, shortened texts, and texts that cannot harm a terminal. Pure."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import re
+
+MAX_ERROR_BYTES: Final = 16 * 1024
+"""How much of an error message a session keeps."""
+
+_HARMFUL: Final = (
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""Controls, bidirectional controls, line separators, invisible characters and tags, and lone surrogates."""
+
+_NAMED: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+# --- shortening ------------------------------------------------------------------------------------------------
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """The text in at most that many characters; the last one is `…` when something was cut off."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def error_text(error: object) -> str:
+    """An error message as a session keeps it: valid UTF-8 without NUL, cut off where it is very long.
+
+    A long traceback must not keep a session from being marked as failed.
+    """
+    encoded = str(error).encode("utf-8", "replace").replace(b"\0", b"?")
+    return encoded[:MAX_ERROR_BYTES].decode("utf-8", "ignore")
+
+
+# --- control characters ----------------------------------------------------------------------------------------
+
+
+def clean(text: str) -> str:
+    """One line of text, with everything a terminal would act upon or hide written as an escape."""
+    return text if text.isprintable() else _harmful().sub(lambda match: _escaped(match[0]), text)
+
+
+def clean_json(document: bytes) -> str:
+    """JSON text that means the same, with harmful characters in its strings written as escapes."""
+    return _harmful().sub(_json_escaped, document.decode())
+
+
+@cache
+def _harmful() -> re.Pattern[str]:
+    import re  # most processes print nothing, and a hook must start fast
+
+    return re.compile(_HARMFUL)
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    if code < 0x100:
+        return _NAMED.get(char) or f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _json_escaped(match: re.Match[str]) -> str:
+    char = match[0]
+    if char in "\n\t":
+        return char  # between values: inside a string JSON has them escaped already
+    units = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------
+
+
+def size(size_bytes: int) -> str:
+    """`950B`, `1.5KB`, `950KB`, `1.2MB`, `3.0GB`: decimal units."""
+    if size_bytes < 1000:
+        return f"{size_bytes}B"
+    if size_bytes < 9950:
+        return f"{size_bytes / 1e3:.1f}KB"
+    if size_bytes < 999_500:
+        return f"{size_bytes / 1e3:.0f}KB"
+    if size_bytes < 999_950_000:
+        return f"{size_bytes / 1e6:.1f}MB"
+    return f"{size_bytes / 1e9:.1f}GB" if size_bytes < 999_950_000_000 else f"{size_bytes / 1e12:.1f}TB"
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """`1 step`, `2,000 steps`, `2 branches`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def age(seconds: float) -> str:
+    """How long ago, in one whole unit: `45 s`, `20 min`, `3 h`, `2 d`."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)} {unit}"
+    return f"{max(0, int(seconds))} s"
+
+
+def duration(seconds: float) -> str:
+    """How long it took: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def span(length_us: int) -> str:
+    """How much time lies between: `45 s`, `20 min`, `3 h 20 min`, `2 d 3 h`; empty below a second."""
+    seconds = length_us // 1_000_000
+    if seconds < 120:
+        return f"{seconds} s" if seconds else ""
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86_400
+    if minutes < 120:
+        return f"{minutes} min"
+    if hours < 48:
+        return f"{hours} h {minutes % 60} min" if minutes % 60 else f"{hours} h"
+    return f"{days:,} d {hours % 24} h" if hours % 24 else f"{days:,} d"

@@ -1,0 +1,198 @@
+"""The files of a checkpoint, read from the store: one by one, or as a tar archive."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from typing import IO, Final
+
+from stepkeep.engine import Engine, reader
+from stepkeep.errors import NotFound
+from stepkeep.model import FILES, Header, SessionInfo, Trigger, TriggerKind
+from stepkeep.storage.port import HeaderQuery
+from stepkeep.workspace.manifest import FileEntry, GitState, Manifest, PathFilter, Skipped, manifest_of
+
+SAFETY: Final = Trigger(TriggerKind.AUTO, "files_restore")
+"""Why a safety checkpoint was saved: files were about to be restored."""
+
+
+# --- finding captures --------------------------------------------------------------------------------------------
+
+
+def has_files(header: Header) -> bool:
+    return FILES in header.contents
+
+
+def is_safety(header: Header) -> bool:
+    """Whether a checkpoint was saved for safety before files were restored.
+
+    Where files are asked for, `latest` passes over these, so that repeating a restore means the same checkpoint.
+    """
+    return header.trigger.event == SAFETY.event
+
+
+def load_manifest(engine: Engine, header: Header) -> Manifest:
+    """The files of a checkpoint, verified.
+
+    Raises:
+        NotFound: it was saved without files (`files_not_captured`).
+        Corrupt: the list is damaged.
+    """
+    if not has_files(header):
+        before = next(captures(engine, header.session, before=header.seq), None)
+        hint = (
+            "and no earlier one has"
+            if before is None
+            else f"the capture before it is #{before.seq} ({before.id})"
+        )
+        raise NotFound(
+            f"checkpoint #{header.seq} ({header.id}) holds no files: {hint}",
+            code="files_not_captured",
+            checkpoint=header.id,
+        )
+    return manifest_of(reader.load_body(engine.backend, header, FILES))
+
+
+def captures(engine: Engine, uid: str, *, before: int | None = None) -> Iterator[Header]:
+    """The checkpoints of a session that hold files, newest first, on whichever branch."""
+    query = HeaderQuery(session=uid, max_seq=None if before is None else before - 1)
+    return (header for header in engine.headers(query) if has_files(header))
+
+
+def newest_capture(engine: Engine, uid: str, root: str | None = None) -> tuple[Header, Manifest] | None:
+    """The newest capture of a session, of that tree if one is named."""
+    for header in captures(engine, uid):
+        manifest = load_manifest(engine, header)
+        if root is None or manifest.root == root:
+            return header, manifest
+    return None
+
+
+def latest_capture(engine: Engine, session: SessionInfo) -> Header:
+    """The newest checkpoint on the current line that holds files, but for safety checkpoints; or `NotFound`."""
+    for row in reader.line_of(engine.backend, session, session.branch):
+        header = reader.verified(row)
+        if has_files(header) and not is_safety(header):
+            return header
+    raise NotFound(
+        f"session {session.key!r} has no checkpoint with files: save one with `workspace`",
+        code="files_not_captured",
+        session=session.key,
+    )
+
+
+def capture_before(engine: Engine, session: SessionInfo, newer: Header) -> Header:
+    """The checkpoint with files that comes before another on the way to it.
+
+    Raises:
+        NotFound: there is none (`files_not_captured`).
+    """
+    for row in reader.line_of(engine.backend, session, newer.branch):
+        if row.seq < newer.seq and has_files(header := reader.verified(row)):
+            return header
+    raise NotFound(
+        f"session {session.key!r} has no files before #{newer.seq} to compare it with: name an older one",
+        code="files_not_captured",
+        session=session.key,
+    )
+
+
+# --- reading one -------------------------------------------------------------------------------------------------
+
+
+class CapturedFiles:
+    """The files of one checkpoint: what was captured, what was not, and every content."""
+
+    def __init__(self, engine: Engine, header: Header) -> None:
+        self._engine = engine
+        self._manifest = load_manifest(engine, header)
+        self._entries = self._manifest.by_path()
+        self.checkpoint = header.id
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    @property
+    def root(self) -> str:
+        """The directory that was captured."""
+        return self._manifest.root
+
+    @property
+    def git(self) -> GitState | None:
+        """Commit, branch and dirty state of the repository then; None where there was none."""
+        return self._manifest.git
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What was there, belongs to the project, and was not captured; each with its reason."""
+        return self._manifest.skipped
+
+    @property
+    def size_bytes(self) -> int:
+        return self._manifest.size_bytes
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[FileEntry]:
+        return iter(self._manifest.entries)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._entries
+
+    def entry(self, path: str) -> FileEntry:
+        """What is recorded of one path, or `NotFound` (`file_not_found`)."""
+        if path not in self._entries:
+            raise NotFound(
+                f"{self.checkpoint} has no file {path!r}", code="file_not_found", checkpoint=self.checkpoint
+            )
+        return self._entries[path]
+
+    def read(self, path: str) -> bytes:
+        """The content of a file, verified; of a link its target.
+
+        Raises:
+            NotFound: there is no such file. Corrupt: it is damaged.
+        """
+        entry = self.entry(path)
+        return content_of(self._engine, entry)
+
+    def __repr__(self) -> str:
+        return f"<CapturedFiles {self.checkpoint}: {len(self)} files>"
+
+
+def content_of(engine: Engine, entry: FileEntry) -> bytes:
+    """What an entry holds, verified; of a link its target."""
+    return os.fsencode(entry.target) if entry.is_link else engine.load_blob(entry.digest)
+
+
+def write_tar(engine: Engine, header: Header, output: IO[bytes], wanted: PathFilter) -> tuple[int, int]:
+    """Write the captured files, sorted, with permissions and links; how many, and their bytes.
+
+    The same checkpoint gives the same bytes: no owners, and the time of the checkpoint for every file.
+
+    Raises:
+        Corrupt: a file is damaged; the archive written so far is incomplete.
+    """
+    import tarfile  # only who exports pays for it
+
+    files = size = 0
+    with tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for entry in load_manifest(engine, header).entries:
+            if entry.path not in wanted:
+                continue
+            # tarfile writes names as UTF-8 with the bytes that are none escaped: exactly what `fsdecode` gives.
+            info = tarfile.TarInfo(entry.path)
+            info.mtime = header.time_us // 1_000_000
+            info.mode = 0o777 if entry.is_link else entry.mode & 0o777
+            content = content_of(engine, entry)
+            if entry.is_link:
+                info.type, info.linkname = tarfile.SYMTYPE, os.fsdecode(content)
+                archive.addfile(info)
+            else:
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+            files, size = files + 1, size + len(content)
+    return files, size

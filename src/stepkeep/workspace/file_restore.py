@@ -1,0 +1,527 @@
+"""Bringing files back: previewed, after a safety checkpoint, each whole, and undone the same way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from stepkeep.engine import Engine, Save
+from stepkeep.errors import BackendUnavailable, Conflict, NotFound, StepkeepError
+from stepkeep.model import DETAILS, STATE, Header, SessionInfo
+from stepkeep.policy.retention import SAFETY_TAG
+from stepkeep.storage.port import Event
+from stepkeep.workspace.capture import (
+    DEFAULT_LIMITS,
+    CapturedTree,
+    CaptureLimits,
+    body_and_blobs,
+    capture_live,
+)
+from stepkeep.workspace.captured_files import SAFETY, load_manifest, newest_capture
+from stepkeep.workspace.file_diff import FileChange, FileChangeKind, SkippedPaths, change_of
+from stepkeep.workspace.ignore import GIT_IGNORE, OWN_IGNORE, Rules, first_rules
+from stepkeep.workspace.manifest import FileEntry, Manifest, PathFilter, Skipped, parents
+from stepkeep.workspace.scan import NO_SIGNATURE, ignore_file, opened_parent, opened_root
+from stepkeep.workspace.staging import ChangedMeanwhile, Staging, staging
+
+BEGUN: Final = "files_restore_begun"
+RESTORED: Final = "files_restored"
+MAX_TRIES: Final = 10
+
+
+class FilesRestored(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restore of files did, or on a dry run would do.
+
+    `changes` lead from the tree as it was to the checkpoint. `failures` are paths that are as they were, and why.
+    `safety` is the checkpoint that has the tree as it was; None when nothing had to change. `conflicts` are paths
+    whose content no capture had: they are only overwritten by force.
+    """
+
+    checkpoint: str
+    root: str
+    changes: tuple[FileChange, ...]
+    safety: str | None = None
+    conflicts: tuple[str, ...] = ()
+    failures: tuple[Skipped, ...] = ()
+    is_dry_run: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.failures and not self.is_dry_run
+
+
+def restore_files(
+    engine: Engine,
+    header: Header,
+    root: str,
+    *,
+    paths: Iterable[str] = (),
+    limits: CaptureLimits = DEFAULT_LIMITS,
+    dry_run: bool = False,
+    force: bool = False,
+) -> FilesRestored:
+    """Make the tree, or these paths of it, what they were at a checkpoint.
+
+    First everything is prepared beside the tree, then a safety checkpoint is taken, then each file is moved into
+    its place, whole. When this is interrupted, every file is old or new; repeating it finishes. Files that no rule
+    captures are never touched, nor what lies outside the root or behind a link.
+
+    Raises:
+        NotFound: the checkpoint has no files, or none of these paths.
+        Conflict: files changed since the newest capture (`files_changed`), and `force` is not given.
+        Corrupt: a file of the checkpoint is damaged. BackendUnavailable: a file cannot be prepared
+            (`files_not_restored`). In all these cases nothing changed.
+        BackendUnavailable: all files are in place, but a loss of power may take some back (`files_not_durable`).
+    """
+    work = _FilesRestore(engine, header, root, PathFilter(paths), limits, is_dry_run=dry_run)
+    if dry_run:
+        return work.outcome(is_dry_run=True)
+    work.check_conflicts(force=force)
+    return work.apply() if work.plan.changes else work.outcome(failures=work.plan.blocked)
+
+
+def last_safety(engine: Engine, session: SessionInfo) -> tuple[Header, tuple[str, ...]]:
+    """The safety checkpoint of the last restore of files, and the paths that were restored: what undoes it.
+
+    Raises:
+        NotFound: no files were restored (`nothing_to_undo`), or the checkpoint is gone.
+    """
+    last = last_restore(engine, session.uid)
+    if last is None:
+        raise NotFound(
+            f"no files were restored in session {session.key!r}: there is nothing to undo",
+            code="nothing_to_undo",
+            session=session.key,
+        )
+    return engine.header(last["safety"], session=session.uid), tuple(last["paths"])
+
+
+def last_restore(engine: Engine, uid: str) -> dict[str, Any] | None:
+    """What is noted of the last restore of files that began."""
+    return next((event.data for event in _events(engine, uid) if event.type == BEGUN), None)
+
+
+def is_last(engine: Engine, uid: str, other: str) -> bool:
+    """Whether files were restored after the last event of another type."""
+    kinds = [event.type for event in reversed(engine.backend.events(uid)) if event.type in (BEGUN, other)]
+    return kinds[:1] == [BEGUN]
+
+
+def _events(engine: Engine, uid: str) -> list[Event]:
+    """The restores of files, the newest first."""
+    return [event for event in reversed(engine.backend.events(uid)) if event.type in (BEGUN, RESTORED)]
+
+
+class _FilesRestore:
+    """One restore under way."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        header: Header,
+        root: str,
+        wanted: PathFilter,
+        limits: CaptureLimits,
+        *,
+        is_dry_run: bool,
+    ) -> None:
+        self._engine = engine
+        self._header = header
+        self._root = root
+        self._wanted = wanted
+        self._limits = limits
+        self._target = load_manifest(engine, header)
+        self._newest = newest_capture(engine, header.session, root)
+        self._live = self._scan_live(with_blobs=not is_dry_run)
+        self._check_paths()
+        plan = plan_restore(
+            self._target,
+            self._live.manifest,
+            known=list(self._known()),
+            wanted=wanted,
+            is_left_out=was_left_out(engine, self._target, root, limits),
+        )
+        self.plan = self._without_full_directories(plan)
+
+    def _scan_live(self, *, with_blobs: bool) -> CapturedTree:
+        also = [entry.path for entry in self._target.entries if entry.path in self._wanted]
+        also += [path for path in self._target.absent if path in self._wanted]
+        uid, limits = self._header.session, self._limits
+        return capture_live(self._engine, uid, self._root, limits=limits, also=also, with_blobs=with_blobs)
+
+    def _check_paths(self) -> None:
+        have = [entry.path for each in (self._target, self._live.manifest) for entry in each.entries]
+        have += [each.path for each in self._live.manifest.skipped]
+        for wanted in self._wanted.paths:
+            only = PathFilter([wanted])
+            if wanted and not any(path in only for path in have):
+                raise NotFound(
+                    f"neither {self._header.id} nor the workspace has {wanted!r}",
+                    code="file_not_found",
+                    checkpoint=self._header.id,
+                )
+
+    def _known(self) -> Iterable[Manifest]:
+        """Captures that hold what may be overwritten: the newest, and what was restored since."""
+        if self._newest is None:
+            return
+        yield self._newest[1]
+        for event in _events(self._engine, self._header.session):
+            if event.type == BEGUN and event.time_us >= self._newest[0].time_us:
+                try:
+                    restored = self._engine.header(event.data["target"], session=self._header.session)
+                    yield load_manifest(self._engine, restored)
+                except StepkeepError:
+                    continue  # pruned or damaged: then it vouches for nothing
+
+    def _without_full_directories(self, plan: RestorePlan) -> RestorePlan:
+        """Leave a directory alone where a file would go, if it holds anything that was not captured."""
+        gone = {change.path for change in plan.changes if change.new is None}
+        full = []
+        with opened_root(self._root) as root:
+            for change in plan.changes:
+                if change.old is None and _holds_others(root, change.path, gone):
+                    full.append(change.path)
+        if not full:
+            return plan
+        stays = PathFilter(full)
+        blocked = [Skipped(path, "a directory is there that holds files no capture has") for path in full]
+        return msgspec.structs.replace(
+            plan,
+            changes=tuple(change for change in plan.changes if change.path not in stays),
+            conflicts=tuple(path for path in plan.conflicts if path not in stays),
+            blocked=(*plan.blocked, *blocked),
+        )
+
+    def outcome(
+        self,
+        *,
+        safety: str | None = None,
+        failures: Sequence[Skipped] = (),
+        is_dry_run: bool = False,
+    ) -> FilesRestored:
+        return FilesRestored(
+            checkpoint=self._header.id,
+            root=self._root,
+            changes=self.plan.changes,
+            safety=safety,
+            conflicts=self.plan.conflicts,
+            failures=self.plan.blocked if is_dry_run else tuple(failures),
+            is_dry_run=is_dry_run,
+        )
+
+    def check_conflicts(self, *, force: bool) -> None:
+        if force or not self.plan.conflicts:
+            return
+        first, total = ", ".join(map(repr, self.plan.conflicts[:5])), len(self.plan.conflicts)
+        raise Conflict(
+            f"files changed since the newest capture, {total} in all: {first}. {self._what_helps()}",
+            code="files_changed",
+            retryable=False,
+            checkpoint=self._header.id,
+        )
+
+    def _what_helps(self) -> str:
+        """Advice against conflicts. A restore also captures what a save leaves out because of a rule or its size."""
+        saved = capture_live(
+            self._engine, self._header.session, self._root, limits=self._limits
+        ).manifest.by_path()
+        others = [path for path in self.plan.conflicts if path not in saved]
+        if not others:
+            return "Capture them first, or use force=True (--force)"
+        first, total = ", ".join(map(repr, others[:5])), len(others)
+        return (
+            f"A save leaves out {total} of them, ignored or over a limit of the settings: {first}. Use force=True "
+            "(--force): the safety checkpoint then has them all"
+        )
+
+    # --- doing it
+
+    def apply(self) -> FilesRestored:
+        with opened_root(self._root) as root:
+            try:
+                with staging(root) as area:
+                    self._prepare(area)
+                    safety = self._safety()
+                    failures = self._move(area, safety)
+            except OSError as exc:
+                raise BackendUnavailable(
+                    f"the files of {self._header.id} cannot be written to {self._root!r}: {exc.strerror}. "
+                    "Nothing was changed.",
+                    code="files_not_restored",
+                    retryable=False,
+                    checkpoint=self._header.id,
+                ) from exc
+        self._note(RESTORED, safety, changed=len(self.plan.changes), failed=len(failures))
+        return self.outcome(safety=safety, failures=(*self.plan.blocked, *failures))
+
+    def _prepare(self, area: Staging) -> None:
+        for change in self.plan.changes:
+            if change.new is not None:
+                content = b"" if change.new.is_link else self._engine.load_blob(change.new.digest)
+                area.prepare(change.new, content)
+        area.prepared()
+
+    def _safety(self) -> str:
+        """The safety checkpoint: a new one, or that of the same restore if it was interrupted before."""
+        safety = self._interrupted()
+        if safety is None:
+            safety = self._save_safety()
+            self._note(BEGUN, safety)
+        return safety
+
+    def _interrupted(self) -> str | None:
+        """The safety checkpoint of the same restore, if that was stopped or could not make all changes."""
+        last = next(iter(_events(self._engine, self._header.session)), None)
+        if last is None or self._newest is None or (last.type == RESTORED and not last.data.get("failed")):
+            return None
+        facts = self._facts(self._newest[0].id)
+        is_same = {name: last.data.get(name) for name in facts} == facts
+        is_on_its_way = is_same and is_between(self._live.manifest, self._newest[1], self._target)
+        return self._newest[0].id if is_on_its_way else None
+
+    def _save_safety(self) -> str:
+        uid = self._header.session
+        for left in reversed(range(MAX_TRIES)):
+            session = self._engine.backend.session(uid)
+            branch = self._engine.backend.branch(uid, session.branch)
+            latest = self._engine.latest(session)
+            save = Save(
+                session=uid,
+                state=None if latest is None else latest.body(STATE),
+                details=None if latest is None else latest.body(DETAILS),
+                files=body_and_blobs(self._live),
+                expect_head=None if branch is None else branch.head,
+                step=None if latest is None else latest.header.step,
+                status=session.status,
+                trigger=SAFETY,
+                message=f"before the files of #{self._header.seq} were restored",
+                tags=(SAFETY_TAG,),
+                metadata={} if latest is None else latest.header.metadata,
+            )
+            try:
+                return self._engine.save(save).id
+            except Conflict as exc:
+                if exc.code != "head_moved" or not left:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _facts(self, safety: str) -> dict[str, Any]:
+        return {
+            "target": self._header.id,
+            "safety": safety,
+            "paths": list(self._wanted.paths),
+        }
+
+    def _note(self, kind: str, safety: str, **more: int) -> None:
+        data = {**self._facts(safety), **more}
+        self._engine.backend.record_event(self._header.session, kind, data, time_us=self._engine.clock())
+
+    def _move(self, area: Staging, safety: str) -> list[Skipped]:
+        """Make all changes; what cannot be changed stays as it is and is reported."""
+        first = in_the_way(self.plan.changes)
+        gone = {change.path for change in first}
+        failures: list[Skipped] = []
+        for change in first:
+            self._attempt(change, self._remove(area), failures)
+        for change in self.plan.changes:
+            if change.new is not None:
+                self._attempt(change, self._place(area), failures)
+        for change in self.plan.changes:
+            if change.new is None and change.path not in gone:
+                self._attempt(change, self._remove(area), failures)
+        try:
+            area.placed()
+        except OSError as exc:
+            raise BackendUnavailable(
+                f"the files of {self._header.id} are in place, but the disk did not confirm it: {exc.strerror}. After "
+                f"a loss of power some may be as they were. The tree as it was is in {safety}.",
+                code="files_not_durable",
+                retryable=False,
+                checkpoint=self._header.id,
+            ) from exc
+        return failures
+
+    def _place(self, area: Staging) -> Callable[[str], None]:
+        return lambda path: area.place(path, self._live.signature(path))
+
+    def _remove(self, area: Staging) -> Callable[[str], None]:
+        return lambda path: area.remove(path, self._live.signature(path) or NO_SIGNATURE)
+
+    def _attempt(self, change: FileChange, act: Callable[[str], None], failures: list[Skipped]) -> None:
+        try:
+            act(change.path)
+        except ChangedMeanwhile:
+            failures.append(Skipped(change.path, "it changed while files were restored"))
+        except OSError as exc:
+            failures.append(Skipped(change.path, exc.strerror or "it cannot be written"))
+
+
+def _holds_others(root: int, path: str, gone: set[str]) -> bool:
+    """Whether a directory is at that path, with anything in it that is not to be removed."""
+    try:
+        with opened_parent(root, f"{path}/.") as (directory, _), os.scandir(directory) as listing:
+            names = [(each.name, each.is_dir(follow_symlinks=False)) for each in listing]
+    except PermissionError:
+        return True  # it cannot be listed, so it may hold something
+    except OSError:
+        return False
+    return any(
+        _holds_others(root, f"{path}/{name}", gone) if is_directory else f"{path}/{name}" not in gone
+        for name, is_directory in names
+    )
+
+
+# --- the plan: what would change, decided from manifests alone ---------------------------------------------------
+
+
+class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The changes a restore makes, from the live tree to the captured one.
+
+    `conflicts` are paths of these that hold work no capture has. `blocked` stay as they are, and why.
+    """
+
+    changes: tuple[FileChange, ...]
+    conflicts: tuple[str, ...]
+    blocked: tuple[Skipped, ...]
+
+
+def plan_restore(
+    target: Manifest,
+    live: Manifest,
+    *,
+    known: Sequence[Manifest],
+    wanted: PathFilter,
+    is_left_out: Callable[[str], bool],
+) -> RestorePlan:
+    """Decide for every path. `known` are captures that hold what may be overwritten.
+
+    A live file that the target does not have is removed, unless the target's own rules leave it out
+    (`is_left_out`) or the target did not capture it: then nothing is known of it. What would be removed or replaced
+    and cannot be captured first is blocked.
+    """
+    before, after = live.by_path(), target.by_path()
+    unknown, uncaptured = SkippedPaths(target), {each.path: each for each in live.skipped}
+    absent = frozenset(target.absent)
+
+    def is_unknown(path: str) -> bool:
+        return path in unknown or (path not in absent and is_left_out(path))
+
+    changes: list[FileChange] = []
+    for path in sorted(before.keys() | after.keys()):
+        change = change_of(path, before.get(path), after.get(path))
+        if change is None or path not in wanted:
+            continue
+        if change.kind is FileChangeKind.REMOVED and is_unknown(path):
+            continue
+        if change.kind is FileChangeKind.ADDED and path in uncaptured:
+            continue
+        changes.append(change)
+    blocked = [
+        Skipped(path, f"what is there cannot be captured first: {each.reason}")
+        for path, each in sorted(uncaptured.items())
+        if path in wanted and path not in before and (path in after or not is_unknown(path))
+    ]
+    safe = [manifest.by_path() for manifest in known]
+    conflicts = tuple(change.path for change in changes if not _is_known(change.old, safe))
+    return RestorePlan(changes=tuple(changes), conflicts=conflicts, blocked=tuple(blocked))
+
+
+def _is_known(old: FileEntry | None, safe: Iterable[dict[str, FileEntry]]) -> bool:
+    return old is None or any(old.is_same(entries.get(old.path)) for entries in safe)
+
+
+def in_the_way(changes: Sequence[FileChange]) -> list[FileChange]:
+    """The removals without which others cannot happen: a file where a directory must be, or the reverse."""
+    arriving = {change.path for change in changes if change.new is not None}
+    above = {directory for path in arriving for directory in parents(path)}
+    return [
+        change
+        for change in changes
+        if change.new is None
+        and (change.path in above or any(directory in arriving for directory in parents(change.path)))
+    ]
+
+
+def is_between(live: Manifest, old: Manifest, new: Manifest) -> bool:
+    """Whether every file is as in one of two captures: a restore from one to the other stopped on its way."""
+    before, after = old.by_path(), new.by_path()
+    now = live.by_path()
+    for path in now.keys() | before.keys() | after.keys():
+        entry = now.get(path)
+        if entry is None:
+            if path in before and path in after:
+                return False
+        elif not entry.is_same(before.get(path)) and not entry.is_same(after.get(path)):
+            return False
+    return True
+
+
+# --- what the ignore files of a tree leave out -------------------------------------------------------------------
+
+
+class TreeRules:
+    """What the ignore files in a tree leave out; `content` gives each of them by its path. Nothing else counts: not
+    where a nested repository begins, nor what git says outside the tree or tracks."""
+
+    def __init__(self, content: Callable[[str], bytes | None], rules: Rules) -> None:
+        self._content = content
+        self._rules = {"": self._within(rules, "")}
+
+    def is_ignored(self, path: str) -> bool:
+        """Whether the rules leave out a file, or a directory above it."""
+        rules = self._rules[""]
+        for directory in reversed(list(parents(path))):
+            if rules.is_ignored(directory, directory.rpartition("/")[2], is_directory=True):
+                return True
+            if directory not in self._rules:
+                self._rules[directory] = self._within(rules, directory)
+            rules = self._rules[directory]
+        return rules.is_ignored(path, path.rpartition("/")[2], is_directory=False)
+
+    def _within(self, rules: Rules, directory: str) -> Rules:
+        lead = f"{directory}/" if directory else ""
+        return rules.within(
+            directory, git=self._content(lead + GIT_IGNORE), own=self._content(lead + OWN_IGNORE)
+        )
+
+
+def was_left_out(
+    engine: Engine, manifest: Manifest, root: str, limits: CaptureLimits
+) -> Callable[[str], bool]:
+    """Tells of a path that is captured in the tree as it is now whether the captured tree left it out.
+
+    It did if its ignore files say so, and those that are there now do not. Where both say so and the path is captured
+    all the same, they do not decide about it: it lies in a nested repository, git tracks it, or a rule from outside
+    the tree takes it back.
+    """
+    rules = first_rules(limits.ignore)
+    then = TreeRules(_recorded(engine, manifest), rules)
+    now = TreeRules(_live(root), rules)
+    return lambda path: then.is_ignored(path) and not now.is_ignored(path)
+
+
+def _recorded(engine: Engine, manifest: Manifest) -> Callable[[str], bytes | None]:
+    entries = manifest.by_path()
+
+    def content(path: str) -> bytes | None:
+        entry = entries.get(path)
+        if entry is None or entry.is_link:
+            return None
+        try:
+            return engine.load_blob(entry.digest)
+        except StepkeepError:
+            return b"*"  # rules that cannot be read leave everything out: nothing is removed by mistake
+
+    return content
+
+
+def _live(root: str) -> Callable[[str], bytes | None]:
+    def content(path: str) -> bytes | None:
+        with opened_root(root) as directory:
+            return ignore_file(directory, path)
+
+    return content

@@ -1,0 +1,546 @@
+"""Bodies: keyframes, patches, chains of them, and the decisions of the writer."""
+
+from __future__ import annotations
+
+import json
+import random
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from stepkeep.codec import delta
+from stepkeep.codec.compression import compress, decompress, zstd
+from stepkeep.codec.delta import (
+    GROUP_STRIDE,
+    PREFIX,
+    RAW,
+    SPLICE,
+    ZSTD,
+    Edit,
+    Encoded,
+    apply_edits,
+    base_member,
+    decode,
+    encode_delta,
+    encode_keyframe,
+    find_edits,
+    group_limit,
+    pack_edits,
+    rebuild,
+    starts_group,
+    unpack,
+)
+from stepkeep.errors import Corrupt, InvalidInput, StepkeepError, Unsupported
+from tests.sampling import examples
+
+
+class Link(NamedTuple):
+    """A stored body of a chain."""
+
+    codec: str
+    data: bytes
+    size: int
+
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+def noise(size: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def conversation(steps: int) -> list[bytes]:
+    """The states of an agent whose list of messages grows, with counters before and after it."""
+    source = random.Random(1)
+    words = ["".join(source.choices("abcdefghijklmnop", k=source.randint(2, 9))) for _ in range(500)]
+    messages: list[dict[str, str]] = []
+    states = []
+    for step in range(steps):
+        messages.append({"role": "assistant", "content": " ".join(source.choices(words, k=150))})
+        states.append(json.dumps({"step": step, "messages": messages, "tokens": step * 977}).encode())
+    return states
+
+
+def link(encoded: Encoded, content: bytes) -> Link:
+    return Link(encoded.codec, encoded.data, len(content))
+
+
+def chain(
+    contents: list[bytes], encode: Callable[[bytes, bytes], Encoded | None] = encode_delta
+) -> list[Link]:
+    """Each content patched against the one before it, in the order `rebuild` takes: target first."""
+    links = [link(encode_keyframe(contents[0]), contents[0])]
+    for base, content in pairwise(contents):
+        encoded = encode(content, base)
+        assert encoded is not None
+        links.append(link(encoded, content))
+    return links[::-1]
+
+
+def encode_prefix(content: bytes, base: bytes) -> Encoded:
+    return Encoded(PREFIX, compress(content, prefix=base))
+
+
+@st.composite
+def edited(draw: st.DrawFn) -> tuple[bytes, bytes]:
+    """A content and what a few random edits make of it; small alphabets give repetitive data."""
+    alphabet = draw(st.sampled_from([b"a", b"ab", b'{"role":1},', bytes(range(256))]))
+    source = random.Random(draw(st.integers(0, 2**32)))
+    old = bytes(source.choices(alphabet, k=draw(st.integers(0, 3000))))
+    new = bytearray(old)
+    for _ in range(draw(st.integers(0, 12))):
+        place = source.randint(0, len(new))
+        cut = source.choice([0, 1, 5, 300, 2000])
+        new[place : place + cut] = source.choices(alphabet, k=source.choice([0, 1, 7, 90, 700]))
+    return old, bytes(new)
+
+
+class TestKeyframe:
+    @given(st.binary(max_size=2000))
+    @example(b"")
+    @example(b"x")
+    @example(b"x" * 2000)
+    def test_any_content_comes_back(self, content: bytes) -> None:
+        """A keyframe stands alone and gives back exactly what was encoded."""
+        encoded = encode_keyframe(content)
+        assert decode(encoded.codec, encoded.data, size=len(content)) == content
+
+    def test_what_does_not_shrink_is_stored_as_it_is(self) -> None:
+        """A keyframe is never larger than its content."""
+        content = noise(1000)
+        assert encode_keyframe(content) == Encoded(RAW, content)
+        assert encode_keyframe(b"") == Encoded(RAW, b"")
+
+    def test_text_is_compressed(self) -> None:
+        """Content that shrinks is stored as one zstd frame."""
+        content = conversation(20)[-1]
+        encoded = encode_keyframe(content)
+        assert encoded.codec == ZSTD
+        assert len(encoded.data) < len(content) / 2
+
+
+class TestSplice:
+    @given(edited())
+    def test_edits_of_edited_content_are_exact(self, pair: tuple[bytes, bytes]) -> None:
+        """Edits found between a content and an edited one turn the first into the second, byte for byte."""
+        old, new = pair
+        edits = find_edits(old, new)
+        assert edits is not None
+        assert unpack(pack_edits(edits)) == edits
+        assert apply_edits(old, [(pack_edits(edits), len(new))]) == new
+
+    @given(st.binary(max_size=300), st.binary(max_size=300))
+    @example(b"", b"")
+    @example(b"", b"x")
+    @example(b"x", b"")
+    def test_edits_of_any_two_contents_are_exact(self, old: bytes, new: bytes) -> None:
+        """Two contents need not have anything in common."""
+        edits = find_edits(old, new)
+        assert edits is not None
+        assert apply_edits(old, [(pack_edits(edits), len(new))]) == new
+
+    @pytest.mark.parametrize(
+        "size", [0, 1, 63, 64, 65, 127, 128, 191, 192, 193, 65535, 65536, 65537, 200_000]
+    )
+    def test_one_changed_byte_is_found_wherever_it_is(self, size: int) -> None:
+        """The difference is found exactly, on every side of every stride of the comparison."""
+        old = noise(size) + b"\0" + noise(200)
+        new = noise(size) + b"\1" + noise(200)
+        assert find_edits(old, new) == [Edit(size, 1, b"\1")]
+
+    def test_equal_contents_need_no_edit(self) -> None:
+        """A state saved again costs a few bytes."""
+        content = noise(100_000)
+        assert find_edits(content, bytes(bytearray(content))) == []
+        assert len(pack_edits([])) < 16
+
+    def test_a_step_of_a_conversation_is_a_few_small_edits(self) -> None:
+        """A counter, the new message, a counter: only they are put in."""
+        old, new = conversation(100)[-2:]
+        edits = find_edits(old, new)
+        assert edits is not None
+        assert len(edits) <= 3
+        assert sum(len(edit.put) for edit in edits) <= len(new) - len(old) + 32
+
+    @pytest.mark.parametrize("size", [8, 40, 700, 9000])
+    def test_comparison_finds_its_way_again(self, size: int) -> None:
+        """After something was inserted, removed or replaced, what follows is kept."""
+        changes = [(b"", noise(size, 1)), (noise(size, 1), b""), (noise(size, 1), noise(size // 2, 2))]
+        for cut, put in changes:
+            # A second difference at the end keeps the shared end from answering the question.
+            old = noise(20_000, 3) + cut + noise(20_000, 4) + b"old"
+            new = noise(20_000, 3) + put + noise(20_000, 4) + b"new"
+            edits = find_edits(old, new)
+            assert edits is not None
+            assert sum(len(edit.put) for edit in edits) <= len(put) + 3
+
+    def test_too_many_edits_are_given_up(self) -> None:
+        """64 edits are a splice, 65 are not."""
+        old = noise(70 * 1000)
+        for changes, found in [(delta.MAX_EDITS, True), (delta.MAX_EDITS + 1, False)]:
+            new = bytearray(old)
+            for place in range(changes):
+                new[500 + place * 1000] ^= 1
+            assert (find_edits(old, bytes(new)) is not None) is found
+
+    def test_too_much_to_put_in_is_given_up(self) -> None:
+        """64 KiB put in are a splice, one byte more is not."""
+        old = noise(1000)
+        assert find_edits(old, old + noise(delta.MAX_PUT_BYTES, 1)) is not None
+        assert find_edits(old, old + noise(delta.MAX_PUT_BYTES + 1, 1)) is None
+
+    def test_the_largest_splice_can_be_read(self) -> None:
+        """The reader's bound admits everything the writer may write."""
+        huge = 2**62
+        put = delta.MAX_PUT_BYTES // delta.MAX_EDITS
+        edits = [Edit(huge, huge, noise(put, seed)) for seed in range(delta.MAX_EDITS)]
+        assert unpack(pack_edits(edits)) == edits
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            pytest.param(b"", id="no count"),
+            pytest.param(b"\x01\x00", id="numbers missing"),
+            pytest.param(b"\x01\x00\x00\x05abc", id="bytes missing"),
+            pytest.param(b"\x00abc", id="bytes too many"),
+            pytest.param(b"\x41" + b"\x00" * 195, id="65 edits"),
+            pytest.param(b"\xff" * 50, id="endless number"),
+            pytest.param(b"\x01\x09\x00\x00", id="keeps past the end"),
+            pytest.param(b"\x01\x00\x09\x08abcdefgh", id="cuts past the end"),
+            pytest.param(b"\x00", id="wrong size"),
+        ],
+    )
+    def test_malformed_splices_are_refused(self, content: bytes) -> None:
+        """A splice that makes no sense is corrupt; nothing is guessed."""
+        with pytest.raises(Corrupt):
+            decode(SPLICE, compress(content), size=7, base=b"01234567")
+
+
+class TestPatch:
+    @settings(max_examples=examples(50))
+    @given(edited())
+    def test_both_patch_codecs_are_exact(self, pair: tuple[bytes, bytes]) -> None:
+        """Whatever was changed, both codecs give back the new content from the old one."""
+        base, content = pair
+        encoded = encode_delta(content, base)
+        if encoded is None:
+            assert len(base) < 8
+            return
+        for each in (encoded, encode_prefix(content, base)):
+            assert decode(each.codec, each.data, size=len(content), base=base) == content
+
+    def test_small_changes_are_spliced_and_large_ones_refer_to_the_base(self) -> None:
+        """The codec is chosen by the change."""
+        base = noise(300_000)
+        small = encode_delta(base + b"more", base)
+        moved = encode_delta(base[150_000:] + base[:150_000], base)
+        assert small is not None
+        assert moved is not None
+        assert (small.codec, moved.codec) == (SPLICE, PREFIX)
+        assert len(small.data) < 40
+        assert len(moved.data) < 400
+
+    @pytest.mark.parametrize("size", range(10))
+    def test_a_base_under_eight_bytes_has_no_patch(self, size: int) -> None:
+        """Nothing worth referring to: the writer makes a keyframe."""
+        assert (encode_delta(b"content", b"b" * size) is None) is (size < 8)
+
+    @pytest.mark.parametrize("size", range(8))
+    def test_decoding_with_a_base_that_is_too_short_is_refused(self, size: int) -> None:
+        """A base that cannot have been the one is corrupt, not an error of the library beneath."""
+        with pytest.raises(Corrupt):
+            decode(PREFIX, compress(b"content" * 9, prefix=b"12345678"), size=63, base=b"b" * size)
+
+    @pytest.mark.parametrize("size", [8, 9, 1000, 1023, 1024, 1025, MIB, 20 * MIB])
+    def test_the_window_spans_base_and_content(self, size: int) -> None:
+        """Matches are found across the whole base, however far back they are."""
+        base = noise(size)
+        content = noise(100, 1) + base + noise(100, 2)
+        data = compress(content, prefix=base)
+        assert decode(PREFIX, data, size=len(content), base=base) == content
+        assert len(data) < 300 + size // 1000
+
+    @pytest.mark.parametrize(
+        ("base_size", "size"), [(20 * MIB, 0), (20 * MIB, 1), (8, 3 * MIB), (3 * MIB, 100)]
+    )
+    def test_base_and_content_may_differ_widely_in_size(self, base_size: int, size: int) -> None:
+        """A tiny content of a large base and the reverse both come back."""
+        base, content = noise(base_size), noise(size, 1)
+        assert decode(PREFIX, compress(content, prefix=base), size=size, base=base) == content
+
+
+class TestDecode:
+    def test_an_unknown_codec_is_unsupported(self) -> None:
+        """A codec of a later version is told apart from damage."""
+        with pytest.raises(Unsupported):
+            decode("later", b"", size=0)
+
+    @pytest.mark.parametrize("codec", [PREFIX, SPLICE])
+    def test_a_patch_needs_a_base(self, codec: str) -> None:
+        """A patch without its base is corrupt."""
+        with pytest.raises(Corrupt):
+            decode(codec, compress(b"content"), size=7)
+
+    @pytest.mark.parametrize("codec", [RAW, ZSTD, PREFIX, SPLICE])
+    @pytest.mark.parametrize("size", [-1, 0, 1, 999, 1001])
+    def test_a_size_that_is_not_the_recorded_one_is_refused(self, codec: str, size: int) -> None:
+        """Neither fewer nor more bytes than recorded are ever returned."""
+        base, content = noise(1000, 1), noise(1000, 2)
+        edits = find_edits(base, content)
+        assert edits is not None
+        data = {
+            RAW: content,
+            ZSTD: compress(content),
+            PREFIX: compress(content, prefix=base),
+            SPLICE: pack_edits(edits),
+        }[codec]
+        assert decode(codec, data, size=1000, base=base) == content
+        with pytest.raises(Corrupt):
+            decode(codec, data, size=size, base=base)
+
+    @pytest.mark.parametrize("codec", [RAW, ZSTD, PREFIX, SPLICE])
+    def test_a_size_above_the_ceiling_is_refused_unread(self, codec: str) -> None:
+        """The ceiling holds even when the record itself claims more, and can be raised."""
+        with pytest.raises(Unsupported):
+            decode(codec, b"", size=512 * MIB + 1, base=b"12345678")
+        content = noise(1000)
+        with pytest.raises(Unsupported):
+            decode(RAW, content, size=1000, ceiling=999)
+        assert decode(RAW, content, size=1000, ceiling=1000) == content
+
+    @pytest.mark.parametrize("codec", [ZSTD, PREFIX, SPLICE])
+    def test_a_decompression_bomb_is_refused(self, codec: str) -> None:
+        """A gibibyte of zeros in a small frame costs no more memory than the recorded size."""
+        bomb = zeros(1024 * MIB)
+        assert len(bomb) < 200 * KIB
+        tracemalloc.start()
+        try:
+            with pytest.raises(Corrupt):
+                decode(codec, bomb, size=100 * KIB, base=b"12345678")
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < MIB
+
+    def test_a_frame_that_claims_a_large_window_is_refused(self) -> None:
+        """The window is memory too: a frame may ask for no more than the recorded size needs."""
+        wide = zstd.ZstdCompressor(options={int(zstd.CompressionParameter.window_log): 27})
+        frame = wide.compress(b"small") + wide.flush()
+        assert zstd.decompress(frame) == b"small"
+        with pytest.raises(Corrupt):
+            decode(ZSTD, frame, size=5)
+
+    @pytest.mark.parametrize("codec", [ZSTD, PREFIX, SPLICE])
+    def test_a_frame_cut_short_or_followed_by_more_is_refused(self, codec: str) -> None:
+        """The data is exactly one whole frame."""
+        base, content = conversation(6)[-2:]
+        data = stored(codec, content, base)
+        for end in range(len(data)):
+            with pytest.raises(Corrupt):
+                decode(codec, data[:end], size=len(content), base=base)
+        for more in (b"\0", data):
+            with pytest.raises(Corrupt):
+                decode(codec, data + more, size=len(content), base=base)
+
+    @pytest.mark.parametrize("codec", [ZSTD, PREFIX, SPLICE])
+    def test_a_changed_bit_never_escapes_as_another_error(self, codec: str) -> None:
+        """Damage gives an error of this package, or bytes of the recorded size that the digest refuses."""
+        base, content = conversation(3)[-2:]
+        data = stored(codec, content, base)
+        for place in range(len(data)):
+            for bit in range(8):
+                damaged = bytearray(data)
+                damaged[place] ^= 1 << bit
+                with suppress(StepkeepError):
+                    assert len(decode(codec, bytes(damaged), size=len(content), base=base)) == len(content)
+
+    @given(st.sampled_from([RAW, ZSTD, PREFIX, SPLICE]), st.binary(max_size=100), st.integers(-1, 200))
+    def test_arbitrary_bytes_never_escape_as_another_error(self, codec: str, data: bytes, size: int) -> None:
+        """Nothing stored can raise anything but an error of this package, packed or not."""
+        for each in (data, compress(data)):
+            with suppress(StepkeepError):
+                assert len(decode(codec, each, size=size, base=b"0123456789")) == size
+
+    def test_a_wrong_base_may_go_unnoticed(self) -> None:
+        """Why the caller checks the digest of the content: a wrong base can decode to wrong bytes."""
+        base, content = noise(1000), noise(1000) + b"!"
+        encoded = encode_delta(content, base)
+        assert encoded is not None
+        wrong = decode(encoded.codec, encoded.data, size=len(content), base=noise(1000, 1))
+        assert wrong != content
+
+
+class TestDecompress:
+    @pytest.mark.parametrize(
+        "size", [0, 1, 2, 1023, 1024, 32 * KIB, 32 * KIB + 1, 128 * KIB, MIB, 5 * MIB + 1]
+    )
+    def test_the_exact_limit_is_enough(self, size: int) -> None:
+        """A frame of exactly the allowed size is accepted; with one byte less it is refused."""
+        for content in (noise(size), b"x" * size):
+            frame = compress(content)
+            assert decompress(frame, limit=size) == content
+            if size:
+                with pytest.raises(Corrupt):
+                    decompress(frame, limit=size - 1)
+
+
+class TestRebuild:
+    @pytest.mark.parametrize("encode", [encode_delta, encode_prefix])
+    def test_a_chain_gives_the_content_of_its_first_link(
+        self, encode: Callable[[bytes, bytes], Encoded | None]
+    ) -> None:
+        """Every checkpoint of a chain comes back exactly, whichever codec its patches use."""
+        contents = conversation(30)
+        links = chain(contents, encode)
+        for place, content in enumerate(reversed(contents)):
+            assert rebuild(links[place:]) == content
+
+    @settings(max_examples=examples(50))
+    @given(edited(), st.lists(edited(), max_size=8))
+    def test_codecs_may_be_mixed(self, first: tuple[bytes, bytes], rest: list[tuple[bytes, bytes]]) -> None:
+        """Splices after prefix patches, the reverse, and keyframes between them."""
+        contents = [first[0] + b"at least eight bytes", first[1] + b"another ending"]
+        contents += [new + b"and one more" for pair in rest for new in pair]
+        encoders = (encode_delta, encode_prefix, encode_delta, lambda content, base: encode_keyframe(content))
+        links = [link(encode_keyframe(contents[0]), contents[0])]
+        for place, (base, content) in enumerate(pairwise(contents)):
+            encoded = encoders[place % len(encoders)](content, base)
+            assert encoded is not None
+            links.append(link(encoded, content))
+        assert rebuild(links[::-1]) == contents[-1]
+
+    def test_many_pieces_are_joined_on_the_way(self) -> None:
+        """A long run of many edits each stays exact when its pieces are joined in between."""
+        source = random.Random(4)
+        contents = [noise(100_000)]
+        for _ in range(40):
+            content = bytearray(contents[-1])
+            for _ in range(50):
+                content[source.randrange(len(content))] ^= 0xFF
+            contents.append(bytes(content))
+        links = chain(contents)
+        assert all(each.codec == SPLICE for each in links[:-1])
+        assert rebuild(links) == contents[-1]
+
+    def test_a_chain_without_its_keyframe_is_corrupt(self) -> None:
+        """The last link must stand alone."""
+        links = chain(conversation(5))
+        with pytest.raises(Corrupt):
+            rebuild(links[:-1])
+
+    def test_every_link_must_have_its_recorded_size(self) -> None:
+        """A wrong size anywhere on the way is found, also inside a run of splices."""
+        links = chain(conversation(12))
+        for place, each in enumerate(links):
+            wrong = Link(each.codec, each.data, each.size + 1)
+            with pytest.raises(Corrupt):
+                rebuild([*links[:place], wrong, *links[place + 1 :]])
+
+    def test_the_ceiling_holds_for_every_link(self) -> None:
+        """No content on the way may be above the ceiling, not only the one wanted."""
+        large, small = noise(5000), noise(100)
+        links = chain([small, large, small])
+        assert rebuild(links) == small
+        with pytest.raises(Unsupported):
+            rebuild(links, ceiling=4999)
+
+    def test_no_links_is_a_mistake_of_the_caller(self) -> None:
+        """There is nothing to rebuild."""
+        with pytest.raises(InvalidInput):
+            rebuild([])
+
+
+class TestGroups:
+    def test_every_eighth_member_skips_back_to_the_eighth_before(self) -> None:
+        """The two-level chain of bases."""
+        assert [base_member(member) for member in range(1, 18)] == [
+            *(0, 1, 2, 3, 4, 5, 6, 0),
+            *(8, 9, 10, 11, 12, 13, 14, 8),
+            16,
+        ]
+
+    def test_any_member_of_a_full_group_is_few_patches_away(self) -> None:
+        """At most 22 patches lead from the keyframe to a member of a group of 128."""
+
+        def distance(member: int) -> int:
+            return 1 + distance(base_member(member)) if member else 0
+
+        assert max(distance(member) for member in range(group_limit(None))) == 22
+
+    def test_a_writer_needs_two_contents_at_hand(self) -> None:
+        """Each base is the previous member, or the newest one on the upper level."""
+        for member in range(1, 128):
+            upper = (member - 1) // GROUP_STRIDE * GROUP_STRIDE
+            assert base_member(member) in (member - 1, upper)
+
+    @pytest.mark.parametrize("member", [0, -1])
+    def test_a_keyframe_has_no_base(self, member: int) -> None:
+        """Member 0 stands alone; asking for its base is a mistake."""
+        with pytest.raises(InvalidInput):
+            base_member(member)
+
+    @pytest.mark.parametrize(
+        ("keep_last", "keyframe_every", "limit"),
+        [
+            *((None, None, 128), (1000, None, 128), (256, None, 128), (255, None, 127), (50, None, 25)),
+            *(
+                (3, None, 1),
+                (1, None, 1),
+                (0, None, 1),
+                (1000, 1, 1),
+                (None, 500, 500),
+                (2, 10, 10),
+                (9, 0, 1),
+            ),
+        ],
+    )
+    def test_a_group_is_at_most_half_of_what_is_kept(
+        self, keep_last: int | None, keyframe_every: int | None, limit: int
+    ) -> None:
+        """Half of the kept checkpoints, at most 128, unless the caller says how often."""
+        assert group_limit(keep_last, keyframe_every) == limit
+
+    @pytest.mark.parametrize(
+        ("members", "patches_bytes", "patch_bytes", "expected"),
+        [
+            pytest.param(0, 0, 1, True, id="no group yet"),
+            pytest.param(1, 0, 500, False, id="half of the keyframe"),
+            pytest.param(1, 0, 501, True, id="more than half of the keyframe"),
+            pytest.param(5, 1900, 100, False, id="patches twice the keyframe"),
+            pytest.param(5, 1900, 101, True, id="patches more than twice the keyframe"),
+            pytest.param(9, 0, 1, False, id="room for one more"),
+            pytest.param(10, 0, 1, True, id="group full"),
+            pytest.param(5, 0, None, True, id="no patch could be made"),
+        ],
+    )
+    def test_when_a_keyframe_starts_a_group(
+        self, members: int, patches_bytes: int, patch_bytes: int | None, expected: bool
+    ) -> None:
+        """A full group, patches that outweigh their keyframe, and one large patch each end the group."""
+        assert expected is starts_group(
+            members=members,
+            limit=10,
+            keyframe_bytes=1000,
+            patches_bytes=patches_bytes,
+            patch_bytes=patch_bytes,
+        )
+
+
+def stored(codec: str, content: bytes, base: bytes) -> bytes:
+    edits = find_edits(base, content)
+    assert edits is not None
+    return {ZSTD: compress(content), PREFIX: compress(content, prefix=base), SPLICE: pack_edits(edits)}[codec]
+
+
+def zeros(size: int) -> bytes:
+    """One frame of that many zeros, made without holding them."""
+    compressor = zstd.ZstdCompressor(1)
+    chunk = bytes(MIB)
+    return b"".join([*(compressor.compress(chunk) for _ in range(size // MIB)), compressor.flush()])
