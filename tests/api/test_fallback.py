@@ -201,3 +201,21 @@ def test_what_is_in_memory_is_returned_only_with_its_record_intact(store: stepke
     assert older is not None
     assert older.fallback is not None
     assert older.state["n"] == 1
+
+
+def test_a_fallback_uses_what_is_in_memory_too(store: stepkeep.Store, path: Path) -> None:
+    """What loads by its id is what `latest` falls back to, though another process saved the damaged head."""
+    session = store.session("s")
+    text = "long enough for a delta " * 40
+    first = session.save({"n": 1, "text": text})
+    second = session.save({"n": 2, "text": text})
+    with stepkeep.open(f"sqlite:{path}") as other:
+        head = other.session("s").save({"n": 3, "text": text})
+    with programs.raw(path) as connection:
+        damage_body(connection, first.id)
+        damage_header(connection, head.id)
+    assert session.load(second.id).state["n"] == 2
+    latest = session.latest()
+    assert latest is not None
+    assert latest.id == second.id
+    assert latest.fallback is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -51,9 +51,6 @@ from stepkeep.storage.port import (
     HeaderRow,
 )
 from stepkeep.text import error_text
-
-if TYPE_CHECKING:
-    pass
 
 log = Log("stepkeep")
 
@@ -642,7 +639,7 @@ class Engine:
             log.debug("Loaded latest checkpoint")
             return loaded
         session = self.backend.session(uid)
-        loaded = reader.load_latest(self.backend, session, branch or session.branch)
+        loaded = reader.load_latest(self.backend, session, branch or session.branch, self.load)
         if loaded is not None and loaded.fallback is not None:
             for told in self.on_fallback:
                 told()

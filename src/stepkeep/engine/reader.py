@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -199,8 +199,10 @@ def line_of(
         record = backend.branch(session.uid, record.fork_branch) if record.fork_branch is not None else None
 
 
-def load_latest(backend: Backend, session: SessionInfo, branch: str) -> Loaded | None:
-    """The head of a branch, or the newest before it that verifies; None when the branch has no checkpoint.
+def load_latest(
+    backend: Backend, session: SessionInfo, branch: str, load: Callable[[Header], Loaded]
+) -> Loaded | None:
+    """The head of a branch, or the newest before it that `load` returns; None when the branch has no checkpoint.
 
     Raises:
         Corrupt: checkpoints exist and none of them verifies (code `no_valid_checkpoint`).
@@ -208,7 +210,7 @@ def load_latest(backend: Backend, session: SessionInfo, branch: str) -> Loaded |
     head = _head(backend, session, branch)
     while head is not None:
         try:
-            loaded = load(backend, _header(backend, session, head))
+            loaded = load(_header(backend, session, head))
         except (Corrupt, NotFound) as exc:
             now = _head(backend, session, branch)
             if now != head:
@@ -216,7 +218,7 @@ def load_latest(backend: Backend, session: SessionInfo, branch: str) -> Loaded |
                 continue
             log.warning("Latest checkpoint failed to load: %s", exc)
             history = [row for row in line_of(backend, session, branch) if row.id != head]
-            return _fall_back(backend, session, (head, exc.code), history)
+            return _fall_back(session, (head, exc.code), history, load)
         log.debug("Loaded latest checkpoint")
         return loaded
     return None
@@ -235,14 +237,17 @@ def _header(backend: Backend, session: SessionInfo, checkpoint: str) -> Header:
 
 
 def _fall_back(
-    backend: Backend, session: SessionInfo, first_failure: tuple[str, str], history: list[HeaderRow]
+    session: SessionInfo,
+    first_failure: tuple[str, str],
+    history: list[HeaderRow],
+    load: Callable[[Header], Loaded],
 ) -> Loaded:
     log.info("Attempting fallback to %d history checkpoints", len(history))
     failures = [first_failure]
     for number, row in enumerate(history, start=1):
         log.debug("Trying history checkpoint %d: %s", number, row.id)
         try:
-            loaded = load(backend, verified(row))
+            loaded = load(verified(row))
         except NotFound:
             continue
         except (Corrupt, Unsupported) as exc:
