@@ -76,6 +76,6 @@ def _stored(found: Investigation) -> tuple[int, int]:
     later = [
         body
         for body in found.session._engine.backend.bodies(found.session.uid)
-        if body.base is not None or body.member
+        if body.base is not None or body.position
     ]
     return sum(body.size for body in later), sum(body.stored_size for body in later)

@@ -55,7 +55,7 @@ class SqlitePlace:
                 "SELECT header FROM checkpoints WHERE id = ?", (id,)
             ).fetchall()
             sql = "SELECT name, codec, size, stored_size, digest, base, data FROM bodies WHERE checkpoint = ?"
-            return header + database.execute(f"{sql} AND is_spare = 0", (id,)).fetchall()
+            return header + database.execute(f"{sql} AND is_redundant = 0", (id,)).fetchall()
 
     def damage(self, id: str) -> None:
         """Flip a bit in each body of a checkpoint."""

@@ -254,7 +254,7 @@ def fill(session: stepkeep.Session, count: int) -> list[str]:
 def test_a_base_that_is_swept_before_the_commit_is_answered_with_a_keyframe(
     store: stepkeep.Store, session: stepkeep.Session, url: str, interleaved: Interleaved
 ) -> None:
-    """The saver encoded a patch, a sweeper took its base: the save arrives whole, and so does the next one."""
+    """The saver encoded a delta, a sweeper took its base: the save arrives whole, and so does the next one."""
     ids = fill(session, 3)
 
     def sweep() -> None:
@@ -276,7 +276,7 @@ def test_a_base_that_is_swept_before_the_commit_is_answered_with_a_keyframe(
 def test_a_base_that_is_only_hidden_still_serves(
     session: stepkeep.Session, url: str, interleaved: Interleaved
 ) -> None:
-    """A pruned base whose bytes others need may be patched against."""
+    """A pruned base whose bytes others need may be based on."""
     ids = fill(session, 3)
 
     def remove() -> None:
@@ -374,7 +374,7 @@ def test_saves_of_many_threads_share_commits(store: stepkeep.Store, session: ste
 def test_a_blob_is_kept_by_every_member_that_names_it(
     store: stepkeep.Store, session: stepkeep.Session
 ) -> None:
-    """A patch lists only the blobs its base does not keep; when the base is pruned the blob stays (V5)."""
+    """A delta lists only the blobs its base does not keep; when the base is pruned the blob stays (V5)."""
     engine = store.engine
     blob = engine.make_blob(b"kept " * 50)
     noise = random.Random(7).randbytes(400).hex().encode()
@@ -394,7 +394,7 @@ def test_a_blob_is_kept_by_every_member_that_names_it(
 def test_a_deleted_base_is_not_brought_back_by_a_late_saver(
     session: stepkeep.Session, url: str, path: Path
 ) -> None:
-    """Someone patches against a checkpoint between its re-encoding and its removal: the bytes still go."""
+    """Someone deltas against a checkpoint between its re-encoding and its removal: the bytes still go."""
     secret = session.save({"n": 0, "text": "same words " * 60, "secret": os.urandom(40).hex()})
     with stepkeep.open(url) as deleter:
         backend = deleter.engine.backend

@@ -112,7 +112,7 @@ def test_samples_of_a_long_body_are_covered(session: stepkeep.Session, path: Pat
     session.save({"n": 1})
     header = session.save({"noise": random.randbytes(100_000).hex()}, status="paused")
     with programs.raw(path) as connection:
-        connection.execute("DELETE FROM bodies WHERE is_spare = 1")
+        connection.execute("DELETE FROM bodies WHERE is_redundant = 1")
         data = one(connection, "SELECT data FROM bodies WHERE checkpoint = ?", (header.id,))
         for at in random.sample(range(len(data)), 60):
             connection.execute(
@@ -279,18 +279,18 @@ def report(failures: list[str]) -> str:
 def test_every_column_of_a_body_row(origin: Path, every: int) -> None:
     """Whatever a column of the newest body says, loads are right or refused, and saving goes on."""
     failures = failures_of(
-        origin, "bodies", f"checkpoint = '{newest_id(origin)}' AND is_spare = 0", judge, every
+        origin, "bodies", f"checkpoint = '{newest_id(origin)}' AND is_redundant = 0", judge, every
     )
     assert not failures, report(failures)
 
 
 @EVERY
 def test_every_column_of_the_row_of_a_base(origin: Path, every: int) -> None:
-    """The same for a body that others are patched against."""
+    """The same for a body that others are based on."""
     with programs.raw(origin) as connection:
         base = one(connection, "SELECT base FROM bodies WHERE checkpoint = ?", (newest_id(origin),))
     assert base is not None
-    failures = failures_of(origin, "bodies", f"checkpoint = '{base}' AND is_spare = 0", judge, every)
+    failures = failures_of(origin, "bodies", f"checkpoint = '{base}' AND is_redundant = 0", judge, every)
     assert not failures, report(failures)
 
 

@@ -11,7 +11,7 @@ import pytest
 import stepkeep
 from tests.api import programs
 
-# Text that compresses little, so that a keyframe is much larger than the patches of its group.
+# Text that compresses little, so that a keyframe is much larger than the deltas of its group.
 TEXT = random.Random(0).randbytes(1500).hex()
 
 
@@ -46,7 +46,7 @@ def secret(seed: int) -> str:
 
 
 def test_a_deleted_checkpoint_leaves_no_bytes(url: str, path: Path) -> None:
-    """A secret saved by mistake, patched upon by later checkpoints, is in no file after delete and close."""
+    """A secret saved by mistake, based on by later checkpoints, is in no file after delete and close."""
     traces = Traces(path)
     with stepkeep.open(url) as store:
         session = store.session("run", profile="archive")
@@ -167,7 +167,7 @@ def test_an_unknown_id_deletes_nothing(session: stepkeep.Session, store: stepkee
 
 
 def test_dependents_load_equal_after_any_deletion(url: str) -> None:
-    """Whatever is deleted from groups of patches, everything else still loads as it was saved."""
+    """Whatever is deleted from groups of deltas, everything else still loads as it was saved."""
     chooser = random.Random(3)
     for round_ in range(6):
         with stepkeep.open(url) as store:

@@ -13,7 +13,7 @@ from tests.api import programs
 
 
 def noise(n: int) -> list[int]:
-    """Numbers that differ from one checkpoint to the next, so that no keyframe has a spare."""
+    """Numbers that differ from one checkpoint to the next, so that no keyframe has a redundant delta."""
     return [(n * 7919 + m * 104_729) ** 3 % 1_000_003 for m in range(40)]
 
 
@@ -24,7 +24,7 @@ def five(session: stepkeep.Session) -> list[stepkeep.Header]:
 
 
 def damage_body(connection: apsw.Connection, checkpoint: str) -> None:
-    """Flip a bit in the stored bytes of a checkpoint, spare included."""
+    """Flip a bit in the stored bytes of a checkpoint, redundant delta included."""
     rows = programs.rows(connection, "SELECT rowid, data FROM bodies WHERE checkpoint = ?", (checkpoint,))
     for row, data in rows:
         changed = programs.flipped(data, len(data) // 2)

@@ -129,7 +129,7 @@ def test_a_state_of_many_large_values_is_refused_before_it_is_written_out() -> N
         assert refusal.value.code == "state_too_large"
 
 
-def test_a_body_that_not_every_checkpoint_has_is_a_patch_all_the_same(tmp_path: Path) -> None:
+def test_a_body_that_not_every_checkpoint_has_is_a_delta_all_the_same(tmp_path: Path) -> None:
     """Another process finds the last checkpoint that had details, and stores only what changed in them."""
     url = f"sqlite:{tmp_path}/store.db"
     noise = random.Random(7).randbytes(5_000).hex()

@@ -1,4 +1,4 @@
-"""How bodies are stored: groups of patches, keyframes with spares, and what damage to one costs."""
+"""How bodies are stored: groups of deltas, keyframes with redundant deltas, and what damage to one costs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import stepkeep
 from stepkeep.storage.port import BodyInfo
 from tests.api import programs
 
-# Lines that compress little, so that a keyframe is much larger than the patches of its group.
+# Lines that compress little, so that a keyframe is much larger than the deltas of its group.
 TEXT = [f"line {n}: {random.Random(n).randbytes(12).hex()}" for n in range(400)]
 
 
@@ -27,7 +27,7 @@ def fill(session: stepkeep.Session, count: int, start: int = 0) -> None:
 
 
 def bodies(session: stepkeep.Session) -> list[BodyInfo]:
-    return [info for info in session._engine.backend.bodies(session.uid) if not info.is_spare]
+    return [info for info in session._engine.backend.bodies(session.uid) if not info.is_redundant]
 
 
 def keyframes(session: stepkeep.Session) -> list[int]:
@@ -36,12 +36,12 @@ def keyframes(session: stepkeep.Session) -> list[int]:
     return [header.seq for header in session.history(newest_first=False) if header.id in standing]
 
 
-def flip(connection: apsw.Connection, checkpoint: str, *, is_spare: int = 0) -> None:
-    sql = "SELECT data FROM bodies WHERE checkpoint = ? AND is_spare = ?"
-    ((data,),) = programs.rows(connection, sql, (checkpoint, is_spare))
+def flip(connection: apsw.Connection, checkpoint: str, *, is_redundant: int = 0) -> None:
+    sql = "SELECT data FROM bodies WHERE checkpoint = ? AND is_redundant = ?"
+    ((data,),) = programs.rows(connection, sql, (checkpoint, is_redundant))
     connection.execute(
-        "UPDATE bodies SET data = ? WHERE checkpoint = ? AND is_spare = ?",
-        (programs.flipped(data, len(data) // 2, 3), checkpoint, is_spare),
+        "UPDATE bodies SET data = ? WHERE checkpoint = ? AND is_redundant = ?",
+        (programs.flipped(data, len(data) // 2, 3), checkpoint, is_redundant),
     )
 
 
@@ -67,7 +67,7 @@ def test_groups_are_half_of_what_is_kept(store: stepkeep.Store) -> None:
 
 
 def test_bases_form_two_levels(store: stepkeep.Store) -> None:
-    """Member k is patched against k-8 when 8 divides it, else against its neighbour."""
+    """Member k is based on k-8 when 8 divides it, else against its neighbour."""
     session = store.session("b", profile="archive")
     fill(session, 30)
     seq = {header.id: header.seq for header in session.history()}
@@ -76,7 +76,7 @@ def test_bases_form_two_levels(store: stepkeep.Store) -> None:
 
 
 def test_a_cold_writer_continues_the_group(url: str) -> None:
-    """A new process patches against what is stored, on both levels, and keeps the place in the group."""
+    """A new process deltas against what is stored, on both levels, and keeps the place in the group."""
     for n in range(20):
         with stepkeep.open(url) as store:
             fill(store.session("run", profile="archive"), 1, start=n)
@@ -90,7 +90,7 @@ def test_a_cold_writer_continues_the_group(url: str) -> None:
 
 
 def test_full_copies_where_asked_for(url: str) -> None:
-    """`keyframe_every=1` stores no patch and no spare."""
+    """`keyframe_every=1` stores no delta and no redundant delta."""
     with stepkeep.open(url, keyframe_every=1) as store:
         session = store.session("run")
         fill(session, 5)
@@ -115,8 +115,8 @@ def test_a_checkpoint_that_ends_the_work_stands_alone(store: stepkeep.Store, sta
     assert session.verify().is_intact
 
 
-def test_a_damaged_keyframe_with_a_spare_loses_nothing(store: stepkeep.Store, path: Path) -> None:
-    """Each keyframe but the first has a spare: damage to one, or to all of them in a row, costs no checkpoint."""
+def test_a_damaged_keyframe_with_a_redundant_delta_loses_nothing(store: stepkeep.Store, path: Path) -> None:
+    """Each keyframe but the first has a redundant delta: damage to one, or to all in a row, costs no checkpoint."""
     session = store.session("run", profile="agent")
     fill(session, 18)
     with programs.raw(path) as connection:
@@ -130,18 +130,18 @@ def test_a_damaged_keyframe_with_a_spare_loses_nothing(store: stepkeep.Store, pa
         assert loadable(session) == list(range(1, 19))
 
 
-def test_a_missing_keyframe_with_a_spare_loses_nothing(store: stepkeep.Store, path: Path) -> None:
-    """The spare serves as well when the row of the keyframe is gone altogether."""
+def test_a_missing_keyframe_with_a_redundant_delta_loses_nothing(store: stepkeep.Store, path: Path) -> None:
+    """The redundant delta serves as well when the row of the keyframe is gone altogether."""
     session = store.session("run", profile="agent")
     fill(session, 13)
     with programs.raw(path) as connection:
-        sql = "DELETE FROM bodies WHERE checkpoint = ? AND is_spare = 0"
+        sql = "DELETE FROM bodies WHERE checkpoint = ? AND is_redundant = 0"
         connection.execute(sql, (session.header(11).id,))
     assert loadable(session) == list(range(1, 14))
 
 
 def test_one_damaged_keyframe_leaves_older_checkpoints(store: stepkeep.Store, path: Path) -> None:
-    """With 10 kept and no spare to help, one damaged keyframe never takes all of them."""
+    """With 10 kept and no redundant delta to help, one damaged keyframe never takes all of them."""
     session = store.session("run", profile="agent")
     fill(session, 30)
     kept = [header.id for header in session.history(limit=10)]
@@ -149,7 +149,7 @@ def test_one_damaged_keyframe_leaves_older_checkpoints(store: stepkeep.Store, pa
     session._engine.backend.remove(session.uid, gone)
     session._engine.backend.sweep(session=session.uid)
     with programs.raw(path) as connection:
-        connection.execute("DELETE FROM bodies WHERE is_spare = 1")
+        connection.execute("DELETE FROM bodies WHERE is_redundant = 1")
         for seq in (21, 26):
             flip(connection, session.header(seq).id)
             session._engine.forget(session.uid)  # the writer still has the newest content in memory
@@ -161,34 +161,34 @@ def test_one_damaged_keyframe_leaves_older_checkpoints(store: stepkeep.Store, pa
             flip(connection, session.header(seq).id)  # the same bit again: whole
 
 
-def test_one_damaged_patch_costs_at_most_the_rest_of_its_group(store: stepkeep.Store, path: Path) -> None:
-    """What lies before the patch, and the next groups, still load."""
+def test_one_damaged_delta_costs_at_most_the_rest_of_its_group(store: stepkeep.Store, path: Path) -> None:
+    """What lies before the delta, and the next groups, still load."""
     session = store.session("run", profile="agent")
     fill(session, 15)
     with programs.raw(path) as connection:
-        connection.execute("DELETE FROM bodies WHERE is_spare = 1")
+        connection.execute("DELETE FROM bodies WHERE is_redundant = 1")
         flip(connection, session.header(8).id)
     left = loadable(session)
     assert set(left) >= {1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 14, 15}
     assert 8 not in left
 
 
-def test_a_spare_goes_with_its_base(store: stepkeep.Store) -> None:
-    """Removing the checkpoint a spare is patched against removes the spare, and nothing else."""
+def test_a_redundant_delta_goes_with_its_base(store: stepkeep.Store) -> None:
+    """Removing the checkpoint a redundant delta is based on removes the redundant delta, and nothing else."""
     session = store.session("run", profile="agent")
     fill(session, 7)
-    assert sum(info.is_spare for info in session._engine.backend.bodies(session.uid)) == 1
+    assert sum(info.is_redundant for info in session._engine.backend.bodies(session.uid)) == 1
     session.delete(session.header(5).id)
-    assert sum(info.is_spare for info in session._engine.backend.bodies(session.uid)) == 0
+    assert sum(info.is_redundant for info in session._engine.backend.bodies(session.uid)) == 0
     assert loadable(session) == [1, 2, 3, 4, 6, 7]
 
 
 def test_a_damaged_place_in_the_group_does_not_stop_saving(url: str, path: Path) -> None:
-    """The number of a member is only a hint: with a wrong one a new process still saves."""
+    """The number of a position is only a hint: with a wrong one a new process still saves."""
     with stepkeep.open(url) as store:
         fill(store.session("run", profile="archive"), 3)
     with programs.raw(path) as connection:
-        connection.execute("UPDATE bodies SET member = member + 1")
+        connection.execute("UPDATE bodies SET position = position + 1")
     with stepkeep.open(url) as store:
         session = store.session("run")
         fill(session, 10, start=3)
@@ -196,7 +196,7 @@ def test_a_damaged_place_in_the_group_does_not_stop_saving(url: str, path: Path)
 
 
 def test_branches_have_groups_of_their_own(store: stepkeep.Store) -> None:
-    """Saving on two branches in turn keeps each one's patches together."""
+    """Saving on two branches in turn keeps each one's deltas together."""
     session = store.session("run", profile="archive")
     session.save(grown(0))
     for n in range(1, 9):

@@ -60,12 +60,17 @@ def test_a_damaged_header_is_named(filled: stepkeep.Session, path: Path) -> None
     assert report.checkpoints == 12
 
 
-def test_a_damaged_keyframe_is_found_although_its_spare_serves(filled: stepkeep.Session, path: Path) -> None:
+def test_a_damaged_keyframe_is_found_although_its_redundant_delta_serves(
+    filled: stepkeep.Session, path: Path
+) -> None:
     """The checkpoint loads, and `verify` says all the same that its keyframe must be replaced."""
     keyframe = filled.header(6)
     with programs.raw(path) as connection:
         flip(
-            connection, f"checkpoint = '{keyframe.id}' AND name = 'state' AND is_spare = 0", "data", "bodies"
+            connection,
+            f"checkpoint = '{keyframe.id}' AND name = 'state' AND is_redundant = 0",
+            "data",
+            "bodies",
         )
     assert filled.load(6).state["n"] == 5
     assert keyframe.id in {finding.checkpoint for finding in filled.verify().findings}
@@ -76,7 +81,7 @@ def test_a_damaged_spare_is_found(filled: stepkeep.Session, path: Path) -> None:
     with programs.raw(path) as connection:
         flip(
             connection,
-            f"checkpoint = '{filled.header(6).id}' AND name = 'state' AND is_spare = 1",
+            f"checkpoint = '{filled.header(6).id}' AND name = 'state' AND is_redundant = 1",
             "data",
             "bodies",
         )
@@ -84,7 +89,7 @@ def test_a_damaged_spare_is_found(filled: stepkeep.Session, path: Path) -> None:
 
 
 def test_a_damaged_hidden_body_is_found(filled: stepkeep.Session, path: Path) -> None:
-    """A pruned body that others are patched against is checked with them."""
+    """A pruned body that others are based on is checked with them."""
     second = filled.header(2)
     filled._engine.backend.remove(filled.uid, [second.id])
     with programs.raw(path) as connection:

@@ -118,7 +118,7 @@ def test_a_key_that_is_taken_is_refused_alone(open_kind: Open) -> None:
 
 
 def test_a_long_history_stays_small(open_kind: Open) -> None:
-    """From full copies into a store of patches, the bodies are patched again."""
+    """From full copies into a store of deltas, the bodies are stored as a delta again."""
     source, target = open_kind("run", "source"), open_kind("sqlite", "target")
     run = source.session("long", profile="archive")
     state: dict[str, list[str]] = {"log": []}

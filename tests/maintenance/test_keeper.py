@@ -155,8 +155,8 @@ def test_a_failed_prune_never_fails_a_save(
     """It is logged and recorded with its reason code, and tried again; saves go on."""
     session, keeper = store.session("run", profile="agent"), keeper_of(store)
     fill(session, 12)
-    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "stepkeep"):
-        patch.setattr(keeping, "plan_prune", broken)
+    with monkeypatch.context() as delta, caplog.at_level(logging.ERROR, "stepkeep"):
+        delta.setattr(keeping, "plan_prune", broken)
         keeper.make_pass()
         keeper.make_pass()
     assert session.save({"number": 12}).seq == 13
@@ -182,8 +182,8 @@ def test_a_bug_does_not_end_the_thread(
             raise RuntimeError("a bug")
         return real(engine, session, *rest, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(keeping, "plan_prune", plan)
+    with monkeypatch.context() as delta:
+        delta.setattr(keeping, "plan_prune", plan)
         keeper.make_pass()
     assert (count(store.get("bad")), count(store.get("good"))) == (12, 10)
     assert "a bug" in caplog.text
@@ -193,9 +193,9 @@ def test_a_pass_stops_between_batches(store: stepkeep.Store, monkeypatch: pytest
     """Work that does not fit into a pass is left for the next one."""
     session, keeper = store.session("run", profile="agent"), keeper_of(store)
     fill(session, 14)
-    with monkeypatch.context() as patch:
-        patch.setattr(keeper, "_apply", lambda *_: (_ for _ in ()).throw(keeping._Stopped))
-        patch.setattr(keeping, "PASS_SECONDS", 0)
+    with monkeypatch.context() as delta:
+        delta.setattr(keeper, "_apply", lambda *_: (_ for _ in ()).throw(keeping._Stopped))
+        delta.setattr(keeping, "PASS_SECONDS", 0)
         assert keeper.make_pass(0.05) is True
     assert count(session) == 14
     assert keeper.make_pass() is False

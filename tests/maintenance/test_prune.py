@@ -36,7 +36,7 @@ LAST_ONE = Retention(keep_last=1)
 
 
 def state(number: int) -> dict[str, Any]:
-    """A state large enough that its successor is stored as a patch."""
+    """A state large enough that its successor is stored as a delta."""
     return {"number": number, "text": FILLER}
 
 
@@ -295,7 +295,7 @@ def test_all_back_to_the_newest_that_verifies_stays(
     """Although the writer still has the damaged states in memory: what is stored decides."""
     save(session, 3)
     intact, keyframe = save(session, 2, status="paused")
-    damaged = [keyframe, *save(session, 2)]  # patched against the keyframe
+    damaged = [keyframe, *save(session, 2)]  # based on the keyframe
     damage_body(path, keyframe.id)
     report = prune(session)
     assert report.kept == 4
@@ -317,7 +317,7 @@ def test_a_line_on_which_nothing_verifies_stays(path: Path, session: Session) ->
 
 
 def test_a_damaged_header_is_left_alone(path: Path, session: Session) -> None:
-    """It is warned of, and what is patched against its body still loads."""
+    """It is warned of, and what is based on its body still loads."""
     headers = save(session, 6)
     damage_header(path, headers[1].id)
     plan = plan_prune(session._engine, session.info, LAST_ONE, now_us=headers[-1].time_us)
@@ -335,13 +335,13 @@ def test_a_damaged_header_is_left_alone(path: Path, session: Session) -> None:
 
 
 def test_a_hidden_base_stays_until_its_group_goes(path: Path, clock: FakeClock) -> None:
-    """The keyframe of a group is kept for the last of its patches, and no longer."""
+    """The keyframe of a group is kept for the last of its deltas, and no longer."""
     with open_store(path, clock, keyframe_every=4) as store:
         session = store.session("run", profile="archive")
         save(session, 4)
         plan = plan_prune(store.engine, session.info, LAST_ONE, now_us=clock())
         assert apply_prune(store.engine, plan).stored_bytes == plan.reclaimable_bytes
-        assert session.usage().hidden_bodies == 3  # each is patched against the one before
+        assert session.usage().hidden_bodies == 3  # each is based on the one before
         assert_sound(session)
         save(session, 1)
         plan = plan_prune(store.engine, session.info, LAST_ONE, now_us=clock())
@@ -644,11 +644,11 @@ def staying(
 
 
 def needed(session: Session, there: set[str]) -> set[str]:
-    """The checkpoints whose bodies are there, or that one of these is patched against, through any steps."""
+    """The checkpoints whose bodies are there, or that one of these is based on, through any steps."""
     bases = {
         body.checkpoint: body.base
         for body in session._engine.backend.bodies(session.uid)
-        if not body.is_spare
+        if not body.is_redundant
     }
     found: set[str] = set()
     for each in there:

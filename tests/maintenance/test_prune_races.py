@@ -33,7 +33,7 @@ def open_store(path: str) -> Store:
 
 
 def state_of(writer: object, number: int) -> dict[str, Any]:
-    """A state that grows, as a conversation does, and is stored as patches."""
+    """A state that grows, as a conversation does, and is stored as deltas."""
     return {"writer": writer, "n": number, "log": [f"line {line} of {writer}" for line in range(number % 80)]}
 
 

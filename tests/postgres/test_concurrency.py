@@ -237,7 +237,7 @@ def test_several_prune_while_others_save(postgres: Server, url: str, tmp_path: P
                 assert store.checkpoint(header.id).state["n"] >= 0
         left = store.engine.backend.usage().checkpoints
         assert left + removed == 300
-    lost = "SELECT count(*) FROM {}.bodies b WHERE b.base IS NOT NULL AND b.is_spare = 0 AND NOT EXISTS"
+    lost = "SELECT count(*) FROM {}.bodies b WHERE b.base IS NOT NULL AND b.is_redundant = 0 AND NOT EXISTS"
     lost += " (SELECT 1 FROM {}.bodies d WHERE d.sid = b.sid AND d.checkpoint = b.base AND d.name = b.name)"
     assert PostgresAccess(postgres, url).run(lost) == [(0,)]
 

@@ -16,6 +16,7 @@ from stepkeep.storage.sql.backend import SqlBackend
 from stepkeep.testing.builders import (
     append,
     append_one,
+    delta_on,
     draft,
     headers,
     item,
@@ -23,9 +24,8 @@ from stepkeep.testing.builders import (
     new_blob,
     new_owner,
     new_session,
-    patch_on,
+    redundant_on,
     save,
-    spare_on,
 )
 from tests.postgres.access import PostgresAccess
 from tests.postgres.server import Server
@@ -75,9 +75,9 @@ def test_who_saved_last_asks_nothing(backend: PostgresBackend, asked: list[int])
     uid, first = started(backend, asked)
     second = draft(uid, tags=("a", "b", "a"), step=7, external_id="x", idempotency_key="k")
     bodies = [
-        patch_on(first.id, second.id),
+        delta_on(first.id, second.id),
         keyframe(second.id, "other"),
-        spare_on(first.id, second.id, "other"),
+        redundant_on(first.id, second.id, "other"),
     ]
     stored = append_one(backend, item(second, bodies=bodies, expect_head=first.id, parents=(first.id,)))
     done = save(backend, uid, base=second.id, status=Status.COMPLETED)
@@ -87,7 +87,7 @@ def test_who_saved_last_asks_nothing(backend: PostgresBackend, asked: list[int])
     assert stored.parent_chains == (integrity.chain_of(raw),)
     assert headers(backend, session=uid, tag="b") == [stored]
     assert [backend.body(uid, second.id, body.name) for body in bodies[:2]] == bodies[:2]
-    assert backend.spare(uid, second.id, "other") == bodies[2]
+    assert backend.redundant_delta(uid, second.id, "other") == bodies[2]
     branch, session = backend.branch(uid, "main"), backend.session(uid)
     assert branch is not None
     assert (branch.head, branch.head_seq) == (done.id, 3)

@@ -70,7 +70,7 @@ class LosesAnnotations(Sound):
 
 
 class DropsBases(Sound):
-    """Removes the bodies of a checkpoint although others are patched against them."""
+    """Removes the bodies of a checkpoint although others are based on them."""
 
     def remove(self, uid: str, checkpoints: Sequence[str], **options: Any) -> Removed:
         removed = super().remove(uid, checkpoints, **options)

@@ -43,7 +43,7 @@ def open_inner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opene
 
 
 def prepared(inner: Backend) -> None:
-    """A session with three checkpoints, the later ones patched against the first."""
+    """A session with three checkpoints, the later ones based on the first."""
     session = Store(inner).session("run", profile="archive")
     for state in STATES:
         session.save(state)

@@ -1,4 +1,4 @@
-"""Bodies: keyframes, patches, chains of them, and the decisions of the writer."""
+"""Bodies: keyframes, deltas, chains of them, and the decisions of the writer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stepkeep.codec.delta import (
     Edit,
     Encoded,
     apply_edits,
-    base_member,
+    base_position,
     decode,
     encode_delta,
     encode_keyframe,
@@ -75,7 +75,7 @@ def link(encoded: Encoded, content: bytes) -> Link:
 def chain(
     contents: list[bytes], encode: Callable[[bytes, bytes], Encoded | None] = encode_delta
 ) -> list[Link]:
-    """Each content patched against the one before it, in the order `rebuild` takes: target first."""
+    """Each content based on the one before it, in the order `rebuild` takes: target first."""
     links = [link(encode_keyframe(contents[0]), contents[0])]
     for base, content in pairwise(contents):
         encoded = encode(content, base)
@@ -284,7 +284,7 @@ class TestDecode:
 
     @pytest.mark.parametrize("codec", [PREFIX, SPLICE])
     def test_a_patch_needs_a_base(self, codec: str) -> None:
-        """A patch without its base is corrupt."""
+        """A delta without its base is corrupt."""
         with pytest.raises(Corrupt):
             decode(codec, compress(b"content"), size=7)
 
@@ -396,7 +396,7 @@ class TestRebuild:
     def test_a_chain_gives_the_content_of_its_first_link(
         self, encode: Callable[[bytes, bytes], Encoded | None]
     ) -> None:
-        """Every checkpoint of a chain comes back exactly, whichever codec its patches use."""
+        """Every checkpoint of a chain comes back exactly, whichever codec its deltas use."""
         contents = conversation(30)
         links = chain(contents, encode)
         for place, content in enumerate(reversed(contents)):
@@ -405,7 +405,7 @@ class TestRebuild:
     @settings(max_examples=examples(50))
     @given(edited(), st.lists(edited(), max_size=8))
     def test_codecs_may_be_mixed(self, first: tuple[bytes, bytes], rest: list[tuple[bytes, bytes]]) -> None:
-        """Splices after prefix patches, the reverse, and keyframes between them."""
+        """Splices after prefix deltas, the reverse, and keyframes between them."""
         contents = [first[0] + b"at least eight bytes", first[1] + b"another ending"]
         contents += [new + b"and one more" for pair in rest for new in pair]
         encoders = (encode_delta, encode_prefix, encode_delta, lambda content, base: encode_keyframe(content))
@@ -460,31 +460,31 @@ class TestRebuild:
 class TestGroups:
     def test_every_eighth_member_skips_back_to_the_eighth_before(self) -> None:
         """The two-level chain of bases."""
-        assert [base_member(member) for member in range(1, 18)] == [
+        assert [base_position(position) for position in range(1, 18)] == [
             *(0, 1, 2, 3, 4, 5, 6, 0),
             *(8, 9, 10, 11, 12, 13, 14, 8),
             16,
         ]
 
     def test_any_member_of_a_full_group_is_few_patches_away(self) -> None:
-        """At most 22 patches lead from the keyframe to a member of a group of 128."""
+        """At most 22 deltas lead from the keyframe to a position of a group of 128."""
 
-        def distance(member: int) -> int:
-            return 1 + distance(base_member(member)) if member else 0
+        def distance(position: int) -> int:
+            return 1 + distance(base_position(position)) if position else 0
 
-        assert max(distance(member) for member in range(group_limit(None))) == 22
+        assert max(distance(position) for position in range(group_limit(None))) == 22
 
     def test_a_writer_needs_two_contents_at_hand(self) -> None:
-        """Each base is the previous member, or the newest one on the upper level."""
-        for member in range(1, 128):
-            upper = (member - 1) // GROUP_STRIDE * GROUP_STRIDE
-            assert base_member(member) in (member - 1, upper)
+        """Each base is the previous position, or the newest one on the upper level."""
+        for position in range(1, 128):
+            upper = (position - 1) // GROUP_STRIDE * GROUP_STRIDE
+            assert base_position(position) in (position - 1, upper)
 
-    @pytest.mark.parametrize("member", [0, -1])
-    def test_a_keyframe_has_no_base(self, member: int) -> None:
+    @pytest.mark.parametrize("position", [0, -1])
+    def test_a_keyframe_has_no_base(self, position: int) -> None:
         """Member 0 stands alone; asking for its base is a mistake."""
         with pytest.raises(InvalidInput):
-            base_member(member)
+            base_position(position)
 
     @pytest.mark.parametrize(
         ("keep_last", "keyframe_every", "limit"),
@@ -508,28 +508,28 @@ class TestGroups:
         assert group_limit(keep_last, keyframe_every) == limit
 
     @pytest.mark.parametrize(
-        ("members", "patches_bytes", "patch_bytes", "expected"),
+        ("length", "deltas_bytes", "delta_bytes", "expected"),
         [
             pytest.param(0, 0, 1, True, id="no group yet"),
             pytest.param(1, 0, 500, False, id="half of the keyframe"),
             pytest.param(1, 0, 501, True, id="more than half of the keyframe"),
-            pytest.param(5, 1900, 100, False, id="patches twice the keyframe"),
-            pytest.param(5, 1900, 101, True, id="patches more than twice the keyframe"),
+            pytest.param(5, 1900, 100, False, id="deltas twice the keyframe"),
+            pytest.param(5, 1900, 101, True, id="deltas more than twice the keyframe"),
             pytest.param(9, 0, 1, False, id="room for one more"),
             pytest.param(10, 0, 1, True, id="group full"),
-            pytest.param(5, 0, None, True, id="no patch could be made"),
+            pytest.param(5, 0, None, True, id="no delta could be made"),
         ],
     )
     def test_when_a_keyframe_starts_a_group(
-        self, members: int, patches_bytes: int, patch_bytes: int | None, expected: bool
+        self, length: int, deltas_bytes: int, delta_bytes: int | None, expected: bool
     ) -> None:
-        """A full group, patches that outweigh their keyframe, and one large patch each end the group."""
+        """A full group, deltas that outweigh their keyframe, and one large delta each end the group."""
         assert expected is starts_group(
-            members=members,
+            length=length,
             limit=10,
             keyframe_bytes=1000,
-            patches_bytes=patches_bytes,
-            patch_bytes=patch_bytes,
+            deltas_bytes=deltas_bytes,
+            delta_bytes=delta_bytes,
         )
 
 

@@ -79,7 +79,7 @@ CONTENTS = [
 @pytest.mark.parametrize("content", CONTENTS)
 def test_contents_come_back_exactly(layout: Layout, content: bytes) -> None:
     """Whatever a body holds, and whatever it claims to be; the document is JSON all the same."""
-    one = doc(content, body("details", content), body("state", content, is_spare=True, base="cp_0"))
+    one = doc(content, body("details", content), body("state", content, is_redundant=True, base="cp_0"))
     encoded = document.encode(layout, one)
     assert document.decode(layout, encoded) == one
     json.loads(encoded)

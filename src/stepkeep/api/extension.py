@@ -7,7 +7,7 @@ time. Applications need none of it.
 - saving and loading: `Engine`, `Save`, `NewBody`, `Shares`, `verified`, `load_body`
 - asking a backend: `HeaderQuery`, `SessionQuery`, `Annotation`, `Target`
 - bytes: the exact encoding of a value (`encode`, `decode`, `JSON`, `MAX_DEPTH`), its growth (`Growing`, `LARGE_BYTES`),
-  why a value cannot be saved (`Refusal`, `name_of`, `step_of`, `ATOMS`), stored bytes (`encode_keyframe`,
+  why a value cannot be saved (`ValidationError`, `name_of`, `step_of`, `ATOMS`), stored bytes (`encode_keyframe`,
   `decode_stored`, `digest`, `check_stored`)
 - branches and retention: `change_branch`, `close_branch_at`, `policy_of`, `Retention`, `retention_for`, `plan_prune`,
   `apply_prune`
@@ -24,7 +24,7 @@ from stepkeep.codec.delta import encode_keyframe
 from stepkeep.codec.exact import JSON, MAX_DEPTH, decode, encode
 from stepkeep.codec.incremental import LARGE_BYTES, Growing
 from stepkeep.codec.integrity import check_stored, digest
-from stepkeep.codec.validation import ATOMS, Refusal, name_of, step_of
+from stepkeep.codec.validation import ATOMS, ValidationError, name_of, step_of
 from stepkeep.engine import Engine, NewBody, Save
 from stepkeep.engine.chains import Shared
 from stepkeep.engine.reader import load_body, verified
@@ -48,12 +48,12 @@ __all__ = [
     "Growing",
     "HeaderQuery",
     "NewBody",
-    "Refusal",
     "Retention",
     "Save",
     "SessionQuery",
     "Shared",
     "Target",
+    "ValidationError",
     "apply_prune",
     "change_branch",
     "check_stored",

@@ -73,7 +73,7 @@ _local = threading.local()
 
 
 def _compressor() -> zstd.ZstdCompressor:
-    """This thread's compressor: making one costs more than compressing a patch."""
+    """This thread's compressor: making one costs more than compressing a delta."""
     if not hasattr(_local, "compressor"):
         _local.compressor = zstd.ZstdCompressor(_LEVEL)
     compressor: zstd.ZstdCompressor = _local.compressor

@@ -71,9 +71,9 @@ def encode_keyframe(content: bytes, *, compress_it: bool = True) -> Encoded:
 
 
 def encode_delta(content: bytes, base: bytes, *, shared: int = 0) -> Encoded | None:
-    """Encode content as a patch against the content of another body; None when the base is too small for one.
+    """Encode content as a delta against the content of another body; None when the base is too small for one.
 
-    `shared` bytes at the start are known to be the same in both. Any change can be encoded, but not every patch is
+    `shared` bytes at the start are known to be the same in both. Any change can be encoded, but not every delta is
     smaller than a keyframe: `starts_group` decides.
     """
     if len(base) < MIN_PREFIX_BYTES:
@@ -112,7 +112,7 @@ def decode(
 
 
 def rebuild(links: Sequence[Link], *, ceiling: int = DEFAULT_CEILING_BYTES) -> bytes:
-    """Rebuild the content of the first link; each is a patch against the next one, the last a keyframe.
+    """Rebuild the content of the first link; each is a delta against the next one, the last a keyframe.
 
     Consecutive splices become one list of pieces first, so that together they cost one copy of the content.
 
@@ -132,19 +132,19 @@ def rebuild(links: Sequence[Link], *, ceiling: int = DEFAULT_CEILING_BYTES) -> b
     return _usable(content)
 
 
-def base_member(member: int) -> int:
-    """The member of the group that the given one is patched against.
+def base_position(position: int) -> int:
+    """The position of the group that the given one is based on.
 
-    Two levels: every eighth member skips back to the eighth before it, the others to their neighbour. A
-    writer needs two contents at hand, and any member of a full group is rebuilt from at most 22 patches.
+    Two levels: every eighth position skips back to the eighth before it, the others to their neighbour. A
+    writer needs two contents at hand, and any position of a full group is rebuilt from at most 22 deltas.
     """
-    if member < 1:
-        raise InvalidInput(f"member {member} of a group has no base")
-    return member - (GROUP_STRIDE if member % GROUP_STRIDE == 0 else 1)
+    if position < 1:
+        raise InvalidInput(f"position {position} of a group has no base")
+    return position - (GROUP_STRIDE if position % GROUP_STRIDE == 0 else 1)
 
 
 def group_limit(keep_last: int | None, keyframe_every: int | None = None) -> int:
-    """How many members a group may have, its keyframe included.
+    """How many bodies a group may have, its keyframe included.
 
     At most half of the checkpoints kept, so that the kept history never hangs on one keyframe.
     """
@@ -156,17 +156,17 @@ def group_limit(keep_last: int | None, keyframe_every: int | None = None) -> int
 
 
 def starts_group(
-    *, members: int, limit: int, keyframe_bytes: int, patches_bytes: int, patch_bytes: int | None
+    *, length: int, limit: int, keyframe_bytes: int, deltas_bytes: int, delta_bytes: int | None
 ) -> bool:
-    """Whether the next body must be a keyframe rather than the patch made for it.
+    """Whether the next body must be a keyframe rather than the delta made for it.
 
-    `members` counts the group so far, `keyframe_bytes` is what a keyframe would take now, `patches_bytes` sums
-    the group's patches, `patch_bytes` is the patch in question, None when none could be made. Sizes are as
+    `length` counts the group so far, `keyframe_bytes` is what a keyframe would take now, `deltas_bytes` sums
+    the group's deltas, `delta_bytes` is the delta in question, None when none could be made. Sizes are as
     stored.
     """
-    if members < 1 or members >= limit or patch_bytes is None:
+    if length < 1 or length >= limit or delta_bytes is None:
         return True
-    return patch_bytes * 2 > keyframe_bytes or patches_bytes + patch_bytes > 2 * keyframe_bytes
+    return delta_bytes * 2 > keyframe_bytes or deltas_bytes + delta_bytes > 2 * keyframe_bytes
 
 
 def _sized(links: Iterable[Link], ceiling: int) -> Iterable[tuple[bytes, int]]:
@@ -184,9 +184,9 @@ def _check_size(size: int, ceiling: int) -> None:
 
 def _usable(base: bytes | None, at_least: int = 0) -> bytes:
     if base is None:
-        raise Corrupt("a patch has no base to apply it to")
+        raise Corrupt("a delta has no base to apply it to")
     if len(base) < at_least:
-        raise Corrupt(f"a base of {len(base)} bytes is too short for its patch")
+        raise Corrupt(f"a base of {len(base)} bytes is too short for its delta")
     return base
 
 

@@ -58,9 +58,9 @@ class BodyRecord(msgspec.Struct, frozen=True, kw_only=True):
     stored_size: int
     digest: str
     base: str | None = None
-    member: int = 0
+    position: int = 0
     group_bytes: int = 0
-    is_spare: bool = False
+    is_redundant: bool = False
     blobs: tuple[str, ...] = ()
     data: bytes
 
@@ -135,7 +135,7 @@ def _member(name: str, value: object) -> bytes:
 
 def _own_state(bodies: Sequence[BodyRecord]) -> BodyRecord | None:
     """The body that is shown as the document's state."""
-    return next((body for body in bodies if body.name == STATE and not body.is_spare), None)
+    return next((body for body in bodies if body.name == STATE and not body.is_redundant), None)
 
 
 def _written(body: BodyRecord, header: Header, is_plain: bool, is_large: bool = False) -> tuple[str, bytes]:
@@ -168,14 +168,14 @@ def _record_line(body: BodyRecord, header: Header, is_plain: bool, form: str | N
 
 def _unsaid(body: BodyRecord) -> list[str]:
     """The members of a record that have their default, and are left out."""
-    defaults = {"base": None, "member": 0, "group_bytes": 0, "is_spare": False, "blobs": ()}
+    defaults = {"base": None, "position": 0, "group_bytes": 0, "is_redundant": False, "blobs": ()}
     return [name for name, default in defaults.items() if getattr(body, name) == default]
 
 
 def _details(bodies: Sequence[BodyRecord], header: Header) -> object:
     """The details that were saved, where they are plain data."""
     content = header.contents.get(DETAILS)
-    body = next((each for each in bodies if each.name == DETAILS and not each.is_spare), None)
+    body = next((each for each in bodies if each.name == DETAILS and not each.is_redundant), None)
     if content is None or body is None or content.encoding != "json" or body.codec != "raw":
         return None
     try:

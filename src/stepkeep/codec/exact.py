@@ -31,8 +31,8 @@ from stepkeep.codec.validation import (
     SUSPICIOUS,
     TOO_DEEP,
     TOO_LARGE,
-    Refusal,
     Suspicion,
+    ValidationError,
     from_json,
     to_json,
     too_many_values,
@@ -92,17 +92,17 @@ def encode(state: object, *, max_depth: int = MAX_DEPTH, max_bytes: int = MAX_BY
             return _encode(state, max_depth, max_bytes)
         except RecursionError:
             return on_fresh_stack(lambda: _encode(state, max_depth, max_bytes))
-    except Refusal as refusal:
+    except ValidationError as refusal:
         raise refusal.as_error() from refusal.__cause__
     except TooDeep:
-        raise Refusal(
+        raise ValidationError(
             "is nested deeper than this interpreter can follow: flatten it", TOO_DEEP
         ).as_error() from None
     except RecursionError:
         raise Unsupported(_STACK_FULL) from None
     except RuntimeError as exc:
         # A dict or set that grows while it is read says so with RuntimeError.
-        raise Refusal(f"changed while it was being saved ({exc}): save a copy").as_error() from exc
+        raise ValidationError(f"changed while it was being saved ({exc}): save a copy").as_error() from exc
 
 
 def decode(encoding: str, data: bytes) -> Any:
@@ -210,12 +210,12 @@ def _encode(state: object, max_depth: int, max_bytes: int) -> tuple[str, bytes]:
         tree = tagger.tag(state, 1)
     data = _plain_json(tree, _JSON_LEVELS * (max_depth + 1), max_bytes)
     if data is None:
-        raise Refusal("does not survive JSON")
+        raise ValidationError("does not survive JSON")
     if not tagger.tagged:
         return JSON, data
     again = Tagger(max_depth, max_bytes).tag(untag(from_json(data)), 1)
     if to_json(again) != data:
-        raise Refusal("would not come back equal")
+        raise ValidationError("would not come back equal")
     return TAGGED, data
 
 
@@ -232,7 +232,9 @@ def _plain_json(state: object, max_depth: int, max_bytes: int) -> bytes | None:
     except UnicodeEncodeError:  # a lone surrogate: the tagger finds its path
         return None
     if len(data) > max_bytes:
-        raise Refusal(f"takes {len(data)} bytes, more than the limit of {max_bytes}: save less", TOO_LARGE)
+        raise ValidationError(
+            f"takes {len(data)} bytes, more than the limit of {max_bytes}: save less", TOO_LARGE
+        )
     return data if from_json(data) == state else None
 
 

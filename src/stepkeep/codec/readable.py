@@ -86,9 +86,9 @@ class StoredRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     digest: str
     form: Literal["json", "base64", "gzip"]
     base: str | None = None
-    member: int = 0
+    position: int = 0
     group_bytes: int = 0
-    is_spare: bool = False
+    is_redundant: bool = False
     blobs: tuple[str, ...] = ()
     content: Raw = msgspec.field(default_factory=lambda: Raw(b""))
 

@@ -37,8 +37,8 @@ from stepkeep.codec.validation import (
     INT_MAX,
     INT_MIN,
     TOO_DEEP,
-    Refusal,
     Suspicion,
+    ValidationError,
     contains_itself,
     from_json,
     name_of,
@@ -57,11 +57,11 @@ def known(value: object) -> Any:
             return value
         try:
             value = _as_data(value)
-        except (Refusal, RecursionError):
+        except (ValidationError, RecursionError):
             raise
         except Exception as exc:  # the object's own code
-            raise Refusal(f"({name_of(value)}) cannot be read as data: {exc!r}") from exc
-    raise Refusal(f"({name_of(value)}) turns into other objects without end: save plain data")
+            raise ValidationError(f"({name_of(value)}) cannot be read as data: {exc!r}") from exc
+    raise ValidationError(f"({name_of(value)}) turns into other objects without end: save plain data")
 
 
 def _as_data(value: Any) -> Any:
@@ -70,7 +70,7 @@ def _as_data(value: Any) -> Any:
         if base in kind.__mro__:
             return plain(value)
     if issubclass(kind, Enum):
-        raise Refusal(
+        raise ValidationError(
             f"is the enum member {name_of(value)}.{value.name}: save its value, or use IntEnum or StrEnum"
         )
     if issubclass(kind, msgspec.Struct):
@@ -79,7 +79,7 @@ def _as_data(value: Any) -> Any:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
     if callable(getattr(kind, "model_dump", None)):
         return value.model_dump()
-    raise Refusal(
+    raise ValidationError(
         f"is of type {name_of(value)}, which cannot be saved: save plain data such as {_advice(kind)}"
     )
 
@@ -112,7 +112,7 @@ def _dict_data(value: dict[Any, Any]) -> dict[Any, Any]:
     """A dict subclass as a dict, in its own order (an OrderedDict may differ from its base in that)."""
     own = list(value.items())
     if len(own) != dict.__len__(value) or not all(dict.get(value, key, own) is item for key, item in own):
-        raise Refusal(f"is a {name_of(value)} whose items() differ from what it holds: save dict(it)")
+        raise ValidationError(f"is a {name_of(value)} whose items() differ from what it holds: save dict(it)")
     return dict(own)
 
 
@@ -120,7 +120,7 @@ def _items_of(base: Any) -> Callable[[Any], Any]:
     def plain(value: Any) -> Any:
         own, held = list(value), list(base.__iter__(value))
         if len(own) != len(held) or not all(map(operator.is_, own, held)):
-            raise Refusal(
+            raise ValidationError(
                 f"is a {name_of(value)} whose items differ from what it holds: save {base.__name__}(it)"
             )
         return base(held)
@@ -134,7 +134,7 @@ def _fields_of(base: Any, *names: str) -> Callable[[Any], Any]:
         if value == result:
             return result
         # It holds more than its base, nanoseconds for one.
-        raise Refusal(f"is a {name_of(value)} that equals no plain {base.__name__}: convert it first")
+        raise ValidationError(f"is a {name_of(value)} that equals no plain {base.__name__}: convert it first")
 
     return plain
 
@@ -216,7 +216,7 @@ class Tagger:
         if id(origin) in self._open:
             raise contains_itself()
         if depth > self._max_depth:
-            raise Refusal(f"is nested more than {self._max_depth} levels deep: flatten it", TOO_DEEP)
+            raise ValidationError(f"is nested more than {self._max_depth} levels deep: flatten it", TOO_DEEP)
         self._room -= size
         if self._room < 0:
             raise too_many_values(self._max_bytes)
@@ -251,7 +251,7 @@ class Tagger:
         try:
             for value in values:
                 items.append(self.tag(value, depth))
-        except Refusal as refusal:
+        except ValidationError as refusal:
             refusal.steps.append(f"[{len(items)}]")
             raise
         return items
@@ -261,7 +261,7 @@ class Tagger:
         try:
             for value in values:
                 items.append(self._key(value, depth))
-        except Refusal as refusal:
+        except ValidationError as refusal:
             refusal.steps.append("{}")
             raise
         _check_distinct(values, items)
@@ -273,7 +273,7 @@ class Tagger:
         try:
             for key, value in values.items():
                 tree[key if key.isascii() else text_of(key)] = self.tag(value, depth)
-        except Refusal as refusal:
+        except ValidationError as refusal:
             refusal.steps.append(step_of(key))
             raise
         return self._mark("$dict", [[key, tree[key]]]) if _is_tag(tree) else tree
@@ -285,7 +285,7 @@ class Tagger:
         try:
             for key, value in values.items():
                 pairs.append([self._key(key, depth), self.tag(value, depth)])
-        except Refusal as refusal:
+        except ValidationError as refusal:
             refusal.steps.append(step_of(key))
             raise
         _check_distinct(values, [key for key, _ in pairs])
@@ -301,7 +301,9 @@ class Tagger:
         try:
             hash(_again(tree))
         except TypeError:
-            raise Refusal("is a key or set element that comes back unhashable: use a tuple or text") from None
+            raise ValidationError(
+                "is a key or set element that comes back unhashable: use a tuple or text"
+            ) from None
         return tree
 
 
@@ -310,7 +312,9 @@ def _check_distinct(values: Iterable[Any], trees: list[Any]) -> None:
     if all(type(value) in ATOMS for value in values):
         return
     if len(set(map(_again, trees))) != len(trees):
-        raise Refusal("holds keys or elements that come back as the same plain value: make them differ")
+        raise ValidationError(
+            "holds keys or elements that come back as the same plain value: make them differ"
+        )
 
 
 def _again(tree: Any) -> Any:
@@ -353,7 +357,9 @@ def _write_clock(value: datetime | time) -> str | list[Any]:
     elif type(tz) is timezone:
         zone = [tz.utcoffset(None) // _MICROSECOND, text_of(tz.tzname(None)) if _is_named(tz) else None]
     elif tz is not None:
-        raise Refusal(f"has a time zone of type {name_of(tz)}: use datetime.timezone or zoneinfo.ZoneInfo")
+        raise ValidationError(
+            f"has a time zone of type {name_of(tz)}: use datetime.timezone or zoneinfo.ZoneInfo"
+        )
     return [value.replace(tzinfo=None).isoformat(), value.fold, zone]
 
 
@@ -373,7 +379,9 @@ def _zone_key(tz: ZoneInfo, value: datetime | time) -> str:
     except (StepkeepError, TypeError, ValueError, OSError):
         found = None
     if found is None or value.replace(tzinfo=found).utcoffset() != value.utcoffset():
-        raise Refusal(f"has the time zone {tz!s}, which has no key to find it again: use ZoneInfo(key)")
+        raise ValidationError(
+            f"has the time zone {tz!s}, which has no key to find it again: use ZoneInfo(key)"
+        )
     return tz.key
 
 

@@ -38,7 +38,7 @@ class Suspicion(Exception):
     """So many values that the state has to be looked at as a whole."""
 
 
-class Refusal(Exception):
+class ValidationError(Exception):
     """What cannot be saved. Each container it passes adds one step of the path."""
 
     def __init__(self, problem: str, code: str = NOT_EXACT) -> None:
@@ -53,12 +53,12 @@ class Refusal(Exception):
         return InvalidInput(f"cannot save the state: {path} {self.problem}", code=self.code, path=path)
 
 
-def too_many_values(max_bytes: int) -> Refusal:
-    return Refusal(f"holds more values than fit the limit of {max_bytes} bytes: save less", TOO_LARGE)
+def too_many_values(max_bytes: int) -> ValidationError:
+    return ValidationError(f"holds more values than fit the limit of {max_bytes} bytes: save less", TOO_LARGE)
 
 
-def contains_itself() -> Refusal:
-    return Refusal("contains itself: break the cycle, for example by saving an id")
+def contains_itself() -> ValidationError:
+    return ValidationError("contains itself: break the cycle, for example by saving an id")
 
 
 def step_of(key: object) -> str:
@@ -80,7 +80,7 @@ def text_of(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise Refusal("is text with a lone surrogate, which is not Unicode: repair it") from None
+        raise ValidationError("is text with a lone surrogate, which is not Unicode: repair it") from None
     return value
 
 
@@ -131,7 +131,7 @@ def check_sharing(root: object, max_bytes: int) -> None:
     amount = f"{place[-1].unfolded:,}" if place[-1].unfolded < 10**15 else "countless"
     raise _at(
         place,
-        Refusal(
+        ValidationError(
             f"refers to the same values over and over, {amount} values when written out: "
             "save each once, and refer to it by an id",
             TOO_LARGE,
@@ -179,7 +179,7 @@ def _guilty(place: _Place, counted: dict[int, _Place], limit: int) -> list[_Plac
         way[-1].unfolded = child.unfolded
 
 
-def _at(way: list[_Place], refusal: Refusal) -> Refusal:
+def _at(way: list[_Place], refusal: ValidationError) -> ValidationError:
     refusal.steps += [place.step for place in reversed(way)]
     return refusal
 

@@ -133,12 +133,12 @@ def encode(
         start = shared.start if shared is not None and shared.content is base.content else 0
         encoded = delta.encode_delta(new.content, base.content, shared=start)
     if encoded is None or delta.starts_group(
-        members=number,
+        length=number,
         limit=limit,
         # What a keyframe would take now, judging by the chain's own.
         keyframe_bytes=chain.keyframe_bytes * len(new.content) // max(1, chain.keyframe_size),
-        patches_bytes=chain.delta_bytes,
-        patch_bytes=len(encoded.data),
+        deltas_bytes=chain.delta_bytes,
+        delta_bytes=len(encoded.data),
     ):
         return _start(name, chain if limit > 1 else None, new, compress)
     delta_bytes = chain.delta_bytes + len(encoded.data)
@@ -163,7 +163,7 @@ def _start(name: str, chain: Chain | None, new: Base, compress: bool) -> tuple[l
     redundant = None if chain is None else delta.encode_delta(new.content, chain.last.content)
     if chain is not None and redundant is not None and len(redundant.data) <= len(encoded.data) // 2:
         without_blobs = new._replace(blobs=frozenset())  # a redundant delta is never a reference
-        bodies.append(record(name, without_blobs, redundant, base=chain.last.checkpoint, is_spare=True))
+        bodies.append(record(name, without_blobs, redundant, base=chain.last.checkpoint, is_redundant=True))
     return bodies, Chain(
         last=new,
         stride_base=new,
@@ -182,7 +182,7 @@ def record(
     base: str | None = None,
     number: int = 0,
     group_bytes: int = 0,
-    is_spare: bool = False,
+    is_redundant: bool = False,
 ) -> Body:
     """How encoded content is stored."""
     return Body(
@@ -193,9 +193,9 @@ def record(
         stored_size=len(encoded.data),
         digest=digest(encoded.data),
         base=base,
-        member=number,
+        position=number,
         group_bytes=group_bytes,
-        is_spare=is_spare,
+        is_redundant=is_redundant,
         blobs=tuple(sorted(new.blobs)) if new.blobs else (),
         data=encoded.data,
     )
@@ -213,14 +213,14 @@ def plain(name: str, new: Base) -> Body:
 
 def from_records(links: list[Body]) -> Chain:
     """The chain whose newest body was read from the store, target first."""
-    strides = (at for at, body in enumerate(links) if body.member % delta.GROUP_STRIDE == 0)
+    strides = (at for at, body in enumerate(links) if body.position % delta.GROUP_STRIDE == 0)
     stride_at = next(strides, len(links) - 1)
     last = base_of(links, delta.rebuild(links))
     stride_base = last if stride_at == 0 else base_of(links[stride_at:], delta.rebuild(links[stride_at:]))
     return Chain(
         last=last,
         stride_base=stride_base,
-        number=links[0].member,
+        number=links[0].position,
         keyframe_bytes=links[-1].stored_size,
         keyframe_size=links[-1].size,
         delta_bytes=links[0].group_bytes,

@@ -319,7 +319,7 @@ class Engine:
 
     def _make_head_stand_alone(self, session: SessionInfo, fence: int | None) -> None:
         head = self._head(session.uid, session.branch)
-        if head is None or not self.backend.capabilities.takes_patches:
+        if head is None or not self.backend.capabilities.takes_deltas:
             return
         try:
             for name in reader.verified(head).contents:
@@ -329,7 +329,7 @@ class Engine:
         self.forget(session.uid)
 
     def _reencode(self, uid: str, checkpoint: str, name: str, fence: int | None = None) -> None:
-        """Store a body as a keyframe, if it is a patch."""
+        """Store a body as a keyframe, if it is a delta."""
         chain = self.backend.body_chain(uid, checkpoint, name)
         if not chain or chain[0].base is None:
             return
@@ -487,7 +487,7 @@ class Engine:
             records: list[Body] = []
             for name, new in bodies.items():
                 base = Base(draft.id, new.content, new.blobs)
-                if not self.backend.capabilities.takes_patches:
+                if not self.backend.capabilities.takes_deltas:
                     records.append(chains.plain(name, base))
                     continue
                 if name not in writer.chains:
@@ -706,7 +706,7 @@ class Engine:
     def delete(self, uid: str, checkpoints: Sequence[str], *, fence: int | None = None) -> None:
         """Remove checkpoints so that their bytes are gone from the store.
 
-        What is patched against them is re-encoded first; a secret saved by mistake must not live on in a base.
+        What is based on them is re-encoded first; a secret saved by mistake must not live on in a base.
 
         Raises:
             NotFound: one of them is not there. Nothing is removed.
@@ -721,7 +721,7 @@ class Engine:
                 )
         self._detach(uid, going, fence)
         removed = self.backend.remove(uid, checkpoints, secure=True, fence=fence)
-        # Whoever patched against one of them meanwhile keeps it hidden: detach again until it is gone.
+        # Whoever based on one of them meanwhile keeps it hidden: detach again until it is gone.
         gone = set(removed.removed)
         while self._detach(uid, gone, fence):
             self._sweep(uid)
@@ -735,7 +735,7 @@ class Engine:
             )
 
     def _detach(self, uid: str, going: set[str], fence: int | None) -> bool:
-        """Re-encode every body that is patched against one of these; False when there was none."""
+        """Re-encode every body that is based on one of these; False when there was none."""
         dependents = self._dependents(uid, going)
         for dependent in dependents:
             try:
@@ -751,7 +751,7 @@ class Engine:
         return [
             info
             for info in self.backend.bodies(uid)
-            if info.base in going and info.checkpoint not in going and not info.is_spare
+            if info.base in going and info.checkpoint not in going and not info.is_redundant
         ]
 
     def delete_session(self, uid: str, *, fence: int | None = None) -> None:

@@ -18,8 +18,8 @@ from stepkeep.storage.port import Backend, Body, HeaderQuery, HeaderRow, StoredH
 
 log = Log("stepkeep")
 
-MAX_SPARES: Final = 64
-"""How many damaged keyframes in a row are bridged by their spares."""
+MAX_REDUNDANT: Final = 64
+"""How many damaged keyframes in a row are bridged by their redundant deltas."""
 
 
 class Fallback(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,9 +127,9 @@ def load_body(backend: Backend, header: Header, name: str) -> bytes:
 
 
 def rebuild(
-    backend: Backend, session: str, checkpoint: str, name: str, *, spares_left: int = MAX_SPARES
+    backend: Backend, session: str, checkpoint: str, name: str, *, redundant_left: int = MAX_REDUNDANT
 ) -> bytes:
-    """The content of a body from its records, through the spare of its keyframe if that one is damaged.
+    """The content of a body from its records, through the redundant delta of its keyframe if that one is damaged.
 
     The result is what the records say; whether it is what was saved, the digest in the header tells.
     """
@@ -137,17 +137,17 @@ def rebuild(
     try:
         return from_chain(chain)
     except Corrupt:
-        # A keyframe that is damaged or lost may have a spare; `above` is what is patched upon it.
+        # A keyframe that is damaged or lost may have a redundant delta; `above` is what is based on it.
         is_complete = bool(chain) and chain[-1].base is None
         above = chain[:-1] if is_complete else chain
         keyframe = (chain[-1].checkpoint if is_complete else chain[-1].base) if chain else checkpoint
-        spare = backend.spare(session, keyframe or checkpoint, name) if spares_left else None
-        if spare is None or spare.base is None:
+        redundant = backend.redundant_delta(session, keyframe or checkpoint, name) if redundant_left else None
+        if redundant is None or redundant.base is None:
             raise
-    base = rebuild(backend, session, spare.base, name, spares_left=spares_left - 1)
-    check_links([spare, *above])
-    content = delta.rebuild([*above, spare, delta.Rebuilt(base)])
-    log.warning("The keyframe %s is damaged, its redundant delta served", spare.checkpoint)
+    base = rebuild(backend, session, redundant.base, name, redundant_left=redundant_left - 1)
+    check_links([redundant, *above])
+    content = delta.rebuild([*above, redundant, delta.Rebuilt(base)])
+    log.warning("The keyframe %s is damaged, its redundant delta served", redundant.checkpoint)
     return content
 
 

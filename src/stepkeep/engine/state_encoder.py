@@ -15,7 +15,7 @@ import msgspec
 from stepkeep.codec import exact
 from stepkeep.codec.incremental import LARGE_BYTES, Growing, Grown
 from stepkeep.codec.integrity import digest
-from stepkeep.codec.validation import Refusal
+from stepkeep.codec.validation import ValidationError
 from stepkeep.engine.chains import Shared
 from stepkeep.errors import StepkeepError
 from stepkeep.model import Content
@@ -152,5 +152,5 @@ def _grown(last: Growing, state: dict[str, Any]) -> Grown | None:
     """The content of a state; None where it must be encoded as a whole, or where that will tell what is wrong."""
     try:
         return last.content(state)
-    except (StepkeepError, Refusal, UnicodeEncodeError, RuntimeError):
+    except (StepkeepError, ValidationError, UnicodeEncodeError, RuntimeError):
         return None

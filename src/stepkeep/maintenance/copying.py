@@ -197,11 +197,11 @@ class _SessionCopy:
             content = reader.from_chain(chain)
             check_content(content, header.contents[name], checkpoint=header.id, body=name)
         except Corrupt:
-            content = reader.load_body(backend, header, name)  # its keyframe may have a spare
+            content = reader.load_body(backend, header, name)  # its keyframe may have a redundant delta
         return Base(header.id, content, frozenset(blob for body in chain for blob in body.blobs))
 
     def _encode(self, header: Header, name: str, member: Base) -> list[Body]:
-        if not self._destination.backend.capabilities.takes_patches:
+        if not self._destination.backend.capabilities.takes_deltas:
             return [chains.plain(name, member)]
         line = (header.branch, name)
         bodies, self._lines[line] = chains.encode(

@@ -38,7 +38,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     """What was counted, by all processes that used the store, since it is counted.
 
     Sizes are averages per save; latencies are from the moment a state was encoded until it was durable, and the
-    two percentiles the upper ends of their classes. `spared_bytes` is what patches and compression saved.
+    two percentiles the upper ends of their classes. `spared_bytes` is what deltas and compression saved.
     """
 
     checkpoint_save_count: int = 0

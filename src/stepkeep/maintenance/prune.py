@@ -174,7 +174,7 @@ def _items(
 def _newest_with(headers: Sequence[Header], bodies: Sequence[BodyInfo]) -> dict[str, str]:
     """For each blob the newest checkpoint that needs it.
 
-    A patch tells only the blobs that its base does not name, so every one built on a record needs its blobs.
+    A delta tells only the blobs that its base does not name, so every one built on a record needs its blobs.
     """
     newest_first = [header.id for header in sorted(headers, key=lambda header: -header.seq)]
     needers = _needers(newest_first, bodies)
@@ -189,7 +189,7 @@ def _newest_with(headers: Sequence[Header], bodies: Sequence[BodyInfo]) -> dict[
 
 def _needers(checkpoints: Iterable[str], bodies: Sequence[BodyInfo]) -> dict[tuple[str, str], str]:
     """The records that these checkpoints are made of, each with the first of them that needs it."""
-    bases = {(body.checkpoint, body.name): body.base for body in bodies if not body.is_spare}
+    bases = {(body.checkpoint, body.name): body.base for body in bodies if not body.is_redundant}
     names: dict[str, list[str]] = {}
     for checkpoint, name in bases:
         names.setdefault(checkpoint, []).append(name)
@@ -226,7 +226,7 @@ def _warnings(
 
 
 def _reclaimable(bodies: Sequence[BodyInfo], blobs: Mapping[str, BlobSize], staying: Set[str]) -> int:
-    """The stored bytes of what is left over when only these checkpoints stay, and what they are patched against.
+    """The stored bytes of what is left over when only these checkpoints stay, and what they are based on.
 
     Blobs that other sessions name are never left over.
     """
@@ -239,7 +239,7 @@ def _reclaimable(bodies: Sequence[BodyInfo], blobs: Mapping[str, BlobSize], stay
 
 def _is_needed(body: BodyInfo, needed: Set[tuple[str, str]]) -> bool:
     is_own = (body.checkpoint, body.name) in needed
-    return is_own and (not body.is_spare or body.base is None or (body.base, body.name) in needed)
+    return is_own and (not body.is_redundant or body.base is None or (body.base, body.name) in needed)
 
 
 # --- apply -----------------------------------------------------------------------------------------------------

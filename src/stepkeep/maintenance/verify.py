@@ -126,7 +126,7 @@ def _numbering_findings(engine: Engine, session: SessionInfo) -> Iterator[Findin
 
 
 def _body_findings(engine: Engine, session: SessionInfo, header: Header) -> Iterator[Finding]:
-    """Bodies that are not what was saved, or that only their spare still gives, and damaged spares."""
+    """Damaged bodies, also those that their redundant delta still gives, and damaged redundant deltas."""
     backend = engine.backend
     for name, content in header.contents.items():
         chain = backend.body_chain(session.uid, header.id, name)
@@ -135,11 +135,11 @@ def _body_findings(engine: Engine, session: SessionInfo, header: Header) -> Iter
         except StepkeepError as exc:
             if _is_removed(engine, header):
                 return
-            served = ", but its spare serves" if _loads(engine, header, name) else ""
+            served = ", but its redundant delta serves" if _loads(engine, header, name) else ""
             yield _finding(session, header, f"{exc}{served}", exc.code)
-        spare = backend.spare(session.uid, header.id, name)
-        if spare is not None and digest(spare.data) != spare.digest:
-            yield _finding(session, header, f"the spare of body {name!r} of {header.id} is damaged")
+        redundant = backend.redundant_delta(session.uid, header.id, name)
+        if redundant is not None and digest(redundant.data) != redundant.digest:
+            yield _finding(session, header, f"the redundant delta of body {name!r} of {header.id} is damaged")
 
 
 def _is_removed(engine: Engine, header: Header) -> bool:

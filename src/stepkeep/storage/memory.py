@@ -216,8 +216,8 @@ class MemoryBackend:
             base = chain[-1].base
         return chain
 
-    def spare(self, uid: str, checkpoint: str, name: str) -> Body | None:
-        return self._reading().of(uid).spares.get((checkpoint, name))
+    def redundant_delta(self, uid: str, checkpoint: str, name: str) -> Body | None:
+        return self._reading().of(uid).redundant.get((checkpoint, name))
 
     def bodies(self, uid: str, checkpoints: Sequence[str] | None = None) -> list[BodyInfo]:
         records = self._reading().of(uid).records()
@@ -237,7 +237,7 @@ class MemoryBackend:
                 )
             table.check_bases([body])
             table.bodies[key] = body
-            table.spares.pop(key, None)
+            table.redundant.pop(key, None)
 
     def blob(self, digest: str) -> Blob | None:
         return self._reading().blobs.get(digest)

@@ -136,7 +136,7 @@ class Tables:
             raise _taken(header, "its idempotency key")
         table.check_external_id(header.branch, header.external_id)
         self._check_bodies(table, bodies, blobs)
-        # A hidden body has the same content (V4), and others are patched against it: it shows again as it is.
+        # A hidden body has the same content (V4), and others are based on it: it shows again as it is.
         missing = [body for body in bodies if (body.checkpoint, body.name) not in table.bodies]
         self._put(table, Stored(header, raw), missing, blobs)
         branch = table.branch(header.branch)
@@ -248,7 +248,7 @@ class SessionTable:
     branches: dict[str, bytes] = field(default_factory=dict)
     headers: dict[str, Stored] = field(default_factory=dict)
     bodies: dict[Key, Body] = field(default_factory=dict)
-    spares: dict[Key, Body] = field(default_factory=dict)
+    redundant: dict[Key, Body] = field(default_factory=dict)
     notes: dict[tuple[Target, str, str], Annotation] = field(default_factory=dict)
     events: dict[int, bytes] = field(default_factory=dict)
     last_event: int = 0
@@ -378,7 +378,7 @@ class SessionTable:
 
     def check_bases(self, bodies: Iterable[Body]) -> None:
         for body in bodies:
-            if body.base is not None and not body.is_spare and (body.base, body.name) not in self.bodies:
+            if body.base is not None and not body.is_redundant and (body.base, body.name) not in self.bodies:
                 raise Conflict(
                     f"body {body.name!r} of {body.base} is gone: send a keyframe",
                     code="base_gone",
@@ -394,7 +394,7 @@ class SessionTable:
     # --- records ---------------------------------------------------------------------------------------
 
     def records(self) -> list[Body]:
-        return [*self.bodies.values(), *self.spares.values()]
+        return [*self.bodies.values(), *self.redundant.values()]
 
     def blobs(self) -> set[str]:
         """The blobs that a record here keeps alive, those of hidden bodies included."""
@@ -402,7 +402,7 @@ class SessionTable:
 
     def put_bodies(self, bodies: Iterable[Body]) -> None:
         for body in bodies:
-            (self.spares if body.is_spare else self.bodies)[body.checkpoint, body.name] = body
+            (self.redundant if body.is_redundant else self.bodies)[body.checkpoint, body.name] = body
 
     def follow(self, draft: Header, seq: int) -> None:
         """Let the session's counter, status and times follow a checkpoint. Its version stays."""
@@ -475,7 +475,7 @@ class SessionTable:
         return None
 
     def unused(self, keys: Iterable[Key]) -> list[Key]:
-        """Those of the bodies that nothing is patched against. Spares do not count (V5)."""
+        """Those of the bodies that nothing is based on. Spares do not count (V5)."""
         bases = {(body.base, body.name) for body in self.bodies.values()}
         return [key for key in keys if key in self.bodies and key not in bases]
 
@@ -483,7 +483,7 @@ class SessionTable:
         return [key for key in self.bodies if key[0] not in self.headers]
 
     def peel(self, keys: Sequence[Key], limit: int | None = None) -> tuple[int, int]:
-        """Remove the unused of these bodies until there is none; how many, and the bytes, spares included."""
+        """Remove the unused of these bodies until there is none; how many, and the bytes, redundant deltas included."""
         count = stored_bytes = 0
         while free := self.unused(keys)[: None if limit is None else limit - count]:
             for key in free:
@@ -492,9 +492,9 @@ class SessionTable:
         return count, stored_bytes
 
     def _drop_body(self, key: Key) -> int:
-        """Remove a body, its spare, and the spares patched against it."""
-        going = [k for k, spare in self.spares.items() if key in (k, (spare.base, spare.name))]
-        dropped = [self.bodies.pop(key), *(self.spares.pop(k) for k in going)]
+        """Remove a body, its redundant delta, and the redundant deltas based on it."""
+        going = [k for k, redundant in self.redundant.items() if key in (k, (redundant.base, redundant.name))]
+        dropped = [self.bodies.pop(key), *(self.redundant.pop(k) for k in going)]
         return sum(body.stored_size for body in dropped)
 
     def orphans(self, before_us: int) -> list[tuple[Target, str, str]]:

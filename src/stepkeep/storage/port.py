@@ -50,9 +50,10 @@ Target: TypeAlias = str | tuple[str, str]
 class BodyInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How one body of one checkpoint is stored. It may be re-encoded without changing the checkpoint.
 
-    `base` is the checkpoint whose body of the same name this one is patched against. `member` and `group_bytes`
-    are the place in the keyframe group and the patch bytes of the group so far. `is_spare` marks a second
-    encoding of a keyframe; a spare is never a reference. `blobs` are the blobs this record keeps alive, sorted.
+    `base` is the checkpoint whose body of the same name this one is based on. `position` and `group_bytes`
+    are the place in the keyframe group and the delta bytes of the group so far. `is_redundant` marks a second
+    encoding of a keyframe; a redundant delta is never a reference. `blobs` are the blobs this record keeps
+    alive, sorted.
     """
 
     checkpoint: str
@@ -62,9 +63,9 @@ class BodyInfo(msgspec.Struct, frozen=True, kw_only=True):
     stored_size: int
     digest: str
     base: str | None = None
-    member: int = 0
+    position: int = 0
     group_bytes: int = 0
-    is_spare: bool = False
+    is_redundant: bool = False
     blobs: tuple[str, ...] = ()
 
 
@@ -248,7 +249,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine must know about a backend before it encodes a body."""
 
-    takes_patches: bool = True
+    takes_deltas: bool = True
 
 
 # --- the protocols ---------------------------------------------------------------------------------------------
@@ -370,15 +371,15 @@ class Records(Protocol):
         The chain ends where a base is missing: the caller sees that the last one still names a base.
         """
 
-    def spare(self, uid: str, checkpoint: str, name: str) -> Body | None:
+    def redundant_delta(self, uid: str, checkpoint: str, name: str) -> Body | None:
         """The second encoding of a keyframe, where it still exists."""
 
     def bodies(self, uid: str, checkpoints: Sequence[str] | None = None) -> list[BodyInfo]:
         """The body records of these checkpoints (None: all of the session) without their bytes, hidden ones and
-        spares included."""
+        redundant deltas included."""
 
     def replace_body(self, uid: str, body: Body, *, expect_digest: str, fence: int | None = None) -> None:
-        """Exchange how a body is stored, and drop its spare. The content must be the same: V4 is the caller's duty.
+        """Exchange how a body is stored, and drop its redundant delta. V4: the caller keeps the content the same.
 
         Raises:
             Conflict: the stored digest is not `expect_digest`, or `base_gone`.
@@ -404,8 +405,8 @@ class Records(Protocol):
     ) -> Removed:
         """Remove checkpoints with their annotations, record the gap, and move heads to the newest that remain.
 
-        Their bodies go too, unless another body is patched against them: those stay hidden until `sweep` (V5).
-        Spares patched against a removed body go. What a remaining checkpoint requires is refused. With
+        Their bodies go too, unless another body is based on them: those stay hidden until `sweep` (V5).
+        Spares based on a removed body go. What a remaining checkpoint requires is refused. With
         `keep_heads` so are the session's newest checkpoint, and heads and fork points of branches that are
         current, or open and pinned.
         """
@@ -418,7 +419,7 @@ class Records(Protocol):
         annotations_before_us: int | None = None,
         secure: bool = False,
     ) -> Swept:
-        """Remove hidden bodies that nothing is patched against, blobs that no body names, and annotations older
+        """Remove hidden bodies that nothing is based on, blobs that no body names, and annotations older
         than the given time whose checkpoint never came; at most `limit` of each."""
 
     def adopt_session(

@@ -131,9 +131,7 @@ class Salvage:
                     raw,
                 ),
             )
-        for (
-            record
-        ) in self._bodies.values():  # those of pruned checkpoints too: others may be patched against them
+        for record in self._bodies.values():  # those of pruned checkpoints too: others may be based on them
             owner = self._headers.get(str(record[1]))
             place = record[0] if owner is None else sids[owner[1].session]
             _insert(tx, "bodies", (place, *record[1:]))

@@ -67,17 +67,17 @@ def keyframe(checkpoint: str, name: str = STATE, *, data: bytes | None = None, *
     )
 
 
-def patch_on(
+def delta_on(
     base: str, checkpoint: str, name: str = STATE, *, data: bytes | None = None, **fields: Any
 ) -> Body:
-    """A body patched against the body of the same name of `base`."""
+    """A body based on the body of the same name of `base`."""
     stored = f"{checkpoint} on {base}".encode() if data is None else data
-    return keyframe(checkpoint, name, data=stored, codec="patch", base=base, **fields)
+    return keyframe(checkpoint, name, data=stored, codec="delta", base=base, **fields)
 
 
-def spare_on(base: str, checkpoint: str, name: str = STATE, **fields: Any) -> Body:
-    """A second encoding of a keyframe, patched against `base`."""
-    return patch_on(base, checkpoint, name, is_spare=True, **fields)
+def redundant_on(base: str, checkpoint: str, name: str = STATE, **fields: Any) -> Body:
+    """A second encoding of a keyframe, based on `base`."""
+    return delta_on(base, checkpoint, name, is_redundant=True, **fields)
 
 
 def new_blob(data: bytes) -> Blob:
@@ -100,9 +100,9 @@ def item(
     fence: int | None = None,
     parents: tuple[str, ...] | None = None,
 ) -> Append:
-    """The draft with a state: a patch where a base is given, else a keyframe, else the bodies given."""
+    """The draft with a state: a delta where a base is given, else a keyframe, else the bodies given."""
     if bodies is None:
-        bodies = [keyframe(draft.id) if base is None else patch_on(base, draft.id)]
+        bodies = [keyframe(draft.id) if base is None else delta_on(base, draft.id)]
     return Append(
         draft=draft,
         bodies=tuple(bodies),

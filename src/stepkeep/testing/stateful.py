@@ -35,10 +35,10 @@ from stepkeep.testing.strategies import Edit, edits, same, states
 SESSIONS: Final = ("first", "second")
 BRANCHES: Final = (MAIN_BRANCH, "b", "c")
 KEYFRAME_EVERY: Final = 5
-"""Small, so that a short run has several groups and spares."""
+"""Small, so that a short run has several groups and redundant deltas."""
 
 START: Final = {"text": " ".join(f"{number * number:x}" for number in range(400))}
-"""What every session begins with: long enough for patches to be worth while."""
+"""What every session begins with: long enough for deltas to be worth while."""
 
 ABSENT: Final = "cp_20200101T000000000000_0000000000"
 
@@ -316,7 +316,7 @@ class StoreMachine(RuleBasedStateMachine):
         head = model.heads[model.branch]
         if not model.damaged_bodies | model.damaged_headers:
             bodies = [body for body in self.backend.bodies(model.uid) if body.checkpoint == head]
-            assert all(body.base is None for body in bodies if not body.is_spare)
+            assert all(body.base is None for body in bodies if not body.is_redundant)
 
     @rule()
     def reopen(self) -> None:
@@ -349,10 +349,12 @@ class StoreMachine(RuleBasedStateMachine):
             model.damaged_headers.add(going)
 
     def _doubtful(self, model: SessionModel) -> set[str]:
-        """Checkpoints that need a damaged body to be rebuilt. A spare may still serve them."""
+        """Checkpoints that need a damaged body to be rebuilt. A redundant delta may still serve them."""
         if not model.damaged_bodies:
             return set()
-        infos = [info for info in self.backend.bodies(model.uid) if info.name == STATE and not info.is_spare]
+        infos = [
+            info for info in self.backend.bodies(model.uid) if info.name == STATE and not info.is_redundant
+        ]
         doubtful = {info.checkpoint for info in infos} & model.damaged_bodies
         while more := {info.checkpoint for info in infos if info.base in doubtful} - doubtful:
             doubtful |= more

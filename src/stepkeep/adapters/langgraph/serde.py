@@ -22,7 +22,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.types import Command, Interrupt, Overwrite, Send
 from pydantic import BaseModel
 
-from stepkeep.api.extension import Refusal, name_of, step_of
+from stepkeep.api.extension import ValidationError, name_of, step_of
 from stepkeep.errors import SCHEMA_INVALID, Corrupt
 
 # --- msgpack laid open ---------------------------------------------------------------------------------------------
@@ -158,13 +158,13 @@ class Difference:
         self._loaded = loaded
         self.steps: list[str] = []
 
-    def refusal(self) -> Refusal:
+    def refusal(self) -> ValidationError:
         """Why it cannot be stored. Allowing a class helps only where something else came back in its place."""
         kind = type(self._put)
         advice = "keep plain data there"
         if type(self._loaded) is not kind and kind.__module__ != "builtins":
             advice = f"allow its class with StepkeepSaver(…, allow=[{kind.__name__}]), or {advice}"
-        refusal = Refusal(
+        refusal = ValidationError(
             f"is a {name_of(self._put)} and would come back as a different {name_of(self._loaded)}: {advice}"
         )
         refusal.steps = self.steps

@@ -44,8 +44,8 @@ from stepkeep.api.extension import (
     Engine,
     Growing,
     NewBody,
-    Refusal,
     Shared,
+    ValidationError,
     decode,
     encode,
     name_of,
@@ -171,7 +171,7 @@ class Values:
                 return body
         try:
             return engine.encode(self.pack(values))
-        except Refusal as refusal:
+        except ValidationError as refusal:
             raise refusal.as_error() from refusal.__cause__
 
     def channels(self, engine: Engine, line: Line, values: dict[str, Any]) -> tuple[NewBody, list[str]]:
@@ -189,7 +189,7 @@ class Values:
             known = Growing(lambda value: self._piece(engine, value), is_message)
         try:
             grown = known.content(values)
-        except (StepkeepError, Refusal, UnicodeEncodeError):
+        except (StepkeepError, ValidationError, UnicodeEncodeError):
             grown = None
         if grown is None or len(grown.content) > engine.max_state_bytes:
             body = self.body(engine, values)  # or it says what is wrong
@@ -223,7 +223,7 @@ class Values:
     # --- packing
 
     def pack(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The values with every object laid open; raises `Refusal` for what cannot be stored."""
+        """The values with every object laid open; raises `ValidationError` for what cannot be stored."""
         if self._keeps_plain:
             return _Walk(self._open).channels(values)
         return {name: self._seal(name, value) for name, value in values.items()}
@@ -241,7 +241,7 @@ class Values:
         try:
             kind, data = self._written(value)
             return {MARK: kind, "bytes": data}
-        except Refusal:
+        except ValidationError:
             encoding, content = encode(_Walk(self._open).channels({name: value}))
         kind, data = self._written(content)
         return {MARK: kind, _EXACT_BYTES: encoding, "bytes": data}
@@ -256,7 +256,7 @@ class Values:
             try:
                 self._prove(value, *written)
                 break
-            except Refusal:
+            except ValidationError:
                 again = _dumps(self.serde, value)
                 if not attempts_left or again == written:
                     raise
@@ -269,7 +269,7 @@ class Values:
         try:
             loaded = self.serde.loads_typed((kind, data))
         except Exception as exc:  # serializers call foreign code, which raises anything
-            raise Refusal(f"is a {name_of(value)}, which cannot be read back: {exc}") from exc
+            raise ValidationError(f"is a {name_of(value)}, which cannot be read back: {exc}") from exc
         if not self._is_same(loaded, value):
             found = difference(value, loaded)
             if found is not None:
@@ -330,7 +330,7 @@ def _dumps(serde: SerializerProtocol, value: object) -> tuple[str, bytes]:
     try:
         return serde.dumps_typed(value)
     except Exception as exc:  # serializers call foreign code, which raises anything
-        raise Refusal(f"is a {name_of(value)}, which cannot be stored: {exc}") from exc
+        raise ValidationError(f"is a {name_of(value)}, which cannot be stored: {exc}") from exc
 
 
 def _has_mark(content: bytes) -> bool:
@@ -353,7 +353,7 @@ class _Walk:
         try:
             for name, value in values.items():
                 packed[name] = self._value(value, 1)
-        except Refusal as refusal:
+        except ValidationError as refusal:
             refusal.steps.append(step_of(name))
             raise
         return packed
@@ -371,7 +371,7 @@ class _Walk:
             self._seen[place] = _UNFINISHED
             self._seen[place] = self._container(value, kind, depth)
         if self._seen[place] is _UNFINISHED:
-            raise Refusal("contains itself: break the cycle, for example by saving an id")
+            raise ValidationError("contains itself: break the cycle, for example by saving an id")
         return self._seen[place]
 
     def _container(self, value: Any, kind: type, depth: int) -> Any:
@@ -392,7 +392,7 @@ class _Walk:
             for key, item in value.items():
                 if type(item) not in _LEAVES and (packed := self._value(item, depth + 1)) is not item:
                     changed[key] = packed
-        except Refusal as refusal:
+        except ValidationError as refusal:
             refusal.steps.append(step_of(key))
             raise
         return {**value, **changed} if changed else value
@@ -402,7 +402,7 @@ class _Walk:
         try:
             for item in value:
                 packed.append(item if type(item) in _LEAVES else self._value(item, depth + 1))
-        except Refusal as refusal:
+        except ValidationError as refusal:
             refusal.steps.append(f"[{len(packed)}]")
             raise
         is_changed = any(new is not old for new, old in zip(packed, value, strict=True))

@@ -73,7 +73,7 @@ Served = tuple[Document, bool]
 class FilesBackend(FilesTransactions):
     """Everything the port promises, with checkpoints as documents."""
 
-    capabilities = Capabilities(takes_patches=False)
+    capabilities = Capabilities(takes_deltas=False)
 
     # --- saving
 
@@ -167,12 +167,12 @@ class FilesBackend(FilesTransactions):
         """A body that was hidden shows again as it was: its bytes move from the sidecar into the document."""
         header = open_header(raw)
         sid, session = session_rows.by_uid(tx, header.session)
-        by_place = {(body.name, body.is_spare): body for body in given}
+        by_place = {(body.name, body.is_redundant): body for body in given}
         bodies: list[Body] = []
         for held in sidecar.bodies_of(tx, sid, header.id):
-            sent = by_place.get((held.name, held.is_spare))
+            sent = by_place.get((held.name, held.is_redundant))
             bodies.append(sent if sent is not None and sent.digest == held.digest else held)
-            sidecar.set_data(tx, sid, header.id, held.name, held.is_spare, b"")
+            sidecar.set_data(tx, sid, header.id, held.name, held.is_redundant, b"")
         self._announce(tx)
         content = self._encoded(raw, header, session, bodies)
         is_newest = sidecar.is_newest(tx, sid, header.seq)
@@ -240,8 +240,8 @@ class FilesBackend(FilesTransactions):
     def body_chain(self, uid: str, checkpoint: str, name: str) -> list[Body]:
         return [self._with_bytes(body) for body in super().body_chain(uid, checkpoint, name)]
 
-    def spare(self, uid: str, checkpoint: str, name: str) -> Body | None:
-        found = super().spare(uid, checkpoint, name)
+    def redundant_delta(self, uid: str, checkpoint: str, name: str) -> Body | None:
+        found = super().redundant_delta(uid, checkpoint, name)
         return None if found is None else self._with_bytes(found)
 
     def _with_bytes(self, body: Body) -> Body:
@@ -259,8 +259,8 @@ class FilesBackend(FilesTransactions):
         document, is_original = found
         if not is_original:
             self._doubt(body.checkpoint)
-        place = (body.name, body.is_spare)
-        kept = next((each for each in document.bodies if (each.name, each.is_spare) == place), None)
+        place = (body.name, body.is_redundant)
+        kept = next((each for each in document.bodies if (each.name, each.is_redundant) == place), None)
         if kept is None:
             return damaged(body)
         return Body(checkpoint=body.checkpoint, **msgspec.structs.asdict(kept))
@@ -310,7 +310,7 @@ class FilesBackend(FilesTransactions):
         if record_of(body) in found.bodies:
             return
         kept = [each for each in found.bodies if each.name != body.name]
-        bodies = tuple(sorted([*kept, record_of(body)], key=lambda each: (each.name, each.is_spare)))
+        bodies = tuple(sorted([*kept, record_of(body)], key=lambda each: (each.name, each.is_redundant)))
         content = documents.encode(self._layout, msgspec.structs.replace(found, bodies=bodies))
         self._announce(tx)
         writer.rewrite(entry, content)
@@ -343,12 +343,12 @@ class FilesBackend(FilesTransactions):
         sid = session_rows.sid_of(tx, uid)
         entries = sidecar.of_checkpoints(tx, checkpoints)
         needed: dict[str, list[tuple[str, bool]]] = {}
-        for checkpoint, name, is_spare in sidecar.hidden_bodies(tx, sid, checkpoints):
-            needed.setdefault(checkpoint, []).append((name, is_spare))
+        for checkpoint, name, is_redundant in sidecar.hidden_bodies(tx, sid, checkpoints):
+            needed.setdefault(checkpoint, []).append((name, is_redundant))
         for checkpoint, places in needed.items():
             for each in self._reader.document(entries.get(checkpoint), checkpoint).bodies:
-                if (each.name, each.is_spare) in places:
-                    sidecar.set_data(tx, sid, checkpoint, each.name, each.is_spare, each.data)
+                if (each.name, each.is_redundant) in places:
+                    sidecar.set_data(tx, sid, checkpoint, each.name, each.is_redundant, each.data)
         self._let_go(tx, uid, list(entries.values()), secure)
 
     def _let_go(self, tx: Connection, uid: str, entries: Sequence[DocumentEntry], secure: bool) -> None:

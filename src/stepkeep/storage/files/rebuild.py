@@ -247,9 +247,9 @@ class Rebuild:
         header = found.header
         sid, session = self._session(found)
         checkpoint_rows.adopt(self._tx, sid, session, found.raw, (), ())
-        held = {(body.name, body.is_spare) for body in sidecar.bodies_of(self._tx, sid, header.id)}
+        held = {(body.name, body.is_redundant) for body in sidecar.bodies_of(self._tx, sid, header.id)}
         body_rows.insert(
-            self._tx, sid, [body for body in found.bodies if (body.name, body.is_spare) not in held]
+            self._tx, sid, [body for body in found.bodies if (body.name, body.is_redundant) not in held]
         )
         self._taken_up.setdefault(session.uid, []).append(header)
         told = self._new_sessions.get(session.uid)

@@ -250,34 +250,34 @@ def is_newest(tx: Connection, sid: int, seq: int) -> bool:
 def bodies_of(tx: Connection, sid: int, checkpoint: str) -> list[Body]:
     """The body records of a checkpoint, as the sidecar has them."""
     blobs: dict[tuple[str, int], list[str]] = {}
-    for name, is_spare, blob in tx.all(
-        "SELECT name, is_spare, digest FROM blob_refs WHERE sid = ? AND checkpoint = ? ORDER BY digest",
+    for name, is_redundant, blob in tx.all(
+        "SELECT name, is_redundant, digest FROM blob_refs WHERE sid = ? AND checkpoint = ? ORDER BY digest",
         (sid, checkpoint),
     ):
-        blobs.setdefault((name, is_spare), []).append(blob)
+        blobs.setdefault((name, is_redundant), []).append(blob)
     found = tx.all(
         f"SELECT {rows.INFO_COLUMNS}, b.data FROM bodies b WHERE b.sid = ? AND b.checkpoint = ?"
-        " ORDER BY b.name, b.is_spare",
+        " ORDER BY b.name, b.is_redundant",
         (sid, checkpoint),
     )
     return [rows.body(row, tuple(blobs.get((row[1], row[9]), ()))) for row in found]
 
 
 def hidden_bodies(tx: Connection, sid: int, checkpoints: Sequence[str]) -> list[tuple[str, str, bool]]:
-    """(checkpoint, name, is spare) of the bodies of these checkpoints that are kept for others."""
+    """(checkpoint, name, is redundant delta) of the bodies of these checkpoints that are kept for others."""
     found: list[tuple[str, str, bool]] = []
     for start in range(0, len(checkpoints), 500):
         part = checkpoints[start : start + 500]
-        sql = f"SELECT checkpoint, name, is_spare FROM bodies WHERE sid = ? AND checkpoint IN ({marks(len(part))})"
+        sql = f"SELECT checkpoint, name, is_redundant FROM bodies WHERE sid = ? AND checkpoint IN ({marks(len(part))})"
         found += [(row[0], row[1], bool(row[2])) for row in tx.all(sql, (sid, *part))]
     return found
 
 
-def set_data(tx: Connection, sid: int, checkpoint: str, name: str, is_spare: bool, data: bytes) -> None:
+def set_data(tx: Connection, sid: int, checkpoint: str, name: str, is_redundant: bool, data: bytes) -> None:
     """Keep the bytes of a body in the sidecar, or only its record when they are empty."""
     tx.run(
-        "UPDATE bodies SET data = ? WHERE sid = ? AND checkpoint = ? AND name = ? AND is_spare = ?",
-        (data, sid, checkpoint, name, int(is_spare)),
+        "UPDATE bodies SET data = ? WHERE sid = ? AND checkpoint = ? AND name = ? AND is_redundant = ?",
+        (data, sid, checkpoint, name, int(is_redundant)),
     )
 
 

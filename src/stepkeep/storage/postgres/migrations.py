@@ -21,7 +21,7 @@ DIALECT: Final = Dialect(
     instead={
         # Usage is summed up from the index alone, whatever the bodies take.
         "CREATE UNIQUE INDEX bodies_place": "CREATE UNIQUE INDEX bodies_place"
-        " ON bodies (sid, checkpoint, name, is_spare) INCLUDE (stored_size, is_hidden)",
+        " ON bodies (sid, checkpoint, name, is_redundant) INCLUDE (stored_size, is_hidden)",
         # Projects that must not see each other share no blobs; without projects it is one and the same for all.
         "CREATE TABLE blobs": """CREATE TABLE blobs (
   project {text} NOT NULL DEFAULT coalesce(current_setting('stepkeep.project', true), ''),
@@ -93,17 +93,17 @@ BEGIN
         SELECT 1 FROM checkpoints k WHERE k.sid = place AND k.branch = c.branch AND k.external_id = c.external_id);
     END IF;
     IF c.has_bases THEN
-      CONTINUE WHEN EXISTS (SELECT 1 FROM json_to_recordset(c.bodies) AS n (name TEXT, base TEXT, is_spare BIGINT)
-        WHERE n.base IS NOT NULL AND n.is_spare = 0 AND (SELECT b.checkpoint FROM bodies b
-          WHERE b.sid = place AND b.checkpoint = n.base AND b.name = n.name AND b.is_spare = 0) IS NULL);
+      CONTINUE WHEN EXISTS (SELECT 1 FROM json_to_recordset(c.bodies) AS n (name TEXT, base TEXT, is_redundant BIGINT)
+        WHERE n.base IS NOT NULL AND n.is_redundant = 0 AND (SELECT b.checkpoint FROM bodies b
+          WHERE b.sid = place AND b.checkpoint = n.base AND b.name = n.name AND b.is_redundant = 0) IS NULL);
     END IF;
-    INSERT INTO bodies (sid, checkpoint, name, is_spare, is_hidden, codec, size, stored_size, digest, base, member,
-                        group_bytes, data)
-      SELECT place, c.id, b.name, b.is_spare, 0, b.codec, b.size, b.stored_size, b.digest, b.base, b.member,
+    INSERT INTO bodies (sid, checkpoint, name, is_redundant, is_hidden, codec, size, stored_size, digest, base,
+                        position, group_bytes, data)
+      SELECT place, c.id, b.name, b.is_redundant, 0, b.codec, b.size, b.stored_size, b.digest, b.base, b.position,
              b.group_bytes, substring(payload FROM b.start FOR b.length)
       FROM json_to_recordset(c.bodies) AS b (
-        name TEXT, is_spare BIGINT, codec TEXT, size BIGINT, stored_size BIGINT, digest TEXT, base TEXT,
-        member BIGINT, group_bytes BIGINT, start INTEGER, length INTEGER);
+        name TEXT, is_redundant BIGINT, codec TEXT, size BIGINT, stored_size BIGINT, digest TEXT, base TEXT,
+        position BIGINT, group_bytes BIGINT, start INTEGER, length INTEGER);
     INSERT INTO checkpoints (sid, seq, id, branch, time_us, step, status, external_id, idempotency_key, header)
       VALUES (place, c.seq, c.id, c.branch, c.time_us, c.step, c.status, c.external_id, c.idempotency_key,
               substring(payload FROM c.start FOR c.length));

@@ -201,13 +201,13 @@ def _bodies(item: Append, payload: _Payload) -> Iterable[dict[str, object]]:
     for body in item.bodies:
         yield {
             "name": body.name,
-            "is_spare": int(body.is_spare),
+            "is_redundant": int(body.is_redundant),
             "codec": body.codec,
             "size": body.size,
             "stored_size": body.stored_size,
             "digest": body.digest,
             "base": body.base,
-            "member": body.member,
+            "position": body.position,
             "group_bytes": body.group_bytes,
             **payload.add(body.data),
         }

@@ -51,7 +51,7 @@ _BY_EXTERNAL_ID: Final = (
     "(SELECT id FROM checkpoints WHERE sid = s.sid AND branch = ? AND external_id = ?) AS external"
 )
 _TOKEN: Final = "(SELECT token FROM leases WHERE sid = s.sid AND is_held = 1) AS token"
-_BASE: Final = "(SELECT 1 FROM bodies WHERE sid = s.sid AND checkpoint = ? AND name = ? AND is_spare = 0)"
+_BASE: Final = "(SELECT 1 FROM bodies WHERE sid = s.sid AND checkpoint = ? AND name = ? AND is_redundant = 0)"
 _PARENT: Final = "(SELECT header FROM checkpoints WHERE id = ?)"
 _ORIGINAL: Final = (
     f"SELECT {HEADER_COLUMNS} FROM checkpoints c JOIN sessions s ON s.sid = c.sid WHERE c.id = ?"
@@ -70,7 +70,7 @@ _UPDATE_SESSION: Final = (
     f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in (*_CHANGED, 'digest'))} WHERE sid = ?"
 )
 _READ_BACK: Final = (
-    "SELECT c.sid, c.seq, c.header, b.name, b.is_spare, b.data FROM checkpoints c"
+    "SELECT c.sid, c.seq, c.header, b.name, b.is_redundant, b.data FROM checkpoints c"
     " LEFT JOIN bodies b ON b.sid = c.sid AND b.checkpoint = c.id WHERE c.id = ?"
 )
 
@@ -208,7 +208,7 @@ class Batch:
             columns.append(_BY_EXTERNAL_ID)
             values += (draft.branch, draft.external_id)
         for body in item.bodies:
-            if body.base is not None and not body.is_spare:
+            if body.base is not None and not body.is_redundant:
                 columns.append(f"{_BASE} AS base_{len(columns)}")
                 values += (body.base, body.name)
         for parent in item.parents or ():
@@ -239,7 +239,7 @@ class Batch:
 def _check_references(tx: Connection, item: Append, found: Iterator[Any]) -> None:
     """Refuse bodies whose base or blobs are not stored: a sweep may have been faster than this save (V5)."""
     for body in item.bodies:
-        if body.base is not None and not body.is_spare and not next(found):
+        if body.base is not None and not body.is_redundant and not next(found):
             raise bodies.base_gone(body)
     bodies.check_blobs(tx, item.bodies, item.blobs)
 
@@ -258,7 +258,9 @@ def _check_stored(tx: Connection, sid: int, seq: int, raw: bytes, item: Append) 
         DamagedPage: it did; the whole transaction must be undone.
     """
     found = tx.all(_READ_BACK, (item.draft.id,))
-    expected: set[Row] = {(sid, seq, raw, body.name, int(body.is_spare), body.data) for body in item.bodies}
+    expected: set[Row] = {
+        (sid, seq, raw, body.name, int(body.is_redundant), body.data) for body in item.bodies
+    }
     if set(found) != (expected or {(sid, seq, raw, None, None, None)}):
         raise DamagedPage("what was just written does not read back")
 

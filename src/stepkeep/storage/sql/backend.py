@@ -55,7 +55,7 @@ T = TypeVar("T")
 class SqlBackend(ABC):
     """Everything the port promises, in terms of `_read` and `_write`."""
 
-    capabilities = Capabilities(takes_patches=True)
+    capabilities = Capabilities(takes_deltas=True)
 
     def __init__(self, *, clock: Callable[[], int] = utc_now_us) -> None:
         self._clock = clock
@@ -268,15 +268,15 @@ class SqlBackend(ABC):
 
     def body(self, uid: str, checkpoint: str, name: str) -> Body | None:
         return self._reading(
-            lambda tx: body_rows.one(tx, session_rows.sid_of(tx, uid), checkpoint, name, is_spare=False)
+            lambda tx: body_rows.one(tx, session_rows.sid_of(tx, uid), checkpoint, name, is_redundant=False)
         )
 
     def body_chain(self, uid: str, checkpoint: str, name: str) -> list[Body]:
         return self._reading(lambda tx: body_rows.chain(tx, session_rows.sid_of(tx, uid), checkpoint, name))
 
-    def spare(self, uid: str, checkpoint: str, name: str) -> Body | None:
+    def redundant_delta(self, uid: str, checkpoint: str, name: str) -> Body | None:
         return self._reading(
-            lambda tx: body_rows.one(tx, session_rows.sid_of(tx, uid), checkpoint, name, is_spare=True)
+            lambda tx: body_rows.one(tx, session_rows.sid_of(tx, uid), checkpoint, name, is_redundant=True)
         )
 
     def bodies(self, uid: str, checkpoints: Sequence[str] | None = None) -> list[BodyInfo]:

@@ -17,28 +17,28 @@ MAX_ASKED: Final = 200
 """More checkpoints than that are picked out of all."""
 
 _INSERT = (
-    "INSERT INTO bodies (sid, checkpoint, name, is_spare, is_hidden, codec, size, stored_size, digest, base, member,"
-    " group_bytes, data) VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO bodies (sid, checkpoint, name, is_redundant, is_hidden, codec, size, stored_size, digest, base,"
+    " position, group_bytes, data) VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 # CROSS JOIN tells SQLite to begin with the chain: it would read every body of the session otherwise.
 _CHAIN = f"""WITH RECURSIVE chain (n, checkpoint) AS (
-  SELECT 0, b.checkpoint FROM bodies b WHERE b.checkpoint = ? AND b.sid = ? AND b.name = ? AND b.is_spare = 0
+  SELECT 0, b.checkpoint FROM bodies b WHERE b.checkpoint = ? AND b.sid = ? AND b.name = ? AND b.is_redundant = 0
   UNION ALL
   SELECT chain.n + 1, b.base FROM chain CROSS JOIN bodies b
-    WHERE b.sid = ? AND b.checkpoint = chain.checkpoint AND b.name = ? AND b.is_spare = 0
+    WHERE b.sid = ? AND b.checkpoint = chain.checkpoint AND b.name = ? AND b.is_redundant = 0
       AND b.base IS NOT NULL AND chain.n < {MAX_CHAIN}
 )
 SELECT {rows.INFO_COLUMNS}, b.data FROM chain CROSS JOIN bodies b
-  WHERE b.sid = ? AND b.checkpoint = chain.checkpoint AND b.name = ? AND b.is_spare = 0
+  WHERE b.sid = ? AND b.checkpoint = chain.checkpoint AND b.name = ? AND b.is_redundant = 0
   ORDER BY chain.n"""
 # The same from the head of a branch, for all its bodies, with the rows it was found by beside the first links.
 _HEAD = f"""WITH RECURSIVE chain (n, sid, checkpoint, name) AS (
   SELECT 0, s.sid, b.checkpoint, b.name FROM sessions s CROSS JOIN branches r CROSS JOIN bodies b
     WHERE s.uid = ? AND r.sid = s.sid AND r.name = coalesce(?, s.branch)
-      AND b.sid = s.sid AND b.checkpoint = r.head AND b.is_spare = 0
+      AND b.sid = s.sid AND b.checkpoint = r.head AND b.is_redundant = 0
   UNION ALL
   SELECT chain.n + 1, chain.sid, b.base, b.name FROM chain CROSS JOIN bodies b
-    WHERE b.sid = chain.sid AND b.checkpoint = chain.checkpoint AND b.name = chain.name AND b.is_spare = 0
+    WHERE b.sid = chain.sid AND b.checkpoint = chain.checkpoint AND b.name = chain.name AND b.is_redundant = 0
       AND b.base IS NOT NULL AND NOT (chain.checkpoint = ? AND chain.name = ?) AND chain.n < {MAX_CHAIN}
 )
 SELECT {rows.INFO_COLUMNS}, b.data,
@@ -49,12 +49,12 @@ SELECT {rows.INFO_COLUMNS}, b.data,
     LEFT JOIN sessions s ON chain.n = 0 AND s.sid = chain.sid
     LEFT JOIN branches r ON chain.n = 0 AND r.sid = chain.sid AND r.name = coalesce(?, s.branch)
     LEFT JOIN checkpoints c ON chain.n = 0 AND c.id = chain.checkpoint
-  WHERE b.sid = chain.sid AND b.checkpoint = chain.checkpoint AND b.name = chain.name AND b.is_spare = 0
+  WHERE b.sid = chain.sid AND b.checkpoint = chain.checkpoint AND b.name = chain.name AND b.is_redundant = 0
   ORDER BY chain.n"""
 _INFO: Final = rows.INFO_COLUMNS.count(",") + 2  # with the data
 _IS_NEEDED = (
     "EXISTS (SELECT 1 FROM bodies d WHERE d.sid = b.sid AND d.base = b.checkpoint AND d.name = b.name"
-    " AND d.is_spare = 0)"
+    " AND d.is_redundant = 0)"
 )
 
 
@@ -71,39 +71,39 @@ def insert(tx: Connection, sid: int, bodies: Sequence[Body]) -> None:
                 sid,
                 body.checkpoint,
                 body.name,
-                int(body.is_spare),
+                int(body.is_redundant),
                 body.codec,
                 body.size,
                 body.stored_size,
                 body.digest,
                 body.base,
-                body.member,
+                body.position,
                 body.group_bytes,
                 body.data,
             ),
         )
         if body.blobs:
             tx.run_many(
-                "INSERT INTO blob_refs (sid, checkpoint, name, is_spare, digest) VALUES (?, ?, ?, ?, ?)",
-                [(sid, body.checkpoint, body.name, int(body.is_spare), blob) for blob in body.blobs],
+                "INSERT INTO blob_refs (sid, checkpoint, name, is_redundant, digest) VALUES (?, ?, ?, ?, ?)",
+                [(sid, body.checkpoint, body.name, int(body.is_redundant), blob) for blob in body.blobs],
             )
 
 
 def check_references(tx: Connection, sid: int, bodies: Sequence[Body], blobs: Sequence[Blob] = ()) -> None:
     """Refuse bodies whose base or blobs are not stored: a sweep may have been faster than this save (V5)."""
     for body in bodies:
-        # A redundant encoding is never a reference: without its base it is only useless.
-        if body.base is not None and not body.is_spare and not tx.one(_BASE, (sid, body.base, body.name)):
+        # A redundant delta encoding is never a reference: without its base it is only useless.
+        if body.base is not None and not body.is_redundant and not tx.one(_BASE, (sid, body.base, body.name)):
             raise base_gone(body)
     check_blobs(tx, bodies, blobs)
 
 
-_BASE: Final = "SELECT 1 FROM bodies WHERE sid = ? AND checkpoint = ? AND name = ? AND is_spare = 0"
+_BASE: Final = "SELECT 1 FROM bodies WHERE sid = ? AND checkpoint = ? AND name = ? AND is_redundant = 0"
 
 
 def base_gone(body: Body) -> Conflict:
     return Conflict(
-        f"body {body.name!r} of {body.checkpoint} is patched against {body.base}, which is gone",
+        f"body {body.name!r} of {body.checkpoint} is based on {body.base}, which is gone",
         code="base_gone",
         checkpoint=body.checkpoint,
     )
@@ -124,7 +124,7 @@ def check_blobs(tx: Connection, bodies: Sequence[Body], blobs: Sequence[Blob]) -
 
 def chain(tx: Connection, sid: int, checkpoint: str, name: str) -> list[Body]:
     found = tx.all(_CHAIN, (checkpoint, sid, name, sid, name, sid, name))
-    blobs = _blobs_of(tx, sid, [row[0] for row in found], name, is_spare=False)
+    blobs = _blobs_of(tx, sid, [row[0] for row in found], name, is_redundant=False)
     return [rows.body(row, blobs.get(row[0], ())) for row in found]
 
 
@@ -151,26 +151,28 @@ def head(tx: Connection, uid: str, branch: str | None, known: tuple[str, str] | 
     )
 
 
-def one(tx: Connection, sid: int, checkpoint: str, name: str, *, is_spare: bool) -> Body | None:
+def one(tx: Connection, sid: int, checkpoint: str, name: str, *, is_redundant: bool) -> Body | None:
     row = tx.one(
         f"SELECT {rows.INFO_COLUMNS}, b.data FROM bodies b"
-        " WHERE b.sid = ? AND b.checkpoint = ? AND b.name = ? AND b.is_spare = ?",
-        (sid, checkpoint, name, int(is_spare)),
+        " WHERE b.sid = ? AND b.checkpoint = ? AND b.name = ? AND b.is_redundant = ?",
+        (sid, checkpoint, name, int(is_redundant)),
     )
     if row is None:
         return None
-    return rows.body(row, _blobs_of(tx, sid, [checkpoint], name, is_spare=is_spare).get(checkpoint, ()))
+    return rows.body(
+        row, _blobs_of(tx, sid, [checkpoint], name, is_redundant=is_redundant).get(checkpoint, ())
+    )
 
 
 def _blobs_of(
-    tx: Connection, sid: int, checkpoints: Sequence[str], name: str, *, is_spare: bool
+    tx: Connection, sid: int, checkpoints: Sequence[str], name: str, *, is_redundant: bool
 ) -> dict[str, tuple[str, ...]]:
     """The blobs that the records of a body name, by checkpoint, sorted."""
     blobs: dict[str, list[str]] = {}
     for checkpoint, digest in tx.all(
         f"SELECT checkpoint, digest FROM blob_refs WHERE sid = ? AND checkpoint IN ({marks(len(checkpoints))})"
-        " AND name = ? AND is_spare = ? ORDER BY digest",
-        (sid, *checkpoints, name, int(is_spare)),
+        " AND name = ? AND is_redundant = ? ORDER BY digest",
+        (sid, *checkpoints, name, int(is_redundant)),
     ):
         blobs.setdefault(checkpoint, []).append(digest)
     return {checkpoint: tuple(digests) for checkpoint, digests in blobs.items()}
@@ -185,13 +187,13 @@ def infos(tx: Connection, sid: int, checkpoints: Sequence[str] | None = None) ->
     if checkpoints is not None:
         only, values = f" AND checkpoint IN ({marks(len(checkpoints))})", (sid, *checkpoints)
     blobs: dict[tuple[str, str, int], list[str]] = {}
-    for checkpoint, name, is_spare, digest in tx.all(
-        f"SELECT checkpoint, name, is_spare, digest FROM blob_refs WHERE sid = ?{only} ORDER BY digest",
+    for checkpoint, name, is_redundant, digest in tx.all(
+        f"SELECT checkpoint, name, is_redundant, digest FROM blob_refs WHERE sid = ?{only} ORDER BY digest",
         values,
     ):
-        blobs.setdefault((checkpoint, name, is_spare), []).append(digest)
+        blobs.setdefault((checkpoint, name, is_redundant), []).append(digest)
     found = tx.all(
-        f"SELECT {rows.INFO_COLUMNS} FROM bodies b WHERE sid = ?{only} ORDER BY b.checkpoint, b.name, b.is_spare",
+        f"SELECT {rows.INFO_COLUMNS} FROM bodies b WHERE sid = ?{only} ORDER BY b.checkpoint, b.name, b.is_redundant",
         values,
     )
     return [rows.body_info(row, tuple(blobs.get((row[0], row[1], row[9]), ()))) for row in found]
@@ -199,7 +201,7 @@ def infos(tx: Connection, sid: int, checkpoints: Sequence[str] | None = None) ->
 
 def replace(tx: Connection, sid: int, body: Body, expect_digest: str) -> None:
     row = tx.one(
-        "SELECT digest, is_hidden FROM bodies WHERE sid = ? AND checkpoint = ? AND name = ? AND is_spare = 0",
+        "SELECT digest, is_hidden FROM bodies WHERE sid = ? AND checkpoint = ? AND name = ? AND is_redundant = 0",
         (sid, body.checkpoint, body.name),
     )
     if row is None:
@@ -223,7 +225,7 @@ _OWN = "SELECT b.name FROM bodies b WHERE b.sid = ? AND b.checkpoint = ?"
 
 
 def drop_or_hide(sid: int, checkpoint: str) -> list[Query]:
-    """Remove the bodies of a removed checkpoint; those that others are patched against are only hidden.
+    """Remove the bodies of a removed checkpoint; those that others are based on are only hidden.
 
     The statements return the stored bytes of what goes.
     """
@@ -231,12 +233,12 @@ def drop_or_hide(sid: int, checkpoint: str) -> list[Query]:
     return [
         (
             "UPDATE bodies SET is_hidden = 1 WHERE sid = ? AND checkpoint = ?"
-            f" AND name IN ({_OWN} AND b.is_spare = 0 AND {_IS_NEEDED})",
+            f" AND name IN ({_OWN} AND b.is_redundant = 0 AND {_IS_NEEDED})",
             (*place, *place),
         ),
         (
-            "DELETE FROM bodies WHERE sid = ? AND base = ? AND is_spare = 1"
-            f" AND name IN ({_OWN} AND b.is_spare = 0 AND b.is_hidden = 0) RETURNING stored_size",
+            "DELETE FROM bodies WHERE sid = ? AND base = ? AND is_redundant = 1"
+            f" AND name IN ({_OWN} AND b.is_redundant = 0 AND b.is_hidden = 0) RETURNING stored_size",
             (*place, *place),
         ),
         (
@@ -264,12 +266,12 @@ def show(tx: Connection, sid: int, checkpoint: str) -> None:
 
 
 def sweep(tx: Connection, sid: int | None, limit: int) -> tuple[int, int]:
-    """Remove hidden bodies nothing is patched against, leaf by leaf; (how many, stored bytes)."""
+    """Remove hidden bodies nothing is based on, leaf by leaf; (how many, stored bytes)."""
     condition, values = _swept_sessions(tx, sid, limit)
     count = freed = 0
     while count < limit:
         found = tx.all(
-            f"SELECT b.sid, b.checkpoint, b.name FROM bodies b WHERE b.is_hidden = 1 AND b.is_spare = 0 {condition}"
+            f"SELECT b.sid, b.checkpoint, b.name FROM bodies b WHERE b.is_hidden = 1 AND b.is_redundant = 0 {condition}"
             f" AND NOT {_IS_NEEDED} AND NOT {_IS_OWNED} LIMIT ?",
             (*values, limit - count),
         )
@@ -304,15 +306,13 @@ def freed_bytes(answers: Sequence[Sequence[Row]]) -> int:
 
 
 def _drop(sid: int, checkpoint: str, name: str) -> list[Query]:
-    """Remove a body with its spare, and the spares patched against it, which are useless now."""
-    useless = (
-        "DELETE FROM bodies WHERE sid = ? AND base = ? AND name = ? AND is_spare = 1 RETURNING stored_size"
-    )
+    """Remove a body with its redundant delta, and the redundant deltas based on it, which are useless now."""
+    useless = "DELETE FROM bodies WHERE sid = ? AND base = ? AND name = ? AND is_redundant = 1 RETURNING stored_size"
     return [(useless, (sid, checkpoint, name)), *_delete(sid, checkpoint, name)]
 
 
 def _delete(sid: int, checkpoint: str, name: str) -> list[Query]:
-    """Remove a body with its spare."""
+    """Remove a body with its redundant delta."""
     place = "sid = ? AND checkpoint = ? AND name = ?"
     values = (sid, checkpoint, name)
     return [

@@ -245,7 +245,7 @@ def adopt(
     branch = sessions.branch(tx, sid, header.branch)
     insert_header(tx, sid, header.seq, header, raw)
     bodies.insert_blobs(tx, blobs)
-    # A hidden body stays in the encoding that others are patched against, and shows again.
+    # A hidden body stays in the encoding that others are based on, and shows again.
     hidden = bodies.hidden(tx, sid, header.id)
     bodies.insert(tx, sid, [body for body in incoming if body.name not in hidden])
     bodies.show(tx, sid, header.id)

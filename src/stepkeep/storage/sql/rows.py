@@ -198,8 +198,8 @@ def header_row(row: Row) -> HeaderRow:
 
 
 INFO_COLUMNS: Final = (
-    "b.checkpoint, b.name, b.codec, b.size, b.stored_size, b.digest, b.base, b.member, b.group_bytes,"
-    " b.is_spare"
+    "b.checkpoint, b.name, b.codec, b.size, b.stored_size, b.digest, b.base, b.position, b.group_bytes,"
+    " b.is_redundant"
 )
 
 
@@ -221,9 +221,9 @@ def _info_fields(row: Row) -> dict[str, Any]:
         "stored_size": _number(row[4]),
         "digest": _text(row[5]),
         "base": None if row[6] is None else _text(row[6]),
-        "member": _number(row[7]),
+        "position": _number(row[7]),
         "group_bytes": _number(row[8]),
-        "is_spare": bool(row[9]),
+        "is_redundant": bool(row[9]),
     }
 
 

@@ -105,18 +105,18 @@ _VERSION_1: Final = (
   sid {integer} NOT NULL,
   checkpoint {text} NOT NULL,
   name {text} NOT NULL,
-  is_spare {integer} NOT NULL,
+  is_redundant {integer} NOT NULL,
   is_hidden {integer} NOT NULL,
   codec {text} NOT NULL,
   size {integer} NOT NULL,
   stored_size {integer} NOT NULL,
   digest {text} NOT NULL,
   base {text},
-  member {integer} NOT NULL,
+  position {integer} NOT NULL,
   group_bytes {integer} NOT NULL,
   data {blob} NOT NULL
 )""",
-    "CREATE UNIQUE INDEX bodies_place ON bodies (sid, checkpoint, name, is_spare)",
+    "CREATE UNIQUE INDEX bodies_place ON bodies (sid, checkpoint, name, is_redundant)",
     "CREATE INDEX bodies_base ON bodies (sid, base) WHERE base IS NOT NULL",
     "CREATE INDEX bodies_hidden ON bodies (sid) WHERE is_hidden = 1",
     """CREATE TABLE blobs (
@@ -131,9 +131,9 @@ _VERSION_1: Final = (
   sid {integer} NOT NULL,
   checkpoint {text} NOT NULL,
   name {text} NOT NULL,
-  is_spare {integer} NOT NULL,
+  is_redundant {integer} NOT NULL,
   digest {text} NOT NULL,
-  PRIMARY KEY (sid, checkpoint, name, is_spare, digest)
+  PRIMARY KEY (sid, checkpoint, name, is_redundant, digest)
 ) {clustered}""",
     "CREATE INDEX blob_refs_digest ON blob_refs (digest)",
     """CREATE TABLE annotations (

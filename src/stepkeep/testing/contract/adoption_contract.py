@@ -13,14 +13,14 @@ from stepkeep.model import MAIN_BRANCH, Branch, SessionInfo, Status
 from stepkeep.storage.port import Annotation, Backend, Event
 from stepkeep.testing.builders import (
     START_US,
+    delta_on,
     draft,
     headers,
     keyframe,
     new_blob,
     new_session,
-    patch_on,
+    redundant_on,
     save,
-    spare_on,
 )
 from stepkeep.testing.contract.contract_fixtures import Fixtures, refused
 from stepkeep.testing.contract.session_contract import branch_of
@@ -112,19 +112,19 @@ class AdoptContract(Fixtures):
     # --- checkpoints ---
 
     def test_a_checkpoint_is_adopted_verbatim(self, backend: Backend, uid: str) -> None:
-        """Header bytes, seq, bodies, spare, blobs and annotations are as they were."""
+        """Header bytes, seq, bodies, redundant delta, blobs and annotations are as they were."""
         blob = new_blob(b"content")
         base, base_raw = sealed(uid, 3)
         id_, raw = sealed(uid, 7, parents=(base,), external_id="e", tags=("t",), status=Status.FAILED)
         body = keyframe(id_, blobs=(blob.digest,))
-        spare = spare_on(base, id_)
+        redundant = redundant_on(base, id_)
         note = Annotation(target=("main", "e"), kind="k", name="n", data=b"x", time_us=5, digest="verbatim")
         assert backend.adopt(uid, base_raw, bodies=[keyframe(base)])
-        assert backend.adopt(uid, raw, bodies=[body, spare], blobs=[blob], annotations=[note])
+        assert backend.adopt(uid, raw, bodies=[body, redundant], blobs=[blob], annotations=[note])
         assert headers(backend, session=uid) == [integrity.open_header(r) for r in (raw, base_raw)]
         assert headers(backend, session=uid, tag="t", external_id="e", min_seq=7)[0].id == id_
         assert backend.body_chain(uid, id_, "state") == [body]
-        assert backend.spare(uid, id_, "state") == spare
+        assert backend.redundant_delta(uid, id_, "state") == redundant
         assert backend.blob(blob.digest) == blob
         assert backend.annotations(uid, [id_]) == [note]
 
@@ -199,7 +199,7 @@ class AdoptContract(Fixtures):
         """`base_gone` and `blob_gone` as for a save, and nothing is stored."""
         id_, raw = sealed(uid, 1)
         with refused("base_gone"):
-            backend.adopt(uid, raw, bodies=[patch_on("cp_nothing", id_)])
+            backend.adopt(uid, raw, bodies=[delta_on("cp_nothing", id_)])
         blob = new_blob(b"content")
         with refused("blob_gone"):
             backend.adopt(uid, raw, bodies=[keyframe(id_, blobs=(blob.digest,))])
@@ -230,7 +230,7 @@ class AdoptContract(Fixtures):
         assert backend.adopt(uid, raw, bodies=[keyframe(first.id, data=b"another encoding")])
         assert headers(backend, session=uid, newest_first=False) == [first, second]
         assert backend.body_chain(uid, second.id, "state") == [
-            patch_on(first.id, second.id),
+            delta_on(first.id, second.id),
             keyframe(first.id),
         ]
         assert backend.usage(uid).hidden_bodies == 0

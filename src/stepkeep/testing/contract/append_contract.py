@@ -17,6 +17,7 @@ from stepkeep.testing.builders import (
     append,
     append_one,
     content_of,
+    delta_on,
     draft,
     headers,
     item,
@@ -25,9 +26,8 @@ from stepkeep.testing.builders import (
     new_blob,
     new_owner,
     new_session,
-    patch_on,
+    redundant_on,
     save,
-    spare_on,
 )
 from stepkeep.testing.contract.contract_fixtures import HOSTILE_NAMES, Fixtures, refused
 from stepkeep.testing.contract.session_contract import branch_of
@@ -399,7 +399,7 @@ class RefusalContract(Fixtures):
         assert headers(backend, session=uid, newest_first=False) == answers
 
     def test_a_base_must_be_stored(self, backend: Backend, uid: str) -> None:
-        """A patch against nothing is `base_gone`, and stores nothing."""
+        """A delta against nothing is `base_gone`, and stores nothing."""
         new = draft(uid)
         with refused("base_gone"):
             append_one(backend, item(new, base="cp_nothing"))
@@ -413,7 +413,7 @@ class RefusalContract(Fixtures):
         new = draft(uid, contents={"details": content_of("{}")})
         for base, name in ((first.id, "details"), (foreign.id, "state"), (new.id, "state")):
             with refused("base_gone"):
-                append_one(backend, item(new, bodies=[patch_on(base, new.id, name)]))
+                append_one(backend, item(new, bodies=[delta_on(base, new.id, name)]))
 
     def test_a_base_earlier_in_the_batch_will_do(self, backend: Backend, uid: str) -> None:
         """Each checkpoint of a batch sees those before it, also as bases."""
@@ -446,7 +446,7 @@ class RefusalContract(Fixtures):
         assert len(headers(backend, session=uid)) == 2
 
     def test_a_hidden_body_still_serves_as_a_base(self, backend: Backend, uid: str) -> None:
-        """A removed checkpoint whose body another one needs can be patched against until it is swept."""
+        """A removed checkpoint whose body another one needs can be based on until it is swept."""
         first = save(backend, uid)
         second = save(backend, uid, base=first.id)
         backend.remove(uid, [first.id])
@@ -470,16 +470,16 @@ class RefusalContract(Fixtures):
             append_one(backend, item(new, base=first.id))
         assert append_one(backend, item(new)).id == new.id
 
-    def test_the_base_of_a_spare_need_not_be_there(self, backend: Backend, uid: str) -> None:
-        """`base_gone` is about what a checkpoint needs; a spare is only a second chance."""
+    def test_the_base_of_a_redundant_delta_need_not_be_there(self, backend: Backend, uid: str) -> None:
+        """`base_gone` is about what a checkpoint needs; a redundant delta is only a second chance."""
         new = draft(uid)
-        append_one(backend, item(new, bodies=[keyframe(new.id), spare_on("cp_nothing", new.id)]))
+        append_one(backend, item(new, bodies=[keyframe(new.id), redundant_on("cp_nothing", new.id)]))
         assert backend.body_chain(uid, new.id, "state") == [keyframe(new.id)]
 
-    def test_a_spare_is_no_base(self, backend: Backend, uid: str) -> None:
-        """A checkpoint that has only a spare under a name has no body to patch against."""
+    def test_a_redundant_delta_is_no_base(self, backend: Backend, uid: str) -> None:
+        """A checkpoint that has only a redundant delta under a name has no body to delta against."""
         first = draft(uid)
-        append_one(backend, item(first, bodies=[spare_on("cp_nothing", first.id)]))
+        append_one(backend, item(first, bodies=[redundant_on("cp_nothing", first.id)]))
         with refused("base_gone"):
             save(backend, uid, base=first.id)
 

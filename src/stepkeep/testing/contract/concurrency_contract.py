@@ -14,13 +14,13 @@ from stepkeep.storage.port import Appended, Backend, HeaderQuery
 from stepkeep.testing.builders import (
     append,
     append_one,
+    delta_on,
     draft,
     headers,
     item,
     keyframe,
     new_owner,
     new_session,
-    patch_on,
     save,
 )
 from stepkeep.testing.contract.contract_fixtures import Fixtures
@@ -229,7 +229,7 @@ class ConcurrencyContract(Fixtures):
             assert chain[-1].base is None
 
     def test_re_encoding_and_saving_together_keep_every_chain_whole(self, backend: Backend, uid: str) -> None:
-        """A base may become a keyframe while others are patched against it."""
+        """A base may become a keyframe while others are based on it."""
         line = [save(backend, uid).id]
         for _ in range(40):
             line.append(save(backend, uid, base=line[-1]).id)
@@ -237,7 +237,7 @@ class ConcurrencyContract(Fixtures):
         def rebuild(number: int) -> None:
             for base, checkpoint in list(pairwise(line))[number::THREADS]:
                 whole = keyframe(checkpoint, data=b"whole")
-                backend.replace_body(uid, whole, expect_digest=patch_on(base, checkpoint).digest)
+                backend.replace_body(uid, whole, expect_digest=delta_on(base, checkpoint).digest)
                 save(backend, uid, base=checkpoint)
 
         together(rebuild)

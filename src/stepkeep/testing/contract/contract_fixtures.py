@@ -105,7 +105,7 @@ def calls_on(backend: Backend, uid: str) -> list[Callable[[], object]]:
         lambda: list(backend.headers(HeaderQuery(session=uid))),
         lambda: backend.body(uid, "cp", "state"),
         lambda: backend.body_chain(uid, "cp", "state"),
-        lambda: backend.spare(uid, "cp", "state"),
+        lambda: backend.redundant_delta(uid, "cp", "state"),
         lambda: backend.bodies(uid),
         lambda: backend.blob_sizes(uid),
         lambda: backend.replace_body(uid, keyframe("cp"), expect_digest=""),

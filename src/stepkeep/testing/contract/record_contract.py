@@ -14,6 +14,7 @@ from stepkeep.testing.builders import (
     START_US,
     append,
     append_one,
+    delta_on,
     draft,
     headers,
     ids,
@@ -22,9 +23,8 @@ from stepkeep.testing.builders import (
     keyframe,
     new_blob,
     new_session,
-    patch_on,
+    redundant_on,
     save,
-    spare_on,
 )
 from stepkeep.testing.contract.contract_fixtures import HOSTILE_NAMES, Fixtures, refused
 
@@ -211,7 +211,7 @@ class BodyContract(Fixtures):
             stored_size=len(data),
             digest="d" * 64,
             base=base.id,
-            member=7,
+            position=7,
             group_bytes=12_345,
             blobs=tuple(sorted(blob.digest for blob in blobs)),
             data=data,
@@ -235,11 +235,11 @@ class BodyContract(Fixtures):
         first, second = draft(uid), draft(uid)
         append_one(backend, item(first, bodies=[keyframe(first.id), keyframe(first.id, "files")]))
         append_one(
-            backend, item(second, bodies=[keyframe(second.id), patch_on(first.id, second.id, "files")])
+            backend, item(second, bodies=[keyframe(second.id), delta_on(first.id, second.id, "files")])
         )
         assert checkpoints(backend.body_chain(uid, second.id, "state")) == [second.id]
         assert backend.body_chain(uid, second.id, "files") == [
-            patch_on(first.id, second.id, "files"),
+            delta_on(first.id, second.id, "files"),
             keyframe(first.id, "files"),
         ]
 
@@ -287,52 +287,52 @@ class BodyContract(Fixtures):
         assert len(backend.bodies(uid)) == 3
 
     def test_bodies_lists_every_record_without_bytes(self, backend: Backend, uid: str) -> None:
-        """Hidden bodies and spares are listed, other sessions' are not."""
+        """Hidden bodies and redundant deltas are listed, other sessions' are not."""
         save(backend, backend.create_session(new_session()).uid)
         first = save(backend, uid)
         second = draft(uid)
-        records = [patch_on(first.id, second.id, blobs=()), keyframe(second.id, "files")]
-        spare = spare_on(first.id, second.id, "files")
-        append_one(backend, item(second, bodies=[*records, spare]))
+        records = [delta_on(first.id, second.id, blobs=()), keyframe(second.id, "files")]
+        redundant = redundant_on(first.id, second.id, "files")
+        append_one(backend, item(second, bodies=[*records, redundant]))
         backend.remove(uid, [first.id])
-        assert set(backend.bodies(uid)) == {info(body) for body in (keyframe(first.id), *records, spare)}
+        assert set(backend.bodies(uid)) == {info(body) for body in (keyframe(first.id), *records, redundant)}
 
-    # --- spares ---
+    # --- redundant deltas ---
 
-    def test_a_spare_stands_beside_its_keyframe(self, backend: Backend, uid: str) -> None:
+    def test_a_redundant_delta_stands_beside_its_keyframe(self, backend: Backend, uid: str) -> None:
         """It has its own reading, and is never part of a chain."""
         first, new = save(backend, uid), draft(uid)
-        spare = spare_on(first.id, new.id)
-        append_one(backend, item(new, bodies=[keyframe(new.id), spare]))
-        assert backend.spare(uid, new.id, "state") == spare
+        redundant = redundant_on(first.id, new.id)
+        append_one(backend, item(new, bodies=[keyframe(new.id), redundant]))
+        assert backend.redundant_delta(uid, new.id, "state") == redundant
         assert backend.body_chain(uid, new.id, "state") == [keyframe(new.id)]
-        assert backend.spare(uid, first.id, "state") is None
-        assert backend.spare(uid, "cp_nothing", "state") is None
+        assert backend.redundant_delta(uid, first.id, "state") is None
+        assert backend.redundant_delta(uid, "cp_nothing", "state") is None
 
     # --- replace_body ---
 
     def test_a_body_can_be_stored_otherwise(self, backend: Backend, uid: str) -> None:
-        """A patch becomes a keyframe; headers do not change (V4), and its old base is free to go (V5)."""
+        """A delta becomes a keyframe; headers do not change (V4), and its old base is free to go (V5)."""
         first = save(backend, uid)
         second = save(backend, uid, base=first.id)
         third = save(backend, uid, base=second.id)
         before = headers(backend, session=uid)
-        new = keyframe(second.id, data=b"whole", member=0)
-        backend.replace_body(uid, new, expect_digest=patch_on(first.id, second.id).digest)
-        assert backend.body_chain(uid, third.id, "state") == [patch_on(second.id, third.id), new]
+        new = keyframe(second.id, data=b"whole", position=0)
+        backend.replace_body(uid, new, expect_digest=delta_on(first.id, second.id).digest)
+        assert backend.body_chain(uid, third.id, "state") == [delta_on(second.id, third.id), new]
         assert headers(backend, session=uid) == before
         assert backend.bodies(uid).count(info(new)) == 1
         backend.remove(uid, [first.id])
         assert backend.usage(uid).hidden_bodies == 0
 
-    def test_a_keyframe_can_become_a_patch(self, backend: Backend, uid: str) -> None:
+    def test_a_keyframe_can_become_a_delta(self, backend: Backend, uid: str) -> None:
         """The new record's base is what keeps a body alive from then on."""
         first, second = save(backend, uid), save(backend, uid)
-        patch = patch_on(first.id, second.id)
-        backend.replace_body(uid, patch, expect_digest=keyframe(second.id).digest)
+        delta = delta_on(first.id, second.id)
+        backend.replace_body(uid, delta, expect_digest=keyframe(second.id).digest)
         backend.remove(uid, [first.id])
         backend.sweep()
-        assert backend.body_chain(uid, second.id, "state") == [patch, keyframe(first.id)]
+        assert backend.body_chain(uid, second.id, "state") == [delta, keyframe(first.id)]
 
     def test_replacing_compares_the_digest(self, backend: Backend, uid: str) -> None:
         """Of two who re-encode the same body, the second is refused."""
@@ -348,19 +348,19 @@ class BodyContract(Fixtures):
         header = save(backend, uid)
         with refused("base_gone"):
             backend.replace_body(
-                uid, patch_on("cp_nothing", header.id), expect_digest=keyframe(header.id).digest
+                uid, delta_on("cp_nothing", header.id), expect_digest=keyframe(header.id).digest
             )
         assert backend.body_chain(uid, header.id, "state") == [keyframe(header.id)]
 
-    def test_replacing_drops_the_spare(self, backend: Backend, uid: str) -> None:
-        """A spare is of the encoding before; spares patched against the body keep their base."""
+    def test_replacing_drops_the_redundant_delta(self, backend: Backend, uid: str) -> None:
+        """A redundant is of the encoding before; redundant deltas based on the body keep their base."""
         first, second, third = save(backend, uid), draft(uid), draft(uid)
-        append_one(backend, item(second, bodies=[keyframe(second.id), spare_on(first.id, second.id)]))
-        append_one(backend, item(third, bodies=[keyframe(third.id), spare_on(second.id, third.id)]))
+        append_one(backend, item(second, bodies=[keyframe(second.id), redundant_on(first.id, second.id)]))
+        append_one(backend, item(third, bodies=[keyframe(third.id), redundant_on(second.id, third.id)]))
         new = keyframe(second.id, data=b"new")
         backend.replace_body(uid, new, expect_digest=keyframe(second.id).digest)
-        assert backend.spare(uid, second.id, "state") is None
-        assert backend.spare(uid, third.id, "state") == spare_on(second.id, third.id)
+        assert backend.redundant_delta(uid, second.id, "state") is None
+        assert backend.redundant_delta(uid, third.id, "state") == redundant_on(second.id, third.id)
 
     def test_replacing_changes_which_blobs_are_kept(self, backend: Backend, uid: str) -> None:
         """The blobs of the new record are kept alive, and those only of the old one are not."""
@@ -372,7 +372,7 @@ class BodyContract(Fixtures):
         assert backend.has_blobs([one.digest, two.digest]) == {two.digest}
 
     def test_a_hidden_body_can_be_replaced(self, backend: Backend, uid: str) -> None:
-        """What others are patched against can be re-encoded too."""
+        """What others are based on can be re-encoded too."""
         first = save(backend, uid)
         second = save(backend, uid, base=first.id)
         backend.remove(uid, [first.id])

@@ -10,6 +10,7 @@ from stepkeep.testing.builders import (
     START_US,
     append,
     append_one,
+    delta_on,
     draft,
     headers,
     ids,
@@ -18,9 +19,8 @@ from stepkeep.testing.builders import (
     keyframe,
     new_blob,
     new_session,
-    patch_on,
+    redundant_on,
     save,
-    spare_on,
 )
 from stepkeep.testing.contract.contract_fixtures import Fixtures
 from stepkeep.testing.contract.session_contract import branch_of
@@ -149,14 +149,14 @@ class RemoveContract(Fixtures):
     # --- bodies ---
 
     def test_a_body_others_need_is_hidden(self, backend: Backend, uid: str) -> None:
-        """What is patched against it can still be rebuilt (V5)."""
+        """What is based on it can still be rebuilt (V5)."""
         first = save(backend, uid)
         second = save(backend, uid, base=first.id)
         removed = backend.remove(uid, [first.id])
         assert removed.stored_bytes == 0
         assert ids(backend, session=uid) == [second.id]
         assert backend.body_chain(uid, second.id, "state") == [
-            patch_on(first.id, second.id),
+            delta_on(first.id, second.id),
             keyframe(first.id),
         ]
         assert backend.usage(uid).hidden_bodies == 1
@@ -188,45 +188,45 @@ class RemoveContract(Fixtures):
         backend.remove(uid, [second.id])
         assert [body.checkpoint for body in backend.bodies(uid)] == [first.id]
 
-    # --- spares ---
+    # --- redundant deltas ---
 
-    def test_a_spare_goes_with_its_checkpoint(self, backend: Backend, uid: str) -> None:
-        """Nothing of a removed checkpoint stays, and a spare keeps no body from going."""
+    def test_a_redundant_delta_goes_with_its_checkpoint(self, backend: Backend, uid: str) -> None:
+        """Nothing of a removed checkpoint stays, and a redundant delta keeps no body from going."""
         first, second = save(backend, uid), draft(uid)
-        append_one(backend, item(second, bodies=[keyframe(second.id), spare_on(first.id, second.id)]))
+        append_one(backend, item(second, bodies=[keyframe(second.id), redundant_on(first.id, second.id)]))
         removed = backend.remove(uid, [second.id])
         assert removed.stored_bytes == sum(
-            body.stored_size for body in (keyframe(second.id), spare_on(first.id, second.id))
+            body.stored_size for body in (keyframe(second.id), redundant_on(first.id, second.id))
         )
         assert [body.checkpoint for body in backend.bodies(uid)] == [first.id]
 
-    def test_a_spare_goes_with_its_base(self, backend: Backend, uid: str) -> None:
-        """A spare is never a reference: its base is removed, and the spare with it."""
+    def test_a_redundant_delta_goes_with_its_base(self, backend: Backend, uid: str) -> None:
+        """A redundant is never a reference: its base is removed, and the redundant delta with it."""
         first, second = save(backend, uid), draft(uid)
-        append_one(backend, item(second, bodies=[keyframe(second.id), spare_on(first.id, second.id)]))
+        append_one(backend, item(second, bodies=[keyframe(second.id), redundant_on(first.id, second.id)]))
         backend.remove(uid, [first.id])
-        assert backend.spare(uid, second.id, "state") is None
+        assert backend.redundant_delta(uid, second.id, "state") is None
         assert backend.body_chain(uid, second.id, "state") == [keyframe(second.id)]
         assert backend.usage(uid).bodies == 1
 
-    def test_a_spare_stays_while_its_base_is_hidden(self, backend: Backend, uid: str) -> None:
-        """As long as the base is stored the spare can be used; it goes when the base is swept."""
+    def test_a_redundant_delta_stays_while_its_base_is_hidden(self, backend: Backend, uid: str) -> None:
+        """As long as the base is stored the redundant delta can be used; it goes when the base is swept."""
         first = save(backend, uid)
         second, third = save(backend, uid, base=first.id), draft(uid)
-        append_one(backend, item(third, bodies=[keyframe(third.id), spare_on(first.id, third.id)]))
+        append_one(backend, item(third, bodies=[keyframe(third.id), redundant_on(first.id, third.id)]))
         backend.remove(uid, [first.id])
-        assert backend.spare(uid, third.id, "state") == spare_on(first.id, third.id)
+        assert backend.redundant_delta(uid, third.id, "state") == redundant_on(first.id, third.id)
         backend.remove(uid, [second.id])
         backend.sweep()
-        assert backend.spare(uid, third.id, "state") is None
+        assert backend.redundant_delta(uid, third.id, "state") is None
 
-    def test_a_hidden_keyframe_keeps_its_spare(self, backend: Backend, uid: str) -> None:
-        """Those patched against it may need the spare when the keyframe is damaged."""
+    def test_a_hidden_keyframe_keeps_its_redundant_delta(self, backend: Backend, uid: str) -> None:
+        """Those based on it may need the redundant delta when the keyframe is damaged."""
         first, second = save(backend, uid), draft(uid)
-        append_one(backend, item(second, bodies=[keyframe(second.id), spare_on(first.id, second.id)]))
+        append_one(backend, item(second, bodies=[keyframe(second.id), redundant_on(first.id, second.id)]))
         save(backend, uid, base=second.id)
         backend.remove(uid, [second.id])
-        assert backend.spare(uid, second.id, "state") == spare_on(first.id, second.id)
+        assert backend.redundant_delta(uid, second.id, "state") == redundant_on(first.id, second.id)
         assert backend.usage(uid).hidden_bodies == 2
 
     # --- requires ---
@@ -254,7 +254,7 @@ class RemoveContract(Fixtures):
 
 
 def hide(backend: Backend, uid: str, count: int) -> list[str]:
-    """A line of patches removed one by one, oldest first, so that all but the last are left hidden."""
+    """A line of deltas removed one by one, oldest first, so that all but the last are left hidden."""
     line = [save(backend, uid).id]
     for _ in range(count):
         line.append(save(backend, uid, base=line[-1]).id)
@@ -274,7 +274,7 @@ class SweepContract(Fixtures):
 
     @pytest.mark.parametrize("secure", [False, True])
     def test_hidden_bodies_go_layer_by_layer(self, backend: Backend, uid: str, secure: bool) -> None:
-        """One sweep takes a whole line of hidden bodies, from the end that nothing is patched against."""
+        """One sweep takes a whole line of hidden bodies, from the end that nothing is based on."""
         hidden = hide(backend, uid, 5)
         assert backend.usage(uid).hidden_bodies == 5
         freed = sum(body.stored_size for body in backend.bodies(uid))
@@ -313,14 +313,14 @@ class SweepContract(Fixtures):
         assert len(backend.bodies(other)) == 2
         assert len(backend.annotations(other)) == 1
 
-    def test_spares_keep_nothing(self, backend: Backend, uid: str) -> None:
-        """A hidden body that only a spare is patched against goes, and the spare with it."""
+    def test_redundant_deltas_keep_nothing(self, backend: Backend, uid: str) -> None:
+        """A hidden body that only a redundant delta is based on goes, and the redundant delta with it."""
         first = save(backend, uid)
         second, third = save(backend, uid, base=first.id), draft(uid)
-        append_one(backend, item(third, bodies=[keyframe(third.id), spare_on(first.id, third.id)]))
+        append_one(backend, item(third, bodies=[keyframe(third.id), redundant_on(first.id, third.id)]))
         backend.remove(uid, [first.id])
         backend.remove(uid, [second.id])
-        freed = keyframe(first.id).stored_size + spare_on(first.id, third.id).stored_size
+        freed = keyframe(first.id).stored_size + redundant_on(first.id, third.id).stored_size
         assert backend.sweep() == Swept(bodies=1, stored_bytes=freed)
         assert [body.checkpoint for body in backend.bodies(uid)] == [third.id]
 
@@ -340,7 +340,7 @@ class SweepContract(Fixtures):
         assert backend.blob(blob.digest) is None
 
     def test_a_hidden_body_keeps_its_blobs(self, backend: Backend, uid: str) -> None:
-        """A patch leans on the blobs of its base; they go in the sweep that takes the base."""
+        """A delta leans on the blobs of its base; they go in the sweep that takes the base."""
         blob, first = new_blob(b"content"), draft(uid)
         append_one(backend, item_naming(first, blob))
         second = save(backend, uid, base=first.id)
@@ -371,13 +371,13 @@ class SweepContract(Fixtures):
         append_one(backend, item(second, bodies=[body], blobs=[blob]))
         assert backend.blob(blob.digest) == blob
 
-    def test_sweeping_after_a_patch_became_a_keyframe(self, backend: Backend, uid: str) -> None:
+    def test_sweeping_after_a_delta_became_a_keyframe(self, backend: Backend, uid: str) -> None:
         """A base that is needed no more after a re-encoding goes with the next sweep."""
         first = save(backend, uid)
         second = save(backend, uid, base=first.id)
         backend.remove(uid, [first.id])
         new = keyframe(second.id, data=b"whole")
-        backend.replace_body(uid, new, expect_digest=patch_on(first.id, second.id).digest)
+        backend.replace_body(uid, new, expect_digest=delta_on(first.id, second.id).digest)
         assert backend.sweep().bodies == 1
         assert backend.body_chain(uid, second.id, "state") == [new]
 

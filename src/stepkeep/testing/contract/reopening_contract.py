@@ -21,8 +21,8 @@ from stepkeep.testing.builders import (
     new_blob,
     new_owner,
     new_session,
+    redundant_on,
     save,
-    spare_on,
 )
 from stepkeep.testing.contract.contract_fixtures import Fixtures, RawAccess, calls_on
 
@@ -33,10 +33,10 @@ def everything(backend: Backend) -> list[object]:
     for session in backend.sessions(SessionQuery()):
         uid = session.uid
         rows = list(backend.headers(HeaderQuery(session=uid)))
-        bodies = sorted(backend.bodies(uid), key=lambda body: (body.checkpoint, body.name, body.is_spare))
+        bodies = sorted(backend.bodies(uid), key=lambda body: (body.checkpoint, body.name, body.is_redundant))
         found += [session, backend.branches(uid), rows, bodies, backend.events(uid), backend.annotations(uid)]
         found += [backend.body_chain(uid, body.checkpoint, body.name) for body in bodies]
-        found += [backend.spare(uid, body.checkpoint, body.name) for body in bodies]
+        found += [backend.redundant_delta(uid, body.checkpoint, body.name) for body in bodies]
         found += [backend.blob(digest) for body in bodies for digest in body.blobs]
         found += [backend.lease(uid)]
     return found
@@ -49,7 +49,7 @@ class ReopenContract(Fixtures):
         """What was acknowledged is durable: records, order, counters, leases (V1)."""
         blob, second = new_blob(b"content"), draft(uid, external_id="e", tags=("t",))
         first = save(backend, uid)
-        bodies = [keyframe(second.id, blobs=(blob.digest,)), spare_on(first.id, second.id)]
+        bodies = [keyframe(second.id, blobs=(blob.digest,)), redundant_on(first.id, second.id)]
         append_one(backend, item(second, bodies=bodies, blobs=[blob]))
         third = save(backend, uid, base=second.id, status=Status.COMPLETED)
         save(backend, uid, branch="b", parents=(third.id,))
@@ -87,7 +87,7 @@ class ReopenContract(Fixtures):
     def test_the_store_can_be_opened_again_by_its_url(self, backend: Backend) -> None:
         """A backend says how to open it, and what it takes."""
         assert backend.url
-        assert isinstance(backend.capabilities.takes_patches, bool)
+        assert isinstance(backend.capabilities.takes_deltas, bool)
 
     def test_a_closed_backend_is_unavailable(self, backend: Backend, uid: str) -> None:
         """Closing may be repeated; any other call afterwards is refused."""
@@ -150,8 +150,8 @@ class ReopenContract(Fixtures):
         first = save(backend, uid)
         second = save(backend, uid, base=first.id)
         raw.damage_body(first.id, "state")
-        patch, base = backend.body_chain(uid, second.id, "state")
-        assert integrity.digest(patch.data) == patch.digest
+        delta, base = backend.body_chain(uid, second.id, "state")
+        assert integrity.digest(delta.data) == delta.digest
         assert base.digest == keyframe(first.id).digest
         assert integrity.digest(base.data) != base.digest
 
