@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import re
+    from collections.abc import Iterable
 
 MAX_ERROR_BYTES: Final = 16 * 1024
 """How much of an error message a session keeps."""
@@ -35,6 +36,13 @@ def error_text(error: object) -> str:
     """
     encoded = str(error).encode("utf-8", "replace").replace(b"\0", b"?")
     return encoded[:MAX_ERROR_BYTES].decode("utf-8", "ignore")
+
+
+def nearest(text: str, words: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The word that was probably meant by a text; None when none is like it."""
+    import difflib  # takes long, and most texts are right
+
+    return next(iter(difflib.get_close_matches(text, list(words), n=1, cutoff=cutoff)), None)
 
 
 # --- control characters ----------------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ become a large one.
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -61,13 +61,13 @@ class Unreadable(Exception):
         self.line = line
 
 
-def read_text(path: Path) -> str:
+def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a file, or `Unreadable`: it is missing, no regular file, too large, or not UTF-8."""
     try:
         # Opening a pipe would wait for a writer, and a device may never end.
-        if not stat.S_ISREG(path.stat().st_mode):
+        if not stat.S_ISREG(os.stat(path).st_mode):
             raise Unreadable("is not a regular file")
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as exc:
         raise Unreadable(f"cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc

@@ -16,15 +16,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepkeep import config
-from stepkeep.config import files
-from stepkeep.config.kinds import DURATION, SECONDS, SIZE, node_of
-from stepkeep.config.schema import ANY, MAX_PROBLEMS, SCHEMA, Key, camel, lookup, values_of
+from stepkeep.config.schema import (
+    ANY,
+    DURATION,
+    MAX_PROBLEMS,
+    SCHEMA,
+    SECONDS,
+    SIZE,
+    Key,
+    camel,
+    lookup,
+    node_of,
+    values_of,
+)
 from stepkeep.config.settings import VARIABLES, Settings, anchored
 from stepkeep.errors import InvalidInput
 from stepkeep.policy.cleanup import CleanupPolicies, CleanupRule
 from stepkeep.policy.profiles import retention_for
 from stepkeep.policy.retention import Retention
-from stepkeep.yaml_lines import MAX_FILE_BYTES, Items, Scalar, Section, Unreadable, parse
+from stepkeep.yaml_lines import MAX_FILE_BYTES, Items, Node, Scalar, Section, Unreadable, parse
 
 ROOT = Path(__file__).parents[2]
 
@@ -303,13 +313,13 @@ def test_the_nearest_file_upward_wins(folder: Path) -> None:
     (folder.parent / "stepkeep.yaml").write_text("not: [valid")
     settings = config.load(cwd=folder, environ={})
     assert settings["profile"] == "run"
-    assert [(file.path.parent, file.is_used) for file in settings.files] == [(folder, True)]
+    assert [(Path(file.path).parent, file.is_used) for file in settings.files] == [(folder, True)]
 
 
 def test_the_files_looked_for_are_listed(load: Load, folder: Path) -> None:
     """Every place that was looked at is known, with what was there."""
     settings = load("profile: run")
-    looked = [(file.path, file.scope, file.exists, file.is_used) for file in settings.files]
+    looked = [(Path(file.path), file.scope, file.exists, file.is_used) for file in settings.files]
     user_path = folder.parent.parent / "user" / "config.yaml"
     assert looked == [
         (folder / "stepkeep.yaml", "project", False, False),
@@ -741,7 +751,7 @@ def test_a_file_planted_by_another_user_is_ignored(folder: Path, monkeypatch: py
     assert settings.files[0].note.startswith("ignored: it belongs to another user")
 
 
-def _plain(node: files.Node | None) -> object:
+def _plain(node: Node | None) -> object:
     if isinstance(node, Section):
         return {key.text: _plain(value) for key, value in node.entries}
     if isinstance(node, Items):
@@ -808,8 +818,8 @@ def test_here_works_in_a_removed_folder(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_user_file_is_in_the_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's own configuration is `config.yaml` in the folder of the platform."""
-    assert config.user_file().name == "config.yaml"
-    assert "stepkeep" in config.user_file().parent.parts
+    assert Path(config.user_file()).name == "config.yaml"
+    assert "stepkeep" in Path(config.user_file()).parent.parts
 
 
 def test_yaml_is_imported_only_for_a_file(tmp_path: Path) -> None:

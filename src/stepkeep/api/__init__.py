@@ -69,10 +69,10 @@ if TYPE_CHECKING:
         ContextDigest as ContextDigest,
         Criterion as Criterion,
     )
-    from stepkeep.config import Settings as Settings
-    from stepkeep.config.report import (
+    from stepkeep.config import (
         Config as Config,
         SettingView as SettingView,
+        Settings as Settings,
         inspect_config as inspect_config,
     )
     from stepkeep.engine import Fallback as Fallback, Pending as Pending
@@ -273,8 +273,7 @@ _NAMES_BY_MODULE = {
         "to_json",
     ),
     "codec.readable": ("LAYOUTS", "CommandOutcome", "ContextDigest", "Criterion"),
-    "config": ("Settings",),
-    "config.report": ("Config", "SettingView", "inspect_config"),
+    "config": ("Config", "SettingView", "Settings", "inspect_config"),
     "engine": ("Fallback", "Pending"),
     "errors": (
         "BackendUnavailable",

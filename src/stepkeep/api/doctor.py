@@ -117,9 +117,9 @@ def _versions() -> Found:
 def _configuration() -> Found:
     settings, problems = config.inspect_here({})
     for problem in problems:
-        yield _problem("configuration", str(problem), "correct it; `stepkeep config` shows all keys")
+        yield _problem("configuration", problem.text, "correct it; `stepkeep config` shows all keys")
     if not problems:
-        used = [str(each.path) for each in settings.files if each.is_used]
+        used = [each.path for each in settings.files if each.is_used]
         yield _ok("configuration", ", ".join(used) if used else "defaults, no file")
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
-from functools import partial
 from os import PathLike
 from typing import Any, Final, TypedDict
 
 from stepkeep.config import Settings
-from stepkeep.config.rules import CLEANUP, retention_of
 from stepkeep.errors import InvalidInput
 from stepkeep.history import refs, times
 from stepkeep.model import SessionInfo, Status, Trigger, TriggerKind, check_name
-from stepkeep.policy.cleanup import rule_from
+from stepkeep.policy.cleanup import CLEANUP, rule_from
 from stepkeep.policy.profiles import MAX_DAYS, check_count, retention_for
 from stepkeep.policy.retention import Retention
 
@@ -106,7 +104,7 @@ def policy_of(
 def retention_rules(settings: Settings, given: Mapping[str, Any]) -> Callable[[SessionInfo], Retention]:
     """The rules of each session: the given ones for all of them, or else its own."""
     if not given:
-        return partial(retention_of, settings)
+        return settings.retention_of
     retention = retention_for(KEEPS_ALL, given)
     return lambda _: retention
 

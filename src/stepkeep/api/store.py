@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from itertools import islice
 from os import PathLike
 from types import TracebackType
@@ -28,7 +27,6 @@ from stepkeep.api.options import (
 from stepkeep.api.session import Session
 from stepkeep.codec import exact
 from stepkeep.config import Settings
-from stepkeep.config.rules import compresses, retention_of
 from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.maintenance.budget import Budget, Limits
@@ -81,7 +79,7 @@ class Store:
             backend,
             keyframe_every=keyframe_every,
             max_state_bytes=max_state_bytes,
-            compresses=partial(compresses, self._settings),
+            compresses=self._settings.compresses,
             clock=clock,
         )
         self._meter = meter_of(backend.url, settings, clock=clock)
@@ -575,7 +573,7 @@ def _keeper_of(engine: Engine, settings: Settings) -> Keeper | None:
     if settings["keeper.enabled"]:
         keeper = Keeper(
             engine,
-            retention_of=partial(retention_of, settings),
+            retention_of=settings.retention_of,
             policies=settings.cleanup_policies,
             limits=limits,
             keeps_history=settings["checkpoint.history.enabled"],

@@ -1,40 +1,165 @@
-"""The schema: every key, its kind, its default and its meaning; and what of a file does not fit it."""
+"""The schema: every key, what its values may be, its default and its meaning; and what of a file does not fit it."""
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
 
-from stepkeep.config.files import Problem
-from stepkeep.config.kinds import (
-    BOOLEAN,
-    COUNT,
-    DAYS,
-    DURATION,
-    HOURS,
-    PROFILE,
-    SECONDS,
-    SIZE,
-    STORE,
-    TEXT,
-    TEXTS,
-    ZONE,
-    Kind,
-    or_word,
-)
-from stepkeep.text import shortened
-from stepkeep.yaml_lines import Node, Scalar, Section, shown
+import msgspec
+
+from stepkeep.errors import InvalidInput
+from stepkeep.model import MAX_SEQ, check_name
+from stepkeep.policy.profiles import MAX_DAYS, PROFILES, check_count, check_duration, check_size
+from stepkeep.text import nearest, shortened
+from stepkeep.yaml_lines import Items, Node, Scalar, Section, shown
 
 ANY: Final = "*"
 MAX_PROBLEMS: Final = 50
 THE_PROFILES: Final = "the profile's"
 
+# --- kinds of values -------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class Key:
+_BOOLEANS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_WHOLE: Final = r"[-+]?[0-9]{1,30}"
+_SECONDS: Final = r"\d{1,9}(?:\.\d{1,6})?"
+_STORE: Final = r"(sqlite|files|postgres|postgresql):.+|memory:"
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """`label` says what to write. `parse` gives the value, or raises `ValueError` with what it must be.
+
+    `none_word` is how None is written, where it can be.
+    """
+
+    label: str
+    parse: Callable[[Node], Any]
+    none_word: str = ""
+
+
+def node_of(value: object) -> Node:
+    """A value given by a program as if it stood in a file."""
+    if isinstance(value, bool):
+        return Scalar("true" if value else "false", False, 0)
+    if isinstance(value, timedelta):
+        return Scalar(f"{int(value.total_seconds())}s", False, 0)
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return Items(tuple(node_of(item) for item in value), 0)
+    return Scalar(str(value), False, 0)
+
+
+def _checked(check: Callable[..., Any], value: object, **limits: int) -> Any:
+    """The value by the same check that the policies make, so that nothing accepted here is refused later."""
+    try:
+        return check("it", value, **limits)
+    except InvalidInput as exc:
+        raise ValueError(exc.message.removeprefix("it ")) from None
+
+
+def or_word(word: str, kind: Kind) -> Kind:
+    """The same kind, where a word stands for None: no limit."""
+
+    def parse(node: Node) -> Any:
+        if isinstance(node, Scalar) and node.text == word:
+            return None
+        return kind.parse(node)
+
+    return Kind(f"{kind.label}, or `{word}`", parse, word)
+
+
+def whole(least: int, most: int, label: str) -> Kind:
+    """Whole numbers within bounds."""
+
+    def parse(node: Node) -> int:
+        if not isinstance(node, Scalar) or node.is_quoted or not re.fullmatch(_WHOLE, node.text):
+            raise ValueError(f"must be a whole number, not {shown(node)}")
+        number: int = _checked(check_count, int(node.text), least=least, most=most)
+        return number
+
+    return Kind(label, parse)
+
+
+def _written(label: str, check: Callable[..., Any]) -> Kind:
+    """Amounts with a unit."""
+
+    def parse(node: Node) -> Any:
+        if not isinstance(node, Scalar) or node.is_null:
+            raise ValueError(f"must be a {label}, not {shown(node)}")
+        return _checked(check, shortened(node.text))  # what was cut off fits no unit
+
+    return Kind(label, parse)
+
+
+def _boolean(node: Node) -> bool:
+    if isinstance(node, Scalar) and not node.is_quoted and node.text.lower() in _BOOLEANS:
+        return _BOOLEANS[node.text.lower()]
+    raise ValueError(f"must be true or false, not {shown(node)}")
+
+
+def _seconds(key: str, text: str) -> int:
+    span = check_duration(key, f"{text}s" if re.fullmatch(_WHOLE, text) else text)
+    return int(span.total_seconds())
+
+
+def _text(node: Node) -> str:
+    if not isinstance(node, Scalar) or node.is_null:
+        raise ValueError(f"must be text, not {shown(node)}")
+    text: str = _checked(check_name, node.text)
+    return text
+
+
+def _texts(node: Node) -> tuple[str, ...]:
+    if not isinstance(node, Items):
+        raise ValueError(f"must be a list of texts, not {shown(node)}")
+    return tuple(dict.fromkeys(_text(item) for item in node.nodes))
+
+
+def _profile(node: Node) -> str:
+    name = _text(node)
+    if name not in PROFILES:
+        raise ValueError(f"must be one of {', '.join(PROFILES)}, not {shown(node)}")
+    return name
+
+
+def _zone(node: Node) -> str:
+    from stepkeep.history.times import zone_named  # few name a zone
+
+    name = _text(node)
+    try:
+        zone_named(name)
+    except InvalidInput:
+        raise ValueError(f"must be UTC, local or a zone such as Europe/Berlin, not {shown(node)}") from None
+    return name
+
+
+def _store(node: Node) -> str:
+    url = _text(node)
+    is_path = ":" not in url and ("/" in url or url.endswith((".db", ".sqlite")))
+    if not is_path and not re.fullmatch(_STORE, url, re.DOTALL):
+        # The text is not repeated: it may hold a password.
+        raise ValueError("must be the URL of a store, such as sqlite:PATH, or a path")
+    return url
+
+
+BOOLEAN: Final = Kind("`true` or `false`", _boolean)
+COUNT: Final = whole(1, MAX_SEQ, "whole number from 1")
+DAYS: Final = whole(0, MAX_DAYS, "whole days from 0")
+HOURS: Final = whole(0, MAX_DAYS * 24, "whole hours from 0")
+SIZE: Final = _written("size (`500MB`, `2GiB`)", check_size)
+DURATION: Final = _written("duration (`30s`, `10m`, `2h`, `7d`, `2w`)", check_duration)
+SECONDS: Final = _written("number of seconds, or duration (`10m`)", _seconds)
+TEXT: Final = Kind("text", _text)
+TEXTS: Final = Kind("list of texts", _texts)
+PROFILE: Final = Kind("name of a profile", _profile)
+STORE: Final = Kind("URL of a store", _store)
+ZONE: Final = Kind("`UTC`, `local` or the name of a time zone", _zone)
+
+
+# --- keys ------------------------------------------------------------------------------------------------------
+
+
+class Key(msgspec.Struct, frozen=True):
     """One key. `name` is dotted, in snake_case; `*` stands for a name of the writer's choice.
 
     A default of None is described by `unset`.
@@ -67,7 +192,6 @@ def _timer(label: str, *, takes_zero: bool = False) -> Kind:
     return Kind(label, parse)
 
 
-_SECONDS: Final = r"\d{1,9}(?:\.\d{1,6})?"
 _TIMER: Final = _timer(SECONDS.label)
 _TIMER_OR_ZERO: Final = _timer("number of seconds from 0, or duration (`10m`)", takes_zero=True)
 
@@ -325,9 +449,22 @@ def lookup(name: str) -> tuple[str, Key] | None:
 # --- reading a file's content ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A value that a source gives, under the name of its key; `*` is filled in."""
+class Problem(msgspec.Struct, frozen=True):
+    """Something wrong in the configuration. `source` is the file, the variable or `flag`; `line` counts from 1."""
+
+    source: str
+    line: int | None
+    key: str
+    message: str
+    text: str
+
+    @classmethod
+    def at(cls, source: str, line: int | None, key: str, message: str) -> Problem:
+        return cls(source, line, key, message, f"{source}{'' if line is None else f':{line}'}: {message}")
+
+
+class Found(NamedTuple):
+    """A value that a file gives, under the name of its key; `*` is filled in."""
 
     name: str
     value: Any
@@ -354,9 +491,9 @@ class _Reading:
 
     def problem(self, line: int, key: str, message: str) -> None:
         if len(self.problems) == MAX_PROBLEMS:
-            self.problems.append(Problem(self._source, line, "", "there are more problems from here on"))
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(Problem(self._source, line, key, message))
+            key, message = "", "there are more problems from here on"
+        if len(self.problems) <= MAX_PROBLEMS:
+            self.problems.append(Problem.at(self._source, line, key, message))
 
     def section(self, section: Section, tree: Tree, prefix: str) -> None:
         seen: dict[str, Scalar] = {}
@@ -366,8 +503,10 @@ class _Reading:
             name = self._name(written, tree, prefix)
             if name is None:
                 continue
-            if name in seen:
-                self._repeated(written, seen[name], prefix)
+            if (first := seen.get(name)) is not None:
+                how = f"again as {shown(written)}" if written.text != first.text else "again"
+                told = f"{prefix}{_short(first.text)} of line {first.line} is given {how}"
+                self.problem(written.line, prefix + written.text, told)
                 continue
             seen[name] = written
             self._entry(written, node, tree[ANY if ANY in tree else name], prefix + name)
@@ -382,14 +521,6 @@ class _Reading:
         except ValueError as exc:
             self.problem(written.line, prefix + written.text, f"a name in {prefix[:-1]} {exc}")
             return None
-
-    def _repeated(self, written: Scalar, first: Scalar, prefix: str) -> None:
-        how = f"again as {shown(written)}" if written.text != first.text else "again"
-        self.problem(
-            written.line,
-            prefix + written.text,
-            f"{prefix}{_short(first.text)} of line {first.line} is given {how}",
-        )
 
     def _entry(self, written: Scalar, node: Node, target: Tree | Key, name: str) -> None:
         if isinstance(target, Key):
@@ -431,20 +562,19 @@ def _unknown(written: Scalar, tree: Tree, prefix: str) -> str:
 def nearest_key(text: str, tree: Tree | None = None, prefix: str = "") -> str | None:
     """The key most like a text: one of the same section, else one of any section, named in full."""
     siblings = _spellings(_TREE if tree is None else tree, text)
-    if (near := _closest(text, ((name, name) for name in siblings))) is not None:
-        return near
     names = _spellings((key.name for key in SCHEMA), text)
-    dotted = [(name, name) for name in names]
-    last_parts = [(name.rpartition(".")[2], name) for name in names]
-    return _closest(prefix + text, dotted) or _closest(text, last_parts)
+    return (
+        _closest(text, {name: name for name in siblings})
+        or _closest(prefix + text, {name: name for name in names})
+        or _closest(text, {name.rpartition(".")[2]: name for name in reversed(names)})
+    )
 
 
-def _closest(text: str, candidates: Iterable[tuple[str, str]]) -> str | None:
-    by_lower: dict[str, str] = {}
-    for word, name in candidates:
-        by_lower.setdefault(_plain(word), name)
-    close = difflib.get_close_matches(_plain(text[:80]), by_lower, n=1, cutoff=0.75)
-    return by_lower[close[0]] if close else None
+def _closest(text: str, candidates: dict[str, str]) -> str | None:
+    """The candidate whose word is most like the text, however either is spelled; of equal words the last one."""
+    by_plain = {_plain(word): name for word, name in candidates.items()}
+    near = nearest(_plain(text[:80]), by_plain, cutoff=0.75)
+    return None if near is None else by_plain[near]
 
 
 def _plain(text: str) -> str:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
-from stepkeep.config.files import Candidate, Problem, candidates, read
-from stepkeep.config.kinds import node_of
-from stepkeep.config.schema import ANY, SCHEMA, Found, Key, lookup, nearest_key, values_of
-from stepkeep.errors import InvalidInput
-from stepkeep.policy.cleanup import CleanupPolicies, CleanupRule
-from stepkeep.policy.retention import span_text
-from stepkeep.yaml_lines import Unreadable
+import msgspec
+
+from stepkeep.config.schema import ANY, SCHEMA, Problem, lookup, nearest_key, node_of, values_of
+from stepkeep.model import SessionInfo
+from stepkeep.policy.cleanup import CLEANUP, CleanupPolicies, CleanupRule
+from stepkeep.policy.profiles import profile_named, retention_for
+from stepkeep.policy.retention import Retention, span_text
+from stepkeep.yaml_lines import Unreadable, parse, read_text
+
+PROJECT_FILE: Final = "stepkeep.yaml"
+USER_FILE: Final = "config.yaml"
+MAX_DEPTH: Final = 16
 
 Layer = Literal["default", "user", "project", "environment", "flag"]
 LAYERS: Final[tuple[Layer, ...]] = get_args(Layer)
@@ -28,12 +34,13 @@ VARIABLES: Final = {
 }
 """The environment variables that set a key. An empty one counts as not set."""
 
-_WORKFLOWS: Final = "checkpoint.cleanup.workflows."
-_SECRET: Final = re.compile(r"(://[^:@/]*:).*(?=@)|(password=)[^&]*", re.IGNORECASE)
+_WORKFLOWS: Final = "checkpoint.cleanup.workflows"
+_SECRET: Final = r"(?i)(://[^:@/]*:).*(?=@)|(password=)[^&]*"
+
+AnyPath: TypeAlias = "str | os.PathLike[str]"
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """Where a value came from. `source` is the file or the variable."""
 
     layer: Layer
@@ -45,13 +52,8 @@ class Origin:
             return f"{self.source}:{self.line}"
         return self.source or self.layer
 
-    @property
-    def rank(self) -> int:
-        return LAYERS.index(self.layer)
 
-
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """A value and where it came from. None means that a limit was switched off, or nothing was set."""
 
     name: str
@@ -66,8 +68,9 @@ class Setting:
     def text(self) -> str:
         """The value for people; a password in a URL is hidden."""
         if self.value is None:
-            key = _key(self.name)
-            return key.kind.none_word if self.is_given else key.unset.replace("`", "")
+            known = lookup(self.name)
+            assert known is not None, f"{self.name} is not in the schema"
+            return known[1].kind.none_word if self.is_given else known[1].unset.replace("`", "")
         if isinstance(self.value, bool):
             return "true" if self.value else "false"
         if isinstance(self.value, tuple):
@@ -75,16 +78,25 @@ class Setting:
         if isinstance(self.value, timedelta):
             return span_text(self.value)
         if self.name == "store":
-            return _SECRET.sub(lambda match: f"{match[1] or match[2]}***", self.value)
+            return re.sub(_SECRET, lambda match: f"{match[1] or match[2]}***", self.value)
         return str(self.value)
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Every key with its value: `settings["profile"]`. Keys are in snake_case."""
+class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that was looked for. `is_used` is False when it is missing, or `note` says why it does not count."""
+
+    path: str
+    scope: Literal["project", "user"]
+    exists: bool
+    is_used: bool
+    note: str = ""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Every key with its value: `settings["profile"]`. Keys are in snake_case. `files` are those looked for."""
 
     entries: Mapping[str, Setting]
-    files: tuple[Candidate, ...] = field(default=())
+    files: tuple[ConfigFile, ...] = ()
 
     def __getitem__(self, name: str) -> Any:
         return self.entries[name].value
@@ -108,6 +120,20 @@ class Settings:
         """The URL of the store; None when nothing names one. Relative paths in a file begin at its folder."""
         url: str | None = self["store"]
         return url
+
+    # --- rules for sessions
+
+    def retention_of(self, session: SessionInfo) -> Retention:
+        """Which checkpoints of a session stay: by its profile, changed by the configuration, then by its own policy.
+
+        The configuration does not touch a profile that keeps everything, as `archive` does.
+
+        Raises:
+            InvalidInput: the session's profile or policy makes no sense; nothing may be removed.
+        """
+        rules = self.retention_overrides(session.profile) if profile_named(session.profile).is_cleaned else {}
+        own = {key: value for key, value in (session.policy or {}).items() if key != CLEANUP}
+        return retention_for(session.profile, rules | own)
 
     def retention_overrides(self, profile: str) -> dict[str, Any]:
         """What replaces the rules of a profile.
@@ -141,113 +167,130 @@ class Settings:
         """Of several keys for one thing, that of the strongest source; among equals the first. None: none is set."""
         settings = (self.entries[name] for name in names if name is not None)
         given = (setting for setting in settings if setting.is_given)
-        return max(given, key=lambda setting: setting.origin.rank, default=None)
+        return max(given, key=lambda setting: LAYERS.index(setting.origin.layer), default=None)
 
     def workflows(self) -> dict[str, dict[str, Any]]:
         """Cleanup of single workflows: name -> what is set of `retention_days` and `enabled`."""
         policies: dict[str, dict[str, Any]] = {}
-        for name, value in self.given(_WORKFLOWS[:-1]).items():
+        for name, value in self.given(_WORKFLOWS).items():
             workflow, _, key = name.rpartition(".")
             policies.setdefault(workflow, {})[key] = value
         return policies
 
+    def compresses(self, session: SessionInfo) -> bool:
+        """Whether states of a session are compressed where they are stored whole."""
+        return session.profile != "agent" or bool(self["agent.checkpoints.compress_state"])
 
-def load(
-    *,
-    cwd: Path | None,
-    environ: Mapping[str, str],
-    flags: Mapping[str, object] | None = None,
-    user_path: Path | None = None,
-) -> Settings:
-    """The settings from all sources. Nothing but the arguments and the files they lead to is read.
 
-    `flags` are values by dotted key; a None counts as not given. Without `cwd` or `user_path` that file is left out.
-
-    Raises:
-        InvalidInput: code `invalid_config`; the message lists every problem with its file and line.
-    """
-    settings, problems = inspect(cwd=cwd, environ=environ, flags=flags, user_path=user_path)
-    if problems:
-        number = "" if len(problems) == 1 else f"{len(problems)} problems: "
-        text = "; ".join(map(str, problems))
-        raise InvalidInput(f"bad configuration: {number}{text}", code="invalid_config")
-    return settings
+# --- from the sources ------------------------------------------------------------------------------------------
 
 
 def inspect(
     *,
-    cwd: Path | None,
+    cwd: AnyPath | None,
     environ: Mapping[str, str],
     flags: Mapping[str, object] | None = None,
-    user_path: Path | None = None,
+    user_path: AnyPath | None = None,
 ) -> tuple[Settings, tuple[Problem, ...]]:
     """As `load`, but with the problems as a result; the settings hold what is right."""
-    files = candidates(cwd, user_path)
     entries = {
         key.name: Setting(key.name, key.default, Origin("default")) for key in SCHEMA if ANY not in key.name
     }
+    files = tuple(_candidates(cwd, user_path))
     problems: list[Problem] = []
     for file in reversed(files):
         if file.is_used:
-            found, wrong = _from_file(file.path)
-            problems += wrong
-            entries |= {item.name: _from_line(item, file) for item in found}
-    for origin, values in _outside(environ, flags or {}):
-        given, wrong = _from_values(origin, values)
-        problems += wrong
-        entries |= given
+            problems += _read_file(file, entries)
+    for variable, name in VARIABLES.items():
+        if text := environ.get(variable):
+            problems += _read_values(Origin("environment", f"${variable}"), {name: text}, entries)
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    problems += _read_values(Origin("flag"), given, entries)
     return Settings(MappingProxyType(entries), files), tuple(problems)
 
 
-def _from_file(path: Path) -> tuple[list[Found], list[Problem]]:
+def _read_file(file: ConfigFile, entries: dict[str, Setting]) -> list[Problem]:
+    """Put what a file sets among the entries; returns what is wrong with it."""
     try:
-        return values_of(read(path), str(path))
+        found, problems = values_of(parse(read_text(file.path), max_depth=MAX_DEPTH), file.path)
     except Unreadable as exc:
-        return [], [Problem(str(path), exc.line, "", exc.message)]
+        return [Problem.at(file.path, exc.line, "", exc.message)]
+    for name, value, line in found:
+        if name == "store":
+            value = anchored(value, os.path.dirname(file.path))
+        entries[name] = Setting(name, value, Origin(file.scope, file.path, line))
+    return problems
 
 
-def _from_line(item: Found, file: Candidate) -> Setting:
-    value = anchored(item.value, file.path.parent) if item.name == "store" else item.value
-    return Setting(item.name, value, Origin(file.scope, str(file.path), item.line))
-
-
-def _outside(
-    environ: Mapping[str, str], flags: Mapping[str, object]
-) -> Iterator[tuple[Origin, Mapping[str, object]]]:
-    for variable, name in VARIABLES.items():
-        if text := environ.get(variable):
-            yield Origin("environment", f"${variable}"), {name: text}
-    yield Origin("flag"), {name: value for name, value in flags.items() if value is not None}
-
-
-def _from_values(origin: Origin, values: Mapping[str, object]) -> tuple[dict[str, Setting], list[Problem]]:
-    given: dict[str, Setting] = {}
-    problems: list[Problem] = []
-    for name, value in values.items():
-        known = lookup(name)
+def _read_values(
+    origin: Origin, values: Mapping[str, object], entries: dict[str, Setting]
+) -> Iterator[Problem]:
+    for given, value in values.items():
+        known = lookup(given)
         if known is None:
-            near = nearest_key(name)
+            near = nearest_key(given)
             hint = "" if near is None else f": did you mean {near}?"
-            problems.append(Problem(str(origin), None, name, f"unknown key {name!r}{hint}"))
+            yield Problem.at(str(origin), None, given, f"unknown key {given!r}{hint}")
             continue
+        name, key = known
         try:
-            given[known[0]] = Setting(known[0], known[1].kind.parse(node_of(value)), origin)
+            entries[name] = Setting(name, key.kind.parse(node_of(value)), origin)
         except ValueError as exc:
-            problems.append(Problem(str(origin), None, known[0], f"{known[0]} {exc}"))
-    return given, problems
+            yield Problem.at(str(origin), None, name, f"{name} {exc}")
 
 
-def anchored(url: str, folder: Path) -> str:
+def anchored(url: str, folder: AnyPath) -> str:
     """The same URL, where a relative path of a file or folder begins at `folder`."""
+    from pathlib import Path  # few files name a store by a relative path
+
     scheme, separator, path = url.partition(":")
     if not separator:
         scheme, path = "sqlite", url
     if scheme not in ("sqlite", "files") or path.startswith(("/", "~")):
         return url
-    return f"{scheme}:{folder / path}"
+    return f"{scheme}:{Path(folder, path)}"
 
 
-def _key(name: str) -> Key:
-    known = lookup(name)
-    assert known is not None, f"{name} is in no schema"
-    return known[1]
+# --- files -----------------------------------------------------------------------------------------------------
+
+_IS_LINUX: Final = bool(sys.platform == "linux")
+
+
+def user_file() -> str:
+    """Where this user's own configuration is looked for."""
+    if _IS_LINUX:
+        # The same place without platformdirs, which takes longer to import than a store to open.
+        folder = os.environ.get("XDG_CONFIG_HOME", "").strip() or "~/.config"
+        return os.path.expanduser(os.path.join(folder, "stepkeep", USER_FILE))
+    from platformdirs import user_config_dir
+
+    return os.path.join(user_config_dir("stepkeep"), USER_FILE)
+
+
+def _candidates(cwd: AnyPath | None, user_path: AnyPath | None) -> Iterator[ConfigFile]:
+    """The files that are looked for, those that win first: each folder upward to the first hit, then the user's."""
+    if cwd is not None:
+        yield from _upward(os.path.abspath(cwd))
+    if user_path is not None:
+        exists = os.path.lexists(user_path)
+        yield ConfigFile(path=os.fspath(user_path), scope="user", exists=exists, is_used=exists)
+
+
+def _upward(folder: str) -> Iterator[ConfigFile]:
+    path = os.path.join(folder, PROJECT_FILE)
+    exists = os.path.lexists(path)
+    is_planted = exists and _is_planted(path)
+    note = "ignored: it belongs to another user, in a folder that everyone can write to" if is_planted else ""
+    is_used = exists and not is_planted
+    yield ConfigFile(path=path, scope="project", exists=exists, is_used=is_used, note=note)
+    if not is_used and (above := os.path.dirname(folder)) != folder:
+        yield from _upward(above)
+
+
+def _is_planted(path: str) -> bool:
+    """Whether someone else may have put the file there, as in `/tmp`: it could send states to a store of theirs."""
+    try:
+        folder, file = os.stat(os.path.dirname(path)), os.lstat(path)
+    except OSError:
+        return False  # reading it will say what is wrong
+    return bool(folder.st_mode & stat.S_IWOTH) and file.st_uid not in (0, os.geteuid())

@@ -19,6 +19,9 @@ from stepkeep.policy.profiles import MAX_DAYS, Profile, check_count, check_flag,
 
 TEST_DAYS: Final = 0
 
+CLEANUP: Final = "cleanup"
+"""The key of a session's policy that speaks of the session as a whole; the others are rules for its history."""
+
 _DAY_US: Final = 86_400_000_000
 
 
@@ -106,9 +109,9 @@ class _Place(NamedTuple):
 
 def _rules(session: SessionInfo, policies: CleanupPolicies) -> Iterator[_Place]:
     """All places that speak of this session, the strongest first."""
-    own = (session.policy or {}).get("cleanup")
+    own = (session.policy or {}).get(CLEANUP)
     if own is not None:
-        yield _Place("the session's policy", rule_from("cleanup", own))
+        yield _Place("the session's policy", rule_from(CLEANUP, own))
     if session.workflow is not None and session.workflow in policies.workflows:
         yield _Place(f"workflow {session.workflow}", policies.workflows[session.workflow])
     if session.is_test:

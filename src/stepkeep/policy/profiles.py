@@ -12,6 +12,7 @@ import msgspec
 from stepkeep.errors import InvalidInput
 from stepkeep.model import MAX_SEQ, check_name
 from stepkeep.policy.retention import Retention
+from stepkeep.text import nearest
 
 MAX_DAYS: Final = 36_500
 """A longer span is a slip of the pen; to keep something for ever, switch the rule off."""
@@ -105,10 +106,8 @@ def check_key(what: str, key: object, known: Iterable[str]) -> str:
     names = tuple(known)
     if key in names:
         return str(key)
-    import difflib  # takes long, and most keys are known
-
-    near = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names)}"
+    near = nearest(str(key), names, cutoff=0.5)
+    hint = f"choose one of {', '.join(names)}" if near is None else f"did you mean {near!r}?"
     raise InvalidInput(f"unknown {what} {key!r}: {hint}", code="unknown_key")
 
 
