@@ -27,6 +27,7 @@ from stepkeep.config.schema import (
     camel,
     lookup,
     node_of,
+    text_of,
     values_of,
 )
 from stepkeep.config.settings import VARIABLES, Settings, anchored
@@ -228,7 +229,7 @@ agent:
     pruneAfterDays: 30
     compressState: true        # Compress large states
 """)
-    assert settings.given("agent.checkpoints") == {
+    assert settings.section("agent.checkpoints") == {
         "enabled": True,
         "auto_checkpoint": True,
         "max_checkpoints_per_session": 10,
@@ -397,10 +398,10 @@ def test_a_folder_of_files_begins_at_the_file() -> None:
 )
 def test_a_password_is_not_shown(load: Load, url: str) -> None:
     """The text of a setting hides the password; its value has it."""
-    setting = load(flags={"store": url}).entries["store"]
+    setting = load(flags={"store": url}).given["store"]
     assert setting.value == url
-    assert "se" not in setting.text.replace("user", "")
-    assert "***" in setting.text
+    assert "se" not in text_of(setting).replace("user", "")
+    assert "***" in text_of(setting)
 
 
 @pytest.mark.parametrize(
@@ -418,7 +419,7 @@ def test_a_password_is_not_shown(load: Load, url: str) -> None:
 )
 def test_settings_have_a_text(load: Load, name: str, value: object, text: str) -> None:
     """Every value, and every missing one, can be shown."""
-    assert load(flags={name: value}).entries[name].text == text
+    assert text_of(next(each for each in load(flags={name: value}) if each.name == name)) == text
 
 
 def test_a_refused_store_is_not_repeated(load: Load) -> None:
@@ -649,7 +650,7 @@ def test_settings_cannot_be_changed(load: Load) -> None:
     """Settings are shared, so nobody may write to them."""
     settings = load()
     with pytest.raises(TypeError):
-        settings.entries["profile"] = settings.entries["store"]  # type: ignore[index]
+        settings.given["profile"] = next(iter(settings))  # type: ignore[index]
     with pytest.raises(AttributeError):
         settings.files = ()  # type: ignore[misc]
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepkeep.config.schema import Problem
 from stepkeep.config.settings import AnyPath, ConfigFile, Setting, Settings, inspect, user_file
 from stepkeep.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from stepkeep.config.schema import Problem
 
 __all__ = ["Config", "Settings", "here", "inspect", "inspect_config", "inspect_here", "load", "user_file"]
 
@@ -94,13 +96,15 @@ def inspect_config(store: str | None = None) -> Config:
 
 
 def _view(setting: Setting) -> SettingView:
+    from stepkeep.config.schema import text_of
+
     value, origin = setting.value, setting.origin
     if setting.name == "store" and value is not None:
-        value = setting.text  # without the password
+        value = text_of(setting)  # without the password
     return SettingView(
         key=setting.name,
         value=int(value.total_seconds()) if isinstance(value, timedelta) else value,
-        text=setting.text,
+        text=text_of(setting),
         origin=origin.layer,
         source=origin.source or None,
         line=origin.line,

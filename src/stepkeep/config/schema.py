@@ -9,9 +9,11 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from stepkeep.config.settings import DEFAULTS, Setting
 from stepkeep.errors import InvalidInput
 from stepkeep.model import MAX_SEQ, check_name
 from stepkeep.policy.profiles import MAX_DAYS, PROFILES, check_count, check_duration, check_size
+from stepkeep.policy.retention import span_text
 from stepkeep.text import nearest, shortened
 from stepkeep.yaml_lines import Items, Node, Scalar, Section, shown
 
@@ -167,9 +169,12 @@ class Key(msgspec.Struct, frozen=True):
 
     name: str
     kind: Kind
-    default: Any
     meaning: str
     unset: str = "none"
+
+    @property
+    def default(self) -> Any:
+        return DEFAULTS.get(self.name)
 
 
 _HOURS_OR_OFF: Final = or_word("off", HOURS)
@@ -196,205 +201,176 @@ _TIMER: Final = _timer(SECONDS.label)
 _TIMER_OR_ZERO: Final = _timer("number of seconds from 0, or duration (`10m`)", takes_zero=True)
 
 SCHEMA: Final = (
-    Key("store", STORE, None, "The store to use.", "`stepkeep.db` in the user's data folder"),
-    Key("profile", PROFILE, "standard", "The profile of new sessions."),
-    Key("project", TEXT, None, "The project of new sessions."),
+    Key("store", STORE, "The store to use.", "`stepkeep.db` in the user's data folder"),
+    Key("profile", PROFILE, "The profile of new sessions."),
+    Key("project", TEXT, "The project of new sessions."),
     Key(
         "checkpoint.history.enabled",
         BOOLEAN,
-        True,
         "Keep older checkpoints. `false`: of the checkpoints saved from then on only the newest stays.",
     ),
     Key(
         "checkpoint.history.max_count",
         _COUNT_OR_ALL,
-        None,
         "How many checkpoints a session keeps, the newest included.",
         THE_PROFILES,
     ),
     Key(
         "checkpoint.compress_after_hours",
         _HOURS_OR_OFF,
-        24,
         "When history in a store of files with layout `run` is gzipped.",
     ),
-    Key("checkpoint.cleanup.enabled", BOOLEAN, True, "Remove finished sessions when they are old enough."),
+    Key("checkpoint.cleanup.enabled", BOOLEAN, "Remove finished sessions when they are old enough."),
     Key(
         "checkpoint.cleanup.completed_retention_days",
         DAYS,
-        None,
         "How long completed and cancelled sessions stay.",
         "the profile's: 7 (`workflow`, `run`, `debug`) or 30",
     ),
     Key(
         "checkpoint.cleanup.failed_retention_days",
         DAYS,
-        None,
         "How long failed sessions stay.",
         "the profile's: 30",
     ),
-    Key("checkpoint.cleanup.test_retention_days", DAYS, 0, "How long finished test sessions stay."),
+    Key("checkpoint.cleanup.test_retention_days", DAYS, "How long finished test sessions stay."),
     Key(
         "checkpoint.cleanup.stale_days",
         DAYS,
-        None,
         "Days without activity after which an unfinished session counts as failed.",
         THE_PROFILES,
     ),
     Key(
         "checkpoint.cleanup.workflows.*.retention_days",
         DAYS,
-        None,
         "How long finished sessions of that workflow stay, whatever their status.",
         "by status",
     ),
     Key(
         "checkpoint.cleanup.workflows.*.enabled",
         BOOLEAN,
-        True,
         "`false`: sessions of that workflow are never cleaned.",
+        "`true`",
     ),
     Key(
         "agent.command",
         TEXT,
-        "claude -p",
         "What runs the `agent` steps of workflows. The prompt takes the place of `{prompt}`, or comes on stdin.",
     ),
     Key(
         "agent.checkpoints.enabled",
         BOOLEAN,
-        True,
         "Whether `Store.execute` saves checkpoints at all.",
     ),
     Key(
         "agent.checkpoints.auto_checkpoint",
         BOOLEAN,
-        True,
         "Whether `Store.execute` saves after every step, unless told.",
     ),
     Key(
         "agent.checkpoints.max_checkpoints_per_session",
         _COUNT_OR_ALL,
-        10,
         "How many checkpoints a session with profile `agent` keeps.",
     ),
     Key(
         "agent.checkpoints.prune_after_days",
         DAYS,
-        30,
         "How long finished sessions with profile `agent` stay.",
     ),
     Key(
         "agent.checkpoints.compress_state",
         BOOLEAN,
-        True,
         "Compress states of sessions with profile `agent` where they are stored whole.",
     ),
-    Key("retention.keep_last", _COUNT_OR_ALL, None, "Keep that many of the newest.", THE_PROFILES),
-    Key("retention.keep_within", _DURATION_OR_OFF, None, "Keep everything younger.", THE_PROFILES),
-    Key("retention.keep_hourly", _DURATION_OR_OFF, None, "Keep one per hour, for that long.", THE_PROFILES),
-    Key("retention.keep_daily", _DURATION_OR_OFF, None, "Keep one per day, for that long.", THE_PROFILES),
-    Key("retention.keep_weekly", _DURATION_OR_OFF, None, "Keep one per week, for that long.", THE_PROFILES),
-    Key("retention.keep_manual", BOOLEAN, None, "Keep what was saved by hand.", THE_PROFILES),
-    Key("retention.keep_tags", TEXTS, None, "Keep checkpoints with one of these tags.", THE_PROFILES),
+    Key("retention.keep_last", _COUNT_OR_ALL, "Keep that many of the newest.", THE_PROFILES),
+    Key("retention.keep_within", _DURATION_OR_OFF, "Keep everything younger.", THE_PROFILES),
+    Key("retention.keep_hourly", _DURATION_OR_OFF, "Keep one per hour, for that long.", THE_PROFILES),
+    Key("retention.keep_daily", _DURATION_OR_OFF, "Keep one per day, for that long.", THE_PROFILES),
+    Key("retention.keep_weekly", _DURATION_OR_OFF, "Keep one per week, for that long.", THE_PROFILES),
+    Key("retention.keep_manual", BOOLEAN, "Keep what was saved by hand.", THE_PROFILES),
+    Key("retention.keep_tags", TEXTS, "Keep checkpoints with one of these tags.", THE_PROFILES),
     Key(
         "retention.keep_terminal",
         BOOLEAN,
-        None,
         "Keep the newest checkpoint of each finished status.",
         THE_PROFILES,
     ),
-    Key("retention.max_age", _DURATION_OR_OFF, None, "Remove what is older.", THE_PROFILES),
+    Key("retention.max_age", _DURATION_OR_OFF, "Remove what is older.", THE_PROFILES),
     Key(
         "retention.max_bytes",
         _SIZE_OR_OFF,
-        None,
         "Remove the oldest of a session until the rest takes no more.",
         THE_PROFILES,
     ),
     Key(
         "limits.max_bytes",
         _SIZE_OR_OFF,
-        None,
         "Byte budget of the whole store: the keeper prunes before it is reached.",
         "off",
     ),
     Key(
         "limits.min_free_bytes",
         _SIZE_OR_OFF,
-        None,
         "Free space to leave on the disk: the keeper prunes before less is left.",
         "off",
     ),
     Key(
         "workflow.warn_stored_bytes",
         SIZE,
-        10_000_000,
         "A workflow whose state is stored in more gets a warning that names its largest values.",
     ),
     Key(
         "workflow.max_stored_bytes",
         SIZE,
-        100_000_000,
         "A workflow's state that takes more, stored, is refused.",
     ),
     Key(
         "workflow.max_raw_bytes",
         SIZE,
-        500_000_000,
         "A workflow's state that takes more, uncompressed, is refused.",
     ),
     Key(
         "worker.max_attempts",
         COUNT,
-        3,
         "How many runs of a session may fail at the same step before workers give it up.",
     ),
-    Key(
-        "worker.retry_seconds", SECONDS, 30, "How long a failed session rests before a worker tries it again."
-    ),
-    Key("keeper.enabled", BOOLEAN, True, "Prune and clean in the background of an open store."),
-    Key("keeper.interval_seconds", SECONDS, 300, "Pause between two rounds of the keeper."),
-    Key("metrics.enabled", BOOLEAN, True, "Keep counts of saves, failures and resumes beside the store."),
+    Key("worker.retry_seconds", SECONDS, "How long a failed session rests before a worker tries it again."),
+    Key("keeper.enabled", BOOLEAN, "Prune and clean in the background of an open store."),
+    Key("keeper.interval_seconds", SECONDS, "Pause between two rounds of the keeper."),
+    Key("metrics.enabled", BOOLEAN, "Keep counts of saves, failures and resumes beside the store."),
     Key(
         "recorder.heartbeat_seconds",
         _TIMER,
-        120,
         "After so long without a snapshot, a recorder takes one while work is in progress.",
     ),
     Key(
         "recorder.coalesce_seconds",
         _TIMER_OR_ZERO,
-        3,
         "Within that time a trigger that finds nothing changed is noted on the last snapshot.",
     ),
     Key(
         "recorder.significant_seconds",
         _TIMER,
-        300,
         "So long after the last checkpoint, time alone is worth an automatic one of the connected parts.",
     ),
     Key(
         "workspace.max_file_bytes",
         SIZE,
-        50_000_000,
         "Project files that are larger are not captured, and reported.",
     ),
     Key(
         "workspace.max_total_bytes",
         SIZE,
-        1_000_000_000,
         "All captured files of a tree together; beyond it the largest are left out, and reported.",
     ),
-    Key("workspace.ignore", TEXTS, None, "More rules for what is not captured, written as in `.gitignore`."),
+    Key("workspace.ignore", TEXTS, "More rules for what is not captured, written as in `.gitignore`."),
     Key(
         "hooks.workspace",
         BOOLEAN,
-        True,
         "Hooks of agents capture the files of a repository at the end of a turn and of a session, and before a"
         " compaction.",
     ),
-    Key("time.zone", ZONE, "UTC", "The zone in which times that name none are read."),
+    Key("time.zone", ZONE, "The zone in which times that name none are read."),
 )
 
 Tree = dict[str, "Tree | Key"]
@@ -538,6 +514,27 @@ class _Reading:
 def _short(text: str) -> str:
     """A name for a message, on one line."""
     return repr(shortened(text, 80))[1:-1]
+
+
+def text_of(setting: Setting) -> str:
+    """A value for people; a password in a URL is hidden."""
+    value = setting.value
+    if value is None:
+        known = lookup(setting.name)
+        assert known is not None, f"{setting.name} is not in the schema"
+        return known[1].kind.none_word if setting.is_given else known[1].unset.replace("`", "")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return f"[{', '.join(value)}]"
+    if isinstance(value, timedelta):
+        return span_text(value)
+    if setting.name == "store":
+        return re.sub(_PASSWORD, lambda match: f"{match[1] or match[2]}***", value)
+    return str(value)
+
+
+_PASSWORD: Final = r"(?i)(://[^:@/]*:).*(?=@)|(password=)[^&]*"
 
 
 # --- suggestions -----------------------------------------------------------------------------------------------

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-from stepkeep.config.schema import ANY, SCHEMA, Problem, lookup, nearest_key, node_of, values_of
 from stepkeep.model import SessionInfo
 from stepkeep.policy.cleanup import CLEANUP, CleanupPolicies, CleanupRule
 from stepkeep.policy.profiles import profile_named, retention_for
-from stepkeep.policy.retention import Retention, span_text
-from stepkeep.yaml_lines import Unreadable, parse, read_text
+from stepkeep.policy.retention import Retention
+
+if TYPE_CHECKING:
+    from stepkeep.config.schema import Problem
 
 PROJECT_FILE: Final = "stepkeep.yaml"
 USER_FILE: Final = "config.yaml"
@@ -34,8 +33,57 @@ VARIABLES: Final = {
 }
 """The environment variables that set a key. An empty one counts as not set."""
 
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "store": None,
+    "profile": "standard",
+    "project": None,
+    "checkpoint.history.enabled": True,
+    "checkpoint.history.max_count": None,
+    "checkpoint.compress_after_hours": 24,
+    "checkpoint.cleanup.enabled": True,
+    "checkpoint.cleanup.completed_retention_days": None,
+    "checkpoint.cleanup.failed_retention_days": None,
+    "checkpoint.cleanup.test_retention_days": 0,
+    "checkpoint.cleanup.stale_days": None,
+    "agent.command": "claude -p",
+    "agent.checkpoints.enabled": True,
+    "agent.checkpoints.auto_checkpoint": True,
+    "agent.checkpoints.max_checkpoints_per_session": 10,
+    "agent.checkpoints.prune_after_days": 30,
+    "agent.checkpoints.compress_state": True,
+    "retention.keep_last": None,
+    "retention.keep_within": None,
+    "retention.keep_hourly": None,
+    "retention.keep_daily": None,
+    "retention.keep_weekly": None,
+    "retention.keep_manual": None,
+    "retention.keep_tags": None,
+    "retention.keep_terminal": None,
+    "retention.max_age": None,
+    "retention.max_bytes": None,
+    "limits.max_bytes": None,
+    "limits.min_free_bytes": None,
+    "workflow.warn_stored_bytes": 10_000_000,
+    "workflow.max_stored_bytes": 100_000_000,
+    "workflow.max_raw_bytes": 500_000_000,
+    "worker.max_attempts": 3,
+    "worker.retry_seconds": 30,
+    "keeper.enabled": True,
+    "keeper.interval_seconds": 300,
+    "metrics.enabled": True,
+    "recorder.heartbeat_seconds": 120,
+    "recorder.coalesce_seconds": 3,
+    "recorder.significant_seconds": 300,
+    "workspace.max_file_bytes": 50_000_000,
+    "workspace.max_total_bytes": 1_000_000_000,
+    "workspace.ignore": None,
+    "hooks.workspace": True,
+    "time.zone": "UTC",
+}
+"""Every key, and what holds when nobody sets it: None where the profile decides, or nothing is limited. Nearly always
+that is all: what reads and explains other values is in `schema`, which is imported when there is one."""
+
 _WORKFLOWS: Final = "checkpoint.cleanup.workflows"
-_SECRET: Final = r"(?i)(://[^:@/]*:).*(?=@)|(password=)[^&]*"
 
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 
@@ -53,6 +101,9 @@ class Origin(msgspec.Struct, frozen=True):
         return self.source or self.layer
 
 
+DEFAULT: Final = Origin("default")
+
+
 class Setting(msgspec.Struct, frozen=True):
     """A value and where it came from. None means that a limit was switched off, or nothing was set."""
 
@@ -63,23 +114,6 @@ class Setting(msgspec.Struct, frozen=True):
     @property
     def is_given(self) -> bool:
         return self.origin.layer != "default"
-
-    @property
-    def text(self) -> str:
-        """The value for people; a password in a URL is hidden."""
-        if self.value is None:
-            known = lookup(self.name)
-            assert known is not None, f"{self.name} is not in the schema"
-            return known[1].kind.none_word if self.is_given else known[1].unset.replace("`", "")
-        if isinstance(self.value, bool):
-            return "true" if self.value else "false"
-        if isinstance(self.value, tuple):
-            return f"[{', '.join(self.value)}]"
-        if isinstance(self.value, timedelta):
-            return span_text(self.value)
-        if self.name == "store":
-            return re.sub(_SECRET, lambda match: f"{match[1] or match[2]}***", self.value)
-        return str(self.value)
 
 
 class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,27 +127,34 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Every key with its value: `settings["profile"]`. Keys are in snake_case. `files` are those looked for."""
+    """Every key with its value: `settings["profile"]`. Keys are in snake_case.
 
-    entries: Mapping[str, Setting]
+    `given` has those that somebody set; `files` are those looked for.
+    """
+
+    given: Mapping[str, Setting]
     files: tuple[ConfigFile, ...] = ()
 
     def __getitem__(self, name: str) -> Any:
-        return self.entries[name].value
+        setting = self.given.get(name)
+        return DEFAULTS[name] if setting is None else setting.value
 
     def __iter__(self) -> Iterator[Setting]:
-        return iter(self.entries.values())
+        for name, value in DEFAULTS.items():
+            yield self.given.get(name) or Setting(name, value, DEFAULT)
+        yield from (setting for name, setting in self.given.items() if name not in DEFAULTS)
 
     def origin(self, name: str) -> Origin:
-        return self.entries[name].origin
+        setting = self.given.get(name)
+        return DEFAULT if setting is None else setting.origin
 
-    def given(self, section: str) -> dict[str, Any]:
+    def section(self, name: str) -> dict[str, Any]:
         """What was set in a section, defaults left out, under the names inside it."""
-        start = f"{section}."
+        start = f"{name}."
         return {
-            setting.name.removeprefix(start): setting.value
-            for setting in self
-            if setting.is_given and setting.name.startswith(start)
+            key.removeprefix(start): setting.value
+            for key, setting in self.given.items()
+            if key.startswith(start)
         }
 
     def store_url(self) -> str | None:
@@ -141,7 +182,7 @@ class Settings(msgspec.Struct, frozen=True):
         The number to keep has several names. The source that wins elsewhere wins here too; within one source the
         key for that profile comes before `retention.keep_last`, and that before `checkpoint.history.max_count`.
         """
-        overrides = self.given("retention")
+        overrides = self.section("retention")
         count = self._strongest(
             "agent.checkpoints.max_checkpoints_per_session" if profile == "agent" else None,
             "retention.keep_last",
@@ -165,14 +206,13 @@ class Settings(msgspec.Struct, frozen=True):
 
     def _strongest(self, *names: str | None) -> Setting | None:
         """Of several keys for one thing, that of the strongest source; among equals the first. None: none is set."""
-        settings = (self.entries[name] for name in names if name is not None)
-        given = (setting for setting in settings if setting.is_given)
+        given = [self.given[name] for name in names if name is not None and name in self.given]
         return max(given, key=lambda setting: LAYERS.index(setting.origin.layer), default=None)
 
     def workflows(self) -> dict[str, dict[str, Any]]:
         """Cleanup of single workflows: name -> what is set of `retention_days` and `enabled`."""
         policies: dict[str, dict[str, Any]] = {}
-        for name, value in self.given(_WORKFLOWS).items():
+        for name, value in self.section(_WORKFLOWS).items():
             workflow, _, key = name.rpartition(".")
             policies.setdefault(workflow, {})[key] = value
         return policies
@@ -193,24 +233,26 @@ def inspect(
     user_path: AnyPath | None = None,
 ) -> tuple[Settings, tuple[Problem, ...]]:
     """As `load`, but with the problems as a result; the settings hold what is right."""
-    entries = {
-        key.name: Setting(key.name, key.default, Origin("default")) for key in SCHEMA if ANY not in key.name
-    }
+    given: dict[str, Setting] = {}
     files = tuple(_candidates(cwd, user_path))
     problems: list[Problem] = []
     for file in reversed(files):
         if file.is_used:
-            problems += _read_file(file, entries)
+            problems += _read_file(file, given)
     for variable, name in VARIABLES.items():
         if text := environ.get(variable):
-            problems += _read_values(Origin("environment", f"${variable}"), {name: text}, entries)
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
-    problems += _read_values(Origin("flag"), given, entries)
-    return Settings(MappingProxyType(entries), files), tuple(problems)
+            problems += _read_value(Origin("environment", f"${variable}"), name, text, given)
+    for name, value in (flags or {}).items():
+        if value is not None:
+            problems += _read_value(Origin("flag"), name, value, given)
+    return Settings(MappingProxyType(given), files), tuple(problems)
 
 
-def _read_file(file: ConfigFile, entries: dict[str, Setting]) -> list[Problem]:
-    """Put what a file sets among the entries; returns what is wrong with it."""
+def _read_file(file: ConfigFile, given: dict[str, Setting]) -> list[Problem]:
+    """Put what a file sets among what is given; returns what is wrong with it."""
+    from stepkeep.config.schema import Problem, values_of
+    from stepkeep.yaml_lines import Unreadable, parse, read_text
+
     try:
         found, problems = values_of(parse(read_text(file.path), max_depth=MAX_DEPTH), file.path)
     except Unreadable as exc:
@@ -218,25 +260,25 @@ def _read_file(file: ConfigFile, entries: dict[str, Setting]) -> list[Problem]:
     for name, value, line in found:
         if name == "store":
             value = anchored(value, os.path.dirname(file.path))
-        entries[name] = Setting(name, value, Origin(file.scope, file.path, line))
+        given[name] = Setting(name, value, Origin(file.scope, file.path, line))
     return problems
 
 
-def _read_values(
-    origin: Origin, values: Mapping[str, object], entries: dict[str, Setting]
-) -> Iterator[Problem]:
-    for given, value in values.items():
-        known = lookup(given)
-        if known is None:
-            near = nearest_key(given)
-            hint = "" if near is None else f": did you mean {near}?"
-            yield Problem.at(str(origin), None, given, f"unknown key {given!r}{hint}")
-            continue
-        name, key = known
-        try:
-            entries[name] = Setting(name, key.kind.parse(node_of(value)), origin)
-        except ValueError as exc:
-            yield Problem.at(str(origin), None, name, f"{name} {exc}")
+def _read_value(origin: Origin, name: str, value: object, given: dict[str, Setting]) -> list[Problem]:
+    """The same with a variable or a flag."""
+    from stepkeep.config.schema import Problem, lookup, nearest_key, node_of
+
+    known = lookup(name)
+    if known is None:
+        near = nearest_key(name)
+        hint = "" if near is None else f": did you mean {near}?"
+        return [Problem.at(str(origin), None, name, f"unknown key {name!r}{hint}")]
+    name, key = known
+    try:
+        given[name] = Setting(name, key.kind.parse(node_of(value)), origin)
+    except ValueError as exc:
+        return [Problem.at(str(origin), None, name, f"{name} {exc}")]
+    return []
 
 
 def anchored(url: str, folder: AnyPath) -> str:
