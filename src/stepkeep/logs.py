@@ -21,8 +21,8 @@ class Log:
 
         return logging.getLogger(self._name)
 
-    def error(self, message: str, *values: object) -> None:
-        self._logger().error(message, *values, stacklevel=2)
+    def error(self, message: str, *values: object, exc_info: BaseException | None = None) -> None:
+        self._logger().error(message, *values, exc_info=exc_info, stacklevel=2)
 
     def warning(self, message: str, *values: object) -> None:
         self._logger().warning(message, *values, stacklevel=2)

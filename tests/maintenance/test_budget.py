@@ -74,8 +74,8 @@ def test_finished_sessions_are_squeezed_first_and_the_oldest_of_them(file: Path)
                 store.get(key).complete()
     with stepkeep.open(file, config=settings(limits__max_bytes=10 * MIB)) as store:
         store.session("other").save({})
-        assert store._keeper is not None
-        store._keeper.make_pass()
+        assert store._upkeep.keeper is not None
+        store._upkeep.keeper.make_pass()
         assert [store.get(key).usage().checkpoints for key in ("old", "new", "active")] == [1, 30, 30]
         assert size_of(file) <= 8 * MIB
 
@@ -150,8 +150,8 @@ def test_nothing_is_given_up_in_vain(file: Path, monkeypatch: pytest.MonkeyPatch
         session = store.session("run")
         fill(session, 20)
         disk_with(lambda: MIB, monkeypatch)
-        assert store._keeper is not None
-        store._keeper.budget.measure()
+        assert store._upkeep.keeper is not None
+        store._upkeep.keeper.budget.measure()
         with pytest.raises(stepkeep.BackendUnavailable, match="free some space"):
             session.save({})
         assert session.usage().checkpoints == 20
@@ -160,8 +160,8 @@ def test_nothing_is_given_up_in_vain(file: Path, monkeypatch: pytest.MonkeyPatch
 def test_free_space_is_that_of_the_disk(file: Path) -> None:
     """The floor looks at the file system of the store."""
     with stepkeep.open(file, config=settings(limits__min_free_bytes=1)) as store:
-        assert store._keeper is not None
-        room = store._keeper.budget.measure()
+        assert store._upkeep.keeper is not None
+        room = store._upkeep.keeper.budget.measure()
         disk = os.statvfs(file.parent)
         assert room.free_bytes is not None
         assert room.free_bytes <= disk.f_blocks * disk.f_frsize
@@ -174,12 +174,12 @@ def test_a_store_of_files_has_both_limits(tmp_path: Path, monkeypatch: pytest.Mo
     with stepkeep.open(url, config=settings(limits__min_free_bytes=MIB)) as store:
         session = store.session("run")
         session.save({"noise": "x" * 100_000})
-        assert store._keeper is not None
-        room = store._keeper.budget.measure()
+        assert store._upkeep.keeper is not None
+        room = store._upkeep.keeper.budget.measure()
         assert room.free_bytes is not None
         assert room.store_bytes > 100_000
         disk_with(lambda: 1000, monkeypatch)
-        store._keeper.budget.measure()
+        store._upkeep.keeper.budget.measure()
         with pytest.raises(stepkeep.BackendUnavailable) as caught:
             session.save({})
         assert caught.value.code == "disk_floor_reached"

@@ -42,8 +42,8 @@ def store(url: str) -> Iterator[stepkeep.Store]:
 
 
 def keeper_of(store: stepkeep.Store) -> Keeper:
-    assert store._keeper is not None
-    return store._keeper
+    assert store._upkeep.keeper is not None
+    return store._upkeep.keeper
 
 
 def fill(session: stepkeep.Session, count: int) -> None:

@@ -299,8 +299,8 @@ def test_a_save_with_a_stale_token_is_refused(store: stepkeep.Store) -> None:
 def test_the_keeper_looks_again_when_the_lease_is_given_back(url: str, how: str) -> None:
     """A finished test session goes, although the keeper came first while its runner still held the lease."""
     with stepkeep.open(url) as store:
-        assert store._keeper is not None
-        keeper = store._keeper
+        assert store._upkeep.keeper is not None
+        keeper = store._upkeep.keeper
 
         def finished(session: stepkeep.SessionInfo) -> None:
             is_early = store.engine.backend.lease(session.uid) is not None

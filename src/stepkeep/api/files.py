@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -17,7 +16,6 @@ from stepkeep.api.options import ref_of, zone_of
 from stepkeep.config import Settings
 from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput, NotFound
-from stepkeep.history import refs
 from stepkeep.model import Header
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ class Files:
         if given is None:
             return self._default
         if given is True:
-            return self._default or root_of(Path.cwd())
+            return self._default or root_of(True)
         return None if given is False else root_of(given)
 
     def capture(self, given: Workspace) -> TreeCapture | None:
@@ -94,6 +92,7 @@ class Files:
         `latest` is the newest of the current line that has files. It is never the one that a restore of files took for
         safety, nor do `latest~2` and `step-5` count those: repeating a restore means the same checkpoint again.
         """
+        from stepkeep.history import refs
         from stepkeep.workspace.captured_files import is_safety, latest_capture
 
         info, zone = self._engine.backend.session(self._uid), zone_of(self._settings)
@@ -276,9 +275,10 @@ class Files:
     @property
     def were_restored_last(self) -> bool:
         """Whether the newest thing that can be undone is a restore of files, not a change of branches."""
+        from stepkeep.history.refs import SWITCHED
         from stepkeep.workspace.file_restore import is_last
 
-        return is_last(self._engine, self._uid, refs.SWITCHED)
+        return is_last(self._engine, self._uid, SWITCHED)
 
     def _recorded_root(self, header: Header) -> str:
         from stepkeep.workspace.captured_files import load_manifest
@@ -293,6 +293,8 @@ class Files:
         The session's own one takes also the files of a tree that is gone: it may have been moved. Files of another one
         that is still there are not meant for it.
         """
+        from pathlib import Path
+
         if given in (None, False) and self._default is not None and not Path(recorded).is_dir():
             return self._default
         return self._restored_root(given, recorded)
@@ -306,10 +308,10 @@ class Files:
         if given not in (None, True, False):
             return root_of(given)
         if given is True:
-            return self._default or root_of(Path.cwd())
+            return self._default or root_of(True)
         if recorded == self._default:
             return recorded
-        here = root_of(Path.cwd())
+        here = root_of(True)
         if here == recorded or here.startswith(recorded.rstrip("/") + "/"):
             return recorded
         own = "" if self._default is None else f" the session's workspace is {self._default!r},"
@@ -343,9 +345,11 @@ def root_of(directory: Workspace) -> str:
     Raises:
         InvalidInput: it is not a directory (`invalid_workspace`).
     """
+    from pathlib import Path  # most saves capture no files, and the import takes longer than they do
+
     if directory is None or isinstance(directory, bool):
         directory = Path.cwd()
     path = Path(directory).expanduser()
     if not path.is_dir():
-        raise InvalidInput(f"the workspace {str(path)!r} is no directory", code="invalid_workspace")
+        raise InvalidInput(f"the workspace {str(path)!r} is not a directory", code="invalid_workspace")
     return str(path.resolve())

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
 from os import PathLike
-from typing import Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from stepkeep.config import Settings
 from stepkeep.errors import InvalidInput
-from stepkeep.history import refs, times
 from stepkeep.model import SessionInfo, Status, Trigger, TriggerKind, check_name
 from stepkeep.policy.cleanup import CLEANUP, rule_from
 from stepkeep.policy.profiles import MAX_DAYS, check_count, retention_for
 from stepkeep.policy.retention import Retention
+
+if TYPE_CHECKING:
+    from stepkeep.history import refs
 
 KEEPS_ALL: Final = "archive"
 """The profile that rules are checked against, and to which those of `Session.prune` are added."""
@@ -126,10 +128,14 @@ def _plain(value: object) -> object:
 
 def zone_of(settings: Settings | None) -> tzinfo:
     """The zone of a time that names none."""
+    from stepkeep.history import times
+
     return times.zone_named("UTC" if settings is None else settings["time.zone"])
 
 
 def ref_of(ref: str | int | datetime, *, now_us: int, zone: tzinfo = UTC) -> refs.Ref:
+    from stepkeep.history import refs, times  # saving, and loading the latest, need neither
+
     if isinstance(ref, datetime):
         return refs.AtTime(times.of_datetime(ref, zone))
     if isinstance(ref, int):
@@ -138,6 +144,8 @@ def ref_of(ref: str | int | datetime, *, now_us: int, zone: tzinfo = UTC) -> ref
 
 
 def time_of(time: str | datetime, *, now_us: int, zone: tzinfo = UTC) -> int:
+    from stepkeep.history import times
+
     if isinstance(time, datetime):
         return times.of_datetime(time, zone)
     return times.read(time, now_us=now_us, zone=zone)
@@ -153,6 +161,8 @@ def query_of(
     zone: tzinfo,
 ) -> refs.Ref:
     """The ref for the first of time, seq and id that is given."""
+    from stepkeep.history import refs, times
+
     if isinstance(time, datetime):
         return refs.AtTime(times.of_datetime(time, zone), tag)
     if time is not None:
@@ -165,7 +175,7 @@ def query_of(
         raise InvalidInput("a query needs a time, a seq or an id", code="invalid_query")
     ref = refs.parse(id, now_us=now_us, zone=zone)
     if not isinstance(ref, refs.WithId):
-        raise InvalidInput(f"{id!r} is no id, nor the beginning of one", code="invalid_query")
+        raise InvalidInput(f"{id!r} is neither an id nor the beginning of one", code="invalid_query")
     return ref
 
 

@@ -27,7 +27,6 @@ from stepkeep.api.options import (
 from stepkeep.config import Settings
 from stepkeep.engine import Engine, Pending, Save
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound
-from stepkeep.history import refs
 from stepkeep.model import (
     Header,
     SessionInfo,
@@ -41,6 +40,7 @@ from stepkeep.storage.port import ANY_HEAD, Event, HeaderQuery, Usage
 if TYPE_CHECKING:
     from stepkeep.api.exporting import Exported
     from stepkeep.api.values import Deleted, Shown, ShownAt, StepOutput, ValueAt, ValueShown
+    from stepkeep.history import refs
     from stepkeep.history.documents import CheckpointInfo, SessionSummary
     from stepkeep.history.paths import ValueLog
     from stepkeep.history.state_diff import CheckpointComparison
@@ -274,6 +274,8 @@ class Session:
 
     def header(self, ref: str | int | datetime) -> Header:
         """The verified header a ref names, without its bodies."""
+        from stepkeep.history import refs
+
         return refs.resolve(self._engine, self.info, self._ref(ref), zone=self._zone)
 
     def _ref(self, ref: str | int | datetime) -> refs.Ref:
@@ -300,6 +302,8 @@ class Session:
             InvalidInput: neither time, seq nor id is given (`invalid_query`), or one of them makes no sense.
             Corrupt: it is damaged.
         """
+        from stepkeep.history import refs
+
         ref = query_of(time=time, seq=seq, id=id, tag=tag, now_us=self._engine.clock(), zone=self._zone)
         header = refs.find(self._engine, self.info, ref, zone=self._zone)
         if header is None or (tag is not None and tag not in header.tags):

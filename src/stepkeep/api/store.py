@@ -13,7 +13,6 @@ import msgspec
 
 from stepkeep import config as configuration
 from stepkeep.api.checkpoint import Checkpoint
-from stepkeep.api.counting import meter_of
 from stepkeep.api.files import Workspace
 from stepkeep.api.options import (
     CleanupRules,
@@ -25,13 +24,11 @@ from stepkeep.api.options import (
     status_of,
 )
 from stepkeep.api.session import Session
+from stepkeep.api.upkeep import Upkeep
 from stepkeep.codec import exact
 from stepkeep.config import Settings
 from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput, NotFound
-from stepkeep.maintenance.budget import Budget, Limits
-from stepkeep.maintenance.keeper import Keeper
-from stepkeep.maintenance.space import Ballast
 from stepkeep.model import Header, SessionInfo, Status, check_name, is_checkpoint_id, utc_now_us
 from stepkeep.storage.port import Backend, HeaderQuery, SessionQuery, Usage
 
@@ -82,10 +79,7 @@ class Store:
             compresses=self._settings.compresses,
             clock=clock,
         )
-        self._meter = meter_of(backend.url, settings, clock=clock)
-        self._meter.watch(self._engine)
-        Ballast(backend.url).hold()
-        self._keeper = None if settings is None else _keeper_of(self._engine, settings)
+        self._upkeep = Upkeep(self._engine, settings, clock=clock)
 
     @property
     def settings(self) -> Settings:
@@ -407,7 +401,7 @@ class Store:
         """What was counted in this store by all processes: saves, sizes, latencies, failures, resumes."""
         from stepkeep.maintenance.metrics import metrics_of, totals_of
 
-        return metrics_of(totals_of(self._meter.counts()))
+        return metrics_of(totals_of(self._upkeep.meter.counts()))
 
     def prune(
         self,
@@ -471,7 +465,7 @@ class Store:
         """What all processes counted: totals, latencies, and the last hours one by one."""
         from stepkeep.maintenance.stats import store_stats
 
-        return store_stats(self._engine, self._meter.counts(), hours=hours)
+        return store_stats(self._engine, self._upkeep.meter.counts(), hours=hours)
 
     def backup(
         self,
@@ -550,12 +544,10 @@ class Store:
     def close(self) -> None:
         """Finish saves that are under way, prune what is due, release everything. Repeating it is harmless."""
         try:
-            if self._keeper is not None:
-                self._engine.flush()
-                self._keeper.close()
+            self._upkeep.end_keeping()
             self._engine.close()
         finally:
-            self._meter.close()
+            self._upkeep.close()
 
     def __enter__(self) -> Store:
         return self
@@ -564,25 +556,3 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _keeper_of(engine: Engine, settings: Settings) -> Keeper | None:
-    """Let a keeper watch the engine, unless it is switched off; limits hold in either case."""
-    limits = Limits(max_bytes=settings["limits.max_bytes"], min_free_bytes=settings["limits.min_free_bytes"])
-    keeper, budget = None, Budget(engine, limits)
-    if settings["keeper.enabled"]:
-        keeper = Keeper(
-            engine,
-            retention_of=settings.retention_of,
-            policies=settings.cleanup_policies,
-            limits=limits,
-            keeps_history=settings["checkpoint.history.enabled"],
-            compress_after_hours=settings["checkpoint.compress_after_hours"],
-            interval_seconds=settings["keeper.interval_seconds"],
-        )
-        engine.on_saved.append(keeper.saved)
-        engine.on_finished.append(keeper.finished)
-        budget = keeper.budget
-    if limits.is_set:
-        engine.on_append.append(budget.admit)
-    return keeper

@@ -25,7 +25,6 @@ from collections.abc import Sequence
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Nothing heavy is imported before the command is known."""
-    _import_msgspec()
     if args is None and sys.argv[1:2] == ["hook"]:
         from stepkeep.hooks.answering import run_process
 
@@ -36,16 +35,3 @@ def main(args: Sequence[str] | None = None) -> int:
         return run(list(sys.argv[1:] if args is None else args))
     except KeyboardInterrupt:
         return 130
-
-
-def _import_msgspec() -> None:
-    """Import it without `typing_extensions`, which it looks for and does not need: that takes a quarter of the time.
-
-    Only here, at the beginning of a process of our own: in a program with threads another one could miss the module.
-    """
-    if "msgspec" not in sys.modules and "typing_extensions" not in sys.modules:
-        sys.modules["typing_extensions"] = None  # type: ignore[assignment]
-        try:
-            import msgspec  # noqa: F401
-        finally:
-            del sys.modules["typing_extensions"]

@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, tzinfo
@@ -27,11 +26,12 @@ import msgspec
 from stepkeep.engine import Engine, reader
 from stepkeep.errors import InvalidInput, NotFound, StepkeepError
 from stepkeep.history import times
+from stepkeep.logs import Log
 from stepkeep.model import MAX_SEQ, Header, SessionInfo, check_text
 from stepkeep.storage.port import Event, HeaderQuery, HeaderRow
 from stepkeep.text import shortened
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 _MAX_NAMED: Final = 5
 """How many names a message lists."""

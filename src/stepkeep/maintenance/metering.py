@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from stepkeep.engine import Engine, Saved
+from stepkeep.engine import Saved
 from stepkeep.errors import Conflict, StepkeepError
 from stepkeep.maintenance.metrics import HOUR_US, Counts, added, latency_class
 from stepkeep.maintenance.metrics_file import KeepsCounts
@@ -54,13 +54,6 @@ class Meter:
         self._ledger.add(self._clock() // HOUR_US, numbers)
         if self._reporter is not None:
             self._report(lambda reporter: reporter.count(numbers))
-
-    def watch(self, engine: Engine) -> None:
-        """Count what happens in an engine from now on."""
-        engine.on_saved.append(self.saved)
-        engine.on_failed.append(self.failed)
-        engine.on_fallback.append(lambda: self.count(fallbacks=1))
-        engine.on_resumed.append(lambda steps: self.count(resumes=1, steps_recovered=steps))
 
     def saved(self, save: Saved) -> None:
         """Count a save that is durable."""

@@ -6,7 +6,6 @@ when it gets a signal is not here but in `runs`.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -17,7 +16,9 @@ from typing import Protocol
 
 import msgspec
 
-log = logging.getLogger("stepkeep")
+from stepkeep.logs import Log
+
+log = Log("stepkeep")
 
 
 # --- forks -----------------------------------------------------------------------------------------------------
