@@ -29,7 +29,7 @@ from stepkeep.codec import exact
 from stepkeep.config import Settings
 from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput, NotFound
-from stepkeep.model import Header, SessionInfo, Status, check_name, is_checkpoint_id, utc_now_us
+from stepkeep.model import Header, SessionInfo, Status, is_checkpoint_id, utc_now_us
 from stepkeep.storage.port import Backend, HeaderQuery, SessionQuery, Usage
 
 if TYPE_CHECKING:
@@ -114,26 +114,14 @@ class Store:
         its own rules and come before those of settings and profile; `{}` takes them back. With `workspace`, a
         directory, every save by this handle captures the project files there.
         """
-        given: dict[str, Any] = {
-            name: value
-            for name, value in (
-                ("profile", profile),
-                ("project", project),
-                ("workflow", workflow),
-                ("is_test", test),
-                ("metadata", metadata),
-            )
-            if value is not None
-        }
-        defaults = {name: self._settings[name] for name in ("profile", "project") if self._settings[name]}
-        policy = policy_of(None, retention, cleanup)
-        info = self._engine.open_session(key, **{**defaults, "policy": policy, **given})
+        given = _given(profile=profile, project=project, workflow=workflow, is_test=test, metadata=metadata)
+        info = self._engine.session_with(key)
+        if info is None:
+            policy = policy_of(None, retention, cleanup)
+            info = self._engine.create_session(key, **self._for_new_ones() | {"policy": policy} | given)
         if retention is not None or cleanup is not None:
             given["policy"] = policy_of(info.policy, retention, cleanup)
-        changed = {name: value for name, value in given.items() if getattr(info, name) != value}
-        if changed:
-            info = self._engine.describe_session(info.uid, changed)
-        return Session(self._engine, info, self._settings, workspace=workspace)
+        return Session(self._engine, self._changed(info, given), self._settings, workspace=workspace)
 
     def save(
         self,
@@ -151,28 +139,35 @@ class Store:
         Input that is refused leaves nothing behind, not even an empty session. `expect_head` may also be the beginning
         of an id. Otherwise as `Session.save`.
         """
-        fields: dict[str, Any] = {
-            "profile": profile,
-            "project": project,
-            "workflow": workflow,
-            "test": test,
-        }
-        known = self._engine.backend.session_by_key(check_name("a session key", key))
+        given = _given(profile=profile, project=project, workflow=workflow, is_test=test)
+        known = self._engine.session_with(key)
         if (head := options.get("expect_head")) is not None:
             # A head can be expected only of a session that exists. A full id stays as it is, so that one which is not
             # there is a conflict.
             session = self.get(key)
             options["expect_head"] = head if is_checkpoint_id(head) else session.header(head).id
-        if known is not None and all(value is None for value in fields.values()):
+        if known is not None and not given:
             return self._session(known).save(state, **options)
         # Everything that can be wrong is looked at before anything is written; the state is encoded once.
         draft = self._session(known or SessionInfo(uid="", key=key, created_us=0, updated_us=0))
         workspace = options.pop("workspace", None)
         draft.files.root_to_capture(workspace)
         save = self._engine.checked(draft._save_of(state, **options))
-        session = self.session(key, **fields)
-        files = session.files.capture(workspace)
-        return self._engine.save(msgspec.structs.replace(save, session=session.uid, files=files))
+        if known is None:
+            info = self._engine.create_session(key, **self._for_new_ones() | given)
+        else:
+            info = self._changed(known, given)
+        files = self._session(info).files.capture(workspace)
+        return self._engine.save(msgspec.structs.replace(save, session=info.uid, files=files))
+
+    def _for_new_ones(self) -> dict[str, Any]:
+        """What the settings say of new sessions."""
+        return _given(profile=self._settings["profile"], project=self._settings["project"])
+
+    def _changed(self, info: SessionInfo, given: dict[str, Any]) -> SessionInfo:
+        """The session with these fields, which are stored where they are others."""
+        changed = {name: value for name, value in given.items() if getattr(info, name) != value}
+        return self._engine.describe_session(info.uid, changed) if changed else info
 
     def run(
         self,
@@ -556,3 +551,8 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    """The fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}

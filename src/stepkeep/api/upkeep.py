@@ -1,107 +1,130 @@
 """Who counts and keeps for an open store: its meter, its keeper, its limits.
 
-They are made with the first thing to count or keep: most processes that open a store only read.
+They are made when there is something to count or keep, because most processes that open a store only read, and of those
+that save many save once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stepkeep.config import Settings
 from stepkeep.engine import Engine, Saved
 from stepkeep.errors import StepkeepError
 from stepkeep.model import SessionInfo
+from stepkeep.storage.port import Compresses
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from stepkeep.maintenance.budget import Limits
     from stepkeep.maintenance.keeper import Keeper
     from stepkeep.maintenance.metering import Meter
 
 
-class _Made(NamedTuple):
-    meter: Meter
-    keeper: Keeper | None
-
-
 class Upkeep:
-    """Listens to an engine. Without settings it counts for this process alone, and keeps nothing."""
+    """Listens to an engine. Without settings it counts for this process alone, and keeps nothing.
+
+    The first save is only noted: a command saves once and ends. The keeper begins with the second one.
+    """
 
     def __init__(self, engine: Engine, settings: Settings | None, *, clock: Callable[[], int]) -> None:
         self._engine = engine
         self._settings = settings
         self._clock = clock
-        self._parts: dict[str, _Made] = {}
+        self._has_keeper = settings is not None and settings["keeper.enabled"]
+        # Filled by `setdefault`: of two threads that make the same at once one is first, and the other's is dropped.
+        self._made: dict[str, Any] = {}
         engine.on_saved.append(self._saved)
         engine.on_failed.append(self._failed)
         engine.on_fallback.append(self._fell_back)
         engine.on_resumed.append(self._resumed)
-        if settings is not None and settings["keeper.enabled"]:
+        if self._has_keeper:
             engine.on_finished.append(self._finished)
-        if settings is not None and (settings["limits.max_bytes"] or settings["limits.min_free_bytes"]):
-            self._limit(settings)
+        if self._has_limits:
+            from stepkeep.maintenance.budget import Budget
+
+            keeper = self.keeper
+            budget = Budget(engine, self._limits) if keeper is None else keeper.budget
+            engine.on_append.append(budget.admit)
+
+    # --- made on demand
 
     @property
     def meter(self) -> Meter:
-        return self._made().meter
+        meter: Meter = self._made.get("meter") or self._made.setdefault("meter", self._make_meter())
+        return meter
 
     @property
     def keeper(self) -> Keeper | None:
         """None when the configuration switches it off, or there is none."""
-        return self._made().keeper
+        if not self._has_keeper:
+            return None
+        keeper: Keeper = self._made.get("keeper") or self._made.setdefault("keeper", self._make_keeper())
+        return keeper
 
-    def _made(self) -> _Made:
-        made = self._parts.get("made")
-        # Of two threads that come at once one is first; what the other made has no thread yet, and is dropped.
-        return self._parts.setdefault("made", self._make()) if made is None else made
-
-    def _make(self) -> _Made:
+    def _make_meter(self) -> Meter:
         from stepkeep.maintenance.metering import Meter
         from stepkeep.maintenance.metrics_file import MetricsFile, metrics_path
-        from stepkeep.maintenance.space import Ballast
         from stepkeep.maintenance.telemetry import reporter
 
-        url, settings = self._engine.backend.url, self._settings
-        Ballast(url).hold()
         path = None
-        if settings is not None and settings["metrics.enabled"]:
-            path = metrics_path(url, data_folder=_data_folder)
-        meter = Meter(None if path is None else MetricsFile(path), clock=self._clock, reporter=reporter())
-        if settings is None or not settings["keeper.enabled"]:
-            return _Made(meter, None)
-        from stepkeep.maintenance.budget import Limits
+        if self._settings is not None and self._settings["metrics.enabled"]:
+            path = metrics_path(self._engine.backend.url, data_folder=_data_folder)
+        return Meter(None if path is None else MetricsFile(path), clock=self._clock, reporter=reporter())
+
+    def _make_keeper(self) -> Keeper:
         from stepkeep.maintenance.keeper import Keeper
 
-        keeper = Keeper(
+        settings = self._settings
+        assert settings is not None
+        return Keeper(
             self._engine,
             retention_of=settings.retention_of,
             policies=settings.cleanup_policies,
-            limits=Limits(
-                max_bytes=settings["limits.max_bytes"], min_free_bytes=settings["limits.min_free_bytes"]
-            ),
+            limits=self._limits,
             keeps_history=settings["checkpoint.history.enabled"],
             compress_after_hours=settings["checkpoint.compress_after_hours"],
             interval_seconds=settings["keeper.interval_seconds"],
         )
-        return _Made(meter, keeper)
 
-    def _limit(self, settings: Settings) -> None:
-        """Refuse saves beyond the limits, also where no keeper makes room before they are reached."""
-        from stepkeep.maintenance.budget import Budget, Limits
+    @property
+    def _has_limits(self) -> bool:
+        settings = self._settings
+        return settings is not None and bool(
+            settings["limits.max_bytes"] or settings["limits.min_free_bytes"]
+        )
 
-        keeper = self.keeper
-        limits = Limits(
+    @property
+    def _limits(self) -> Limits:
+        from stepkeep.maintenance.budget import Limits
+
+        settings = self._settings
+        assert settings is not None
+        return Limits(
             max_bytes=settings["limits.max_bytes"], min_free_bytes=settings["limits.min_free_bytes"]
         )
-        budget = Budget(self._engine, limits) if keeper is None else keeper.budget
-        self._engine.on_append.append(budget.admit)
+
+    # --- what the engine tells
 
     def _saved(self, saved: Saved) -> None:
-        meter, keeper = self._made()
-        meter.saved(saved)
-        if keeper is not None:
+        self.meter.saved(saved)
+        if self._has_keeper and (keeper := self._keeper_after(saved)) is not None:
             keeper.saved(saved)
+
+    def _keeper_after(self, saved: Saved) -> Keeper | None:
+        """The keeper, unless this is the first save, which is noted."""
+        keeper: Keeper | None = self._made.get("keeper")
+        if keeper is None and self._made.setdefault("first", saved) is not saved:
+            keeper = self.keeper
+            self._hand_over(keeper)
+        return keeper
+
+    def _hand_over(self, keeper: Keeper | None) -> None:
+        noted, self._made["first"] = self._made.get("first"), None
+        if noted is not None and keeper is not None:
+            keeper.saved(noted)
 
     def _failed(self, error: StepkeepError) -> None:
         self.meter.failed(error)
@@ -116,17 +139,37 @@ class Upkeep:
         if (keeper := self.keeper) is not None:
             keeper.finished(session)
 
+    # --- the end
+
     def end_keeping(self) -> None:
-        """Let the keeper do what is due, for a moment, and end its thread."""
+        """Settle all saves, let the keeper do what is due for a moment, and end its thread."""
         self._engine.flush()
-        made = self._parts.get("made")
-        if made is not None and made.keeper is not None:
-            made.keeper.close()
+        noted: Saved | None = self._made.get("first")
+        if noted is not None and ("keeper" in self._made or self._may_go(noted)):
+            self._hand_over(self.keeper)
+        elif noted is not None:
+            from stepkeep.maintenance.space import Ballast
+
+            Ballast(self._engine.backend.url).hold()
+        if (keeper := self._made.get("keeper")) is not None:
+            keeper.close()
+
+    def _may_go(self, saved: Saved) -> bool:
+        """Whether anything of the session of a process's only save may have to go, or be stored smaller."""
+        header, settings = saved.header, self._settings
+        assert settings is not None
+        if header.status.is_finished or not settings["checkpoint.history.enabled"]:
+            return True
+        try:
+            retention = settings.retention_of(self._engine.seen(header.session))
+        except StepkeepError:
+            return True  # the keeper tells what is wrong
+        return not retention.keeps_all_of(header.seq) or isinstance(self._engine.backend, Compresses)
 
     def close(self) -> None:
         """Write down what was counted."""
-        if "made" in self._parts:
-            self.meter.close()
+        if (meter := self._made.get("meter")) is not None:
+            meter.close()
 
 
 def _data_folder() -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from stepkeep import api
-from stepkeep.api import CheckpointInfo, Chosen, SaveOptions, Session, Store
+from stepkeep.api import Chosen, SaveOptions, Session, Store
 from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.documents import read_document
 from stepkeep.cli.files import workspace_option
@@ -19,9 +19,9 @@ from stepkeep.cli.naming import (
     session_named,
     session_option,
 )
-from stepkeep.cli.printing import lines
+from stepkeep.cli.printing import json_document, lines
 from stepkeep.errors import InvalidInput, NotFound
-from stepkeep.model import Status
+from stepkeep.model import Header, Status
 from stepkeep.text import clean, size
 
 EXAMPLE = """\
@@ -103,14 +103,17 @@ def save(
         header = store.save(
             key, state, profile=profile, project=project, workflow=workflow, test=test, **options
         )
-        (saved,) = store.describe([header])
-    settings.show(saved, lambda saved: _print(saved, "Saved"))
+        _show(settings, store, key, header, "Saved")
 
 
-def _print(saved: CheckpointInfo, verb: str) -> None:
-    step = "" if saved.step is None else f", step {saved.step}"
-    place = f"#{saved.seq} of {clean(saved.session)}, {size(saved.size_bytes)}{step}"
-    lines([f"{verb} {saved.id} ({place})"])
+def _show(settings: Settings, store: Store, key: str, header: Header, verb: str) -> None:
+    """What was saved: as JSON all of it, also what it takes in the store."""
+    if settings.json:
+        json_document(store.describe([header])[0])
+        return
+    step = "" if header.step is None else f", step {header.step}"
+    what = f"#{header.seq} of {clean(key)}, {size(header.size_bytes)}{step}"
+    lines([f"{verb} {header.id} ({what})"])
 
 
 def _metadata(document: str | None) -> dict[str, Any] | None:
@@ -172,8 +175,7 @@ def create(
                 message=message, tags=tags, step=step, workspace=workspace, trigger="manual"
             )
             header = store.save(key, state, **options)
-        (created,) = store.describe([header])
-    settings.show(created, lambda created: _print(created, "Created"))
+        _show(settings, store, key, header, "Created")
 
 
 def _existing(store: Store, key: str) -> Session:

@@ -234,7 +234,7 @@ def inspect(
 ) -> tuple[Settings, tuple[Problem, ...]]:
     """As `load`, but with the problems as a result; the settings hold what is right."""
     given: dict[str, Setting] = {}
-    files = tuple(_candidates(cwd, user_path))
+    files = _candidates(cwd, user_path)
     problems: list[Problem] = []
     for file in reversed(files):
         if file.is_used:
@@ -309,24 +309,29 @@ def user_file() -> str:
     return os.path.join(user_config_dir("stepkeep"), USER_FILE)
 
 
-def _candidates(cwd: AnyPath | None, user_path: AnyPath | None) -> Iterator[ConfigFile]:
+def _candidates(cwd: AnyPath | None, user_path: AnyPath | None) -> tuple[ConfigFile, ...]:
     """The files that are looked for, those that win first: each folder upward to the first hit, then the user's."""
-    if cwd is not None:
-        yield from _upward(os.path.abspath(cwd))
+    found = [] if cwd is None else _upward(os.path.abspath(cwd))
     if user_path is not None:
         exists = os.path.lexists(user_path)
-        yield ConfigFile(path=os.fspath(user_path), scope="user", exists=exists, is_used=exists)
+        found.append(ConfigFile(path=os.fspath(user_path), scope="user", exists=exists, is_used=exists))
+    return tuple(found)
 
 
-def _upward(folder: str) -> Iterator[ConfigFile]:
-    path = os.path.join(folder, PROJECT_FILE)
-    exists = os.path.lexists(path)
-    is_planted = exists and _is_planted(path)
-    note = "ignored: it belongs to another user, in a folder that everyone can write to" if is_planted else ""
-    is_used = exists and not is_planted
-    yield ConfigFile(path=path, scope="project", exists=exists, is_used=is_used, note=note)
-    if not is_used and (above := os.path.dirname(folder)) != folder:
-        yield from _upward(above)
+def _upward(folder: str) -> list[ConfigFile]:
+    found: list[ConfigFile] = []
+    while not found or not (found[-1].is_used or folder == (folder := os.path.dirname(folder))):
+        path = os.path.join(folder, PROJECT_FILE)
+        exists = os.path.lexists(path)
+        is_planted = exists and _is_planted(path)
+        note = (
+            "ignored: it belongs to another user, in a folder that everyone can write to"
+            if is_planted
+            else ""
+        )
+        is_used = exists and not is_planted
+        found.append(ConfigFile(path=path, scope="project", exists=exists, is_used=is_used, note=note))
+    return found
 
 
 def _is_planted(path: str) -> bool:

@@ -59,6 +59,7 @@ class BranchWriter:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.chains: dict[str, Chain | None] = {}
+        self.is_new = False  # of a session that was created here: nothing has to be looked up
         self.counted_bytes = 0
 
 

@@ -12,7 +12,7 @@ import msgspec
 from stepkeep.codec import delta, exact
 from stepkeep.codec.integrity import FORMAT_VERSION, check_content, check_stored, digest, seal
 from stepkeep.engine import chains, reader
-from stepkeep.engine.chains import Base, Chain, Writers
+from stepkeep.engine.chains import Base, BranchWriter, Chain, Writers
 from stepkeep.engine.commit import Committer, Queued
 from stepkeep.engine.reader import Loaded
 from stepkeep.engine.state_encoder import IncrementalEncoder, NewBody
@@ -59,6 +59,10 @@ MAX_REPEATS: Final = 100
 to come in between each time, so the end is only for a fault."""
 
 MAX_KNOWN_SESSIONS: Final = 1000
+
+MAKING: Final = "stepkeep-capture"
+SETTLING: Final = "stepkeep-saver"
+"""The threads that make bodies which take a while, and that settle saves nobody waits for."""
 
 MAX_LOOK_BACK: Final = 64
 """Among how many checkpoints the last one with a body is looked for, to store a delta instead of all of it."""
@@ -245,8 +249,8 @@ class Engine:
         self._writers = Writers()
         self._encoder = IncrementalEncoder(max_state_bytes)
         self._known: dict[str, _Known] = {}
-        self._settling = Worker("stepkeep-saver")
-        self._making = Worker("stepkeep-capture")
+        self._seen: dict[str, SessionInfo] = {}
+        self._workers: dict[str, Worker] = {}
         self._being_made: dict[str, PendingBody] = {}
         self.on_append: list[Callable[[Append], None]] = []
         self.on_saved: list[Callable[[Saved], None]] = []
@@ -258,21 +262,37 @@ class Engine:
 
     # --- sessions
 
+    def session_with(self, key: str) -> SessionInfo | None:
+        """The living session with that key."""
+        session = self.backend.session_by_key(check_name("a session key", key))
+        if session is not None:
+            if len(self._seen) >= MAX_KNOWN_SESSIONS:
+                self._seen.clear()
+            self._seen[session.uid] = session
+        return session
+
+    def seen(self, uid: str) -> SessionInfo:
+        """A session as last seen here: its key never changes, the rest may have."""
+        known = self._known.get(uid)
+        return self.backend.session(uid) if known is None else known.session
+
     def open_session(self, key: str, **fields: Any) -> SessionInfo:
         """The living session with that key, created with these fields if there is none."""
-        check_name("a session key", key)
-        found = self.backend.session_by_key(key)
-        return self._create_session(key, fields) if found is None else found
+        found = self.session_with(key)
+        return self.create_session(key, **fields) if found is None else found
 
-    def _create_session(self, key: str, fields: dict[str, Any]) -> SessionInfo:
+    def create_session(self, key: str, **fields: Any) -> SessionInfo:
+        """A new session with that key; the one of another process where that was faster."""
         now_us = self.clock()
         session = SessionInfo(
             uid=new_uid(), key=key, created_us=now_us, updated_us=now_us, **_checked_fields(fields)
         )
         try:
-            return self.backend.create_session(session)
+            created = self.backend.create_session(session)
+            self._writers.get(created.uid, created.branch).is_new = True
+            self._seen[created.uid] = created
+            return created
         except Conflict:
-            # Another process was faster: its session is the session.
             found = self.backend.session_by_key(key)
             if found is None:
                 raise
@@ -280,8 +300,7 @@ class Engine:
 
     def find_session(self, key: str) -> SessionInfo:
         """The living session with that key, or `NotFound`."""
-        check_name("a session key", key)
-        session = self.backend.session_by_key(key)
+        session = self.session_with(key)
         if session is None:
             raise NotFound(f"no session {key!r}", code="session_not_found", session=key)
         return session
@@ -289,6 +308,7 @@ class Engine:
     def describe_session(self, uid: str, changes: dict[str, Any]) -> SessionInfo:
         """Change what a session says of itself: profile, project, workflow, test flag, metadata."""
         self._known.pop(uid, None)
+        self._seen.pop(uid, None)
         return self.backend.update_session(uid, _checked_fields(changes))
 
     def finish(
@@ -374,10 +394,10 @@ class Engine:
 
         Input that is refused leaves nothing behind, not even an empty session. `save.session` is filled in here.
         """
-        session = self.backend.session_by_key(check_name("a session key", key))
+        session = self.session_with(key)
         if session is None:
             save = self.checked(save)
-            session = self._create_session(key, fields)
+            session = self.create_session(key, **fields)
         return self.save(msgspec.structs.replace(save, session=session.uid))
 
     def checked(self, save: Save) -> Save:
@@ -392,7 +412,7 @@ class Engine:
         before = self._being_made.get(save.session)
         if not is_late and (before is None or before.is_done):
             pending = self.submit(save)
-            self._settling.submit(pending.result)
+            self._worker(SETTLING).submit(pending.result)
             return pending
         bodies = self._bodies(save)
         if is_late:
@@ -400,7 +420,7 @@ class Engine:
         else:
             late = PendingBody(lambda: self._sent(save, bodies, perf_counter()).result())
         self._being_made[save.session] = late
-        self._making.submit(late.run)
+        self._worker(MAKING).submit(late.run)
         return late
 
     def _wait_for(self, uid: str) -> None:
@@ -461,7 +481,7 @@ class Engine:
         if known is None:
             if len(self._known) >= MAX_KNOWN_SESSIONS:
                 self._known.clear()
-            session = self.backend.session(uid)
+            session = self._seen.pop(uid, None) or self.backend.session(uid)
             known = self._known[uid] = _Known(session, self.group_limit(session), self._compresses(session))
         return known
 
@@ -491,7 +511,7 @@ class Engine:
                     records.append(chains.plain(name, base))
                     continue
                 if name not in writer.chains:
-                    writer.chains[name] = self._chain(draft.session, draft.branch, name)
+                    self._find_chains(writer, draft.session, draft.branch, name)
                 made, writer.chains[name] = chains.encode(
                     name,
                     writer.chains[name],
@@ -526,22 +546,27 @@ class Engine:
         stored = self.backend.has_blobs([blob.digest for blob in blobs])
         return tuple(blob for blob in blobs if blob.digest not in stored)
 
-    def _chain(self, uid: str, branch: str, name: str) -> Chain | None:
-        """The delta chain that the next body goes on with, verified; None when that must be a keyframe."""
+    def _find_chains(self, writer: BranchWriter, uid: str, branch: str, name: str) -> None:
+        """Give a writer the delta chain that the next body of a name goes on with; None when that is a keyframe.
+
+        A cold writer gets the chains of the head's bodies by one read, which leaves blobs out: files are read alone.
+        """
+        if writer.is_new:
+            writer.chains[name] = None
+            return
         try:
-            header = self._newest_with(uid, branch, name)
-            if header is None:
-                return None
-            links = self.backend.body_chain(uid, header.id, name)
-            if not links or links[-1].base is not None:
-                return None
-            reader.check_links(links)
-            chain = chains.from_records(links)
-            check_content(chain.last.content, header.contents[name], checkpoint=header.id, body=name)
+            head = None if writer.chains or name == FILES else self.backend.load_head(uid, branch)
+            if head is not None:
+                header = reader.verified(head.row)
+                for each in head.chains.keys() - {FILES}:
+                    writer.chains[each] = _chain(header, each, head.chains[each])
+            if name not in writer.chains:
+                found = self._newest_with(uid, branch, name)
+                links = [] if found is None else self.backend.body_chain(uid, found.id, name)
+                writer.chains[name] = None if found is None else _chain(found, name, links)
         except Corrupt as exc:
             log.warning("%s cannot be built upon, a keyframe follows: %s", exc.checkpoint or uid, exc)
-            return None
-        return chain
+            writer.chains.setdefault(name, None)
 
     def _newest_with(self, uid: str, branch: str, name: str) -> Header | None:
         """The newest checkpoint of a branch that has a body, verified. Not every checkpoint has every body."""
@@ -594,6 +619,7 @@ class Engine:
     def forget(self, uid: str) -> None:
         """Forget what is remembered of a session: it may not be what is stored."""
         self._known.pop(uid, None)
+        self._seen.pop(uid, None)
         self._writers.forget(uid)
 
     # --- blobs
@@ -767,23 +793,31 @@ class Engine:
 
     # --- lifetime
 
+    def _worker(self, name: str) -> Worker:
+        """A background thread, made when it is needed first; of two that are made at once one is used."""
+        return self._workers.get(name) or self._workers.setdefault(name, Worker(name))
+
+    def _wait_for_workers(self) -> None:
+        for name in (MAKING, SETTLING):  # what makes bodies hands the saves over
+            if (worker := self._workers.get(name)) is not None:
+                worker.wait()
+
     def flush(self) -> None:
         """Return when every save submitted so far is settled."""
-        self._making.wait()
-        self._settling.wait()
+        self._wait_for_workers()
         self._committer.flush()
 
     def close(self) -> None:
         """Finish what was submitted and close the backend."""
-        self._making.stop()
-        self._settling.stop()
+        self._wait_for_workers()
+        for worker in self._workers.values():
+            worker.stop()
         self._committer.flush()
         self._encoder.clear()
         self.backend.close()
 
     def before_fork(self) -> None:
-        self._making.wait()
-        self._settling.wait()
+        self._wait_for_workers()
         self._committer.before_fork()
 
     def after_fork(self, *, is_child: bool) -> None:
@@ -792,6 +826,16 @@ class Engine:
             self._writers = Writers()
             self._encoder = IncrementalEncoder(self.max_state_bytes)
             self._being_made = {}
+
+
+def _chain(header: Header, name: str, links: list[Body]) -> Chain | None:
+    """The delta chain in its records, verified; None when a base is missing."""
+    if not links or links[-1].base is not None:
+        return None
+    reader.check_links(links)
+    chain = chains.from_records(links)
+    check_content(chain.last.content, header.contents[name], checkpoint=header.id, body=name)
+    return chain
 
 
 def _blobs(save: Save) -> tuple[Blob, ...]:

@@ -142,7 +142,7 @@ def describe(engine: Engine, key: str, headers: Sequence[Header]) -> tuple[Check
 
 def describe_one(engine: Engine, header: Header) -> CheckpointInfo:
     """One checkpoint of whichever session; `NotFound` if that was deleted meanwhile."""
-    return describe(engine, engine.backend.session(header.session).key, [header])[0]
+    return describe(engine, engine.seen(header.session).key, [header])[0]
 
 
 def describe_across(engine: Engine, headers: Sequence[Header]) -> tuple[CheckpointInfo, ...]:
@@ -153,7 +153,7 @@ def describe_across(engine: Engine, headers: Sequence[Header]) -> tuple[Checkpoi
     found: dict[str, CheckpointInfo] = {}
     for uid, own in by_session.items():
         with suppress(NotFound):
-            key = engine.backend.session(uid).key
+            key = engine.seen(uid).key
             found.update((info.id, info) for info in describe(engine, key, own))
     return tuple(found[header.id] for header in headers if header.id in found)
 

@@ -249,7 +249,7 @@ class Keeper:
         if can_wait and keep_last is not None and count < keep_last + _slack(keep_last):
             self._allow(session.uid, keep_last + _slack(keep_last) - count)
             return False
-        if not _keeps_all_of(count, retention):
+        if not retention.keeps_all_of(count):
             count = self._apply(self._plan(session, retention), should_stop).kept
         if keep_last is None:
             self._allow(session.uid, float("inf"))
@@ -400,13 +400,6 @@ class _Job:
 def _slack(keep_last: int) -> int:
     """How many checkpoints more than that a session may have before the thread is woken for it."""
     return max(MIN_SLACK, keep_last // 5)
-
-
-def _keeps_all_of(count: int, retention: Retention) -> bool:
-    """Whether no checkpoint of so many can go, so that none has to be read."""
-    has_cap = retention.max_age is not None or retention.max_bytes is not None
-    is_few = retention.keep_last is not None and count <= retention.keep_last
-    return not has_cap and (retention.keeps_all or is_few)
 
 
 def _only(plan: PrunePlan, going: set[str]) -> PrunePlan:

@@ -58,6 +58,11 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
         """Whether no rule selects, so that only a cap can remove anything."""
         return self.keep_last is None and not any(_spans(self))
 
+    def keeps_all_of(self, count: int) -> bool:
+        """Whether none of so many checkpoints can go, so that none has to be read."""
+        has_cap = self.max_age is not None or self.max_bytes is not None
+        return not has_cap and (count <= self.keep_last if self.keep_last is not None else self.keeps_all)
+
 
 def rule_texts(retention: Retention) -> tuple[str, ...]:
     """The rules in words: what they keep, then what the caps remove whatever else keeps it."""

@@ -45,12 +45,11 @@ _quiet: list[ForkAware] = []
 
 def tell_of_forks(holder: ForkAware) -> None:
     """Tell `holder` about forks for as long as it lives. Users are told before what they use."""
-    _holders[:] = [known for known in _holders if known() is not None]
-    _holders.append(weakref.ref(holder))
+    _holders.append(weakref.ref(holder, _holders.remove))
 
 
 def _before() -> None:
-    for known in reversed(_holders):
+    for known in reversed(tuple(_holders)):
         if (holder := known()) is not None:
             holder.before_fork()
             _quiet.append(holder)

@@ -6,7 +6,6 @@ What opens a SQLite store takes paths as text as well: hooks of agents do withou
 from __future__ import annotations
 
 import os
-import re
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -57,13 +56,17 @@ def type_at(path: str, mountinfo: str) -> str | None:
         left, separator, right = line.partition(" - ")
         if not separator:
             continue
-        mount = _unescape(left.split(" ")[4])
+        mount = left.split(" ")[4]
+        if "\\" in mount:
+            mount = _unescape(mount)
         if (path == mount or path.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):
             best, kind = mount, right.split(" ")[0]
     return kind
 
 
 def _unescape(text: str) -> str:
+    import re  # seldom has a mount such a name
+
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 

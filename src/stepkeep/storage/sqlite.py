@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import apsw
 
-from stepkeep.errors import WRITE_FAILED, BackendUnavailable, Corrupt, InvalidInput, Unsupported
+from stepkeep.errors import (
+    WRITE_FAILED,
+    BackendUnavailable,
+    Corrupt,
+    InvalidInput,
+    StepkeepError,
+    Unsupported,
+)
 from stepkeep.logs import Log
 from stepkeep.model import new_uid, utc_now_us
 from stepkeep.processes import tell_of_forks
@@ -96,13 +103,18 @@ class SqliteBackend(SqlBackend):
     # --- transactions
 
     def _read(self, work: Callable[[Connection], T]) -> T:
-        with _translated(self._path), self._reader() as connection:
+        try:
+            connection = self._take_reader()
             try:
                 return work(connection)
             except apsw.CorruptError:
                 # A damaged page is refused when it is read first, and what is left of it shown afterwards.
                 # What is in it is checked by its digests, so the second answer is as good as any.
                 return work(connection)
+            finally:
+                self._give_back(connection)
+        except (apsw.Error, OSError) as exc:
+            raise _error_of(exc, self._path) from exc
 
     def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
         with _translated(self._path), self._writing_lock, self._borrow_writer() as connection:
@@ -115,23 +127,18 @@ class SqliteBackend(SqlBackend):
                 )
             return result
 
-    @contextmanager
-    def _reader(self) -> Iterator[_SqliteConnection]:
-        connection = self._take_idle()
-        try:
-            if connection is None:
-                connection = _connect(self._path, self._busy_seconds)
-            yield connection
-        finally:
-            self._give_back(connection)
-
-    def _take_idle(self) -> _SqliteConnection | None:
+    def _take_reader(self) -> _SqliteConnection:
         with self._pool:
-            self._check_open()
+            if self._is_closed:
+                raise self._closed()
             self._borrowed += 1
             if self._idle:
                 return self._idle.pop()
-        return None
+        try:
+            return _connect(self._path, self._busy_seconds)
+        except BaseException:
+            self._give_back(None)
+            raise
 
     def _give_back(self, connection: _SqliteConnection | None) -> None:
         if connection is not None and len(self._idle) >= _MAX_IDLE_READERS:
@@ -146,7 +153,8 @@ class SqliteBackend(SqlBackend):
     @contextmanager
     def _borrow_writer(self) -> Iterator[_SqliteConnection]:
         with self._pool:
-            self._check_open()
+            if self._is_closed:
+                raise self._closed()
             self._borrowed += 1
         try:
             if self._writer is None:
@@ -218,11 +226,8 @@ class SqliteBackend(SqlBackend):
                 retryable=False,
             )
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise BackendUnavailable(
-                f"the store {self._path} is closed", code="store_closed", retryable=False
-            )
+    def _closed(self) -> BackendUnavailable:
+        return BackendUnavailable(f"the store {self._path} is closed", code="store_closed", retryable=False)
 
     # --- space
 
@@ -260,9 +265,13 @@ class SqliteBackend(SqlBackend):
         self._write(write)
 
     def snapshot(self, path: Path, *, progress: Callable[[float], None] | None = None) -> None:
-        with _translated(str(path)), self._reader() as connection:
-            _create_file(str(path))
-            connection.copy_to(path, progress)
+        with _translated(str(path)):
+            connection = self._take_reader()
+            try:
+                _create_file(str(path))
+                connection.copy_to(path, progress)
+            finally:
+                self._give_back(connection)
 
     # --- closing and forking
 
@@ -450,7 +459,7 @@ def _write_over(tx: Connection) -> None:
 
 
 def _check_library() -> None:
-    version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
+    version = tuple(map(int, apsw.sqlite_lib_version().split(".")))
     if version < OLDEST_SQLITE:
         raise Unsupported(
             f"SQLite {apsw.sqlite_lib_version()} can corrupt a store: apsw with SQLite 3.51.3 or newer is needed",
@@ -744,36 +753,35 @@ def _translated(path: str) -> Iterator[None]:
     """Turn errors of SQLite and of the file system into errors of this package."""
     try:
         yield
-    except (apsw.BusyError, apsw.LockedError) as exc:
-        raise BackendUnavailable(f"{path} is locked by another process: {exc}", code="store_busy") from exc
-    except apsw.NotADBError as exc:
-        raise InvalidInput(f"{path} is not a Stepkeep store: {exc}", code="not_a_store") from exc
-    except apsw.CorruptError as exc:
-        raise Corrupt(f"{path} is damaged: {exc}; recover it into a new store") from exc
-    except apsw.FullError as exc:
-        raise BackendUnavailable(
-            f"the disk of {path} is full: {exc}; free space or prune", code=WRITE_FAILED, retryable=False
-        ) from exc
-    except (apsw.ReadOnlyError, apsw.PermissionsError, apsw.CantOpenError, apsw.AuthError) as exc:
-        raise BackendUnavailable(
-            f"{path} cannot be opened for writing: {exc}", code="store_not_writable", retryable=False
-        ) from exc
-    except apsw.TooBigError as exc:
-        raise InvalidInput(
-            f"a record is larger than SQLite can store: {exc}", code="state_too_large"
-        ) from exc
-    except (apsw.IOError, apsw.NoMemError) as exc:
-        raise BackendUnavailable(f"{path} could not be read or written: {exc}", code=WRITE_FAILED) from exc
-    except apsw.SQLError as exc:
-        if "unsupported file format" in str(exc):
-            raise Corrupt(f"{path} is damaged: {exc}; recover it into a new store") from exc
-        raise BackendUnavailable(f"SQLite refused: {exc}", code="sqlite_error", retryable=False) from exc
-    except apsw.Error as exc:
-        raise BackendUnavailable(f"SQLite refused: {exc}", code="sqlite_error", retryable=False) from exc
-    except OSError as exc:
-        raise BackendUnavailable(
+    except (apsw.Error, OSError) as exc:
+        raise _error_of(exc, path) from exc
+
+
+def _error_of(exc: apsw.Error | OSError, path: str) -> StepkeepError:
+    """An error of SQLite or of the file system as one of this package."""
+    if isinstance(exc, OSError):
+        return BackendUnavailable(
             f"{path} cannot be used: {exc.strerror or exc}", code="store_not_writable", retryable=False
-        ) from exc
+        )
+    if isinstance(exc, apsw.BusyError | apsw.LockedError):
+        return BackendUnavailable(f"{path} is locked by another process: {exc}", code="store_busy")
+    if isinstance(exc, apsw.NotADBError):
+        return InvalidInput(f"{path} is not a Stepkeep store: {exc}", code="not_a_store")
+    if isinstance(exc, apsw.CorruptError) or "unsupported file format" in str(exc):
+        return Corrupt(f"{path} is damaged: {exc}; recover it into a new store")
+    if isinstance(exc, apsw.FullError):
+        return BackendUnavailable(
+            f"the disk of {path} is full: {exc}; free space or prune", code=WRITE_FAILED, retryable=False
+        )
+    if isinstance(exc, apsw.ReadOnlyError | apsw.PermissionsError | apsw.CantOpenError | apsw.AuthError):
+        return BackendUnavailable(
+            f"{path} cannot be opened for writing: {exc}", code="store_not_writable", retryable=False
+        )
+    if isinstance(exc, apsw.TooBigError):
+        return InvalidInput(f"a record is larger than SQLite can store: {exc}", code="state_too_large")
+    if isinstance(exc, apsw.IOError | apsw.NoMemError):
+        return BackendUnavailable(f"{path} could not be read or written: {exc}", code=WRITE_FAILED)
+    return BackendUnavailable(f"SQLite refused: {exc}", code="sqlite_error", retryable=False)
 
 
 def make_single_file(path: Path) -> None:
