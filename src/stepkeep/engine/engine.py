@@ -510,11 +510,11 @@ class Engine:
                 if not self.backend.capabilities.takes_deltas:
                     records.append(chains.plain(name, base))
                     continue
-                if name not in writer.chains:
+                if name not in writer.chains and len(new.content) >= chains.DELTA_FLOOR:
                     self._find_chains(writer, draft.session, draft.branch, name)
                 made, writer.chains[name] = chains.encode(
                     name,
-                    writer.chains[name],
+                    writer.chains.get(name),
                     base,
                     limit=known.group_limit,
                     as_keyframe=save.status is not Status.IN_PROGRESS,

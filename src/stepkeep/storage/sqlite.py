@@ -485,9 +485,9 @@ def _prepare(
             code="network_file_system",
         )
     with _creation.locked(parent) as directory:
-        _check_foreign(path)
+        is_begun = _check_foreign(path)
         has_wal = os.path.exists(f"{path}-wal")
-        is_new = _create_file(path) or _emptied(path, busy_seconds)
+        is_new = _create_file(path) or (not is_begun and _emptied(path, busy_seconds))
         with _removed_on_failure(path, _ALL if is_new else ()):
             if is_new:
                 sync_directory(directory)  # SQLite syncs it too, but does not tell when that fails
@@ -500,14 +500,17 @@ def _open_new(
 ) -> _SqliteConnection:
     connection = _connect(path, busy_seconds)
     try:
-        _check_identity(connection, path)
-        is_empty = connection.one("SELECT 1 FROM sqlite_master LIMIT 1") is None
+        application_id, version, count = connection.one(_WHAT_IT_IS) or (0, 0, 0)
+        if application_id != APPLICATION_ID and (application_id or count):
+            raise InvalidInput(f"{path} is a database of another program", code="not_a_store")
+        is_empty = not count
         with _removed_on_failure(path, _ALL if is_empty else _LOG if is_new else ()):
             if is_new or is_empty:
                 # Before the schema is committed: a store that has one has durable names, whoever was stopped when.
                 sync_directory(directory)
                 sync_way_to(os.path.dirname(path))
-            _migrate(connection, path, tables)
+            if version != SCHEMA_VERSION:
+                _transaction(connection, lambda tx: _upgrade(tx, path, tables))
             _check_schema(connection, path, tables)
             if is_empty:
                 connection.truncate_wal()
@@ -603,15 +606,15 @@ def _connect(path: str, busy_seconds: float) -> _SqliteConnection:
     return connection
 
 
-def _check_foreign(path: str) -> None:
-    """Refuse a file of another program before SQLite changes anything in it."""
+def _check_foreign(path: str) -> bool:
+    """Refuse a file of another program before SQLite changes anything in it; whether it has a first page."""
     try:
         with open(path, "rb") as file:
             header = file.read(100)
     except FileNotFoundError:
-        return
+        return False
     if not any(header) and (_is_blank(path) or _has_log(path)):
-        return  # its creation was cut short by a loss of power; what there is of it is in the log
+        return False  # its creation was cut short by a loss of power; what there is of it is in the log
     if header and not header.startswith(_MAGIC):
         header = _header_before(path)  # the power failed while the first page was written
         if not header.startswith(_MAGIC):
@@ -620,6 +623,7 @@ def _check_foreign(path: str) -> None:
     # 0 is a new database, or one of ours whose creation was interrupted, with its first page still in the log.
     if application_id not in (0, APPLICATION_ID) or (header and application_id == 0 and _has_tables(path)):
         raise InvalidInput(f"{path} is a database of another program", code="not_a_store")
+    return any(header)
 
 
 def _header_before(path: str) -> bytes:
@@ -659,7 +663,7 @@ def _absolute(path: str | os.PathLike[str]) -> str:
     name = os.fspath(path)
     if not os.path.isabs(name):  # a directory that is gone has no name, and is asked for it only then
         name = os.path.join(os.getcwd(), name)
-    return "/" + "/".join(part for part in name.split("/") if part not in ("", "."))
+    return "/" + "/".join([part for part in name.split("/") if part not in ("", ".")])
 
 
 def _emptied(path: str, busy_seconds: float) -> bool:
@@ -686,39 +690,28 @@ def _has_tables(path: str) -> bool:
         connection.close()
 
 
-def _check_identity(connection: _SqliteConnection, path: str) -> None:
-    (application_id,) = connection.one("PRAGMA application_id") or (0,)
-    (tables,) = connection.one("SELECT count(*) FROM sqlite_master") or (0,)
-    if application_id != APPLICATION_ID and (application_id or tables):
-        raise InvalidInput(f"{path} is a database of another program", code="not_a_store")
+_WHAT_IT_IS: Final = (
+    "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version),"
+    " (SELECT count(*) FROM sqlite_master)"
+)
 
 
-def _migrate(connection: _SqliteConnection, path: str, tables: Sequence[str]) -> None:
-    def upgrade(tx: Connection) -> None:
-        version = _schema_version(connection)
-        if version > SCHEMA_VERSION:
-            raise Unsupported(
-                f"{path} has schema {version}, newer than {SCHEMA_VERSION}: upgrade stepkeep",
-                code="schema_newer",
-            )
-        for step in range(version + 1, SCHEMA_VERSION + 1):
-            for statement in statements(step, DIALECT):
-                tx.run(statement)
-        if version == 0:
-            for statement in tables:
-                tx.run(statement)
-            tx.run("INSERT INTO meta (name, value) VALUES ('store_id', ?)", (new_uid(),))
-            tx.run(f"PRAGMA application_id = {APPLICATION_ID}")
-        if version < SCHEMA_VERSION:
-            tx.run(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-    if _schema_version(connection) != SCHEMA_VERSION:
-        _transaction(connection, upgrade)
-
-
-def _schema_version(connection: _SqliteConnection) -> int:
-    (version,) = connection.one("PRAGMA user_version") or (0,)
-    return int(version)
+def _upgrade(tx: Connection, path: str, tables: Sequence[str]) -> None:
+    (version,) = tx.one("PRAGMA user_version") or (0,)
+    if version > SCHEMA_VERSION:
+        raise Unsupported(
+            f"{path} has schema {version}, newer than {SCHEMA_VERSION}: upgrade stepkeep", code="schema_newer"
+        )
+    for step in range(version + 1, SCHEMA_VERSION + 1):
+        for statement in statements(step, DIALECT):
+            tx.run(statement)
+    if version == 0:
+        for statement in tables:
+            tx.run(statement)
+        tx.run("INSERT INTO meta (name, value) VALUES ('store_id', ?)", (new_uid(),))
+        tx.run(f"PRAGMA application_id = {APPLICATION_ID}")
+    if version < SCHEMA_VERSION:
+        tx.run(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 @cache
