@@ -8,6 +8,7 @@ before it is counted, so that imports and first uses are over.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import sys
 import threading
@@ -34,8 +35,8 @@ REACH: Final = {
     "MCP save": {"calls": 200},
 }
 
-ENCODES: Final = ("Session.save", "command save, new session", "command save, known session", "MCP save")
-"""The operations whose state is known, so that its encodings can be counted."""
+LOADS: Final = "latest().state"
+"""The one operation that saves nothing; every other one encodes its state once."""
 
 
 @dataclass
@@ -47,6 +48,7 @@ class Walk:
     depth: int = 0
     statements: int = 0
     transactions: int = 0
+    encoded: list[bytes] = field(default_factory=list)
     encodings: int = 0
     _open: int = 0
 
@@ -54,16 +56,19 @@ class Walk:
     def modules(self) -> int:
         return len({module for module, _ in self.functions})
 
-    def enter(self, frame: FrameType, wanted: object) -> None:
+    def enter(self, frame: FrameType) -> None:
         code = frame.f_code
         if not code.co_filename.startswith(OURS) or code.co_name == "<module>":
             return
         self.calls += 1
         self.functions.add((code.co_filename, code.co_qualname))
         self.depth = max(self.depth, _depth(frame))
-        if code.co_name == "encode" and code.co_filename.endswith("codec/exact.py"):
-            value = next(iter(frame.f_locals.values()), None)
-            self.encodings += value == wanted
+
+    def leave(self, frame: FrameType, returned: Any) -> None:
+        """Keep what the codec wrote: which of it was the state is known once the state is stored."""
+        code = frame.f_code
+        if code.co_name == "encode" and code.co_filename.endswith("codec/exact.py") and returned is not None:
+            self.encoded.append(returned[1])
 
     def executed(self, sql: str) -> None:
         self.statements += 1
@@ -104,12 +109,14 @@ class _Tracer:
         apsw.connection_hooks.remove(self._hook)
 
     @contextlib.contextmanager
-    def counting(self, wanted: object) -> Iterator[Walk]:
+    def counting(self) -> Iterator[Walk]:
         walk = self.walk = Walk()
 
-        def profile(frame: FrameType, event: str, _arg: object) -> None:
+        def profile(frame: FrameType, event: str, arg: object) -> None:
             if event == "call":
-                walk.enter(frame, wanted)
+                walk.enter(frame)
+            elif event == "return":
+                walk.leave(frame, arg)
 
         threading.setprofile(profile)
         sys.setprofile(profile)
@@ -136,7 +143,7 @@ def run(directory: Path, *, quick: bool, with_peers: bool) -> Part:  # noqa: ARG
             name,
             *map(str, (walk.calls, len(walk.functions), walk.modules, walk.depth)),
             *map(str, (walk.statements, walk.transactions)),
-            str(walk.encodings) if name in ENCODES else "–",
+            "–" if name == LOADS else str(walk.encodings),
         )
         for name, walk in walks.items()
     ]
@@ -146,29 +153,35 @@ def run(directory: Path, *, quick: bool, with_peers: bool) -> Part:  # noqa: ARG
         if name in walks
         for what, reach in figures.items()
     ]
-    # Of the others the state is not known from outside, so its encodings are not counted.
     rows += [
-        Row(f"{name}: encodings of the state", walks[name].encodings, 1) for name in ENCODES if name in walks
+        Row(f"{name}: encodings of the state", walk.encodings, 1)
+        for name, walk in walks.items()
+        if name != LOADS
     ]
     return Part(tables=[Table("the walk", names, lines)], rows=rows)
 
 
 def _operations(directory: Path, tracer: _Tracer) -> Iterator[tuple[str, Walk]]:
-    store = stepkeep.open(f"sqlite:{directory / 'walk.db'}")
-    with store:
+    url = f"sqlite:{directory / 'walk.db'}"
+    with stepkeep.open(url) as store:
         session = store.session("walk")
         step = iter(range(1000))
-        yield "Session.save", _counted(tracer, STATE, lambda: session.save(STATE, step=next(step)))
-        yield "latest().state", _counted(tracer, None, lambda: session.latest().state)  # type: ignore[union-attr]
+        yield "Session.save", _counted(tracer, url, lambda: session.save(STATE, step=next(step)))
+        yield LOADS, _counted(tracer, url, lambda: session.latest().state)  # type: ignore[union-attr]
     yield from _commands(directory, tracer)
     yield from _surfaces(directory, tracer)
 
 
-def _counted(tracer: _Tracer, wanted: object, operation: Callable[[], Any]) -> Walk:
+def _counted(tracer: _Tracer, url: str, operation: Callable[[], Any]) -> Walk:
+    """Count an operation, and how often it encoded the state that is the newest in its store then."""
     for _ in range(WARM_RUNS):
         operation()
-    with tracer.counting(wanted) as walk:
+    with tracer.counting() as walk:
         operation()
+    with stepkeep.open(url) as store:
+        newest = max(store.checkpoints(), key=lambda header: header.time_us)
+        digest = newest.contents["state"].digest
+    walk.encodings = sum(hashlib.sha256(content).hexdigest() == digest for content in walk.encoded)
     return walk
 
 
@@ -186,8 +199,8 @@ def _commands(directory: Path, tracer: _Tracer) -> Iterator[tuple[str, Walk]]:
         assert code == 0, code
 
     keys = iter(f"new-{number}" for number in range(100))
-    yield "command save, new session", _counted(tracer, STATE, lambda: save(next(keys)))
-    yield "command save, known session", _counted(tracer, STATE, lambda: save("known"))
+    yield "command save, new session", _counted(tracer, url, lambda: save(next(keys)))
+    yield "command save, known session", _counted(tracer, url, lambda: save("known"))
 
 
 def _surfaces(directory: Path, tracer: _Tracer) -> Iterator[tuple[str, Walk]]:
@@ -204,13 +217,14 @@ def _mcp_save(directory: Path, tracer: _Tracer) -> Walk:
     from stepkeep.mcp.server import build_server
     from stepkeep.mcp.tools import OpenedStore
 
-    server = build_server(OpenedStore(f"sqlite:{directory / 'mcp.db'}"))
+    url = f"sqlite:{directory / 'mcp.db'}"
+    server = build_server(OpenedStore(url))
     arguments = {"sessionId": "walk", "state": STATE}
 
     async def call() -> None:
         await server.call_tool("checkpoint_save", arguments)
 
-    return _counted(tracer, STATE, lambda: asyncio.run(call()))
+    return _counted(tracer, url, lambda: asyncio.run(call()))
 
 
 def _hook_stop(directory: Path, tracer: _Tracer) -> Walk:
@@ -221,6 +235,7 @@ def _hook_stop(directory: Path, tracer: _Tracer) -> Walk:
 
     place = directory / "hook"
     place.mkdir()
+    url = f"sqlite:{directory / 'hook.db'}"
     environ = {**os.environ, "HOME": str(place)}
     turn = iter(range(100))
 
@@ -231,10 +246,10 @@ def _hook_stop(directory: Path, tracer: _Tracer) -> Walk:
             "hook_event_name": "Stop",
             "last_assistant_message": f"turn {next(turn)}",
         }
-        request = Request(["Stop", json.dumps(content), "--store", f"sqlite:{directory / 'hook.db'}"])
+        request = Request(["Stop", json.dumps(content), "--store", url])
         answered(request, environ)
 
-    return _counted(tracer, None, stop)
+    return _counted(tracer, url, stop)
 
 
 def _langgraph_put(directory: Path, tracer: _Tracer) -> Walk:
@@ -244,7 +259,8 @@ def _langgraph_put(directory: Path, tracer: _Tracer) -> Walk:
     from stepkeep.adapters.langgraph import StepkeepSaver
 
     values = {"messages": [{"role": "user", "content": "x" * 40}]}
-    with StepkeepSaver(f"sqlite:{directory / 'langgraph.db'}") as saver:
+    url = f"sqlite:{directory / 'langgraph.db'}"
+    with StepkeepSaver(url) as saver:
         config: Any = {"configurable": {"thread_id": "walk", "checkpoint_ns": ""}}
 
         def put() -> None:
@@ -257,4 +273,4 @@ def _langgraph_put(directory: Path, tracer: _Tracer) -> Walk:
             }
             config = saver.put(config, checkpoint, {"source": "loop", "step": 1}, {"messages": "1"})  # type: ignore[typeddict-item]
 
-        return _counted(tracer, None, put)
+        return _counted(tracer, url, put)
