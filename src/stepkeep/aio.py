@@ -21,12 +21,11 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from contextvars import copy_context
 from functools import partial, wraps
 from itertools import islice
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, Unpack
 
 from stepkeep import api
 from stepkeep.api import Branches, ExecuteOptions, Files, SaveOptions, Session, Store
@@ -42,6 +41,7 @@ from stepkeep.runs.async_scripts import AsyncRun
 from stepkeep.runs.plan import PlanStep
 from stepkeep.runs.progress import ExecutionResult
 from stepkeep.runs.run_options import Handler
+from stepkeep.runs.scripts import Run
 from stepkeep.runs.signals import Cancellation
 from stepkeep.runs.workflows import Workflows
 
@@ -68,6 +68,7 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
+F = TypeVar("F", bound="_Facade[Any]")
 
 THREADS: Final = 16
 """How many calls of one store run at a time; as many saves can share one commit."""
@@ -107,10 +108,11 @@ def open(
 class Opening:
     """A store about to be opened: await it, or enter it with `async with`."""
 
+    _store: AsyncStore
+
     def __init__(self, opener: Callable[[], Store], threads: int) -> None:
         self._opener = opener
         self._threads = threads
-        self._store: AsyncStore | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncStore]:
         return self._open().__await__()
@@ -129,11 +131,8 @@ class Opening:
         self._store = await self
         return self._store
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._store is not None:
-            await self._store.aclose()
+    async def __aexit__(self, *_: object) -> None:
+        await self._store.aclose()
 
 
 class _Workers:
@@ -143,7 +142,7 @@ class _Workers:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stepkeep-aio")
         self._closer = ThreadPoolExecutor(1, thread_name_prefix="stepkeep-aio-close")
         self._closing: Future[None] | None = None
-        self._abandoned: dict[Future[None], str | None] = {}
+        self._abandoned: dict[Future[Any], str | None] = {}
 
     async def run(self, session: str | None, call: Callable[[], R], *, is_write: bool = False) -> R:
         """Run a call on a thread, after the abandoned writes of that session.
@@ -159,27 +158,16 @@ class _Workers:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             if is_write and not future.cancel():
-                self._abandon(session, future)
+                self._abandoned[future] = session
+                future.add_done_callback(self._abandoned.pop)
             raise
-
-    def _abandon(self, session: str | None, future: Future[Any]) -> None:
-        # Waiting for this one cannot raise: what the call itself raises is nobody's business any more.
-        settled: Future[None] = Future()
-
-        def settle(_: object) -> None:
-            self._abandoned.pop(settled)
-            settled.set_result(None)
-
-        self._abandoned[settled] = session
-        future.add_done_callback(settle)
 
     async def settle(self, session: str | None = None) -> None:
         """Return when the abandoned writes of that session, or of all, have come to their end."""
         abandoned = list(self._abandoned.items())  # a copy in one step: threads take entries away
-        waiting = [settled for settled, owner in abandoned if session in (None, owner)]
-        if waiting:
-            # Unlike `gather` this leaves them alone when it is cancelled itself.
-            await asyncio.wait([asyncio.wrap_future(settled) for settled in waiting])
+        for future in [future for future, owner in abandoned if session in (None, owner)]:
+            with suppress(Exception):  # what the call itself raises is nobody's business any more
+                await asyncio.shield(asyncio.wrap_future(future))
 
     async def close(self, release: Callable[[], None]) -> None:
         """Let every call under way finish, end the threads, then call `release`: once, however often repeated.
@@ -205,59 +193,76 @@ class _Facade(Generic[S]):
         self._workers = workers
         self._owner = owner  # the session whose abandoned writes a call waits for
 
+    async def _read(self, call: Callable[[], R]) -> R:
+        return await self._workers.run(self._owner, call)
 
-def _reading(
-    method: Callable[Concatenate[S, P], R],
-) -> Callable[Concatenate[_Facade[S], P], Coroutine[Any, Any, R]]:
-    """The awaitable form of a method."""
+    async def _write(self, call: Callable[[], R]) -> R:
+        """Later calls on the session do not overtake this one, even when it is cancelled."""
+        return await self._workers.run(self._owner, call, is_write=True)
 
+
+# --- a method of a synchronous class, with its own signature, as one that is awaited
+
+_Method: TypeAlias = Callable[Concatenate[S, P], R]
+_Awaited: TypeAlias = Callable[Concatenate[_Facade[S], P], Coroutine[Any, Any, R]]
+
+
+def _reads(method: _Method[S, P, R]) -> _Awaited[S, P, R]:
     @wraps(method)
     async def call(self: _Facade[S], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._workers.run(self._owner, partial(method, self._sync, *args, **kwargs))
+        return await self._read(partial(method, self._sync, *args, **kwargs))
 
     return call
 
 
-def _writing(
-    method: Callable[Concatenate[S, P], R],
-) -> Callable[Concatenate[_Facade[S], P], Coroutine[Any, Any, R]]:
-    """The awaitable form of a method that later calls on its session must not overtake."""
-
+def _writes(method: _Method[S, P, R]) -> _Awaited[S, P, R]:
     @wraps(method)
     async def call(self: _Facade[S], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        work = partial(method, self._sync, *args, **kwargs)
-        return await self._workers.run(self._owner, work, is_write=True)
+        return await self._write(partial(method, self._sync, *args, **kwargs))
 
     return call
 
 
-def _listing(
-    method: Callable[Concatenate[S, P], Iterator[R]],
+def _lists(
+    method: _Method[S, P, Iterator[R]],
 ) -> Callable[Concatenate[_Facade[S], P], AsyncIterator[R]]:
-    """The form for `async for` of a method that lists: each page is fetched on a thread."""
+    """Read with `async for`; each page is fetched on a thread."""
 
     @wraps(method)
     async def pages(self: _Facade[S], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
-        entries = await self._workers.run(self._owner, partial(method, self._sync, *args, **kwargs))
-        while page := await self._workers.run(self._owner, lambda: list(islice(entries, PAGE))):
+        entries = await self._read(partial(method, self._sync, *args, **kwargs))
+        while page := await self._read(lambda: list(islice(entries, PAGE))):
             for entry in page:
                 yield entry
 
     return pages
 
 
-def _finding(
-    method: Callable[Concatenate[Store, P], Session],
-) -> Callable[Concatenate[_Facade[Store], P], Coroutine[Any, Any, AsyncSession]]:
-    """The awaitable form of a method that finds or makes a session."""
-    find = _reading(method)
+def _finds(method: _Method[S, P, R], kind: Callable[[R, _Workers, str | None], F]) -> _Awaited[S, P, F]:
+    """What it returns is wrapped too; a session waits for its own writes."""
 
     @wraps(method)
-    async def call(self: _Facade[Store], /, *args: P.args, **kwargs: P.kwargs) -> AsyncSession:
-        found = await find(self, *args, **kwargs)
-        return AsyncSession(found, self._workers, found.uid)
+    async def call(self: _Facade[S], /, *args: P.args, **kwargs: P.kwargs) -> F:
+        found = await self._read(partial(method, self._sync, *args, **kwargs))
+        return kind(found, self._workers, getattr(found, "uid", self._owner))
 
     return call
+
+
+class _Has(Generic[F]):
+    """A property of the synchronous object, wrapped."""
+
+    def __init__(self, kind: type[F]) -> None:
+        self._kind = kind
+
+    def __set_name__(self, owner: object, name: str) -> None:
+        self._name = name
+
+    def __get__(self, of: _Facade[Any], owner: object = None) -> F:
+        return self._kind(getattr(of._sync, self._name), of._workers, of._owner)
+
+
+# --- the wrapped classes
 
 
 class AsyncRecorder(_Facade[Recorder]):
@@ -267,33 +272,68 @@ class AsyncRecorder(_Facade[Recorder]):
         self._sync.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        leave = partial(self._sync.__exit__, kind, error, trace)
-        await self._workers.run(self._owner, leave, is_write=True)
+    async def __aexit__(self, *error: Any) -> None:
+        await self._write(partial(self._sync.__exit__, *error))
 
-    update = _writing(Recorder.update)
-    command = _writing(Recorder.command)
-    context = _writing(Recorder.context)
-    todo_compliance = _writing(Recorder.todo_compliance)
-    step_started = _writing(Recorder.step_started)
-    step_finished = _writing(Recorder.step_finished)
-    recoverable_error = _writing(Recorder.recoverable_error)
-    before_forced_stop = _writing(Recorder.before_forced_stop)
-    manual = _writing(Recorder.manual)
-    compaction_warning = _writing(Recorder.compaction_warning)
-    pause = _writing(Recorder.pause)
-    complete = _writing(Recorder.complete)
-    may_resume = _reading(Recorder.may_resume)
-    try_resume = _writing(Recorder.try_resume)
-    heartbeat = _writing(Recorder.heartbeat)
-    start = _writing(Recorder.start)
-    stop = _writing(Recorder.stop)
+    update = _writes(Recorder.update)
+    command = _writes(Recorder.command)
+    context = _writes(Recorder.context)
+    todo_compliance = _writes(Recorder.todo_compliance)
+    step_started = _writes(Recorder.step_started)
+    step_finished = _writes(Recorder.step_finished)
+    recoverable_error = _writes(Recorder.recoverable_error)
+    before_forced_stop = _writes(Recorder.before_forced_stop)
+    manual = _writes(Recorder.manual)
+    compaction_warning = _writes(Recorder.compaction_warning)
+    pause = _writes(Recorder.pause)
+    complete = _writes(Recorder.complete)
+    may_resume = _reads(Recorder.may_resume)
+    try_resume = _writes(Recorder.try_resume)
+    heartbeat = _writes(Recorder.heartbeat)
+    start = _writes(Recorder.start)
+    stop = _writes(Recorder.stop)
+
+
+class AsyncBranches(_Facade[Branches]):
+    """`run.branches`: list, fork, switch, merge and close them."""
+
+    list = _reads(Branches.list)
+    log = _reads(Branches.log)
+    fork = _writes(Branches.fork)
+    switch = _writes(Branches.switch)
+    merge = _writes(Branches.merge)
+    abandon = _writes(Branches.abandon)
+    archive = _writes(Branches.archive)
+    reopen = _writes(Branches.reopen)
+
+
+class AsyncFiles(_Facade[Files]):
+    """`run.files`: the project files that saves of this session captured."""
+
+    at = _reads(Files.at)
+    diff = _reads(Files.diff)
+    restore = _writes(Files.restore)
+    undo = _writes(Files.undo)
+    changed = _reads(Files.changed)
+    patches = _reads(Files.patches)
+    export = _reads(Files.export)
+
+
+class AsyncParts(_Facade[Parts]):
+    """`run.parts`: what is saved and restored with this handle."""
+
+    connect = _reads(Parts.connect)
+    disconnect = _reads(Parts.disconnect)
+    checkpoint = _writes(Parts.checkpoint)
+    auto_checkpoint = _writes(Parts.auto_checkpoint)
 
 
 class AsyncSession(_Facade[Session]):
     """`stepkeep.Session` for asyncio: the same methods, awaited; lists are read with `async for`."""
+
+    branches = _Has(AsyncBranches)
+    files = _Has(AsyncFiles)
+    parts = _Has(AsyncParts)
 
     @property
     def key(self) -> str:
@@ -308,7 +348,7 @@ class AsyncSession(_Facade[Session]):
 
     async def info(self) -> SessionInfo:
         """The session as it is stored now: status, profile, current branch, times."""
-        return await self._workers.run(self._owner, lambda: self._sync.info)
+        return await self._read(lambda: self._sync.info)
 
     async def save(self, state: object, **options: Unpack[SaveOptions]) -> Header:
         """Save a state as the next checkpoint. When this returns, it survives a crash and a loss of power.
@@ -321,95 +361,42 @@ class AsyncSession(_Facade[Session]):
         """
         engine = self._sync._engine
         save = engine.encoded(self._sync._save_of(state, **options))
-        return await self._workers.run(self._owner, partial(engine.save, save), is_write=True)
+        return await self._write(partial(engine.save, save))
 
-    @property
-    def branches(self) -> AsyncBranches:
-        """The branches of this session: list, fork, switch, merge and close them."""
-        return AsyncBranches(self._sync.branches, self._workers, self._owner)
-
-    @property
-    def files(self) -> AsyncFiles:
-        """The project files that saves of this session captured."""
-        return AsyncFiles(self._sync.files, self._workers, self._owner)
-
-    @property
-    def parts(self) -> AsyncParts:
-        """The parts that are saved and restored with this handle."""
-        return AsyncParts(self._sync.parts, self._workers, self._owner)
-
-    async def recorder(self, **options: Any) -> AsyncRecorder:
-        """A recorder whose methods are awaited, with the options of `Session.recorder`."""
-        make = partial(self._sync.recorder, **options)
-        return AsyncRecorder(await self._workers.run(self._owner, make), self._workers, self._owner)
-
-    save_again = _writing(Session.save_again)
-    latest = _reading(Session.latest)
-    newest = _reading(Session.newest)
-    load = _reading(Session.load)
-    at = _reading(Session.at)
-    header = _reading(Session.header)
-    query = _reading(Session.query)
-    diff = _reading(Session.diff)
-    log = _reading(Session.log)
-    history = _listing(Session.history)
-    show = _reading(Session.show)
-    show_value = _reading(Session.show_value)
-    output = _reading(Session.output)
-    show_at = _reading(Session.show_at)
-    refs = _reading(Session.refs)
-    describe = _reading(Session.describe)
-    summary = _reading(Session.summary)
-    timeline = _reading(Session.timeline)
-    events = _reading(Session.events)
-    usage = _reading(Session.usage)
-    status = _reading(Session.status)
-    export = _reading(Session.export)
-    run_document = _reading(Session.run_document)
-    verify = _reading(Session.verify)
-    recovery_point = _reading(Session.recovery_point)
-    restore = _writing(Session.restore)
-    complete = _writing(Session.complete)
-    fail = _writing(Session.fail)
-    cancel = _writing(Session.cancel)
-    pause = _writing(Session.pause)
-    prune = _writing(Session.prune)
-    delete = _writing(Session.delete)
-    clear = _writing(Session.clear)
-
-
-class AsyncBranches(_Facade[Branches]):
-    """`run.branches` for asyncio: the same methods, awaited."""
-
-    list = _reading(Branches.list)
-    log = _reading(Branches.log)
-    fork = _writing(Branches.fork)
-    switch = _writing(Branches.switch)
-    merge = _writing(Branches.merge)
-    abandon = _writing(Branches.abandon)
-    archive = _writing(Branches.archive)
-    reopen = _writing(Branches.reopen)
-
-
-class AsyncFiles(_Facade[Files]):
-    """`run.files` for asyncio: the same methods, awaited."""
-
-    at = _reading(Files.at)
-    diff = _reading(Files.diff)
-    restore = _writing(Files.restore)
-    undo = _writing(Files.undo)
-    changed = _reading(Files.changed)
-    patches = _reading(Files.patches)
-    export = _reading(Files.export)
-
-
-class AsyncParts(_Facade[Parts]):
-    """`run.parts` for asyncio: the same methods, awaited."""
-
-    connect = _reading(Parts.connect)
-    disconnect = _reading(Parts.disconnect)
-    checkpoint = _writing(Parts.checkpoint)
-    auto_checkpoint = _writing(Parts.auto_checkpoint)
+    recorder = _finds(Session.recorder, AsyncRecorder)
+    save_again = _writes(Session.save_again)
+    latest = _reads(Session.latest)
+    newest = _reads(Session.newest)
+    load = _reads(Session.load)
+    at = _reads(Session.at)
+    header = _reads(Session.header)
+    query = _reads(Session.query)
+    diff = _reads(Session.diff)
+    log = _reads(Session.log)
+    history = _lists(Session.history)
+    show = _reads(Session.show)
+    show_value = _reads(Session.show_value)
+    output = _reads(Session.output)
+    show_at = _reads(Session.show_at)
+    refs = _reads(Session.refs)
+    describe = _reads(Session.describe)
+    summary = _reads(Session.summary)
+    timeline = _reads(Session.timeline)
+    events = _reads(Session.events)
+    usage = _reads(Session.usage)
+    status = _reads(Session.status)
+    export = _reads(Session.export)
+    run_document = _reads(Session.run_document)
+    verify = _reads(Session.verify)
+    recovery_point = _reads(Session.recovery_point)
+    restore = _writes(Session.restore)
+    complete = _writes(Session.complete)
+    fail = _writes(Session.fail)
+    cancel = _writes(Session.cancel)
+    pause = _writes(Session.pause)
+    prune = _writes(Session.prune)
+    delete = _writes(Session.delete)
+    clear = _writes(Session.clear)
 
 
 class AsyncInvestigation(_Facade["Investigation"]):
@@ -417,57 +404,69 @@ class AsyncInvestigation(_Facade["Investigation"]):
 
     async def do(self, work: Callable[[Investigation], R]) -> R:
         """Call `work` with the investigation: `await found.do(lambda found: found.hypotheses.add("…"))`."""
-        return await self._workers.run(self._owner, partial(work, self._sync), is_write=True)
+        return await self._write(partial(work, self._sync))
 
     async def __aenter__(self) -> AsyncInvestigation:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.do(lambda found: found.save())
+    async def __aexit__(self, *_: object) -> None:
+        await self._write(self._sync.save)
 
 
 class AsyncAgentStore(_Facade[AgentStore]):
-    """`stepkeep.AgentStore` for asyncio: the same methods, awaited."""
+    """`store.agents`: checkpoints of agents by session and project, with typed states."""
 
-    save = _writing(AgentStore.save)
-    load_latest = _reading(AgentStore.load_latest)
-    load = _reading(AgentStore.load)
-    list = _reading(AgentStore.list)
-    delete = _writing(AgentStore.delete)
-    clear_session = _writing(AgentStore.clear_session)
-    save_document = _writing(AgentStore.save_document)
-    page = _reading(AgentStore.page)
+    save = _writes(AgentStore.save)
+    load_latest = _reads(AgentStore.load_latest)
+    load = _reads(AgentStore.load)
+    list = _reads(AgentStore.list)
+    delete = _writes(AgentStore.delete)
+    clear_session = _writes(AgentStore.clear_session)
+    save_document = _writes(AgentStore.save_document)
+    page = _reads(AgentStore.page)
 
 
 class AsyncWorkflows(_Facade[Workflows]):
-    """`stepkeep.api.Workflows` for asyncio: the same methods, awaited.
+    """`store.workflows`: check, run, queue and resume workflow files, work on a queue, list what can be resumed.
 
     They run on threads, where no signal can be handled: stop a run with the `cancel` of `resume`.
     """
 
     plan = staticmethod(Workflows.plan)
-    run = _writing(Workflows.run)
-    queue = _writing(Workflows.queue)
-    resume = _writing(Workflows.resume)
-    work = _writing(Workflows.work)
-    resumable = _reading(Workflows.resumable)
+    run = _writes(Workflows.run)
+    queue = _writes(Workflows.queue)
+    resume = _writes(Workflows.resume)
+    work = _writes(Workflows.work)
+    resumable = _reads(Workflows.resumable)
 
 
 class AsyncPhases(_Facade[Phases]):
-    """`stepkeep.Phases` for asyncio: the same methods, awaited."""
+    """`store.phases`: checkpoints at the phases of a task, and what is not finished."""
 
-    create_checkpoint = _writing(Phases.create_checkpoint)
-    load_checkpoint = _reading(Phases.load_checkpoint)
-    list_checkpoints = _reading(Phases.list_checkpoints)
-    detect_incomplete_checkpoint = _reading(Phases.detect_incomplete_checkpoint)
-    complete_checkpoint = _writing(Phases.complete_checkpoint)
-    cleanup_checkpoints = _writing(Phases.cleanup_checkpoints)
+    create_checkpoint = _writes(Phases.create_checkpoint)
+    load_checkpoint = _reads(Phases.load_checkpoint)
+    list_checkpoints = _reads(Phases.list_checkpoints)
+    detect_incomplete_checkpoint = _reads(Phases.detect_incomplete_checkpoint)
+    complete_checkpoint = _writes(Phases.complete_checkpoint)
+    cleanup_checkpoints = _writes(Phases.cleanup_checkpoints)
+
+
+def _runs(method: _Method[Store, P, Run]) -> Callable[Concatenate[_Facade[Store], P], AsyncRun]:
+    """Steps are coroutine functions, or plain functions that are called on a thread."""
+
+    @wraps(method)
+    def call(self: _Facade[Store], /, *args: P.args, **kwargs: P.kwargs) -> AsyncRun:
+        return AsyncRun(method(self._sync, *args, **kwargs), self._write)
+
+    return call
 
 
 class AsyncStore(_Facade[Store]):
     """`stepkeep.Store` for asyncio. Use it as an async context manager, or await `aclose`."""
+
+    workflows = _Has(AsyncWorkflows)
+    agents = _Has(AsyncAgentStore)
+    phases = _Has(AsyncPhases)
 
     @property
     def url(self) -> str:
@@ -482,64 +481,34 @@ class AsyncStore(_Facade[Store]):
     def settings(self) -> Settings:
         return self._sync.settings
 
-    session = _finding(Store.session)
-    get = _finding(Store.get)
-    sessions = _listing(Store.sessions)
-    save = _writing(Store.save)
-    summaries = _reading(Store.summaries)
-    checkpoint = _reading(Store.checkpoint)
-    checkpoints = _listing(Store.checkpoints)
-    describe = _reading(Store.describe)
-    diff = _reading(Store.diff)
-    timelines = _reading(Store.timelines)
-    verify = _reading(Store.verify)
-    usage = _reading(Store.usage)
-    metrics = _reading(Store.metrics)
-    prune = _writing(Store.prune)
-    clean = _writing(Store.clean)
-    status = _reading(Store.status)
-    stats = _reading(Store.stats)
-    doctor = _reading(Store.doctor)
-    backup = _reading(Store.backup)
-    copy = _reading(Store.copy)
-    import_files = _writing(Store.import_files)
-
-    def run(
-        self,
-        key: str,
-        *,
-        resume: bool = True,
-        force: bool = False,
-        profile: str | None = None,
-        project: str | None = None,
-    ) -> AsyncRun:
-        """A resumable script: `async with store.run("nightly") as run: await run.step("fetch", fetch, url)`.
-
-        Steps are coroutine functions, or plain functions that are called on a thread. Otherwise as `Store.run`.
-        """
-        script = self._sync.run(key, resume=resume, force=force, profile=profile, project=project)
-        return AsyncRun(script, partial(self._workers.run, None, is_write=True))
+    session = _finds(Store.session, AsyncSession)
+    get = _finds(Store.get, AsyncSession)
+    sessions = _lists(Store.sessions)
+    save = _writes(Store.save)
+    summaries = _reads(Store.summaries)
+    checkpoint = _reads(Store.checkpoint)
+    checkpoints = _lists(Store.checkpoints)
+    describe = _reads(Store.describe)
+    diff = _reads(Store.diff)
+    timelines = _reads(Store.timelines)
+    verify = _reads(Store.verify)
+    usage = _reads(Store.usage)
+    metrics = _reads(Store.metrics)
+    prune = _writes(Store.prune)
+    clean = _writes(Store.clean)
+    status = _reads(Store.status)
+    stats = _reads(Store.stats)
+    doctor = _reads(Store.doctor)
+    backup = _reads(Store.backup)
+    copy = _reads(Store.copy)
+    import_files = _writes(Store.import_files)
+    run = _runs(Store.run)
 
     async def investigation(self, session: str | AsyncSession) -> AsyncInvestigation:
         """The debugging session of that key, see `Store.investigation`."""
         named = session._sync if isinstance(session, AsyncSession) else session
-        found = await self._workers.run(None, partial(self._sync.investigation, named))
+        found = await self._read(partial(self._sync.investigation, named))
         return AsyncInvestigation(found, self._workers, found.session.uid)
-
-    @property
-    def workflows(self) -> AsyncWorkflows:
-        """Workflow files: check, run, queue and resume them, work on a queue, and list what can be resumed."""
-        return AsyncWorkflows(self._sync.workflows, self._workers)
-
-    @property
-    def agents(self) -> AsyncAgentStore:
-        """Checkpoints of agents by session and project, with typed states."""
-        return AsyncAgentStore(self._sync.agents, self._workers)
-
-    @property
-    def phases(self) -> AsyncPhases:
-        """Checkpoints at the phases of a task, and what is not finished."""
-        return AsyncPhases(self._sync.phases, self._workers)
 
     async def execute(
         self,
@@ -556,18 +525,11 @@ class AsyncStore(_Facade[Store]):
         """
         given = options.pop("cancel", None)
         cancellation = Cancellation()
-        work = partial(
-            self._sync._execute,
-            key,
-            plan,
-            handler,
-            **options,
-            cancel=cancellation,
-            loop=asyncio.get_running_loop(),
-        )
+        loop = asyncio.get_running_loop()
+        execute = partial(self._sync._execute, **options, cancel=cancellation, loop=loop)
         if given is not None:
             given.subscribe(cancellation.cancel)
-        run = asyncio.ensure_future(self._workers.run(None, work, is_write=True))
+        run = asyncio.ensure_future(self._write(partial(execute, key, plan, handler)))
         try:
             return await asyncio.shield(run)
         except asyncio.CancelledError:
@@ -583,7 +545,7 @@ class AsyncStore(_Facade[Store]):
     async def flush(self) -> None:
         """Return when every write whose wait was cancelled is settled."""
         await self._workers.settle()
-        await self._workers.run(None, self._sync.flush)
+        await self._read(self._sync.flush)
 
     async def aclose(self) -> None:
         """Finish every call under way, cancelled ones too, end the threads and release everything.
@@ -595,7 +557,5 @@ class AsyncStore(_Facade[Store]):
     async def __aenter__(self) -> AsyncStore:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
