@@ -10,7 +10,7 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
 from stepkeep.adapters.langgraph import StepkeepSaver
-from stepkeep.adapters.langgraph.values import MAX_LINES, Memory
+from stepkeep.adapters.langgraph.values import MAX_BRANCHES, Memory
 from stepkeep.codec.incremental import LARGE_BYTES, Growing
 from stepkeep.errors import InvalidInput
 from tests.interop.threads import checkpoint, config, id_of, put, values_of
@@ -111,7 +111,7 @@ def test_a_refused_value_names_its_place_in_a_long_list(saver: StepkeepSaver) ->
 def test_what_is_remembered_is_bounded() -> None:
     """The lines put to last stay, the oldest go."""
     memory = Memory()
-    for number in range(MAX_LINES + 5):
+    for number in range(MAX_BRANCHES + 5):
         grown = Growing(lambda value: b'"' + value.encode() + b'"')
         grown.content({"text": "x" * LARGE_BYTES})
         memory.keep(("thread", str(number)), grown)

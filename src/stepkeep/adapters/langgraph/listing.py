@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, PendingWrite
 
-from stepkeep.adapters.langgraph import writes
 from stepkeep.adapters.langgraph.records import (
-    StoredTuple,
     channels_of_header,
     check_is_ours,
-    checkpoint_of_header,
     is_ours,
     metadata_of,
+    namespace_of_header,
     note_of,
-    parent_config,
-    place_of_header,
+    tuple_of,
 )
 from stepkeep.adapters.langgraph.threads import (
     Place,
@@ -27,16 +25,13 @@ from stepkeep.adapters.langgraph.threads import (
     checkpoint_of,
     is_namespace,
     place_of,
-    session_key,
-    thread_of,
     thread_of_session,
 )
 from stepkeep.adapters.langgraph.values import Values
-from stepkeep.api.extension import Engine, HeaderQuery, verified
+from stepkeep.adapters.langgraph.writes import Write, pending_of
+from stepkeep.api.extension import HeaderQuery, verified
 from stepkeep.errors import Corrupt, NotFound
 from stepkeep.model import Header, SessionInfo
-
-# --- listing -------------------------------------------------------------------------------------------------------
 
 _PAGE: Final = 100
 
@@ -46,10 +41,10 @@ Found: TypeAlias = tuple[SessionInfo, Header]
 class Listing:
     """The checkpoints of one thread, or of all. Nothing is locked between two steps of an iteration."""
 
-    def __init__(self, engine: Engine, threads: Threads, values: Values) -> None:
-        self._engine = engine
+    def __init__(self, threads: Threads, values: Values) -> None:
         self._threads = threads
         self._values = values
+        self._backend = values.engine.backend
 
     def tuples(
         self,
@@ -58,30 +53,24 @@ class Listing:
         before: RunnableConfig | None,
         limit: int | None,
     ) -> Iterator[CheckpointTuple]:
-        found = self._matching(config, wanted or {}, before)
-        within = found if limit is None else islice(found, max(0, limit))
+        found = self._candidates(config, before)
+        if wanted:
+            found = (each for each in found if self._fits(each[1], wanted))
+        within = islice(found, None if limit is None else max(0, limit))
         while page := list(islice(within, _PAGE)):
             yield from self._page(page)
 
     # --- which
 
-    def _matching(
-        self, config: RunnableConfig | None, wanted: Mapping[str, Any], before: RunnableConfig | None
-    ) -> Iterator[Found]:
-        """Thread and header of each that matches."""
-        for session, header in self._candidates(config, before):
-            if not wanted or self._fits(header, wanted):
-                yield session, header
-
     def _fits(self, header: Header, wanted: Mapping[str, Any]) -> bool:
-        metadata = metadata_of(self._engine, self._values, header)
+        metadata = metadata_of(self._values, header)
         return all(metadata.get(key) == value for key, value in wanted.items())
 
     def _candidates(self, config: RunnableConfig | None, before: RunnableConfig | None) -> Iterator[Found]:
         limit = None if before is None else checkpoint_of(before)
         if config is None:
             return self._rows(HeaderQuery(), {each.uid: each for each in self._threads.all()}, limit)
-        session = self._threads.find(session_key(thread_of(config)))
+        session = self._threads.find(place_of(config).thread)
         if session is None:
             return iter(())
         return self._rows(self._query(session, config, limit), {session.uid: session}, limit)
@@ -93,7 +82,7 @@ class Listing:
         end = None
         if limit is not None:
             query = HeaderQuery(session=session.uid, branch=branch, external_id=limit, limit=1)
-            end = next(self._engine.backend.headers(query), None)
+            end = next(self._backend.headers(query), None)
         return HeaderQuery(
             session=session.uid,
             branch=branch,
@@ -104,7 +93,7 @@ class Listing:
     def _rows(
         self, query: HeaderQuery, threads: Mapping[str, SessionInfo], limit: str | None
     ) -> Iterator[Found]:
-        for row in self._engine.backend.headers(query):
+        for row in self._backend.headers(query):
             if row.session not in threads:
                 continue
             header = verified(row)
@@ -121,41 +110,25 @@ class Listing:
         by_session: dict[str, list[Header]] = {}
         for _, header in page:
             by_session.setdefault(header.session, []).append(header)
-        pending: dict[str, list[writes.Write]] = {}
+        pending: dict[str, list[Write]] = {}
         for headers in by_session.values():
-            try:
-                pending |= writes.pending_of(self._engine, self._values, headers)
-            except NotFound:
-                continue  # the thread was deleted meanwhile
+            with suppress(NotFound):  # the thread was deleted meanwhile
+                pending |= pending_of(self._values, headers)
         for session, header in page:
             if header.id not in pending:
                 continue
-            found = self._tuple(session, header, pending[header.id])
-            if not session.policy:
-                yield found
-                continue
-            # The keeper may prune this thread at any moment, so its values are read at once.
-            try:
-                yield CheckpointTuple(*found)
-            except NotFound:
-                continue
-
-    def _tuple(self, session: SessionInfo, header: Header, pending: Sequence[writes.Write]) -> StoredTuple:
-        place = place_of_header(thread_of_session(session), header)
-        return StoredTuple(
-            place.config(),
-            lambda: checkpoint_of_header(self._engine, self._values, header),
-            metadata_of(self._engine, self._values, header),
-            parent_config(place, header),
-            [write.pending for write in pending],
-        )
+            place = Place(thread=thread_of_session(session), namespace=namespace_of_header(header))
+            # Where rules may prune the thread at any moment, its values are read at once.
+            with suppress(NotFound):
+                is_read = bool(session.policy)
+                yield tuple_of(self._values, place, header, pending[header.id], is_read=is_read)
 
 
 # --- delta channels: rebuilt from the writes of ancestors, back to the nearest stored value ------------------------
 
 
 def history(
-    engine: Engine, threads: Threads, values: Values, place: Place, header: Header, channels: Sequence[str]
+    threads: Threads, values: Values, place: Place, header: Header, channels: Sequence[str]
 ) -> Mapping[str, DeltaChannelHistory]:
     """For each channel the writes of the ancestors, oldest first, and the value they start from.
 
@@ -170,8 +143,8 @@ def history(
         ancestor = threads.header(header.session, place.branch, parent)
         if ancestor is None:
             raise _missing(place, parent, sorted(collected.keys() - seeds.keys()))
-        pending = writes.pending_of(engine, values, [ancestor])[ancestor.id]
-        stored = channels_of_header(engine, values, ancestor)
+        pending = pending_of(values, [ancestor])[ancestor.id]
+        stored = channels_of_header(values, ancestor)
         open_channels = collected.keys() - seeds.keys()
         for write in reversed(pending):
             if write.channel in open_channels:

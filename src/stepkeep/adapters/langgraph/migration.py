@@ -12,13 +12,14 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from stepkeep.adapters.langgraph import writes
-from stepkeep.adapters.langgraph.copying import store_once
-from stepkeep.adapters.langgraph.records import save_of
+from stepkeep.adapters.langgraph.records import save_of, store_once
 from stepkeep.adapters.langgraph.serde import MARK, data_in
 from stepkeep.adapters.langgraph.threads import Place, Threads
-from stepkeep.adapters.langgraph.values import Line
+from stepkeep.adapters.langgraph.values import BranchKey, Values
+from stepkeep.adapters.langgraph.writes import Write
 from stepkeep.api import Store
 from stepkeep.api.extension import Engine, NewBody, is_connection_lost, postgres_url
 from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, NotFound, StepkeepError, Unsupported
@@ -33,24 +34,13 @@ EMPTY: Final = "empty"
 _POSTGRES: Final = ("postgresql", "postgres")
 
 
-class SourceWrite(msgspec.Struct, frozen=True, kw_only=True):
-    task: str
-    path: str
-    index: int
-    channel: str
-    value: Any
+class SourceCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint of another saver; its values are data, with objects laid open. `place` names its parent."""
 
-
-class SourceCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint of another saver; its values are data, with objects laid open."""
-
-    thread: str
-    namespace: str
-    id: str
-    parent: str | None
+    place: Place
     checkpoint: dict[str, Any]
     metadata: dict[str, Any]
-    writes: tuple[SourceWrite, ...]
+    writes: Sequence[Write]
 
 
 class Source(ABC):
@@ -88,14 +78,19 @@ class Source(ABC):
         if not rows:
             raise NotFound(f"checkpoint {id} was removed meanwhile", code="checkpoint_not_found")
         ((parent, kind, stored, metadata),) = rows
+        rows = self._ask(
+            f"{self._writes_query()} WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?"
+            " ORDER BY task_id, idx",
+            place,
+        )
         return SourceCheckpoint(
-            thread=thread,
-            namespace=namespace,
-            id=id,
-            parent=parent or None,
-            checkpoint=self._document(place, kind, stored),
-            metadata=_object(id, metadata),
-            writes=self._writes(place),
+            Place(thread=thread, namespace=namespace, checkpoint=parent or None),
+            {**self._document(place, kind, stored), "id": id},
+            _object(id, metadata),
+            [
+                Write(task, path or "", index, channel, data_in(kind or "", value))
+                for task, path, index, channel, kind, value in rows
+            ],
         )
 
     @abstractmethod
@@ -103,8 +98,8 @@ class Source(ABC):
         """The whole checkpoint, with its values."""
 
     @abstractmethod
-    def _writes(self, place: tuple[str, str, str]) -> tuple[SourceWrite, ...]:
-        """Its pending writes."""
+    def _writes_query(self) -> str:
+        """What selects task, path, index, channel, type and value of pending writes."""
 
 
 class SqliteSource(Source):
@@ -116,19 +111,14 @@ class SqliteSource(Source):
             raise Corrupt(f"checkpoint {place[2]} is not readable as {kind}", code="source_unreadable")
         return document
 
-    def _writes(self, place: tuple[str, str, str]) -> tuple[SourceWrite, ...]:
+    def _writes_query(self) -> str:
         columns = {row[1] for row in self._ask("PRAGMA table_info(writes)", ())}
         path = "task_path" if "task_path" in columns else "''"
-        rows = self._ask(
-            f"SELECT task_id, {path}, idx, channel, type, value FROM writes"
-            " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? ORDER BY task_id, idx",
-            place,
-        )
-        return _writes(rows)
+        return f"SELECT task_id, {path}, idx, channel, type, value FROM writes"
 
 
 class PostgresSource(Source):
-    """`PostgresSaver`: values that are no JSON atoms lie in a table of their own, by channel and version."""
+    """`PostgresSaver`: values other than JSON atoms lie in a table of their own, by channel and version."""
 
     def _document(self, place: tuple[str, str, str], kind: str | None, stored: Any) -> dict[str, Any]:  # noqa: ARG002
         document = _object(place[2], stored)
@@ -143,22 +133,8 @@ class PostgresSource(Source):
         values |= {channel: data_in(type, blob) for channel, type, blob in rows if type != EMPTY}
         return {**document, "channel_values": values}
 
-    def _writes(self, place: tuple[str, str, str]) -> tuple[SourceWrite, ...]:
-        rows = self._ask(
-            "SELECT task_id, task_path, idx, channel, type, blob FROM checkpoint_writes"
-            " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? ORDER BY task_path, task_id, idx",
-            place,
-        )
-        return _writes(rows)
-
-
-def _writes(rows: Sequence[Sequence[Any]]) -> tuple[SourceWrite, ...]:
-    return tuple(
-        SourceWrite(
-            task=task, path=path or "", index=index, channel=channel, value=data_in(kind or "", value)
-        )
-        for task, path, index, channel, kind, value in rows
-    )
+    def _writes_query(self) -> str:
+        return "SELECT task_id, task_path, idx, channel, type, blob FROM checkpoint_writes"
 
 
 def _object(id: str, stored: Any) -> dict[str, Any]:
@@ -183,29 +159,26 @@ def open_source(url: str) -> Iterator[Source]:
     """
     scheme, _, path = url.partition(":")
     if scheme in _POSTGRES:
-        with _postgres(url) as source:
-            yield source
+        opened = _postgres(url)
     elif scheme == "sqlite" and path:
-        with _sqlite(
-            Path(path.removeprefix("//") if path.startswith("///") else path).expanduser()
-        ) as source:
-            yield source
+        file = path.removeprefix("//") if path.startswith("///") else path
+        opened = _sqlite(Path(file).expanduser())
     else:
         raise InvalidInput(
-            f"no source {url!r}: use sqlite:PATH or postgresql://…, as LangGraph's savers were given",
+            f"unknown source {url!r}: use sqlite:PATH or postgresql://…, as LangGraph's savers were given",
             code="unknown_store_url",
         )
+    with opened as source:
+        yield source
 
 
 def shown(url: str) -> str:
     """The URL of a source without passwords: it is printed.
 
     Raises:
-        InvalidInput: it is no URL of PostgreSQL, though it begins like one.
+        InvalidInput: it begins like a URL of PostgreSQL and is not one.
     """
-    if url.partition(":")[0] not in _POSTGRES:
-        return url
-    return postgres_url(url)
+    return postgres_url(url) if url.partition(":")[0] in _POSTGRES else url
 
 
 @contextmanager
@@ -293,14 +266,17 @@ class LangGraphImport(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[RefusedCheckpoint, ...] = ()
 
 
-class Laid:
+class LaidOpen(Values):
     """Values that are laid open already: they are stored as they are."""
 
-    def body(self, engine: Engine, values: dict[str, Any]) -> NewBody:
-        return engine.encode(values)
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine, JsonPlusSerializer())
 
-    def channels(self, engine: Engine, line: Line, values: dict[str, Any]) -> tuple[NewBody, list[str]]:  # noqa: ARG002
-        return engine.encode(values), list(values)
+    def body(self, values: dict[str, Any]) -> NewBody:
+        return self.engine.encode(values)
+
+    def channels(self, branch: BranchKey, values: dict[str, Any]) -> tuple[NewBody, list[str]]:  # noqa: ARG002
+        return self.body(values), list(values)
 
 
 def count(source: str, threads: Sequence[str]) -> int:
@@ -335,6 +311,7 @@ class _Migration:
 
     def __init__(self, store: Store, source: Source, progress: Callable[[int], None] | None) -> None:
         self._engine = store.engine
+        self._values = LaidOpen(store.engine)
         self._source = source
         self._progress = progress
         self._threads = Threads(store, {})
@@ -366,34 +343,26 @@ class _Migration:
                 self._progress(1)
 
     def _checkpoint(self, uid: str, found: SourceCheckpoint) -> None:
-        place = Place(thread=found.thread, namespace=found.namespace, checkpoint=found.parent)
-        parent = self._threads.parent_id(uid, place)
-        parents = () if parent is None else (parent,)
-        checkpoint = {**found.checkpoint, "id": found.id}
-        save = save_of(self._engine, Laid(), uid, place, checkpoint, found.metadata, parents=parents)
+        parents = self._threads.parents(uid, found.place)
+        save = save_of(self._values, uid, found.place, found.checkpoint, found.metadata, parents)
         self._note_classes(body.content for body in (save.state, *save.bodies.values()))
         before = self._engine.backend.session(uid).last_seq
         header = store_once(self._engine, save)
         self._threads.stored(header)
         self._counts["imported" if header.seq > before else "present"] += 1
-        self._writes(header, found)
-        self._verify(header)
-
-    def _writes(self, header: Header, found: SourceCheckpoint) -> None:
-        """One annotation for the writes of each task, and one for each special write."""
-        groups: dict[tuple[str, str, int], list[tuple[int, str, Any]]] = {}
-        for write in found.writes:
-            key = (write.task, write.path, min(write.index, 0))
-            groups.setdefault(key, []).append((write.index, write.channel, write.value))
-        for (task, path, _), indexed in groups.items():
-            document = writes.document(self._engine, Laid(), indexed, task=task, path=path)
-            is_new = writes.store(self._engine, header.session, (header.branch, found.id), document)
-            self._counts["writes"] += len(indexed) if is_new else 0
-
-    def _verify(self, header: Header) -> None:
-        """Read back what is stored, every byte against its digest."""
-        self._engine.load(header)
+        self._store_writes(header, found.writes)
+        self._engine.load(header)  # every byte against its digest
         self._counts["verified"] += 1
+
+    def _store_writes(self, header: Header, found: Iterable[Write]) -> None:
+        """One annotation for the writes of each task, and one for each special write."""
+        groups: dict[tuple[str, str, int], list[Write]] = {}
+        for write in found:
+            groups.setdefault((write.task, write.path, min(write.index, 0)), []).append(write)
+        target = (header.branch, str(header.external_id))
+        for group in groups.values():
+            if writes.store(self._values, header.session, target, group):
+                self._counts["writes"] += len(group)
 
     def _note_classes(self, contents: Iterable[bytes]) -> None:
         for content in contents:

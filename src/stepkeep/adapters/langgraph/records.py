@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgspec
@@ -25,11 +25,21 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 
+from stepkeep.adapters.langgraph import writes
 from stepkeep.adapters.langgraph.threads import Place, hidden_namespace, namespace_of, run_tag
-from stepkeep.adapters.langgraph.values import Packs, Values, has_no_objects
-from stepkeep.api.extension import JSON, Engine, Save, encode, load_body
+from stepkeep.adapters.langgraph.values import Values, has_no_objects
+from stepkeep.api.extension import (
+    JSON,
+    Engine,
+    HeaderQuery,
+    Save,
+    check_stored,
+    encode,
+    load_body,
+    verified,
+)
 from stepkeep.errors import Conflict
-from stepkeep.model import MAX_METADATA_BYTES, STATE, Header
+from stepkeep.model import MAX_METADATA_BYTES, STATE, Header, SessionInfo
 from stepkeep.text import shortened
 
 # --- checkpoint tuples whose values are read when they are asked for -----------------------------------------------
@@ -119,13 +129,11 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def save_of(
-    engine: Engine,
-    values: Packs,
+    values: Values,
     uid: str,
     place: Place,
     checkpoint: Mapping[str, Any],
     metadata: Mapping[str, Any],
-    *,
     parents: tuple[str, ...],
 ) -> Save:
     """The save of a checkpoint whose parent in LangGraph's words is the one that `place` names.
@@ -135,29 +143,49 @@ def save_of(
     """
     rest = {key: value for key, value in checkpoint.items() if key not in ("id", "channel_values")}
     channels = dict(checkpoint.get("channel_values") or {})
-    plain, is_elsewhere = _plain_metadata(metadata)
-    if is_elsewhere:
+    plain = _plain_metadata(metadata)
+    if plain is None:
         rest[_METADATA] = dict(metadata)
-    state, order = values.channels(engine, (uid, place.branch), channels)
+    state, order = values.channels((uid, place.branch), channels)
     if order != list(channels):
         rest[_ORDER] = list(channels)
     note = Note(
-        parent=place.checkpoint, namespace=hidden_namespace(place.namespace), is_elsewhere=is_elsewhere
+        parent=place.checkpoint, namespace=hidden_namespace(place.namespace), is_elsewhere=plain is None
     )
     own = msgspec.to_builtins(note)
+    run = metadata.get("run_id")
+    step = metadata.get("step")
     return Save(
         session=uid,
         state=state,
-        bodies={REST: values.body(engine, rest)},
+        bodies={REST: values.body(rest)},
         branch=place.branch,
         parents=parents,
         external_id=checkpoint["id"],
-        step=_step(metadata),
+        step=step if type(step) is int and -(2**63) <= step < 2**63 else None,
         message=_message(checkpoint, metadata),
-        tags=_tags(metadata),
-        metadata={**plain, OWN: own} if own else plain,
-        requires=parents if has_open_deltas(checkpoint, metadata) else (),
+        tags=(run_tag(run),) if isinstance(run, str) and run else (),
+        metadata={**(plain or {}), OWN: own} if own else plain or {},
+        requires=parents if _has_open_deltas(checkpoint, metadata) else (),
     )
+
+
+def store_once(engine: Engine, save: Save) -> Header:
+    """Store a checkpoint; if one with its LangGraph id and the same contents is there, that one.
+
+    Raises:
+        Conflict: one with its id holds other contents (`external_id_exists`).
+    """
+    try:
+        return engine.save(save)
+    except Conflict as exc:
+        if exc.code != "external_id_exists" or exc.checkpoint is None:
+            raise
+        stored = engine.header(exc.checkpoint, session=save.session)
+        bodies = {STATE: save.state, **save.bodies}
+        if stored.contents != {name: body.described() for name, body in bodies.items()}:
+            raise
+        return stored
 
 
 def stored_metadata(config: RunnableConfig, metadata: CheckpointMetadata) -> dict[str, Any]:
@@ -168,26 +196,20 @@ def stored_metadata(config: RunnableConfig, metadata: CheckpointMetadata) -> dic
     return found
 
 
-def has_open_deltas(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
+def _has_open_deltas(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
     """Whether a delta channel has no snapshot here, so that its value is rebuilt from the ancestors."""
     values, versions = checkpoint.get("channel_values") or {}, checkpoint.get("channel_versions") or {}
     counters = metadata.get(_COUNTERS) or {}
     return any(channel in versions and channel not in values for channel in counters)
 
 
-def _plain_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """What the header can hold of the metadata, and whether the whole of it must be stored elsewhere."""
+def _plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The metadata as the header holds them; None when they are too large or unusual for it."""
     plain = dict(metadata)
     if OWN in plain or not has_no_objects(plain):
-        return {}, True
+        return None
     encoding, content = encode(plain)
-    fits = encoding == JSON and len(content) <= MAX_METADATA_BYTES - _ROOM
-    return (plain, False) if fits else ({}, True)
-
-
-def _step(metadata: Mapping[str, Any]) -> int | None:
-    step = metadata.get("step")
-    return step if type(step) is int and -(2**63) <= step < 2**63 else None
+    return plain if encoding == JSON and len(content) <= MAX_METADATA_BYTES - _ROOM else None
 
 
 def _message(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
@@ -201,11 +223,6 @@ def _message(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
     return shortened(text.encode("utf-8", "replace").decode().replace("\0", "?"), MAX_MESSAGE)
 
 
-def _tags(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    run = metadata.get("run_id")
-    return (run_tag(run),) if isinstance(run, str) and run else ()
-
-
 # --- from records
 
 
@@ -213,27 +230,35 @@ def note_of(header: Header) -> Note:
     return msgspec.convert(header.metadata.get(OWN, {}), Note)
 
 
-def place_of_header(thread: str, header: Header) -> Place:
-    """Where a stored checkpoint belongs, in LangGraph's words."""
-    namespace = namespace_of(header.branch, note_of(header).namespace)
-    return Place(thread=thread, namespace=namespace, checkpoint=header.external_id)
+def namespace_of_header(header: Header) -> str:
+    return namespace_of(header.branch, note_of(header).namespace)
 
 
-def parent_config(place: Place, header: Header) -> RunnableConfig | None:
+def tuple_of(
+    values: Values, place: Place, header: Header, pending: Sequence[writes.Write], *, is_read: bool
+) -> CheckpointTuple:
+    """A stored checkpoint as LangGraph takes it; unless `is_read`, its values are read when they are looked at."""
     parent = note_of(header).parent
-    return None if parent is None else place.config(parent)
+    found = StoredTuple(
+        place.config(header.external_id),
+        lambda: checkpoint_of_header(values, header),
+        metadata_of(values, header),
+        None if parent is None else place.config(parent),
+        [write.pending for write in pending],
+    )
+    return CheckpointTuple(*found) if is_read else found
 
 
-def metadata_of(engine: Engine, values: Values, header: Header) -> CheckpointMetadata:
+def metadata_of(values: Values, header: Header) -> CheckpointMetadata:
     """The metadata of a stored checkpoint; its body is read only if the header could not hold them."""
     if note_of(header).is_elsewhere:
-        found = _read(engine, values, header, REST)[_METADATA]
+        found = _read(values, header, REST)[_METADATA]
     else:
         found = {key: value for key, value in header.metadata.items() if key != OWN}
     return cast(CheckpointMetadata, found)
 
 
-def checkpoint_of_header(engine: Engine, values: Values, header: Header) -> Checkpoint:
+def checkpoint_of_header(values: Values, header: Header) -> Checkpoint:
     """A stored checkpoint with all its values, verified.
 
     Raises:
@@ -241,7 +266,7 @@ def checkpoint_of_header(engine: Engine, values: Values, header: Header) -> Chec
         NotFound: it was removed meanwhile.
     """
     check_is_ours(header)
-    loaded = engine.load(header)
+    loaded = values.engine.load(header)
     rest, channels = (
         values.decode(header.contents[name].encoding, loaded.contents[name]) for name in (REST, STATE)
     )
@@ -251,14 +276,14 @@ def checkpoint_of_header(engine: Engine, values: Values, header: Header) -> Chec
     return cast(Checkpoint, {**rest, "id": header.external_id, "channel_values": channels})
 
 
-def channels_of_header(engine: Engine, values: Values, header: Header) -> dict[str, Any]:
+def channels_of_header(values: Values, header: Header) -> dict[str, Any]:
     """Only the channel values of a stored checkpoint."""
     check_is_ours(header)
-    return cast(dict[str, Any], _read(engine, values, header, STATE))
+    return cast(dict[str, Any], _read(values, header, STATE))
 
 
-def _read(engine: Engine, values: Values, header: Header, name: str) -> Any:
-    content = load_body(engine.backend, header, name)
+def _read(values: Values, header: Header, name: str) -> Any:
+    content = load_body(values.engine.backend, header, name)
     return values.decode(header.contents[name].encoding, content)
 
 
@@ -277,8 +302,39 @@ def check_is_ours(header: Header) -> None:
         )
 
 
-def same_contents(header: Header, save: Save) -> bool:
-    """Whether a stored checkpoint is what a save would store."""
-    return header.contents == {
-        name: body.described() for name, body in {STATE: save.state, **save.bodies}.items()
-    }
+# --- copying a thread: every checkpoint is sealed anew under a new id, and keeps its LangGraph id
+
+
+def copy_all(engine: Engine, source: SessionInfo, target: SessionInfo) -> None:
+    """Copy all checkpoints with their parents and pending writes. Repeatable: what is there stays."""
+    ids: dict[str, str] = {}
+    for row in engine.backend.headers(HeaderQuery(session=source.uid, newest_first=False)):
+        header = verified(row)
+        ids[header.id] = store_once(engine, _again(engine, header, target, ids)).id
+    for note in engine.backend.annotations(source.uid, None, writes.KIND):
+        goal = ids.get(note.target) if isinstance(note.target, str) else note.target
+        if goal is not None:
+            check_stored(note.data, note.digest, checkpoint=str(note.target), body="pending writes")
+            engine.backend.annotate(
+                target.uid, goal, note.kind, note.name, note.data, time_us=note.time_us, replace=True
+            )
+
+
+def _again(engine: Engine, header: Header, target: SessionInfo, ids: Mapping[str, str]) -> Save:
+    loaded = engine.load(header)
+    others = header.contents.keys() - {STATE}
+    return Save(
+        session=target.uid,
+        state=loaded.body(),
+        bodies={name: body for name in others if (body := loaded.body(name)) is not None},
+        branch=header.branch,
+        parents=tuple(ids[parent] for parent in header.parents if parent in ids),
+        external_id=header.external_id,
+        step=header.step,
+        status=header.status,
+        trigger=header.trigger,
+        message=header.message,
+        tags=header.tags,
+        metadata=header.metadata,
+        requires=tuple(ids[required] for required in header.requires if required in ids),
+    )

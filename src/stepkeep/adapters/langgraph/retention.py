@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
-from stepkeep.adapters.langgraph.records import note_of
-from stepkeep.adapters.langgraph.threads import namespace_of
+from stepkeep.adapters.langgraph.records import namespace_of_header
+from stepkeep.adapters.langgraph.threads import KEEPS_ALL
 from stepkeep.api import PruneReport, RetentionRules
 from stepkeep.api.extension import (
     Engine,
@@ -29,7 +29,6 @@ from stepkeep.api.extension import (
 )
 from stepkeep.model import MAIN_BRANCH, Branch, BranchState, Header, SessionInfo
 
-KEEPS_ALL: Final = "archive"
 RELEASE_EVERY: Final = 64
 """After how many puts a saver looks for namespaces that can be let go."""
 
@@ -45,13 +44,8 @@ def rules_of(
     Raises:
         InvalidInput: one of them makes no sense (`invalid_setting`).
     """
-    rules: RetentionRules = {}
-    if keep_last is not None:
-        rules["keep_last"] = keep_last
-    if max_age is not None:
-        rules["max_age"] = max_age
-    if max_bytes is not None:
-        rules["max_bytes"] = max_bytes
+    given = {"keep_last": keep_last, "max_age": max_age, "max_bytes": max_bytes}
+    rules = cast(RetentionRules, {name: value for name, value in given.items() if value is not None})
     retention_for(KEEPS_ALL, rules)
     return rules
 
@@ -62,9 +56,11 @@ def keep_latest(engine: Engine, session: SessionInfo) -> PruneReport:
     return apply_prune(engine, plan)
 
 
-def release(engine: Engine, session: SessionInfo) -> int:
-    """Let namespaces of subgraph calls go whose calling checkpoint is no longer stored; how many were."""
-    return sum(1 for branch in _abandoned(engine, session) if _let_go(engine, session, branch))
+def release(engine: Engine, session: SessionInfo) -> None:
+    """Let namespaces of subgraph calls go whose calling checkpoint is no longer stored."""
+    for branch in _abandoned(engine, session):
+        unpinned = msgspec.structs.replace(branch, is_pinned=False)
+        close_branch_at(engine, session.uid, unpinned, BranchState.ARCHIVED)
 
 
 def hold(engine: Engine, header: Header) -> None:
@@ -89,8 +85,7 @@ def _abandoned(engine: Engine, session: SessionInfo) -> Iterator[Branch]:
 
 def _is_abandoned(engine: Engine, head: Header) -> bool:
     """A namespace that ends in a call (`node:id`) belongs to that call alone; others live on between runs."""
-    namespace = namespace_of(head.branch, note_of(head).namespace)
-    if _CALL not in namespace.rpartition(_LEVEL)[2]:
+    if _CALL not in namespace_of_header(head).rpartition(_LEVEL)[2]:
         return False
     parents: Any = head.metadata.get("parents")
     caller = parents.get("") if isinstance(parents, dict) else None
@@ -98,8 +93,3 @@ def _is_abandoned(engine: Engine, head: Header) -> bool:
         return False
     query = HeaderQuery(session=head.session, branch=MAIN_BRANCH, external_id=caller, limit=1)
     return next(engine.backend.headers(query), None) is None
-
-
-def _let_go(engine: Engine, session: SessionInfo, branch: Branch) -> bool:
-    unpinned = msgspec.structs.replace(branch, is_pinned=False)
-    return close_branch_at(engine, session.uid, unpinned, BranchState.ARCHIVED) is not None

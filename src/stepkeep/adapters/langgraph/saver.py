@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from types import TracebackType
-from typing import Any, Final
+from functools import wraps
+from itertools import islice
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
@@ -24,22 +26,18 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from stepkeep import api
-from stepkeep.adapters.langgraph import listing, writes
-from stepkeep.adapters.langgraph.async_wrappers import AsyncWrappers
-from stepkeep.adapters.langgraph.copying import copy_thread, store_once
-from stepkeep.adapters.langgraph.listing import Listing
+from stepkeep.adapters.langgraph import listing, retention
+from stepkeep.adapters.langgraph import writes as pending_writes
 from stepkeep.adapters.langgraph.records import (
-    checkpoint_of_header,
+    copy_all,
     is_ours,
-    metadata_of,
-    parent_config,
     save_of,
+    store_once,
     stored_metadata,
+    tuple_of,
 )
-from stepkeep.adapters.langgraph.retention import RELEASE_EVERY, hold, keep_latest, release, rules_of
-from stepkeep.adapters.langgraph.threads import Place, Threads, place_of, run_tag, session_key
+from stepkeep.adapters.langgraph.threads import Place, Threads, place_of, run_tag
 from stepkeep.adapters.langgraph.values import Values
-from stepkeep.adapters.langgraph.writes import put as put_writes
 from stepkeep.api import PruneReport
 from stepkeep.api.extension import HeaderQuery
 from stepkeep.errors import InvalidInput, NotFound, StepkeepError
@@ -47,11 +45,30 @@ from stepkeep.model import Header, check_name
 
 log = logging.getLogger("stepkeep")
 
+PAGE: Final = 50
+"""How many checkpoints of a list that is awaited are fetched at a time."""
+
 _ATTEMPTS: Final = 3
 _SESSION_GONE: Final = "session_not_found"
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class StepkeepSaver(AsyncWrappers):
+
+def _awaited(
+    method: Callable[Concatenate[Any, P], R],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """The same method run on a thread, so that the event loop is never blocked."""
+
+    @wraps(method)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        bound: Callable[P, R] = getattr(self, method.__name__)  # a subclass may have its own
+        return await asyncio.to_thread(bound, *args, **kwargs)
+
+    return call
+
+
+class StepkeepSaver(BaseCheckpointSaver[str]):
     """LangGraph's threads in a Stepkeep store, for graphs that are invoked and graphs that are awaited.
 
     `store` is an open store, or the URL of one, which is then opened here and closed by `close`. A thread keeps all
@@ -75,7 +92,7 @@ class StepkeepSaver(AsyncWrappers):
         allow: Collection[type | tuple[str, str]] = (),
         serde: SerializerProtocol | None = None,
     ) -> None:
-        rules = rules_of(keep_last=keep_last, max_age=max_age, max_bytes=max_bytes)
+        rules = retention.rules_of(keep_last=keep_last, max_age=max_age, max_bytes=max_bytes)
         if serde is not None and allow:
             raise InvalidInput(
                 "a serializer has its own list of classes: pass allow or serde", code="invalid_option"
@@ -87,7 +104,7 @@ class StepkeepSaver(AsyncWrappers):
         self._threads = Threads(self._store, rules)
         self._has_rules = bool(rules)
         self._puts = 0
-        self._packing = Values(self.serde)
+        self._packing = Values(self._engine, self.serde)
 
     @property
     def store(self) -> api.Store:
@@ -97,7 +114,7 @@ class StepkeepSaver(AsyncWrappers):
     @property
     def _values(self) -> Values:
         if self._packing.serde is not self.serde:  # a clone by `with_allowlist`
-            self._packing = Values(self.serde)
+            self._packing = Values(self._engine, self.serde)
         return self._packing
 
     # --- reading
@@ -111,27 +128,17 @@ class StepkeepSaver(AsyncWrappers):
             Corrupt: it is there and damaged. No older one is taken instead, and no part of it is left out.
         """
         place = place_of(config)
-        session = self._threads.find(place.key)
+        session = self._threads.find(place.thread)
         if session is None:
             return None
         for _ in range(_ATTEMPTS):
-            try:
+            with suppress(NotFound):  # removed meanwhile: the newest may be another now
                 header = self._threads.header(session.uid, place.branch, place.checkpoint)
-                return None if header is None else self._whole_tuple(place, header)
-            except NotFound:
-                continue  # removed meanwhile: the newest may be another now
+                if header is None:
+                    return None
+                pending = pending_writes.pending_of(self._values, [header])[header.id]
+                return tuple_of(self._values, place, header, pending, is_read=True)
         return None
-
-    def _whole_tuple(self, place: Place, header: Header) -> CheckpointTuple:
-        checkpoint = checkpoint_of_header(self._engine, self._values, header)
-        pending = writes.pending_of(self._engine, self._values, [header])[header.id]
-        return CheckpointTuple(
-            place.config(header.external_id),
-            checkpoint,
-            metadata_of(self._engine, self._values, header),
-            parent_config(place, header),
-            [write.pending for write in pending],
-        )
 
     def list(
         self,
@@ -146,7 +153,7 @@ class StepkeepSaver(AsyncWrappers):
         `filter` compares metadata for equality. Nothing is locked between two steps of the iteration. The channel
         values of each are read when its `checkpoint` is first looked at, or at once where rules may prune the thread.
         """
-        return Listing(self._engine, self._threads, self._values).tuples(config, filter, before, limit)
+        return listing.Listing(self._threads, self._values).tuples(config, filter, before, limit)
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -157,13 +164,13 @@ class StepkeepSaver(AsyncWrappers):
             Corrupt: an ancestor that is needed is missing; an empty value would hide that.
         """
         place = place_of(config)
-        session = self._threads.find(place.key) if channels else None
+        session = self._threads.find(place.thread) if channels else None
         header = None
         if session is not None:
             header = self._threads.header(session.uid, place.branch, place.checkpoint)
         if header is None:
             return {channel: {"writes": []} for channel in channels}
-        return listing.history(self._engine, self._threads, self._values, place, header, channels)
+        return listing.history(self._threads, self._values, place, header, channels)
 
     # --- writing
 
@@ -195,32 +202,29 @@ class StepkeepSaver(AsyncWrappers):
             header = self._put(place, checkpoint, stored)
         self._threads.stored(header)
         if place.namespace:
-            hold(self._engine, header)
+            retention.hold(self._engine, header)
         self._after_put(header)
         return place.config(checkpoint["id"])
 
     def _put(self, place: Place, checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> Header:
-        uid = self._threads.uid_to_put(place)
-        parent = self._threads.parent_id(uid, place)
-        parents = () if parent is None else (parent,)
-        save = save_of(self._engine, self._values, uid, place, checkpoint, metadata, parents=parents)
+        uid = self._threads.uid(place)
+        save = save_of(self._values, uid, place, checkpoint, metadata, self._threads.parents(uid, place))
         try:
             return store_once(self._engine, save)
         except NotFound as exc:
             if exc.code == _SESSION_GONE:
                 raise
         # The parent it requires was removed in the moment between.
-        parent = self._threads.parent_id(uid, place, fresh=True)
-        parents = () if parent is None else (parent,)
+        parents = self._threads.parents(uid, place, fresh=True)
         return store_once(self._engine, msgspec.structs.replace(save, parents=parents, requires=parents))
 
     def _after_put(self, header: Header) -> None:
         """Now and then, let namespaces of finished subgraph calls go; a failure there is not the put's."""
         self._puts += 1
-        if not self._has_rules or self._puts % RELEASE_EVERY:
+        if not self._has_rules or self._puts % retention.RELEASE_EVERY:
             return
         try:
-            release(self._engine, self._engine.backend.session(header.session))
+            retention.release(self._engine, self._engine.backend.session(header.session))
         except StepkeepError as exc:
             log.warning("namespaces of session %s were not looked through: %s", header.session, exc)
 
@@ -244,8 +248,9 @@ class StepkeepSaver(AsyncWrappers):
             )
         target = (place.branch, check_name("a checkpoint id", place.checkpoint))
         try:
-            uid = self._threads.uid_to_write(place)
-            put_writes(self._engine, self._values, uid, target, writes, task=task_id, path=task_path)
+            uid = self._threads.uid(place, is_write=True)
+            if given := pending_writes.writes_of(writes, task_id, task_path):
+                pending_writes.store(self._values, uid, target, given)
         except NotFound as exc:
             raise self._threads.gone(place) from exc
 
@@ -258,9 +263,9 @@ class StepkeepSaver(AsyncWrappers):
 
     def delete_thread(self, thread_id: str) -> None:
         """Remove a thread with all its bytes. What a run that is still going puts later is refused."""
-        session = self._threads.find(session_key(str(thread_id)))
+        session = self._threads.find(str(thread_id))
         if session is not None:
-            self._values.forget(session.uid)
+            self._values.memory.forget(session.uid)
             with suppress(NotFound):
                 self._engine.delete_session(session.uid)
 
@@ -286,31 +291,52 @@ class StepkeepSaver(AsyncWrappers):
         Raises:
             Conflict: the target has another checkpoint with the id of one of them.
         """
-        source = self._threads.find(session_key(str(source_thread_id)))
+        source = self._threads.find(str(source_thread_id))
         if source is not None:
-            target = self._threads.opened(str(target_thread_id))
-            copy_thread(self._engine, source, target)
+            copy_all(self._engine, source, self._threads.opened(str(target_thread_id)))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Keep only the newest checkpoint of each namespace and what it needs, or with `delete` nothing."""
         if strategy not in ("keep_latest", "delete"):
             raise InvalidInput(
-                f"no strategy {strategy!r}: choose keep_latest or delete", code="invalid_option"
+                f"there is no strategy {strategy!r}: choose keep_latest or delete", code="invalid_option"
             )
         for thread_id in thread_ids:
             if strategy == "delete":
                 self.delete_thread(thread_id)
-            elif session := self._threads.find(session_key(str(thread_id))):
+            elif session := self._threads.find(str(thread_id)):
                 with suppress(NotFound):
-                    keep_latest(self._engine, session)
+                    retention.keep_latest(self._engine, session)
 
     def trim(self, thread_id: str) -> PruneReport | None:
         """Apply the thread's rules now, instead of when the store's keeper comes by; None if there is no thread."""
-        session = self._threads.find(session_key(str(thread_id)))
+        session = self._threads.find(str(thread_id))
         if session is None:
             return None
-        release(self._engine, session)
+        retention.release(self._engine, session)
         return self._store.get(session.key).prune()
+
+    # --- the same, awaited
+
+    aget_tuple = _awaited(get_tuple)
+    aput = _awaited(put)
+    aput_writes = _awaited(put_writes)
+    adelete_thread = _awaited(delete_thread)
+    adelete_for_runs = _awaited(delete_for_runs)
+    acopy_thread = _awaited(copy_thread)
+    aprune = _awaited(prune)
+    aget_delta_channel_history = _awaited(get_delta_channel_history)
+
+    async def alist(self, *args: Any, **kwargs: Any) -> AsyncIterator[CheckpointTuple]:
+        """What `list` gives, with the values already read."""
+        entries = self.list(*args, **kwargs)
+
+        def page() -> Sequence[CheckpointTuple]:
+            return [CheckpointTuple(*entry) for entry in islice(entries, PAGE)]
+
+        while found := await asyncio.to_thread(page):
+            for entry in found:
+                yield entry
 
     # --- lifetime
 
@@ -328,15 +354,11 @@ class StepkeepSaver(AsyncWrappers):
     def __enter__(self) -> StepkeepSaver:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> StepkeepSaver:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)

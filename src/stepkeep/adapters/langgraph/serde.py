@@ -32,7 +32,7 @@ _HAS_FIELDS: Final = frozenset({dict, list})
 
 
 def open_msgpack(data: bytes) -> Any:
-    """An object in msgpack bytes as a `$serde` node; None if it is none, or the same bytes would not come out again."""
+    """An object in msgpack bytes as a `$serde` node; None for what is not an object, or would give other bytes."""
     opened = _opened(data)
     return opened if type(opened) is dict and MARK in opened else None
 
@@ -52,7 +52,7 @@ def _opened(data: bytes) -> Any:
     try:
         opened = ormsgpack.unpackb(data, ext_hook=_open_extension, option=ormsgpack.OPT_NON_STR_KEYS)
         return opened if pack_msgpack(opened) == data else None
-    except (ValueError, Corrupt):  # no msgpack, or it holds the mark itself, as data
+    except (ValueError, Corrupt):  # not msgpack, or it holds the mark itself, as data
         return None
 
 
@@ -103,7 +103,7 @@ _FIELDS: Final = "fields"
 
 _KINDS: Final = (Send, Interrupt, Command, Overwrite, _DeltaSnapshot)
 _CLASSES: Final[dict[str, type]] = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in _KINDS}
-_DEFAULTS: Final[dict[type, dict[str, Any]]] = {
+OWN_CLASSES: Final[dict[type, dict[str, Any]]] = {
     kind: {
         name: each.default
         for name, each in inspect.signature(kind).parameters.items()
@@ -111,18 +111,16 @@ _DEFAULTS: Final[dict[type, dict[str, Any]]] = {
     }
     for kind in _KINDS
 }
-"""What each class is made with, which is all it holds, so that a field of a later release is stored too."""
+"""What each class is made with, which is all it holds, so that a field of a later release is stored too.
 
-
-def has_fields(kind: type) -> bool:
-    """Whether a class is one of those; a subclass may have more to it, and is none."""
-    return kind in _DEFAULTS
+A subclass may hold more, and is not among them.
+"""
 
 
 def fields_of(value: object) -> dict[str, Any]:
     """What an object of such a class was made with, without what is empty by default: an older release may lack it."""
-    found = {name: getattr(value, name) for name in _DEFAULTS[type(value)]}
-    empty = {name: default for name, default in _DEFAULTS[type(value)].items() if default in (None, ())}
+    found = {name: getattr(value, name) for name in OWN_CLASSES[type(value)]}
+    empty = {name: default for name, default in OWN_CLASSES[type(value)].items() if default in (None, ())}
     return {name: field for name, field in found.items() if name not in empty or field is not empty[name]}
 
 
@@ -150,44 +148,35 @@ def object_of(node: dict[str, Any], fields: dict[str, Any]) -> Any:
 # --- whether an object comes back equal ----------------------------------------------------------------------------
 
 
-class Difference:
-    """The innermost place that differs; each container around it adds one step of the path."""
+def difference(put: Any, loaded: Any) -> ValidationError | None:
+    """Why a value cannot be stored: the innermost place that would come back different, None if there is none.
 
-    def __init__(self, put: object, loaded: object) -> None:
-        self._put = put
-        self._loaded = loaded
-        self.steps: list[str] = []
-
-    def refusal(self) -> ValidationError:
-        """Why it cannot be stored. Allowing a class helps only where something else came back in its place."""
-        kind = type(self._put)
-        advice = "keep plain data there"
-        if type(self._loaded) is not kind and kind.__module__ != "builtins":
-            advice = f"allow its class with StepkeepSaver(…, allow=[{kind.__name__}]), or {advice}"
-        refusal = ValidationError(
-            f"is a {name_of(self._put)} and would come back as a different {name_of(self._loaded)}: {advice}"
-        )
-        refusal.steps = self.steps
-        return refusal
-
-
-def difference(put: Any, loaded: Any) -> Difference | None:
-    """The first place where they are not equal, None if there is none. NaN is the same as NaN."""
+    NaN is the same as NaN.
+    """
     if _is_equal(put, loaded):
         return None
-    if type(put) is not type(loaded):
-        return Difference(put, loaded)
-    if type(put) is float:
-        return None if put != put and loaded != loaded else Difference(put, loaded)
-    pairs = _pairs(put, loaded)
+    if type(put) is float and type(loaded) is float and put != put and loaded != loaded:
+        return None
+    pairs = _pairs(put, loaded) if type(put) is type(loaded) else None
     if pairs is None:
-        return Difference(put, loaded)
+        return _refusal(put, loaded)
     for key, part, loaded_part in pairs:
         found = difference(part, loaded_part)
         if found is not None:
             found.steps.append(step_of(key))
             return found
     return None
+
+
+def _refusal(put: object, loaded: object) -> ValidationError:
+    """Allowing a class helps only where something else came back in its place."""
+    kind = type(put)
+    advice = "keep plain data there"
+    if type(loaded) is not kind and kind.__module__ != "builtins":
+        advice = f"allow its class with StepkeepSaver(…, allow=[{kind.__name__}]), or {advice}"
+    return ValidationError(
+        f"is a {name_of(put)} and would come back as a different {name_of(loaded)}: {advice}"
+    )
 
 
 def _is_equal(put: Any, loaded: Any) -> bool:
@@ -202,10 +191,8 @@ def _pairs(put: Any, loaded: Any) -> Iterable[tuple[Any, Any, Any]] | None:
     kind = type(put)
     if kind is list or kind is tuple:
         return zip(range(len(put)), put, loaded, strict=True) if len(put) == len(loaded) else None
-    if kind is dict:
-        return (
-            [(key, part, loaded[key]) for key, part in put.items()] if put.keys() == loaded.keys() else None
-        )
+    if kind is dict and put.keys() == loaded.keys():
+        return [(key, part, loaded[key]) for key, part in put.items()]
     if issubclass(kind, BaseModel) and kind.__eq__ is BaseModel.__eq__:
         return _pairs(_fields(put), _fields(loaded))
     return None

@@ -1,9 +1,7 @@
-"""How LangGraph's names become names of Stepkeep, and back: threads, namespaces, runs.
+"""Threads as sessions: which one a config means, when a new one may be made, and how the names translate.
 
-LangGraph takes any text, also empty, with NUL, or 10,000 characters long. What Stepkeep would not take as a name is
+LangGraph takes any text as a name, also empty, with NUL, or 10,000 characters long. What Stepkeep would not take is
 named by its digest, and the text itself is stored beside it.
-
-Threads as sessions: which one a config means, and when a new one may be made.
 
 A put that names a checkpoint continues something. If its thread is gone, it was deleted meanwhile, and the put must
 not bring it back. A put that names none begins a thread.
@@ -14,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -67,23 +65,19 @@ def place_of(config: RunnableConfig) -> Place:
     """The place that a config names.
 
     Raises:
-        InvalidInput: it has no thread id (`thread_id_missing`), or a name of it is no text.
+        InvalidInput: it has no thread id (`thread_id_missing`), or one of its names is not a text.
     """
     configurable = config.get("configurable") or {}
-    return Place(
-        thread=thread_of(config),
-        namespace=_text("checkpoint_ns", configurable.get("checkpoint_ns") or ""),
-        checkpoint=checkpoint_of(config),
-    )
-
-
-def thread_of(config: RunnableConfig) -> str:
-    thread = (config.get("configurable") or {}).get("thread_id")
+    thread = configurable.get("thread_id")
     if thread is None:
         raise InvalidInput(
             'the config has no thread id: pass {"configurable": {"thread_id": "…"}}', code="thread_id_missing"
         )
-    return _text("thread_id", thread)
+    return Place(
+        thread=_text("thread_id", thread),
+        namespace=_text("checkpoint_ns", configurable.get("checkpoint_ns") or ""),
+        checkpoint=checkpoint_of(config),
+    )
 
 
 def checkpoint_of(config: RunnableConfig) -> str | None:
@@ -98,27 +92,15 @@ def _text(what: str, value: object) -> str:
     return str(value)
 
 
-# --- threads
-
-
 def session_key(thread: str) -> str:
     """The key of a thread's session: the thread id itself where that can be a key."""
     is_plain = not thread.startswith(_THREAD) and _is_name(thread)
     return thread if is_plain else _THREAD + _digest(thread)
 
 
-def session_metadata(thread: str) -> dict[str, Any]:
-    """What a session must remember to give its thread id back."""
-    return {} if session_key(thread) == thread else {THREAD_ID: json.dumps(thread)}
-
-
-def thread_named(key: str, metadata: Mapping[str, Any]) -> str:
-    """The thread id of a session."""
-    stored = metadata.get(THREAD_ID)
-    return key if stored is None else str(json.loads(stored))
-
-
-# --- namespaces
+def thread_of_session(session: SessionInfo) -> str:
+    stored = session.metadata.get(THREAD_ID)
+    return session.key if stored is None else str(json.loads(stored))
 
 
 def branch_of(namespace: str) -> str:
@@ -147,9 +129,6 @@ def namespace_of(branch: str, hidden: str | None) -> str:
 def is_namespace(branch: str) -> bool:
     """Whether a branch is one of a namespace, and not one that somebody made beside them."""
     return branch == MAIN_BRANCH or branch.startswith((_NAMESPACE, _HASHED_NAMESPACE))
-
-
-# --- runs
 
 
 def run_tag(run: str) -> str:
@@ -194,8 +173,9 @@ class Threads:
 
     # --- finding
 
-    def find(self, key: str) -> SessionInfo | None:
-        """The thread with that session key, as it is stored now."""
+    def find(self, thread: str) -> SessionInfo | None:
+        """The session of a thread, as it is stored now."""
+        key = session_key(thread)
         session = self._engine.backend.session_by_key(key)
         if session is None:
             self._uids.pop(key, None)
@@ -205,7 +185,7 @@ class Threads:
     def _checked(self, session: SessionInfo) -> SessionInfo:
         if session.workflow != WORKFLOW:
             raise Conflict(
-                f"session {session.key!r} is no thread of LangGraph: use another thread id, or another store",
+                f"session {session.key!r} is not a thread of LangGraph: use another thread id, or another store",
                 code="not_a_thread",
                 retryable=False,
                 session=session.key,
@@ -216,31 +196,25 @@ class Threads:
     def all(self) -> Iterator[SessionInfo]:
         return self._engine.backend.sessions(SessionQuery(workflow=WORKFLOW))
 
-    def uid_to_put(self, place: Place) -> str:
-        """The session that a put goes to, made if the put begins a thread.
+    def uid(self, place: Place, *, is_write: bool = False) -> str:
+        """The session that a put or pending writes go to.
+
+        A put that names no checkpoint begins a thread. Writes begin none: their first checkpoint may be on its way.
 
         Raises:
-            NotFound: the thread does not exist, and the put names a checkpoint of it.
+            NotFound: the thread does not exist.
         """
         known = self._uids.get(place.key)
         if known is not None:
             return known
-        session = self.find(place.key)
+        session = self.find(place.thread)
+        if session is None and is_write:
+            session = self._arriving(place.thread)
         if session is not None:
             return self._adopted(session).uid
-        if place.checkpoint is not None:
+        if is_write or place.checkpoint is not None:
             raise self.gone(place)
-        return self._begin(place).uid
-
-    def uid_to_write(self, place: Place) -> str:
-        """The session that pending writes go to. Their thread's first checkpoint may still be on its way."""
-        known = self._uids.get(place.key)
-        if known is not None:
-            return known
-        session = self.find(place.key) or self._arriving(place.key)
-        if session is None:
-            raise self.gone(place)
-        return self._adopted(session).uid
+        return self.opened(place.thread).uid
 
     def may_begin_anew(self, place: Place, config: RunnableConfig) -> bool:
         """Whether a put that met a deleted incarnation of its thread may begin it anew.
@@ -261,34 +235,29 @@ class Threads:
             session=place.key,
         )
 
-    def _arriving(self, key: str) -> SessionInfo | None:
+    def _arriving(self, thread: str) -> SessionInfo | None:
         """The session once it is there, or None when it did not come in time."""
         deadline = time.monotonic() + ARRIVAL_SECONDS
         pause = 0.002
-        while time.monotonic() < deadline:
+        session = None
+        while session is None and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
-            session = self.find(key)
-            if session is not None:
-                return session
-        return None
+            session = self.find(thread)
+        return session
 
     def opened(self, thread: str) -> SessionInfo:
         """A thread, made if there is none."""
-        place = Place(thread=thread)
-        session = self.find(place.key)
-        return self._begin(place) if session is None else session
-
-    def _begin(self, place: Place) -> SessionInfo:
+        key = session_key(thread)
         fields: dict[str, Any] = {
             "profile": KEEPS_ALL,
             "workflow": WORKFLOW,
-            "metadata": session_metadata(place.thread),
+            "metadata": {} if key == thread else {THREAD_ID: json.dumps(thread)},
             "policy": policy_of(None, self._retention or None, None),
         }
         if self._project:
             fields["project"] = self._project
-        return self._checked(self._engine.open_session(place.key, **fields))
+        return self._checked(self._engine.open_session(key, **fields))
 
     def _adopted(self, session: SessionInfo) -> SessionInfo:
         """An existing thread, under the retention this saver was given."""
@@ -311,9 +280,8 @@ class Threads:
         """The newest of a namespace; `Corrupt` when the branch names one that is not stored."""
         missing = None
         while (record := self._engine.backend.branch(uid, branch)) is not None and record.head is not None:
-            row = next(
-                self._engine.backend.headers(HeaderQuery(session=uid, ids=(record.head,), limit=1)), None
-            )
+            query = HeaderQuery(session=uid, ids=(record.head,), limit=1)
+            row = next(self._engine.backend.headers(query), None)
             if row is not None:
                 return verified(row)
             if missing == record.head:  # nobody is moving it
@@ -321,23 +289,19 @@ class Threads:
             missing = record.head
         return None
 
-    def parent_id(self, uid: str, place: Place, *, fresh: bool = False) -> str | None:
-        """The Stepkeep id of the checkpoint that `place` names as the parent, None when it is not stored."""
+    def parents(self, uid: str, place: Place, *, fresh: bool = False) -> tuple[str, ...]:
+        """The Stepkeep id of the checkpoint that `place` names as the parent; empty when it is not stored."""
         if place.checkpoint is None:
-            return None
+            return ()
         newest = self._newest.get((uid, place.branch))
         if not fresh and newest is not None and newest[0] == place.checkpoint:
-            return newest[1]
+            return (newest[1],)
         header = self.header(uid, place.branch, place.checkpoint)
-        return None if header is None else header.id
+        return () if header is None else (header.id,)
 
     def stored(self, header: Header) -> None:
         """Remember a checkpoint that was just stored: it is probably the next one's parent."""
         _remember(self._newest, (header.session, header.branch), (str(header.external_id), header.id))
-
-
-def thread_of_session(session: SessionInfo) -> str:
-    return thread_named(session.key, session.metadata)
 
 
 def _remember(known: dict[Any, Any], key: Any, value: Any) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import chain
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from langchain_core.messages import BaseMessage
@@ -27,9 +27,9 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from stepkeep.adapters.langgraph.serde import (
     MARK,
+    OWN_CLASSES,
     difference,
     fields_of,
-    has_fields,
     is_node,
     node_of,
     object_of,
@@ -55,11 +55,11 @@ from stepkeep.errors import StepkeepError, Unsupported
 
 # --- what threads held when they were put last ---------------------------------------------------------------------
 
-MAX_LINES: Final = 64
+MAX_BRANCHES: Final = 64
 MAX_BYTES: Final = 64 * 1024 * 1024
 """How much content is remembered together; the values that belong to it take a few times as much."""
 
-Line: TypeAlias = tuple[str, str]
+BranchKey: TypeAlias = tuple[str, str]
 """A thread's session and the branch of a namespace."""
 
 _MESSAGES: Final = "langchain_core.messages."
@@ -67,48 +67,45 @@ _MANY: Final = 16
 
 
 class Memory:
-    """The lines put to last, the newest at the end.
+    """The branches put to last, the newest at the end.
 
-    Safe for threads and forks without a lock: who takes a line has it alone, and who comes meanwhile begins anew.
+    Safe for threads and forks without a lock: who takes a branch has it alone, and who comes meanwhile begins anew.
     """
 
     def __init__(self) -> None:
-        self._lines: dict[Line, Growing] = {}
-        self._tagged: set[Line] = set()
+        self._held: dict[BranchKey, Growing] = {}
+        self._tagged: set[BranchKey] = set()
 
-    def take(self, line: Line) -> Growing | None:
-        return self._lines.pop(line, None)
+    def take(self, branch: BranchKey) -> Growing | None:
+        return self._held.pop(branch, None)
 
-    def note_tagged(self, line: Line) -> None:
-        """A line was put to whose values are no plain JSON: probably the next ones are none either."""
-        if len(self._tagged) >= MAX_LINES:
+    def note_tagged(self, branch: BranchKey) -> None:
+        """A branch was put to whose values are not plain JSON: probably the next ones are not either."""
+        if len(self._tagged) >= MAX_BRANCHES:
             self._tagged.clear()
-        self._tagged.add(line)
+        self._tagged.add(branch)
 
-    def may_grow(self, line: Line, values: Mapping[str, Any]) -> bool:
-        """Whether it looks worth while to remember a line's values: a guess before anything is encoded."""
-        return line not in self._tagged and any(map(_looks_large, values.values()))
+    def may_grow(self, branch: BranchKey, values: Mapping[str, Any]) -> bool:
+        """Whether it looks worth while to remember a branch's values: a guess before anything is encoded."""
+        return branch not in self._tagged and any(map(_looks_large, values.values()))
 
     def forget(self, session: str) -> None:
         """Let go of everything that a deleted thread held."""
-        for line in [line for line in list(self._lines) if line[0] == session]:
-            self._lines.pop(line, None)
+        for branch in [branch for branch in list(self._held) if branch[0] == session]:
+            self._held.pop(branch, None)
 
-    def keep(self, line: Line, grown: Growing) -> None:
-        """Remember a line, and forget the oldest ones that are too many."""
+    def keep(self, branch: BranchKey, grown: Growing) -> None:
+        """Remember a branch, and forget the oldest ones that are too many."""
         if grown.size_bytes < LARGE_BYTES:
             return
-        self._lines[line] = grown
-        self._tagged.discard(line)
-        held = list(self._lines.items())
-        too_many = len(held) - MAX_LINES
-        too_large = sum(each.size_bytes for _, each in held) - MAX_BYTES
-        for oldest, each in held:
-            if too_many <= 0 and too_large <= 0:
-                return
-            self._lines.pop(oldest, None)
-            too_many -= 1
-            too_large -= each.size_bytes
+        self._held[branch] = grown
+        self._tagged.discard(branch)
+        held = list(self._held.items())
+        size_bytes = sum(each.size_bytes for _, each in held)
+        while held and (len(held) > MAX_BRANCHES or size_bytes > MAX_BYTES):
+            oldest, each = held.pop(0)
+            self._held.pop(oldest, None)
+            size_bytes -= each.size_bytes
 
 
 def _looks_large(value: object) -> bool:
@@ -137,75 +134,63 @@ _MAX_LEVEL: Final = 1_000_000
 """More values side by side than this may be shared references that multiply: the walk with a path decides."""
 
 
-class Packs(Protocol):
-    """What turns values into a body."""
-
-    def body(self, engine: Engine, values: dict[str, Any]) -> NewBody: ...
-
-    def channels(self, engine: Engine, line: Line, values: dict[str, Any]) -> tuple[NewBody, list[str]]:
-        """The body with the channel values, and the order in which it has them."""
-
-
 class Values:
     """Packs values for one serializer. Safe for threads: it only remembers the last values."""
 
-    def __init__(self, serde: SerializerProtocol) -> None:
+    def __init__(self, engine: Engine, serde: SerializerProtocol) -> None:
+        self.engine = engine
         self.serde = serde
         # Whoever brings another serializer, one that encrypts for example, wants every value to go through it.
         self._keeps_plain = type(serde) is JsonPlusSerializer
         # What encrypts writes other bytes each time: whether they are the same is seen before that.
         self._plain_serde = serde.serde if isinstance(serde, EncryptedSerializer) else serde
-        self._memory = Memory()
+        self.memory = Memory()
 
     # --- whole bodies
 
-    def body(self, engine: Engine, values: dict[str, Any]) -> NewBody:
+    def body(self, values: dict[str, Any]) -> NewBody:
         """The body that holds these values.
 
         Raises:
             InvalidInput: a value cannot be stored, or would not come back equal; `.path` names the place.
         """
         if self._keeps_plain and has_no_objects(values):
-            body = engine.encode(values)
+            body = self.engine.encode(values)
             if not _has_mark(body.content):
                 return body
         try:
-            return engine.encode(self.pack(values))
+            return self.engine.encode(self.pack(values))
         except ValidationError as refusal:
             raise refusal.as_error() from refusal.__cause__
 
-    def channels(self, engine: Engine, line: Line, values: dict[str, Any]) -> tuple[NewBody, list[str]]:
-        """The body that holds channel values; a large one has the largest value first.
+    def channels(self, branch: BranchKey, values: dict[str, Any]) -> tuple[NewBody, list[str]]:
+        """The body that holds channel values, and their order in it: a large one has the largest value first.
 
         Raises:
             InvalidInput: as `body`.
         """
-        known = self._memory.take(line)
-        if known is None and not (self._keeps_plain and self._memory.may_grow(line, values)):
-            body = self.body(engine, values)
+        known = self.memory.take(branch)
+        if known is None and not (self._keeps_plain and self.memory.may_grow(branch, values)):
+            body = self.body(values)
             if not self._keeps_plain or body.encoding != JSON or len(body.content) < LARGE_BYTES:
                 return body, list(values)
         if known is None:
-            known = Growing(lambda value: self._piece(engine, value), is_message)
+            known = Growing(self._piece, is_message)
         try:
             grown = known.content(values)
         except (StepkeepError, ValidationError, UnicodeEncodeError):
             grown = None
-        if grown is None or len(grown.content) > engine.max_state_bytes:
-            body = self.body(engine, values)  # or it says what is wrong
-            self._memory.note_tagged(line)
+        if grown is None or len(grown.content) > self.engine.max_state_bytes:
+            body = self.body(values)  # or it says what is wrong
+            self.memory.note_tagged(branch)
             return body, list(values)
-        self._memory.keep(line, known)
+        self.memory.keep(branch, known)
         shares = Shared(grown.before, grown.shared)
         return NewBody(grown.content, JSON, digest=grown.digest, shares=shares), grown.order
 
-    def forget(self, session: str) -> None:
-        """Let go of the values of a thread that is deleted."""
-        self._memory.forget(session)
-
-    def _piece(self, engine: Engine, value: Any) -> bytes | None:
+    def _piece(self, value: Any) -> bytes | None:
         """The plain JSON of one channel value, None if it has none."""
-        limits = {"max_depth": MAX_DEPTH - 1, "max_bytes": engine.max_state_bytes}
+        limits = {"max_depth": MAX_DEPTH - 1, "max_bytes": self.engine.max_state_bytes}
         if has_no_objects(value):
             encoding, content = encode(value, **limits)
             if not _has_mark(content):
@@ -273,7 +258,7 @@ class Values:
         if not self._is_same(loaded, value):
             found = difference(value, loaded)
             if found is not None:
-                raise found.refusal()
+                raise found
 
     def _is_same(self, loaded: object, value: object) -> bool:
         try:
@@ -362,7 +347,7 @@ class _Walk:
         kind = type(value)
         if kind in _LEAVES:
             return value
-        if kind not in _CONTAINERS and not has_fields(kind):
+        if kind not in _CONTAINERS and kind not in OWN_CLASSES:
             return self._foreign(value)
         if depth > MAX_DEPTH:
             return value  # the encoding refuses it, and names the place
@@ -379,7 +364,7 @@ class _Walk:
             return self._dict(value, depth)
         if kind is list or kind is tuple:
             return self._items(value, kind, depth)
-        if has_fields(kind):
+        if kind in OWN_CLASSES:
             return node_of(kind, self._dict(fields_of(value), depth))
         return value if all(_is_exact(item) for item in value) else self._foreign(value)
 

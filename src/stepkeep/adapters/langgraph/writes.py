@@ -14,16 +14,8 @@ from typing import Any, Final
 import msgspec
 from langgraph.checkpoint.base import WRITES_IDX_MAP, PendingWrite, writes_sort_key
 
-from stepkeep.adapters.langgraph.values import Packs, Values
-from stepkeep.api.extension import (
-    Annotation,
-    Engine,
-    Target,
-    check_stored,
-    decode_stored,
-    digest,
-    encode_keyframe,
-)
+from stepkeep.adapters.langgraph.values import Values
+from stepkeep.api.extension import Annotation, Target, check_stored, decode_stored, digest, encode_keyframe
 from stepkeep.errors import SCHEMA_INVALID, Corrupt
 from stepkeep.model import Header
 
@@ -31,7 +23,7 @@ KIND: Final = "langgraph_writes"
 
 
 class Write(msgspec.Struct, frozen=True):
-    """One stored write, in the order in which LangGraph applies them."""
+    """One write, in the order in which LangGraph applies them."""
 
     task: str
     path: str
@@ -44,28 +36,12 @@ class Write(msgspec.Struct, frozen=True):
         return self.task, self.channel, self.value
 
 
-def put(
-    engine: Engine,
-    values: Values,
-    uid: str,
-    target: Target,
-    writes: Sequence[tuple[str, Any]],
-    *,
-    task: str,
-    path: str,
-) -> None:
-    """Store the writes of one call durably.
-
-    Raises:
-        InvalidInput: a value cannot be stored; `.path` begins with its channel.
-        NotFound: the thread was deleted.
-    """
-    if not writes:
-        return
-    indexed = [
-        (WRITES_IDX_MAP.get(channel, at), channel, value) for at, (channel, value) in enumerate(writes)
+def writes_of(given: Sequence[tuple[str, Any]], task: str, path: str) -> list[Write]:
+    """What `put_writes` was given, with the index of each: its place, or the fixed one of a special channel."""
+    return [
+        Write(task, path, WRITES_IDX_MAP.get(channel, at), channel, value)
+        for at, (channel, value) in enumerate(given)
     ]
-    store(engine, uid, target, document(engine, values, indexed, task=task, path=path))
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
@@ -79,34 +55,32 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     places: list[tuple[int, str]]
 
 
-class Document(msgspec.Struct, frozen=True):
-    """What one annotation holds, under which name, and whether it replaces one of that name."""
+def store(values: Values, uid: str, target: Target, writes: Sequence[Write]) -> bool:
+    """Store writes of one task durably, all or none; False when they were there already.
 
-    name: str
-    data: bytes
-    replaces: bool
-
-
-def document(
-    engine: Engine, values: Packs, indexed: Sequence[tuple[int, str, Any]], *, task: str, path: str
-) -> Document:
-    """The annotation for writes whose indexes are known."""
-    body = values.body(engine, _named(indexed))
+    Raises:
+        InvalidInput: a value cannot be stored; `.path` begins with its channel.
+        NotFound: the thread was deleted.
+    """
+    body = values.body(_named(writes))
     packed = encode_keyframe(body.content)
-    places = [(index, channel) for index, channel, _ in indexed]
-    head = Head(body.encoding, packed.codec, len(body.content), _text(task), _text(path), places)
+    task, path = _text(writes[0].task), _text(writes[0].path)
+    places = [(write.index, write.channel) for write in writes]
+    head = Head(body.encoding, packed.codec, len(body.content), task, path, places)
     data = msgspec.json.encode(head) + b"\n" + packed.data
-    is_special = all(index < 0 for index, _, _ in indexed)
-    name = f"{_text(task)}\n{sorted(index for index, _, _ in indexed)}" if is_special else None
-    return Document(digest(data if name is None else name.encode()), data, is_special)
+    indexes = sorted(write.index for write in writes)
+    is_special = indexes[-1] < 0
+    name = digest(f"{task}\n{indexes}".encode() if is_special else data)
+    engine = values.engine
+    return engine.backend.annotate(uid, target, KIND, name, data, time_us=engine.clock(), replace=is_special)
 
 
-def _named(indexed: Sequence[tuple[int, str, Any]]) -> dict[str, Any]:
+def _named(writes: Sequence[Write]) -> dict[str, Any]:
     """The values under their channels, in order; the names only serve to say where a value cannot be stored."""
     named: dict[str, Any] = {}
-    for _, channel, value in indexed:
-        free = chain([channel], (f"{channel} ({number})" for number in count(len(named))))
-        named[next(name for name in free if name not in named)] = value
+    for write in writes:
+        free = chain([write.channel], (f"{write.channel} ({number})" for number in count(len(named))))
+        named[next(name for name in free if name not in named)] = write.value
     return named
 
 
@@ -114,30 +88,23 @@ def _text(text: str) -> str:
     return str(text).encode("utf-8", "backslashreplace").decode()
 
 
-def store(engine: Engine, uid: str, target: Target, written: Document) -> bool:
-    """Attach a document; False when it was there already."""
-    return engine.backend.annotate(
-        uid, target, KIND, written.name, written.data, time_us=engine.clock(), replace=written.replaces
-    )
-
-
 # --- reading
 
 
-def pending_of(engine: Engine, values: Values, headers: Sequence[Header]) -> dict[str, list[Write]]:
+def pending_of(values: Values, headers: Sequence[Header]) -> dict[str, list[Write]]:
     """The pending writes of checkpoints of one session, by the id of the checkpoint."""
-    found: dict[str, list[Annotation]] = {header.id: [] for header in headers}
     if not headers:
         return {}
+    found: dict[str, list[Annotation]] = {header.id: [] for header in headers}
     ids = {(header.branch, header.external_id): header.id for header in headers}
-    for note in engine.backend.annotations(headers[0].session, list(found), KIND):
+    for note in values.engine.backend.annotations(headers[0].session, list(found), KIND):
         checkpoint = note.target if isinstance(note.target, str) else ids.get(note.target)
         if checkpoint in found:
             found[checkpoint].append(note)
-    return {checkpoint: folded(values, notes) for checkpoint, notes in found.items()}
+    return {checkpoint: _folded(values, notes) for checkpoint, notes in found.items()}
 
 
-def folded(values: Values, notes: Iterable[Annotation]) -> list[Write]:
+def _folded(values: Values, notes: Iterable[Annotation]) -> list[Write]:
     """What stands after all calls, in the order in which LangGraph applies it."""
     standing: dict[tuple[str, int], Write] = {}
     for note in notes:
