@@ -223,9 +223,7 @@ def _writes(method: _Method[S, P, R]) -> _Awaited[S, P, R]:
     return call
 
 
-def _lists(
-    method: _Method[S, P, Iterator[R]],
-) -> Callable[Concatenate[_Facade[S], P], AsyncIterator[R]]:
+def _lists(method: _Method[S, P, Iterator[R]]) -> Callable[Concatenate[_Facade[S], P], AsyncIterator[R]]:
     """Read with `async for`; each page is fetched on a thread."""
 
     @wraps(method)

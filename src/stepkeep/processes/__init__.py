@@ -396,9 +396,7 @@ def _nothing() -> None:
     """The work of a worker that has only jobs."""
 
 
-def _weakly(
-    work: Callable[[], float | None] | None,
-) -> Callable[[], Callable[[], float | None] | None]:
+def _weakly(work: Callable[[], float | None] | None) -> Callable[[], Callable[[], float | None] | None]:
     if work is None:
         return _nothing
     if getattr(work, "__self__", None) is None:

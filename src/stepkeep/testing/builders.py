@@ -15,15 +15,7 @@ from stepkeep.codec import integrity
 from stepkeep.errors import StepkeepError
 from stepkeep.model import MAIN_BRANCH, STATE, Content, Header, SessionInfo, new_checkpoint_id, new_uid
 from stepkeep.processes import Owner
-from stepkeep.storage.port import (
-    ANY_HEAD,
-    Append,
-    Backend,
-    Blob,
-    Body,
-    BodyInfo,
-    HeaderQuery,
-)
+from stepkeep.storage.port import ANY_HEAD, Append, Backend, Blob, Body, BodyInfo, HeaderQuery
 
 START_US = 1_750_000_000_000_000
 SECOND = 1_000_000

@@ -229,11 +229,7 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
             log.warning("namespaces of session %s were not looked through: %s", header.session, exc)
 
     def put_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str = "",
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Store the writes of a task durably, all or none. Their checkpoint may come later.
 

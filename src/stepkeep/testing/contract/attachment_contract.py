@@ -8,15 +8,7 @@ from stepkeep.codec import integrity
 from stepkeep.errors import Conflict
 from stepkeep.model import SessionInfo
 from stepkeep.storage.port import MAX_EVENTS, Annotation, Backend, Event, Lease, Target
-from stepkeep.testing.builders import (
-    START_US,
-    FakeClock,
-    append_one,
-    draft,
-    item,
-    new_owner,
-    save,
-)
+from stepkeep.testing.builders import START_US, FakeClock, append_one, draft, item, new_owner, save
 from stepkeep.testing.contract.contract_fixtures import HOSTILE_NAMES, Fixtures, refused
 
 
