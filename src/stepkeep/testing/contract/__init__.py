@@ -9,11 +9,10 @@ from __future__ import annotations
 from stepkeep.testing.contract.adoption_contract import AdoptContract
 from stepkeep.testing.contract.append_contract import AppendContract, RefusalContract
 from stepkeep.testing.contract.attachment_contract import AnnotationContract, EventContract, LeaseContract
-from stepkeep.testing.contract.concurrency_contract import ConcurrencyContract
 from stepkeep.testing.contract.contract_fixtures import Fixtures, RawAccess
-from stepkeep.testing.contract.record_contract import BodyContract, HeaderContract
+from stepkeep.testing.contract.lifetime_contract import ConcurrencyContract, ReopenContract
+from stepkeep.testing.contract.record_contract import BodyContract, HeaderContract, TextContract
 from stepkeep.testing.contract.removal_contract import RemoveContract, SweepContract
-from stepkeep.testing.contract.reopening_contract import ReopenContract
 from stepkeep.testing.contract.session_contract import BranchContract, SessionContract
 
 __all__ = ["BackendContract", "Fixtures", "RawAccess"]
@@ -24,6 +23,7 @@ class BackendContract(
     BranchContract,
     AppendContract,
     RefusalContract,
+    TextContract,
     HeaderContract,
     BodyContract,
     RemoveContract,
