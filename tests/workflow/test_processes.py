@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stepkeep.processes import child
-from stepkeep.processes.child import Command, Finished, SupervisorPipe
+from stepkeep.processes.child import ChildCommand, Finished, SupervisorPipe
 from stepkeep.secrets import HIDDEN, Redactor
 from tests.workflow.flows import is_alive, until
 
@@ -28,7 +28,7 @@ def supervisor() -> Iterator[SupervisorPipe]:
 def shell(
     text: str, folder: Path, supervisor: SupervisorPipe, *, stdin: bytes = b"", **options: object
 ) -> Finished:
-    command = Command(words=("/bin/sh", "-c", text), env=dict(os.environ), folder=folder, stdin=stdin)
+    command = ChildCommand(words=("/bin/sh", "-c", text), env=dict(os.environ), folder=folder, stdin=stdin)
     return child.run(command, supervisor=supervisor, **options)  # type: ignore[arg-type]
 
 
@@ -60,7 +60,7 @@ import os, resource, sys
 from pathlib import Path
 from stepkeep.processes import child
 with child.SupervisorPipe() as supervisor:
-    command = child.Command(words=("/bin/sh", "-c", "head -c 100000000 /dev/zero"), env=dict(os.environ),
+    command = child.ChildCommand(words=("/bin/sh", "-c", "head -c 100000000 /dev/zero"), env=dict(os.environ),
                                 folder=Path("."))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     done = child.run(command, supervisor=supervisor, max_capture=4_000_000)
@@ -108,7 +108,7 @@ def test_a_killed_command_names_its_signal(tmp_path: Path, supervisor: Superviso
 
 def test_a_program_that_is_not_there(tmp_path: Path, supervisor: SupervisorPipe) -> None:
     """What cannot be started is explained, and leaves nothing open."""
-    command = Command(words=("no-such-program",), env={}, folder=tmp_path, has_reply=True)
+    command = ChildCommand(words=("no-such-program",), env={}, folder=tmp_path, has_reply=True)
     with pytest.raises(OSError, match="no-such-program") as caught:
         child.run(command, supervisor=supervisor)
     assert child.start_error(command, caught.value) == "there is no program 'no-such-program'"
@@ -121,10 +121,11 @@ import os
 from pathlib import Path
 from stepkeep.processes import child
 with child.SupervisorPipe() as supervisor:
-    ended = child.Command(words=("true",), env=dict(os.environ), folder=Path("."))
+    ended = child.ChildCommand(words=("true",), env=dict(os.environ), folder=Path("."))
     child.run(ended, supervisor=supervisor)
     text = "sleep 600 & echo $! >child; mv child pid; wait"
-    child.run(child.Command(words=("sh", "-c", text), env=dict(os.environ), folder=Path(".")), supervisor=supervisor)
+    command = child.ChildCommand(words=("sh", "-c", text), env=dict(os.environ), folder=Path("."))
+    child.run(command, supervisor=supervisor)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     runner = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=environment)

@@ -25,7 +25,7 @@ from stepkeep.investigation.entries import (
 )
 from stepkeep.model import check_text
 from stepkeep.processes import child
-from stepkeep.processes.child import Captured, Command, Finished
+from stepkeep.processes.child import Captured, ChildCommand, Finished
 
 MAX_COMMANDS: Final = 200
 MAX_PREVIEW: Final = 2000
@@ -174,7 +174,7 @@ class VerificationRunner(Announcer):
         began_us = self._clock()
         try:
             ended = child.run(
-                Command(words=tuple(words), folder=Path(folder), env=environment),
+                ChildCommand(words=tuple(words), folder=Path(folder), env=environment),
                 timeout_seconds=timeout_seconds,
                 max_capture=max_output // 2,
                 tail_bytes=max_output // 2,

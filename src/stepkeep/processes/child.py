@@ -69,7 +69,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
             return f"signal {-self.exit_code}"
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True):
+class ChildCommand(msgspec.Struct, frozen=True, kw_only=True):
     """What to run, and where: in this process's own folder and environment unless told otherwise.
 
     With `has_reply` the number of a pipe to answer on is added as last word.
@@ -83,7 +83,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(
-    command: Command,
+    command: ChildCommand,
     *,
     supervisor: SupervisorPipe | None = None,
     timeout_seconds: float | None = None,
@@ -130,7 +130,7 @@ def run(
             supervisor.end(process.pid)
 
 
-def _started(command: Command) -> tuple[subprocess.Popen[bytes], int]:
+def _started(command: ChildCommand) -> tuple[subprocess.Popen[bytes], int]:
     """The process, and the end of the pipe to read its reply from, or -1."""
     reading, writing = os.pipe() if command.has_reply else (-1, -1)
     try:
@@ -248,7 +248,7 @@ def _start(work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def start_error(command: Command, exc: OSError) -> str:
+def start_error(command: ChildCommand, exc: OSError) -> str:
     """Why a command could not be started."""
     program = command.words[0]
     if isinstance(exc, FileNotFoundError) and exc.filename == str(command.folder):

@@ -18,15 +18,15 @@ from stepkeep.testing.builders import FakeClock  # noqa: E402
 from stepkeep.testing.contract import BackendContract, RawAccess  # noqa: E402
 from stepkeep.testing.faults import Fault, Faults, Stopped, delay, fail, stop  # noqa: E402
 from stepkeep.testing.stateful import StoreMachine, run_machine  # noqa: E402
-from stepkeep.testing.strategies import Edit, edits, histories, same, states  # noqa: E402
+from stepkeep.testing.strategies import StateEdit, edits, histories, same, states  # noqa: E402
 
 __all__ = [
     "BackendContract",
-    "Edit",
     "FakeClock",
     "Fault",
     "Faults",
     "RawAccess",
+    "StateEdit",
     "Stopped",
     "StoreMachine",
     "delay",

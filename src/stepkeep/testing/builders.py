@@ -105,11 +105,6 @@ def item(
     )
 
 
-def item_naming(draft: Header, blob: Blob) -> Append:
-    """The draft with a keyframe that names a blob, which is sent along."""
-    return item(draft, bodies=[keyframe(draft.id, blobs=(blob.digest,))], blobs=[blob])
-
-
 def append(backend: Backend, *items: Append) -> list[Header | StepkeepError]:
     """Append in one batch; headers come back opened and checked."""
     answers = backend.append(items, integrity.seal)

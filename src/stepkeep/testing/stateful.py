@@ -30,7 +30,7 @@ from stepkeep.storage.port import ANY_HEAD, Backend, Target
 from stepkeep.testing.builders import FakeClock
 from stepkeep.testing.contract import RawAccess
 from stepkeep.testing.oracle import SavedModel, SessionModel, Wish
-from stepkeep.testing.strategies import Edit, edits, same, states
+from stepkeep.testing.strategies import StateEdit, edits, same, states
 
 SESSIONS: Final = ("first", "second")
 BRANCHES: Final = (MAIN_BRANCH, "b", "c")
@@ -112,7 +112,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self._settle()
+            self.settle()
         finally:
             self._close()
 
@@ -120,9 +120,9 @@ class StoreMachine(RuleBasedStateMachine):
         return self.stores[store].get(key)
 
     @initialize(may_damage=st.booleans(), some=st.lists(edits(), max_size=8))
-    def begin(self, may_damage: bool, some: list[Edit]) -> None:
+    def begin(self, may_damage: bool, some: list[StateEdit]) -> None:
         self.may_damage = may_damage
-        self._work(SESSIONS[0], some)
+        self.work(SESSIONS[0], some)
 
     @rule(seconds=st.integers(-3600, 3600))
     def clock_moves(self, seconds: int) -> None:
@@ -132,37 +132,33 @@ class StoreMachine(RuleBasedStateMachine):
     # --- saving
 
     @rule(key=_keys, edit=edits(), options=_options, expect=_expectations, store=st.sampled_from([0, 1]))
-    def save(self, key: str, edit: Edit, options: dict[str, Any], expect: str, store: int) -> None:
-        self._settle()
-        self._save(key, _wish(self.models[key], edit, options, expect), store)
+    def save(self, key: str, edit: StateEdit, options: dict[str, Any], expect: str, store: int) -> None:
+        self._save(key, _wish(self._model(key), edit, options, expect), store)
 
     def _save(self, key: str, wish: Wish, store: int = 0) -> None:
         session = self._session(key, store)
         _check_save(self.models[key], wish, lambda: session.save(wish.state, **wish.options()))
 
     @rule(key=_keys, some=st.lists(edits(), min_size=1, max_size=10))
-    def work(self, key: str, some: list[Edit]) -> None:
+    def work(self, key: str, some: list[StateEdit]) -> None:
         """A run of saves as an agent makes them: each state is an edit of the one before."""
-        self._settle()
-        self._work(key, some)
-
-    def _work(self, key: str, some: list[Edit]) -> None:
-        model = self.models[key]
+        model = self._model(key)
         for edit in some:
             self._save(key, Wish(edit.apply(_head_state(model, model.branch))))
 
     @rule(key=_keys, edit=edits(), pick=_picks)
-    def save_requiring(self, key: str, edit: Edit, pick: int) -> None:
+    def save_requiring(self, key: str, edit: StateEdit, pick: int) -> None:
         """One that keeps another from being removed."""
-        self._settle()
-        model = self.models[key]
+        model = self._model(key)
         requires = (_picked(model, pick).id,) if model.kept else ()
         self._save(key, Wish(edit.apply(_head_state(model, model.branch)), requires=requires))
 
     @rule(
         key=_keys, some=st.lists(st.tuples(edits(), _options), min_size=1, max_size=4), is_chain=st.booleans()
     )
-    def save_without_waiting(self, key: str, some: list[tuple[Edit, dict[str, Any]]], is_chain: bool) -> None:
+    def save_without_waiting(
+        self, key: str, some: list[tuple[StateEdit, dict[str, Any]]], is_chain: bool
+    ) -> None:
         """They are stored in the order of the calls; each may expect the one before it as the head."""
         session, model = self._session(key), self.models[key]
         for edit, options in some:
@@ -175,19 +171,20 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(key=_keys, pick=_picks, store=st.sampled_from([0, 1]))
     def save_again(self, key: str, pick: int, store: int) -> None:
         """A repeat with the same key is the first one, whatever the head is by now."""
-        self._settle()
-        model = self.models[key]
+        model = self._model(key)
         keyed = [saved for saved in model.kept.values() if saved.wish.idempotency_key]
         if keyed:
             first = keyed[pick % len(keyed)].wish
             options = first.options() | {"expect_head": ABSENT, "external_id": None}
             self._save(key, Wish(first.state, **options), store)
 
+    def _model(self, key: str) -> SessionModel:
+        """What a session must hold, once nothing is on its way to it."""
+        self.settle()
+        return self.models[key]
+
     @rule()
     def settle(self) -> None:
-        self._settle()
-
-    def _settle(self) -> None:
         """Wait for the saves that nobody waited for; the model takes them in the order they were asked for."""
         waiting, self.pending = self.pending, []
         for model, wish, pending in waiting:
@@ -198,8 +195,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(key=_keys, seq=st.integers(1, 40))
     def load_by_seq(self, key: str, seq: int) -> None:
         """A number names its checkpoint for ever, or nothing."""
-        self._settle()
-        model = self.models[key]
+        model = self._model(key)
         saved = next((saved for saved in model.kept.values() if saved.seq == seq), None)
         found = _loaded(self._session(key), seq)
         if saved is None:
@@ -209,8 +205,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=_keys, pick=_picks)
     def load_by_id(self, key: str, pick: int) -> None:
-        self._settle()
-        model = self.models[key]
+        model = self._model(key)
         assert isinstance(_loaded(self._session(key), ABSENT), NotFound)
         if model.kept:
             saved = _picked(model, pick)
@@ -221,8 +216,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(key=_keys, pick=_picks, branch=st.sampled_from(BRANCHES))
     def fork(self, key: str, pick: int, branch: str) -> None:
         """Go back to a checkpoint, on a branch of that name."""
-        self._settle()
-        model = self.models[key]
+        model = self._model(key)
         if model.kept:
             saved = _picked(model, pick)
             record = Branch(name=branch, created_us=self.clock(), head=saved.id, fork=saved.id)
@@ -233,8 +227,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(key=_keys, pick=_picks, external_id=_later_ids, data=st.binary(max_size=9), replace=st.booleans())
     def annotate(self, key: str, pick: int, external_id: str, data: bytes, replace: bool) -> None:
         """On a checkpoint that is there, or one that may come."""
-        self._settle()
-        model = self.models[key]
+        model = self._model(key)
         target: Target = (MAIN_BRANCH, external_id)
         if model.kept and pick % 2:
             target = _picked(model, pick).id
@@ -245,10 +238,9 @@ class StoreMachine(RuleBasedStateMachine):
             model.notes[place] = data
 
     @rule(key=_keys, edit=edits(), pick=_picks)
-    def save_an_annotated_one(self, key: str, edit: Edit, pick: int) -> None:
+    def save_an_annotated_one(self, key: str, edit: StateEdit, pick: int) -> None:
         """What was attached before its checkpoint came is there when it comes."""
-        self._settle()
-        model = self.models[key]
+        model = self._model(key)
         awaited = [target for target, _, _ in model.notes if isinstance(target, tuple)]
         if awaited:
             branch, external_id = awaited[pick % len(awaited)]
@@ -260,8 +252,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(key=_keys, picks=st.lists(_picks, min_size=1, max_size=4))
     def prune(self, key: str, picks: list[int]) -> None:
         """Remove checkpoints behind the back of the writers; bodies that others need stay hidden."""
-        self._settle()
-        model = self.models[key]
+        model = self._model(key)
         ids = list(dict.fromkeys(_picked(model, pick).id for pick in picks if model.kept))
         refused = model.refused(ids)
         removed = self.backend.remove(model.uid, [*ids, ABSENT])
@@ -272,15 +263,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(limit=st.sampled_from([1, 2, 1000]))
     def sweep(self, limit: int) -> None:
-        self._settle()
+        self.settle()
         while self.backend.sweep(limit=limit).has_more:
             pass
 
     @rule(key=_keys, picks=st.lists(_picks, min_size=1, max_size=3))
     def delete(self, key: str, picks: list[int]) -> None:
         """No byte of a deleted checkpoint stays, not even as the base of another."""
-        self._settle()
-        model = self.models[key]
+        model = self._model(key)
         if not model.kept:
             return
         ids = list(dict.fromkeys(_picked(model, pick).id for pick in picks))
@@ -299,7 +289,7 @@ class StoreMachine(RuleBasedStateMachine):
         """A new session under the old key starts afresh; a handle of the old one saves nothing."""
         if not is_meant:
             return  # seldom, so that histories grow
-        self._settle()
+        self.settle()
         session = self._session(key)
         session.clear()
         assert isinstance(_found(lambda: session.save({})), NotFound)
@@ -310,8 +300,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(key=_keys, verb=st.sampled_from(["complete", "fail", "cancel", "pause"]))
     def finish(self, key: str, verb: str) -> None:
         """The newest checkpoint of a session that ended stands alone."""
-        self._settle()
-        model = self.models[key]
+        model = self._model(key)
         model.status = getattr(self._session(key), verb)().status
         head = model.heads[model.branch]
         if not model.damaged_bodies | model.damaged_headers:
@@ -320,41 +309,34 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        self._settle()
+        self.settle()
         self._close()
         self._open()
 
     # --- damage
 
     @precondition(lambda self: self.may_damage)
-    @rule(key=_keys, pick=_picks)
-    def damage_a_body(self, key: str, pick: int) -> None:
-        self._settle()
-        model = self.models[key]
-        intact = [saved.id for saved in model.kept.values() if saved.id not in model.damaged_bodies]
+    @rule(key=_keys, pick=_picks, is_header=st.booleans())
+    def damage(self, key: str, pick: int, is_header: bool) -> None:
+        """A byte of a header or of a body."""
+        model = self._model(key)
+        damaged = model.damaged_headers if is_header else model.damaged_bodies
+        intact = [id_ for id_ in model.kept if id_ not in damaged]
         if intact:
             going = intact[pick % len(intact)]
-            self.raw_access().damage_body(going, STATE)
-            model.damaged_bodies.add(going)
-
-    @precondition(lambda self: self.may_damage)
-    @rule(key=_keys, pick=_picks)
-    def damage_a_header(self, key: str, pick: int) -> None:
-        self._settle()
-        model = self.models[key]
-        intact = [saved.id for saved in model.kept.values() if saved.id not in model.damaged_headers]
-        if intact:
-            going = intact[pick % len(intact)]
-            self.raw_access().damage_header(going)
-            model.damaged_headers.add(going)
+            raw = self.raw_access()
+            if is_header:
+                raw.damage_header(going)
+            else:
+                raw.damage_body(going, STATE)
+            damaged.add(going)
 
     def _doubtful(self, model: SessionModel) -> set[str]:
         """Checkpoints that need a damaged body to be rebuilt. A redundant delta may still serve them."""
         if not model.damaged_bodies:
             return set()
-        infos = [
-            info for info in self.backend.bodies(model.uid) if info.name == STATE and not info.is_redundant
-        ]
+        bodies = self.backend.bodies(model.uid)
+        infos = [body for body in bodies if body.name == STATE and not body.is_redundant]
         doubtful = {info.checkpoint for info in infos} & model.damaged_bodies
         while more := {info.checkpoint for info in infos if info.base in doubtful} - doubtful:
             doubtful |= more
@@ -420,7 +402,7 @@ def _picked(model: SessionModel, pick: int) -> SavedModel:
     return list(model.kept.values())[pick % len(model.kept)]
 
 
-def _wish(model: SessionModel, edit: Edit, options: dict[str, Any], expect: str) -> Wish:
+def _wish(model: SessionModel, edit: StateEdit, options: dict[str, Any], expect: str) -> Wish:
     branch = options["branch"] or model.branch
     head = model.heads.get(branch)
     other = next((id_ for id_ in model.kept if id_ != head), ABSENT)
@@ -436,9 +418,8 @@ def _found(ask: Callable[[], Any]) -> Any:
         return exc
 
 
-def _loaded(session: Session, ref: str | int) -> Checkpoint | StepkeepError:
-    found: Checkpoint | StepkeepError = _found(lambda: session.load(ref))
-    return found
+def _loaded(session: Session, ref: str | int) -> Any:
+    return _found(lambda: session.load(ref))
 
 
 def _check_save(model: SessionModel, wish: Wish, ask: Callable[[], Header]) -> None:

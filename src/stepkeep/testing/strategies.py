@@ -13,7 +13,7 @@ KEYS: Final = ("messages", "plan", "notes", "$dict", "", "é 🪢")
 """Few, so that edits meet each other; some look like the marks of an encoding."""
 
 
-class Edit(NamedTuple):
+class StateEdit(NamedTuple):
     """One change of a state at its top level."""
 
     key: str
@@ -59,9 +59,9 @@ def states(max_leaves: int = 8) -> SearchStrategy[Any]:
     )
 
 
-def edits() -> SearchStrategy[Edit]:
+def edits() -> SearchStrategy[StateEdit]:
     return st.builds(
-        Edit, st.sampled_from(KEYS), states(max_leaves=4), st.sampled_from([False, False, False, True])
+        StateEdit, st.sampled_from(KEYS), states(max_leaves=4), st.sampled_from([False, False, False, True])
     )
 
 
@@ -72,7 +72,7 @@ def histories(*, min_size: int = 1, max_size: int = 10) -> SearchStrategy[list[d
     return st.builds(_unfold, first, later)
 
 
-def _unfold(first: dict[str, Any], later: list[Edit]) -> list[dict[str, Any]]:
+def _unfold(first: dict[str, Any], later: list[StateEdit]) -> list[dict[str, Any]]:
     line = [first]
     for edit in later:
         line.append(edit.apply(line[-1]))

@@ -10,7 +10,7 @@ import msgspec
 
 from stepkeep.errors import StepkeepError
 from stepkeep.processes import child
-from stepkeep.processes.child import Captured, Command, Finished, SupervisorPipe
+from stepkeep.processes.child import Captured, ChildCommand, Finished, SupervisorPipe
 from stepkeep.runs.run_options import Outcome, StepContext
 from stepkeep.runs.workflow import python_call
 from stepkeep.runs.workflow.definition import NOT_TRUE, StepKind, Workflow, WorkflowStep
@@ -170,7 +170,7 @@ class Handlers:
 
     # --- the command
 
-    def _command(self, step: WorkflowStep, context: StepContext, scope: StepScope) -> Command:
+    def _command(self, step: WorkflowStep, context: StepContext, scope: StepScope) -> ChildCommand:
         env = self._environment(step, context, scope)
         stdin = b"" if step.stdin is None else _encoded(fill(step.stdin, scope))
         if step.kind is StepKind.SHELL:
@@ -182,7 +182,7 @@ class Handlers:
             words, stdin = self._agent_words(fill(step.template, scope), stdin)
         else:
             words, stdin = python_call.words(step.command), _request(step, scope)
-        return Command(
+        return ChildCommand(
             words=words,
             env=env,
             folder=self._inputs.folder,
