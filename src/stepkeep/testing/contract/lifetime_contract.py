@@ -337,6 +337,8 @@ class ConcurrencyContract(Fixtures):
         first = run.save(base=chosen)  # ... so the save is fine.
 
         run.remove(dependent)
+        run.backend.sweep()
+        assert run.chain_ids(first.id) == [first.id, chosen]
         run.remove(first.id)  # now nothing needs it any more,
         hidden = run.save(base=chosen)  # and until the sweep it still serves.
 

@@ -304,24 +304,21 @@ class SessionContract(Fixtures):
             backend.session(run.uid)
 
     def test_a_leased_session_is_not_deleted_as_expected(
-        self, backend: Backend, run: SessionDriver, clock: FakeClock
+        self, backend: Backend, run: SessionDriver, other: SessionDriver, clock: FakeClock
     ) -> None:
-        """While somebody runs it that is a conflict; once the lease has expired or ended it goes."""
-        backend.acquire_lease(run.uid, new_owner(), seconds=15)
-        with refused("lease_held"):
-            backend.delete_session(run.uid, expect=run.created)
-        assert run.info == run.created
-        clock.advance(15)
-        backend.delete_session(run.uid, expect=run.created)
-        with pytest.raises(NotFound):
-            backend.session(run.uid)
-
-    def test_who_runs_a_session_may_delete_it_as_expected(self, backend: Backend, run: SessionDriver) -> None:
-        """The lease of the one who deletes is no obstacle."""
+        """While somebody else runs it that is a conflict; once the lease has expired or ended it goes."""
         lease = backend.acquire_lease(run.uid, new_owner(), seconds=15)
+        backend.acquire_lease(other.uid, new_owner(), seconds=15)
+        for each in (run, other):
+            with refused("lease_held"):
+                backend.delete_session(each.uid, expect=each.created)
+            assert each.info == each.created
         backend.delete_session(run.uid, fence=lease.token, expect=run.created)
-        with pytest.raises(NotFound):
-            backend.session(run.uid)
+        clock.advance(15)
+        backend.delete_session(other.uid, expect=other.created)
+        for each in (run, other):
+            with pytest.raises(NotFound):
+                backend.session(each.uid)
 
     # --- what stays when heads are to be kept ---
 
