@@ -25,14 +25,24 @@ from contextlib import ExitStack, suppress
 from contextvars import copy_context
 from functools import partial, wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, Unpack
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+)
 
 from stepkeep import api
 from stepkeep.api import Branches, ExecuteOptions, Files, SaveOptions, Session, Store
-from stepkeep.codec import exact
 from stepkeep.config import Settings
 from stepkeep.errors import BackendUnavailable, InvalidInput
-from stepkeep.model import Header, SessionInfo, utc_now_us
+from stepkeep.model import Header, SessionInfo
 from stepkeep.recording.parts import Parts
 from stepkeep.recording.phases import Phases
 from stepkeep.recording.recorder import Recorder
@@ -61,6 +71,7 @@ __all__ = [
     "AsyncSession",
     "AsyncStore",
     "AsyncWorkflows",
+    "OpenOptions",
     "Opening",
     "open",
 ]
@@ -77,15 +88,18 @@ PAGE: Final = 200
 """How many entries of a list are fetched at a time."""
 
 
+class OpenOptions(TypedDict, total=False):
+    """The options of `stepkeep.open`."""
+
+    config: Settings | None
+    keyframe_every: int | None
+    max_state_bytes: int
+    clock: Callable[[], int]
+    create: bool
+
+
 def open(
-    url: str | os.PathLike[str] | None = None,
-    *,
-    config: Settings | None = None,
-    keyframe_every: int | None = None,
-    max_state_bytes: int = exact.MAX_BYTES,
-    clock: Callable[[], int] = utc_now_us,
-    create: bool = True,
-    threads: int = THREADS,
+    url: str | os.PathLike[str] | None = None, *, threads: int = THREADS, **options: Unpack[OpenOptions]
 ) -> Opening:
     """Open a store as `stepkeep.open` does: `async with open(…) as store`, or `store = await open(…)`.
 
@@ -93,16 +107,7 @@ def open(
     """
     if threads < 1:
         raise InvalidInput("threads counts the calls that run at a time: 1 or more", code="invalid_option")
-    opener = partial(
-        api.open,
-        url,
-        config=config,
-        keyframe_every=keyframe_every,
-        max_state_bytes=max_state_bytes,
-        clock=clock,
-        create=create,
-    )
-    return Opening(opener, threads)
+    return Opening(partial(api.open, url, **options), threads)
 
 
 class Opening:

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+import typing
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -129,10 +130,13 @@ def test_every_public_name_has_its_async_form() -> None:
 
 
 def test_open_takes_what_the_synchronous_open_takes() -> None:
-    """`aio.open` has every option of `stepkeep.open` with the same default, and `threads`."""
+    """`aio.open` has every option of `stepkeep.open` with the same type, and `threads`."""
     ours = dict(inspect.signature(aio.open).parameters)
-    del ours["threads"]
-    assert ours == dict(inspect.signature(stepkeep.open).parameters)
+    theirs = dict(inspect.signature(stepkeep.open).parameters)
+    assert list(ours) == ["url", "threads", "options"]
+    assert ours["url"] == theirs.pop("url")
+    sync = typing.get_type_hints(stepkeep.open)
+    assert typing.get_type_hints(aio.OpenOptions) == {name: sync[name] for name in theirs}
 
 
 def test_importing_stepkeep_does_not_import_asyncio() -> None:

@@ -142,7 +142,12 @@ def history(
     while parent is not None and len(seeds) < len(collected):
         ancestor = threads.header(header.session, place.branch, parent)
         if ancestor is None:
-            raise _missing(place, parent, sorted(collected.keys() - seeds.keys()))
+            lost = ", ".join(sorted(collected.keys() - seeds.keys()))
+            problem = (
+                f"checkpoint {parent} of thread {place.thread[:200]!r} is gone, and {lost} cannot be rebuilt"
+            )
+            advice = "go on from an older checkpoint, or set the channel anew"
+            raise Corrupt(f"{problem} without it: {advice}", code="delta_history_missing", session=place.key)
         pending = pending_of(values, [ancestor])[ancestor.id]
         stored = channels_of_header(values, ancestor)
         open_channels = collected.keys() - seeds.keys()
@@ -151,20 +156,7 @@ def history(
                 collected[write.channel].append(write.pending)
         seeds |= {channel: stored[channel] for channel in open_channels if channel in stored}
         parent = note_of(ancestor).parent
-    return {channel: _entry(collected[channel], seeds, channel) for channel in channels}
-
-
-def _entry(found: list[PendingWrite], seeds: Mapping[str, Any], channel: str) -> DeltaChannelHistory:
-    entry: DeltaChannelHistory = {"writes": found[::-1]}
-    if channel in seeds:
-        entry["seed"] = seeds[channel]
-    return entry
-
-
-def _missing(place: Place, parent: str, channels: Sequence[str]) -> Corrupt:
-    return Corrupt(
-        f"checkpoint {parent} of thread {place.thread[:200]!r} is gone, and {', '.join(channels)} cannot be rebuilt "
-        "without it: go on from an older checkpoint, or set the channel anew",
-        code="delta_history_missing",
-        session=place.key,
-    )
+    found: dict[str, DeltaChannelHistory] = {name: {"writes": collected[name][::-1]} for name in channels}
+    for channel, seed in seeds.items():
+        found[channel]["seed"] = seed
+    return found

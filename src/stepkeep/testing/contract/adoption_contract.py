@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from stepkeep.codec import integrity
-from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound
+from stepkeep.errors import Conflict, Corrupt, InvalidInput
 from stepkeep.model import MAIN_BRANCH, Branch, Status
 from stepkeep.storage.port import Annotation, Backend, Event
 from stepkeep.testing.builders import (
@@ -85,15 +85,6 @@ class AdoptContract(Fixtures):
         ahead = SessionDriver(run.backend, run.backend.adopt_session(new_session(last_seq=20)))
         adopt(ahead, 3)
         assert ahead.info.last_seq == 20
-
-    def test_a_key_held_by_another_uid_is_a_conflict(self, backend: Backend, run: SessionDriver) -> None:
-        """Two sessions never share a key, and the one that is there stays."""
-        second = new_session(run.created.key)
-        with pytest.raises(Conflict):
-            backend.adopt_session(second)
-        with pytest.raises(NotFound):
-            backend.session(second.uid)
-        assert backend.session_by_key(second.key) == run.created
 
     def test_an_adopted_session_goes_on(self, backend: Backend) -> None:
         """The next save takes the next number, the next event too. It has the branch it is on, though none was sent."""

@@ -113,7 +113,7 @@ class AppendContract(Fixtures):
 
     def test_the_chain_of_a_batch_is_whole(self, run: SessionDriver) -> None:
         """Within a batch each checkpoint sees those before it: head, seq and chain."""
-        append(run.backend, *(item(run.draft()) for _ in range(3)))
+        run.save_many(3)
         three, two, one = run.headers()
         assert (three.seq, two.seq, one.seq) == (3, 2, 1)
         assert (three.parent_chains, two.parent_chains) == ((two.chain,), (one.chain,))

@@ -13,6 +13,7 @@ from stepkeep.model import MAIN_BRANCH, STATE, Branch, Header, SessionInfo
 from stepkeep.storage.port import ANY_HEAD, Backend, Blob, Body, HeaderQuery, Removed, Target, Usage
 from stepkeep.testing.builders import (
     FakeClock,
+    append,
     append_one,
     draft,
     headers,
@@ -83,6 +84,10 @@ class SessionDriver:
 
     def save(self, **fields: Any) -> Header:
         return save(self.backend, self.uid, **fields)
+
+    def save_many(self, count: int) -> None:
+        """So many in one batch."""
+        append(self.backend, *(item(self.draft()) for _ in range(count)))
 
     def save_naming(self, *blobs: Blob) -> Header:
         """A checkpoint whose keyframe names blobs, which are sent along."""

@@ -310,11 +310,11 @@ class ConcurrencyContract(Fixtures):
 
         with meanwhile(read):
             for _ in range(40):
-                append(run.backend, *(item(run.draft()) for _ in range(5)))
+                run.save_many(5)
 
     def test_listing_goes_on_while_others_save_and_remove(self, run: SessionDriver) -> None:
         """A reader sees each checkpoint that stays once, in order, whatever happens around it."""
-        append(run.backend, *(item(run.draft()) for _ in range(300)))
+        run.save_many(300)
         stays = {header.id for header in run.headers() if header.seq % 6}
 
         def read() -> None:

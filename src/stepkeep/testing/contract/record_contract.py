@@ -189,7 +189,7 @@ class HeaderContract(Fixtures):
 
     def test_many_headers_are_listed(self, run: SessionDriver) -> None:
         """A list longer than any page is complete and in order, within a session and across."""
-        append(run.backend, *(item(run.draft()) for _ in range(700)))
+        run.save_many(700)
         assert [header.seq for header in run.headers()] == list(range(700, 0, -1))
         assert len(set(ids(run.backend))) == 700
         assert len(ids(run.backend, limit=600)) == 600
@@ -199,7 +199,7 @@ class HeaderContract(Fixtures):
         self, run: SessionDriver, newest_first: bool
     ) -> None:
         """Nothing is held between pages: what stays is seen once, whatever else is saved and removed."""
-        append(run.backend, *(item(run.draft()) for _ in range(400)))
+        run.save_many(400)
         stays = {header.id for header in run.headers() if header.seq % 5}
         seen = []
         for row in run.backend.headers(HeaderQuery(session=run.uid, newest_first=newest_first)):
@@ -213,7 +213,7 @@ class HeaderContract(Fixtures):
 
     def test_two_lists_can_be_read_at_once(self, run: SessionDriver) -> None:
         """An iterator left half read disturbs nobody."""
-        append(run.backend, *(item(run.draft()) for _ in range(300)))
+        run.save_many(300)
         one, two = (run.backend.headers(HeaderQuery(session=run.uid)) for _ in range(2))
         assert [next(one).seq, next(two).seq, next(one).seq] == [300, 300, 299]
         run.save()

@@ -6,16 +6,7 @@ import pytest
 
 from stepkeep.model import MAIN_BRANCH
 from stepkeep.storage.port import Backend, Swept
-from stepkeep.testing.builders import (
-    START_US,
-    append,
-    delta_on,
-    headers,
-    item,
-    keyframe,
-    new_blob,
-    redundant_on,
-)
+from stepkeep.testing.builders import START_US, delta_on, headers, item, keyframe, new_blob, redundant_on
 from stepkeep.testing.contract.contract_fixtures import Fixtures, SessionDriver
 
 
@@ -55,7 +46,7 @@ class RemoveContract(Fixtures):
 
     def test_many_can_be_removed_at_once(self, run: SessionDriver) -> None:
         """The number of ids has no small limit."""
-        append(run.backend, *(item(run.draft()) for _ in range(700)))
+        run.save_many(700)
         going = run.ids(max_seq=650)
         assert set(run.remove(*going).removed) == set(going)
         assert run.info.gaps == ((1, 650),)

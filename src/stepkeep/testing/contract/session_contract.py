@@ -131,12 +131,14 @@ class SessionContract(Fixtures):
         assert backend.branches(session.uid) == [Branch(name="draft", created_us=session.created_us)]
 
     def test_a_key_and_a_uid_are_held_once(self, backend: Backend, run: SessionDriver) -> None:
-        """A second session with the same one is a conflict, and nothing of it is stored."""
+        """A second session with the same one, created or adopted, is a conflict, and nothing of it is stored."""
         second = new_session(run.created.key)
-        with pytest.raises(Conflict):
-            backend.create_session(second)
-        with pytest.raises(NotFound):
-            backend.session(second.uid)
+        for store in (backend.create_session, backend.adopt_session):
+            with pytest.raises(Conflict):
+                store(second)
+            with pytest.raises(NotFound):
+                backend.session(second.uid)
+        assert backend.session_by_key(second.key) == run.created
         with pytest.raises(Conflict):
             backend.create_session(new_session("another key", uid=run.uid))
         assert backend.session_by_key("another key") is None
