@@ -84,16 +84,12 @@ class Faults:
             return due
 
     def act(self, due: list[Fault], *, is_after: bool) -> None:
-        for fault in due:
-            if fault.is_after == is_after:
-                self._act(fault)
-
-    def _act(self, fault: Fault) -> None:
         try:
-            fault.action()
+            for fault in due:
+                if fault.is_after == is_after:
+                    fault.action()
         except Stopped:
-            with self._lock:
-                self._is_stopped = True
+            self._is_stopped = True
             raise
 
 

@@ -77,12 +77,9 @@ class SessionModel:
 
     def original(self, wish: Wish) -> SavedModel | None:
         """The kept checkpoint that already has the wish's idempotency key."""
-        if wish.idempotency_key is None:
-            return None
-        return next(
-            (saved for saved in self.kept.values() if saved.wish.idempotency_key == wish.idempotency_key),
-            None,
-        )
+        key = wish.idempotency_key
+        keyed = (saved for saved in self.kept.values() if saved.wish.idempotency_key == key)
+        return None if key is None else next(keyed, None)
 
     def refusals(self, wish: Wish) -> set[str]:
         """The codes with which the save may be refused; empty when it must succeed. The key comes first."""
@@ -93,13 +90,10 @@ class SessionModel:
         codes = set()
         if wish.expect_head not in (ANY_HEAD, self.heads.get(branch)):
             codes.add("head_moved")
-        if self._is_taken(branch, wish.external_id):
+        taken = {(saved.branch, saved.wish.external_id) for saved in self.kept.values()}
+        if wish.external_id is not None and (branch, wish.external_id) in taken:
             codes.add("external_id_exists")
         return codes
-
-    def _is_taken(self, branch: str, external_id: str | None) -> bool:
-        places = {(saved.branch, saved.wish.external_id) for saved in self.kept.values()}
-        return external_id is not None and (branch, external_id) in places
 
     def add(self, wish: Wish, header: Header) -> None:
         """Take a new checkpoint in."""
@@ -161,11 +155,8 @@ class SessionModel:
         self.notes = {key: data for key, data in self.notes.items() if key[0] not in targets}
         for branch, head in list(self.heads.items()):
             if head in going:
-                self._retreat(branch)
-
-    def _retreat(self, branch: str) -> None:
-        behind = self._behind(branch, MAX_SEQ)
-        self._put_head(branch, self.kept[behind[0]] if behind else None)
+                behind = self._behind(branch, MAX_SEQ)
+                self._put_head(branch, self.kept[behind[0]] if behind else None)
 
 
 def _is_repeat(first: Wish, again: Wish) -> bool:

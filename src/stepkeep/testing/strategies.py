@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from hypothesis import strategies as st
@@ -69,14 +70,11 @@ def histories(*, min_size: int = 1, max_size: int = 10) -> SearchStrategy[list[d
     """The states of a run: each but the first is the one before it with one edit."""
     first = st.dictionaries(st.sampled_from(KEYS), states(max_leaves=4), max_size=4)
     later = st.lists(edits(), min_size=min_size - 1, max_size=max_size - 1)
-    return st.builds(_unfold, first, later)
-
-
-def _unfold(first: dict[str, Any], later: list[StateEdit]) -> list[dict[str, Any]]:
-    line = [first]
-    for edit in later:
-        line.append(edit.apply(line[-1]))
-    return line
+    return st.builds(
+        lambda state, some: list(accumulate(some, lambda before, edit: edit.apply(before), initial=state)),
+        first,
+        later,
+    )
 
 
 def same(one: object, other: object) -> bool:

@@ -87,7 +87,7 @@ class AppendContract(Fixtures):
     def test_the_parent_is_the_head_unless_told(self, run: SessionDriver) -> None:
         """`parents=None` means the branch's head at that moment, and no parent on an empty branch.
 
-        `()` is no parent; several are a merge; each brings its chain value, in order.
+        `()` means without a parent; several are a merge; each brings its chain value, in order.
         """
         first, second = run.save(), run.save()
         assert (first.parents, first.parent_chains) == ((), ())
@@ -106,7 +106,7 @@ class AppendContract(Fixtures):
     def test_a_parent_in_another_session_brings_its_chain(
         self, run: SessionDriver, other: SessionDriver
     ) -> None:
-        """Ids are unique in a store, so a parent may be of another session; it is no fork point here."""
+        """Ids are unique in a store, so a parent may be of another session; the branch does not fork from it."""
         foreign = other.save()
         assert run.save(branch="b", parents=(foreign.id,)).parent_chains == (foreign.chain,)
         assert run.branch("b").fork is None
@@ -155,7 +155,7 @@ class AppendContract(Fixtures):
         assert (after.status, after.error, after.finished_us) == (Status.PAUSED, None, None)
 
     def test_saving_into_a_finished_session_reopens_it(self, run: SessionDriver) -> None:
-        """The reopening is recorded as an event at the checkpoint's time; finishing again is none."""
+        """The reopening is recorded as an event at the checkpoint's time; finishing again is not recorded."""
         run.save(status=Status.COMPLETED)
         run.save(status=Status.FAILED)
         assert run.backend.events(run.uid) == []
@@ -343,7 +343,7 @@ class RefusalContract(Fixtures):
     def test_a_base_must_be_stored(self, run: SessionDriver, other: SessionDriver) -> None:
         """A delta against nothing is `base_gone`, and stores nothing; a base earlier in the batch will do.
 
-        A body of another name, or in another session, is no base; nor is a body its own.
+        A body of another name, or in another session, cannot be a base; nor can a body be its own.
         """
         first, foreign = run.save(), other.save()
         new = run.draft(contents={"details": content_of("{}")})
@@ -377,7 +377,7 @@ class RefusalContract(Fixtures):
         assert len(run.headers()) == 2
 
     def test_a_redundant_delta_is_only_a_second_chance(self, run: SessionDriver) -> None:
-        """Its base need not be there, and it is no base itself."""
+        """Its base need not be there, and it cannot be a base itself."""
         new = run.save_redundantly("cp_nothing")
         assert run.chain(new.id) == [keyframe(new.id)]
         alone = run.draft()

@@ -232,7 +232,7 @@ class LeaseContract(Fixtures):
         assert tokens == sorted(set(tokens))
 
     def test_each_session_has_its_own_lease(self, run: SessionDriver, other: SessionDriver) -> None:
-        """Holding one says nothing about another, and its token is no fence there."""
+        """Holding one says nothing about another, and its token is not a fence there."""
         lease = run.backend.acquire_lease(run.uid, new_owner(), seconds=15)
         assert run.backend.lease(other.uid) is None
         with refused("lease_lost"):
