@@ -351,10 +351,10 @@ def test_the_library_gives_the_same(cli: Clocked) -> None:
     with cli.open() as store:
         run = store.get("research-42")
         whole = run.timeline()
-        assert [entry.header.seq for entry in whole.entries] == list(range(105, 0, -1))
-        assert whole.entries[3].is_merge
+        assert [entry.checkpoint.seq for entry in whole.entries] == list(range(105, 0, -1))
+        assert whole.entries[3].mark == "merge"
         assert len(run.timeline(fold=True).rows) < 20
-        assert [entry.header.seq for entry in run.timeline(tag="verified").entries] == [105, 102, 76, 26]
+        assert [entry.checkpoint.seq for entry in run.timeline(tag="verified").entries] == [105, 102, 76, 26]
         assert run.timeline(since=cli.time).rows[0] == run.timeline(limit=1).rows[0]
         with pytest.raises(stepkeep.InvalidInput):
             run.timeline(limit=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 from xml.etree import ElementTree
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from stepkeep.history.timeline import CheckpointNode, DamagedNode, FoldNode, GapNode, RestNode, Timeline
-from stepkeep.history.timeline.assembly import Filter, build
-from stepkeep.history.timeline.layout import FOLD_ABOVE
+from stepkeep.history.timeline.assembly import FOLD_ABOVE, Filter, build
+from stepkeep.history.timeline.lanes import strips_of
 from stepkeep.history.timeline.svg import picture
 from stepkeep.history.timeline.terminal import ASCII, UNICODE, draw
 from stepkeep.model import Branch, BranchState, Content, Header, SessionInfo, Status, Trigger, TriggerKind
@@ -75,9 +76,13 @@ def timeline(
     return build(session(current=current, gaps=gaps), branches, headers, **options)
 
 
+def lanes(found: Timeline) -> int:
+    return strips_of(found, most=1_000_000)[0]
+
+
 def drawn(found: Timeline, **options: Any) -> list[str]:
     """The graph: each line up to the number of its checkpoint, or with all its words if it is none."""
-    graph = 2 * found.lanes
+    graph = 2 * lanes(found)
     lines = draw(found, width=200, **options)[2:]
     return [line[:graph] + re.sub(r"^ *(#\d+)  .*", r"\1", line[graph:]) for line in lines]
 
@@ -105,16 +110,20 @@ def test_a_straight_history_is_one_lane() -> None:
 
 def _forked() -> Timeline:
     return timeline(
-        [
-            header(1),
-            header(2),
-            header(3),
-            header(4, [2], branch="side"),
-            header(5, [3]),
-            header(6, [4], branch="side"),
-        ],
+        _forked_headers(),
         [branch("main", 5), branch("side", 6, 2)],
     )
+
+
+def _forked_headers() -> list[Header]:
+    return [
+        header(1),
+        header(2),
+        header(3),
+        header(4, [2], branch="side"),
+        header(5, [3]),
+        header(6, [4], branch="side"),
+    ]
 
 
 def test_a_branch_leaves_where_it_was_forked() -> None:
@@ -319,8 +328,8 @@ def _long(count: int = 240) -> list[Header]:
 
 def test_plain_runs_are_folded() -> None:
     """First, last, manual, tagged and failed ones stay; what lies between becomes one line with its sums."""
-    found = timeline(_long(), stored={f"c{seq}": 10 for seq in range(1, 241)}, fold=True)
-    assert [row.header.seq if isinstance(row, CheckpointNode) else row.count for row in found.rows] == [
+    found = timeline(_long(), stored=Counter({f"c{seq}": 10 for seq in range(1, 241)}), fold=True)
+    assert [row.checkpoint.seq if isinstance(row, CheckpointNode) else row.count for row in found.rows] == [
         240, 89, 150, 49, 100, 82, 17, 15, 1,
     ]  # fmt: skip
     assert draw(found, width=80)[3] == "⋮ 89 automatic, steps 151–239, 88 min, 890B stored"
@@ -392,10 +401,6 @@ def test_a_branch_is_shown_with_where_it_came_from() -> None:
     assert found.left_out == 2
 
 
-def _forked_headers() -> list[Header]:
-    return [entry.header for entry in reversed(_forked().entries)]
-
-
 def test_a_branch_without_checkpoints_matches_nothing() -> None:
     """It is said in words, and the picture stays one."""
     found = timeline(_forked_headers(), [branch("main", 5), branch("new", 5, 5)], wanted=Filter(branch="new"))
@@ -459,7 +464,7 @@ def test_hostile_texts_stay_in_their_line() -> None:
         [header(1, message=nasty, tags=("t" * 10_000, "\x1b[2J", nasty[:500])), header(2)],
         [branch("main", 2), branch("\x1b[31mred\n" + "b" * 900, 1, 1)],
     )
-    found = msgspec.structs.replace(found, session=msgspec.structs.replace(found.session, key=nasty[:300]))
+    found = msgspec.structs.replace(found, session=nasty[:300])
     for width in (20, 40, 80, 200):
         lines = draw(found, width=width)
         assert len(lines) == 4
@@ -558,7 +563,7 @@ def test_every_checkpoint_is_in_exactly_one_place(
     """Drawn, inside one fold, older, or left out: the numbers add up, and links lead to later rows."""
     found = timeline(**history, fold=fold, limit=limit, wanted=wanted)
     counted = sum(row.count for row in found.rows if isinstance(row, FoldNode | RestNode))
-    shown = [entry.header.id for entry in found.entries]
+    shown = [entry.checkpoint.id for entry in found.entries]
     assert len(set(shown)) == len(shown)
     assert len(shown) + counted + found.left_out == found.total == len(history["headers"])
     for at, row in enumerate(found.rows):
@@ -582,7 +587,7 @@ def test_folding_keeps_who_descends_from_whom(history: dict[str, Any], fold: boo
     ancestors: dict[str, set[str]] = {}
     for each in history["headers"]:
         ancestors[each.id] = set(each.parents).union(*(ancestors[parent] for parent in each.parents))
-    ids = {at: row.header.id for at, row in enumerate(found.rows) if isinstance(row, CheckpointNode)}
+    ids = {at: row.checkpoint.id for at, row in enumerate(found.rows) if isinstance(row, CheckpointNode)}
     for at, id in ids.items():
         assert {ids[row] for row in below[at] if row in ids} == ancestors[id] & set(ids.values())
 
@@ -609,7 +614,7 @@ def test_drawn_lines_lead_where_links_do(history: dict[str, Any], fold: bool, wa
     if not found.rows:
         return
     above = 1 + bool(found.entries) + bool(found.left_out)
-    grid = _Grid(draw(found, width=2000)[above:], found.lanes)
+    grid = _Grid(draw(found, width=2000)[above:], lanes(found))
     assert len(grid.rows) == len(found.rows)
     for at, row in enumerate(found.rows):
         assert grid.below(at) == {link.row for link in row.links}

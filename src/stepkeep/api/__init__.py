@@ -107,16 +107,15 @@ if TYPE_CHECKING:
         CheckpointComparison as CheckpointComparison,
         DiffDocument as DiffDocument,
     )
-    from stepkeep.history.timeline import Timeline as Timeline
-    from stepkeep.history.timeline.documents import (
-        DamagedRow as DamagedRow,
-        EntryRow as EntryRow,
-        FoldRow as FoldRow,
-        GapRow as GapRow,
+    from stepkeep.history.timeline import (
+        CheckpointNode as CheckpointNode,
+        DamagedNode as DamagedNode,
+        FoldNode as FoldNode,
+        GapNode as GapNode,
+        Node as Node,
         Pictured as Pictured,
-        RestRow as RestRow,
-        RowDocument as RowDocument,
-        TimelineDocument as TimelineDocument,
+        RestNode as RestNode,
+        Timeline as Timeline,
         Timelines as Timelines,
     )
     from stepkeep.maintenance.backup import BackupReport as BackupReport, restore_backup as restore_backup
@@ -295,16 +294,15 @@ _NAMES_BY_MODULE = {
     "history.merge": ("ClashInfo", "MergeConflict", "Merged", "Side", "Strategy"),
     "history.paths": ("ValueChange", "ValueLog"),
     "history.state_diff": ("WIDTH", "ChangeInfo", "CheckpointComparison", "DiffDocument"),
-    "history.timeline": ("Timeline",),
-    "history.timeline.documents": (
-        "DamagedRow",
-        "EntryRow",
-        "FoldRow",
-        "GapRow",
+    "history.timeline": (
+        "CheckpointNode",
+        "DamagedNode",
+        "FoldNode",
+        "GapNode",
+        "Node",
         "Pictured",
-        "RestRow",
-        "RowDocument",
-        "TimelineDocument",
+        "RestNode",
+        "Timeline",
         "Timelines",
     ),
     "maintenance.backup": ("BackupReport", "restore_backup"),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from stepkeep.api.investigating import Investigation
     from stepkeep.history.documents import CheckpointInfo, SessionSummary
     from stepkeep.history.state_diff import CheckpointComparison
-    from stepkeep.history.timeline.documents import Timelines
+    from stepkeep.history.timeline import Timelines
     from stepkeep.maintenance.backup import BackupReport
     from stepkeep.maintenance.clean import CleanReport
     from stepkeep.maintenance.copying import CopyReport
@@ -365,9 +365,9 @@ class Store:
         Raises:
             NotFound: no session has such a branch, or a checkpoint with that tag.
         """
-        from stepkeep.history.timeline.documents import timelines_of
+        from stepkeep.history.timeline.assembly import read_timelines
 
-        found = timelines_of(
+        found = read_timelines(
             list(self.sessions()),
             lambda info: self._session(info).timeline(
                 since=since, branch=branch, tag=tag, limit=limit, fold=fold

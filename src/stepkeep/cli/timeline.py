@@ -116,7 +116,7 @@ def _print(found: Timelines) -> None:
     for at, each in enumerate(found.timelines):
         if each.damaged:
             note(
-                f"warning: {count(len(each.damaged), 'damaged header')} in {each.session.key}: run stepkeep verify"
+                f"warning: {count(len(each.damaged), 'damaged header')} in {each.session}: run stepkeep verify"
             )
         texts = each.draw(width=_width(), is_ascii=_is_ascii(), paint=_painted if is_terminal() else None)
         lines(["", *texts] if at else texts)

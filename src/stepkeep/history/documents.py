@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -21,6 +21,8 @@ from stepkeep.engine import Engine, reader
 from stepkeep.errors import NotFound, StepkeepError
 from stepkeep.model import Branch, BranchState, Content, Header, SessionInfo, Status, TriggerKind, from_us
 from stepkeep.storage.port import HeaderQuery
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class TriggerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,47 +162,32 @@ def describe_across(engine: Engine, headers: Sequence[Header]) -> tuple[Checkpoi
 
 def checkpoint_info(key: str, header: Header, stored_bytes: int) -> CheckpointInfo:
     """One checkpoint whose stored size is known."""
-    return CheckpointInfo(
-        id=header.id,
+    return copied(
+        CheckpointInfo,
+        header,
         session=key,
-        seq=header.seq,
-        branch=header.branch,
         time=header.created_at,
-        step=header.step,
-        status=header.status,
         trigger=TriggerInfo(kind=header.trigger.kind, event=header.trigger.event),
-        message=header.message,
-        tags=header.tags,
-        metadata=header.metadata,
-        parents=header.parents,
-        requires=header.requires,
-        external_id=header.external_id,
-        idempotency_key=header.idempotency_key,
-        size_bytes=header.size_bytes,
         stored_bytes=stored_bytes,
         ratio=round(header.size_bytes / stored_bytes, 2) if stored_bytes else None,
-        contents=header.contents,
-        chain=header.chain,
     )
 
 
 def summary_of(info: SessionInfo) -> SessionSummary:
-    return SessionSummary(
-        key=info.key,
-        uid=info.uid,
-        status=info.status,
-        project=info.project,
-        workflow=info.workflow,
-        profile=info.profile,
-        is_test=info.is_test,
-        branch=info.branch,
+    return copied(
+        SessionSummary,
+        info,
         checkpoints=info.stored_count,
         created=from_us(info.created_us),
         updated=from_us(info.updated_us),
         finished=None if info.finished_us is None else from_us(info.finished_us),
-        error=info.error,
-        metadata=info.metadata,
     )
+
+
+def copied(kind: type[T], source: object, **more: Any) -> T:
+    """A struct of that kind: these fields, and those that `source` has under the same name."""
+    names = [name for name in kind.__struct_fields__ if name not in more]
+    return kind(**{name: getattr(source, name) for name in names}, **more)
 
 
 # --- branches ----------------------------------------------------------------------------------------------------
@@ -217,21 +204,14 @@ def branch_infos(engine: Engine, session: SessionInfo, branches: Iterable[Branch
 
 def _branch_info(engine: Engine, session: SessionInfo, branch: Branch, checkpoints: int) -> BranchInfo:
     head = readable_header(engine, session.uid, branch.head)
-    return BranchInfo(
-        name=branch.name,
+    return copied(
+        BranchInfo,
+        branch,
         is_current=branch.name == session.branch,
-        state=branch.state,
-        is_pinned=branch.is_pinned,
         checkpoints=checkpoints,
-        head=branch.head,
-        head_seq=branch.head_seq,
         time=None if head is None else head.created_at,
         message="" if head is None else head.message,
-        fork=branch.fork,
-        fork_branch=branch.fork_branch,
-        fork_seq=branch.fork_seq,
         created=from_us(branch.created_us),
-        metadata=branch.metadata,
     )
 
 

@@ -17,17 +17,17 @@ from stepkeep.api import (
     AgentPage,
     ChangeInfo,
     CheckpointInfo,
-    DamagedRow,
+    CheckpointNode,
+    DamagedNode,
     DiffDocument,
-    EntryRow,
     FallbackInfo,
-    FoldRow,
-    GapRow,
+    FoldNode,
+    GapNode,
+    Node,
+    RestNode,
     RestoredInfo,
-    RestRow,
-    RowDocument,
     SessionSummary,
-    TimelineDocument,
+    Timeline,
 )
 
 
@@ -348,7 +348,7 @@ def complete_answer(session: SessionSummary) -> CompleteAnswer:
     )
 
 
-def timeline_answer(view: TimelineDocument) -> TimelineAnswer:
+def timeline_answer(view: Timeline) -> TimelineAnswer:
     return TimelineAnswer(
         sessionId=view.session,
         status=view.status,
@@ -370,11 +370,11 @@ def timeline_answer(view: TimelineDocument) -> TimelineAnswer:
     )
 
 
-def _row(row: RowDocument) -> TimelineRow:
+def _row(row: Node) -> TimelineRow:
     match row:
-        case EntryRow():
+        case CheckpointNode():
             return _entry(row)
-        case FoldRow():
+        case FoldNode():
             return TimelineRow(
                 kind="fold",
                 branch=row.branch,
@@ -384,15 +384,15 @@ def _row(row: RowDocument) -> TimelineRow:
                 stepNumber=row.last_step,
                 createdAt=row.last_time,
             )
-        case GapRow():
+        case GapNode():
             return TimelineRow(kind="pruned", count=row.count, firstSeq=row.first_seq, seq=row.last_seq)
-        case DamagedRow():
+        case DamagedNode():
             return TimelineRow(kind="damaged", checkpointId=row.id, seq=row.seq, branch=row.branch)
-        case RestRow():
+        case RestNode():
             return TimelineRow(kind="older", count=row.count)
 
 
-def _entry(row: EntryRow) -> TimelineRow:
+def _entry(row: CheckpointNode) -> TimelineRow:
     checkpoint = row.checkpoint
     return TimelineRow(
         kind="checkpoint",

@@ -177,7 +177,7 @@ class Tools:
     ) -> TimelineAnswer:
         """Show all branches of a session as one graph: checkpoints, forks, what was pruned or is damaged."""
         session = self._opened.get().get(sessionId)
-        return timeline_answer(session.timeline(limit=limit, since=since or None, fold=True).document())
+        return timeline_answer(session.timeline(limit=limit, since=since or None, fold=True))
 
     def checkpoint_complete(self, sessionId: SessionId) -> CompleteAnswer:
         """Mark a session as completed, so that it is not offered for resuming any more.

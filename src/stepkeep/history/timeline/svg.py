@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from stepkeep.history.timeline import rows
-from stepkeep.history.timeline.layout import LaneChange, Strip, lay, strips
-from stepkeep.history.timeline.rows import (
-    CheckpointNode,
-    DamagedNode,
-    FoldNode,
-    GapNode,
-    RestNode,
-    Row,
-    Timeline,
-    columns,
-    cut,
-)
-from stepkeep.model import Status, TriggerKind
+from stepkeep.history.timeline import CheckpointNode, Node, Timeline, branch_labels, columns, cut, node_text
+from stepkeep.history.timeline.lanes import LaneChange, Strip, strips_of
+from stepkeep.model import Status
 from stepkeep.text import clean, size
 
 WIDTH: Final = 920
@@ -68,7 +57,7 @@ def picture(timelines: Sequence[Timeline]) -> str:
         parts += drawing.parts()
         top = drawing.bottom + MARGIN
     height = round(top) + 14
-    label = _escape(", ".join(clean(timeline.session.key) for timeline in timelines[:3]) or "nothing")
+    label = _escape(", ".join(clean(timeline.session) for timeline in timelines[:3]) or "nothing")
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
@@ -90,7 +79,7 @@ class _SvgDrawing:
         self._timeline = timeline
         self._branches = {branch.name: branch for branch in timeline.branches}
         self._top = top
-        self._lanes = min(max(timeline.lanes, 1), MAX_LANES)
+        self._lanes, self._strips = strips_of(timeline, most=MAX_LANES)
         self._first_row = top + 56
         self._start = MARGIN + self._lanes * LANE + 10
         self._ends = _column_ends(timeline.entries, self._start)
@@ -101,19 +90,17 @@ class _SvgDrawing:
 
     def parts(self) -> Iterator[str]:
         timeline = self._timeline
-        yield _text(MARGIN, self._top + 8, cut(clean(timeline.session.key), 60), "title")
-        facts = cut(rows.title(timeline), int((WIDTH - 2 * MARGIN) / CHARACTER))
+        yield _text(MARGIN, self._top + 8, cut(clean(timeline.session), 60), "title")
+        facts = cut(timeline.title, int((WIDTH - 2 * MARGIN) / CHARACTER))
         yield _text(MARGIN, self._top + 28, facts, "faint")
         yield from self._column_titles()
-        places = lay([row.links for row in timeline.rows], first=timeline.first_row)
-        drawn = list(strips(places, columns=self._lanes))
-        for at, strip in enumerate(drawn):
+        for at, strip in enumerate(self._strips):
             yield from _lines(strip, self._y(at))
-        for at, (row, strip) in enumerate(zip(timeline.rows, drawn, strict=True)):
-            yield from _mark(row, _x(strip.column), self._y(at), strip.column % COLOURS)
+        for at, (row, strip) in enumerate(zip(timeline.rows, self._strips, strict=True)):
+            yield from _mark(row.mark, _x(strip.column), self._y(at), strip.column % COLOURS)
             yield from self._words(row, self._y(at) + 4, strip.column % COLOURS)
         if timeline.left_out:
-            yield _text(self._start, self._y(len(drawn)) + 4, rows.left_out_text(timeline), "mono faint")
+            yield _text(self._start, self._y(len(self._strips)) + 4, timeline.left_out_text, "mono faint")
 
     def _column_titles(self) -> Iterator[str]:
         if not self._timeline.entries:
@@ -126,60 +113,58 @@ class _SvgDrawing:
     def _y(self, at: int) -> float:
         return self._first_row + at * ROW + ROW / 2
 
-    def _words(self, row: Row, y: float, colour: int) -> Iterator[str]:
-        match row:
-            case CheckpointNode():
-                yield from self._facts(row, y)
-                yield from self._labels(row, y, colour)
-            case FoldNode():
-                text = rows.fold_text(row, names_branch=len(self._branches) > 1)
-                yield _text(self._start, y, text, "mono bad" if row.damaged else "mono faint")
-            case GapNode():
-                yield _text(self._start, y, rows.gap_text(row), "mono faint")
-            case RestNode():
-                yield _text(self._start, y, rows.rest_text(row), "mono faint")
-            case DamagedNode():
-                yield _text(self._start, y, f"#{row.seq} damaged header", "mono bad")
+    def _words(self, row: Node, y: float, colour: int) -> Iterator[str]:
+        if isinstance(row, CheckpointNode):
+            yield from self._facts(row, y)
+            yield from self._labels(row, y, colour)
+        else:
+            text = node_text(row, names_branch=len(self._branches) > 1)
+            yield _text(self._start, y, text, "mono bad" if row.is_bad else "mono faint")
 
     def _facts(self, entry: CheckpointNode, y: float) -> Iterator[str]:
-        header, (_, time, step, whole, stored) = entry.header, self._ends
-        yield _text(self._start, y, f"#{header.seq}", "mono")
-        yield _text(time, y, rows.day_and_time(header.time_us, is_short=False)[:16], "mono faint end")
-        if header.step is not None:
-            yield _text(step, y, str(header.step), "mono faint end")
-        yield _text(whole, y, size(header.size_bytes), "mono faint end")
-        yield _text(stored, y, size(entry.stored_bytes), "mono faint end")
+        checkpoint = entry.checkpoint
+        yield _text(self._start, y, f"#{checkpoint.seq}", "mono")
+        facts = (
+            f"{checkpoint.time:%Y-%m-%d %H:%M}",
+            None if checkpoint.step is None else str(checkpoint.step),
+            size(checkpoint.size_bytes),
+            size(checkpoint.stored_bytes),
+        )
+        for fact, end in zip(facts, self._ends[1:], strict=True):
+            if fact is not None:
+                yield _text(end, y, fact, "mono faint end")
 
     def _labels(self, entry: CheckpointNode, y: float, colour: int) -> Iterator[str]:
         """Branches, status and tags in frames, then as much of the message as there is room for."""
-        header, x = entry.header, self._ends[-1] + 20
+        checkpoint, x = entry.checkpoint, self._ends[-1] + 20
         labels = [
             (label, f"f{colour}", "mono on")
             if entry.is_current
             else (label, f"pill s{colour}", f"mono f{colour}")
-            for label in rows.branch_labels(entry, self._branches, self._timeline.session)
+            for label in branch_labels(entry, self._branches)
         ]
-        if header.status is not Status.IN_PROGRESS:
-            is_good = header.status in (Status.COMPLETED, Status.PAUSED)
-            labels.append((header.status.value, "green" if is_good else "red", "mono on"))
-        labels += [(label, "tag", "mono") for label in rows.tag_labels(entry)]
+        if checkpoint.status is not Status.IN_PROGRESS:
+            is_good = checkpoint.status in (Status.COMPLETED, Status.PAUSED)
+            labels.append((checkpoint.status.value, "green" if is_good else "red", "mono on"))
+        labels += [(label, "tag", "mono") for label in entry.tag_labels()]
         for label, frame, kind in labels:
             yield from _pill(x, y, label, frame, kind)
             x += _pill_width(label) + 8
         room = int((WIDTH - MARGIN - x) / CHARACTER)
-        if header.message and room > 3:
-            yield _text(x, y, cut(clean(header.message[:WIDTH]), room), "message")
+        if checkpoint.message and room > 3:
+            yield _text(x, y, cut(clean(checkpoint.message[:WIDTH]), room), "message")
 
 
 def _column_ends(entries: Sequence[CheckpointNode], start: float) -> tuple[float, ...]:
     """Where the columns of facts end: number, time, step, size, stored size. One without facts takes no room."""
-    steps = [len(str(entry.header.step)) for entry in entries if entry.header.step is not None]
+    shown = [entry.checkpoint for entry in entries]
+    steps = [len(str(each.step)) for each in shown if each.step is not None]
     widths = (
-        max([3, *(len(f"#{entry.header.seq}") for entry in entries)]),
+        max([3, *(len(f"#{each.seq}") for each in shown)]),
         16,
         max([4, *steps]) if steps else 0,
-        max([4, *(len(size(entry.header.size_bytes)) for entry in entries)]),
-        max([6, *(len(size(entry.stored_bytes)) for entry in entries)]),
+        max([4, *(len(size(each.size_bytes)) for each in shown)]),
+        max([6, *(len(size(each.stored_bytes)) for each in shown)]),
     )
     ends: list[float] = []
     for width in widths:
@@ -233,50 +218,41 @@ def _pill(x: float, y: float, label: str, kind: str, text_kind: str) -> Iterator
     )
 
 
-def _mark(row: Row, x: float, y: float, colour: int) -> Iterator[str]:
-    match row:
-        case CheckpointNode():
-            yield from _entry_mark(row, x, y, colour)
-        case FoldNode() | RestNode():
+def _mark(mark: str, x: float, y: float, colour: int) -> Iterator[str]:
+    match mark:
+        case "fold":
             yield f'<rect class="hollow" x="{x - 5:g}" y="{y - 9:g}" width="10" height="18"/>'
             for offset in (-5, 0, 5):
                 yield f'<circle class="f{colour}" cx="{x:g}" cy="{y + offset:g}" r="1.7"/>'
-        case DamagedNode():
-            yield f'<path class="red" d="M{x:g} {y - 6:g}l6 11h-12z"/>'
-        case GapNode():
+        case "gap":
             yield f'<rect class="hollow" x="{x - 4:g}" y="{y - 3:g}" width="8" height="6"/>'
+        case "damaged":
+            yield f'<path class="red" d="M{x:g} {y - 6:g}l6 11h-12z"/>'
+        case "failed":
+            yield _circle(x, y, 6, "red")
+            yield f'<path class="cut" d="M{x - 2.5:g} {y - 2.5:g}l5 5m0 -5l-5 5"/>'
+        case "completed":
+            yield _circle(x, y, 6, "green")
+            yield f'<path class="cut" d="M{x - 3:g} {y:g}l2.2 2.4l3.8 -4.6"/>'
+        case "paused":
+            yield _circle(x, y, 6, f"hollow s{colour}")
+            yield f'<path class="line s{colour}" d="M{x - 2:g} {y - 2.5:g}v5m4 -5v5"/>'
+        case "merge":
+            yield f'<path class="mark f{colour} s{colour}" d="M{x:g} {y - 6:g}l6 6l-6 6l-6 -6z"/>'
+        case _:
+            yield _circle(x, y, 5, f"{f'f{colour}' if mark == 'manual' else 'hollow'} s{colour}")
 
 
-def _entry_mark(entry: CheckpointNode, x: float, y: float, colour: int) -> Iterator[str]:
-    header = entry.header
-    is_bad = header.status in (Status.FAILED, Status.CANCELLED) or header.trigger.kind is TriggerKind.ERROR
-    if is_bad:
-        yield f'<circle class="mark red" cx="{x:g}" cy="{y:g}" r="6"/>'
-        yield f'<path class="cut" d="M{x - 2.5:g} {y - 2.5:g}l5 5m0 -5l-5 5"/>'
-    elif header.status is Status.COMPLETED:
-        yield f'<circle class="mark green" cx="{x:g}" cy="{y:g}" r="6"/>'
-        yield f'<path class="cut" d="M{x - 3:g} {y:g}l2.2 2.4l3.8 -4.6"/>'
-    elif header.status is Status.PAUSED:
-        yield f'<circle class="mark hollow s{colour}" cx="{x:g}" cy="{y:g}" r="6"/>'
-        yield f'<path class="line s{colour}" d="M{x - 2:g} {y - 2.5:g}v5m4 -5v5"/>'
-    elif entry.is_merge:
-        yield f'<path class="mark f{colour} s{colour}" d="M{x:g} {y - 6:g}l6 6l-6 6l-6 -6z"/>'
-    else:
-        fill = f"f{colour}" if header.trigger.kind is TriggerKind.MANUAL else "hollow"
-        yield f'<circle class="mark {fill} s{colour}" cx="{x:g}" cy="{y:g}" r="5"/>'
+def _circle(x: float, y: float, radius: int, kind: str) -> str:
+    return f'<circle class="mark {kind}" cx="{x:g}" cy="{y:g}" r="{radius}"/>'
 
 
 def _legend(y: float) -> Iterator[str]:
-    marks = (
-        ("automatic", '<circle class="mark hollow s0" cx="{x:g}" cy="{y:g}" r="5"/>'),
-        ("by hand", '<circle class="mark f0 s0" cx="{x:g}" cy="{y:g}" r="5"/>'),
-        ("merge", '<path class="mark f0 s0" d="M{x:g} {top:g}l6 6l-6 6l-6 -6z"/>'),
-        ("failed", '<circle class="mark red" cx="{x:g}" cy="{y:g}" r="6"/>'),
-        ("completed", '<circle class="mark green" cx="{x:g}" cy="{y:g}" r="6"/>'),
-        ("something pruned", '<path class="line broken s0" d="M{x:g} {top:g}v12"/>'),
-    )
     x = float(MARGIN + 8)
-    for text, mark in marks:
-        yield mark.format(x=x, y=y, top=y - 6)
+    for text in ("automatic", "by hand", "merge", "failed", "completed", "something pruned"):
+        if text == "something pruned":
+            yield f'<path class="line broken s0" d="M{x:g} {y - 6:g}v12"/>'
+        else:
+            yield next(_mark("manual" if text == "by hand" else text, x, y, 0))
         yield _text(x + 12, y + 4, text, "mono faint")
         x += 12 + len(text) * CHARACTER + 24

@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from stepkeep.history.timeline import rows
-from stepkeep.history.timeline.layout import Strip, lay, strips
-from stepkeep.history.timeline.rows import (
-    CheckpointNode,
-    DamagedNode,
-    FoldNode,
-    GapNode,
-    RestNode,
-    Row,
-    Timeline,
-    columns,
-    cut,
-)
-from stepkeep.model import Status, TriggerKind
+from stepkeep.history.timeline import CheckpointNode, Node, Timeline, branch_labels, columns, cut, node_text
+from stepkeep.history.timeline.lanes import Strip, strips_of
+from stepkeep.model import Status
 from stepkeep.text import clean, size
 
 WIDE: Final = 120
@@ -33,41 +22,23 @@ class Glyphs(NamedTuple):
     """What lines and marks look like. `joints` are by what meets there: up, down, left, right."""
 
     joints: dict[str, str]
+    marks: dict[str, str]
     broken: str
     broken_across: str
-    automatic: str
-    manual: str
-    merge: str
-    failed: str
-    completed: str
-    paused: str
-    fold: str
-    gap: str
-    damaged: str
     here: str
     more: str
 
 
-UNICODE: Final = Glyphs(
-    joints={
-        "": " ", "u": "╵", "d": "╷", "l": "─", "r": "─", "ud": "│", "lr": "─",
-        "dr": "╭", "dl": "╮", "ur": "╰", "ul": "╯",
-        "udr": "├", "udl": "┤", "dlr": "┬", "ulr": "┴", "udlr": "┼",
-    },
-    broken="┆", broken_across="╌",
-    automatic="○", manual="●", merge="◆", failed="✗", completed="✓", paused="‖",
-    fold="⋮", gap="◌", damaged="!", here="◀ current", more="…",
-)  # fmt: skip
-ASCII: Final = Glyphs(
-    joints={
-        "": " ", "u": "|", "d": "|", "l": "-", "r": "-", "ud": "|", "lr": "-",
-        "dr": "/", "dl": "\\", "ur": "\\", "ul": "/",
-        "udr": "+", "udl": "+", "dlr": "+", "ulr": "+", "udlr": "+",
-    },
-    broken=".", broken_across=".",
-    automatic="o", manual="*", merge="M", failed="x", completed="v", paused="=",
-    fold=":", gap="~", damaged="!", here="<- current", more="...",
-)  # fmt: skip
+def _glyphs(joints: str, marks: str, *lines: str) -> Glyphs:
+    meetings = ["u", "d", "l", "r", "ud", "lr", "dr", "dl", "ur", "ul", "udr", "udl", "dlr", "ulr", "udlr"]
+    names = ["automatic", "manual", "merge", "failed", "completed", "paused", "fold", "gap", "damaged"]
+    return Glyphs(
+        {"": " ", **dict(zip(meetings, joints, strict=True))}, dict(zip(names, marks, strict=True)), *lines
+    )
+
+
+UNICODE: Final = _glyphs("╵╷──│─╭╮╰╯├┤┬┴┼", "○●◆✗✓‖⋮◌!", "┆", "╌", "◀ current", "…")
+ASCII: Final = _glyphs("||--|-/\\\\/+++++", "o*Mxv=:~!", ".", ".", "<- current", "...")
 
 
 class Piece(NamedTuple):
@@ -91,19 +62,18 @@ class _TerminalDrawing:
         self._branches = {branch.name: branch for branch in timeline.branches}
         self._table = _Table(timeline, is_wide=width >= WIDE)
         # A lane takes two columns; three quarters of the line are for words.
-        self._lanes = min(max(timeline.lanes, 1), max(width // 8, 1))
+        self._lanes, self._strips = strips_of(timeline, most=max(width // 8, 1))
 
     def lines(self) -> Iterator[list[Piece]]:
         timeline = self._timeline
-        key = cut(clean(timeline.session.key), self._width // 2)
-        yield [Piece(key, "title"), Piece(f": {rows.title(timeline)}", "faint")]
+        key = cut(clean(timeline.session), self._width // 2)
+        yield [Piece(key, "title"), Piece(f": {timeline.title}", "faint")]
         indent = Piece(" " * (2 * self._lanes))
         if timeline.entries:
             yield [indent, Piece(self._table.titles, "faint")]
         if timeline.left_out:
-            yield [indent, Piece(rows.left_out_text(timeline), "faint")]
-        places = lay([row.links for row in timeline.rows], first=timeline.first_row)
-        for row, strip in zip(timeline.rows, strips(places, columns=self._lanes), strict=True):
+            yield [indent, Piece(timeline.left_out_text, "faint")]
+        for row, strip in zip(timeline.rows, self._strips, strict=True):
             yield [*self._graph(row, strip), *self._words(row)]
             if strip.moves:
                 yield self._joints(strip)
@@ -125,15 +95,18 @@ class _TerminalDrawing:
         )
 
     def _encodable(self, text: str) -> str:
-        return text if self._glyphs is UNICODE else rows.plain(text.replace("–", "-"))
+        if self._glyphs is UNICODE:
+            return text
+        return text.replace("–", "-").encode("ascii", "backslashreplace").decode()
 
     # --- the graph
 
-    def _graph(self, row: Row, strip: Strip) -> Iterator[Piece]:
+    def _graph(self, row: Node, strip: Strip) -> Iterator[Piece]:
         for column in range(self._lanes):
             role = f"lane{column}"
             if column == strip.column:
-                yield Piece(self._mark(row), _mark_role(row) or role)
+                is_bad = row.mark in ("failed", "damaged")
+                yield Piece(self._glyphs.marks[row.mark], "bad" if is_bad else role)
             elif column in strip.lines:
                 yield Piece(self._vertical(strip.lines[column]), role)
             else:
@@ -142,18 +115,6 @@ class _TerminalDrawing:
 
     def _vertical(self, is_broken: bool) -> str:
         return self._glyphs.broken if is_broken else self._glyphs.joints["ud"]
-
-    def _mark(self, row: Row) -> str:
-        glyphs = self._glyphs
-        match row:
-            case CheckpointNode():
-                return _entry_mark(row, glyphs)
-            case FoldNode() | RestNode():
-                return glyphs.fold
-            case GapNode():
-                return glyphs.gap
-            case DamagedNode():
-                return glyphs.damaged
 
     def _joints(self, strip: Strip) -> list[Piece]:
         """The line below a row on which lines change their lanes."""
@@ -188,37 +149,31 @@ class _TerminalDrawing:
 
     # --- the words
 
-    def _words(self, row: Row) -> Iterator[Piece]:
-        match row:
-            case CheckpointNode():
-                yield from self._entry(row)
-            case FoldNode():
-                text = rows.fold_text(row, names_branch=len(self._branches) > 1)
-                yield Piece(text, "bad" if row.damaged else "faint")
-            case GapNode():
-                yield Piece(rows.gap_text(row), "faint")
-            case RestNode():
-                yield Piece(rows.rest_text(row), "faint")
-            case DamagedNode():
-                yield Piece(f"#{row.seq} damaged header: run stepkeep verify", "bad")
+    def _words(self, row: Node) -> Iterator[Piece]:
+        if isinstance(row, CheckpointNode):
+            yield from self._entry(row)
+        else:
+            yield Piece(
+                node_text(row, names_branch=len(self._branches) > 1), "bad" if row.is_bad else "faint"
+            )
 
     def _entry(self, entry: CheckpointNode) -> Iterator[Piece]:
         yield Piece(self._table.cells(entry), "text" if entry.is_match else "faint")
         gap = Piece(" " * self._table.gap)
-        if (status := entry.header.status) is not Status.IN_PROGRESS:
+        if (status := entry.checkpoint.status) is not Status.IN_PROGRESS:
             yield gap
             yield Piece(status.value, "good" if status is Status.COMPLETED else "bad")
-        for label in rows.branch_labels(entry, self._branches, self._timeline.session):
+        for label in branch_labels(entry, self._branches):
             yield gap
             yield Piece(f"[{label}]", "branch")
         if entry.is_current:
             yield Piece(f" {self._glyphs.here}", "current")
-        if tags := rows.tag_labels(entry):
+        if tags := entry.tag_labels():
             yield gap
             yield Piece(f"tag:{','.join(tags)}", "tag")
-        if entry.header.message:
+        if entry.checkpoint.message:
             yield gap
-            yield Piece(clean(entry.header.message[: self._width]), "text")
+            yield Piece(clean(entry.checkpoint.message[: self._width]), "text")
 
 
 class _Table:
@@ -226,13 +181,13 @@ class _Table:
 
     def __init__(self, timeline: Timeline, *, is_wide: bool) -> None:
         entries = timeline.entries
-        years = {entry.header.created_at.year for entry in entries}
+        years = {entry.checkpoint.time.year for entry in entries}
         self._is_short = not is_wide and len(years) <= 1
         self._is_wide = is_wide
         self.gap = 2 if is_wide else 1
         rows = [self._facts(entry) for entry in entries]
         names = ["SEQ", "TIME (UTC)", "STEP", "SIZE", "STORED", "WHY"]
-        self._has_steps = any(entry.header.step is not None for entry in entries)
+        self._has_steps = any(entry.checkpoint.step is not None for entry in entries)
         self._widths = [max(columns(row[at]) for row in [names, *rows]) for at in range(len(names))]
         self.titles = self._line(names)
 
@@ -240,16 +195,16 @@ class _Table:
         return self._line(self._facts(entry))
 
     def _facts(self, entry: CheckpointNode) -> list[str]:
-        header = entry.header
-        why = header.trigger.kind.value
-        if self._is_wide and header.trigger.event:
-            why += f" {cut(clean(header.trigger.event), 20)}"
+        checkpoint = entry.checkpoint
+        why = checkpoint.trigger.kind.value
+        if self._is_wide and checkpoint.trigger.event:
+            why += f" {cut(clean(checkpoint.trigger.event), 20)}"
         return [
-            f"#{header.seq}",
-            rows.day_and_time(header.time_us, is_short=self._is_short),
-            "" if header.step is None else str(header.step),
-            size(header.size_bytes),
-            size(entry.stored_bytes),
+            f"#{checkpoint.seq}",
+            f"{checkpoint.time:%m-%d %H:%M}" if self._is_short else f"{checkpoint.time:%Y-%m-%d %H:%M:%S}",
+            "" if checkpoint.step is None else str(checkpoint.step),
+            size(checkpoint.size_bytes),
+            size(checkpoint.stored_bytes),
             why,
         ]
 
@@ -261,36 +216,3 @@ class _Table:
             space = " " * (width - columns(cell))
             padded.append(cell + space if at in (1, 5) else space + cell)
         return (" " * self.gap).join(padded)
-
-
-def _entry_mark(entry: CheckpointNode, glyphs: Glyphs) -> str:
-    header = entry.header
-    if header.status is not Status.IN_PROGRESS:
-        return _status_mark(header.status, glyphs)
-    if header.trigger.kind is TriggerKind.ERROR:
-        return glyphs.failed
-    if entry.is_merge:
-        return glyphs.merge
-    return glyphs.manual if header.trigger.kind is TriggerKind.MANUAL else glyphs.automatic
-
-
-def _status_mark(status: Status, glyphs: Glyphs) -> str:
-    match status:
-        case Status.COMPLETED:
-            return glyphs.completed
-        case Status.PAUSED:
-            return glyphs.paused
-        case _:
-            return glyphs.failed
-
-
-def _mark_role(row: Row) -> str | None:
-    match row:
-        case DamagedNode():
-            return "bad"
-        case CheckpointNode() if row.header.status in (Status.FAILED, Status.CANCELLED):
-            return "bad"
-        case CheckpointNode() if row.header.trigger.kind is TriggerKind.ERROR:
-            return "bad"
-        case _:
-            return None
