@@ -12,7 +12,7 @@ import pytest
 
 import stepkeep
 from stepkeep.history import branches, merge
-from stepkeep.history.merge import ABSENT
+from stepkeep.history.documents import ABSENT
 from stepkeep.history.paths import format_path
 from stepkeep.model import BranchState
 from stepkeep.storage.memory import MemoryBackend

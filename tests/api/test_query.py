@@ -15,7 +15,7 @@ import pytest
 import stepkeep
 import stepkeep.aio
 from stepkeep import config
-from stepkeep.history.state_diff import AddedValue, ChangedValue
+from stepkeep.history.changes import StateChange
 from stepkeep.model import to_us
 
 NOW = datetime(2025, 7, 3, 12, 0, tzinfo=UTC)
@@ -126,8 +126,8 @@ def test_comparing_gives_changes_counts_a_summary_and_the_time_between(session: 
     found = session.diff("step-2", "step-4")
     assert session.diff(newer="step-4").older == session.describe(session.header("step-3"))
     assert (found.older.step, found.newer.step, found.elapsed) == (2, 4, 2 * HOUR)
-    assert ChangedValue(("n",), 2, 4) in found.changes
-    assert {type(change) for change in found.changes} == {ChangedValue, AddedValue}
+    assert StateChange("changed", ("n",), 2, 4) in found.changes
+    assert {change.kind for change in found.changes} == {"changed", "added"}
     assert (found.total, found.added, found.changed, found.removed, found.is_equal) == (3, 2, 1, 0, False)
     assert found.summary == "1 changed at the top; 2 beliefs added"
 

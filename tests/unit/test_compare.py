@@ -18,19 +18,10 @@ from hypothesis import strategies as st
 
 from stepkeep.codec import exact
 from stepkeep.errors import InvalidInput
+from stepkeep.history.changes import SIGNS, StateChange, change_text, value_text
 from stepkeep.history.equality import is_same
 from stepkeep.history.paths import ItemById, Path, SetMember, find, format_path, parse_path
-from stepkeep.history.rendering import change_text, lines, value_text
-from stepkeep.history.state_diff import (
-    SIGNS,
-    AddedValue,
-    Change,
-    ChangedValue,
-    Comparison,
-    MovedItem,
-    RemovedValue,
-    compare,
-)
+from stepkeep.history.state_diff import Comparison, compare
 from tests.unit.test_exact import states
 
 NAN = math.nan
@@ -51,49 +42,49 @@ def canon(value: Any) -> str:
     return f"{kind.__name__} {exact.encode(value)[1].decode()}"
 
 
-def apply(old: Any, changes: Iterable[Change], depth: int = 0) -> Any:
+def apply(old: Any, changes: Iterable[StateChange], depth: int = 0) -> Any:
     """The state that the changes make of the old one."""
     changes = list(changes)
     for change in changes:
         if len(change.path) == depth:
-            assert isinstance(change, ChangedValue)
+            assert change.kind == "changed"
             assert canon(change.old) == canon(old)
             return change.new
     if not changes:
         return old
-    here = [each for each in changes if len(each.path) == depth + 1 and not isinstance(each, ChangedValue)]
-    below: dict[str, list[Change]] = {}
+    here = [each for each in changes if len(each.path) == depth + 1 and each.kind != "changed"]
+    below: dict[str, list[StateChange]] = {}
     for each in changes:
         if each not in here:
             below.setdefault(name_of(each.path[depth]), []).append(each)
     if isinstance(old, dict):
         pairs = {canon(key): (key, value) for key, value in old.items()}
         for each in here:
-            if isinstance(each, RemovedValue):
+            if each.kind == "removed":
                 del pairs[canon(each.path[-1])]
         for each in here:
-            if isinstance(each, AddedValue):
-                pairs[canon(each.path[-1])] = (each.path[-1], each.value)
+            if each.kind == "added":
+                pairs[canon(each.path[-1])] = (each.path[-1], each.new)
         return {key: apply(value, below.get(name, ()), depth + 1) for name, (key, value) in pairs.items()}
     if isinstance(old, list | tuple):
         items = placed(old, here)
         return type(old)(apply(item, below.get(canon(at), ()), depth + 1) for at, item in enumerate(items))
     members = {canon(value): value for value in old}
     for each in here:
-        if isinstance(each, RemovedValue):
-            del members[canon(each.value)]
+        if each.kind == "removed":
+            del members[canon(each.old)]
     for each in here:
-        if isinstance(each, AddedValue):
-            members[canon(each.value)] = each.value
+        if each.kind == "added":
+            members[canon(each.new)] = each.new
     return type(old)(members.values())
 
 
-def placed(old: Any, here: Sequence[Change]) -> list[Any]:
+def placed(old: Any, here: Sequence[StateChange]) -> list[Any]:
     """The items of a list after removals, additions and moves, before changes inside them."""
-    gone = {at(each.path[-1]) for each in here if isinstance(each, RemovedValue)}
-    gone |= {each.old_index for each in here if isinstance(each, MovedItem)}
-    fixed = {at(each.path[-1]): each.value for each in here if isinstance(each, AddedValue)}
-    fixed |= {each.new_index: old[each.old_index] for each in here if isinstance(each, MovedItem)}
+    gone = {at(each.path[-1]) for each in here if each.kind == "removed"}
+    gone |= {each.old for each in here if each.kind == "moved"}
+    fixed = {at(each.path[-1]): each.new for each in here if each.kind == "added"}
+    fixed |= {each.new: old[each.old] for each in here if each.kind == "moved"}
     rest = iter([item for place, item in enumerate(old) if place not in gone])
     return [
         fixed[place] if place in fixed else next(rest) for place in range(len(old) - len(gone) + len(fixed))
@@ -167,7 +158,7 @@ def test_any_two_states_can_be_compared(old: Any, new: Any) -> None:
     """Whatever can be saved can be compared and shown, and equal means the same."""
     comparison = compare(old, new)
     assert comparison.is_equal == (canon(old) == canon(new))
-    assert all(isinstance(text, str) for text in lines(comparison))
+    assert all(isinstance(text, str) for text in comparison.lines())
     assert comparison.summary
 
 
@@ -179,7 +170,7 @@ def test_a_state_equals_its_copy(state: Any) -> None:
     assert comparison.is_equal
     assert comparison.changes == ()
     assert comparison.summary == "no changes"
-    assert lines(comparison) == ["No differences."]
+    assert comparison.lines() == ["No differences."]
 
 
 flat_states = st.recursive(
@@ -216,7 +207,7 @@ def test_a_negative_limit_is_refused() -> None:
 
 
 def paths(comparison: Comparison) -> list[str]:
-    return [f"{SIGNS[type(each)]} {format_path(each.path)}" for each in comparison.changes]
+    return [f"{SIGNS[each.kind]} {format_path(each.path)}" for each in comparison.changes]
 
 
 STRICT: list[tuple[Any, Any]] = [
@@ -248,8 +239,8 @@ def test_keys_are_told_apart_strictly() -> None:
     """The key 1 is not the key True, and a member 1 not a member 1.0."""
     assert paths(compare({1: "x"}, {True: "x"})) == ["- $[1]", "+ $[true]"]
     assert compare({"s": {1}}, {"s": {1.0}}).changes == (
-        RemovedValue(("s", SetMember(1)), 1),
-        AddedValue(("s", SetMember(1.0)), 1.0),
+        StateChange("removed", ("s", SetMember(1)), old=1),
+        StateChange("added", ("s", SetMember(1.0)), new=1.0),
     )
 
 
@@ -270,7 +261,7 @@ def test_items_are_matched_by_id() -> None:
     old = {"steps": [{"id": "a", "n": 1}, {"id": "b", "n": 2}, {"id": "c", "n": 3}]}
     new = {"steps": [{"id": "c", "n": 3}, {"id": "a", "n": 9}, {"id": "d", "n": 4}]}
     comparison = compare(old, new)
-    assert lines(comparison) == [
+    assert comparison.lines() == [
         '- steps[id="b"]: {"id": "b", "n": 2}',
         '> steps[id="c"]: moved from [2] to [0]',
         '~ steps[id="a"].n: 1 → 9',
@@ -292,7 +283,7 @@ def test_items_are_matched_by_id() -> None:
 def test_without_good_ids_the_place_decides(old: list[Any], new: list[Any]) -> None:
     """Ids that repeat, are missing or are no names are compared like any other value."""
     (change,) = compare(old, new).changes
-    assert isinstance(change, ChangedValue)
+    assert change.kind == "changed"
     assert isinstance(change.path[0], int)
 
 
@@ -310,10 +301,10 @@ def test_only_the_differing_leaf_is_reported() -> None:
     """A change far down is one change with its whole path, and its value is the state's own."""
     value = {"deep": [1]}
     old, new = {"a": {"b": [{"c": 1, "d": value}]}}, {"a": {"b": [{"c": 2, "d": {"deep": [1]}}]}}
-    assert compare(old, new).changes == (ChangedValue(("a", "b", 0, "c"), 1, 2),)
+    assert compare(old, new).changes == (StateChange("changed", ("a", "b", 0, "c"), 1, 2),)
     (added,) = compare({}, {"v": value}).changes
-    assert isinstance(added, AddedValue)
-    assert added.value is value
+    assert added.kind == "added"
+    assert added.new is value
 
 
 # --- depth and work
@@ -348,7 +339,7 @@ def test_the_deepest_state_is_compared_from_a_full_stack(wrap: Callable[[Any], A
         comparison = call(frames)
         assert comparison.changed == 1
         assert len(comparison.changes[0].path) >= levels
-        assert len(lines(comparison)[0]) < 300
+        assert len(comparison.lines()[0]) < 300
 
 
 def len_of_stack() -> int:
@@ -437,7 +428,7 @@ Steps added:
   + Step 6: shell: "make test"
   + Step 7: claude: "/review\""""
     comparison = compare(WORKFLOW_OLD, WORKFLOW_NEW)
-    assert "\n".join(lines(comparison)) == expected
+    assert "\n".join(comparison.lines()) == expected
     assert comparison.summary == "1 added, 1 changed in variables; 2 completed_steps added"
 
 
@@ -456,7 +447,7 @@ def test_nothing_of_a_workflow_is_hidden() -> None:
         ],
         "status": "done",
     }
-    assert lines(compare(old, new)) == [
+    assert compare(old, new).lines() == [
         "Variables changed:",
         '  - gone: "x"',
         "  ~ config.depth: 1 → 2",
@@ -507,7 +498,7 @@ workflows = st.fixed_dictionaries(
 def test_every_change_of_a_workflow_has_its_line(old: Any, new: Any) -> None:
     """Whatever variables and steps hold, each change is one line under a heading."""
     comparison = compare(old, new)
-    texts = lines(comparison)
+    texts = comparison.lines()
     if comparison.is_workflow and not comparison.is_equal:
         assert len([text for text in texts if text.startswith("  ")]) == comparison.total
     assert canon(apply(old, comparison.changes)) == canon(new)
@@ -516,8 +507,8 @@ def test_every_change_of_a_workflow_has_its_line(old: Any, new: Any) -> None:
 def test_several_nan_are_several_keys() -> None:
     """Keys that are NaN are paired one by one."""
     old = {float("nan"): 1, float("nan"): 2, "x": 0}
-    assert lines(compare(old, {float("nan"): 1, "x": 0})) == ['- $[{"$float":"nan"}]: 2']
-    assert lines(compare({"x": 0, 1: 1}, {"x": 0})) == ["- $[1]: 1"]
+    assert compare(old, {float("nan"): 1, "x": 0}).lines() == ['- $[{"$float":"nan"}]: 2']
+    assert compare({"x": 0, 1: 1}, {"x": 0}).lines() == ["- $[1]: 1"]
 
 
 def test_the_general_view() -> None:
@@ -525,7 +516,7 @@ def test_the_general_view() -> None:
     old = {"a": 1, "m": ["x"], "tags": {"p"}, "gone": None, "when": datetime(2025, 1, 20, 14, 30, tzinfo=UTC)}
     new = {"a": 1.0, "m": ["x", "y" * 200], "tags": {"p", "q"}, "k k": list(range(300)), "when": None}
     comparison = compare(old, new)
-    assert lines(comparison) == [
+    assert comparison.lines() == [
         "- gone: null",
         "~ a: 1 → 1.0",
         f'+ m[1]: "{"y" * 60}…" (200 characters)',
@@ -533,8 +524,8 @@ def test_the_general_view() -> None:
         '+ $["k k"]: […300 items]',
         "~ when: 2025-01-20T14:30:00+00:00 → null",
     ]
-    assert lines(compare(old, new, limit=1)) == ["- gone: null", "… 5 more changes"]
-    assert lines(compare(old, new, limit=5))[-1] == "… 1 more change"
+    assert compare(old, new, limit=1).lines() == ["- gone: null", "… 5 more changes"]
+    assert compare(old, new, limit=5).lines()[-1] == "… 1 more change"
 
 
 SUMMARIES: list[tuple[Any, Any, str]] = [
@@ -623,6 +614,6 @@ def test_paths_of_changes_can_be_looked_up() -> None:
     found: list[tuple[Path, Any]] = [
         (each.path, find(new, parse_path(format_path(each.path))))
         for each in compare(old, new).changes
-        if isinstance(each, ChangedValue)
+        if each.kind == "changed"
     ]
     assert [value for _, value in found] == ["y", "b"]

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 
 from stepkeep.errors import Conflict
+from stepkeep.history.documents import ABSENT
 from stepkeep.history.equality import is_same
-from stepkeep.history.merge import ABSENT, MAX_TOLD, MergeConflict, merge_states
+from stepkeep.history.merge import MAX_TOLD, MergeConflict, merge_states
 from stepkeep.history.paths import format_path
 from stepkeep.testing.strategies import states
 

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
         StepkeepError as StepkeepError,
         Unsupported as Unsupported,
     )
+    from stepkeep.history.changes import WIDTH as WIDTH
     from stepkeep.history.documents import (
         BranchChanged as BranchChanged,
         BranchInfo as BranchInfo,
@@ -100,12 +101,10 @@ if TYPE_CHECKING:
         Side as Side,
         Strategy as Strategy,
     )
-    from stepkeep.history.paths import ValueChange as ValueChange, ValueLog as ValueLog
     from stepkeep.history.state_diff import (
-        WIDTH as WIDTH,
-        ChangeInfo as ChangeInfo,
         CheckpointComparison as CheckpointComparison,
-        DiffDocument as DiffDocument,
+        ValueChange as ValueChange,
+        ValueLog as ValueLog,
     )
     from stepkeep.history.timeline import (
         CheckpointNode as CheckpointNode,
@@ -283,6 +282,7 @@ _NAMES_BY_MODULE = {
         "StepkeepError",
         "Unsupported",
     ),
+    "history.changes": ("WIDTH",),
     "history.documents": (
         "BranchChanged",
         "BranchInfo",
@@ -292,8 +292,7 @@ _NAMES_BY_MODULE = {
         "SessionSummary",
     ),
     "history.merge": ("ClashInfo", "MergeConflict", "Merged", "Side", "Strategy"),
-    "history.paths": ("ValueChange", "ValueLog"),
-    "history.state_diff": ("WIDTH", "ChangeInfo", "CheckpointComparison", "DiffDocument"),
+    "history.state_diff": ("CheckpointComparison", "ValueChange", "ValueLog"),
     "history.timeline": (
         "CheckpointNode",
         "DamagedNode",

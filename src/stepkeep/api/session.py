@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from stepkeep.api.values import Deleted, Shown, ShownAt, StepOutput, ValueAt, ValueShown
     from stepkeep.history import refs
     from stepkeep.history.documents import CheckpointInfo, SessionSummary
-    from stepkeep.history.paths import ValueLog
-    from stepkeep.history.state_diff import CheckpointComparison
+    from stepkeep.history.state_diff import CheckpointComparison, ValueLog
     from stepkeep.history.timeline import Timeline
     from stepkeep.maintenance.prune import PruneReport
     from stepkeep.maintenance.status import SessionStatus
@@ -352,7 +351,8 @@ class Session:
             InvalidInput: the path cannot be read (`invalid_path`).
             NotFound: there is no such checkpoint.
         """
-        from stepkeep.history.paths import parse_path, trace
+        from stepkeep.history.paths import parse_path
+        from stepkeep.history.state_diff import trace
 
         steps = parse_path(path)
         until = None if ref == "latest" else self.header(ref)

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, TypeVar
+from enum import Enum
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -123,10 +124,31 @@ class BranchList(msgspec.Struct, frozen=True, kw_only=True):
     branches: tuple[BranchInfo, ...]
 
 
+class Absent(Enum):
+    """Stands for a value that a state does not have."""
+
+    ABSENT = "absent"
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Final = Absent.ABSENT
+
+
 def encoded(value: object) -> tuple[str, Raw]:
     """How a value of a state is encoded, and the document itself."""
     encoding, content = exact.encode(value)
     return encoding, Raw(content)
+
+
+def exact_fields(**values: object) -> dict[str, Any]:
+    """Values of a state as fields of a document, each after its encoding; those that are `ABSENT` are left out."""
+    fields: dict[str, Any] = {}
+    for name, value in values.items():
+        if value is not ABSENT:
+            fields[f"{name}_encoding"], fields[name] = encoded(value)
+    return fields
 
 
 # --- checkpoints and sessions ------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ Equality is strict, as in `state_diff`: `True`, `1` and `1.0` differ.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import Enum
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
@@ -24,29 +23,16 @@ from stepkeep.engine import Engine, Loaded, Save
 from stepkeep.errors import Conflict, InvalidInput, NotFound
 from stepkeep.history import branches
 from stepkeep.history.branches import common_ancestor
-from stepkeep.history.documents import CheckpointInfo, encoded
-from stepkeep.history.documents import describe as describe_checkpoints
+from stepkeep.history.changes import value_text
+from stepkeep.history.documents import ABSENT, Absent, CheckpointInfo, describe_one, exact_fields
 from stepkeep.history.equality import SETS, Sameness, names_of, with_room
 from stepkeep.history.paths import Path, format_path
-from stepkeep.history.rendering import value_text
 from stepkeep.model import DETAILS, Branch, BranchState, Header, SessionInfo, Trigger, TriggerKind
 
 Side: TypeAlias = Literal["ours", "theirs"]
 
 MAX_TOLD: Final = 20
 """How many clashes the message of a `MergeConflict` describes; its `clashes` are all of them."""
-
-
-class Absent(Enum):
-    """Stands for a value that a state does not have."""
-
-    ABSENT = "absent"
-
-    def __repr__(self) -> str:
-        return "ABSENT"
-
-
-ABSENT: Final = Absent.ABSENT
 
 
 class Clash(msgspec.Struct, frozen=True):
@@ -223,10 +209,7 @@ def refused(conflict: MergeConflict, *, session: SessionInfo, branch: str, strat
 
 
 def _clash_info(clash: Clash) -> ClashInfo:
-    values: dict[str, Any] = {}
-    for name in ("base", "ours", "theirs"):
-        if (value := getattr(clash, name)) is not ABSENT:
-            values[f"{name}_encoding"], values[name] = encoded(value)
+    values = exact_fields(base=clash.base, ours=clash.ours, theirs=clash.theirs)
     return ClashInfo(path=format_path(clash.path), **values)
 
 
@@ -285,7 +268,7 @@ def merge(
         is_merged=True,
         is_closed=closed is not None,
         base=None if base is None else base.id,
-        checkpoint=describe_checkpoints(engine, session.key, [header])[0],
+        checkpoint=describe_one(engine, header),
         clashes=tuple(map(_clash_info, merged.clashes)),
     )
 

@@ -9,7 +9,7 @@
 | `[id="m3"]` | the item of a list whose `id` is that |
 | `{"urgent"}` | a member of a set |
 
-`trace` follows the value at a path along a branch. The state itself is `$`. A path that begins with a bracket is
+The state itself is `$`. A path that begins with a bracket is
 written after it: `$[3].role`.
 """
 
@@ -17,22 +17,15 @@ from __future__ import annotations
 
 import difflib
 import json
-import logging
 import re
-from collections import deque
-from collections.abc import Hashable, Iterator
-from typing import Any, Final, Literal, NamedTuple, NoReturn
+from collections.abc import Hashable
+from typing import Any, Final, NoReturn
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
 
 from stepkeep.codec import exact
-from stepkeep.engine import Engine, reader
-from stepkeep.errors import Corrupt, InvalidInput, NotFound, StepkeepError, Unsupported
-from stepkeep.history.documents import CheckpointInfo, describe, encoded
-from stepkeep.history.equality import Sameness, with_room
-from stepkeep.model import STATE, Header, SessionInfo, check_text
-from stepkeep.storage.port import HeaderQuery
+from stepkeep.errors import InvalidInput, NotFound, StepkeepError
+from stepkeep.model import check_text
 from stepkeep.text import shortened
 
 ROOT: Final = "$"
@@ -225,166 +218,3 @@ def _describe(value: Any, step: PathStep) -> str:
     if isinstance(value, set | frozenset):
         return f"is a set with {len(value):,} members"
     return f"is a value of type {type(value).__name__}, with nothing inside"
-
-
-log = logging.getLogger("stepkeep")
-
-# --- the history of one value ------------------------------------------------------------------------------------
-
-_ABSENT: Final = object()
-
-
-class ValueChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint at which a value changed. `old` is None where it was added, `new` where it was removed."""
-
-    checkpoint: CheckpointInfo
-    kind: Literal["added", "changed", "removed"]
-    old: Any = None
-    new: Any = None
-
-    def text(self) -> str:
-        """The value, or how it changed, in one line."""
-        from stepkeep.history.rendering import change_text, value_text  # it imports this module
-
-        if self.kind == "changed":
-            return change_text(self.old, self.new)
-        return value_text(self.new if self.kind == "added" else self.old)
-
-
-class ValueChangeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The same as JSON can hold it. Only the values that its kind has are there."""
-
-    checkpoint: CheckpointInfo
-    kind: str
-    old_encoding: str | UnsetType = UNSET
-    old: Raw | UnsetType = UNSET
-    new_encoding: str | UnsetType = UNSET
-    new: Raw | UnsetType = UNSET
-
-
-class ValueLogDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """How the value at a path changed on the way to a checkpoint, oldest first."""
-
-    session: str
-    path: str
-    changes: tuple[ValueChangeInfo, ...]
-
-
-class ValueLog(msgspec.Struct, frozen=True, kw_only=True):
-    """How the value at a path changed on the way to a checkpoint, oldest first. Iterating yields the changes."""
-
-    session: str
-    path: str
-    changes: tuple[ValueChange, ...]
-
-    def __iter__(self) -> Iterator[ValueChange]:
-        return iter(self.changes)
-
-    def __len__(self) -> int:
-        return len(self.changes)
-
-    def document(self) -> ValueLogDocument:
-        """The same as JSON can hold it: values are written exactly, with their encoding."""
-        return ValueLogDocument(
-            session=self.session, path=self.path, changes=tuple(map(_change_info, self.changes))
-        )
-
-
-def _change_info(change: ValueChange) -> ValueChangeInfo:
-    values: dict[str, Any] = {}
-    if change.kind != "added":
-        values["old_encoding"], values["old"] = encoded(change.old)
-    if change.kind != "removed":
-        values["new_encoding"], values["new"] = encoded(change.new)
-    return ValueChangeInfo(checkpoint=change.checkpoint, kind=change.kind, **values)
-
-
-class _Found(NamedTuple):
-    """A checkpoint at which a value changed."""
-
-    header: Header
-    kind: Literal["added", "changed", "removed"]
-    old: Any = None
-    new: Any = None
-
-
-def trace(
-    engine: Engine, session: SessionInfo, path: Path, *, until: Header | None = None, limit: int | None = None
-) -> ValueLog:
-    """Where the value at a path changed on the way to a checkpoint, oldest first; `limit` keeps the last ones.
-
-    The way is the line of the current branch, or of the checkpoint `until`. Checkpoints that do not verify are
-    left out and logged; a change there shows at the next one.
-
-    Raises:
-        InvalidInput: `limit` is negative.
-    """
-    if limit is not None and limit < 0:
-        raise InvalidInput(f"limit is {limit}; it counts changes: 0 or more", code="invalid_option")
-    found = deque(_changes(engine, session, path, until), maxlen=limit)
-    infos = describe(engine, session.key, [change.header for change in found])
-    return ValueLog(
-        session=session.key,
-        path=format_path(path),
-        changes=tuple(
-            ValueChange(checkpoint=info, kind=change.kind, old=change.old, new=change.new)
-            for info, change in zip(infos, found, strict=True)
-        ),
-    )
-
-
-def _changes(engine: Engine, session: SessionInfo, path: Path, until: Header | None) -> Iterator[_Found]:
-    before: Any = _ABSENT
-    digest = ""
-    for header in _headers(engine, session, until):
-        if header.contents[STATE].digest == digest:
-            continue  # the same state, so the same value
-        try:
-            value = _value(engine, header, path)
-        except NotFound:
-            continue  # removed meanwhile
-        except (Corrupt, Unsupported) as exc:
-            if engine.is_stored(header):
-                log.warning("checkpoint %s is left out: %s (%s)", header.id, exc, exc.code)
-            continue
-        digest = header.contents[STATE].digest
-        if not _is_same(before, value):
-            yield _change(header, before, value)
-            before = value
-
-
-def _headers(engine: Engine, session: SessionInfo, until: Header | None) -> Iterator[Header]:
-    """The line, oldest first."""
-    branch = session.branch if until is None else until.branch
-    matching = HeaderQuery() if until is None else HeaderQuery(max_seq=until.seq)
-    for row in reversed(list(reader.line_of(engine.backend, session, branch, matching=matching))):
-        try:
-            header = reader.verified(row)
-        except (Corrupt, Unsupported) as exc:
-            log.warning("checkpoint %s is left out: %s (%s)", row.id, exc, exc.code)
-            continue
-        if STATE in header.contents:
-            yield header
-
-
-def _value(engine: Engine, header: Header, path: Path) -> Any:
-    content = reader.load_body(engine.backend, header, STATE)
-    state = exact.decode(header.contents[STATE].encoding, content)
-    try:
-        return find(state, path)
-    except NotFound:
-        return _ABSENT
-
-
-def _is_same(old: Any, new: Any) -> bool:
-    if old is _ABSENT or new is _ABSENT:
-        return old is new
-    return with_room(lambda: Sameness().of(old, new))
-
-
-def _change(header: Header, old: Any, new: Any) -> _Found:
-    if old is _ABSENT:
-        return _Found(header=header, kind="added", new=new)
-    if new is _ABSENT:
-        return _Found(header=header, kind="removed", old=old)
-    return _Found(header=header, kind="changed", old=old, new=new)

@@ -1,4 +1,4 @@
-"""What differs between two states: typed changes by path, counted and summed up.
+"""What differs between two states: changes by path, counted and summed up; and where one value changed along a branch.
 
 Strict: `True`, `1` and `1.0` differ, so do `0.0` and `-0.0`, a list and a tuple, and one moment in two zones.
 NaN equals NaN. The order of the keys of a dict does not count as a difference.
@@ -11,69 +11,59 @@ work grows with the size of the states, never with its square.
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import chain, pairwise
-from typing import Any, Final
+from typing import Any, Final, Literal
 from uuid import UUID
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
 
-from stepkeep.engine import Engine, Loaded
-from stepkeep.errors import InvalidInput
-from stepkeep.history.documents import CheckpointInfo, describe_one, encoded
+from stepkeep.codec import exact
+from stepkeep.engine import Engine, Loaded, reader
+from stepkeep.errors import Corrupt, InvalidInput, NotFound, Unsupported
+from stepkeep.history.changes import (
+    SIGNS,
+    STEPS,
+    VARIABLES,
+    WIDTH,
+    StateChange,
+    change_text,
+    short_path,
+    value_text,
+    workflow_lines,
+)
+from stepkeep.history.documents import (
+    ABSENT,
+    CheckpointInfo,
+    copied,
+    describe,
+    describe_one,
+    exact_fields,
+)
 from stepkeep.history.equality import (
     CONTAINERS,
     SEQUENCES,
     Sameness,
     are_same_kinds,
     is_equal,
+    is_same,
     names_of,
     token_of,
     with_room,
 )
-from stepkeep.history.paths import ItemById, Path, SetMember, format_path
-from stepkeep.text import shortened
+from stepkeep.history.paths import ItemById, Path, SetMember, find, format_path
+from stepkeep.model import STATE, Header, SessionInfo
+from stepkeep.storage.port import HeaderQuery
+from stepkeep.text import count, shortened
 
-WIDTH: Final = 60
-"""How many characters of a value are shown."""
+log = logging.getLogger("stepkeep")
 
-
-class AddedValue(msgspec.Struct, frozen=True):
-    """A value that is only in the new state."""
-
-    path: Path
-    value: Any
-
-
-class RemovedValue(msgspec.Struct, frozen=True):
-    """A value that is only in the old state; an index in the last step is that of the old list."""
-
-    path: Path
-    value: Any
-
-
-class ChangedValue(msgspec.Struct, frozen=True):
-    """Another value, or a value of another type, in the same place; indexes are those of the new lists."""
-
-    path: Path
-    old: Any
-    new: Any
-
-
-class MovedItem(msgspec.Struct, frozen=True):
-    """An item with an id that changed places with others of its list."""
-
-    path: Path
-    old_index: int
-    new_index: int
-
-
-Change = AddedValue | RemovedValue | ChangedValue | MovedItem
+ID_FIELDS: Final = ("id", "uid", "key", "step_id", "stepId", "name")
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +73,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     copies. `is_workflow` says that the states are those of a workflow, with variables and steps.
     """
 
-    changes: tuple[Change, ...]
+    changes: tuple[StateChange, ...]
     added: int
     removed: int
     changed: int
@@ -100,20 +90,19 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return self.total == 0
 
     def lines(self, *, width: int = WIDTH) -> list[str]:
-        """The changes as text, one per line, each value in about `width` characters."""
-        from stepkeep.history.rendering import lines  # it imports this module
+        """The changes as text, one per line, each value in about `width` characters.
 
-        return lines(self, width=width)
-
-
-SIGNS: Final[dict[type[Change], str]] = {
-    AddedValue: "+",
-    RemovedValue: "-",
-    ChangedValue: "~",
-    MovedItem: ">",
-}
-
-ID_FIELDS: Final = ("id", "uid", "key", "step_id", "stepId", "name")
+        Those of a workflow stand under headings for its variables and steps. The text is plain, and the caller's to
+        clean: values may hold what a terminal would act upon.
+        """
+        if self.is_equal:
+            return ["No differences."]
+        if self.is_workflow:
+            texts = workflow_lines(self.changes, width)
+        else:
+            texts = [change.line(width=width) for change in self.changes]
+        more = self.total - len(self.changes)
+        return [*texts, f"… {count(more, 'more change')}"] if more else texts
 
 
 def compare(old: object, new: object, *, limit: int | None = None) -> Comparison:
@@ -123,21 +112,21 @@ def compare(old: object, new: object, *, limit: int | None = None) -> Comparison
         InvalidInput: `limit` is negative.
         Unsupported: a state is nested deeper than this interpreter can follow, which none that was saved is.
     """
+    _check_limit(limit)
+    return with_room(lambda: _compare(old, new, limit))
+
+
+def _check_limit(limit: int | None) -> None:
     if limit is not None and limit < 0:
         raise InvalidInput(f"limit is {limit}; it counts changes: 0 or more", code="invalid_option")
-    return with_room(lambda: _compare(old, new, limit))
 
 
 def _compare(old: object, new: object, limit: int | None) -> Comparison:
     walk = _DiffWalk(limit)
     walk.pair((), old, new)
-    counts = walk.counts
     return Comparison(
         changes=tuple(walk.changes),
-        added=counts[AddedValue],
-        removed=counts[RemovedValue],
-        changed=counts[ChangedValue],
-        moved=counts[MovedItem],
+        **{kind: sum(counts[kind] for counts in walk.places.values()) for kind in SIGNS},
         summary=_summary(walk.places),
         is_workflow=is_workflow_pair(old, new),
     )
@@ -154,9 +143,8 @@ class _DiffWalk:
     """Walks two states side by side and collects what differs."""
 
     def __init__(self, limit: int | None) -> None:
-        self.changes: list[Change] = []
-        self.counts: Counter[type[Change]] = Counter()
-        self.places: dict[tuple[str, str], Counter[type[Change]]] = {}
+        self.changes: list[StateChange] = []
+        self.places: dict[tuple[str, str], Counter[str]] = {}
         self._limit = math.inf if limit is None else limit
         self._cells = _ALIGN_CELLS
         self._same = Sameness()
@@ -165,7 +153,7 @@ class _DiffWalk:
         kind = type(old)
         if kind is not type(new) or kind not in CONTAINERS:
             if not self._same.of(old, new):
-                self._note(ChangedValue(path, old, new))
+                self._note(StateChange("changed", path, old, new))
         elif not self._is_skipped(len(path), old, new):
             if kind is dict:
                 self._dicts(path, old, new)
@@ -180,10 +168,8 @@ class _DiffWalk:
         is_checked = depth < _CHECKED_DEPTH or depth & (depth - 1) == 0
         return is_checked and is_equal(old, new) and are_same_kinds([old], [new])
 
-    def _note(self, change: Change, *, is_item: bool = False) -> None:
-        kind = type(change)
-        self.counts[kind] += 1
-        self.places.setdefault(_place(change.path, is_item), Counter())[kind] += 1
+    def _note(self, change: StateChange, *, is_item: bool = False) -> None:
+        self.places.setdefault(_place(change.path, is_item), Counter())[change.kind] += 1
         if len(self.changes) < self._limit:
             self.changes.append(change)
 
@@ -191,10 +177,10 @@ class _DiffWalk:
         olds, news = names_of(old), names_of(new)
         for name, key in olds.items():
             if name not in news:
-                self._note(RemovedValue((*path, key), old[key]))
+                self._note(StateChange("removed", (*path, key), old[key]))
         for name, key in news.items():
             if name not in olds:
-                self._note(AddedValue((*path, key), new[key]))
+                self._note(StateChange("added", (*path, key), new=new[key]))
                 continue
             before, after = old[olds[name]], new[key]
             if before is not after:
@@ -204,10 +190,10 @@ class _DiffWalk:
         olds, news = names_of(dict.fromkeys(old)), names_of(dict.fromkeys(new))
         for name, value in olds.items():
             if name not in news:
-                self._note(RemovedValue((*path, SetMember(value)), value), is_item=True)
+                self._note(StateChange("removed", (*path, SetMember(value)), value), is_item=True)
         for name, value in news.items():
             if name not in olds:
-                self._note(AddedValue((*path, SetMember(value)), value), is_item=True)
+                self._note(StateChange("added", (*path, SetMember(value)), new=value), is_item=True)
 
     # Lists and tuples. Only what lies between the same beginning and the same end is looked at.
 
@@ -240,16 +226,19 @@ class _DiffWalk:
         news = {token_of(new[at][field]): at for at in new_range}
         for name, at in olds.items():
             if name not in news:
-                self._note(RemovedValue((*path, ItemById(field, old[at][field], at)), old[at]), is_item=True)
+                self._note(
+                    StateChange("removed", (*path, ItemById(field, old[at][field], at)), old[at]),
+                    is_item=True,
+                )
         common = [olds[name] for name in news if name in olds]
         in_order = {common[at] for at in _longest_rise(common)}
         for name, at in news.items():
             step = ItemById(field, new[at][field], at)
             if name not in olds:
-                self._note(AddedValue((*path, step), new[at]), is_item=True)
+                self._note(StateChange("added", (*path, step), new=new[at]), is_item=True)
                 continue
             if olds[name] not in in_order:
-                self._note(MovedItem((*path, step), olds[name], at), is_item=True)
+                self._note(StateChange("moved", (*path, step), olds[name], at), is_item=True)
             self.pair((*path, step), old[olds[name]], new[at])
 
     def _run(self, path: Path, old: Sequence[Any], new: Sequence[Any], olds: range, news: range) -> None:
@@ -257,9 +246,9 @@ class _DiffWalk:
         for old_at, new_at in zip(olds, news, strict=False):
             self.pair((*path, new_at), old[old_at], new[new_at])
         for at in olds[len(news) :]:
-            self._note(RemovedValue((*path, at), old[at]), is_item=True)
+            self._note(StateChange("removed", (*path, at), old[at]), is_item=True)
         for at in news[len(olds) :]:
-            self._note(AddedValue((*path, at), new[at]), is_item=True)
+            self._note(StateChange("added", (*path, at), new=new[at]), is_item=True)
 
     def _matches(
         self, old: Sequence[Any], new: Sequence[Any], olds: range, news: range
@@ -361,9 +350,6 @@ def _longest_rise(values: list[int]) -> list[int]:
 
 # --- states of a workflow
 
-VARIABLES: Final = "variables"
-STEPS: Final = ("completed_steps", "steps")
-
 
 def is_workflow_pair(old: object, new: object) -> bool:
     """Whether both states have variables, and steps with commands."""
@@ -379,12 +365,6 @@ def is_workflow_pair(old: object, new: object) -> bool:
 
 # --- the summary in words
 
-_VERBS: Final[dict[type[Change], str]] = {
-    AddedValue: "added",
-    RemovedValue: "removed",
-    ChangedValue: "changed",
-    MovedItem: "moved",
-}
 _MAX_PLACES: Final = 6
 _WHOLE: Final = "whole"
 _TOP: Final = "top"
@@ -403,11 +383,7 @@ def _place(path: Path, is_item: bool) -> tuple[str, str]:
     return _WITHIN, short_path(path[:1])
 
 
-def short_path(path: Path) -> str:
-    return shortened(format_path(path), 200)
-
-
-def _summary(places: dict[tuple[str, str], Counter[type[Change]]]) -> str:
+def _summary(places: dict[tuple[str, str], Counter[str]]) -> str:
     if not places:
         return "no changes"
     parts = [_phrase(*place, counts) for place, counts in places.items()]
@@ -415,10 +391,10 @@ def _summary(places: dict[tuple[str, str], Counter[type[Change]]]) -> str:
     return "; ".join(parts[:_MAX_PLACES]) + (f"; and more in {more:,} other places" if more > 0 else "")
 
 
-def _phrase(kind: str, name: str, counts: Counter[type[Change]]) -> str:
+def _phrase(kind: str, name: str, counts: Counter[str]) -> str:
     if kind == _WHOLE:
         return "everything changed"
-    counted = [(counts[change], verb) for change, verb in _VERBS.items() if counts[change]]
+    counted = [(counts[verb], verb) for verb in SIGNS if counts[verb]]
     if kind == _ITEMS:
         return ", ".join(f"{count:,} {_noun(name, count)} {verb}" for count, verb in counted)
     text = ", ".join(f"{count:,} {verb}" for count, verb in counted)
@@ -435,37 +411,6 @@ def _noun(name: str, count: int) -> str:
 # --- of two checkpoints ------------------------------------------------------------------------------------------
 
 
-class ChangeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference between two states, as JSON can hold it. `kind` is added, removed, changed or moved; `path` reads
-    like `context.messages[3].when`. Only the fields that the kind has are there. Values are written like a state, each
-    with its encoding; the indexes of a move are those in the old and in the new list."""
-
-    kind: str
-    path: str
-    old_encoding: str | UnsetType = UNSET
-    old: Raw | UnsetType = UNSET
-    new_encoding: str | UnsetType = UNSET
-    new: Raw | UnsetType = UNSET
-    old_index: int | UnsetType = UNSET
-    new_index: int | UnsetType = UNSET
-
-
-class DiffDocument(msgspec.Struct, frozen=True, kw_only=True, rename={"older": "from", "newer": "to"}):
-    """What changed from one checkpoint to another. The numbers count all changes; `changes` may be the first."""
-
-    older: CheckpointInfo
-    newer: CheckpointInfo
-    elapsed_seconds: float
-    total: int
-    added: int
-    removed: int
-    changed: int
-    moved: int
-    summary: str
-    is_workflow: bool
-    changes: tuple[ChangeInfo, ...]
-
-
 class CheckpointComparison(Comparison, frozen=True, kw_only=True):
     """The changes that lead from the state of one checkpoint to that of another, counted and summed up."""
 
@@ -477,21 +422,18 @@ class CheckpointComparison(Comparison, frozen=True, kw_only=True):
         """The time between them; negative when `newer` was saved first."""
         return self.newer.time - self.older.time
 
-    def document(self) -> DiffDocument:
+    def document(self) -> dict[str, Any]:
         """The same as JSON can hold it: values of the states are written exactly, with their encoding."""
-        return DiffDocument(
-            older=self.older,
-            newer=self.newer,
-            elapsed_seconds=self.elapsed / timedelta(seconds=1),
-            total=self.total,
-            added=self.added,
-            removed=self.removed,
-            changed=self.changed,
-            moved=self.moved,
-            summary=self.summary,
-            is_workflow=self.is_workflow,
-            changes=tuple(map(_change_info, self.changes)),
-        )
+        counts = ("total", "added", "removed", "changed", "moved", "summary", "is_workflow")
+        return {
+            "from": self.older,
+            "to": self.newer,
+            "elapsed_seconds": self.elapsed / timedelta(seconds=1),
+            **{name: getattr(self, name) for name in counts},
+            "changes": [
+                {"kind": each.kind, "path": format_path(each.path), **_fields(each)} for each in self.changes
+            ],
+        }
 
 
 def compare_checkpoints(
@@ -499,31 +441,128 @@ def compare_checkpoints(
 ) -> CheckpointComparison:
     """What changed from the state of one checkpoint to that of another, of whichever sessions."""
     found = compare(older.value(), newer.value(), limit=limit)
-    return CheckpointComparison(
-        **msgspec.structs.asdict(found),
+    return copied(
+        CheckpointComparison,
+        found,
         older=describe_one(engine, older.header),
         newer=describe_one(engine, newer.header),
     )
 
 
-def _change_info(change: Change) -> ChangeInfo:
-    path = format_path(change.path)
-    match change:
-        case AddedValue(_, value):
-            encoding, data = encoded(value)
-            return ChangeInfo(kind="added", path=path, new_encoding=encoding, new=data)
-        case RemovedValue(_, value):
-            encoding, data = encoded(value)
-            return ChangeInfo(kind="removed", path=path, old_encoding=encoding, old=data)
-        case ChangedValue(_, old, new):
-            (old_encoding, old_data), (new_encoding, new_data) = encoded(old), encoded(new)
-            return ChangeInfo(
-                kind="changed",
-                path=path,
-                old_encoding=old_encoding,
-                old=old_data,
-                new_encoding=new_encoding,
-                new=new_data,
-            )
-        case MovedItem(_, old_index, new_index):
-            return ChangeInfo(kind="moved", path=path, old_index=old_index, new_index=new_index)
+def _fields(change: StateChange | ValueChange) -> dict[str, Any]:
+    """The values of a change as JSON can hold them; only those that its kind has."""
+    if change.kind == "moved":
+        return {"old_index": change.old, "new_index": change.new}
+    return exact_fields(
+        old=ABSENT if change.kind == "added" else change.old,
+        new=ABSENT if change.kind == "removed" else change.new,
+    )
+
+
+# --- of one value along a branch ---------------------------------------------------------------------------------
+
+
+class ValueChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint at which a value changed. `old` is None where it was added, `new` where it was removed."""
+
+    checkpoint: CheckpointInfo
+    kind: Literal["added", "changed", "removed"]
+    old: Any = None
+    new: Any = None
+
+    def text(self) -> str:
+        """The value, or how it changed, in one line."""
+        if self.kind == "changed":
+            return change_text(self.old, self.new)
+        return value_text(self.new if self.kind == "added" else self.old)
+
+
+class ValueLog(msgspec.Struct, frozen=True, kw_only=True):
+    """How the value at a path changed on the way to a checkpoint, oldest first. Iterating yields the changes."""
+
+    session: str
+    path: str
+    changes: tuple[ValueChange, ...]
+
+    def __iter__(self) -> Iterator[ValueChange]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def document(self) -> dict[str, Any]:
+        """The same as JSON can hold it: values are written exactly, with their encoding."""
+        changes = [{"checkpoint": each.checkpoint, "kind": each.kind, **_fields(each)} for each in self]
+        return {"session": self.session, "path": self.path, "changes": changes}
+
+
+def trace(
+    engine: Engine, session: SessionInfo, path: Path, *, until: Header | None = None, limit: int | None = None
+) -> ValueLog:
+    """Where the value at a path changed on the way to a checkpoint, oldest first; `limit` keeps the last ones.
+
+    The way is the line of the current branch, or of the checkpoint `until`. Checkpoints that do not verify are
+    left out and logged; a change there shows at the next one.
+
+    Raises:
+        InvalidInput: `limit` is negative.
+    """
+    _check_limit(limit)
+    found = deque(_values(engine, session, path, until), maxlen=limit)
+    infos = describe(engine, session.key, [header for header, _, _ in found])
+    changes = [_value_change(info, old, new) for info, (_, old, new) in zip(infos, found, strict=True)]
+    return ValueLog(session=session.key, path=format_path(path), changes=tuple(changes))
+
+
+def _value_change(info: CheckpointInfo, old: Any, new: Any) -> ValueChange:
+    if old is ABSENT:
+        return ValueChange(checkpoint=info, kind="added", new=new)
+    if new is ABSENT:
+        return ValueChange(checkpoint=info, kind="removed", old=old)
+    return ValueChange(checkpoint=info, kind="changed", old=old, new=new)
+
+
+def _values(
+    engine: Engine, session: SessionInfo, path: Path, until: Header | None
+) -> Iterator[tuple[Header, Any, Any]]:
+    """The checkpoints at which the value at a path changed, with the value before and after."""
+    before: Any = ABSENT
+    digest = ""
+    for header in _headers(engine, session, until):
+        if header.contents[STATE].digest == digest:
+            continue  # the same state, so the same value
+        try:
+            value = _value(engine, header, path)
+        except NotFound:
+            continue  # removed meanwhile
+        except (Corrupt, Unsupported) as exc:
+            if engine.is_stored(header):
+                log.warning("checkpoint %s is left out: %s (%s)", header.id, exc, exc.code)
+            continue
+        digest = header.contents[STATE].digest
+        if not is_same(before, value):
+            yield header, before, value
+            before = value
+
+
+def _headers(engine: Engine, session: SessionInfo, until: Header | None) -> Iterator[Header]:
+    """The line, oldest first."""
+    branch = session.branch if until is None else until.branch
+    matching = HeaderQuery() if until is None else HeaderQuery(max_seq=until.seq)
+    for row in reversed(list(reader.line_of(engine.backend, session, branch, matching=matching))):
+        try:
+            header = reader.verified(row)
+        except (Corrupt, Unsupported) as exc:
+            log.warning("checkpoint %s is left out: %s (%s)", row.id, exc, exc.code)
+            continue
+        if STATE in header.contents:
+            yield header
+
+
+def _value(engine: Engine, header: Header, path: Path) -> Any:
+    content = reader.load_body(engine.backend, header, STATE)
+    state = exact.decode(header.contents[STATE].encoding, content)
+    try:
+        return find(state, path)
+    except NotFound:
+        return ABSENT

@@ -16,7 +16,8 @@ import msgspec
 from stepkeep.engine import Engine, Loaded
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.history import branches, merge
-from stepkeep.history.merge import ABSENT, Merged, Side, Strategy, merge_states
+from stepkeep.history.documents import ABSENT
+from stepkeep.history.merge import Merged, Side, Strategy, merge_states
 from stepkeep.investigation.beliefs import BeliefGraph, check_no_cycle
 from stepkeep.investigation.commands import CommandHistory, VerificationRunner
 from stepkeep.investigation.entries import (

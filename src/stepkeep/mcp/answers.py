@@ -9,17 +9,15 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from msgspec import Raw, UnsetType
 from pydantic import BaseModel, Field
 
 from stepkeep.api import (
     AgentEntry,
     AgentPage,
-    ChangeInfo,
+    CheckpointComparison,
     CheckpointInfo,
     CheckpointNode,
     DamagedNode,
-    DiffDocument,
     FallbackInfo,
     FoldNode,
     GapNode,
@@ -284,41 +282,37 @@ def load_answer(
     )
 
 
-def diff_answer(diff: DiffDocument, *, max_value_bytes: int) -> DiffAnswer:
+def diff_answer(diff: CheckpointComparison, *, max_value_bytes: int) -> DiffAnswer:
     return DiffAnswer(
         sessionId=diff.newer.session,
         olderId=diff.older.id,
         newerId=diff.newer.id,
-        elapsedSeconds=diff.elapsed_seconds,
+        elapsedSeconds=diff.elapsed.total_seconds(),
         summary=diff.summary,
         total=diff.total,
         added=diff.added,
         removed=diff.removed,
         changed=diff.changed,
         moved=diff.moved,
-        changes=[_change(change, max_value_bytes) for change in diff.changes],
+        changes=[_change(change, max_value_bytes) for change in diff.document()["changes"]],
     )
 
 
-def _change(change: ChangeInfo, most: int) -> Change:
-    if not isinstance(change.old_index, UnsetType):
-        return Change(kind=change.kind, path=change.path, old=change.old_index, new=change.new_index)
-    old, new = _bytes(change.old), _bytes(change.new)
+def _change(change: dict[str, Any], most: int) -> Change:
+    named = {"kind": change["kind"], "path": change["path"]}
+    if change["kind"] == "moved":
+        return Change(**named, old=change["old_index"], new=change["new_index"])
+    old, new = (bytes(change[name]) if name in change else None for name in ("old", "new"))
     return Change(
-        kind=change.kind,
-        path=change.path,
+        **named,
         old=_value(old, most),
         new=_value(new, most),
         oldBytes=None if old is None else len(old),
         newBytes=None if new is None else len(new),
-        oldEncoding=None if isinstance(change.old_encoding, UnsetType) else change.old_encoding,
-        newEncoding=None if isinstance(change.new_encoding, UnsetType) else change.new_encoding,
+        oldEncoding=change.get("old_encoding"),
+        newEncoding=change.get("new_encoding"),
         isCut=any(each is not None and len(each) > most for each in (old, new)),
     )
-
-
-def _bytes(raw: Raw | UnsetType) -> bytes | None:
-    return None if isinstance(raw, UnsetType) else bytes(raw)
 
 
 def _value(data: bytes | None, most: int) -> Any:

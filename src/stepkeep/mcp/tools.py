@@ -170,7 +170,7 @@ class Tools:
         """Show what changed in the state between two checkpoints of a session."""
         session = self._opened.get().get(sessionId)
         found = session.diff(olderId or None, newerId or "latest", limit=limit)
-        return diff_answer(found.document(), max_value_bytes=MAX_CHANGE_BYTES)
+        return diff_answer(found, max_value_bytes=MAX_CHANGE_BYTES)
 
     def checkpoint_timeline(
         self, sessionId: SessionId, limit: Limit = 30, since: SinceTime = ""

@@ -11,7 +11,7 @@ failed_steps     id, index, name, kind, command, error, and what of its output i
 error            the last failure: step, index, message, time
 ```
 
-`history.rendering` shows what changed between two such states as variables and steps.
+`history.changes` shows what changed between two such states as variables and steps.
 """
 
 from __future__ import annotations

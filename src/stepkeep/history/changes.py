@@ -1,46 +1,53 @@
-"""Changes as text for a person: general lines with paths, or the view of a workflow's variables and steps."""
+"""One change of a state, and how values and changes read: general lines with paths, or the view of a workflow."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, Literal
 from uuid import UUID
 
-from stepkeep.history.paths import ItemById, PathStep, format_path
-from stepkeep.history.state_diff import (
-    SIGNS,
-    STEPS,
-    VARIABLES,
-    AddedValue,
-    Change,
-    ChangedValue,
-    Comparison,
-    MovedItem,
-    RemovedValue,
-    short_path,
-)
+import msgspec
+
+from stepkeep.history.paths import ItemById, Path, PathStep, format_path
 from stepkeep.text import shortened
 
 WIDTH: Final = 60
 """How long the text of a value may be before it is shortened."""
 
+VARIABLES: Final = "variables"
+STEPS: Final = ("completed_steps", "steps")
+"""Where the states of a workflow have its variables and its steps."""
 
-def lines(comparison: Comparison, *, width: int = WIDTH) -> list[str]:
-    """The changes as text, one line each: `+` added, `-` removed, `~` changed, `>` moved.
 
-    Those of a workflow stand under headings for its variables and steps. The text is plain, and the caller's
-    to clean: values may hold what a terminal would act upon.
+class StateChange(msgspec.Struct, frozen=True):
+    """A value that is only in the new state (`added`) or in the old one (`removed`), that is another or of another type
+    (`changed`), or an item with an id that changed places with others of its list (`moved`; `old` and `new` are its
+    indexes). Indexes in the path are those of the new lists, in the last step of a removed item that of the old one.
     """
-    if comparison.is_equal:
-        return ["No differences."]
-    texts = (
-        _workflow_lines(comparison, width) if comparison.is_workflow else _lines(comparison.changes, width)
-    )
-    more = comparison.total - len(comparison.changes)
-    return [*texts, *([f"… {more:,} more {'change' if more == 1 else 'changes'}"] if more else [])]
+
+    kind: Literal["added", "removed", "changed", "moved"]
+    path: Path
+    old: Any = None
+    new: Any = None
+
+    def line(self, name: str | None = None, width: int = WIDTH) -> str:
+        """The change in one line: `+` added, `-` removed, `~` changed, `>` moved."""
+        head = f"{SIGNS[self.kind]} {short_path(self.path) if name is None else name}: "
+        if self.kind == "changed":
+            return head + change_text(self.old, self.new, width)
+        if self.kind == "moved":
+            return f"{head}moved from [{self.old}] to [{self.new}]"
+        return head + value_text(self.new if self.kind == "added" else self.old, width)
+
+
+SIGNS: Final = {"added": "+", "removed": "-", "changed": "~", "moved": ">"}
+
+
+def short_path(path: Path) -> str:
+    return shortened(format_path(path), 200)
 
 
 def value_text(value: object, width: int = WIDTH) -> str:
@@ -60,33 +67,14 @@ def value_text(value: object, width: int = WIDTH) -> str:
 def change_text(old: object, new: object, width: int = WIDTH) -> str:
     """`old → new`, shortened so that the difference is in what is shown."""
     if isinstance(old, str) and isinstance(new, str) and max(len(old), len(new)) > width:
-        return _texts_around_difference(old, new, width)
+        start = max(0, _common_length(old, new) - width // 3)
+        return f"{_excerpt(old, start, width)} → {_excerpt(new, start, width)}"
     old_text, new_text = value_text(old, width), value_text(new, width)
     if old_text == new_text:
         if type(old) is type(new):
             return f"{old_text} → {new_text} (differs in what is not shown)"
         return f"{old_text} ({type(old).__name__}) → {new_text} ({type(new).__name__})"
     return f"{old_text} → {new_text}"
-
-
-def _lines(changes: Iterable[Change], width: int, *, indent: str = "") -> list[str]:
-    return [indent + _line(change, short_path(change.path), width) for change in changes]
-
-
-def _line(change: Change, name: str, width: int) -> str:
-    head = f"{SIGNS[type(change)]} {name}: "
-    match change:
-        case ChangedValue(_, old, new):
-            return head + change_text(old, new, width)
-        case MovedItem(_, old_index, new_index):
-            return f"{head}moved from [{old_index}] to [{new_index}]"
-        case _:
-            return head + value_text(change.value, width)
-
-
-def _texts_around_difference(old: str, new: str, width: int) -> str:
-    start = max(0, _common_length(old, new) - width // 3)
-    return f"{_excerpt(old, start, width)} → {_excerpt(new, start, width)}"
 
 
 def _common_length(old: str, new: str) -> int:
@@ -176,7 +164,8 @@ def _atom(value: object) -> str:
 # --- workflows
 
 
-def _workflow_lines(comparison: Comparison, width: int) -> list[str]:
+def workflow_lines(changes: Sequence[StateChange], width: int) -> list[str]:
+    """The changes under headings for the variables and steps of a workflow."""
     sections: dict[str, list[str]] = {
         "Variables changed:": [],
         "Steps added:": [],
@@ -184,37 +173,37 @@ def _workflow_lines(comparison: Comparison, width: int) -> list[str]:
         "Steps changed:": [],
         "Also changed:": [],
     }
-    for change in comparison.changes:
+    for change in changes:
         heading, text = _workflow_line(change, width)
         sections[heading].append(f"  {text}")
     return [text for heading, texts in sections.items() if texts for text in (heading, *texts)]
 
 
-def _workflow_line(change: Change, width: int) -> tuple[str, str]:
+def _workflow_line(change: StateChange, width: int) -> tuple[str, str]:
     """The heading that a change belongs to, and its line."""
     path = change.path
     if len(path) > 1 and path[0] == VARIABLES:
         name = path[1] if type(path[1]) is str and len(path) == 2 else format_path(path[1:])
-        return "Variables changed:", _line(change, shortened(name, 200), width)
+        return "Variables changed:", change.line(shortened(name, 200), width)
     at = _index(path[1]) if len(path) > 1 and path[0] in STEPS else None
-    if at is not None:
-        if len(path) == 2 and isinstance(change, AddedValue | RemovedValue):
-            text = f"{SIGNS[type(change)]} {_step_text(change.value, at, width)}"
-            return ("Steps added:" if isinstance(change, AddedValue) else "Steps removed:"), text
-        inside = format_path(path[2:]) if len(path) > 2 else ""
-        return "Steps changed:", _line(change, f"Step {at + 1}{inside and f', {inside}'}", width)
-    return "Also changed:", _line(change, short_path(path), width)
+    if at is None:
+        return "Also changed:", change.line(width=width)
+    if len(path) == 2 and change.kind in ("added", "removed"):
+        step = change.new if change.kind == "added" else change.old
+        return f"Steps {change.kind}:", f"{SIGNS[change.kind]} {_step_text(step, at, width)}"
+    inside = f", {format_path(path[2:])}" if len(path) > 2 else ""
+    return "Steps changed:", change.line(f"Step {at + 1}{inside}", width)
 
 
 def _index(step: PathStep) -> int | None:
-    """The place of a list that a step names; None for a key."""
+    """The index of a list that a step names; None for a key."""
     if isinstance(step, ItemById):
         return step.index
     return step if type(step) is int else None
 
 
 def _step_text(step: Any, at: int, width: int) -> str:
-    """`Step 6: shell: "make test"`; the number is the step's own, else the one after its index or place."""
+    """`Step 6: shell: "make test"`; the number is the step's own, else the one after its index."""
     index = step["index"] if type(step.get("index")) is int else at
     number = next((step[name] for name in ("step", "number") if type(step.get(name)) is int), index + 1)
     kind = next((step[name] for name in ("kind", "type") if isinstance(step.get(name), str)), None)
