@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import stepkeep
 from stepkeep.api import files
 from stepkeep.recording.recovery import RestoreCodeState
-from stepkeep.workspace.patches import PatchSide, patch_of
+from stepkeep.workspace.file_diff import PatchSide, patch_of
 from tests.sampling import examples
 from tests.workspace.repositories import ENVIRON, commit, git, init
 from tests.workspace.trees import Tree, tree_of, write

@@ -53,7 +53,7 @@ def test_a_dry_run_changes_nothing(run: stepkeep.Session, root: Path) -> None:
     write(root, {"a": "two", "b": ""})
     before, seq = tree_of(root), run.info.last_seq
     plan = run.files.restore(first.id, dry_run=True)
-    assert [(change.kind.value, change.path) for change in plan.changes] == [
+    assert [(change.kind, change.path) for change in plan.changes] == [
         ("changed", "a"),
         ("removed", "b"),
     ]

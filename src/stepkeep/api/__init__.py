@@ -214,12 +214,9 @@ if TYPE_CHECKING:
         resume_command as resume_command,
     )
     from stepkeep.storage.port import ANY_HEAD as ANY_HEAD, Usage as Usage
-    from stepkeep.workspace.documents import (
-        ChangedFile as ChangedFile,
-        FilesDiff as FilesDiff,
-        FilesExported as FilesExported,
-        RestoredFiles as RestoredFiles,
-    )
+    from stepkeep.workspace.captured_files import FilesExported as FilesExported
+    from stepkeep.workspace.file_diff import ChangedFile as ChangedFile, FilesDiff as FilesDiff
+    from stepkeep.workspace.file_restore import RestoredFiles as RestoredFiles
 
 # The same names, for importing them: a test compares the two lists.
 _NAMES_BY_MODULE = {
@@ -350,7 +347,9 @@ _NAMES_BY_MODULE = {
         "resume_command",
     ),
     "storage.port": ("ANY_HEAD", "Usage"),
-    "workspace.documents": ("ChangedFile", "FilesDiff", "FilesExported", "RestoredFiles"),
+    "workspace.captured_files": ("FilesExported",),
+    "workspace.file_diff": ("ChangedFile", "FilesDiff"),
+    "workspace.file_restore": ("RestoredFiles",),
 }
 
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import IO, TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-import msgspec
-
 from stepkeep.api.options import ref_of, zone_of
 from stepkeep.config import Settings
 from stepkeep.engine import Engine
@@ -20,10 +18,9 @@ from stepkeep.model import Header
 
 if TYPE_CHECKING:
     from stepkeep.workspace.capture import CachedCapture, CaptureLimits, TreeCapture
-    from stepkeep.workspace.captured_files import CapturedFiles
-    from stepkeep.workspace.documents import FilesDiff, FilesExported, RestoredFiles
-    from stepkeep.workspace.file_diff import CodeChanges
-    from stepkeep.workspace.patches import CommitPatches
+    from stepkeep.workspace.captured_files import CapturedFiles, FilesExported
+    from stepkeep.workspace.file_diff import CodeChanges, CommitPatches, FilesDiff
+    from stepkeep.workspace.file_restore import RestoredFiles
 
 Workspace: TypeAlias = bool | str | os.PathLike[str] | None
 """A directory; True for that of the session, or else the current one; None for that of the session."""
@@ -121,9 +118,8 @@ class Files:
             NotFound: one of them has no files. InvalidInput: it is not clear where the files are now.
         """
         from stepkeep.workspace.capture import capture_live
-        from stepkeep.workspace.captured_files import capture_before, load_manifest
-        from stepkeep.workspace.documents import files_diff
-        from stepkeep.workspace.file_diff import compare_files
+        from stepkeep.workspace.captured_files import capture_before
+        from stepkeep.workspace.file_diff import files_diff
         from stepkeep.workspace.manifest import PathFilter
 
         after = None if newer is None else self._header(newer)
@@ -131,19 +127,16 @@ class Files:
             before = capture_before(self._engine, self._engine.backend.session(self._uid), after)
         else:
             before = self._header("latest" if older is None else older)
-        manifest, root = load_manifest(self._engine, before), None
+        live = None
         if after is None:
-            root = self._live_root(workspace, manifest.root)
-            newest = capture_live(self._engine, self._uid, root, limits=self._limits).manifest
-        else:
-            newest = load_manifest(self._engine, after)
-        found = compare_files(manifest, newest, PathFilter(_all_of(paths)))
+            root = self._live_root(workspace, self._recorded_root(before))
+            live = capture_live(self._engine, self._uid, root, limits=self._limits).manifest
         return files_diff(
             self._engine,
             before,
             after,
-            msgspec.structs.replace(found, live_root=root),
-            git=manifest.git,
+            live=live,
+            wanted=PathFilter(_all_of(paths)),
             line_counts=line_counts,
             patch=patch,
         )
@@ -155,7 +148,7 @@ class Files:
             NotFound: the checkpoint has no files, or the repository not that commit (`commit_not_found`).
         """
         from stepkeep.workspace.captured_files import load_manifest
-        from stepkeep.workspace.patches import commit_patches
+        from stepkeep.workspace.file_diff import commit_patches
 
         manifest = load_manifest(self._engine, self._header(ref))
         return commit_patches(self._engine, manifest, self._repository(workspace, manifest.root))
@@ -176,7 +169,7 @@ class Files:
             InvalidInput: there is a file of that name (`file_exists`).
             Corrupt: a file is damaged; what was written to a stream so far is not a whole archive.
         """
-        from stepkeep.workspace.documents import export_tar
+        from stepkeep.workspace.captured_files import export_tar
 
         return export_tar(self._engine, self._header(ref), output, force=force)
 
@@ -186,7 +179,7 @@ class Files:
         Without a repository that can be read the commit is all there is, and a note says where the rest comes from.
         """
         from stepkeep.workspace.captured_files import has_files, load_manifest
-        from stepkeep.workspace.patches import commit_patches
+        from stepkeep.workspace.file_diff import commit_patches
 
         manifest = load_manifest(self._engine, header) if has_files(header) else None
         if manifest is None or manifest.git is None:
@@ -263,14 +256,12 @@ class Files:
     def _restore(
         self, header: Header, root: str, paths: Iterable[str], dry_run: bool, force: bool
     ) -> RestoredFiles:
-        from stepkeep.workspace.documents import restored_files
         from stepkeep.workspace.file_restore import restore_files
 
         self._engine.flush()  # what is captured now must not come after this
-        done = restore_files(
+        return restore_files(
             self._engine, header, root, paths=paths, limits=self._limits, dry_run=dry_run, force=force
         )
-        return restored_files(self._engine, header, done)
 
     @property
     def were_restored_last(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
 
 from stepkeep.errors import BackendUnavailable, InvalidInput
 
@@ -172,11 +172,22 @@ def write_file(path: Path, content: bytes, *, force: bool) -> None:
         InvalidInput: there is something at `path` that must not be replaced.
         BackendUnavailable: it cannot be written (`export_failed`).
     """
+    with new_file(path, force=force) as file:
+        file.write(content)
+
+
+@contextmanager
+def new_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
+    """The same for a file that is written piece by piece; it gets its name when the block ends without an error."""
     check_replaceable(path)
     temporary = temporary_beside(path)
     with file_errors(path, code="export_failed"):
         try:
-            write_new(temporary, content)
+            descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
             put_in_place(temporary, path, replace=force)
         finally:
             with suppress(OSError):

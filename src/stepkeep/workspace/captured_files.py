@@ -5,13 +5,17 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Final
+
+import msgspec
 
 from stepkeep.engine import Engine, reader
 from stepkeep.errors import NotFound
 from stepkeep.model import FILES, Header, SessionInfo, Trigger, TriggerKind
+from stepkeep.storage.disk import new_file
 from stepkeep.storage.port import HeaderQuery
-from stepkeep.workspace.manifest import FileEntry, GitState, Manifest, PathFilter, Skipped, manifest_of
+from stepkeep.workspace.manifest import FileEntry, GitState, Manifest, Skipped, manifest_of
 
 SAFETY: Final = Trigger(TriggerKind.AUTO, "files_restore")
 """Why a safety checkpoint was saved: files were about to be restored."""
@@ -168,31 +172,52 @@ def content_of(engine: Engine, entry: FileEntry) -> bytes:
     return os.fsencode(entry.target) if entry.is_link else engine.load_blob(entry.digest)
 
 
-def write_tar(engine: Engine, header: Header, output: IO[bytes], wanted: PathFilter) -> tuple[int, int]:
-    """Write the captured files, sorted, with permissions and links; how many, and their bytes.
+# --- as an archive -----------------------------------------------------------------------------------------------
 
-    The same checkpoint gives the same bytes: no owners, and the time of the checkpoint for every file.
+
+class FilesExported(msgspec.Struct, frozen=True, kw_only=True):
+    """A written archive; `output` is None where it went to a stream."""
+
+    checkpoint: str
+    output: str | None
+    files: int
+    size_bytes: int
+
+
+def export_tar(
+    engine: Engine, header: Header, output: str | os.PathLike[str] | IO[bytes], *, force: bool
+) -> FilesExported:
+    """Write the files of a checkpoint as a tar archive: to a file, whole or not at all, or to a stream.
+
+    Sorted, with permissions and links. The same checkpoint gives the same bytes: no owners, and the time of the
+    checkpoint for every file.
 
     Raises:
-        Corrupt: a file is damaged; the archive written so far is incomplete.
+        Corrupt: a file is damaged; what was written to a stream so far is incomplete.
     """
+    if not isinstance(output, (str, os.PathLike)):
+        return _write_tar(engine, header, output, None)
+    with new_file(Path(output), force=force) as file:
+        return _write_tar(engine, header, file, str(Path(output)))
+
+
+def _write_tar(engine: Engine, header: Header, stream: IO[bytes], output: str | None) -> FilesExported:
     import tarfile  # only who exports pays for it
 
-    files = size = 0
-    with tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        for entry in load_manifest(engine, header).entries:
-            if entry.path not in wanted:
-                continue
-            # tarfile writes names as UTF-8 with the bytes that are none escaped: exactly what `fsdecode` gives.
+    manifest = load_manifest(engine, header)
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for entry in manifest.entries:
+            # tarfile writes names as UTF-8 with all other bytes escaped: exactly what `fsdecode` gives.
             info = tarfile.TarInfo(entry.path)
             info.mtime = header.time_us // 1_000_000
             info.mode = 0o777 if entry.is_link else entry.mode & 0o777
-            content = content_of(engine, entry)
             if entry.is_link:
-                info.type, info.linkname = tarfile.SYMTYPE, os.fsdecode(content)
+                info.type, info.linkname = tarfile.SYMTYPE, entry.target
                 archive.addfile(info)
             else:
+                content = content_of(engine, entry)
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
-            files, size = files + 1, size + len(content)
-    return files, size
+    return FilesExported(
+        checkpoint=header.id, output=output, files=len(manifest.entries), size_bytes=manifest.size_bytes
+    )

@@ -10,6 +10,7 @@ import msgspec
 
 from stepkeep.engine import Engine, Save
 from stepkeep.errors import BackendUnavailable, Conflict, NotFound, StepkeepError
+from stepkeep.history.documents import CheckpointInfo, describe_one
 from stepkeep.model import DETAILS, STATE, Header, SessionInfo
 from stepkeep.policy.retention import SAFETY_TAG
 from stepkeep.storage.port import Event
@@ -21,9 +22,9 @@ from stepkeep.workspace.capture import (
     capture_live,
 )
 from stepkeep.workspace.captured_files import SAFETY, load_manifest, newest_capture
-from stepkeep.workspace.file_diff import FileChange, FileChangeKind, SkippedPaths, change_of
+from stepkeep.workspace.file_diff import ChangedFile, FileChange, SkippedPaths, change_of, changed_file
 from stepkeep.workspace.ignore import GIT_IGNORE, OWN_IGNORE, Rules, first_rules
-from stepkeep.workspace.manifest import FileEntry, Manifest, PathFilter, Skipped, parents
+from stepkeep.workspace.manifest import FileEntry, Manifest, PathFilter, Skipped, parents, to_text
 from stepkeep.workspace.scan import NO_SIGNATURE, ignore_file, opened_parent, opened_root
 from stepkeep.workspace.staging import ChangedMeanwhile, Staging, staging
 
@@ -32,25 +33,31 @@ RESTORED: Final = "files_restored"
 MAX_TRIES: Final = 10
 
 
-class FilesRestored(msgspec.Struct, frozen=True, kw_only=True):
-    """What a restore of files did, or on a dry run would do.
+class FileProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """A path that stayed as it was, and why."""
+
+    path: str
+    reason: str
+
+
+class RestoredFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restore of files did, or on a dry run would do. Paths are text that can be shown.
 
     `changes` lead from the tree as it was to the checkpoint. `failures` are paths that are as they were, and why.
     `safety` is the checkpoint that has the tree as it was; None when nothing had to change. `conflicts` are paths
     whose content no capture had: they are only overwritten by force.
     """
 
-    checkpoint: str
+    session: str
+    checkpoint: CheckpointInfo
     root: str
-    changes: tuple[FileChange, ...]
-    safety: str | None = None
-    conflicts: tuple[str, ...] = ()
-    failures: tuple[Skipped, ...] = ()
-    is_dry_run: bool = False
-
-    @property
-    def is_complete(self) -> bool:
-        return not self.failures and not self.is_dry_run
+    is_dry_run: bool
+    is_complete: bool
+    safety: str | None
+    total: int
+    changes: tuple[ChangedFile, ...]
+    conflicts: tuple[str, ...]
+    failures: tuple[FileProblem, ...]
 
 
 def restore_files(
@@ -62,7 +69,7 @@ def restore_files(
     limits: CaptureLimits = DEFAULT_LIMITS,
     dry_run: bool = False,
     force: bool = False,
-) -> FilesRestored:
+) -> RestoredFiles:
     """Make the tree, or these paths of it, what they were at a checkpoint.
 
     First everything is prepared beside the tree, then a safety checkpoint is taken, then each file is moved into
@@ -77,10 +84,11 @@ def restore_files(
         BackendUnavailable: all files are in place, but a loss of power may take some back (`files_not_durable`).
     """
     work = _FilesRestore(engine, header, root, PathFilter(paths), limits, is_dry_run=dry_run)
-    if dry_run:
-        return work.outcome(is_dry_run=True)
-    work.check_conflicts(force=force)
-    return work.apply() if work.plan.changes else work.outcome(failures=work.plan.blocked)
+    if not dry_run:
+        work.check_conflicts(force=force)
+        if work.plan.changes:
+            return work.apply()
+    return work.outcome(None, work.plan.blocked)
 
 
 def last_safety(engine: Engine, session: SessionInfo) -> tuple[Header, tuple[str, ...]]:
@@ -89,7 +97,7 @@ def last_safety(engine: Engine, session: SessionInfo) -> tuple[Header, tuple[str
     Raises:
         NotFound: no files were restored (`nothing_to_undo`), or the checkpoint is gone.
     """
-    last = last_restore(engine, session.uid)
+    last = next((event.data for event in _events(engine, session.uid) if event.type == BEGUN), None)
     if last is None:
         raise NotFound(
             f"no files were restored in session {session.key!r}: there is nothing to undo",
@@ -97,11 +105,6 @@ def last_safety(engine: Engine, session: SessionInfo) -> tuple[Header, tuple[str
             session=session.key,
         )
     return engine.header(last["safety"], session=session.uid), tuple(last["paths"])
-
-
-def last_restore(engine: Engine, uid: str) -> dict[str, Any] | None:
-    """What is noted of the last restore of files that began."""
-    return next((event.data for event in _events(engine, uid) if event.type == BEGUN), None)
 
 
 def is_last(engine: Engine, uid: str, other: str) -> bool:
@@ -133,6 +136,7 @@ class _FilesRestore:
         self._root = root
         self._wanted = wanted
         self._limits = limits
+        self._is_dry_run = is_dry_run
         self._target = load_manifest(engine, header)
         self._newest = newest_capture(engine, header.session, root)
         self._live = self._scan_live(with_blobs=not is_dry_run)
@@ -196,21 +200,19 @@ class _FilesRestore:
             blocked=(*plan.blocked, *blocked),
         )
 
-    def outcome(
-        self,
-        *,
-        safety: str | None = None,
-        failures: Sequence[Skipped] = (),
-        is_dry_run: bool = False,
-    ) -> FilesRestored:
-        return FilesRestored(
-            checkpoint=self._header.id,
-            root=self._root,
-            changes=self.plan.changes,
+    def outcome(self, safety: str | None, failures: Sequence[Skipped]) -> RestoredFiles:
+        checkpoint = describe_one(self._engine, self._header)
+        return RestoredFiles(
+            session=checkpoint.session,
+            checkpoint=checkpoint,
+            root=to_text(self._root),
+            is_dry_run=self._is_dry_run,
+            is_complete=not failures and not self._is_dry_run,
             safety=safety,
-            conflicts=self.plan.conflicts,
-            failures=self.plan.blocked if is_dry_run else tuple(failures),
-            is_dry_run=is_dry_run,
+            total=len(self.plan.changes),
+            changes=tuple(map(changed_file, self.plan.changes)),
+            conflicts=tuple(map(to_text, self.plan.conflicts)),
+            failures=tuple(FileProblem(path=to_text(each.path), reason=each.reason) for each in failures),
         )
 
     def check_conflicts(self, *, force: bool) -> None:
@@ -240,7 +242,7 @@ class _FilesRestore:
 
     # --- doing it
 
-    def apply(self) -> FilesRestored:
+    def apply(self) -> RestoredFiles:
         with opened_root(self._root) as root:
             try:
                 with staging(root) as area:
@@ -256,7 +258,7 @@ class _FilesRestore:
                     checkpoint=self._header.id,
                 ) from exc
         self._note(RESTORED, safety, changed=len(self.plan.changes), failed=len(failures))
-        return self.outcome(safety=safety, failures=(*self.plan.blocked, *failures))
+        return self.outcome(safety, [*self.plan.blocked, *failures])
 
     def _prepare(self, area: Staging) -> None:
         for change in self.plan.changes:
@@ -324,15 +326,19 @@ class _FilesRestore:
         """Make all changes; what cannot be changed stays as it is and is reported."""
         first = in_the_way(self.plan.changes)
         gone = {change.path for change in first}
+        others = [change for change in self.plan.changes if change.path not in gone]
         failures: list[Skipped] = []
-        for change in first:
-            self._attempt(change, self._remove(area), failures)
-        for change in self.plan.changes:
-            if change.new is not None:
-                self._attempt(change, self._place(area), failures)
-        for change in self.plan.changes:
-            if change.new is None and change.path not in gone:
-                self._attempt(change, self._remove(area), failures)
+        for change in (*first, *sorted(others, key=lambda change: change.new is None)):
+            signature = self._live.signature(change.path)
+            try:
+                if change.new is None:
+                    area.remove(change.path, signature or NO_SIGNATURE)
+                else:
+                    area.place(change.path, signature)
+            except ChangedMeanwhile:
+                failures.append(Skipped(change.path, "it changed while files were restored"))
+            except OSError as exc:
+                failures.append(Skipped(change.path, exc.strerror or "it cannot be written"))
         try:
             area.placed()
         except OSError as exc:
@@ -344,20 +350,6 @@ class _FilesRestore:
                 checkpoint=self._header.id,
             ) from exc
         return failures
-
-    def _place(self, area: Staging) -> Callable[[str], None]:
-        return lambda path: area.place(path, self._live.signature(path))
-
-    def _remove(self, area: Staging) -> Callable[[str], None]:
-        return lambda path: area.remove(path, self._live.signature(path) or NO_SIGNATURE)
-
-    def _attempt(self, change: FileChange, act: Callable[[str], None], failures: list[Skipped]) -> None:
-        try:
-            act(change.path)
-        except ChangedMeanwhile:
-            failures.append(Skipped(change.path, "it changed while files were restored"))
-        except OSError as exc:
-            failures.append(Skipped(change.path, exc.strerror or "it cannot be written"))
 
 
 def _holds_others(root: int, path: str, gone: set[str]) -> bool:
@@ -415,9 +407,9 @@ def plan_restore(
         change = change_of(path, before.get(path), after.get(path))
         if change is None or path not in wanted:
             continue
-        if change.kind is FileChangeKind.REMOVED and is_unknown(path):
+        if change.kind == "removed" and is_unknown(path):
             continue
-        if change.kind is FileChangeKind.ADDED and path in uncaptured:
+        if change.kind == "added" and path in uncaptured:
             continue
         changes.append(change)
     blocked = [
