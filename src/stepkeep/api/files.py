@@ -17,7 +17,7 @@ from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import Header
 
 if TYPE_CHECKING:
-    from stepkeep.workspace.capture import CachedCapture, CaptureLimits, TreeCapture
+    from stepkeep.workspace.capture import CaptureLimits, EarlierCapture, TreeCapture
     from stepkeep.workspace.captured_files import CapturedFiles, FilesExported
     from stepkeep.workspace.file_diff import CodeChanges, CommitPatches, FilesDiff
     from stepkeep.workspace.file_restore import RestoredFiles
@@ -47,7 +47,7 @@ class Files:
         self._engine = engine
         self._uid = uid
         self._settings = settings
-        self._memory: dict[str, CachedCapture] = {}
+        self._memory: dict[str, EarlierCapture] = {}
         self._default = None if default in (None, False) else root_of(default)
 
     # --- saving

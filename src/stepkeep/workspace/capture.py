@@ -9,21 +9,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from stepkeep.codec import exact
 from stepkeep.codec.delta import DEFAULT_CEILING_BYTES
 from stepkeep.codec.integrity import digest
-from stepkeep.engine import Engine, Made, NewBody, reader
+from stepkeep.engine import Engine, Made, NewBody, Save, reader
 from stepkeep.errors import Conflict, StepkeepError
-from stepkeep.model import FILES, Header
+from stepkeep.model import DETAILS, FILES, STATE, Header, Trigger
 from stepkeep.storage.port import Blob
 from stepkeep.storage.urls import database_file, directory_of
 from stepkeep.workspace.captured_files import captures, has_files
-from stepkeep.workspace.git import Git, Repository
-from stepkeep.workspace.ignore import OWN_IGNORE, Rules, first_rules, own_rules
+from stepkeep.workspace.git import Git
+from stepkeep.workspace.ignore import OWN_IGNORE, TreeRules, first_rules, own_rules
 from stepkeep.workspace.manifest import (
     UNSEEN,
     FileEntry,
@@ -71,14 +71,19 @@ class CaptureLimits(msgspec.Struct, frozen=True, kw_only=True):
 TRIES: Final = 3
 """How often a tree is captured for one save when a sweep removes contents meanwhile."""
 
+MAX_TRIES: Final = 10
+"""How often a captured tree is saved when others save meanwhile."""
+
 DEFAULT_LIMITS: Final = CaptureLimits()
 
 
 class EarlierCapture:
-    """An earlier capture of the same tree, indexed for the next one. The entries of a manifest are enough."""
+    """An earlier capture of the same tree, indexed for the next one. The entries of a manifest are enough; `content`
+    is the body it was stored as."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, content: bytes | None = None) -> None:
         self.manifest = manifest
+        self.content = content
 
     @cached_property
     def folders(self) -> Folders:
@@ -93,9 +98,15 @@ class EarlierCapture:
         position = self.positions.get(path)
         return None if position is None else self.manifest.entries[position]
 
-    def followed_by(self, captured: CapturedTree) -> EarlierCapture:
+    def body_of(self, captured: CapturedTree) -> NewBody:
+        """The body that stores a capture after this one."""
+        if self.content is None or captured.replaced is None:
+            return body_of(captured.manifest)
+        return body_after(captured.manifest, self.content, captured.replaced)
+
+    def followed_by(self, captured: CapturedTree, content: bytes | None = None) -> EarlierCapture:
         """The earlier capture for the save after this one."""
-        after = EarlierCapture(captured.manifest)
+        after = EarlierCapture(captured.manifest, content)
         after.folders = captured.folders
         if captured.replaced is not None:
             after.positions = self.positions
@@ -143,22 +154,17 @@ def capture(
     `also` are paths that are captured whatever rules and limits say, or recorded as absent.
     """
     began_ns = now_ns()
-    before = EarlierCapture(Manifest(root=root)) if previous is None else previous
+    before = previous or EarlierCapture(Manifest(root=root))
     repository = Git(root).repository()
     try:
         with opened_root(root) as descriptor:
-            scan = Scan(
-                own_files(engine.backend.url, root).__contains__,
-                known=before.folders,
-                on_left_out=None if repository is None else repository.ask_for_tracked,
-            )
-            scan.tree(descriptor, _rules(repository, limits))
-            left_out: list[str] = []
-            if repository is not None:
-                left_out += repository.not_checked_out()
-            if repository is not None and scan.left_out:
-                tracked = repository.tracked.paths
-                left_out += _add_tracked(scan, descriptor, tracked, own_rules(limits.ignore))
+            own = own_files(engine.backend.url, root)
+            scan = Scan(own, known=before.folders, on_left_out=repository.ask_for_tracked)
+            rules = first_rules(limits.ignore, above=repository.above, everywhere=repository.everywhere)
+            scan.tree(descriptor, rules)
+            left_out = repository.not_checked_out()
+            if scan.left_out:
+                left_out += _add_tracked(scan, descriptor, repository.tracked.paths, limits)
             absent = [path for path in sorted(set(also)) if not scan.path(descriptor, path)]
             over = _over_the_caps(scan, limits, frozenset(also))
             reader = ContentReader(
@@ -167,10 +173,9 @@ def capture(
             entries = reader.entries(scan.found, before.entry)
         folders = corrected(scan.folders, _marks(scan, entries, over))
         merged, replaced = _merged(before, folders, entries)
-        git = None if repository is None else repository.state()
+        git = repository.state()
     finally:
-        if repository is not None:
-            repository.stop()
+        repository.stop()
     manifest = Manifest(
         root=root,
         git=git,
@@ -224,43 +229,25 @@ def _merged(
 # --- what belongs to the tree ------------------------------------------------------------------------------------
 
 
-def _rules(repository: Repository | None, limits: CaptureLimits) -> Rules:
-    if repository is None:
-        return first_rules(limits.ignore)
-    return first_rules(limits.ignore, above=repository.above, everywhere=repository.everywhere)
-
-
-def _add_tracked(scan: Scan, root: int, tracked: Iterable[str], rules: Rules) -> set[str]:
+def _add_tracked(scan: Scan, root: int, tracked: Iterable[str], limits: CaptureLimits) -> set[str]:
     """Add the files that an ignore rule leaves out but git tracks, because they belong to the project.
 
     Returns those of them that a `.stepkeepignore` or the settings leave out all the same.
     """
-    known, left_out = {"": rules.within("", own=ignore_file(root, OWN_IGNORE))}, set()
+
+    def own_ignore_file(path: str) -> bytes | None:
+        return ignore_file(root, path) if path.rpartition("/")[2] == OWN_IGNORE else None
+
+    rules, left_out = TreeRules(own_ignore_file, own_rules(limits.ignore)), set()
     for path in tracked:
-        if path in scan.left_out or any(above in scan.left_out for above in parents(path)):
-            is_ours = any(scan.is_excluded(each) for each in (path, *parents(path)))
-            if not is_safe(path) or is_ours:
-                continue
-            top = _left_out_by(root, path, known)
-            if top is None:
-                scan.path(root, path)
-            else:
-                left_out.add(top)
+        way = (path, *parents(path))
+        if scan.left_out.isdisjoint(way) or not is_safe(path) or any(each in scan.own for each in way):
+            continue
+        if (top := rules.left_out_by(path)) is not None:
+            left_out.add(top)
+        else:
+            scan.path(root, path)
     return left_out
-
-
-def _left_out_by(root: int, path: str, known: dict[str, Rules]) -> str | None:
-    """The path, or the directory above it with a slash at its end, that a `.stepkeepignore` leaves out."""
-    rules, above = known[""], ""
-    for step in [*reversed(list(parents(path))), path]:
-        if rules.is_ignored(step, step.rpartition("/")[2], is_directory=step != path):
-            return step if step == path else f"{step}/"
-        if step != path:
-            above = step
-            if above not in known:
-                known[above] = rules.within(above, own=ignore_file(root, f"{above}/{OWN_IGNORE}"))
-            rules = known[above]
-    return None
 
 
 def _over_the_caps(scan: Scan, limits: CaptureLimits, exempt: frozenset[str]) -> list[str]:
@@ -302,13 +289,6 @@ def _too_large(sizes: dict[str, int], limits: CaptureLimits, exempt: frozenset[s
 # --- a capture as a body of a save -------------------------------------------------------------------------------
 
 
-class CachedCapture(NamedTuple):
-    """The newest capture of a tree, and the body it was stored as."""
-
-    earlier: EarlierCapture
-    content: bytes
-
-
 def capture_live(
     engine: Engine,
     uid: str,
@@ -322,9 +302,8 @@ def capture_live(
 
     With `with_blobs` the result can be stored: files whose content is no longer in the store are then read again too.
     """
-    found = _newest_stored(engine, uid, root)
-    previous = None if found is None else found.earlier
-    if with_blobs:
+    previous = _newest_stored(engine, uid, root)
+    if with_blobs and previous is not None:
         previous = _still_stored(engine, previous)
     return capture(engine, root, previous=previous, limits=limits, also=also, with_blobs=with_blobs)
 
@@ -345,16 +324,15 @@ class TreeCapture:
         root: str,
         *,
         limits: CaptureLimits = DEFAULT_LIMITS,
-        memory: dict[str, CachedCapture] | None = None,
+        memory: dict[str, EarlierCapture] | None = None,
     ) -> None:
         self._engine = engine
         self._uid = uid
         self._root = root
         self._limits = limits
         self._memory = {} if memory is None else memory
-        self._last: CachedCapture | None = None
-        self._left = 0
-        self._now: tuple[EarlierCapture | None, CapturedTree, NewBody] | None = None
+        self._left = TRIES
+        self._now: tuple[EarlierCapture, CapturedTree, NewBody] | None = None
 
     def make(self, refusal: Conflict | None) -> Made | None:
         """The body and blobs of the tree as it is now; after a refused save another attempt, or None to give up.
@@ -364,32 +342,34 @@ class TreeCapture:
         """
         if refusal is None:
             self._left = TRIES
-            self._last = self._memory.get(self._root) or _newest_stored(self._engine, self._uid, self._root)
-            return self._captured(None if self._last is None else self._last.earlier)
+            known = self._memory.get(self._root) or _newest_stored(self._engine, self._uid, self._root)
+            return self._captured(known or EarlierCapture(Manifest(root=self._root)))
         assert self._now is not None
         earlier, captured, _ = self._now
         if (stored := _repeated(self._engine, refusal, captured.manifest)) is not None:
             return Made(stored, captured.blobs)
         if refusal.code != "blob_gone" or not self._left:
             return None
-        self._last = None
         return self._captured(
             _still_stored(self._engine, earlier)
-        )  # a sweep was faster: those files are read again
+        )  # a sweep was faster: files are read again
 
-    def _captured(self, earlier: EarlierCapture | None) -> Made:
+    def _captured(self, earlier: EarlierCapture) -> Made:
         self._left -= 1
         captured = capture(self._engine, self._root, previous=earlier, limits=self._limits)
-        body = _body(captured, self._last)
+        body = earlier.body_of(captured)
         self._now = earlier, captured, body
         return Made(body, captured.blobs)
 
     def stored(self, header: Header) -> None:
         assert self._now is not None
         earlier, captured, body = self._now
-        before = EarlierCapture(Manifest(root=self._root)) if earlier is None else earlier
-        self._memory[self._root] = CachedCapture(before.followed_by(captured), body.content)
-        _log_skipped(header, captured.manifest)
+        self._memory[self._root] = earlier.followed_by(captured, body.content)
+        skipped = captured.manifest.skipped
+        for each in skipped[:20]:
+            log.warning("%s has not captured %r: %s", header.id, each.path, each.reason)
+        if len(skipped) > 20:
+            log.warning("%s has not captured %d more", header.id, len(skipped) - 20)
 
 
 def _repeated(engine: Engine, conflict: Conflict, manifest: Manifest) -> NewBody | None:
@@ -413,38 +393,53 @@ def _unseen(manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, entries=entries)
 
 
-def _body(captured: CapturedTree, known: CachedCapture | None) -> NewBody:
-    if known is None or captured.replaced is None:
-        return body_of(captured.manifest)
-    return body_after(captured.manifest, known.content, captured.replaced)
+def save_tree(
+    engine: Engine,
+    uid: str,
+    tree: CapturedTree,
+    trigger: Trigger,
+    *,
+    message: str = "",
+    tags: tuple[str, ...] = (),
+) -> Header:
+    """Save a captured tree with the newest state as it is by then; without a `message`, with that one's message."""
+    for left in reversed(range(MAX_TRIES)):
+        session = engine.backend.session(uid)
+        branch = engine.backend.branch(uid, session.branch)
+        latest = engine.latest(session)
+        save = Save(
+            session=uid,
+            state=None if latest is None else latest.body(STATE),
+            details=None if latest is None else latest.body(DETAILS),
+            files=Made(body_of(tree.manifest), tree.blobs),
+            expect_head=None if branch is None else branch.head,
+            step=None if latest is None else latest.header.step,
+            status=session.status,
+            trigger=trigger,
+            message=message or ("" if latest is None else latest.header.message),
+            tags=tags,
+            metadata={} if latest is None else latest.header.metadata,
+        )
+        try:
+            return engine.save(save)
+        except Conflict as exc:
+            if exc.code != "head_moved" or not left:
+                raise
+    raise AssertionError("unreachable")
 
 
-def body_and_blobs(captured: CapturedTree) -> Made:
-    """A captured tree as the body of a save."""
-    return Made(body_of(captured.manifest), captured.blobs)
-
-
-def _log_skipped(header: Header, manifest: Manifest) -> None:
-    for each in manifest.skipped[:20]:
-        log.warning("%s has not captured %r: %s", header.id, each.path, each.reason)
-    if len(manifest.skipped) > 20:
-        log.warning("%s has not captured %d more", header.id, len(manifest.skipped) - 20)
-
-
-def _newest_stored(engine: Engine, uid: str, root: str) -> CachedCapture | None:
+def _newest_stored(engine: Engine, uid: str, root: str) -> EarlierCapture | None:
     """The newest stored capture of that tree."""
     for header in captures(engine, uid):
         content = reader.load_body(engine.backend, header, FILES)
         manifest = manifest_of(content)
         if manifest.root == root:
-            return CachedCapture(EarlierCapture(manifest), content)
+            return EarlierCapture(manifest, content)
     return None
 
 
-def _still_stored(engine: Engine, earlier: EarlierCapture | None) -> EarlierCapture | None:
+def _still_stored(engine: Engine, earlier: EarlierCapture) -> EarlierCapture:
     """The capture without the files whose content is no longer in the store."""
-    if earlier is None:
-        return None
     manifest = earlier.manifest
     wanted = manifest.blobs
     stored = engine.backend.has_blobs(sorted(wanted))

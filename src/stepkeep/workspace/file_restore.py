@@ -8,29 +8,22 @@ from typing import Any, Final
 
 import msgspec
 
-from stepkeep.engine import Engine, Save
+from stepkeep.engine import Engine
 from stepkeep.errors import BackendUnavailable, Conflict, NotFound, StepkeepError
 from stepkeep.history.documents import CheckpointInfo, describe_one
-from stepkeep.model import DETAILS, STATE, Header, SessionInfo
+from stepkeep.model import Header, SessionInfo
 from stepkeep.policy.retention import SAFETY_TAG
 from stepkeep.storage.port import Event
-from stepkeep.workspace.capture import (
-    DEFAULT_LIMITS,
-    CapturedTree,
-    CaptureLimits,
-    body_and_blobs,
-    capture_live,
-)
+from stepkeep.workspace.capture import DEFAULT_LIMITS, CapturedTree, CaptureLimits, capture_live, save_tree
 from stepkeep.workspace.captured_files import SAFETY, load_manifest, newest_capture
 from stepkeep.workspace.file_diff import ChangedFile, FileChange, SkippedPaths, change_of, changed_file
-from stepkeep.workspace.ignore import GIT_IGNORE, OWN_IGNORE, Rules, first_rules
+from stepkeep.workspace.ignore import TreeRules, first_rules
 from stepkeep.workspace.manifest import FileEntry, Manifest, PathFilter, Skipped, parents, to_text
 from stepkeep.workspace.scan import NO_SIGNATURE, ignore_file, opened_parent, opened_root
 from stepkeep.workspace.staging import ChangedMeanwhile, Staging, staging
 
 BEGUN: Final = "files_restore_begun"
 RESTORED: Final = "files_restored"
-MAX_TRIES: Final = 10
 
 
 class FileProblem(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,30 +279,10 @@ class _FilesRestore:
         return self._newest[0].id if is_on_its_way else None
 
     def _save_safety(self) -> str:
-        uid = self._header.session
-        for left in reversed(range(MAX_TRIES)):
-            session = self._engine.backend.session(uid)
-            branch = self._engine.backend.branch(uid, session.branch)
-            latest = self._engine.latest(session)
-            save = Save(
-                session=uid,
-                state=None if latest is None else latest.body(STATE),
-                details=None if latest is None else latest.body(DETAILS),
-                files=body_and_blobs(self._live),
-                expect_head=None if branch is None else branch.head,
-                step=None if latest is None else latest.header.step,
-                status=session.status,
-                trigger=SAFETY,
-                message=f"before the files of #{self._header.seq} were restored",
-                tags=(SAFETY_TAG,),
-                metadata={} if latest is None else latest.header.metadata,
-            )
-            try:
-                return self._engine.save(save).id
-            except Conflict as exc:
-                if exc.code != "head_moved" or not left:
-                    raise
-        raise AssertionError("unreachable")
+        message = f"before the files of #{self._header.seq} were restored"
+        return save_tree(
+            self._engine, self._header.session, self._live, SAFETY, message=message, tags=(SAFETY_TAG,)
+        ).id
 
     def _facts(self, safety: str) -> dict[str, Any]:
         return {
@@ -455,32 +428,6 @@ def is_between(live: Manifest, old: Manifest, new: Manifest) -> bool:
 # --- what the ignore files of a tree leave out -------------------------------------------------------------------
 
 
-class TreeRules:
-    """What the ignore files in a tree leave out; `content` gives each of them by its path. Nothing else counts: not
-    where a nested repository begins, nor what git says outside the tree or tracks."""
-
-    def __init__(self, content: Callable[[str], bytes | None], rules: Rules) -> None:
-        self._content = content
-        self._rules = {"": self._within(rules, "")}
-
-    def is_ignored(self, path: str) -> bool:
-        """Whether the rules leave out a file, or a directory above it."""
-        rules = self._rules[""]
-        for directory in reversed(list(parents(path))):
-            if rules.is_ignored(directory, directory.rpartition("/")[2], is_directory=True):
-                return True
-            if directory not in self._rules:
-                self._rules[directory] = self._within(rules, directory)
-            rules = self._rules[directory]
-        return rules.is_ignored(path, path.rpartition("/")[2], is_directory=False)
-
-    def _within(self, rules: Rules, directory: str) -> Rules:
-        lead = f"{directory}/" if directory else ""
-        return rules.within(
-            directory, git=self._content(lead + GIT_IGNORE), own=self._content(lead + OWN_IGNORE)
-        )
-
-
 def was_left_out(
     engine: Engine, manifest: Manifest, root: str, limits: CaptureLimits
 ) -> Callable[[str], bool]:
@@ -493,7 +440,7 @@ def was_left_out(
     rules = first_rules(limits.ignore)
     then = TreeRules(_recorded(engine, manifest), rules)
     now = TreeRules(_live(root), rules)
-    return lambda path: then.is_ignored(path) and not now.is_ignored(path)
+    return lambda path: then.left_out_by(path) is not None and now.left_out_by(path) is None
 
 
 def _recorded(engine: Engine, manifest: Manifest) -> Callable[[str], bytes | None]:

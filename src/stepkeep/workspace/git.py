@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepkeep")
 
+T = TypeVar("T")
+
 TIMEOUT_SECONDS: Final = 60
-MAX_HINTS: Final = 64
 _FIELDS: Final = {b"1": 8, b"u": 10}
 """How many fields of a line of `git status` come before the path."""
 _OFF: Final = (
@@ -120,21 +121,14 @@ class Git:
             return GitCall(None, words)
         return GitCall(process, words)
 
-    def repository(self) -> Repository | None:
-        """What the scan must know before it begins; None outside of a repository."""
-        if self._program is None:
-            return None
+    def repository(self) -> Repository:
+        """What the scan must know before it begins; outside of a repository one that says nothing."""
         spots = [each / ".git" for each in (Path(self.root), *Path(self.root).parents)]
         top = next((number for number, spot in enumerate(spots) if os.path.lexists(spot)), None)
-        if top is None:
-            return None
-        # Programs are slow to start: what they say is remembered while no file it depends on changes.
-        key = self.root, self._program, *(self._environ.get(name) for name in ENVIRON)
-        location = _known_location(key)
+        location = None if top is None else self._location(spots[: top + 1])
         if location is None:
-            location = _remember_location(key, self._location(spots[: top + 1]))
-        if location is None:
-            return None
+            self._program = None
+            return Repository(self, "")
         self._without = location.without
         if top and location.prefix and self.call("check-ignore", "--quiet", ".").output() is not None:
             # The root was named on purpose: rules from above do not hold.
@@ -144,6 +138,16 @@ class Git:
         return Repository(self, location.prefix, above, everywhere, is_sparse=location.is_sparse)
 
     def _location(self, spots: Sequence[Path]) -> GitLocation | None:
+        """Programs are slow to start: what they say is remembered while no file it depends on changes."""
+        key = self.root, self._program, *(self._environ.get(name) for name in ENVIRON)
+        known = _locations.get(key)
+        if known is not None and known.is_as_watched():
+            return known
+        location = None if self._program is None else self._asked_location(spots)
+        _locations.remember(key, None if location is None or location.watched is None else location)
+        return location
+
+    def _asked_location(self, spots: Sequence[Path]) -> GitLocation | None:
         began_ns = time.time_ns()
         where = self.call(
             "rev-parse", "--show-prefix", _NEXT, "--git-path", "info/exclude", _NEXT, "--git-dir"
@@ -179,17 +183,6 @@ class TrackedPaths(NamedTuple):
 
     paths: list[str]
     not_checked_out: frozenset[str]
-
-
-def _gathered(tracked: TrackedPaths) -> list[str]:
-    there = {
-        above for path in tracked.paths if path not in tracked.not_checked_out for above in parents(path)
-    }
-    found = set()
-    for path in tracked.not_checked_out:
-        top = next((f"{above}/" for above in reversed(list(parents(path))) if above not in there), path)
-        found.add(top)
-    return sorted(found)
 
 
 class Repository:
@@ -241,7 +234,7 @@ class Repository:
         if output is None:
             return None
         facts, differing = dict(_facts(output.split(b"\0"))), next(_differences(output), None)
-        _note(self._git.root, differing)
+        _dirty.remember(self._git.root, differing)
         commit, branch = facts.get("oid", ""), facts.get("head")
         return GitState(
             commit=commit if _COMMIT.fullmatch(commit) else None,
@@ -272,7 +265,14 @@ class Repository:
 
     def not_checked_out(self) -> list[str]:
         """What is tracked and not checked out; a directory, with a slash at its end, for all of what is below it."""
-        return _gathered(self.tracked) if self._is_sparse else []
+        if not self._is_sparse:
+            return []
+        missing = self.tracked.not_checked_out
+        there = {above for path in self.tracked.paths if path not in missing for above in parents(path)}
+        return [
+            next((f"{above}/" for above in reversed(list(parents(path))) if above not in there), path)
+            for path in missing
+        ]
 
     def stop(self) -> None:
         self._status.stop()
@@ -280,16 +280,26 @@ class Repository:
             self._tracked.stop()
 
 
-_dirty: OrderedDict[str, str] = OrderedDict()
+class _Recent(OrderedDict[Hashable, T]):
+    """What was found out lately, so many answers at most."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def remember(self, key: Hashable, value: T | None) -> None:
+        self.pop(key, None)
+        if value is not None:
+            self[key] = value
+        while len(self) > self._most:
+            self.popitem(last=False)
+
+
+_dirty: _Recent[str] = _Recent(64)
 """Root -> a path that differed from the commit when it was asked for last."""
 
-
-def _note(root: str, differing: str | None) -> None:
-    _dirty.pop(root, None)
-    if differing is not None:
-        _dirty[root] = differing
-    while len(_dirty) > MAX_HINTS:
-        _dirty.popitem(last=False)
+_locations: _Recent[GitLocation] = _Recent(16)
+"""Where workspaces are in their repositories, by root, program and what says where settings are."""
 
 
 def _differences(output: bytes) -> Iterator[str]:
@@ -359,7 +369,6 @@ def _facts(records: Iterable[bytes]) -> Iterator[tuple[str, str]]:
 ENVIRON: Final = ("HOME", "XDG_CONFIG_HOME")
 """Variables that say where settings are."""
 
-REMEMBERED: Final = 16
 YOUNG_NS: Final = 2_000_000_000
 """A file that is younger could change once more without a trace."""
 
@@ -442,23 +451,3 @@ def _file_signature(path: Path) -> tuple[int, ...] | None:
     if stat.S_ISDIR(status.st_mode):
         return 0, 0, status.st_ino, status.st_mode, status.st_uid  # its times tell of what is in it
     return *signature_of(status), status.st_uid
-
-
-_locations: OrderedDict[Hashable, GitLocation] = OrderedDict()
-
-
-def _known_location(key: Hashable) -> GitLocation | None:
-    """The remembered location, if none of the files it depends on changed."""
-    location = _locations.get(key)
-    return location if location is not None and location.is_as_watched() else None
-
-
-def _remember_location(key: Hashable, location: GitLocation | None) -> GitLocation | None:
-    if location is None or location.watched is None:
-        _locations.pop(key, None)
-        return location
-    _locations[key] = location
-    _locations.move_to_end(key)
-    while len(_locations) > REMEMBERED:
-        _locations.popitem(last=False)
-    return location

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-import msgspec
+from stepkeep.workspace.manifest import parents
 
 GIT_IGNORE: Final = ".gitignore"
 OWN_IGNORE: Final = ".stepkeepignore"
@@ -159,7 +159,7 @@ class Rules:
         return Rules(own=more_own + self._own, git=more_git + inherited, outer=self._outer)
 
 
-class Outside(msgspec.Struct, frozen=True):
+class Outside(NamedTuple):
     """An ignore file of git that lies outside the workspace, and what leads from its directory to the workspace."""
 
     content: bytes
@@ -193,6 +193,32 @@ def own_rules(extra: Iterable[str] = ()) -> Rules:
 
 def _outside(file: Outside) -> RuleList:
     return RuleList(parse(file.content), lead=as_latin(file.lead))
+
+
+class TreeRules:
+    """What the ignore files in a tree leave out; `content` gives each of them by its path. Nothing else counts: not
+    where a nested repository begins, nor what git says outside the tree or tracks."""
+
+    def __init__(self, content: Callable[[str], bytes | None], rules: Rules) -> None:
+        self._content = content
+        self._rules = {"": self._within(rules, "")}
+
+    def left_out_by(self, path: str) -> str | None:
+        """The file, or the directory above it with a slash at its end, that a rule leaves out; None if none does."""
+        rules = self._rules[""]
+        for directory in reversed(list(parents(path))):
+            if rules.is_ignored(directory, directory.rpartition("/")[2], is_directory=True):
+                return f"{directory}/"
+            if directory not in self._rules:
+                self._rules[directory] = self._within(rules, directory)
+            rules = self._rules[directory]
+        return path if rules.is_ignored(path, path.rpartition("/")[2], is_directory=False) else None
+
+    def _within(self, rules: Rules, directory: str) -> Rules:
+        lead = f"{directory}/" if directory else ""
+        return rules.within(
+            directory, git=self._content(lead + GIT_IGNORE), own=self._content(lead + OWN_IGNORE)
+        )
 
 
 # --- one line of an ignore file, with the meaning git gives it ---------------------------------------------------

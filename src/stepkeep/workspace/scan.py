@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -41,12 +41,12 @@ class Scan:
 
     `folders` are all files and links that belong to it; `found` those whose stat signature is not
     the recorded one. `skipped` was left out for another reason than a rule. `left_out` are files and directories that
-    a rule leaves out, and `on_left_out` is called at the first of them.
+    a rule leaves out, and `on_left_out` is called at the first of them. `own` are the paths of the store itself.
     """
 
     def __init__(
         self,
-        is_excluded: Callable[[str], bool] | None = None,
+        own: Container[str] = (),
         *,
         known: Folders | None = None,
         on_left_out: Callable[[], None] | None = None,
@@ -56,7 +56,7 @@ class Scan:
         self.skipped: list[Skipped] = []
         self.left_out: set[str] = set()
         self._known: Folders = {} if known is None else known
-        self._is_excluded = is_excluded
+        self.own = own
         self._on_left_out = on_left_out
 
     def tree(self, root: int, rules: Rules) -> None:
@@ -84,10 +84,6 @@ class Scan:
 
     def __contains__(self, path: str) -> bool:
         return path in self.found or signature_at(self.folders, path) is not None
-
-    def is_excluded(self, path: str) -> bool:
-        """Whether a path belongs to the store itself."""
-        return self._is_excluded is not None and self._is_excluded(path)
 
     def _directory(self, directory: int, path: str, rules: Rules, depth: int) -> None:
         lead = path + "/" if path else ""
@@ -156,7 +152,7 @@ class Scan:
     def _is_left_out(self, path: str, name: str, is_directory: bool, rules: Rules) -> bool:
         if is_vcs_name(name, is_directory=is_directory) or name.startswith(STAGING_PREFIX):
             return True
-        if self.is_excluded(path):
+        if path in self.own:
             return True
         if not rules.is_ignored(path, name, is_directory):
             return False

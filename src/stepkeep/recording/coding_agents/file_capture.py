@@ -10,16 +10,15 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from stepkeep.engine import Engine, Save
-from stepkeep.errors import Conflict
-from stepkeep.model import DETAILS, STATE, SessionInfo, Trigger, TriggerKind
+from stepkeep.engine import Engine
+from stepkeep.model import SessionInfo, Trigger, TriggerKind
 from stepkeep.recording.coding_agents import events, locations
 from stepkeep.recording.coding_agents.environment import repository_of
 from stepkeep.recording.coding_agents.events import HookEvent
 from stepkeep.recording.coding_agents.locations import home_of
 
 if TYPE_CHECKING:
-    from stepkeep.workspace.capture import CapturedTree, CaptureLimits
+    from stepkeep.workspace.capture import CaptureLimits
 
 BOUNDARIES = (events.TURN_END, events.COMPACTION, events.END)
 TRIGGER = Trigger(TriggerKind.AUTO, "workspace")
@@ -27,7 +26,6 @@ TOO_SLOW = "files_took_too_long"
 """In the metadata of a session: its tree is not captured again."""
 
 SECONDS = 30
-MAX_TRIES = 5
 _NICE = 10
 
 
@@ -96,42 +94,13 @@ def _limits(environ: Mapping[str, str]) -> CaptureLimits | None:
 
 
 def _save(engine: Engine, session: SessionInfo, root: str, limits: CaptureLimits) -> None:
-    from stepkeep.workspace.capture import capture_live, real_root
+    from stepkeep.workspace.capture import capture_live, real_root, save_tree
 
     tree = capture_live(engine, session.uid, real_root(root), limits=limits, with_blobs=True)
     if tree.replaced == ():
         return  # as the last capture has it
-    for left in reversed(range(MAX_TRIES)):
-        try:
-            _save_beside_the_newest(engine, engine.backend.session(session.uid), tree)
-        except Conflict as exc:
-            if exc.code != "head_moved" or not left:
-                raise
-        else:
-            return
-
-
-def _save_beside_the_newest(engine: Engine, session: SessionInfo, tree: CapturedTree) -> None:
-    """Store a tree with the state as it is by now: the next hook may have been faster."""
-    from stepkeep.workspace.capture import body_and_blobs
-
-    newest = engine.latest(session)
-    if newest is None:
-        return
-    header = newest.header
-    save = Save(
-        session=session.uid,
-        state=newest.body(STATE),
-        details=newest.body(DETAILS),
-        files=body_and_blobs(tree),
-        expect_head=header.id,
-        step=header.step,
-        status=session.status,
-        trigger=TRIGGER,
-        message=header.message,
-        metadata=header.metadata,
-    )
-    engine.save(save)
+    if engine.latest(session) is not None:
+        save_tree(engine, session.uid, tree, TRIGGER)
 
 
 def _note(engine: Engine, uid: str, event: HookEvent, environ: Mapping[str, str], exc: Exception) -> None:
