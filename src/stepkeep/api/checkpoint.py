@@ -114,7 +114,7 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     def document(self) -> RestoredInfo:
         """The same as JSON can hold it, without the state."""
         from stepkeep.api.values import RestoredInfo
-        from stepkeep.history.restoration import BEFORE
+        from stepkeep.history.refs import BEFORE
 
         return RestoredInfo(
             session=self.session,

@@ -19,7 +19,7 @@ from stepkeep.api.options import RetentionRules
 from stepkeep.api.session import Session
 from stepkeep.api.store import Store
 from stepkeep.history.documents import CheckpointInfo, describe
-from stepkeep.history.restoration import BEFORE
+from stepkeep.history.refs import BEFORE
 from stepkeep.investigation.comparison import InvestigationComparison, compare_states
 from stepkeep.investigation.report import markdown
 from stepkeep.investigation.state import InvestigationState, state_of

@@ -11,9 +11,10 @@ from stepkeep.api.values import ChangeCounts
 from stepkeep.config import Settings
 from stepkeep.engine import Engine, Save
 from stepkeep.errors import StepkeepError
-from stepkeep.history import restoration, state_diff
+from stepkeep.history import branches, state_diff
+from stepkeep.history.branches import Restoration
 from stepkeep.history.documents import readable_header
-from stepkeep.history.restoration import Restoration
+from stepkeep.history.refs import BEFORE
 from stepkeep.model import Header, SessionInfo
 from stepkeep.recording.parts import Extra, Missing, Parts, PutBack
 from stepkeep.storage.port import ANY_HEAD
@@ -51,13 +52,13 @@ def restore(
 ) -> Restored:
     """Let a session go on from a checkpoint, together with its connected parts; see `Session.restore`."""
     engine, parts = session._engine, session._parts
-    is_undo = ref == restoration.BEFORE and branch is None
+    is_undo = ref == BEFORE and branch is None
     report = PutBack()
     if parts is None or not parts.names:
         if is_undo:
-            done = restoration.undo(engine, session.info, expect_head=expect_head)
+            done = branches.undo(engine, session.info, expect_head=expect_head)
         else:
-            done = restoration.restore(engine, session.header(ref), branch=branch, expect_head=expect_head)
+            done = branches.restore(engine, session.header(ref), branch=branch, expect_head=expect_head)
     elif is_undo:
         done, report = _undo_with_parts(
             engine, parts, session.info, expect_head=expect_head, missing=missing, extra=extra
@@ -126,7 +127,7 @@ def _restore_with_parts(
         expect_head = _head(engine, info)
     state = engine.load(header).value()
     with parts.put_back(state, missing=missing, extra=extra, checkpoint=header.id) as report:
-        done = restoration.restore(engine, header, branch=branch, expect_head=expect_head)
+        done = branches.restore(engine, header, branch=branch, expect_head=expect_head)
     return done, report
 
 
@@ -140,7 +141,7 @@ def _undo_with_parts(
     extra: Extra,
 ) -> tuple[Restoration, PutBack]:
     """Return to where the session was before, with its parts. Where they fail, the session stays where it is."""
-    done = restoration.undo(engine, info, expect_head=expect_head)
+    done = branches.undo(engine, info, expect_head=expect_head)
     header = done.loaded.header
     try:
         with parts.put_back(
@@ -149,7 +150,7 @@ def _undo_with_parts(
             return done, report
     except BaseException:
         if done.left.name != done.branch.name:
-            restoration.undo(engine, engine.backend.session(info.uid))  # undoing twice is doing it again
+            branches.undo(engine, engine.backend.session(info.uid))  # undoing twice is doing it again
         raise
 
 

@@ -1,5 +1,5 @@
-"""Branches: named lines of checkpoints. Fork at any checkpoint, move the session between them, close and reopen, and
-find where two of them parted.
+"""Branches: named lines of checkpoints. Fork at any checkpoint, move the session between them, go on from an old
+checkpoint, close and reopen, and find where two of them parted.
 
 Nothing here removes a checkpoint, and every change is a compare-and-set: two at once never overwrite each other.
 """
@@ -13,11 +13,12 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from stepkeep.engine import Engine, reader
+from stepkeep.engine import Engine, Loaded, reader
 from stepkeep.engine.engine import plain_metadata
 from stepkeep.errors import Conflict, NotFound
-from stepkeep.history.refs import SWITCHED
-from stepkeep.model import Branch, BranchState, Header, SessionInfo, check_branch_name, check_name
+from stepkeep.history import refs
+from stepkeep.history.refs import BEFORE, SWITCHED
+from stepkeep.model import Branch, BranchState, Header, SessionInfo, Status, check_branch_name, check_name
 from stepkeep.storage.port import ANY_HEAD, HeaderQuery
 
 Why: TypeAlias = Literal["fork", "switch", "restore"]
@@ -52,10 +53,6 @@ def find(engine: Engine, uid: str, name: str) -> Branch:
             branch=name,
         )
     return found
-
-
-def is_open(branch: Branch) -> bool:
-    return branch.state is BranchState.OPEN
 
 
 # --- forking ---------------------------------------------------------------------------------------------------
@@ -96,32 +93,26 @@ def begin(
         metadata=plain_metadata({**(metadata or {}), **marks}),
     )
     for candidate in _names(at) if name is None else [name]:
-        stored = _store_new(engine, at.session, msgspec.structs.replace(wanted, name=candidate))
-        if stored is not None:
-            return stored
-    raise exists(at.session, wanted.name)
+        if engine.backend.branch(at.session, candidate) is None:
+            branch = msgspec.structs.replace(wanted, name=candidate)
+            # Another may have taken the name a moment ago.
+            if (stored := _set_if_unmoved(engine, at.session, branch, expect_head=None)) is not None:
+                return stored
+    raise _exists(at.session, wanted.name)
 
 
-def exists(uid: str, name: str) -> Conflict:
-    return Conflict(
-        f"there is a branch {name!r} already: switch to it, or choose another name",
-        code="branch_exists",
-        retryable=False,
-        session=uid,
-        branch=name,
-    )
+def _refused(code: str, uid: str, name: str, message: str) -> Conflict:
+    return Conflict(message, code=code, retryable=False, session=uid, branch=name)
+
+
+def _exists(uid: str, name: str) -> Conflict:
+    message = f"there is a branch {name!r} already: switch to it, or choose another name"
+    return _refused("branch_exists", uid, name, message)
 
 
 def _names(at: Header) -> Iterator[str]:
     yield f"from-{at.seq}"
     yield from (f"from-{at.seq}-{number}" for number in count(2))
-
-
-def _store_new(engine: Engine, uid: str, branch: Branch) -> Branch | None:
-    """The branch as stored; None when the name is taken, even if only since a moment ago."""
-    if engine.backend.branch(uid, branch.name) is not None:
-        return None
-    return _set_if_unmoved(engine, uid, branch, expect_head=None)
 
 
 # --- moving the session ----------------------------------------------------------------------------------------
@@ -139,32 +130,19 @@ def switch(engine: Engine, uid: str, name: str) -> Branch:
         branch = find(engine, uid, name)
         check_open(branch, uid)
         # One that began nowhere may simply not have been used yet.
-        if branch.head is None and branch.fork is not None and _has_checkpoints(engine, uid):
-            raise Conflict(
-                f"nothing is left of branch {name!r}: restore a checkpoint instead",
-                code="branch_empty",
-                retryable=False,
-                session=session.key,
-                branch=name,
-            )
+        is_used = branch.head is None and branch.fork is not None
+        if is_used and any(engine.backend.headers(HeaderQuery(session=uid, limit=1))):
+            message = f"nothing is left of branch {name!r}: restore a checkpoint instead"
+            raise _refused("branch_empty", session.key, name, message)
         return branch
 
     return move(engine, uid, wanted, why="switch").entered
 
 
-def _has_checkpoints(engine: Engine, uid: str) -> bool:
-    return next(engine.backend.headers(HeaderQuery(session=uid, limit=1)), None) is not None
-
-
 def check_open(branch: Branch, uid: str) -> None:
-    if not is_open(branch):
-        raise Conflict(
-            f"branch {branch.name!r} is {branch.state}: reopen it first",
-            code="branch_closed",
-            retryable=False,
-            session=uid,
-            branch=branch.name,
-        )
+    if branch.state is not BranchState.OPEN:
+        message = f"branch {branch.name!r} is {branch.state}: reopen it first"
+        raise _refused("branch_closed", uid, branch.name, message)
 
 
 def move(
@@ -187,9 +165,11 @@ def move(
     for _ in range(MAX_TRIES):
         session = engine.backend.session(uid)
         check_head(session, find(engine, uid, session.branch), expect_head)
-        branch = _pinned(engine, uid, wanted(session))
+        found = wanted(session)
+        pinned = msgspec.structs.replace(found, is_pinned=True)
+        branch = found if found == pinned else _set_if_unmoved(engine, uid, pinned, expect_head=found.head)
         if branch is None:
-            continue
+            continue  # someone saved to it meanwhile
         fields = {"branch": branch.name, **changes(session)}
         if branch.name == session.branch and len(fields) == 1:
             return BranchSwitch(before=session, session=session, left=branch, entered=branch)
@@ -198,9 +178,21 @@ def move(
             continue
         # Nobody saves to the old branch by default any more, so its head now is what was left.
         left = find(engine, uid, session.branch)
-        _check_left(engine, session, moved, left, fields, expect_head)
+        try:
+            if left.name != moved.branch:
+                check_head(session, left, expect_head)
+        except Conflict:  # a save came between the check and the switch, which is undone
+            _update(engine, moved, {name: getattr(session, name) for name in fields})
+            raise
         if branch.name != left.name:
-            _record(engine, uid, left, branch, why)
+            data = {
+                "from": left.name,
+                "from_head": left.head,
+                "to": branch.name,
+                "to_head": branch.head,
+                "why": why,
+            }
+            engine.backend.record_event(uid, SWITCHED, data, time_us=engine.clock())
         return BranchSwitch(before=session, session=moved, left=left, entered=branch)
     raise Conflict(f"others keep changing session {uid}: try again", code="version_changed", session=uid)
 
@@ -232,33 +224,129 @@ def check_head(session: SessionInfo, branch: Branch, expect_head: str | None) ->
         )
 
 
-def _check_left(
+# --- going on from an old checkpoint ---------------------------------------------------------------------------
+
+
+class Restoration(msgspec.Struct, frozen=True, kw_only=True):
+    """What was restored, on which branch the session goes on, and what it left behind."""
+
+    loaded: Loaded
+    branch: Branch
+    is_new_branch: bool
+    left: Branch
+
+    @property
+    def undo(self) -> str:
+        """How to return, in words."""
+        if self.left.name == self.branch.name:
+            return "nothing to undo: the session was there already"
+        return (
+            f"restore {BEFORE!r} returns to branch {self.left.name!r} at {self.left.head or 'its beginning'}"
+        )
+
+
+def restore(
+    engine: Engine, header: Header, *, branch: str | None = None, expect_head: str | None = ANY_HEAD
+) -> Restoration:
+    """Let a session go on from one of its checkpoints. What came after stays where it is.
+
+    Where an open branch has it as head the session switches there, else a branch is forked. The checkpoint is
+    loaded and verified before anything changes. The branch left behind stays, but unless a person named it
+    pruning may take it (V7). A session that was finished is in progress again.
+
+    Raises:
+        Corrupt: the checkpoint is damaged; nothing changed.
+        Conflict: `expect_head` is not the head of the current branch (`head_moved`), or the branch that was
+            named exists elsewhere (`branch_exists`) or is not open (`branch_closed`).
+    """
+    return _restored(engine, engine.load(header), branch, expect_head)
+
+
+def undo(engine: Engine, session: SessionInfo, *, expect_head: str | None = ANY_HEAD) -> Restoration:
+    """Return to where the session was before its last restore, fork or switch: to that branch, at its head.
+
+    A branch that was closed since is forked where it was left. Undoing twice is doing it again.
+
+    Raises:
+        NotFound: the session never changed its branch, or the checkpoint is gone (`checkpoint_not_found`).
+    """
+    home = _left_last(engine, session)
+    if home is None or home.head is None:
+        return restore(engine, refs.resolve(engine, session, refs.Before()), expect_head=expect_head)
+    loaded = engine.load(engine.header(home.head, session=session.uid))
+    return _restored(engine, loaded, None, expect_head, preferred=home.name)
+
+
+def _left_last(engine: Engine, session: SessionInfo) -> Branch | None:
+    """The branch that the last change of branches left, if it is open and where it was left, or further on."""
+    switch = refs.last_switch(engine, session) or {}
+    home = None if "from" not in switch else engine.backend.branch(session.uid, switch["from"])
+    if home is None or home.head is None or home.state is not BranchState.OPEN:
+        return None
+    # Where pruning took the head that was left, an older one does not take its place. Ids sort like times.
+    is_stored = refs.find(engine, session, refs.Before()) is not None
+    return home if is_stored or home.head > (switch.get("from_head") or "") else None
+
+
+def _restored(
     engine: Engine,
-    before: SessionInfo,
-    moved: SessionInfo,
-    left: Branch,
-    fields: dict[str, Any],
+    loaded: Loaded,
+    name: str | None,
     expect_head: str | None,
-) -> None:
-    """Undo the switch if a save moved the head between the check and the switch."""
-    if left.name == moved.branch:
-        return
+    preferred: str | None = None,
+) -> Restoration:
+    header, begun = loaded.header, None
+
+    def target(session: SessionInfo) -> Branch:
+        """The branch to go on with: one that has the checkpoint as its head, else a new one."""
+        nonlocal begun
+        if begun is None:
+            found = _at_head(engine, session, header, name, preferred)
+            if found is not None:
+                return found
+            begun = begin(engine, header, name)
+        return begun
+
     try:
-        check_head(before, left, expect_head)
-    except Conflict:
-        _update(engine, moved, {name: getattr(before, name) for name in fields})
+        done = move(
+            engine, header.session, target, why="restore", changes=_reopening, expect_head=expect_head
+        )
+    except (Conflict, NotFound):
+        if begun is not None:
+            change(engine, header.session, begun, state=BranchState.ABANDONED, is_pinned=False)
         raise
+    # Nothing below changes where the session is.
+    if done.left.name != done.entered.name and NAMED not in done.left.metadata:
+        change(engine, header.session, done.left, is_pinned=False)
+    if done.before.status.is_finished:
+        data = {"checkpoint": header.id}
+        engine.backend.record_event(header.session, "session_reopened", data, time_us=engine.clock())
+    return Restoration(loaded=loaded, branch=done.entered, is_new_branch=begun is not None, left=done.left)
 
 
-def _record(engine: Engine, uid: str, left: Branch, entered: Branch, why: Why) -> None:
-    data = {
-        "from": left.name,
-        "from_head": left.head,
-        "to": entered.name,
-        "to_head": entered.head,
-        "why": why,
+def _at_head(
+    engine: Engine, session: SessionInfo, header: Header, name: str | None, preferred: str | None
+) -> Branch | None:
+    """The branch that is named, or an open one that has the checkpoint as its head."""
+    if name is not None:
+        found = engine.backend.branch(session.uid, check_name("a branch", name))
+        if found is not None:
+            check_open(found, session.uid)
+            if found.head != header.id:
+                raise _exists(session.uid, name)
+        return found
+    records = engine.backend.branches(session.uid)
+    at_head = {
+        each.name: each for each in records if each.head == header.id and each.state is BranchState.OPEN
     }
-    engine.backend.record_event(uid, SWITCHED, data, time_us=engine.clock())
+    order = (preferred, session.branch, header.branch, *at_head)
+    return next((at_head[each] for each in order if each in at_head), None)
+
+
+def _reopening(session: SessionInfo) -> dict[str, Any]:
+    if not session.status.is_finished:
+        return {}
+    return {"status": Status.IN_PROGRESS, "finished_us": None, "error": None}
 
 
 # --- changing a branch -----------------------------------------------------------------------------------------
@@ -281,18 +369,12 @@ def close(
 
 def close_at(engine: Engine, uid: str, branch: Branch, state: BranchState) -> Branch | None:
     """The branch as closed, at the very head it was seen with; None when someone saved to it meanwhile."""
-    closed = msgspec.structs.replace(branch, state=state)
-    return _set_if_unmoved(engine, uid, closed, expect_head=branch.head)
+    return _set_if_unmoved(engine, uid, msgspec.structs.replace(branch, state=state), expect_head=branch.head)
 
 
 def is_current(uid: str, name: str, problem: str) -> Conflict:
-    return Conflict(
-        f"branch {name!r} is the current one and {problem}: switch to another first",
-        code="branch_is_current",
-        retryable=False,
-        session=uid,
-        branch=name,
-    )
+    message = f"branch {name!r} is the current one and {problem}: switch to another first"
+    return _refused("branch_is_current", uid, name, message)
 
 
 def reopen(engine: Engine, uid: str, name: str) -> Branch:
@@ -300,15 +382,8 @@ def reopen(engine: Engine, uid: str, name: str) -> Branch:
     return change(engine, uid, find(engine, uid, name), state=BranchState.OPEN, is_pinned=True)
 
 
-def _pinned(engine: Engine, uid: str, branch: Branch) -> Branch | None:
-    """The branch as pinned, at the very head it was seen with; None when someone saved to it meanwhile."""
-    if branch.is_pinned:
-        return branch
-    pinned = msgspec.structs.replace(branch, is_pinned=True)
-    return _set_if_unmoved(engine, uid, pinned, expect_head=branch.head)
-
-
 def _set_if_unmoved(engine: Engine, uid: str, branch: Branch, *, expect_head: str | None) -> Branch | None:
+    """The branch as stored; None when its head is another by now."""
     try:
         return engine.backend.set_branch(uid, branch, expect_head=expect_head)
     except Conflict as exc:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, tzinfo
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -28,7 +28,7 @@ from stepkeep.errors import InvalidInput, NotFound, StepkeepError
 from stepkeep.history import times
 from stepkeep.logs import Log
 from stepkeep.model import MAX_SEQ, Header, SessionInfo, check_text
-from stepkeep.storage.port import Event, HeaderQuery, HeaderRow
+from stepkeep.storage.port import HeaderQuery, HeaderRow
 from stepkeep.text import shortened
 
 log = Log("stepkeep")
@@ -38,6 +38,9 @@ _MAX_NAMED: Final = 5
 
 _MAX_SEARCHED: Final = 2000
 """How many checkpoints of the current line the search for similar names looks at."""
+
+BEFORE: Final = "latest@before"
+"""The ref that undoes a restore."""
 
 SWITCHED: Final = "branch_switched"
 """The event that remembers, as `from_head`, what was latest before a restore, a fork or a switch."""
@@ -104,7 +107,7 @@ def parse(text: str, *, now_us: int, zone: tzinfo = UTC) -> Ref:
     check_text("a ref", text)
     if text == "newest":
         return Newest()
-    if text == "latest@before":
+    if text == BEFORE:
         return Before()
     if match := _BACK.fullmatch(text):
         return Back(int(match[1] or 0))
@@ -185,7 +188,7 @@ def describe(ref: Ref, zone: tzinfo = UTC) -> str:
         case Back(count):
             return f"latest~{count}" if count else "latest"
         case Before():
-            return "latest@before"
+            return BEFORE
         case Newest():
             return "newest"
         case AtSeq(number):
@@ -263,14 +266,14 @@ def _intact(row: HeaderRow) -> Header | None:
         return None
 
 
-def _last_switch(engine: Engine, session: SessionInfo) -> Event | None:
+def last_switch(engine: Engine, session: SessionInfo) -> dict[str, Any] | None:
+    """What is noted of the last restore, fork or switch; None if there was none."""
     events = reversed(engine.backend.events(session.uid))
-    return next((event for event in events if event.type == SWITCHED), None)
+    return next((event.data for event in events if event.type == SWITCHED), None)
 
 
 def _head_before(engine: Engine, session: SessionInfo) -> str | None:
-    switch = _last_switch(engine, session)
-    head = None if switch is None else switch.data.get("from_head")
+    head = (last_switch(engine, session) or {}).get("from_head")
     return head if isinstance(head, str) else None
 
 
@@ -298,7 +301,7 @@ def _near(
     match ref:
         case Back():
             return _near_back(session, sum(1 for _ in _line(engine, session, passing_over)))
-        case Before() if _last_switch(engine, session) is None:
+        case Before() if last_switch(engine, session) is None:
             return "it was never restored or switched to another branch"
         case Before():
             head = _head_before(engine, session)
