@@ -140,7 +140,7 @@ def test_restore_as_json(cli: AtNoon) -> None:
         ([KEY, "#99"], 3, "#99"),
         ([KEY, "branch:none"], 3, "none"),
         (["cp_20200101T000000000000_0000000000"], 3, "cp_2020"),
-        ([KEY, "no ref at all"], 2, "names no checkpoint"),
+        ([KEY, "no ref at all"], 2, "does not name a checkpoint"),
         (["no session"], 3, "no session"),
         ([KEY], 2, "Which checkpoint?"),
         ([KEY, "--undo"], 3, "never restored"),

@@ -235,7 +235,7 @@ BAD_REFS = [
     (["show", "run", "latest@before"], 3, "never restored or switched"),
     (["show", "run", "branch:x"], 3, "there is branch:main"),
     (["show", "run", "1999-01-01"], 3, "the first is #1"),
-    (["show", "run", "nonsense"], 2, "names no checkpoint"),
+    (["show", "run", "nonsense"], 2, "does not name a checkpoint"),
     (["show", "run", "2025-13-01"], 2, "there is no such day"),
     (["show", "run", "latest", "nothing"], 3, "$ has the keys context"),
     (["show", "rnu"], 3, "no session 'rnu'"),

@@ -137,9 +137,9 @@ def ref_of(ref: str | int | datetime, *, now_us: int, zone: tzinfo = UTC) -> ref
     from stepkeep.history import refs, times  # saving, and loading the latest, need neither
 
     if isinstance(ref, datetime):
-        return refs.AtTime(times.of_datetime(ref, zone))
+        return refs.Ref("time", times.of_datetime(ref, zone))
     if isinstance(ref, int):
-        return refs.AtSeq(ref)
+        return refs.Ref("seq", ref)
     return refs.parse(ref, now_us=now_us, zone=zone)
 
 
@@ -164,17 +164,17 @@ def query_of(
     from stepkeep.history import refs, times
 
     if isinstance(time, datetime):
-        return refs.AtTime(times.of_datetime(time, zone), tag)
+        return refs.Ref("time", times.of_datetime(time, zone), tag or "")
     if time is not None:
-        return refs.AtTime(times.read(time, now_us=now_us, zone=zone), tag)
+        return refs.Ref("time", times.read(time, now_us=now_us, zone=zone), tag or "")
     if seq is not None:
         if not isinstance(seq, int):
             raise InvalidInput(f"a seq is a whole number, not {seq!r}", code="invalid_query")
-        return refs.AtSeq(seq)
+        return refs.Ref("seq", seq)
     if id is None:
         raise InvalidInput("a query needs a time, a seq or an id", code="invalid_query")
     ref = refs.parse(id, now_us=now_us, zone=zone)
-    if not isinstance(ref, refs.WithId):
+    if ref.kind != "id":
         raise InvalidInput(f"{id!r} is neither an id nor the beginning of one", code="invalid_query")
     return ref
 
