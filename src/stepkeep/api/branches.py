@@ -108,13 +108,9 @@ class Branches:
         from stepkeep.history import merge
 
         info = self._session.info
-        try:
-            return merge.merge(
-                self._engine, info, name, strategy=strategy, message=message, on_conflict=on_conflict
-            )
-        except merge.MergeConflict as exc:
-            exc.result = merge.refused(exc, session=info, branch=name, strategy=strategy)
-            raise
+        return merge.merge(
+            self._engine, info, name, strategy=strategy, message=message, on_conflict=on_conflict
+        )
 
     def abandon(self, name: str) -> BranchInfo:
         """Close a branch that led nowhere. Its checkpoints stay until the session's rules let them go."""

@@ -59,11 +59,11 @@ class MergeConflict(Conflict):
     retryable = False
     result: Merged
 
-    def __init__(
-        self, message: str, clashes: Iterable[Clash], *, session: str | None = None, branch: str | None = None
-    ) -> None:
-        super().__init__(message, session=session, branch=branch)
+    def __init__(self, message: str, clashes: Iterable[Clash], result: Merged | None = None) -> None:
+        super().__init__(message)
         self.clashes = tuple(clashes)
+        if result is not None:
+            self.result, self.session, self.branch = result, result.session, result.branch
 
 
 def merge_states(base: object, ours: object, theirs: object, *, prefer: Side | None = None) -> MergedState:
@@ -196,18 +196,6 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
     clashes: tuple[ClashInfo, ...] = ()
 
 
-def refused(conflict: MergeConflict, *, session: SessionInfo, branch: str, strategy: Strategy) -> Merged:
-    """A merge that was refused because of its clashes, as a result."""
-    return Merged(
-        session=session.key,
-        branch=branch,
-        into=session.branch,
-        strategy=strategy,
-        is_merged=False,
-        clashes=tuple(map(_clash_info, conflict.clashes)),
-    )
-
-
 def _clash_info(clash: Clash) -> ClashInfo:
     values = exact_fields(base=clash.base, ours=clash.ours, theirs=clash.theirs)
     return ClashInfo(path=format_path(clash.path), **values)
@@ -244,30 +232,43 @@ def merge(
     ours = _head(engine, session, branches.find(engine, uid, session.branch))
     theirs = _head(engine, session, theirs_branch)
     base = common_ancestor(engine, ours.header, theirs.header) if strategy == "union" else None
-    merged = _merged(engine, session, name, strategy, base, ours, theirs, on_conflict)
+    outcome = Merged(
+        session=session.key, branch=name, into=session.branch, strategy=strategy, is_merged=False
+    )
+    taken = theirs if strategy == "theirs" else ours
+    if strategy == "union":
+        merged = _merged(engine, base, ours, theirs, on_conflict, outcome)
+    else:
+        merged = MergedState(taken.value())
+    facts = {
+        "branch": name,
+        "strategy": strategy,
+        "base": None if base is None else base.id,
+        "ours": ours.header.id,
+        "theirs": theirs.header.id,
+        "clashes": len(merged.clashes),
+        "on_conflict": on_conflict,
+    }
     header = engine.save(
         Save(
             session=uid,
             state=merged.state,
-            details=(theirs if strategy == "theirs" else ours).body(DETAILS),
+            details=taken.body(DETAILS),
             parents=tuple(dict.fromkeys((ours.header.id, theirs.header.id))),
             expect_head=ours.header.id,
-            step=(theirs if strategy == "theirs" else ours).header.step,
+            step=taken.header.step,
             trigger=Trigger(TriggerKind.AUTO, "merge"),
             message=message or f"merged {name[:200]}",
             tags=TAGS,
-            metadata={"merge": _facts(name, strategy, base, ours, theirs, merged, on_conflict)},
+            metadata={"merge": facts},
         )
     )
-    closed = branches.close_at(engine, uid, theirs_branch, BranchState.MERGED)
-    return Merged(
-        session=session.key,
-        branch=name,
+    return msgspec.structs.replace(
+        outcome,
         into=header.branch,
-        strategy=strategy,
         is_merged=True,
-        is_closed=closed is not None,
-        base=None if base is None else base.id,
+        is_closed=branches.close_at(engine, uid, theirs_branch, BranchState.MERGED) is not None,
+        base=facts["base"],
         checkpoint=describe_one(engine, header),
         clashes=tuple(map(_clash_info, merged.clashes)),
     )
@@ -291,45 +292,20 @@ def _head(engine: Engine, session: SessionInfo, branch: Branch) -> Loaded:
 
 def _merged(
     engine: Engine,
-    session: SessionInfo,
-    name: str,
-    strategy: Strategy,
     base: Header | None,
     ours: Loaded,
     theirs: Loaded,
     on_conflict: Side | None,
+    outcome: Merged,
 ) -> MergedState:
-    if strategy != "union":
-        return MergedState((ours if strategy == "ours" else theirs).value())
     began = ABSENT if base is None else engine.load(base).value()
     try:
         return merge_states(began, ours.value(), theirs.value(), prefer=on_conflict)
     except MergeConflict as exc:
         lost = "" if base is not None else " (the checkpoint that both began from is not stored any more)"
         raise MergeConflict(
-            f"branch {name!r} cannot be merged into {session.branch!r}{lost}; {exc.message}\n"
+            f"branch {outcome.branch!r} cannot be merged into {outcome.into!r}{lost}; {exc.message}\n"
             "Choose a side for these with on_conflict, or take one state with the strategy ours or theirs.",
             exc.clashes,
-            session=session.key,
-            branch=name,
+            msgspec.structs.replace(outcome, clashes=tuple(map(_clash_info, exc.clashes))),
         ) from None
-
-
-def _facts(
-    name: str,
-    strategy: Strategy,
-    base: Header | None,
-    ours: Loaded,
-    theirs: Loaded,
-    merged: MergedState,
-    on_conflict: Side | None,
-) -> dict[str, Any]:
-    return {
-        "branch": name,
-        "strategy": strategy,
-        "base": None if base is None else base.id,
-        "ours": ours.header.id,
-        "theirs": theirs.header.id,
-        "clashes": len(merged.clashes),
-        "on_conflict": on_conflict,
-    }
