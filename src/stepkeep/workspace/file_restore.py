@@ -15,12 +15,12 @@ from stepkeep.model import Header, SessionInfo
 from stepkeep.policy.retention import SAFETY_TAG
 from stepkeep.storage.port import Event
 from stepkeep.workspace.capture import DEFAULT_LIMITS, CapturedTree, CaptureLimits, capture_live, save_tree
-from stepkeep.workspace.captured_files import SAFETY, load_manifest, newest_capture
+from stepkeep.workspace.captured_files import SAFETY, content_of, load_manifest, newest_capture
 from stepkeep.workspace.file_diff import ChangedFile, FileChange, SkippedPaths, change_of, changed_file
 from stepkeep.workspace.ignore import TreeRules, first_rules
 from stepkeep.workspace.manifest import FileEntry, Manifest, PathFilter, Skipped, parents, to_text
 from stepkeep.workspace.scan import NO_SIGNATURE, ignore_file, opened_parent, opened_root
-from stepkeep.workspace.staging import ChangedMeanwhile, Staging, staging
+from stepkeep.workspace.staging import ChangedMeanwhile, Staging
 
 BEGUN: Final = "files_restore_begun"
 RESTORED: Final = "files_restored"
@@ -177,11 +177,9 @@ class _FilesRestore:
     def _without_full_directories(self, plan: RestorePlan) -> RestorePlan:
         """Leave a directory alone where a file would go, if it holds anything that was not captured."""
         gone = {change.path for change in plan.changes if change.new is None}
-        full = []
         with opened_root(self._root) as root:
-            for change in plan.changes:
-                if change.old is None and _holds_others(root, change.path, gone):
-                    full.append(change.path)
+            arriving = [change.path for change in plan.changes if change.old is None]
+            full = [path for path in arriving if _holds_others(root, path, gone)]
         if not full:
             return plan
         stays = PathFilter(full)
@@ -238,7 +236,7 @@ class _FilesRestore:
     def apply(self) -> RestoredFiles:
         with opened_root(self._root) as root:
             try:
-                with staging(root) as area:
+                with Staging(root) as area:
                     self._prepare(area)
                     safety = self._safety()
                     failures = self._move(area, safety)
@@ -256,14 +254,12 @@ class _FilesRestore:
     def _prepare(self, area: Staging) -> None:
         for change in self.plan.changes:
             if change.new is not None:
-                content = b"" if change.new.is_link else self._engine.load_blob(change.new.digest)
-                area.prepare(change.new, content)
+                area.prepare(change.new, content_of(self._engine, change.new))
         area.prepared()
 
     def _safety(self) -> str:
         """The safety checkpoint: a new one, or that of the same restore if it was interrupted before."""
-        safety = self._interrupted()
-        if safety is None:
+        if (safety := self._interrupted()) is None:
             safety = self._save_safety()
             self._note(BEGUN, safety)
         return safety
@@ -285,11 +281,7 @@ class _FilesRestore:
         ).id
 
     def _facts(self, safety: str) -> dict[str, Any]:
-        return {
-            "target": self._header.id,
-            "safety": safety,
-            "paths": list(self._wanted.paths),
-        }
+        return {"target": self._header.id, "safety": safety, "paths": list(self._wanted.paths)}
 
     def _note(self, kind: str, safety: str, **more: int) -> None:
         data = {**self._facts(safety), **more}
@@ -380,11 +372,11 @@ def plan_restore(
         change = change_of(path, before.get(path), after.get(path))
         if change is None or path not in wanted:
             continue
-        if change.kind == "removed" and is_unknown(path):
-            continue
-        if change.kind == "added" and path in uncaptured:
-            continue
-        changes.append(change)
+        is_kept = (
+            is_unknown(path) if change.kind == "removed" else change.kind == "added" and path in uncaptured
+        )
+        if not is_kept:
+            changes.append(change)
     blocked = [
         Skipped(path, f"what is there cannot be captured first: {each.reason}")
         for path, each in sorted(uncaptured.items())
@@ -413,16 +405,10 @@ def in_the_way(changes: Sequence[FileChange]) -> list[FileChange]:
 
 def is_between(live: Manifest, old: Manifest, new: Manifest) -> bool:
     """Whether every file is as in one of two captures: a restore from one to the other stopped on its way."""
-    before, after = old.by_path(), new.by_path()
-    now = live.by_path()
-    for path in now.keys() | before.keys() | after.keys():
-        entry = now.get(path)
-        if entry is None:
-            if path in before and path in after:
-                return False
-        elif not entry.is_same(before.get(path)) and not entry.is_same(after.get(path)):
-            return False
-    return True
+    now, before, after = live.by_path(), old.by_path(), new.by_path()
+    return before.keys() & after.keys() <= now.keys() and all(
+        entry.is_same(before.get(path)) or entry.is_same(after.get(path)) for path, entry in now.items()
+    )
 
 
 # --- what the ignore files of a tree leave out -------------------------------------------------------------------
@@ -437,16 +423,9 @@ def was_left_out(
     all the same, they do not decide about it: it lies in a nested repository, git tracks it, or a rule from outside
     the tree takes it back.
     """
-    rules = first_rules(limits.ignore)
-    then = TreeRules(_recorded(engine, manifest), rules)
-    now = TreeRules(_live(root), rules)
-    return lambda path: then.left_out_by(path) is not None and now.left_out_by(path) is None
+    entries, rules = manifest.by_path(), first_rules(limits.ignore)
 
-
-def _recorded(engine: Engine, manifest: Manifest) -> Callable[[str], bytes | None]:
-    entries = manifest.by_path()
-
-    def content(path: str) -> bytes | None:
+    def recorded(path: str) -> bytes | None:
         entry = entries.get(path)
         if entry is None or entry.is_link:
             return None
@@ -455,12 +434,9 @@ def _recorded(engine: Engine, manifest: Manifest) -> Callable[[str], bytes | Non
         except StepkeepError:
             return b"*"  # rules that cannot be read leave everything out: nothing is removed by mistake
 
-    return content
-
-
-def _live(root: str) -> Callable[[str], bytes | None]:
-    def content(path: str) -> bytes | None:
+    def live(path: str) -> bytes | None:
         with opened_root(root) as directory:
             return ignore_file(directory, path)
 
-    return content
+    then, now = TreeRules(recorded, rules), TreeRules(live, rules)
+    return lambda path: then.left_out_by(path) is not None and now.left_out_by(path) is None

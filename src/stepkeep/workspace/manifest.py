@@ -143,16 +143,12 @@ def _edits(
     edits = []
     for old, new in replaced:
         # A text never holds the quotes that an entry begins with, so what is found is the entry and nothing else.
-        piece = _encoded(old)
+        piece, other = (msgspec.json.encode(_renamed_entry(each, to_text)) for each in (old, new))
         start = before.find(piece)
         if start < 0:
             return None
-        edits.append((start, start + len(piece), _encoded(new)))
+        edits.append((start, start + len(piece), other))
     return sorted(edits)
-
-
-def _encoded(entry: FileEntry) -> bytes:
-    return msgspec.json.encode(_renamed_entry(entry, to_text))
 
 
 def manifest_of(content: bytes) -> Manifest:
@@ -219,12 +215,12 @@ in any case, and also as a file."""
 STAGING_PREFIX: Final = ".stepkeep-restore-"
 """How the folder is called in which a restore prepares its files; it is never captured."""
 
-_ESCAPED: Final = re.compile(r"\\(\\|x[0-9a-f]{2})")
+_ESCAPED: Final = re.compile(rb"\\(\\|x[0-9a-f]{2})?")
 
 
 def to_text(path: str) -> str:
     """A path of this process as readable text."""
-    if path.isascii() and "\\" not in path:
+    if _is_plain(path):
         return path
     raw = os.fsencode(path).replace(b"\\", b"\\\\")
     return raw.decode("utf-8", "backslashreplace")
@@ -236,22 +232,15 @@ def from_text(text: str) -> str:
     Raises:
         Corrupt: no path has that text.
     """
-    if "\\" not in text and text.isascii():
+    if _is_plain(text):
         return text
-    at, pieces = 0, bytearray()
-    for match in _ESCAPED.finditer(text):
-        pieces += _plain(text, at, match.start())
-        pieces += b"\\" if match[1] == "\\" else bytes([int(match[1][1:], 16)])
-        at = match.end()
-    pieces += _plain(text, at, len(text))
-    return os.fsdecode(bytes(pieces))
 
+    def unescaped(match: re.Match[bytes]) -> bytes:
+        if match[1] is None:
+            raise Corrupt(f"{text[:200]!r} is not the name of a file")
+        return b"\\" if match[1] == b"\\" else bytes([int(match[1][1:], 16)])
 
-def _plain(text: str, start: int, end: int) -> bytes:
-    piece = text[start:end]
-    if "\\" in piece:
-        raise Corrupt(f"{text[:200]!r} is not the name of a file")
-    return piece.encode("utf-8", "surrogatepass")
+    return os.fsdecode(_ESCAPED.sub(unescaped, text.encode("utf-8", "surrogatepass")))
 
 
 def is_vcs_name(name: str, *, is_directory: bool) -> bool:

@@ -6,13 +6,13 @@ about any further; what is read is what a file held at one moment, or nothing.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import attrgetter
-from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from stepkeep.errors import InvalidInput
@@ -49,7 +49,7 @@ class Scan:
         own: Container[str] = (),
         *,
         known: Folders | None = None,
-        on_left_out: Callable[[], None] | None = None,
+        on_left_out: Callable[[], None] = lambda: None,
     ) -> None:
         self.found: dict[str, StatSignature] = {}
         self.folders: Folders = {}
@@ -156,7 +156,7 @@ class Scan:
             return True
         if not rules.is_ignored(path, name, is_directory):
             return False
-        if not self.left_out and self._on_left_out is not None:
+        if not self.left_out:
             self._on_left_out()
         self.left_out.add(path)
         return True
@@ -178,17 +178,14 @@ class Scan:
             return
         try:
             directory = os.open(name, DIRECTORY_FLAGS, dir_fd=parent)
+            try:
+                self._directory(directory, path, rules, depth)
+            finally:
+                os.close(directory)
         except FileNotFoundError:
-            return
+            return  # it vanished meanwhile: it is not there
         except OSError as exc:
             self.skipped.append(Skipped(path + "/", f"unreadable: {exc.strerror}"))
-            return
-        try:
-            self._directory(directory, path, rules, depth)
-        except OSError as exc:
-            self.skipped.append(Skipped(path + "/", f"unreadable: {exc.strerror}"))
-        finally:
-            os.close(directory)
 
     def _file(self, path: str, signature: StatSignature) -> bool:
         kind = signature[4] & _KIND_BITS
@@ -366,17 +363,24 @@ def read_file(root: int, path: str, size: int) -> tuple[bytes, os.stat_result]:
     Raises:
         NotRead: it cannot be read, or changes all the time. `Vanished`: it is gone.
     """
+    with _parent_to_read(root, path) as (directory, name):
+        for _ in range(TRIES):
+            read = _read(directory, name, size)
+            if read is not None:
+                return read
+    raise NotRead("changes while it is read")
+
+
+@contextmanager
+def _parent_to_read(root: int, path: str) -> Iterator[tuple[int, str]]:
     try:
-        with opened_parent(root, path) as (directory, name):
-            for _ in range(TRIES):
-                read = _read(directory, name, size)
-                if read is not None:
-                    return read
+        with opened_parent(root, path) as found:
+            yield found
     except FileNotFoundError as exc:
         raise Vanished("it vanished") from exc
     except OSError as exc:
-        raise NotRead(f"unreadable: {exc.strerror}") from exc
-    raise NotRead("changes while it is read")
+        is_other = exc.errno in (errno.EINVAL, errno.ELOOP)  # a link became a file, or the reverse
+        raise NotRead("it became something else" if is_other else f"unreadable: {exc.strerror}") from exc
 
 
 def _read(directory: int, name: str, size: int) -> tuple[bytes, os.stat_result] | None:
@@ -403,13 +407,8 @@ def _at_most(descriptor: int, limit: int) -> bytes:
 
 def read_link(root: int, path: str) -> str:
     """Where a link points to, as it is written there."""
-    try:
-        with opened_parent(root, path) as (directory, name):
-            return os.readlink(name, dir_fd=directory)
-    except FileNotFoundError as exc:
-        raise Vanished("it vanished") from exc
-    except OSError as exc:
-        raise NotRead("it became something else") from exc
+    with _parent_to_read(root, path) as (directory, name):
+        return os.readlink(name, dir_fd=directory)
 
 
 def open_databases() -> frozenset[tuple[int, int]]:
@@ -419,23 +418,19 @@ def open_databases() -> frozenset[tuple[int, int]]:
     would lose its protection. So they are not read.
     """
     found = set()
-    for each in Path("/dev/fd").iterdir():
-        try:
+    for each in os.scandir("/dev/fd"):
+        with suppress(OSError):
             status = os.fstat(int(each.name))
             is_both = fcntl.fcntl(int(each.name), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
-        except OSError:
-            continue
-        if is_both and stat.S_ISREG(status.st_mode):
-            found.add((status.st_ino, status.st_dev))
+            if is_both and stat.S_ISREG(status.st_mode):
+                found.add((status.st_ino, status.st_dev))
     return frozenset(found)
 
 
 def is_among(files: frozenset[tuple[int, int]], root: int, path: str, inode: int) -> bool:
     """Whether a file below the root, whose inode is known, is one of these."""
-    if not any(each[0] == inode for each in files):
-        return False
-    try:
-        status = status_of(root, path)
-    except OSError:
-        return False
-    return (status.st_ino, status.st_dev) in files
+    if any(each[0] == inode for each in files):
+        with suppress(OSError):
+            status = status_of(root, path)
+            return (status.st_ino, status.st_dev) in files
+    return False

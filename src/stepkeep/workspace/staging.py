@@ -7,9 +7,8 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Final
+from contextlib import suppress
+from typing import IO, Final, Self
 
 from stepkeep.workspace.manifest import STAGING_PREFIX, FileEntry, parents
 from stepkeep.workspace.scan import DIRECTORY_FLAGS, StatSignature, opened_parent, signature_of
@@ -23,28 +22,30 @@ class ChangedMeanwhile(Exception):
 
 
 class Staging:
-    """A folder in the root where files are prepared. It is private, and gone afterwards."""
+    """A folder in the root where the files of one restore are prepared, for a `with` block. It is private, and gone
+    afterwards; what a restore that was killed left behind is removed first."""
 
     def __init__(self, root: int) -> None:
         self._root = root
         self._name = f"{STAGING_PREFIX}{secrets.token_hex(8)}"
         self._names: dict[str, str] = {}
-        self._synced: list[int] = []
         self._touched: set[str] = set()
-        self._folder = -1
 
-    def open(self) -> None:
+    def __enter__(self) -> Self:
+        _remove_leftovers(self._root)
         os.mkdir(self._name, 0o700, dir_fd=self._root)
         self._folder = os.open(self._name, DIRECTORY_FLAGS, dir_fd=self._root)
-        fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.__exit__()
+            raise
+        return self
 
-    def close(self) -> None:
-        if self._folder < 0:
-            return
+    def __exit__(self, *_exc: object) -> None:
         with suppress(OSError):  # the next restore removes it
             _remove_folder(self._root, self._name, self._folder)
         os.close(self._folder)
-        self._folder = -1
 
     # --- preparing
 
@@ -55,15 +56,12 @@ class Staging:
         if entry.is_link:
             os.symlink(entry.target, name, dir_fd=self._folder)
             return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(name, flags, 0o600, dir_fd=self._folder)
-        try:
-            _write(descriptor, content)
-            os.fchmod(descriptor, entry.mode & 0o777)
+        with _new_file(name, self._folder) as file:
+            file.write(content)
+            os.fchmod(file.fileno(), entry.mode & 0o777)
             if len(self._names) <= SYNC_EACH:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+                file.flush()
+                os.fsync(file.fileno())
 
     def prepared(self) -> None:
         """Everything is there: make it durable before the first move."""
@@ -135,19 +133,7 @@ class Staging:
             raise
 
 
-@contextmanager
-def staging(root: int) -> Iterator[Staging]:
-    """A folder for one restore. What a restore that was killed left behind is removed first."""
-    remove_leftovers(root)
-    area = Staging(root)
-    try:
-        area.open()
-        yield area
-    finally:
-        area.close()
-
-
-def remove_leftovers(root: int) -> None:
+def _remove_leftovers(root: int) -> None:
     """Remove the folders of restores that nobody works on any more."""
     with os.scandir(root) as listing:
         names = [each.name for each in listing if each.name.startswith(STAGING_PREFIX)]
@@ -203,22 +189,16 @@ def _remove_empty(parent: int, name: str) -> None:
     os.rmdir(name, dir_fd=parent)
 
 
-def _write(descriptor: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+def _new_file(name: str, directory: int) -> IO[bytes]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(name, flags, 0o600, dir_fd=directory), "wb")
 
 
 def _copy_file(source: int, name: str, directory: int, temporary: str) -> None:
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=source)
-    with os.fdopen(descriptor, "rb") as file:
-        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        copy = os.open(temporary, flags, 0o600, dir_fd=directory)
-        try:
-            while piece := file.read(1 << 20):
-                _write(copy, piece)
-            os.fchmod(copy, mode)
-            os.fsync(copy)
-        finally:
-            os.close(copy)
+    with os.fdopen(descriptor, "rb") as file, _new_file(temporary, directory) as copy:
+        while piece := file.read(1 << 20):
+            copy.write(piece)
+        copy.flush()
+        os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(descriptor).st_mode))
+        os.fsync(copy.fileno())
