@@ -408,13 +408,6 @@ def change(engine: Engine, uid: str, branch: Branch, **fields: Any) -> Branch:
 # --- where two branches parted -----------------------------------------------------------------------------------
 
 
-class _Reached(msgspec.Struct):
-    """A stored checkpoint on the way back, and from which heads it was reached: True if no link is missing."""
-
-    header: Header
-    by: dict[str, bool] = {}
-
-
 def common_ancestor(engine: Engine, ours: Header, theirs: Header) -> Header | None:
     """The newest checkpoint that both descend from; None when they have no common ancestor, or it was removed.
 
@@ -422,24 +415,25 @@ def common_ancestor(engine: Engine, ours: Header, theirs: Header) -> Header | No
     thinned a line, the walk goes on at the next older checkpoint of that line; when both sides arrive like that,
     the place where they parted is one of those that are gone.
     """
-    reached: dict[str, _Reached] = {}
+    # The checkpoints on the way back, each with the heads it was reached from: True if no link is missing.
+    reached: dict[str, tuple[Header, dict[str, bool]]] = {}
     waiting: list[tuple[int, str]] = []  # the highest seq first: a parent is always older than its child
 
     def reach(header: Header, head: str, *, is_linked: bool) -> None:
         if header.id not in reached:
-            reached[header.id] = _Reached(header)
+            reached[header.id] = header, {}
             heapq.heappush(waiting, (-header.seq, header.id))
-        by = reached[header.id].by
+        by = reached[header.id][1]
         by[head] = by.get(head, False) or is_linked
 
     for start in (ours, theirs):
         reach(start, start.id, is_linked=True)
     while waiting:
-        found = reached[heapq.heappop(waiting)[1]]
-        if len(found.by) == 2 or ours.id == theirs.id:
-            return found.header if any(found.by.values()) else None
-        for older, is_linked in _before(engine, found.header):
-            for head in found.by:
+        found, by = reached[heapq.heappop(waiting)[1]]
+        if len(by) == 2 or ours.id == theirs.id:
+            return found if any(by.values()) else None
+        for older, is_linked in _before(engine, found):
+            for head in by:
                 reach(older, head, is_linked=is_linked)
     return None
 
@@ -470,15 +464,7 @@ def _across_the_gap(engine: Engine, header: Header) -> Iterator[tuple[Header, bo
         name, max_seq = record.fork_branch, record.fork_seq
 
 
-def _find(
-    engine: Engine,
-    near: Header,
-    *,
-    ids: tuple[str, ...] | None = None,
-    branch: str | None = None,
-    max_seq: int | None = None,
-) -> Header | None:
+def _find(engine: Engine, near: Header, **query: Any) -> Header | None:
     """The newest of the same session that is stored, or None."""
-    query = HeaderQuery(session=near.session, ids=ids, branch=branch, max_seq=max_seq, limit=1)
-    row = next(engine.backend.headers(query), None)
+    row = next(engine.backend.headers(HeaderQuery(session=near.session, **query, limit=1)), None)
     return None if row is None else reader.verified(row)

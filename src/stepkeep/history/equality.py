@@ -17,7 +17,6 @@ T = TypeVar("T")
 
 
 def is_same(old: object, new: object) -> bool:
-    """Whether two values are equal in value, type, sign and zone, all the way down; NaN equals NaN."""
     return with_room(lambda: Sameness().of(old, new))
 
 
@@ -40,6 +39,7 @@ _SUBTLE: Final = frozenset({float, Decimal, datetime, time})
 SEQUENCES: Final = frozenset({list, tuple})
 SETS: Final = frozenset({set, frozenset})
 CONTAINERS: Final = SEQUENCES | SETS | {dict}
+_TOKENED: Final = _SUBTLE | SETS
 _BLOCK: Final = 512
 
 
@@ -110,16 +110,18 @@ def are_same_kinds(olds: list[Any], news: list[Any]) -> bool:
         if kinds != list(map(type, news)):
             return False
         present = set(kinds)
-        if present & _SUBTLE and not _are_same_subtle(olds, news):
-            return False
-        if present & SETS and not _are_same_sets(olds, news):
+        pairs = list(zip(olds, news, strict=True)) if present - _PLAIN else []
+        if present & _TOKENED and not all(
+            old is new or token_of(old) == token_of(new) for old, new in pairs if type(old) in _TOKENED
+        ):
             return False
         if not present & CONTAINERS:
             return True
-        old_values = _values_of(dict_pairs := _both(olds, news, {dict}))
-        if old_values is None:
+        dicts = [pair for pair in pairs if type(pair[0]) is dict]
+        if not _have_same_keys(dicts):
             return False
-        new_values = [new[key] for old, new in dict_pairs for key in old]
+        old_values = chain.from_iterable(old.values() for old, _ in dicts)
+        new_values = (new[key] for old, new in dicts for key in old)
         olds = [*_items_of(olds), *old_values]
         news = [*_items_of(news), *new_values]
         # Most values are texts, and a text equals nothing but the same text.
@@ -128,30 +130,14 @@ def are_same_kinds(olds: list[Any], news: list[Any]) -> bool:
     return True
 
 
-def _both(olds: list[Any], news: list[Any], kinds: set[type] | frozenset[type]) -> list[tuple[Any, Any]]:
-    return [(old, new) for old, new in zip(olds, news, strict=True) if type(old) in kinds]
-
-
-def _are_same_subtle(olds: list[Any], news: list[Any]) -> bool:
-    return all(token_of(old) == token_of(new) for old, new in _both(olds, news, _SUBTLE) if old is not new)
-
-
-def _are_same_sets(olds: list[Any], news: list[Any]) -> bool:
-    return all(token_of(old) == token_of(new) for old, new in _both(olds, news, SETS) if old is not new)
-
-
 def _items_of(values: list[Any]) -> Iterator[Any]:
     return chain.from_iterable(value for value in values if type(value) in SEQUENCES)
 
 
-def _values_of(pairs: list[tuple[Any, Any]]) -> list[Any] | None:
-    """The values of the old dicts, in order; None when a key of the new ones is of another kind."""
-    kinds = set(map(type, chain.from_iterable(chain.from_iterable(pairs))))
-    if not kinds <= {str}:
-        for old, new in pairs:
-            if names_of(old).keys() != names_of(new).keys():
-                return None
-    return list(chain.from_iterable(old.values() for old, _ in pairs))
+def _have_same_keys(dicts: list[tuple[Any, Any]]) -> bool:
+    """Whether no key of the new dicts is of another kind."""
+    is_text = set(map(type, chain.from_iterable(chain.from_iterable(dicts)))) <= {str}
+    return is_text or all(names_of(old).keys() == names_of(new).keys() for old, new in dicts)
 
 
 def names_of(values: dict[Any, Any]) -> dict[Hashable, Any]:

@@ -19,7 +19,7 @@ import difflib
 import json
 import re
 from collections.abc import Hashable
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import msgspec
 
@@ -171,30 +171,18 @@ def _invalid(text: str, problem: str) -> InvalidInput:
 
 def _find_step(value: Any, step: PathStep, before: Path) -> Any:
     if type(step) is ItemById:
-        return _find_item(value, step, before)
-    if type(step) is SetMember:
+        items = value if isinstance(value, list | tuple) else ()
+        for item in (each for each in items if isinstance(each, dict)):
+            if type(found := item.get(step.field)) is type(step.id) and found == step.id:
+                return item
+    elif type(step) is SetMember:
         if isinstance(value, set | frozenset) and step.value in value:
             return step.value
-        _missing(value, step, before)
-    if isinstance(value, dict) and step in value:
+    elif isinstance(value, list | tuple):
+        if type(step) is int and -len(value) <= step < len(value):
+            return value[step]
+    elif isinstance(value, dict) and step in value:
         return value[step]
-    if isinstance(value, list | tuple) and type(step) is int and -len(value) <= step < len(value):
-        return value[step]
-    return _missing(value, step, before)
-
-
-def _find_item(value: Any, step: ItemById, before: Path) -> Any:
-    for item in value if isinstance(value, list | tuple) else ():
-        if (
-            isinstance(item, dict)
-            and type(found := item.get(step.field)) is type(step.id)
-            and found == step.id
-        ):
-            return item
-    return _missing(value, step, before)
-
-
-def _missing(value: Any, step: PathStep, before: Path) -> NoReturn:
     path = format_path((*before, step))
     raise NotFound(
         f"the state has no {path}: {format_path(before)} {_describe(value, step)}",

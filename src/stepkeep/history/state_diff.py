@@ -266,14 +266,12 @@ class _DiffWalk:
         pairs = self._aligned(old_numbers, new_numbers)
         return [(olds[old_at], news[new_at]) for old_at, new_at in pairs]
 
-    def _aligned(self, old: list[int], new: list[int]) -> list[tuple[int, int]]:
+    def _aligned(self, old: list[int], new: list[int]) -> Iterator[tuple[int, int]]:
         ends = (len(old), len(new))
-        pairs: list[tuple[int, int]] = []
         for before, after in pairwise([(-1, -1), *_anchors(old, new), ends]):
-            pairs += self._between(old, new, before, after)
+            yield from self._between(old, new, before, after)
             if after != ends:
-                pairs.append(after)
-        return pairs
+                yield after
 
     def _between(
         self, old: list[int], new: list[int], before: tuple[int, int], after: tuple[int, int]
@@ -366,21 +364,15 @@ def is_workflow_pair(old: object, new: object) -> bool:
 # --- the summary in words
 
 _MAX_PLACES: Final = 6
-_WHOLE: Final = "whole"
-_TOP: Final = "top"
-_WITHIN: Final = "within"
-_ITEMS: Final = "items"
 
 
 def _place(path: Path, is_item: bool) -> tuple[str, str]:
-    """Under which heading a change is counted in the summary."""
+    """Under which heading a change is counted in the summary: its kind, and a name."""
     if not path:
-        return _WHOLE, ""
+        return "whole", ""
     if is_item:
-        return _ITEMS, next((step for step in reversed(path[:-1]) if type(step) is str), "items")
-    if len(path) == 1:
-        return _TOP, ""
-    return _WITHIN, short_path(path[:1])
+        return "items", next((step for step in reversed(path[:-1]) if type(step) is str), "items")
+    return ("top", "") if len(path) == 1 else ("within", short_path(path[:1]))
 
 
 def _summary(places: dict[tuple[str, str], Counter[str]]) -> str:
@@ -392,13 +384,13 @@ def _summary(places: dict[tuple[str, str], Counter[str]]) -> str:
 
 
 def _phrase(kind: str, name: str, counts: Counter[str]) -> str:
-    if kind == _WHOLE:
+    if kind == "whole":
         return "everything changed"
     counted = [(counts[verb], verb) for verb in SIGNS if counts[verb]]
-    if kind == _ITEMS:
+    if kind == "items":
         return ", ".join(f"{count:,} {_noun(name, count)} {verb}" for count, verb in counted)
     text = ", ".join(f"{count:,} {verb}" for count, verb in counted)
-    return f"{text} at the top" if kind == _TOP else f"{text} in {name}"
+    return f"{text} at the top" if kind == "top" else f"{text} in {name}"
 
 
 def _noun(name: str, count: int) -> str:
