@@ -94,7 +94,7 @@ class Files:
 
         info, zone = self._engine.backend.session(self._uid), zone_of(self._settings)
         parsed = ref_of(ref, now_us=self._engine.clock(), zone=zone)
-        if parsed == refs.Ref("back"):
+        if parsed == refs.CheckpointRef("back"):
             return latest_capture(self._engine, info)
         return refs.resolve(self._engine, info, parsed, zone=zone, passing_over=is_safety)
 

@@ -133,13 +133,13 @@ def zone_of(settings: Settings | None) -> tzinfo:
     return times.zone_named("UTC" if settings is None else settings["time.zone"])
 
 
-def ref_of(ref: str | int | datetime, *, now_us: int, zone: tzinfo = UTC) -> refs.Ref:
+def ref_of(ref: str | int | datetime, *, now_us: int, zone: tzinfo = UTC) -> refs.CheckpointRef:
     from stepkeep.history import refs, times  # saving, and loading the latest, need neither
 
     if isinstance(ref, datetime):
-        return refs.Ref("time", times.of_datetime(ref, zone))
+        return refs.CheckpointRef("time", times.of_datetime(ref, zone))
     if isinstance(ref, int):
-        return refs.Ref("seq", ref)
+        return refs.CheckpointRef("seq", ref)
     return refs.parse(ref, now_us=now_us, zone=zone)
 
 
@@ -159,18 +159,18 @@ def query_of(
     tag: str | None,
     now_us: int,
     zone: tzinfo,
-) -> refs.Ref:
+) -> refs.CheckpointRef:
     """The ref for the first of time, seq and id that is given."""
     from stepkeep.history import refs, times
 
     if isinstance(time, datetime):
-        return refs.Ref("time", times.of_datetime(time, zone), tag or "")
+        return refs.CheckpointRef("time", times.of_datetime(time, zone), tag or "")
     if time is not None:
-        return refs.Ref("time", times.read(time, now_us=now_us, zone=zone), tag or "")
+        return refs.CheckpointRef("time", times.read(time, now_us=now_us, zone=zone), tag or "")
     if seq is not None:
         if not isinstance(seq, int):
             raise InvalidInput(f"a seq is a whole number, not {seq!r}", code="invalid_query")
-        return refs.Ref("seq", seq)
+        return refs.CheckpointRef("seq", seq)
     if id is None:
         raise InvalidInput("a query needs a time, a seq or an id", code="invalid_query")
     ref = refs.parse(id, now_us=now_us, zone=zone)

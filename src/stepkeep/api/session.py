@@ -277,7 +277,7 @@ class Session:
 
         return refs.resolve(self._engine, self.info, self._ref(ref), zone=self._zone)
 
-    def _ref(self, ref: str | int | datetime) -> refs.Ref:
+    def _ref(self, ref: str | int | datetime) -> refs.CheckpointRef:
         return ref_of(ref, now_us=self._engine.clock(), zone=self._zone)
 
     @property

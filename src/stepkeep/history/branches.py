@@ -272,7 +272,9 @@ def undo(engine: Engine, session: SessionInfo, *, expect_head: str | None = ANY_
     """
     home = _left_last(engine, session)
     if home is None or home.head is None:
-        return restore(engine, refs.resolve(engine, session, refs.Ref("before")), expect_head=expect_head)
+        return restore(
+            engine, refs.resolve(engine, session, refs.CheckpointRef("before")), expect_head=expect_head
+        )
     loaded = engine.load(engine.header(home.head, session=session.uid))
     return _restored(engine, loaded, None, expect_head, preferred=home.name)
 
@@ -284,7 +286,7 @@ def _left_last(engine: Engine, session: SessionInfo) -> Branch | None:
     if home is None or home.head is None or home.state is not BranchState.OPEN:
         return None
     # Where pruning took the head that was left, an older one does not take its place. Ids sort like times.
-    is_stored = refs.find(engine, session, refs.Ref("before")) is not None
+    is_stored = refs.find(engine, session, refs.CheckpointRef("before")) is not None
     return home if is_stored or home.head > (switch.get("from_head") or "") else None
 
 

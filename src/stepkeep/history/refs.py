@@ -50,7 +50,7 @@ Predicate: TypeAlias = Callable[[Header], bool]
 RefKind: TypeAlias = Literal["back", "before", "newest", "seq", "step", "tag", "branch", "id", "time"]
 
 
-class Ref(msgspec.Struct, frozen=True):
+class CheckpointRef(msgspec.Struct, frozen=True):
     """What a ref asks for. `number` is how many checkpoints back from the head, the seq, the step, or the time in
     microseconds; `name` the tag, the branch, or the beginning of the id. A time takes a tag as well."""
 
@@ -68,7 +68,7 @@ _NAMED: Final = re.compile(r"(tag|branch):(.+)", re.DOTALL)
 _ID: Final = re.compile(r"cp_[0-9a-zT_]*")
 
 
-def parse(text: str, *, now_us: int, zone: tzinfo = UTC) -> Ref:
+def parse(text: str, *, now_us: int, zone: tzinfo = UTC) -> CheckpointRef:
     """What a ref asks for, at that time and in that zone. Pure.
 
     Raises:
@@ -76,19 +76,19 @@ def parse(text: str, *, now_us: int, zone: tzinfo = UTC) -> Ref:
     """
     check_text("a ref", text)
     if text == "newest":
-        return Ref("newest")
+        return CheckpointRef("newest")
     if text == BEFORE:
-        return Ref("before")
+        return CheckpointRef("before")
     for kind, form in _NUMBERED:
         if match := form.fullmatch(text):
-            return Ref(kind, int(match[1] or 0))
+            return CheckpointRef(kind, int(match[1] or 0))
     if match := _NAMED.fullmatch(text):
-        return Ref("tag" if match[1] == "tag" else "branch", name=match[2])
+        return CheckpointRef("tag" if match[1] == "tag" else "branch", name=match[2])
     if _ID.fullmatch(text):
-        return Ref("id", name=text)
+        return CheckpointRef("id", name=text)
     moment_us = times.parse(text, now_us=now_us, zone=zone)
     if moment_us is not None:
-        return Ref("time", moment_us)
+        return CheckpointRef("time", moment_us)
     shown = shortened(text, times.MAX_CHARACTERS)
     raise InvalidInput(
         f"{shown!r} does not name a checkpoint: use latest, latest~2, newest, #12, step-5, tag:NAME, branch:NAME, "
@@ -100,7 +100,7 @@ def parse(text: str, *, now_us: int, zone: tzinfo = UTC) -> Ref:
 def resolve(
     engine: Engine,
     session: SessionInfo,
-    ref: Ref,
+    ref: CheckpointRef,
     *,
     zone: tzinfo = UTC,
     passing_over: Predicate | None = None,
@@ -127,7 +127,7 @@ def resolve(
     return header
 
 
-def find(engine: Engine, session: SessionInfo, ref: Ref, *, zone: tzinfo = UTC) -> Header | None:
+def find(engine: Engine, session: SessionInfo, ref: CheckpointRef, *, zone: tzinfo = UTC) -> Header | None:
     """As `resolve`, but None instead of `NotFound`, and nothing is logged."""
     return _Search(engine, session, ref, zone, None).find()
 
@@ -145,7 +145,7 @@ class _Search:
         self,
         engine: Engine,
         session: SessionInfo,
-        ref: Ref,
+        ref: CheckpointRef,
         zone: tzinfo,
         passing_over: Predicate | None,
     ) -> None:
