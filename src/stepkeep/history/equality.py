@@ -153,6 +153,11 @@ def names_of(values: dict[Any, Any]) -> dict[Hashable, Any]:
     return names
 
 
+def values_by_name(values: dict[Any, Any]) -> dict[Hashable, tuple[Any, Any]]:
+    """Key and value by what tells the keys apart strictly."""
+    return {name: (key, values[key]) for name, key in names_of(values).items()}
+
+
 def token_of(value: Any) -> Hashable:
     """Something hashable that is equal for two values exactly when they are the same."""
     kind = type(value)

@@ -25,7 +25,7 @@ from stepkeep.history import branches
 from stepkeep.history.branches import common_ancestor
 from stepkeep.history.changes import value_text
 from stepkeep.history.documents import ABSENT, Absent, CheckpointInfo, describe_one, exact_fields
-from stepkeep.history.equality import SETS, Sameness, names_of, with_room
+from stepkeep.history.equality import SETS, Sameness, names_of, values_by_name, with_room
 from stepkeep.history.paths import Path, format_path
 from stepkeep.model import DETAILS, Branch, BranchState, Header, SessionInfo, Trigger, TriggerKind
 
@@ -126,8 +126,8 @@ class _MergeWalk:
         return ours if self._preferred == "ours" else theirs
 
     def _dicts(self, path: Path, base: Any, ours: dict[Any, Any], theirs: dict[Any, Any]) -> Any:
-        bases = {} if base is ABSENT else _values_by_name(base)
-        our_names, their_names = _values_by_name(ours), _values_by_name(theirs)
+        bases = {} if base is ABSENT else values_by_name(base)
+        our_names, their_names = values_by_name(ours), values_by_name(theirs)
         merged = {}
         for name in our_names | their_names:
             absent = (None, ABSENT)
@@ -150,11 +150,6 @@ class _MergeWalk:
 
     def _are_appended(self, base: list[Any], ours: list[Any], theirs: list[Any]) -> bool:
         return all(self._same.beginning(base, each) == len(base) for each in (ours, theirs))
-
-
-def _values_by_name(values: dict[Any, Any]) -> dict[Any, tuple[Any, Any]]:
-    """Key and value by what tells the keys apart strictly."""
-    return {name: (key, values[key]) for name, key in names_of(values).items()}
 
 
 # --- merging branches --------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ import logging
 import math
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import chain, pairwise
+from types import MappingProxyType
 from typing import Any, Final, Literal
 from uuid import UUID
 
@@ -54,9 +55,10 @@ from stepkeep.history.equality import (
     is_same,
     names_of,
     token_of,
+    values_by_name,
     with_room,
 )
-from stepkeep.history.paths import ItemById, Path, SetMember, find, format_path
+from stepkeep.history.paths import ItemById, Path, PathStep, SetMember, find, format_path
 from stepkeep.model import STATE, Header, SessionInfo
 from stepkeep.storage.port import HeaderQuery
 from stepkeep.text import count, shortened
@@ -153,14 +155,14 @@ class _DiffWalk:
         kind = type(old)
         if kind is not type(new) or kind not in CONTAINERS:
             if not self._same.of(old, new):
-                self._note(StateChange("changed", path, old, new))
+                self._note("changed", path, old, new)
         elif not self._is_skipped(len(path), old, new):
-            if kind is dict:
-                self._dicts(path, old, new)
-            elif kind in SEQUENCES:
+            if kind in SEQUENCES:
                 self._lists(path, old, new)
+            elif kind is dict:
+                self._by_name(path, values_by_name(old), values_by_name(new), is_item=False)
             else:
-                self._sets(path, old, new)
+                self._by_name(path, _members(old), _members(new), is_item=True)
 
     def _is_skipped(self, depth: int, old: Any, new: Any) -> bool:
         if old is new:
@@ -168,32 +170,40 @@ class _DiffWalk:
         is_checked = depth < _CHECKED_DEPTH or depth & (depth - 1) == 0
         return is_checked and is_equal(old, new) and are_same_kinds([old], [new])
 
-    def _note(self, change: StateChange, *, is_item: bool = False) -> None:
-        self.places.setdefault(_place(change.path, is_item), Counter())[change.kind] += 1
+    def _note(
+        self,
+        kind: Literal["added", "removed", "changed", "moved"],
+        path: Path,
+        old: Any = None,
+        new: Any = None,
+        *,
+        is_item: bool = False,
+    ) -> None:
+        self.places.setdefault(_place(path, is_item), Counter())[kind] += 1
         if len(self.changes) < self._limit:
-            self.changes.append(change)
+            self.changes.append(StateChange(kind, path, old, new))
 
-    def _dicts(self, path: Path, old: dict[Any, Any], new: dict[Any, Any]) -> None:
-        olds, news = names_of(old), names_of(new)
-        for name, key in olds.items():
+    def _by_name(
+        self,
+        path: Path,
+        olds: Mapping[Hashable, tuple[PathStep, Any]],
+        news: Mapping[Hashable, tuple[PathStep, Any]],
+        *,
+        is_item: bool,
+        moved: Mapping[Hashable, tuple[int, int]] = MappingProxyType({}),
+    ) -> None:
+        """Values with names, and the step to each: what only one side has was removed or added."""
+        for name, (step, value) in olds.items():
             if name not in news:
-                self._note(StateChange("removed", (*path, key), old[key]))
-        for name, key in news.items():
+                self._note("removed", (*path, step), value, is_item=is_item)
+        for name, (step, value) in news.items():
             if name not in olds:
-                self._note(StateChange("added", (*path, key), new=new[key]))
+                self._note("added", (*path, step), new=value, is_item=is_item)
                 continue
-            before, after = old[olds[name]], new[key]
-            if before is not after:
-                self.pair((*path, key), before, after)
-
-    def _sets(self, path: Path, old: Iterable[Any], new: Iterable[Any]) -> None:
-        olds, news = names_of(dict.fromkeys(old)), names_of(dict.fromkeys(new))
-        for name, value in olds.items():
-            if name not in news:
-                self._note(StateChange("removed", (*path, SetMember(value)), value), is_item=True)
-        for name, value in news.items():
-            if name not in olds:
-                self._note(StateChange("added", (*path, SetMember(value)), new=value), is_item=True)
+            if name in moved:
+                self._note("moved", (*path, step), *moved[name], is_item=True)
+            if olds[name][1] is not value:
+                self.pair((*path, step), olds[name][1], value)
 
     # Lists and tuples. Only what lies between the same beginning and the same end is looked at.
 
@@ -214,41 +224,30 @@ class _DiffWalk:
             old_at, new_at = old_next + 1, new_next + 1
 
     def _by_id(
-        self,
-        path: Path,
-        field: str,
-        old: Sequence[Any],
-        new: Sequence[Any],
-        old_range: range,
-        new_range: range,
+        self, path: Path, field: str, old: Sequence[Any], new: Sequence[Any], olds: range, news: range
     ) -> None:
-        olds = {token_of(old[at][field]): at for at in old_range}
-        news = {token_of(new[at][field]): at for at in new_range}
-        for name, at in olds.items():
-            if name not in news:
-                self._note(
-                    StateChange("removed", (*path, ItemById(field, old[at][field], at)), old[at]),
-                    is_item=True,
-                )
-        common = [olds[name] for name in news if name in olds]
-        in_order = {common[at] for at in _longest_rise(common)}
-        for name, at in news.items():
-            step = ItemById(field, new[at][field], at)
-            if name not in olds:
-                self._note(StateChange("added", (*path, step), new=new[at]), is_item=True)
-                continue
-            if olds[name] not in in_order:
-                self._note(StateChange("moved", (*path, step), olds[name], at), is_item=True)
-            self.pair((*path, step), old[olds[name]], new[at])
+        old_at = {token_of(old[at][field]): at for at in olds}
+        new_at = {token_of(new[at][field]): at for at in news}
+        common = [name for name in new_at if name in old_at]
+        in_order = set(_longest_rise([old_at[name] for name in common]))
+        self._by_name(
+            path,
+            {name: (ItemById(field, old[at][field], at), old[at]) for name, at in old_at.items()},
+            {name: (ItemById(field, new[at][field], at), new[at]) for name, at in new_at.items()},
+            is_item=True,
+            moved={
+                name: (old_at[name], new_at[name]) for at, name in enumerate(common) if at not in in_order
+            },
+        )
 
     def _run(self, path: Path, old: Sequence[Any], new: Sequence[Any], olds: range, news: range) -> None:
         """Items between two matches: in turn, and what one side has more was removed or added."""
         for old_at, new_at in zip(olds, news, strict=False):
             self.pair((*path, new_at), old[old_at], new[new_at])
         for at in olds[len(news) :]:
-            self._note(StateChange("removed", (*path, at), old[at]), is_item=True)
+            self._note("removed", (*path, at), old[at], is_item=True)
         for at in news[len(olds) :]:
-            self._note(StateChange("added", (*path, at), new=new[at]), is_item=True)
+            self._note("added", (*path, at), new=new[at], is_item=True)
 
     def _matches(
         self, old: Sequence[Any], new: Sequence[Any], olds: range, news: range
@@ -293,6 +292,10 @@ class _DiffWalk:
                 for step in range(block.size):
                     yield old_at + block.a + step, new_at + block.b + step
         yield from reversed(tail)
+
+
+def _members(values: Iterable[Any]) -> dict[Hashable, tuple[SetMember, Any]]:
+    return {name: (SetMember(value), value) for name, value in names_of(dict.fromkeys(values)).items()}
 
 
 def _id_field(old: Sequence[Any], new: Sequence[Any]) -> str | None:

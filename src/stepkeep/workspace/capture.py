@@ -21,7 +21,7 @@ from stepkeep.errors import Conflict, StepkeepError
 from stepkeep.model import DETAILS, FILES, STATE, Header, Trigger
 from stepkeep.storage.port import Blob
 from stepkeep.storage.urls import database_file, directory_of
-from stepkeep.workspace.captured_files import captures, has_files
+from stepkeep.workspace.captured_files import has_files, newest_capture
 from stepkeep.workspace.git import Git
 from stepkeep.workspace.ignore import OWN_IGNORE, TreeRules, first_rules, own_rules
 from stepkeep.workspace.manifest import (
@@ -30,7 +30,6 @@ from stepkeep.workspace.manifest import (
     Manifest,
     Seen,
     Skipped,
-    body_after,
     body_of,
     is_safe,
     manifest_of,
@@ -78,12 +77,10 @@ DEFAULT_LIMITS: Final = CaptureLimits()
 
 
 class EarlierCapture:
-    """An earlier capture of the same tree, indexed for the next one. The entries of a manifest are enough; `content`
-    is the body it was stored as."""
+    """An earlier capture of the same tree, indexed for the next one. The entries of a manifest are enough."""
 
-    def __init__(self, manifest: Manifest, content: bytes | None = None) -> None:
+    def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.content = content
 
     @cached_property
     def folders(self) -> Folders:
@@ -98,15 +95,9 @@ class EarlierCapture:
         position = self.positions.get(path)
         return None if position is None else self.manifest.entries[position]
 
-    def body_of(self, captured: CapturedTree) -> NewBody:
-        """The body that stores a capture after this one."""
-        if self.content is None or captured.replaced is None:
-            return body_of(captured.manifest)
-        return body_after(captured.manifest, self.content, captured.replaced)
-
-    def followed_by(self, captured: CapturedTree, content: bytes | None = None) -> EarlierCapture:
+    def followed_by(self, captured: CapturedTree) -> EarlierCapture:
         """The earlier capture for the save after this one."""
-        after = EarlierCapture(captured.manifest, content)
+        after = EarlierCapture(captured.manifest)
         after.folders = captured.folders
         if captured.replaced is not None:
             after.positions = self.positions
@@ -126,7 +117,6 @@ class CapturedTree(msgspec.Struct, frozen=True, kw_only=True):
     fresh: dict[str, StatSignature]
     replaced: tuple[tuple[FileEntry, FileEntry], ...] | None
     read_files: int
-    read_bytes: int
 
     def signature(self, path: str) -> StatSignature | None:
         """The stat signature of a captured file; None for a path that was not captured."""
@@ -191,7 +181,6 @@ def capture(
         fresh={path: scan.found[path] for path in entries},
         replaced=replaced,
         read_files=reader.read_files,
-        read_bytes=reader.read_bytes,
     )
 
 
@@ -332,7 +321,7 @@ class TreeCapture:
         self._limits = limits
         self._memory = {} if memory is None else memory
         self._left = TRIES
-        self._now: tuple[EarlierCapture, CapturedTree, NewBody] | None = None
+        self._now: tuple[EarlierCapture, CapturedTree] | None = None
 
     def make(self, refusal: Conflict | None) -> Made | None:
         """The body and blobs of the tree as it is now; after a refused save another attempt, or None to give up.
@@ -345,7 +334,7 @@ class TreeCapture:
             known = self._memory.get(self._root) or _newest_stored(self._engine, self._uid, self._root)
             return self._captured(known or EarlierCapture(Manifest(root=self._root)))
         assert self._now is not None
-        earlier, captured, _ = self._now
+        earlier, captured = self._now
         if (stored := _repeated(self._engine, refusal, captured.manifest)) is not None:
             return Made(stored, captured.blobs)
         if refusal.code != "blob_gone" or not self._left:
@@ -357,14 +346,13 @@ class TreeCapture:
     def _captured(self, earlier: EarlierCapture) -> Made:
         self._left -= 1
         captured = capture(self._engine, self._root, previous=earlier, limits=self._limits)
-        body = earlier.body_of(captured)
-        self._now = earlier, captured, body
-        return Made(body, captured.blobs)
+        self._now = earlier, captured
+        return Made(body_of(captured.manifest), captured.blobs)
 
     def stored(self, header: Header) -> None:
         assert self._now is not None
-        earlier, captured, body = self._now
-        self._memory[self._root] = earlier.followed_by(captured, body.content)
+        earlier, captured = self._now
+        self._memory[self._root] = earlier.followed_by(captured)
         skipped = captured.manifest.skipped
         for each in skipped[:20]:
             log.warning("%s has not captured %r: %s", header.id, each.path, each.reason)
@@ -429,13 +417,8 @@ def save_tree(
 
 
 def _newest_stored(engine: Engine, uid: str, root: str) -> EarlierCapture | None:
-    """The newest stored capture of that tree."""
-    for header in captures(engine, uid):
-        content = reader.load_body(engine.backend, header, FILES)
-        manifest = manifest_of(content)
-        if manifest.root == root:
-            return EarlierCapture(manifest, content)
-    return None
+    found = newest_capture(engine, uid, root)
+    return None if found is None else EarlierCapture(found[1])
 
 
 def _still_stored(engine: Engine, earlier: EarlierCapture) -> EarlierCapture:
@@ -480,7 +463,6 @@ class ContentReader:
         self._batch_bytes = 0
         self.blobs: dict[str, Blob] = {}
         self.read_files = 0
-        self.read_bytes = 0
 
     def entries(
         self, found: dict[str, StatSignature], known: Callable[[str], FileEntry | None]
@@ -513,7 +495,6 @@ class ContentReader:
         content, status = read_file(self._root, path, signature[3])
         signature = signature_of(status)
         self.read_files += 1
-        self.read_bytes += len(content)
         name = digest(content)
         self._keep(name, content)
         return FileEntry(
