@@ -14,7 +14,7 @@ from stepkeep import api
 from stepkeep.api import Store
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.storage.port import HeaderQuery
-from stepkeep.storage.sql.rows import session_row
+from stepkeep.storage.sql.row_mapping import session_row
 from stepkeep.storage.sqlite import SqliteBackend, make_single_file
 from tests.api.programs import raw
 from tests.maintenance.mixed import contents, fill

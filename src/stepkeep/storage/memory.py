@@ -21,7 +21,7 @@ from stepkeep.codec import integrity
 from stepkeep.errors import BackendUnavailable, Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.model import Branch, SessionInfo, utc_now_us
 from stepkeep.processes import Owner
-from stepkeep.storage.batch import append_in_order
+from stepkeep.storage.conflicts import append_in_order
 from stepkeep.storage.memory_tables import (
     SessionTable,
     Tables,

@@ -19,7 +19,7 @@ from stepkeep.codec.integrity import digest, open_header
 from stepkeep.errors import StepkeepError
 from stepkeep.model import Header, SessionInfo
 from stepkeep.storage.sql.connection import Connection, Value, marks
-from stepkeep.storage.sql.rows import (
+from stepkeep.storage.sql.row_mapping import (
     SESSION_COLUMNS,
     branch_from,
     open_description,

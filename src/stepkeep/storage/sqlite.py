@@ -36,7 +36,7 @@ from stepkeep.storage.disk import (
 from stepkeep.storage.port import Facts
 from stepkeep.storage.sql.backend import SqlBackend
 from stepkeep.storage.sql.connection import NO_LOCKS, Connection, Query, Row, Value
-from stepkeep.storage.sql.schema import MIGRATIONS, SCHEMA_VERSION, Dialect, statements
+from stepkeep.storage.sql.tables import MIGRATIONS, SCHEMA_VERSION, Dialect, statements
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -169,7 +169,7 @@ class FilesBackend(FilesTransactions):
         sid, session = session_rows.by_uid(tx, header.session)
         by_place = {(body.name, body.is_redundant): body for body in given}
         bodies: list[Body] = []
-        for held in sidecar.bodies_of(tx, sid, header.id):
+        for held in body_rows.stored(tx, sid, header.id):
             sent = by_place.get((held.name, held.is_redundant))
             bodies.append(sent if sent is not None and sent.digest == held.digest else held)
             sidecar.set_data(tx, sid, header.id, held.name, held.is_redundant, b"")

@@ -25,10 +25,9 @@ from stepkeep.storage.files.durable_files import Tree, translated
 from stepkeep.storage.files.layouts import INDEX, INTENT, NAMES, SIDECAR
 from stepkeep.storage.files.rebuild import Rebuild, is_up_to_date
 from stepkeep.storage.files.sidecar import announce, announced, detect_layout, note_damage, open_sidecar
-from stepkeep.storage.sql import sessions as session_rows
 from stepkeep.storage.sql.backend import SqlBackend
 from stepkeep.storage.sql.connection import Connection
-from stepkeep.storage.sql.repair import repair
+from stepkeep.storage.sql.sessions import NeedsRepair, repair
 from stepkeep.storage.sqlite import BUSY_SECONDS
 
 log = logging.getLogger("stepkeep.storage")
@@ -156,7 +155,7 @@ class FilesTransactions(SqlBackend):
     def _rebuild(self, tx: Connection, writer: DocumentWriter) -> None:
         try:
             Rebuild(tx, self._tree, self._names, writer).run()
-        except session_rows.DamagedRow:
+        except NeedsRepair:
             repair(tx)
             Rebuild(tx, self._tree, self._names, writer).run()
 

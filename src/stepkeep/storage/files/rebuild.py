@@ -27,7 +27,8 @@ from stepkeep.storage.files.sidecar import DocumentEntry, Leftover
 from stepkeep.storage.port import Body
 from stepkeep.storage.sql import bodies as body_rows
 from stepkeep.storage.sql import checkpoints as checkpoint_rows
-from stepkeep.storage.sql import events, sessions
+from stepkeep.storage.sql import sessions
+from stepkeep.storage.sql.attachments import record_event
 from stepkeep.storage.sql.connection import Connection
 
 log = logging.getLogger("stepkeep.storage")
@@ -247,7 +248,7 @@ class Rebuild:
         header = found.header
         sid, session = self._session(found)
         checkpoint_rows.adopt(self._tx, sid, session, found.raw, (), ())
-        held = {(body.name, body.is_redundant) for body in sidecar.bodies_of(self._tx, sid, header.id)}
+        held = {(body.name, body.is_redundant) for body in body_rows.stored(self._tx, sid, header.id)}
         body_rows.insert(
             self._tx, sid, [body for body in found.bodies if (body.name, body.is_redundant) not in held]
         )
@@ -341,7 +342,7 @@ class Rebuild:
         sessions.write(self._tx, sid, _as_told(session, told.session, branch=branch, gaps=gaps))
         log.warning("session %r is rebuilt from %d documents", session.key, len(headers))
         data = {"checkpoints": len(headers), "absent": len(absent)}
-        events.record(self._tx, sid, "session_rebuilt", data, time_us=session.updated_us)
+        record_event(self._tx, sid, "session_rebuilt", data, time_us=session.updated_us)
 
 
 def _current_branch(newest: FoundDocument, headers: list[Header]) -> str:

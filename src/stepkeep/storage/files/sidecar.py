@@ -23,9 +23,7 @@ from stepkeep.model import new_uid
 from stepkeep.storage.disk import make_private_directory
 from stepkeep.storage.files.durable_files import Fingerprint
 from stepkeep.storage.files.layouts import INDEX, INTENT, NAMES, REBUILD, SIDECAR
-from stepkeep.storage.port import Body
-from stepkeep.storage.sql import rows
-from stepkeep.storage.sql.connection import Connection, Row, marks
+from stepkeep.storage.sql.connection import Conditions, Connection, Row, parts
 from stepkeep.storage.sqlite import SqliteBackend
 
 TABLES: Final = (
@@ -88,10 +86,11 @@ def entries(tx: Connection) -> dict[str, DocumentEntry]:
 def of_checkpoints(tx: Connection, checkpoints: Sequence[str]) -> dict[str, DocumentEntry]:
     """The files of these checkpoints."""
     found: dict[str, DocumentEntry] = {}
-    for start in range(0, len(checkpoints), 500):
-        part = checkpoints[start : start + 500]
-        sql = f"SELECT {_COLUMNS} FROM documents WHERE checkpoint IN ({marks(len(part))})"
-        found |= {row[1]: _entry(row) for row in tx.all(sql, part)}
+    for part in parts(checkpoints):
+        where = Conditions()
+        where.among("checkpoint", part)
+        rows = tx.all(f"SELECT {_COLUMNS} FROM documents{where}", where.values)
+        found |= {row[1]: _entry(row) for row in rows}
     return found
 
 
@@ -247,29 +246,14 @@ def is_newest(tx: Connection, sid: int, seq: int) -> bool:
     return tx.one("SELECT 1 FROM checkpoints WHERE sid = ? AND seq > ? LIMIT 1", (sid, seq)) is None
 
 
-def bodies_of(tx: Connection, sid: int, checkpoint: str) -> list[Body]:
-    """The body records of a checkpoint, as the sidecar has them."""
-    blobs: dict[tuple[str, int], list[str]] = {}
-    for name, is_redundant, blob in tx.all(
-        "SELECT name, is_redundant, digest FROM blob_refs WHERE sid = ? AND checkpoint = ? ORDER BY digest",
-        (sid, checkpoint),
-    ):
-        blobs.setdefault((name, is_redundant), []).append(blob)
-    found = tx.all(
-        f"SELECT {rows.INFO_COLUMNS}, b.data FROM bodies b WHERE b.sid = ? AND b.checkpoint = ?"
-        " ORDER BY b.name, b.is_redundant",
-        (sid, checkpoint),
-    )
-    return [rows.body(row, tuple(blobs.get((row[1], row[9]), ()))) for row in found]
-
-
 def hidden_bodies(tx: Connection, sid: int, checkpoints: Sequence[str]) -> list[tuple[str, str, bool]]:
     """(checkpoint, name, is redundant delta) of the bodies of these checkpoints that are kept for others."""
     found: list[tuple[str, str, bool]] = []
-    for start in range(0, len(checkpoints), 500):
-        part = checkpoints[start : start + 500]
-        sql = f"SELECT checkpoint, name, is_redundant FROM bodies WHERE sid = ? AND checkpoint IN ({marks(len(part))})"
-        found += [(row[0], row[1], bool(row[2])) for row in tx.all(sql, (sid, *part))]
+    for part in parts(checkpoints):
+        where = Conditions(("sid = ?", sid))
+        where.among("checkpoint", part)
+        rows = tx.all(f"SELECT checkpoint, name, is_redundant FROM bodies{where}", where.values)
+        found += [(row[0], row[1], bool(row[2])) for row in rows]
     return found
 
 

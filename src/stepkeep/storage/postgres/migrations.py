@@ -8,7 +8,7 @@ from stepkeep.errors import Unsupported
 from stepkeep.model import new_uid
 from stepkeep.storage.postgres.address import quoted
 from stepkeep.storage.sql.connection import Connection
-from stepkeep.storage.sql.schema import SCHEMA_VERSION, Dialect, statements
+from stepkeep.storage.sql.tables import SCHEMA_VERSION, Dialect, statements
 
 OLDEST_SERVER: Final = 14
 

@@ -23,7 +23,7 @@ from stepkeep.storage.postgres.address import Address, quoted
 from stepkeep.storage.postgres.connections import Raw
 from stepkeep.storage.sql.append import advanced_session
 from stepkeep.storage.sql.connection import Row
-from stepkeep.storage.sql.rows import branch_row, session_row
+from stepkeep.storage.sql.row_mapping import branch_row, session_row
 
 MAX_CACHED_HEADS: Final = 1000
 

@@ -13,12 +13,13 @@ from typing import Any, Final
 import msgspec
 
 from stepkeep.codec.integrity import chain_of, open_header, row_digest
-from stepkeep.errors import Conflict
 from stepkeep.model import Branch, Header, SessionInfo, Status
+from stepkeep.storage import conflicts
 from stepkeep.storage.port import Append, Appended, HeaderRow, Seal
-from stepkeep.storage.sql import bodies, events, leases, sessions
+from stepkeep.storage.sql import bodies, sessions
+from stepkeep.storage.sql.attachments import record_event
 from stepkeep.storage.sql.connection import Connection, Row, Value, marks
-from stepkeep.storage.sql.rows import (
+from stepkeep.storage.sql.row_mapping import (
     BRANCH_FIELDS,
     HEADER_COLUMNS,
     SESSION_FIELDS,
@@ -57,7 +58,7 @@ _ORIGINAL: Final = (
     f"SELECT {HEADER_COLUMNS} FROM checkpoints c JOIN sessions s ON s.sid = c.sid WHERE c.id = ?"
 )
 
-_INSERT: Final = (
+INSERT_CHECKPOINT: Final = (
     "INSERT INTO checkpoints (sid, seq, id, branch, time_us, step, status, external_id, idempotency_key, header)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
@@ -138,33 +139,27 @@ class Batch:
         opened = self._open(draft.session, row)
         highest, head_header, own, remains = row[1 + _SESSION + _BRANCH : 5 + _SESSION + _BRANCH]
         if item.fence is not None and next(rest) != item.fence:
-            raise leases.lost(draft.session)
+            raise conflicts.lease_lost(draft.session)
         original = own or (next(rest) if draft.idempotency_key is not None else None)
         if original is not None:
             return Appended(row=_same_content(tx, original, draft), is_new=False)
         columns = opened.columns
         if item.on_current and columns[_CURRENT] != draft.branch:
-            raise Conflict(
-                f"session {columns[_KEY]!r} is on branch {columns[_CURRENT]!r} now, not {draft.branch!r}",
-                code="branch_switched",
-                session=draft.session,
-                branch=columns[_CURRENT],
-            )
+            raise conflicts.branch_switched(columns[_KEY], columns[_CURRENT], draft)
         branch = opened.branches.get(draft.branch) or self._branch(opened.sid, draft.branch, row)
         head = branch[_HEAD] if branch is not None else None
         sessions.check_head(head, draft.branch, draft.session, item.expect_head)
         if draft.external_id is not None:
-            check_free(next(rest), draft.branch, draft.external_id)
+            check_free(next(rest), draft)
         for required in draft.requires:
-            sessions.place(tx, opened.sid, draft.session, required)
-        _check_references(tx, item, rest)
+            sessions.location(tx, opened.sid, draft.session, required)
+        # A sweep may have been faster than this save (V5).
+        for body in item.bodies:
+            if body.base is not None and not body.is_redundant and not next(rest):
+                raise conflicts.base_gone(body)
+        bodies.check_blobs(tx, item.bodies, item.blobs)
         if remains:
-            raise Conflict(
-                f"{draft.id} was removed, and others still need its body",
-                code="id_taken",
-                retryable=False,
-                checkpoint=draft.id,
-            )
+            raise conflicts.id_taken(draft)
         parents, chains = item.parents, [_chain(raw) for raw in rest]
         if parents is None:
             parents = (head,) if head else ()
@@ -179,7 +174,7 @@ class Batch:
             branch = list(branch_row(new_branch(tx, opened.sid, draft, parents))[:-1])
         if not draft.status.is_finished and Status(columns[_STATUS]).is_finished:
             data = {"was": columns[_STATUS], "checkpoint": draft.id}
-            events.record(tx, opened.sid, "session_reopened", data, time_us=draft.time_us)
+            record_event(tx, opened.sid, "session_reopened", data, time_us=draft.time_us)
         opened.advance(draft, seq, branch, chain_of(raw))
         if not tx.trusts_storage:
             _check_stored(tx, opened.sid, seq, raw, item)
@@ -236,14 +231,6 @@ class Batch:
         return list(found[:-1])
 
 
-def _check_references(tx: Connection, item: Append, found: Iterator[Any]) -> None:
-    """Refuse bodies whose base or blobs are not stored: a sweep may have been faster than this save (V5)."""
-    for body in item.bodies:
-        if body.base is not None and not body.is_redundant and not next(found):
-            raise bodies.base_gone(body)
-    bodies.check_blobs(tx, item.bodies, item.blobs)
-
-
 def _chain(raw: object) -> str | None:
     """The chain value of a parent, None where that is not stored."""
     return chain_of(raw) if isinstance(raw, bytes) else None
@@ -266,54 +253,28 @@ def _check_stored(tx: Connection, sid: int, seq: int, raw: bytes, item: Append) 
 
 
 def _same_content(tx: Connection, original: str, draft: Header) -> HeaderRow:
-    found = tx.one(_ORIGINAL, (original,))
-    row = header_row(found or ())
+    row = header_row(tx.one(_ORIGINAL, (original,)) or ())
     header = open_header(row.raw, expect_id=row.id)
-    is_same = (
-        header.session == draft.session
-        and header.contents == draft.contents
-        and header.step == draft.step
-        and header.status == draft.status
-    )
-    if not is_same:
-        raise Conflict(
-            f"{row.id} already holds the key of this save, with other content",
-            code="idempotency_mismatch",
-            retryable=False,
-            session=draft.session,
-            checkpoint=row.id,
-        )
+    held = (header.session, header.contents, header.step, header.status)
+    if held != (draft.session, draft.contents, draft.step, draft.status):
+        raise conflicts.idempotency_mismatch(draft, row.id)
     return row
 
 
-def check_free(holder: str | None, branch: str, external_id: str) -> None:
+def check_free(holder: str | None, header: Header) -> None:
     """Refuse an external id that a checkpoint of the branch has already."""
     if holder is not None:
-        raise Conflict(
-            f"branch {branch!r} already has a checkpoint with external id {external_id!r}",
-            code="external_id_exists",
-            retryable=False,
-            branch=branch,
-            checkpoint=holder,
-        )
+        raise conflicts.external_id_exists(header, holder)
+
+
+def columns_of(header: Header) -> tuple[Value, ...]:
+    """The columns of a checkpoint that repeat what its header says, so that it is found by them."""
+    status = str(header.status)
+    return header.branch, header.time_us, header.step, status, header.external_id, header.idempotency_key
 
 
 def insert_header(tx: Connection, sid: int, seq: int, header: Header, raw: bytes) -> None:
-    tx.put(
-        _INSERT,
-        (
-            sid,
-            seq,
-            header.id,
-            header.branch,
-            header.time_us,
-            header.step,
-            str(header.status),
-            header.external_id,
-            header.idempotency_key,
-            raw,
-        ),
-    )
+    tx.put(INSERT_CHECKPOINT, (sid, seq, header.id, *columns_of(header), raw))
     if header.tags:
         tx.run_many(
             "INSERT INTO tags (sid, seq, tag) VALUES (?, ?, ?)", [(sid, seq, tag) for tag in set(header.tags)]
@@ -328,14 +289,10 @@ def insert_header(tx: Connection, sid: int, seq: int, header: Header, raw: bytes
 def new_branch(tx: Connection, sid: int, header: Header, parents: Sequence[str]) -> Branch:
     """A branch begun by a checkpoint: it forks where the first parent is."""
     branch = Branch(name=header.branch, created_us=header.time_us)
-    row = (
-        tx.one("SELECT seq, branch FROM checkpoints WHERE id = ? AND sid = ?", (parents[0], sid))
-        if parents
-        else None
-    )
-    if row is None:
+    fork = sessions.find_location(tx, sid, parents[0]) if parents else None
+    if fork is None:
         return branch
-    return msgspec.structs.replace(branch, fork=parents[0], fork_seq=row[0], fork_branch=row[1])
+    return msgspec.structs.replace(branch, fork=parents[0], fork_seq=fork[0], fork_branch=fork[1])
 
 
 def advanced_session(session: SessionInfo, header: Header, seq: int) -> SessionInfo:

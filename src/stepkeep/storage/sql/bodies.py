@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from stepkeep.errors import Conflict, Corrupt, NotFound
+from stepkeep.errors import Corrupt
+from stepkeep.storage import conflicts
 from stepkeep.storage.port import Blob, BlobSize, Body, BodyInfo, StoredHead
-from stepkeep.storage.sql import rows
-from stepkeep.storage.sql.connection import Connection, Query, Row, Value, marks
+from stepkeep.storage.sql import row_mapping as rows
+from stepkeep.storage.sql.connection import Conditions, Connection, Query, Row, Value, marks, parts
 
 MAX_CHAIN: Final = 256
 """More links than any writer makes: a longer chain is damage, and must not be followed for ever."""
@@ -63,7 +64,7 @@ _IS_OWNED = "EXISTS (SELECT 1 FROM checkpoints c WHERE c.id = b.checkpoint AND c
 
 
 def insert(tx: Connection, sid: int, bodies: Sequence[Body]) -> None:
-    """Store records whose places are free."""
+    """Store records that are not there yet."""
     for body in bodies:
         tx.put(
             _INSERT,
@@ -94,19 +95,11 @@ def check_references(tx: Connection, sid: int, bodies: Sequence[Body], blobs: Se
     for body in bodies:
         # A redundant delta encoding is never a reference: without its base it is only useless.
         if body.base is not None and not body.is_redundant and not tx.one(_BASE, (sid, body.base, body.name)):
-            raise base_gone(body)
+            raise conflicts.base_gone(body)
     check_blobs(tx, bodies, blobs)
 
 
 _BASE: Final = "SELECT 1 FROM bodies WHERE sid = ? AND checkpoint = ? AND name = ? AND is_redundant = 0"
-
-
-def base_gone(body: Body) -> Conflict:
-    return Conflict(
-        f"body {body.name!r} of {body.checkpoint} is based on {body.base}, which is gone",
-        code="base_gone",
-        checkpoint=body.checkpoint,
-    )
 
 
 def check_blobs(tx: Connection, bodies: Sequence[Body], blobs: Sequence[Blob]) -> None:
@@ -119,13 +112,15 @@ def check_blobs(tx: Connection, bodies: Sequence[Body], blobs: Sequence[Blob]) -
     named.difference_update(blob.digest for blob in blobs)
     missing = named - stored_blobs(tx, sorted(named), lock=tx.locks.keep)
     if missing:
-        raise Conflict(f"blob {min(missing)} is gone: send it again", code="blob_gone")
+        raise conflicts.blob_gone(min(missing))
 
 
 def chain(tx: Connection, sid: int, checkpoint: str, name: str) -> list[Body]:
     found = tx.all(_CHAIN, (checkpoint, sid, name, sid, name, sid, name))
-    blobs = _blobs_of(tx, sid, [row[0] for row in found], name, is_redundant=False)
-    return [rows.body(row, blobs.get(row[0], ())) for row in found]
+    where = Conditions(("sid = ?", sid), ("name = ?", name), ("is_redundant = ?", 0))
+    where.among("checkpoint", [row[0] for row in found])
+    blobs = _blobs_named(tx, where)
+    return [rows.body(row, blobs.get((row[0], name, 0), ())) for row in found]
 
 
 def head(tx: Connection, uid: str, branch: str | None, known: tuple[str, str] | None) -> StoredHead | None:
@@ -151,52 +146,43 @@ def head(tx: Connection, uid: str, branch: str | None, known: tuple[str, str] | 
     )
 
 
-def one(tx: Connection, sid: int, checkpoint: str, name: str, *, is_redundant: bool) -> Body | None:
-    row = tx.one(
-        f"SELECT {rows.INFO_COLUMNS}, b.data FROM bodies b"
-        " WHERE b.sid = ? AND b.checkpoint = ? AND b.name = ? AND b.is_redundant = ?",
-        (sid, checkpoint, name, int(is_redundant)),
+def stored(
+    tx: Connection, sid: int, checkpoint: str, name: str | None = None, *, is_redundant: bool | None = None
+) -> list[Body]:
+    """The records of a checkpoint, or those with that name, with their bytes."""
+    kind = None if is_redundant is None else int(is_redundant)
+    where = Conditions(
+        ("sid = ?", sid), ("checkpoint = ?", checkpoint), ("name = ?", name), ("is_redundant = ?", kind)
     )
-    if row is None:
-        return None
-    return rows.body(
-        row, _blobs_of(tx, sid, [checkpoint], name, is_redundant=is_redundant).get(checkpoint, ())
+    blobs = _blobs_named(tx, where)
+    found = tx.all(
+        f"SELECT {rows.INFO_COLUMNS}, b.data FROM bodies b{where} ORDER BY name, is_redundant", where.values
     )
+    return [rows.body(row, blobs.get((row[0], row[1], row[9]), ())) for row in found]
 
 
-def _blobs_of(
-    tx: Connection, sid: int, checkpoints: Sequence[str], name: str, *, is_redundant: bool
-) -> dict[str, tuple[str, ...]]:
-    """The blobs that the records of a body name, by checkpoint, sorted."""
-    blobs: dict[str, list[str]] = {}
-    for checkpoint, digest in tx.all(
-        f"SELECT checkpoint, digest FROM blob_refs WHERE sid = ? AND checkpoint IN ({marks(len(checkpoints))})"
-        " AND name = ? AND is_redundant = ? ORDER BY digest",
-        (sid, *checkpoints, name, int(is_redundant)),
+def _blobs_named(tx: Connection, where: Conditions) -> dict[Row, tuple[str, ...]]:
+    """The blobs that records name, sorted, by (checkpoint, name, is redundant)."""
+    blobs: dict[Row, tuple[str, ...]] = {}
+    for *key, digest in tx.all(
+        f"SELECT checkpoint, name, is_redundant, digest FROM blob_refs{where} ORDER BY digest", where.values
     ):
-        blobs.setdefault(checkpoint, []).append(digest)
-    return {checkpoint: tuple(digests) for checkpoint, digests in blobs.items()}
+        blobs[tuple(key)] = (*blobs.get(tuple(key), ()), digest)
+    return blobs
 
 
 def infos(tx: Connection, sid: int, checkpoints: Sequence[str] | None = None) -> list[BodyInfo]:
     if checkpoints is not None and len(checkpoints) > MAX_ASKED:
         wanted = set(checkpoints)
         return [info for info in infos(tx, sid) if info.checkpoint in wanted]
-    only: str = ""
-    values: tuple[Value, ...] = (sid,)
-    if checkpoints is not None:
-        only, values = f" AND checkpoint IN ({marks(len(checkpoints))})", (sid, *checkpoints)
-    blobs: dict[tuple[str, str, int], list[str]] = {}
-    for checkpoint, name, is_redundant, digest in tx.all(
-        f"SELECT checkpoint, name, is_redundant, digest FROM blob_refs WHERE sid = ?{only} ORDER BY digest",
-        values,
-    ):
-        blobs.setdefault((checkpoint, name, is_redundant), []).append(digest)
+    where = Conditions(("sid = ?", sid))
+    where.among("checkpoint", checkpoints)
+    blobs = _blobs_named(tx, where)
     found = tx.all(
-        f"SELECT {rows.INFO_COLUMNS} FROM bodies b WHERE sid = ?{only} ORDER BY b.checkpoint, b.name, b.is_redundant",
-        values,
+        f"SELECT {rows.INFO_COLUMNS} FROM bodies b{where} ORDER BY checkpoint, name, is_redundant",
+        where.values,
     )
-    return [rows.body_info(row, tuple(blobs.get((row[0], row[1], row[9]), ()))) for row in found]
+    return [rows.body_info(row, blobs.get((row[0], row[1], row[9]), ())) for row in found]
 
 
 def replace(tx: Connection, sid: int, body: Body, expect_digest: str) -> None:
@@ -205,11 +191,9 @@ def replace(tx: Connection, sid: int, body: Body, expect_digest: str) -> None:
         (sid, body.checkpoint, body.name),
     )
     if row is None:
-        raise NotFound(
-            f"{body.checkpoint} has no body {body.name!r}", code="body_not_found", checkpoint=body.checkpoint
-        )
+        raise conflicts.body_not_found(body)
     if row[0] != expect_digest:
-        raise Conflict(f"body {body.name!r} of {body.checkpoint} changed meanwhile", code="body_changed")
+        raise conflicts.body_changed(body)
     check_references(tx, sid, (body,))
     for sql, values in _delete(sid, body.checkpoint, body.name):
         tx.run(sql, values)
@@ -229,25 +213,25 @@ def drop_or_hide(sid: int, checkpoint: str) -> list[Query]:
 
     The statements return the stored bytes of what goes.
     """
-    place = (sid, checkpoint)
+    key = (sid, checkpoint)
     return [
         (
             "UPDATE bodies SET is_hidden = 1 WHERE sid = ? AND checkpoint = ?"
             f" AND name IN ({_OWN} AND b.is_redundant = 0 AND {_IS_NEEDED})",
-            (*place, *place),
+            (*key, *key),
         ),
         (
             "DELETE FROM bodies WHERE sid = ? AND base = ? AND is_redundant = 1"
             f" AND name IN ({_OWN} AND b.is_redundant = 0 AND b.is_hidden = 0) RETURNING stored_size",
-            (*place, *place),
+            (*key, *key),
         ),
         (
             "DELETE FROM bodies WHERE sid = ? AND checkpoint = ? AND is_hidden = 0 RETURNING stored_size",
-            place,
+            key,
         ),
         (
             f"DELETE FROM blob_refs WHERE sid = ? AND checkpoint = ? AND name NOT IN ({_OWN})",
-            (*place, *place),
+            (*key, *key),
         ),
     ]
 
@@ -313,11 +297,10 @@ def _drop(sid: int, checkpoint: str, name: str) -> list[Query]:
 
 def _delete(sid: int, checkpoint: str, name: str) -> list[Query]:
     """Remove a body with its redundant delta."""
-    place = "sid = ? AND checkpoint = ? AND name = ?"
-    values = (sid, checkpoint, name)
+    where, values = "sid = ? AND checkpoint = ? AND name = ?", (sid, checkpoint, name)
     return [
-        (f"DELETE FROM bodies WHERE {place} RETURNING stored_size", values),
-        (f"DELETE FROM blob_refs WHERE {place}", values),
+        (f"DELETE FROM bodies WHERE {where} RETURNING stored_size", values),
+        (f"DELETE FROM blob_refs WHERE {where}", values),
     ]
 
 
@@ -350,7 +333,13 @@ def blob(tx: Connection, digest: str) -> Blob | None:
 
 
 def stored_blobs(tx: Connection, digests: Sequence[str], *, lock: str = "") -> set[str]:
-    return {row[0] for rows in tx.ask(_find_blobs(digests, lock)) for row in rows}
+    found = tx.ask(
+        [
+            (f"SELECT digest FROM blobs WHERE digest IN ({marks(len(part))}) ORDER BY digest{lock}", part)
+            for part in parts(digests)
+        ]
+    )
+    return {digest for rows in found for (digest,) in rows}
 
 
 def blob_sizes(tx: Connection, sid: int) -> dict[str, BlobSize]:
@@ -361,14 +350,6 @@ def blob_sizes(tx: Connection, sid: int) -> dict[str, BlobSize]:
         (sid, sid),
     )
     return {digest: BlobSize(size, bool(is_shared)) for digest, size, is_shared in found}
-
-
-def _find_blobs(digests: Sequence[str], lock: str) -> list[Query]:
-    parts = [digests[start : start + 500] for start in range(0, len(digests), 500)]
-    return [
-        (f"SELECT digest FROM blobs WHERE digest IN ({marks(len(part))}) ORDER BY digest{lock}", part)
-        for part in parts
-    ]
 
 
 _IS_UNNAMED = "NOT EXISTS (SELECT 1 FROM blob_refs r WHERE r.digest = blobs.digest)"

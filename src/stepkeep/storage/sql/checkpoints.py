@@ -8,13 +8,15 @@ from typing import Final
 import msgspec
 
 from stepkeep.codec.integrity import open_header
-from stepkeep.errors import Conflict, InvalidInput, StepkeepError
+from stepkeep.errors import StepkeepError
 from stepkeep.model import MAX_SEQ, Branch, SessionInfo
-from stepkeep.storage.port import Blob, Body, HeaderQuery, HeaderRow, Inconsistency, Removed
-from stepkeep.storage.sql import bodies, notes, sessions
-from stepkeep.storage.sql.append import check_free, insert_header, new_branch
-from stepkeep.storage.sql.connection import Connection, Query, Row, Value, marks
-from stepkeep.storage.sql.rows import HEADER_COLUMNS, header_row
+from stepkeep.storage import conflicts
+from stepkeep.storage.port import Blob, Body, HeaderQuery, HeaderRow, Inconsistency, Removed, Usage
+from stepkeep.storage.sql import bodies, sessions
+from stepkeep.storage.sql.append import check_free, columns_of, insert_header, new_branch
+from stepkeep.storage.sql.attachments import remove_annotations
+from stepkeep.storage.sql.connection import Conditions, Connection, Query, Row, marks
+from stepkeep.storage.sql.row_mapping import HEADER_COLUMNS, header_row
 
 FIRST_PAGE: Final = 16
 PAGE: Final = 256
@@ -28,59 +30,32 @@ _FROM = "FROM checkpoints c JOIN sessions s ON s.sid = c.sid"
 def page(
     tx: Connection, sid: int | None, query: HeaderQuery, after: tuple[int, str] | None, limit: int
 ) -> list[tuple[tuple[int, str], HeaderRow]]:
-    """One page of (place in the order, header)."""
-    where, values = _conditions(sid, query, after)
-    order = "DESC" if query.newest_first else "ASC"
-    # An id begins with its time, so its index is the order by (time, id).
-    by = f"c.seq {order}" if sid is not None else f"c.id {order}"
-    found = tx.all(
-        f"SELECT {HEADER_COLUMNS}, c.time_us {_FROM} WHERE {where} ORDER BY {by} LIMIT ?", (*values, limit)
-    )
-    return [((row[2] if sid is not None else row[5], row[0]), header_row(row)) for row in found]
-
-
-def _conditions(
-    sid: int | None, query: HeaderQuery, after: tuple[int, str] | None
-) -> tuple[str, list[Value]]:
-    conditions: list[str] = ["1 = 1"]
-    values: list[Value] = []
-
-    def add(condition: str, *bound: Value) -> None:
-        conditions.append(condition)
-        values.extend(bound)
-
-    if sid is not None:
-        add("c.sid = ?", sid)
-    for column, wanted in (
-        ("s.project", query.project),
-        ("c.branch", query.branch),
-        ("c.external_id", query.external_id),
-        ("c.step", query.step),
-        ("c.status", None if query.status is None else str(query.status)),
-    ):
-        if wanted is not None:
-            add(f"{column} = ?", wanted)
-    if query.ids is not None:
-        add(f"c.id IN ({marks(len(query.ids))})", *query.ids)
-    if query.id_prefix is not None:
-        add("c.id >= ? AND substr(c.id, 1, ?) = ?", query.id_prefix, len(query.id_prefix), query.id_prefix)
-    if query.tag is not None:
-        add("EXISTS (SELECT 1 FROM tags t WHERE t.sid = c.sid AND t.seq = c.seq AND t.tag = ?)", query.tag)
-    for condition, bound in (
+    """One page of (position in the order, header)."""
+    where = Conditions(
+        ("c.sid = ?", sid),
+        ("s.project = ?", query.project),
+        ("c.branch = ?", query.branch),
+        ("c.external_id = ?", query.external_id),
+        ("c.step = ?", query.step),
+        ("c.status = ?", None if query.status is None else str(query.status)),
         ("c.seq >= ?", query.min_seq),
         ("c.seq <= ?", query.max_seq),
         ("c.time_us >= ?", query.since_us),
         ("c.time_us <= ?", query.until_us),
-    ):
-        if bound is not None:
-            add(condition, bound)
+        ("EXISTS (SELECT 1 FROM tags t WHERE t.sid = c.sid AND t.seq = c.seq AND t.tag = ?)", query.tag),
+    )
+    where.among("c.id", query.ids)
+    where.prefix("c.id", query.id_prefix)
+    order, beyond = ("DESC", "<") if query.newest_first else ("ASC", ">")
+    # An id begins with its time, so its index is the order by (time, id).
+    by = "c.id" if sid is None else "c.seq"
     if after is not None:
-        beyond = "<" if query.newest_first else ">"
-        if sid is not None:
-            add(f"c.seq {beyond} ?", after[0])
-        else:
-            add(f"c.id {beyond} ?", after[1])
-    return " AND ".join(conditions), values
+        where.add(f"{by} {beyond} ?", after[1] if sid is None else after[0])
+    found = tx.all(
+        f"SELECT {HEADER_COLUMNS}, c.time_us {_FROM}{where} ORDER BY {by} {order} LIMIT ?",
+        (*where.values, limit),
+    )
+    return [((row[5] if sid is None else row[2], row[0]), header_row(row)) for row in found]
 
 
 def inconsistencies(tx: Connection, sid: int) -> list[Inconsistency]:
@@ -97,8 +72,7 @@ def inconsistencies(tx: Connection, sid: int) -> list[Inconsistency]:
             header = open_header(raw if isinstance(raw, bytes) else b"")
         except StepkeepError:
             continue  # a damaged header is found by whoever reads it
-        expected = [header.branch, header.time_us, header.step, str(header.status), header.external_id]
-        if columns != [*expected, header.idempotency_key]:
+        if tuple(columns) != columns_of(header):
             found.append(Inconsistency(header.id, f"the columns of {id} differ from its header"))
         if tags.get(seq, set()) != set(header.tags) or required.get(seq, set()) != set(header.requires):
             found.append(Inconsistency(header.id, f"the tags or requirements of {id} differ from its header"))
@@ -112,11 +86,40 @@ def _by_seq(tx: Connection, sql: str, sid: int) -> dict[int, set[str]]:
     return values
 
 
+def usage(tx: Connection, uid: str | None) -> Usage:
+    """Counts and bytes of one session, or of all."""
+    where, values = ("", ()) if uid is None else (" WHERE sid = ?", (sessions.sid_of(tx, uid),))
+    (session_count,) = tx.one(f"SELECT count(*) FROM sessions{where}", values) or (0,)
+    (checkpoint_count,) = tx.one(f"SELECT count(*) FROM checkpoints{where}", values) or (0,)
+    count, stored, hidden, hidden_bytes = tx.one(
+        "SELECT count(*), coalesce(sum(stored_size), 0), coalesce(sum(is_hidden), 0),"
+        f" coalesce(sum(stored_size * is_hidden), 0) FROM bodies{where}",
+        values,
+    ) or (0, 0, 0, 0)
+    named = "" if uid is None else f" WHERE digest IN (SELECT digest FROM blob_refs{where})"
+    blob_count, blob_bytes = tx.one(
+        f"SELECT count(*), coalesce(sum(stored_size), 0) FROM blobs{named}", values
+    ) or (0, 0)
+    return Usage(
+        sessions=session_count,
+        checkpoints=checkpoint_count,
+        bodies=count,
+        body_bytes=int(stored),
+        hidden_bodies=int(hidden),
+        hidden_bytes=int(hidden_bytes),
+        blobs=blob_count,
+        blob_bytes=int(blob_bytes),
+    )
+
+
 # --- remove ----------------------------------------------------------------------------------------------------
 
 
-def remove(tx: Connection, sid: int, session: SessionInfo, ids: Sequence[str]) -> Removed:
+def remove(
+    tx: Connection, sid: int, session: SessionInfo, ids: Sequence[str], *, keep_heads: bool
+) -> Removed:
     wanted = list(dict.fromkeys(ids))
+    held = sessions.held(tx, sid, session) if keep_heads else frozenset()
     found = {
         row[0]: row
         for row in tx.all(
@@ -124,7 +127,8 @@ def remove(tx: Connection, sid: int, session: SessionInfo, ids: Sequence[str]) -
             (sid, *wanted),
         )
     }
-    refused = _required(tx, sid, set(found))
+    refused = held.intersection(found)
+    refused |= _required(tx, sid, found.keys() - refused)
     going = [row for id, row in found.items() if id not in refused]
     newest_first = sorted(going, key=lambda row: row[1], reverse=True)
     freed = bodies.freed_bytes(tx.ask([query for row in newest_first for query in _remove_one(tx, sid, row)]))
@@ -163,7 +167,7 @@ def _remove_one(tx: Connection, sid: int, row: Row) -> list[Query]:
     """Remove a checkpoint but for its bodies, and the statements that remove these."""
     checkpoint, seq, branch, external_id = row
     targets = [checkpoint] if external_id is None else [checkpoint, (branch, external_id)]
-    notes.remove(tx, sid, targets)
+    remove_annotations(tx, sid, targets)
     for table in ("checkpoints", "tags", "requirements"):
         tx.put(f"DELETE FROM {table} WHERE sid = ? AND seq = ?", (sid, seq))
     return bodies.drop_or_hide(sid, checkpoint)
@@ -209,6 +213,21 @@ def merge_gaps(gaps: Sequence[tuple[int, int]], removed: Sequence[int]) -> tuple
 # --- adopt -----------------------------------------------------------------------------------------------------
 
 
+def adopt_session(tx: Connection, session: SessionInfo) -> tuple[int, SessionInfo]:
+    """Store another store's session over what is here of it. The counter and the gaps never go back (V3)."""
+    held = sessions.by_key(tx, session.key)
+    if held is not None and held.uid != session.uid:
+        raise conflicts.key_taken(session)
+    if held is None:
+        adopted = sessions.create(tx, session)
+    else:
+        gaps = merge_gaps([*held.gaps, *session.gaps], [])
+        adopted = msgspec.structs.replace(session, last_seq=max(held.last_seq, session.last_seq), gaps=gaps)
+    sid = sessions.sid_of(tx, session.uid)
+    sessions.write(tx, sid, adopted)
+    return sid, adopted
+
+
 def adopt(
     tx: Connection,
     sid: int,
@@ -220,27 +239,20 @@ def adopt(
     """Store a sealed checkpoint of another store under its own number."""
     header = open_header(raw)
     if header.session != session.uid:
-        raise InvalidInput(
-            f"{header.id} belongs to session {header.session}, not {session.uid}", code="foreign_checkpoint"
-        )
-    for held in tx.all(
+        raise conflicts.foreign_checkpoint(header, session.uid)
+    for (held,) in tx.all(
         "SELECT header FROM checkpoints WHERE id = ? OR (sid = ? AND seq = ?) OR (sid = ? AND idempotency_key = ?)",
         (header.id, sid, header.seq, sid, header.idempotency_key),
     ):
-        if held[0] == raw:
+        if held == raw:
             return False
-        raise Conflict(
-            f"{header.id} (seq {header.seq}) cannot be adopted: its id, number or key is taken",
-            code="place_taken",
-            retryable=False,
-            checkpoint=header.id,
-        )
+        raise conflicts.place_taken(header)
     if header.external_id is not None:
         holder = tx.one(
             "SELECT id FROM checkpoints WHERE sid = ? AND branch = ? AND external_id = ?",
             (sid, header.branch, header.external_id),
         )
-        check_free(holder[0] if holder else None, header.branch, header.external_id)
+        check_free(holder[0] if holder else None, header)
     bodies.check_references(tx, sid, incoming, blobs)
     branch = sessions.branch(tx, sid, header.branch)
     insert_header(tx, sid, header.seq, header, raw)

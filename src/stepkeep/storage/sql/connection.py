@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -58,3 +58,31 @@ class Connection(Protocol):
 def marks(count: int) -> str:
     """`count` placeholders for an IN list."""
     return ",".join("?" * count) or "NULL"  # an empty list matches nothing
+
+
+def parts(items: Sequence[str], size: int = 500) -> Iterator[Sequence[str]]:
+    """The items, as many at a time as one IN list may have."""
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+class Conditions:
+    """A WHERE clause: conditions that all hold, each with its values. Those given with None are left out."""
+
+    def __init__(self, *given: tuple[str, Value]) -> None:
+        self._all = [condition for condition, value in given if value is not None]
+        self.values: list[Value] = [value for _, value in given if value is not None]
+
+    def __str__(self) -> str:
+        return " WHERE " + " AND ".join(self._all) if self._all else ""
+
+    def add(self, condition: str, *values: Value) -> None:
+        self._all.append(condition)
+        self.values.extend(values)
+
+    def among(self, column: str, values: Sequence[Value] | None) -> None:
+        if values is not None:
+            self.add(f"{column} IN ({marks(len(values))})", *values)
+
+    def prefix(self, column: str, prefix: str | None) -> None:
+        if prefix is not None:
+            self.add(f"{column} >= ? AND substr({column}, 1, ?) = ?", prefix, len(prefix), prefix)

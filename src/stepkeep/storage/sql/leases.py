@@ -1,66 +1,52 @@
-"""Who may run a session: leases with fencing tokens that only ever grow."""
+"""Who may run a session: leases with fencing tokens that only ever grow, and handing sessions out to runners."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from stepkeep.errors import Conflict
+from stepkeep.model import SessionInfo
 from stepkeep.processes import Owner
-from stepkeep.storage.port import Lease
-from stepkeep.storage.sql.connection import Connection, Row
+from stepkeep.storage import conflicts
+from stepkeep.storage.port import Claimed, ClaimQuery, Lease
+from stepkeep.storage.sql import sessions
+from stepkeep.storage.sql.connection import Conditions, Connection, Row
+from stepkeep.storage.sql.row_mapping import SESSION_COLUMNS, SESSION_NAMES
+
+_PAGE: Final = 100
+_UPDATED: Final = 1 + SESSION_NAMES.index("updated_us")
+
+MayTake = Callable[[SessionInfo, Lease | None], bool]
 
 
 def check_fence(tx: Connection, sid: int, uid: str, fence: int | None) -> None:
     """Refuse a writer whose lease was taken over or released; expiry alone does not make a token stale."""
-    if fence is not None:
-        check_held(tx.one(HELD, (sid,)), uid, fence)
-
-
-HELD: Final = "SELECT token, is_held FROM leases WHERE sid = ?"
-
-
-def check_held(row: Row | None, uid: str, fence: int) -> None:
-    """The same for the row that `HELD` found."""
-    if row is None or row[0] != fence or not row[1]:
-        raise lost(uid)
-
-
-def is_run(uid: str, lease: Lease) -> Conflict:
-    return Conflict(
-        f"session {uid} is run by {lease.owner.label or 'another process'}"
-        f" (pid {lease.owner.pid} on {lease.owner.host})",
-        code="lease_held",
-        session=uid,
-    )
-
-
-def lost(uid: str) -> Conflict:
-    return Conflict(
-        f"the lease on session {uid} was taken over or released: this writer must stop",
-        code="lease_lost",
-        retryable=False,
-        session=uid,
-    )
+    if fence is not None and tx.one("SELECT token, is_held FROM leases WHERE sid = ?", (sid,)) != (fence, 1):
+        raise conflicts.lease_lost(uid)
 
 
 def read(tx: Connection, sid: int) -> Lease | None:
     row = tx.one("SELECT token, owner, expires_us FROM leases WHERE sid = ? AND is_held = 1", (sid,))
-    return None if row is None else from_row(row)
+    return None if row is None else _lease(row)
 
 
-def from_row(row: Row) -> Lease:
-    """The lease in the columns `token, owner, expires_us`."""
+def _lease(row: Row) -> Lease:
     return Lease(token=row[0], owner=msgspec.json.decode(row[1], type=Owner), expires_us=row[2])
+
+
+def running(lease: Lease | None, now_us: int) -> Lease | None:
+    """The lease if it has not run out."""
+    return lease if lease is not None and lease.expires_us > now_us else None
 
 
 def acquire(
     tx: Connection, sid: int, uid: str, owner: Owner, *, now_us: int, expires_us: int, replacing: int | None
 ) -> Lease:
-    held = read(tx, sid)
-    if held is not None and held.expires_us > now_us and held.token != replacing:
-        raise is_run(uid, held)
+    held = running(read(tx, sid), now_us)
+    if held is not None and held.token != replacing:
+        raise conflicts.lease_held(uid, held)
     row = tx.one("SELECT token FROM leases WHERE sid = ?", (sid,))
     token = (row[0] if row else 0) + 1
     tx.put(
@@ -71,14 +57,49 @@ def acquire(
     return Lease(token=token, owner=owner, expires_us=expires_us)
 
 
-def renew(tx: Connection, sid: int, uid: str, token: int, *, expires_us: int) -> Lease:
-    check_fence(tx, sid, uid, token)
-    tx.put("UPDATE leases SET expires_us = ? WHERE sid = ?", (expires_us, sid))
-    lease = read(tx, sid)
-    if lease is None:
-        raise lost(uid)
-    return lease
+def claim(
+    tx: Connection, query: ClaimQuery, owner: Owner, may_take: MayTake, *, now_us: int, expires_us: int
+) -> Claimed | None:
+    """The first that may be taken, with its lease. Only that one's row is held, so savers and others go on."""
+    after: tuple[int, int] = (-1, -1)
+    while True:
+        rows = _page(tx, query, after)
+        for row in rows:
+            after = int(row[_UPDATED]), int(row[0])
+            lease = None if row[-3] is None else running(_lease(row[-3:]), now_us)
+            session = sessions.intact_or_none(row[:-3])
+            if session is None or not may_take(session, lease):
+                continue
+            taken = _take(tx, after[1], owner, may_take, now_us=now_us, expires_us=expires_us)
+            if taken is not None:
+                return taken
+        if len(rows) < _PAGE:
+            return None
 
 
-def release(tx: Connection, sid: int, token: int) -> None:
-    tx.put("UPDATE leases SET is_held = 0 WHERE sid = ? AND token = ?", (sid, token))
+def _page(tx: Connection, query: ClaimQuery, after: tuple[int, int]) -> list[Row]:
+    where = Conditions(("metadata LIKE ?", f"%{query.metadata_part}%"))
+    where.among("status", [str(status) for status in query.statuses])
+    where.add("(updated_us, sessions.sid) > (?, ?)", *after)
+    return tx.all(
+        f"SELECT sessions.sid, {SESSION_COLUMNS}, token, owner, expires_us FROM sessions"
+        f" LEFT JOIN leases ON leases.sid = sessions.sid AND is_held = 1{where}"
+        " ORDER BY updated_us, sessions.sid LIMIT ?",
+        (*where.values, _PAGE),
+    )
+
+
+def _take(
+    tx: Connection, sid: int, owner: Owner, may_take: MayTake, *, now_us: int, expires_us: int
+) -> Claimed | None:
+    """Hold the row and look again: another may have been faster. One that is held right now is left to its holder."""
+    row = tx.one(f"SELECT sid, {SESSION_COLUMNS} FROM sessions WHERE sid = ?{tx.locks.free}", (sid,))
+    session = None if row is None else sessions.intact_or_none(row)
+    if session is None:
+        return None
+    held = running(read(tx, sid), now_us)
+    if not may_take(session, held):
+        return None
+    replacing = None if held is None else held.token
+    lease = acquire(tx, sid, session.uid, owner, now_us=now_us, expires_us=expires_us, replacing=replacing)
+    return Claimed(session=session, lease=lease)

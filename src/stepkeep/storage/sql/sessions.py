@@ -1,4 +1,8 @@
-"""Sessions and branches as rows."""
+"""Sessions and branches as rows, and how damaged or lost ones are rebuilt.
+
+Headers are the truth: they are sealed, and everything else can be derived from them but what a session says of
+itself, of which a sealed copy lies beside its columns.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from stepkeep.codec.integrity import digest, open_header
-from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
-from stepkeep.model import Branch, BranchState, Header, SessionInfo
+from stepkeep.errors import Corrupt, StepkeepError
+from stepkeep.logs import Log
+from stepkeep.model import MAIN_BRANCH, MAX_SEQ, Branch, BranchState, Header, SessionInfo
+from stepkeep.storage import conflicts
 from stepkeep.storage.port import ANY_HEAD, SessionQuery
-from stepkeep.storage.sql.connection import Connection, Row, Value, marks
-from stepkeep.storage.sql.rows import (
+from stepkeep.storage.sql.attachments import record_event
+from stepkeep.storage.sql.connection import Conditions, Connection, Row, marks
+from stepkeep.storage.sql.row_mapping import (
     BRANCH_COLUMNS,
     BRANCH_FIELDS,
     SESSION_COLUMNS,
@@ -20,22 +27,30 @@ from stepkeep.storage.sql.rows import (
     SESSION_NAMES,
     branch_from,
     branch_row,
+    open_description,
+    readable_branch,
+    readable_session,
     session_from,
     session_row,
 )
-from stepkeep.storage.sql.schema import SESSION_TABLES
+from stepkeep.storage.sql.tables import SESSION_TABLES
+
+log = Log("stepkeep.storage")
 
 T = TypeVar("T")
 
 _CHANGEABLE: Final = frozenset(SESSION_FIELDS) - {"uid", "key", "created_us", "version", "last_seq", "gaps"}
-_PAGE: Final = 200
+PAGE: Final = 200
+_PLAUSIBLE_LEAD: Final = 1000
+"""How far a damaged counter may be ahead of what is stored and still be believed."""
 
 _INSERT = (
     f"INSERT INTO sessions ({SESSION_COLUMNS}) VALUES ({marks(len(SESSION_NAMES))}) ON CONFLICT DO NOTHING"
 )
-_BY_UID = f"SELECT sid, {SESSION_COLUMNS} FROM sessions WHERE uid = ?"
+_ALL = f"SELECT sid, {SESSION_COLUMNS} FROM sessions"
+_BY_UID = f"{_ALL} WHERE uid = ?"
 # Either column finds the row, so that damage to one of them cannot hide the session.
-_BY_KEY = f"SELECT sid, {SESSION_COLUMNS} FROM sessions WHERE key_digest = ? OR key = ?"
+_BY_KEY = f"{_ALL} WHERE key_digest = ? OR key = ?"
 _COUNTER_COLUMNS = ("last_seq", "gaps", "digest")
 _COUNTERS = [SESSION_NAMES.index(name) for name in _COUNTER_COLUMNS]
 _WRITE_COUNTERS = f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in _COUNTER_COLUMNS)} WHERE sid = ?"
@@ -45,16 +60,15 @@ PUT_BRANCH = (
 )
 
 
-class DamagedRow(Exception):
-    """A session or branch row that must be rebuilt in a write transaction before it can be used."""
+class NeedsRepair(Exception):
+    """A session or branch row must be rebuilt in a write transaction before it can be used.
 
+    `missing` is a session that was not found while a row is damaged, which may be the one that is looked for.
+    """
 
-class MissingRow(DamagedRow):
-    """A session that is not found while a row is damaged, and may be the one that is looked for."""
-
-    def __init__(self, uid: str) -> None:
-        super().__init__(f"session {uid} is not found")
-        self.uid = uid
+    def __init__(self, message: str, *, missing: str | None = None) -> None:
+        super().__init__(message)
+        self.missing = missing
 
 
 # --- sessions --------------------------------------------------------------------------------------------------
@@ -63,9 +77,7 @@ class MissingRow(DamagedRow):
 def create(tx: Connection, session: SessionInfo) -> SessionInfo:
     is_taken = tx.one(_BY_KEY, (digest(session.key.encode()), session.key)) or tx.one(_BY_UID, (session.uid,))
     if is_taken or not tx.run(_INSERT, session_row(session)):
-        raise Conflict(
-            f"a session {session.key!r} exists already", code="session_exists", session=session.key
-        )
+        raise conflicts.session_exists(session)
     sid = sid_of(tx, session.uid)
     put_branch(tx, sid, Branch(name=session.branch, created_us=session.created_us))
     return session
@@ -79,7 +91,7 @@ def sid_of(tx: Connection, uid: str) -> int:
 
 
 def by_uid(tx: Connection, uid: str) -> tuple[int, SessionInfo]:
-    """The session and its number; `DamagedRow` when it must be rebuilt first.
+    """The session and its number; `NeedsRepair` when it must be rebuilt first.
 
     A transaction that writes holds it from here on: of the writers of one session each sees what the last one left.
     """
@@ -90,10 +102,9 @@ def by_uid(tx: Connection, uid: str) -> tuple[int, SessionInfo]:
 
 
 def missing(tx: Connection, uid: str) -> Exception:
-    if tx.trusts_storage:
-        return no_session(uid)
-    rows = tx.all(f"SELECT {SESSION_COLUMNS} FROM sessions")
-    return MissingRow(uid) if any(intact_or_none((0, *row)) is None for row in rows) else no_session(uid)
+    if tx.trusts_storage or not damaged(tx):
+        return conflicts.session_not_found(uid)
+    return NeedsRepair(f"session {uid} is not found", missing=uid)
 
 
 def by_key(tx: Connection, key: str) -> SessionInfo | None:
@@ -102,78 +113,42 @@ def by_key(tx: Connection, key: str) -> SessionInfo | None:
 
 
 def checked(check: Callable[[Row], T], row: Row) -> T:
-    """What `check` makes of a row; `DamagedRow` when that must be rebuilt first."""
+    """What `check` makes of a row; `NeedsRepair` when that must be rebuilt first."""
     try:
         return check(row)
     except Corrupt as exc:
-        raise DamagedRow(str(exc)) from exc
-
-
-def no_session(uid: str) -> NotFound:
-    return NotFound(
-        f"no session {uid}: it was deleted or never existed", code="session_not_found", session=uid
-    )
+        raise NeedsRepair(str(exc)) from exc
 
 
 def page(
     tx: Connection, query: SessionQuery, after: tuple[int, str] | None, limit: int
 ) -> list[tuple[tuple[int, str], SessionInfo | None]]:
-    """One page of (place in the order, session); None where the row is damaged."""
-    where, values = _conditions(query, after)
-    rows = tx.all(
-        f"SELECT sid, {SESSION_COLUMNS} FROM sessions{where} ORDER BY updated_us DESC, uid DESC LIMIT ?",
-        (*values, limit),
+    """One page of (position in the order, session); None where the row is damaged."""
+    where = Conditions(
+        ("project = ?", query.project),
+        ("workflow = ?", query.workflow),
+        ("updated_us < ?", query.updated_before_us),
     )
-    return [(_place(row), intact_or_none(row)) for row in rows]
-
-
-def _place(row: Row) -> tuple[int, str]:
-    fields = dict(zip(SESSION_FIELDS, row[1:], strict=False))
-    return fields["updated_us"], fields["uid"]
+    where.among("status", query.statuses and [str(status) for status in query.statuses])
+    where.prefix("key", query.key_prefix)
+    if after is not None:
+        where.add("(updated_us, uid) < (?, ?)", *after)
+    rows = tx.all(f"{_ALL}{where} ORDER BY updated_us DESC, uid DESC LIMIT ?", (*where.values, limit))
+    uid, updated_us = 1 + SESSION_FIELDS.index("uid"), 1 + SESSION_FIELDS.index("updated_us")
+    return [((row[updated_us], row[uid]), intact_or_none(row)) for row in rows]
 
 
 def intact_or_none(row: Row) -> SessionInfo | None:
+    """The session in a row that begins with its number; None if it is damaged."""
     try:
         return session_from(row[1:])
     except Corrupt:
         return None
 
 
-def page_size(wanted: int | None) -> int:
-    return _PAGE if wanted is None else min(_PAGE, wanted)
-
-
-def damaged(tx: Connection) -> list[tuple[str, str]]:
-    """Rows that could not be rebuilt."""
-    rows = tx.all(f"SELECT sid, {SESSION_COLUMNS} FROM sessions")
-    return [
-        (str(row[1]), "the row of a session is damaged, and its key cannot be proven: open it by its key")
-        for row in rows
-        if intact_or_none(row) is None
-    ]
-
-
-def _conditions(query: SessionQuery, after: tuple[int, str] | None) -> tuple[str, list[Value]]:
-    conditions: list[str] = []
-    values: list[Value] = []
-
-    def add(condition: str, *bound: Value) -> None:
-        conditions.append(condition)
-        values.extend(bound)
-
-    if query.project is not None:
-        add("project = ?", query.project)
-    if query.workflow is not None:
-        add("workflow = ?", query.workflow)
-    if query.statuses is not None:
-        add(f"status IN ({marks(len(query.statuses))})", *(str(status) for status in query.statuses))
-    if query.key_prefix is not None:
-        add("key >= ? AND substr(key, 1, ?) = ?", query.key_prefix, len(query.key_prefix), query.key_prefix)
-    if query.updated_before_us is not None:
-        add("updated_us < ?", query.updated_before_us)
-    if after is not None:
-        add("(updated_us, uid) < (?, ?)", *after)
-    return (" WHERE " + " AND ".join(conditions) if conditions else ""), values
+def damaged(tx: Connection) -> list[Row]:
+    """Every damaged row, with its number first."""
+    return [row for row in tx.all(_ALL) if intact_or_none(row) is None]
 
 
 def update(
@@ -181,18 +156,12 @@ def update(
 ) -> SessionInfo:
     unknown = changes.keys() - _CHANGEABLE
     if unknown:
-        raise InvalidInput(
-            f"a session's {', '.join(sorted(unknown))} cannot be changed", code="invalid_change"
-        )
+        raise conflicts.unchangeable(unknown)
     if expect_version is not None and session.version != expect_version:
-        raise Conflict(
-            f"session {session.key!r} is at version {session.version}, not {expect_version}: reload and retry",
-            code="version_changed",
-            session=session.uid,
-        )
+        raise conflicts.version_changed(session, expect_version)
     wanted = changes.get("branch", session.branch)
     if wanted != session.branch and branch(tx, sid, wanted) is None:
-        raise no_branch(session, wanted)
+        raise conflicts.branch_not_found(session, wanted)
     changed = msgspec.structs.replace(session, **changes, version=session.version + 1)
     write(tx, sid, changed)
     return changed
@@ -210,28 +179,17 @@ def write_counters(tx: Connection, sid: int, session: SessionInfo) -> None:
     tx.put(_WRITE_COUNTERS, (*(row[at] for at in _COUNTERS), sid))
 
 
-def check_unchanged(session: SessionInfo, expect: SessionInfo) -> None:
-    if session != expect:
-        raise Conflict(
-            f"session {session.key!r} changed meanwhile", code="session_changed", session=session.uid
-        )
-
-
 def delete(tx: Connection, sid: int) -> None:
-    for table in SESSION_TABLES:
+    for table in (*SESSION_TABLES, "sessions"):
         tx.put(f"DELETE FROM {table} WHERE sid = ?", (sid,))
-    tx.put("DELETE FROM sessions WHERE sid = ?", (sid,))
 
 
 # --- branches --------------------------------------------------------------------------------------------------
 
 
-_BY_NAME: Final = f"SELECT {BRANCH_COLUMNS} FROM branches WHERE sid = ? AND name = ?"
-
-
 def branch(tx: Connection, sid: int, name: str) -> Branch | None:
-    """The branch; `DamagedRow` when it must be rebuilt first."""
-    row = tx.one(_BY_NAME, (sid, name))
+    """The branch; `NeedsRepair` when it must be rebuilt first."""
+    row = tx.one(f"SELECT {BRANCH_COLUMNS} FROM branches WHERE sid = ? AND name = ?", (sid, name))
     if row is not None:
         return checked(branch_from, row)
     check_not_lost(tx, sid, name)
@@ -239,11 +197,13 @@ def branch(tx: Connection, sid: int, name: str) -> Branch | None:
 
 
 def check_not_lost(tx: Connection, sid: int, name: str) -> None:
-    """Raise `DamagedRow` if a branch without row has checkpoints."""
-    if tx.one("SELECT 1 FROM checkpoints WHERE sid = ? AND branch = ? LIMIT 1", (sid, name)) and is_branch(
-        tx, sid, name
-    ):
-        raise DamagedRow(f"the row of branch {name!r} is lost")
+    """Raise `NeedsRepair` if a branch without row has checkpoints."""
+    if _has_checkpoints(tx, sid, name) and _is_branch(tx, sid, name):
+        raise NeedsRepair(f"the row of branch {name!r} is lost")
+
+
+def _has_checkpoints(tx: Connection, sid: int, name: str) -> bool:
+    return bool(tx.one("SELECT 1 FROM checkpoints WHERE sid = ? AND branch = ? LIMIT 1", (sid, name)))
 
 
 def stored_branches(tx: Connection, sid: int) -> list[Branch]:
@@ -260,14 +220,14 @@ def branches(tx: Connection, sid: int) -> list[Branch]:
     )
     known = {branch.name for branch in found}
     for (name,) in used:
-        if name not in known and is_branch(tx, sid, name):
-            raise DamagedRow(f"the row of branch {name!r} is lost")
+        if name not in known and _is_branch(tx, sid, name):
+            raise NeedsRepair(f"the row of branch {name!r} is lost")
     return found
 
 
 def held(tx: Connection, sid: int, session: SessionInfo) -> frozenset[str]:
     """The newest checkpoint, and heads and forks of branches that are current, or open and pinned; if stored."""
-    newest = tx.one("SELECT id FROM checkpoints WHERE sid = ? ORDER BY seq DESC LIMIT 1", (sid,))
+    newest = tx.all("SELECT id FROM checkpoints WHERE sid = ? ORDER BY seq DESC LIMIT 1", (sid,))
     named = {
         checkpoint
         for branch in stored_branches(tx, sid)
@@ -275,22 +235,23 @@ def held(tx: Connection, sid: int, session: SessionInfo) -> frozenset[str]:
         for checkpoint in (branch.head, branch.fork)
         if checkpoint is not None
     }
-    forks = sorted(named)
-    found = tx.all(f"SELECT id FROM checkpoints WHERE sid = ? AND id IN ({marks(len(forks))})", (sid, *forks))
-    return frozenset(row[0] for row in [*found, *([newest] if newest else [])])
+    where = Conditions(("sid = ?", sid))
+    where.among("id", sorted(named))
+    found = tx.all(f"SELECT id FROM checkpoints{where}", where.values)
+    return frozenset(row[0] for row in [*found, *newest])
 
 
-def is_branch(tx: Connection, sid: int, name: object) -> bool:
+def _is_branch(tx: Connection, sid: int, name: object) -> bool:
     """Whether the session, or an intact header, names such a branch: a damaged column alone proves nothing."""
     if not isinstance(name, str):
         return False
     if tx.one("SELECT 1 FROM sessions WHERE sid = ? AND branch = ?", (sid, name)):
         return True
     rows = tx.all("SELECT header FROM checkpoints WHERE sid = ? AND branch = ?", (sid, name))
-    return any(header is not None and header.branch == name for header in map(intact_header, rows))
+    return any(header is not None and header.branch == name for header in map(_intact_header, rows))
 
 
-def intact_header(row: Row) -> Header | None:
+def _intact_header(row: Row) -> Header | None:
     try:
         return open_header(row[0] if isinstance(row[0], bytes) else b"")
     except StepkeepError:
@@ -304,10 +265,10 @@ def put_branch(tx: Connection, sid: int, branch: Branch) -> None:
 def set_branch(tx: Connection, sid: int, uid: str, wanted: Branch, expect_head: str | None) -> Branch:
     current = branch(tx, sid, wanted.name)
     check_head(current.head if current else None, wanted.name, uid, expect_head)
-    head_seq = place(tx, sid, uid, wanted.head)[0] if wanted.head else 0
+    head_seq = location(tx, sid, uid, wanted.head)[0] if wanted.head else 0
     filled = msgspec.structs.replace(wanted, head_seq=head_seq)
     if wanted.fork and wanted.fork_branch is None:
-        fork_seq, fork_branch = place(tx, sid, uid, wanted.fork)
+        fork_seq, fork_branch = location(tx, sid, uid, wanted.fork)
         filled = msgspec.structs.replace(filled, fork_seq=fork_seq, fork_branch=fork_branch)
     put_branch(tx, sid, filled)
     return filled
@@ -315,31 +276,149 @@ def set_branch(tx: Connection, sid: int, uid: str, wanted: Branch, expect_head: 
 
 def check_head(head: str | None, name: str, uid: str, expect_head: str | None) -> None:
     if expect_head not in (ANY_HEAD, head):
-        raise Conflict(
-            f"the head of branch {name!r} is {head or 'empty'}, not {expect_head or 'empty'}: reload and retry",
-            code="head_moved",
-            session=uid,
-            branch=name,
-        )
+        raise conflicts.head_moved(uid, name, head, expect_head)
 
 
-def place(tx: Connection, sid: int, uid: str, checkpoint: str) -> tuple[int, str]:
-    """The (seq, branch) of a stored checkpoint of the session."""
-    row = tx.one("SELECT seq, branch FROM checkpoints WHERE id = ? AND sid = ?", (checkpoint, sid))
-    if row is None:
-        raise NotFound(
-            f"session {uid} has no checkpoint {checkpoint}",
-            code="checkpoint_not_found",
-            session=uid,
-            checkpoint=checkpoint,
-        )
-    return int(row[0]), str(row[1])
+def find_location(tx: Connection, sid: int, checkpoint: object) -> Row | None:
+    """The (seq, branch) of a checkpoint, if the session has it."""
+    if not isinstance(checkpoint, str):
+        return None
+    return tx.one("SELECT seq, branch FROM checkpoints WHERE id = ? AND sid = ?", (checkpoint, sid))
 
 
-def no_branch(session: SessionInfo, name: str) -> NotFound:
-    return NotFound(
-        f"session {session.key!r} has no branch {name!r}",
-        code="branch_not_found",
-        session=session.uid,
-        branch=name,
-    )
+def location(tx: Connection, sid: int, uid: str, checkpoint: str) -> Row:
+    """The (seq, branch) of a checkpoint that the session must have."""
+    found = find_location(tx, sid, checkpoint)
+    if found is None:
+        raise conflicts.checkpoint_not_found(uid, checkpoint)
+    return found
+
+
+# --- rebuilding ------------------------------------------------------------------------------------------------
+
+
+def repair(tx: Connection, *, key: str | None = None) -> None:
+    """Rebuild every damaged or lost session and branch row from what the headers say.
+
+    `key` is a key known to exist.
+    """
+    if tx.locks.change:
+        _hold_damaged(tx)
+    for row in damaged(tx):
+        _repair_session(tx, row, key)
+    for row in _damaged_branches(tx):
+        _repair_branch(tx, row)
+    for sid, name in tx.all(_LOST_BRANCHES):
+        if _is_branch(tx, sid, name):
+            _rebuild_branch(tx, sid, name, {})
+
+
+_LOST_BRANCHES: Final = (
+    "SELECT c.sid, c.branch FROM checkpoints c WHERE NOT EXISTS"
+    " (SELECT 1 FROM branches b WHERE b.sid = c.sid AND b.name = c.branch)"
+    " UNION SELECT s.sid, s.branch FROM sessions s WHERE NOT EXISTS"
+    " (SELECT 1 FROM branches b WHERE b.sid = s.sid AND b.name = s.branch)"
+)
+
+
+def _hold_damaged(tx: Connection) -> None:
+    """Keep other writers away from what will be rebuilt; what they rebuilt or saved meanwhile is seen afterwards."""
+    rows = [*damaged(tx), *_damaged_branches(tx), *tx.all(_LOST_BRANCHES)]
+    sids = sorted({row[0] for row in rows})
+    tx.all(f"SELECT sid FROM sessions WHERE sid IN ({marks(len(sids))}) ORDER BY sid{tx.locks.change}", sids)
+
+
+def _damaged_branches(tx: Connection) -> list[Row]:
+    found: list[Row] = []
+    for row in tx.all(f"SELECT sid, {BRANCH_COLUMNS} FROM branches"):
+        try:
+            branch_from(row[1:])
+        except Corrupt:
+            found.append(row)
+    return found
+
+
+def _repair_session(tx: Connection, row: Row, known_key: str | None) -> None:
+    """Rebuild one row, unless its key cannot be proven: then it stays until someone asks for it by its key."""
+    sid, *columns, key_digest, sealed, _ = row
+    description = open_description(sealed)
+    fields = {**readable_session(columns), **description}
+    key = fields["key"] if description else _proven_key(fields.get("key"), known_key, key_digest)
+    if key is None:
+        return
+    newest, oldest = _first_intact(tx, sid, "DESC"), _first_intact(tx, sid, "ASC")
+    if newest is not None and oldest is not None:
+        fields = {"status": newest.status, "created_us": oldest.time_us, **fields}
+        fields |= {"uid": newest.session, "updated_us": newest.time_us}
+    fields |= {"key": key, "last_seq": _counter(tx, sid, fields)}
+    if not tx.one("SELECT 1 FROM branches WHERE sid = ? AND name = ?", (sid, fields.get("branch"))):
+        fields["branch"] = newest.branch if newest else MAIN_BRANCH
+    session = msgspec.convert({"uid": f"lost-{sid}", "created_us": 0, "updated_us": 0, **fields}, SessionInfo)
+    if session.status.is_finished and session.finished_us is None:
+        session = msgspec.structs.replace(session, finished_us=session.updated_us)
+    write(tx, sid, session)
+    log.warning("the row of session %r was damaged and is rebuilt from its checkpoints", session.key)
+    record_event(tx, sid, "session_repaired", {}, time_us=session.updated_us)
+
+
+def _proven_key(read: str | None, known: str | None, key_digest: object) -> str | None:
+    """The key of a damaged row, if the digest of the key confirms it."""
+    for key in (known, read):
+        if key is not None and (digest(key.encode()) == key_digest or key == known == read):
+            return key
+    return None
+
+
+def _counter(tx: Connection, sid: int, fields: dict[str, Any]) -> int:
+    """A counter no lower than any number that was ever given (V3): each is stored, or recorded as a gap.
+
+    The damaged row's own counter is believed where it is a little higher, since the newest header may be lost.
+    """
+    (highest,) = tx.one("SELECT max(seq) FROM checkpoints WHERE sid = ?", (sid,)) or (None,)
+    ends = [last for _, last in fields.get("gaps", ()) if last < MAX_SEQ]
+    known = max([highest or 0, *ends])
+    own = int(fields.get("last_seq", 0))
+    return own if known <= own <= known + _PLAUSIBLE_LEAD else known
+
+
+def _repair_branch(tx: Connection, row: Row) -> None:
+    """Rebuild a damaged row under its name; a name that no checkpoint has is itself the damage."""
+    sid, *columns, stored_digest = row
+    fields = readable_branch(columns)
+    name, fork = fields.get("name"), fields.get("fork")
+    # A name that is not valid UTF-8 was read with replacements and finds nothing: then the digest does.
+    tx.run("DELETE FROM branches WHERE sid = ? AND (name = ? OR digest = ?)", (sid, name, stored_digest))
+    is_fork = (
+        fields.get("head") == fork and find_location(tx, sid, fork) is not None
+    )  # nobody saved on it yet
+    if name and (is_fork or _has_checkpoints(tx, sid, name)):
+        _rebuild_branch(tx, sid, name, fields)
+
+
+def _rebuild_branch(tx: Connection, sid: int, name: str, fields: dict[str, Any]) -> None:
+    own = "FROM checkpoints WHERE sid = ? AND branch = ? ORDER BY seq"
+    newest = tx.one(f"SELECT id, seq {own} DESC LIMIT 1", (sid, name))
+    oldest = tx.one(f"SELECT header, time_us {own} LIMIT 1", (sid, name))
+    if newest is not None and oldest is not None:
+        fields = {"created_us": oldest[1], **fields, "head": newest[0], "head_seq": newest[1]}
+        fields |= _fork_of(tx, sid, name, oldest)
+    rebuilt = msgspec.convert({"created_us": 0, **fields, "name": name}, Branch)
+    put_branch(tx, sid, rebuilt)
+    log.warning("the row of branch %r was damaged and is rebuilt from its checkpoints", name)
+    record_event(tx, sid, "branch_repaired", {"branch": name}, time_us=rebuilt.created_us)
+
+
+def _fork_of(tx: Connection, sid: int, name: str, oldest: Row) -> dict[str, Any]:
+    """Where a branch left another, as its oldest checkpoint tells."""
+    header = _intact_header(oldest)
+    parent = header.parents[0] if header is not None and header.parents else None
+    found = find_location(tx, sid, parent)
+    if found is None or found[1] == name:
+        return {"fork": None, "fork_branch": None, "fork_seq": 0}
+    return {"fork": parent, "fork_branch": found[1], "fork_seq": found[0]}
+
+
+def _first_intact(tx: Connection, sid: int, order: str) -> Header | None:
+    """The first header of a session that verifies."""
+    rows = tx.all(f"SELECT header FROM checkpoints WHERE sid = ? ORDER BY seq {order}", (sid,))
+    return next((header for header in map(_intact_header, rows) if header is not None), None)

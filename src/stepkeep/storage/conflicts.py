@@ -1,0 +1,198 @@
+"""What every backend answers when it refuses, said in the same words; and the order inside a batch of appends.
+
+Whether something is refused is decided by each backend on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from stepkeep.errors import BackendUnavailable, Conflict, InvalidInput, NotFound, StepkeepError
+from stepkeep.model import Header, SessionInfo
+from stepkeep.storage.port import REPEATABLE, Append, Appended, Body, Lease, Seal
+
+
+def append_in_order(
+    batch: Sequence[Append], append: Callable[[Append, Seal], Appended], seal: Seal
+) -> list[Appended | StepkeepError]:
+    """Append one by one; each refusal is an outcome of its own.
+
+    After one that is to be sent again, the later ones of its session are refused as well: stored now, they would
+    come before it.
+    """
+    outcomes: list[Appended | StepkeepError] = []
+    waiting: set[str] = set()
+    for item in batch:
+        try:
+            if item.draft.session in waiting:
+                raise Conflict(
+                    f"{item.draft.id} waits for an earlier save of its session",
+                    code="predecessor_refused",
+                    session=item.draft.session,
+                )
+            outcomes.append(append(item, seal))
+        except BackendUnavailable:
+            raise
+        except StepkeepError as exc:
+            if exc.code in REPEATABLE:
+                waiting.add(item.draft.session)
+            outcomes.append(exc)
+    return outcomes
+
+
+# --- sessions and branches -------------------------------------------------------------------------------------
+
+
+def session_not_found(uid: str) -> NotFound:
+    return NotFound(
+        f"no session {uid}: it was deleted or never existed", code="session_not_found", session=uid
+    )
+
+
+def session_exists(session: SessionInfo) -> Conflict:
+    return Conflict(f"a session {session.key!r} exists already", code="session_exists", session=session.key)
+
+
+def key_taken(session: SessionInfo) -> Conflict:
+    return Conflict(
+        f"the key {session.key!r} belongs to another session here", code="session_exists", retryable=False
+    )
+
+
+def session_changed(session: SessionInfo) -> Conflict:
+    return Conflict(f"session {session.key!r} changed meanwhile", code="session_changed", session=session.uid)
+
+
+def version_changed(session: SessionInfo, expected: int) -> Conflict:
+    return Conflict(
+        f"session {session.key!r} is at version {session.version}, not {expected}: reload and retry",
+        code="version_changed",
+        session=session.uid,
+    )
+
+
+def unchangeable(fields: Iterable[str]) -> InvalidInput:
+    return InvalidInput(f"a session's {', '.join(sorted(fields))} cannot be changed", code="invalid_change")
+
+
+def branch_not_found(session: SessionInfo, name: str) -> NotFound:
+    return NotFound(
+        f"session {session.key!r} has no branch {name!r}",
+        code="branch_not_found",
+        session=session.uid,
+        branch=name,
+    )
+
+
+def checkpoint_not_found(uid: str, checkpoint: str) -> NotFound:
+    return NotFound(
+        f"session {uid} has no checkpoint {checkpoint}",
+        code="checkpoint_not_found",
+        session=uid,
+        checkpoint=checkpoint,
+    )
+
+
+def head_moved(uid: str, branch: str, head: str | None, expected: str | None) -> Conflict:
+    return Conflict(
+        f"the head of branch {branch!r} is {head or 'empty'}, not {expected or 'empty'}: reload and retry",
+        code="head_moved",
+        session=uid,
+        branch=branch,
+    )
+
+
+def lease_held(uid: str, lease: Lease) -> Conflict:
+    owner = lease.owner
+    return Conflict(
+        f"session {uid} is run by {owner.label or 'another process'} (pid {owner.pid} on {owner.host})",
+        code="lease_held",
+        session=uid,
+    )
+
+
+def lease_lost(uid: str) -> Conflict:
+    return Conflict(
+        f"the lease on session {uid} was taken over or released: this writer must stop",
+        code="lease_lost",
+        retryable=False,
+        session=uid,
+    )
+
+
+# --- checkpoints and bodies ------------------------------------------------------------------------------------
+
+
+def branch_switched(key: str, current: str, draft: Header) -> Conflict:
+    return Conflict(
+        f"session {key!r} is on branch {current!r} now, not {draft.branch!r}",
+        code="branch_switched",
+        session=draft.session,
+        branch=current,
+    )
+
+
+def idempotency_mismatch(draft: Header, holder: str) -> Conflict:
+    return Conflict(
+        f"{holder} already holds the key of this save, with other content",
+        code="idempotency_mismatch",
+        retryable=False,
+        session=draft.session,
+        checkpoint=holder,
+    )
+
+
+def external_id_exists(header: Header, holder: str) -> Conflict:
+    return Conflict(
+        f"branch {header.branch!r} already has a checkpoint with external id {header.external_id!r}",
+        code="external_id_exists",
+        retryable=False,
+        branch=header.branch,
+        checkpoint=holder,
+    )
+
+
+def id_taken(draft: Header) -> Conflict:
+    return Conflict(
+        f"{draft.id} was removed, and others still need its body",
+        code="id_taken",
+        retryable=False,
+        checkpoint=draft.id,
+    )
+
+
+def place_taken(header: Header) -> Conflict:
+    return Conflict(
+        f"{header.id} (seq {header.seq}) cannot be adopted: its id, number or key is taken",
+        code="place_taken",
+        retryable=False,
+        checkpoint=header.id,
+    )
+
+
+def foreign_checkpoint(header: Header, uid: str) -> InvalidInput:
+    return InvalidInput(
+        f"{header.id} belongs to session {header.session}, not {uid}", code="foreign_checkpoint"
+    )
+
+
+def base_gone(body: Body) -> Conflict:
+    return Conflict(
+        f"body {body.name!r} of {body.checkpoint} is based on {body.base}, which is gone",
+        code="base_gone",
+        checkpoint=body.checkpoint,
+    )
+
+
+def blob_gone(digest: str) -> Conflict:
+    return Conflict(f"blob {digest} is gone: send it again", code="blob_gone")
+
+
+def body_not_found(body: Body) -> NotFound:
+    return NotFound(
+        f"{body.checkpoint} has no body {body.name!r}", code="body_not_found", checkpoint=body.checkpoint
+    )
+
+
+def body_changed(body: Body) -> Conflict:
+    return Conflict(f"body {body.name!r} of {body.checkpoint} changed meanwhile", code="body_changed")
