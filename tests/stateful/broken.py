@@ -65,7 +65,9 @@ class LosesAnnotations(Sound):
                 with self._writing(item.draft.session) as tables:
                     table = tables.session_tables[item.draft.session]
                     early = (item.draft.branch, item.draft.external_id)
-                    table.notes = {key: note for key, note in table.notes.items() if key[0] != early}
+                    table.annotations = {
+                        key: each for key, each in table.annotations.items() if key[0] != early
+                    }
         return answers
 
 

@@ -7,21 +7,19 @@ exception leaves nothing behind.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
 
 import msgspec
 from msgspec.structs import asdict, replace
 
 from stepkeep.codec import integrity
-from stepkeep.errors import BackendUnavailable, Conflict, InvalidInput, NotFound, StepkeepError
+from stepkeep.errors import BackendUnavailable, InvalidInput, StepkeepError
 from stepkeep.model import Branch, SessionInfo, utc_now_us
-from stepkeep.processes import Owner
-from stepkeep.storage.conflicts import append_in_order
+from stepkeep.processes import Owner, tell_of_forks
+from stepkeep.storage import conflicts, port
 from stepkeep.storage.memory_tables import (
     SessionTable,
     Tables,
@@ -29,7 +27,6 @@ from stepkeep.storage.memory_tables import (
     is_wanted_header,
     is_wanted_session,
     names_of,
-    pack,
     page,
     unpack,
 )
@@ -39,22 +36,12 @@ from stepkeep.storage.port import (
     Append,
     Appended,
     Blob,
-    BlobSize,
     Body,
-    BodyInfo,
-    Capabilities,
     Event,
-    HeaderQuery,
     HeaderRow,
-    Inconsistency,
     Lease,
-    Removed,
     Seal,
-    SessionQuery,
-    StoredHead,
-    Swept,
     Target,
-    Usage,
 )
 
 _FIXED_FIELDS = frozenset({"uid", "key", "created_us", "version", "last_seq", "gaps"})
@@ -66,7 +53,7 @@ class MemoryBackend:
     `secure` and `reclaim` have no meaning here: memory that is let go is the interpreter's.
     """
 
-    capabilities = Capabilities()
+    capabilities = port.Capabilities()
     url = "memory:"
 
     def __init__(self, *, clock: Callable[[], int] = utc_now_us) -> None:
@@ -74,7 +61,7 @@ class MemoryBackend:
         self._is_closed = False
         self._tables = Tables()
         self._lock = threading.RLock()
-        _backends.add(self)
+        tell_of_forks(self)
 
     def _reading(self) -> Tables:
         if self._is_closed:
@@ -94,11 +81,8 @@ class MemoryBackend:
     def create_session(self, session: SessionInfo) -> SessionInfo:
         with self._writing() as tables:
             if tables.uid_of(session.key) is not None or session.uid in tables.session_tables:
-                raise Conflict(f"session {session.key!r} exists", code="session_exists", session=session.uid)
-            table = SessionTable(key=session.key, row=pack(session))
-            table.put_branch(Branch(name=session.branch, created_us=session.created_us))
-            tables.session_tables[session.uid] = table
-            return table.session
+                raise conflicts.session_exists(session)
+            return tables.add(session).session
 
     def session(self, uid: str) -> SessionInfo:
         return self._reading().of(uid).session
@@ -108,7 +92,7 @@ class MemoryBackend:
         uid = tables.uid_of(key)
         return None if uid is None else tables.of(uid).session
 
-    def sessions(self, query: SessionQuery) -> Iterator[SessionInfo]:
+    def sessions(self, query: port.SessionQuery) -> Iterator[SessionInfo]:
         found = [table.session for table in self._reading().session_tables.values()]
         wanted = [((s.updated_us, s.uid), s) for s in found if is_wanted_session(s, query)]
         return iter(page(wanted, newest_first=True, after=query.after, limit=query.limit))
@@ -124,18 +108,11 @@ class MemoryBackend:
         with self._writing(uid) as tables:
             table = tables.of(uid, fence)
             session = table.session
-            if expect_version not in (None, session.version):
-                raise Conflict(
-                    f"session {uid} has version {session.version}", code="version_changed", session=uid
-                )
+            if expect_version is not None and expect_version != session.version:
+                raise conflicts.version_changed(session, expect_version)
             changed = _changed(session, changes)
             if changed.branch not in table.branches:
-                raise NotFound(
-                    f"no branch {changed.branch!r}",
-                    code="branch_not_found",
-                    session=uid,
-                    branch=changed.branch,
-                )
+                raise conflicts.branch_not_found(session, changed.branch)
             table.put_session(replace(changed, version=session.version + 1))
             return table.session
 
@@ -150,8 +127,9 @@ class MemoryBackend:
         with self._writing() as tables:
             table = tables.of(uid, fence)
             if expect is not None:
-                table.check_unchanged(expect)
-                table.check_not_leased(self._clock(), fence)
+                if table.session != expect:
+                    raise conflicts.session_changed(expect)
+                self._check_not_leased(table, fence)
             del tables.session_tables[uid]
 
     def branch(self, uid: str, name: str) -> Branch | None:
@@ -165,34 +143,30 @@ class MemoryBackend:
     ) -> Branch:
         with self._writing(uid) as tables:
             table = tables.of(uid, fence)
-            check_head(branch.name, table.head(branch.name), expect_head)
-            placed = table.placed(branch)
-            table.put_branch(placed)
-            return placed
+            check_head(uid, branch.name, table.head(branch.name), expect_head)
+            located = table.located(branch)
+            table.put_branch(located)
+            return located
 
     # --- records ---------------------------------------------------------------------------------------
 
     def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | StepkeepError]:
         with self._writing(*(item.draft.session for item in batch)) as tables:
-            return append_in_order(batch, tables.append, seal)
+            return conflicts.append_in_order(batch, tables.append, seal)
 
     def load_head(
         self, uid: str, branch: str | None = None, *, known: tuple[str, str] | None = None
-    ) -> StoredHead | None:
+    ) -> port.StoredHead | None:
         table = self._reading().of(uid)
         head = table.head(branch or table.session.branch)
         stored = None if head is None else table.headers.get(head)
         if stored is None:
             return None
-        chains: dict[str, list[Body]] = {}
-        for name in stored.header.contents:
-            at: str | None = stored.header.id
-            while at is not None and (body := table.bodies.get((at, name))) is not None:
-                chains.setdefault(name, []).append(body)
-                at = None if (at, name) == known else body.base
-        return StoredHead(session=table.session, row=stored.row, chains=chains)
+        chains = {name: table.chain(stored.header.id, name, known) for name in stored.header.contents}
+        found = {name: chain for name, chain in chains.items() if chain}
+        return port.StoredHead(session=table.session, row=stored.row, chains=found)
 
-    def headers(self, query: HeaderQuery) -> Iterator[HeaderRow]:
+    def headers(self, query: port.HeaderQuery) -> Iterator[HeaderRow]:
         """A snapshot, so nothing is held while the caller iterates."""
         session_tables = self._reading().some(query.session)
         if query.project is not None:
@@ -208,18 +182,12 @@ class MemoryBackend:
         return self._reading().of(uid).bodies.get((checkpoint, name))
 
     def body_chain(self, uid: str, checkpoint: str, name: str) -> list[Body]:
-        bodies = self._reading().of(uid).bodies
-        chain: list[Body] = []
-        base: str | None = checkpoint
-        while base is not None and (base, name) in bodies:
-            chain.append(bodies[base, name])
-            base = chain[-1].base
-        return chain
+        return self._reading().of(uid).chain(checkpoint, name)
 
     def redundant_delta(self, uid: str, checkpoint: str, name: str) -> Body | None:
         return self._reading().of(uid).redundant.get((checkpoint, name))
 
-    def bodies(self, uid: str, checkpoints: Sequence[str] | None = None) -> list[BodyInfo]:
+    def bodies(self, uid: str, checkpoints: Sequence[str] | None = None) -> list[port.BodyInfo]:
         records = self._reading().of(uid).records()
         return [_info(body) for body in records if checkpoints is None or body.checkpoint in checkpoints]
 
@@ -228,13 +196,9 @@ class MemoryBackend:
             table = tables.of(uid, fence)
             key = (body.checkpoint, body.name)
             if key not in table.bodies:
-                raise NotFound(f"{body.checkpoint} has no body {body.name!r}", checkpoint=body.checkpoint)
+                raise conflicts.body_not_found(body)
             if table.bodies[key].digest != expect_digest:
-                raise Conflict(
-                    f"body {body.name!r} was re-encoded meanwhile",
-                    code="body_changed",
-                    checkpoint=body.checkpoint,
-                )
+                raise conflicts.body_changed(body)
             table.check_bases([body])
             table.bodies[key] = body
             table.redundant.pop(key, None)
@@ -245,12 +209,12 @@ class MemoryBackend:
     def has_blobs(self, digests: Sequence[str]) -> set[str]:
         return set(digests) & self._reading().blobs.keys()
 
-    def blob_sizes(self, uid: str) -> dict[str, BlobSize]:
+    def blob_sizes(self, uid: str) -> dict[str, port.BlobSize]:
         tables = self._reading()
         table = tables.of(uid)
         elsewhere = {blob for each in tables.some(None) if each is not table for blob in each.blobs()}
         return {
-            blob: BlobSize(len(tables.blobs[blob].data), blob in elsewhere)
+            blob: port.BlobSize(len(tables.blobs[blob].data), blob in elsewhere)
             for blob in table.blobs() & tables.blobs.keys()
         }
 
@@ -262,7 +226,7 @@ class MemoryBackend:
         secure: bool = False,  # noqa: ARG002
         fence: int | None = None,
         keep_heads: bool = False,
-    ) -> Removed:
+    ) -> port.Removed:
         with self._writing(uid) as tables:
             table = tables.of(uid, fence)
             named = dict.fromkeys(checkpoints)
@@ -273,7 +237,7 @@ class MemoryBackend:
             going = [checkpoint for checkpoint in there if checkpoint not in refused]
             table.drop_headers(going)
             _, stored_bytes = table.peel([key for key in table.bodies if key[0] in set(going)])
-            return Removed(
+            return port.Removed(
                 removed=tuple(going),
                 refused=tuple(checkpoint for checkpoint in there if checkpoint in refused),
                 missing=tuple(checkpoint for checkpoint in named if checkpoint not in there),
@@ -287,9 +251,9 @@ class MemoryBackend:
         limit: int = 1000,
         annotations_before_us: int | None = None,
         secure: bool = False,  # noqa: ARG002
-    ) -> Swept:
+    ) -> port.Swept:
         with self._lock, self._writing(*self._reading().session_tables) as tables:
-            done = Swept()
+            done = port.Swept()
             for table in tables.some(session):
                 done = _swept(table, done, limit, annotations_before_us)
             loose = tables.loose_blobs()
@@ -306,15 +270,8 @@ class MemoryBackend:
     ) -> SessionInfo:
         with self._writing(session.uid) as tables:
             if tables.uid_of(session.key) not in (None, session.uid):
-                raise Conflict(
-                    f"session key {session.key!r} is held by another session",
-                    code="session_exists",
-                    session=session.uid,
-                )
-            table = tables.session_tables.setdefault(
-                session.uid, SessionTable(key=session.key, row=pack(session))
-            )
-            table.key = session.key
+                raise conflicts.key_taken(session)
+            table = tables.session_tables.get(session.uid) or tables.add(session)
             table.adopt_session(session)
             for branch in branches:
                 table.put_branch(branch)
@@ -335,8 +292,8 @@ class MemoryBackend:
     ) -> bool:
         with self._writing(uid) as tables:
             is_new = tables.adopt(uid, raw, bodies, blobs)
-            for note in annotations if is_new else ():
-                tables.of(uid).notes.setdefault((note.target, note.kind, note.name), note)
+            for each in annotations if is_new else ():
+                tables.of(uid).annotations.setdefault((each.target, each.kind, each.name), each)
             return is_new
 
     # --- annotations, events ---------------------------------------------------------------------------
@@ -355,15 +312,10 @@ class MemoryBackend:
     ) -> bool:
         with self._writing(uid) as tables:
             table = tables.of(uid, fence)
-            if (target, kind, name) in table.notes and not replace:
+            if (target, kind, name) in table.annotations and not replace:
                 return False
-            table.notes[target, kind, name] = Annotation(
-                target=target,
-                kind=kind,
-                name=name,
-                data=data,
-                time_us=time_us,
-                digest=integrity.digest(data),
+            table.annotations[target, kind, name] = Annotation(
+                target=target, kind=kind, name=name, data=data, time_us=time_us, digest=integrity.digest(data)
             )
             return True
 
@@ -371,14 +323,16 @@ class MemoryBackend:
         self, uid: str, targets: Sequence[Target] | None = None, kind: str | None = None
     ) -> list[Annotation]:
         table = self._reading().of(uid)
-        notes = [note for note in table.notes.values() if kind is None or note.kind == kind]
-        if targets is not None:
-            wanted = set(targets)
-            for stored in table.headers.values():
-                names = names_of(stored.header)
-                wanted |= names if names & wanted else set()
-            notes = [note for note in notes if note.target in wanted]
-        return sorted(notes, key=lambda note: note.time_us)
+        wanted = set(targets or ())
+        for stored in table.headers.values():
+            names = names_of(stored.header)
+            wanted |= names if names & wanted else set()
+        found = [
+            each
+            for each in table.annotations.values()
+            if (kind is None or each.kind == kind) and (targets is None or each.target in wanted)
+        ]
+        return sorted(found, key=lambda each: each.time_us)
 
     def record_event(self, uid: str, type: str, data: dict[str, Any], *, time_us: int) -> Event:
         with self._writing(uid) as tables:
@@ -393,21 +347,14 @@ class MemoryBackend:
     def acquire_lease(self, uid: str, owner: Owner, *, seconds: float, replacing: int | None = None) -> Lease:
         with self._writing(uid) as tables:
             table = tables.of(uid)
-            held = table.lease
-            if held is not None and held.expires_us > self._clock() and held.token != replacing:
-                raise Conflict(
-                    f"session {uid} is run by {held.owner.label or held.owner.pid}",
-                    code="lease_held",
-                    session=uid,
-                )
+            self._check_not_leased(table, replacing)
             table.last_token += 1
             table.lease = Lease(token=table.last_token, owner=owner, expires_us=self._end(seconds))
             return table.lease
 
     def renew_lease(self, uid: str, token: int, *, seconds: float) -> Lease:
         with self._writing(uid) as tables:
-            table = tables.of(uid)
-            table.check_fence(token)
+            table = tables.of(uid, token)
             assert table.lease is not None
             table.lease = replace(table.lease, expires_us=self._end(seconds))
             return table.lease
@@ -421,17 +368,22 @@ class MemoryBackend:
     def lease(self, uid: str) -> Lease | None:
         return self._reading().of(uid).lease
 
+    def _check_not_leased(self, table: SessionTable, token: int | None) -> None:
+        lease = table.lease
+        if lease is not None and lease.expires_us > self._clock() and lease.token != token:
+            raise conflicts.lease_held(table.session.uid, lease)
+
     def _end(self, seconds: float) -> int:
         return self._clock() + round(seconds * 1_000_000)
 
     # --- the whole -------------------------------------------------------------------------------------
 
-    def inconsistencies(self, uid: str | None = None) -> list[Inconsistency]:
+    def inconsistencies(self, uid: str | None = None) -> list[port.Inconsistency]:
         """None: headers are found by themselves."""
         self._reading().some(uid)
         return []
 
-    def usage(self, uid: str | None = None) -> Usage:
+    def usage(self, uid: str | None = None) -> port.Usage:
         tables = self._reading()
         session_tables = tables.some(uid)
         records = [
@@ -441,7 +393,7 @@ class MemoryBackend:
         blobs = [
             b for digest, b in tables.blobs.items() if uid is None or digest in session_tables[0].blobs()
         ]
-        return Usage(
+        return port.Usage(
             sessions=len(session_tables),
             checkpoints=sum(len(table.headers) for table in session_tables),
             bodies=len(records),
@@ -459,14 +411,22 @@ class MemoryBackend:
     def close(self) -> None:
         self._is_closed = True
 
+    def before_fork(self) -> None:
+        self._lock.acquire()
 
-def _swept(table: SessionTable, done: Swept, limit: int, annotations_before_us: int | None) -> Swept:
+    def after_fork(self, *, is_child: bool) -> None:  # noqa: ARG002  (both sides only go on)
+        self._lock.release()
+
+
+def _swept(
+    table: SessionTable, done: port.Swept, limit: int, annotations_before_us: int | None
+) -> port.Swept:
     """What is done after sweeping one session too, within what `done` leaves of the limit."""
     bodies, freed = table.peel(table.hidden(), limit - done.bodies)
     orphans = [] if annotations_before_us is None else table.orphans(annotations_before_us)
     going = orphans[: limit - done.annotations]
     for key in going:
-        del table.notes[key]
+        del table.annotations[key]
     return replace(
         done,
         bodies=done.bodies + bodies,
@@ -478,27 +438,13 @@ def _swept(table: SessionTable, done: Swept, limit: int, annotations_before_us: 
 
 def _changed(session: SessionInfo, changes: dict[str, Any]) -> SessionInfo:
     fields = asdict(session)
-    for name in changes:
-        if name in _FIXED_FIELDS or name not in fields:
-            raise InvalidInput(f"{name!r} of a session cannot be changed", session=session.uid)
+    if fixed := changes.keys() & _FIXED_FIELDS | changes.keys() - fields.keys():
+        raise conflicts.unchangeable(fixed)
     try:
         return msgspec.convert(fields | changes, SessionInfo)
     except msgspec.ValidationError as exc:
         raise InvalidInput(f"not a session: {exc}", session=session.uid) from exc
 
 
-def _info(body: Body) -> BodyInfo:
-    return BodyInfo(**{name: getattr(body, name) for name in BodyInfo.__struct_fields__})
-
-
-# A fork may happen while another thread holds the lock. The tables are whole at any moment, so a new lock is
-# all that the child needs.
-_backends: WeakSet[MemoryBackend] = WeakSet()
-
-
-def _renew_locks() -> None:
-    for backend in _backends:
-        backend._lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_locks)
+def _info(body: Body) -> port.BodyInfo:
+    return port.BodyInfo(**{name: getattr(body, name) for name in port.BodyInfo.__struct_fields__})

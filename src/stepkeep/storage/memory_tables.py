@@ -14,8 +14,9 @@ import msgspec
 from msgspec.structs import replace
 
 from stepkeep.codec import integrity
-from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound
+from stepkeep.errors import Corrupt
 from stepkeep.model import MAX_SEQ, Branch, BranchState, Header, SessionInfo
+from stepkeep.storage import conflicts
 from stepkeep.storage.port import (
     ANY_HEAD,
     MAX_EVENTS,
@@ -53,9 +54,17 @@ class Tables:
     def of(self, uid: str, fence: int | None = None) -> SessionTable:
         """The session's table; where a fence is given, it must be current."""
         if uid not in self.session_tables:
-            raise NotFound(f"no session {uid}, or it was deleted", code="session_not_found", session=uid)
+            raise conflicts.session_not_found(uid)
         table = self.session_tables[uid]
-        table.check_fence(fence)
+        if fence is not None and (table.lease is None or table.lease.token != fence):
+            raise conflicts.lease_lost(uid)
+        return table
+
+    def add(self, session: SessionInfo) -> SessionTable:
+        """The table of a new session, with the branch it is on."""
+        table = SessionTable(key=session.key, row=pack(session))
+        table.put_branch(Branch(name=session.branch, created_us=session.created_us))
+        self.session_tables[session.uid] = table
         return table
 
     def some(self, uid: str | None) -> list[SessionTable]:
@@ -86,25 +95,23 @@ class Tables:
         table = self.of(draft.session, item.fence)
         original = table.keyed(draft.idempotency_key) or self.stored(draft.id)
         if original is not None:
-            _check_same(original.header, draft)
+            # An idempotency key, or an id, stands for one content.
+            held = original.header
+            if (held.session, held.contents) != (draft.session, draft.contents) or (
+                (held.step, held.status) != (draft.step, draft.status)
+            ):
+                raise conflicts.idempotency_mismatch(draft, held.id)
             return Appended(row=original.row, is_new=False)
-        if item.on_current and table.session.branch != draft.branch:
-            raise Conflict(
-                f"the session is on branch {table.session.branch!r} now",
-                code="branch_switched",
-                session=draft.session,
-            )
-        head = table.head(draft.branch)
-        check_head(draft.branch, head, item.expect_head)
-        table.check_external_id(draft.branch, draft.external_id)
-        table.check_required(draft.requires)
+        session, head = table.session, table.head(draft.branch)
+        if item.on_current and session.branch != draft.branch:
+            raise conflicts.branch_switched(session.key, session.branch, draft)
+        check_head(session.uid, draft.branch, head, item.expect_head)
+        table.check_external_id(draft)
+        for required in draft.requires:
+            table.header(required)
         self._check_bodies(table, item.bodies, item.blobs)
         if any((body.checkpoint, body.name) in table.bodies for body in item.bodies):
-            raise Conflict(
-                f"{draft.id} was removed, and others still need its body",
-                code="id_taken",
-                checkpoint=draft.id,
-            )
+            raise conflicts.id_taken(draft)
         stored = self._seal(item, table.session.last_seq + 1, head, seal)
         self._put(table, stored, item.bodies, item.blobs)
         table.advance(stored.header)
@@ -124,17 +131,14 @@ class Tables:
         table = self.of(uid)
         header = integrity.open_header(raw)
         if header.session != uid:
-            raise InvalidInput(
-                f"{header.id} belongs to session {header.session}", code="foreign_checkpoint", session=uid
-            )
+            raise conflicts.foreign_checkpoint(header, uid)
         stored = self.stored(header.id)
         if stored is not None and stored.raw == raw:
             return False
-        if stored is not None or any(s.header.seq == header.seq for s in table.headers.values()):
-            raise _taken(header, "its id or seq")
-        if table.keyed(header.idempotency_key) is not None:
-            raise _taken(header, "its idempotency key")
-        table.check_external_id(header.branch, header.external_id)
+        is_number_taken = any(s.header.seq == header.seq for s in table.headers.values())
+        if stored is not None or is_number_taken or table.keyed(header.idempotency_key) is not None:
+            raise conflicts.place_taken(header)
+        table.check_external_id(header)
         self._check_bodies(table, bodies, blobs)
         # A hidden body has the same content (V4), and others are based on it: it shows again as it is.
         missing = [body for body in bodies if (body.checkpoint, body.name) not in table.bodies]
@@ -153,7 +157,7 @@ class Tables:
         there = self.blobs.keys() | {blob.digest for blob in sent}
         for digest in (digest for body in bodies for digest in body.blobs):
             if digest not in there:
-                raise Conflict(f"blob {digest} is not stored: send it", code="blob_gone")
+                raise conflicts.blob_gone(digest)
 
     def _put(
         self, table: SessionTable, stored: Stored, bodies: Iterable[Body], blobs: Iterable[Blob]
@@ -164,31 +168,9 @@ class Tables:
             self.blobs.setdefault(blob.digest, blob)
 
 
-def check_head(branch: str, head: str | None, expect_head: str | None) -> None:
+def check_head(uid: str, branch: str, head: str | None, expect_head: str | None) -> None:
     if expect_head not in (ANY_HEAD, head):
-        raise Conflict(
-            f"the head of {branch!r} is {head}, not {expect_head}",
-            code="head_moved",
-            branch=branch,
-            checkpoint=head,
-        )
-
-
-def _taken(header: Header, what: str) -> Conflict:
-    return Conflict(
-        f"{header.id} cannot be adopted: {what} is taken", code="place_taken", checkpoint=header.id
-    )
-
-
-def _check_same(original: Header, draft: Header) -> None:
-    """An idempotency key, or an id, stands for one content."""
-    held = (original.session, original.contents, original.step, original.status)
-    if held != (draft.session, draft.contents, draft.step, draft.status):
-        raise Conflict(
-            f"{original.id} holds other content under that key or id",
-            code="idempotency_mismatch",
-            checkpoint=original.id,
-        )
+        raise conflicts.head_moved(uid, branch, head, expect_head)
 
 
 # --- one session -----------------------------------------------------------------------------------------------
@@ -249,7 +231,7 @@ class SessionTable:
     headers: dict[str, Stored] = field(default_factory=dict)
     bodies: dict[Key, Body] = field(default_factory=dict)
     redundant: dict[Key, Body] = field(default_factory=dict)
-    notes: dict[tuple[Target, str, str], Annotation] = field(default_factory=dict)
+    annotations: dict[tuple[Target, str, str], Annotation] = field(default_factory=dict)
     events: dict[int, bytes] = field(default_factory=dict)
     last_event: int = 0
     lease: Lease | None = None
@@ -276,6 +258,7 @@ class SessionTable:
             old = session
         seqs = [stored.header.seq for stored in self.headers.values()]
         last_seq = max(session.last_seq, old.last_seq, *seqs)
+        self.key = session.key
         self.put_session(replace(session, last_seq=last_seq, gaps=merge_gaps([*session.gaps, *old.gaps])))
 
     def branch(self, name: str) -> Branch | None:
@@ -306,30 +289,17 @@ class SessionTable:
         fork = parent.header
         return replace(branch, fork=fork.id, fork_branch=fork.branch, fork_seq=fork.seq)
 
-    def placed(self, branch: Branch) -> Branch:
-        """The record with the places of its head and, where not given, of its fork filled in."""
-        head_seq = self._header(branch.head, branch).seq if branch.head is not None else 0
-        fork_branch, fork_seq = self._fork_place(branch)
-        return replace(
-            branch,
-            head_seq=head_seq,
-            fork_branch=branch.fork_branch or fork_branch,
-            fork_seq=branch.fork_seq or fork_seq,
-        )
+    def located(self, branch: Branch) -> Branch:
+        """The record with the location of its head and, where not given, of its fork filled in."""
+        head_seq = 0 if branch.head is None else self.header(branch.head).seq
+        if branch.fork is None or branch.fork_branch is not None:
+            return replace(branch, head_seq=head_seq)
+        fork = self.header(branch.fork)
+        return replace(branch, head_seq=head_seq, fork_branch=fork.branch, fork_seq=fork.seq)
 
-    def _fork_place(self, branch: Branch) -> tuple[str | None, int]:
-        """One that was pruned since the branch was made is still known by its place."""
-        if branch.fork is None:
-            return None, 0
-        old = self.branch(branch.name)
-        if branch.fork not in self.headers and old is not None and old.fork == branch.fork:
-            return old.fork_branch, old.fork_seq
-        fork = self._header(branch.fork, branch)
-        return fork.branch, fork.seq
-
-    def _header(self, checkpoint: str, branch: Branch) -> Header:
+    def header(self, checkpoint: str) -> Header:
         if checkpoint not in self.headers:
-            raise NotFound(f"no checkpoint {checkpoint}", branch=branch.name, checkpoint=checkpoint)
+            raise conflicts.checkpoint_not_found(self.session.uid, checkpoint)
         return self.headers[checkpoint].header
 
     def add_event(self, type_: str, data: dict[str, Any], time_us: int) -> Event:
@@ -346,44 +316,16 @@ class SessionTable:
 
     # --- what must hold before a write -----------------------------------------------------------------
 
-    def check_fence(self, fence: int | None) -> None:
-        if fence is not None and (self.lease is None or self.lease.token != fence):
-            raise Conflict(f"lease {fence} is no longer current: another runner took over", code="lease_lost")
-
-    def check_unchanged(self, expect: SessionInfo) -> None:
-        if self.session != expect:
-            raise Conflict(
-                f"session {expect.key!r} changed meanwhile", code="session_changed", session=expect.uid
-            )
-
-    def check_not_leased(self, now_us: int, fence: int | None) -> None:
-        """Refuse while another holds the lease."""
-        lease = self.lease
-        if lease is not None and lease.expires_us > now_us and lease.token != fence:
-            raise Conflict(f"session {self.key!r} is run by {lease.owner.label}", code="lease_held")
-
-    def check_external_id(self, branch: str, external_id: str | None) -> None:
-        place = (branch, external_id)
-        if external_id is not None and any(place in names_of(s.header) for s in self.headers.values()):
-            raise Conflict(
-                f"external id {external_id!r} exists on branch {branch!r}",
-                code="external_id_exists",
-                branch=branch,
-            )
-
-    def check_required(self, required: Iterable[str]) -> None:
-        for checkpoint in required:
-            if checkpoint not in self.headers:
-                raise NotFound(f"required checkpoint {checkpoint} is not there", checkpoint=checkpoint)
+    def check_external_id(self, header: Header) -> None:
+        target = (header.branch, header.external_id)
+        holders = [id_ for id_, stored in self.headers.items() if target in names_of(stored.header)]
+        if header.external_id is not None and holders:
+            raise conflicts.external_id_exists(header, holders[0])
 
     def check_bases(self, bodies: Iterable[Body]) -> None:
         for body in bodies:
             if body.base is not None and not body.is_redundant and (body.base, body.name) not in self.bodies:
-                raise Conflict(
-                    f"body {body.name!r} of {body.base} is gone: send a keyframe",
-                    code="base_gone",
-                    checkpoint=body.base,
-                )
+                raise conflicts.base_gone(body)
 
     def keyed(self, idempotency_key: str | None) -> Stored | None:
         if idempotency_key is None:
@@ -392,6 +334,15 @@ class SessionTable:
         return next((s for s in stored if s.header.idempotency_key == idempotency_key), None)
 
     # --- records ---------------------------------------------------------------------------------------
+
+    def chain(self, checkpoint: str, name: str, known: Key | None = None) -> list[Body]:
+        """A body and those it is rebuilt from, up to one that is `known`, or that is missing."""
+        chain: list[Body] = []
+        at: str | None = checkpoint
+        while at is not None and (at, name) in self.bodies:
+            chain.append(self.bodies[at, name])
+            at = None if (at, name) == known else chain[-1].base
+        return chain
 
     def records(self) -> list[Body]:
         return [*self.bodies.values(), *self.redundant.values()]
@@ -448,18 +399,15 @@ class SessionTable:
         """Remove headers and their annotations, record the gaps, and move heads that went."""
         gone = [self.headers.pop(checkpoint).header for checkpoint in checkpoints]
         targets = {target for header in gone for target in names_of(header)}
-        self.notes = {key: note for key, note in self.notes.items() if note.target not in targets}
+        self.annotations = {key: each for key, each in self.annotations.items() if key[0] not in targets}
         session = self.session
         gaps = merge_gaps([*session.gaps, *((header.seq, header.seq) for header in gone)])
         self.put_session(replace(session, gaps=gaps))
         for branch in self.all_branches():
             if branch.head in set(checkpoints):
-                self._retreat(branch)
-
-    def _retreat(self, branch: Branch) -> None:
-        head = self._newest_on_line(branch)
-        place = {"head": head.id, "head_seq": head.seq} if head else {"head": None, "head_seq": 0}
-        self.put_branch(replace(branch, **place))
+                head = self._newest_on_line(branch)
+                id_, seq = (head.id, head.seq) if head else (None, 0)
+                self.put_branch(replace(branch, head=id_, head_seq=seq))
 
     def _newest_on_line(self, branch: Branch) -> Header | None:
         """The newest checkpoint of a branch, else of the one it comes from, up to the fork, and so on."""
@@ -475,7 +423,7 @@ class SessionTable:
         return None
 
     def unused(self, keys: Iterable[Key]) -> list[Key]:
-        """Those of the bodies that nothing is based on. Spares do not count (V5)."""
+        """Those of the bodies that nothing is based on. Redundant deltas do not count (V5)."""
         bases = {(body.base, body.name) for body in self.bodies.values()}
         return [key for key in keys if key in self.bodies and key not in bases]
 
@@ -500,7 +448,11 @@ class SessionTable:
     def orphans(self, before_us: int) -> list[tuple[Target, str, str]]:
         """Annotations older than that whose checkpoint is not there."""
         known = {target for stored in self.headers.values() for target in names_of(stored.header)}
-        return [k for k, note in self.notes.items() if note.time_us < before_us and note.target not in known]
+        return [
+            key
+            for key, each in self.annotations.items()
+            if each.time_us < before_us and each.target not in known
+        ]
 
 
 # --- queries, answered condition by condition ------------------------------------------------------------------
@@ -536,12 +488,10 @@ def is_wanted_header(header: Header, query: HeaderQuery) -> bool:
 def page(
     found: Iterable[tuple[Position, T]], *, newest_first: bool, after: Position | None, limit: int | None
 ) -> list[T]:
-    """What was found, in the order of its places, behind `after`, at most `limit`."""
+    """What was found, in the order of its positions, behind `after`, at most `limit`."""
     ordered = sorted(found, key=lambda item: item[0], reverse=newest_first)
     if after is not None:
-        ordered = [
-            (place, value) for place, value in ordered if (place < after if newest_first else place > after)
-        ]
+        ordered = [item for item in ordered if (item[0] < after if newest_first else item[0] > after)]
     return [value for _, value in ordered[:limit]]
 
 
