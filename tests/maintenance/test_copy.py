@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-import sys
-import time
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from stepkeep.api import Store
 from stepkeep.errors import Conflict, InvalidInput, NotFound
 from stepkeep.maintenance.copying import copy
 from stepkeep.storage.urls import open_backend
+from tests import interpreter
 from tests.api.programs import environment, raw
 from tests.maintenance.mixed import contents, fill
 
@@ -142,32 +140,35 @@ def test_damage_is_reported_and_the_rest_copied(open_kind: Open, tmp_path: Path)
     assert report.copied == total - 1
 
 
+KILLED_COPY = """
+import os, signal, sys
+import stepkeep
+source, target, last = sys.argv[1:]
+done = []
+def progress(count):
+    done.append(count)
+    if len(done) == int(last):
+        os.kill(os.getpid(), signal.SIGKILL)
+with stepkeep.open(source) as store:
+    store.copy(target, progress=progress)
+"""
+
+
 @pytest.mark.full
 def test_a_killed_copy_is_taken_up_again(tmp_path: Path) -> None:
-    """Killed at random moments and repeated: in the end the copy equals its source."""
-    with Store(open_backend(f"sqlite:{tmp_path}/source.db")) as source:
-        for number in range(6):
+    """Killed after the first checkpoint and in the middle, and repeated: in the end the copy equals its source."""
+    source_url, target_url = f"sqlite:{tmp_path}/source.db", f"sqlite:{tmp_path}/target.db"
+    with Store(open_backend(source_url)) as source:
+        for number in range(4):
             run = source.session(f"s{number}", profile="archive")
-            for step in range(60):
+            for step in range(20):
                 run.save({"n": number, "log": [f"{step} {line}" for line in range(step * 5)]}, step=step)
         before = contents(source)
-    command = [
-        sys.executable,
-        "-m",
-        "stepkeep",
-        "copy",
-        f"sqlite:{tmp_path}/source.db",
-        f"sqlite:{tmp_path}/target.db",
-        "--json",
-    ]
-    for attempt in range(4):
-        process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL)
-        time.sleep(0.4 + 0.15 * attempt)
-        process.kill()
-        process.wait()
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["lost"] == []
-    with Store(open_backend(f"sqlite:{tmp_path}/target.db")) as target:
+    for last in (1, 30, 50):
+        done = interpreter.python("-c", KILLED_COPY, source_url, target_url, str(last), env=environment())
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    assert api.copy_store(source_url, target_url).lost == ()
+    with Store(open_backend(target_url)) as target:
         assert contents(target) == before
         assert target.verify().is_intact
 

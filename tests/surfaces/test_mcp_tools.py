@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -405,7 +406,7 @@ def test_a_full_store_is_told(tmp_path: Path) -> None:
         await answered(client, "checkpoint_save", sessionId="s", state={"n": 1})
         error: dict[str, Any] = {}
         for number in range(60):
-            noise = "".join(chr(33 + (number * 7 + at * at) % 90) for at in range(30_000))
+            noise = random.Random(number).randbytes(15_000).hex()
             result = await client.call_tool("checkpoint_save", {"sessionId": "s", "state": {"noise": noise}})
             if result.is_error:
                 error = (result.structured_content or {})["error"]
