@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import sampling
+from tests.memory import memory_folder
 
 ROOT = Path(__file__).parent
 
 if TYPE_CHECKING:
     from tests.postgres.server import Server
 
-# A deadline would be a timed assertion; the blob repeats one failing example without its seed.
-settings.register_profile(sampling.QUICK, deadline=None, print_blob=True, max_examples=sampling.EXAMPLES // 4)
-settings.register_profile(sampling.THOROUGH, deadline=None, print_blob=True, max_examples=sampling.EXAMPLES)
+# A deadline and the check for slow input would be timed assertions, and how much of the random input is filtered or
+# too large is chance; the blob repeats one failing example without its seed.
+_CHANCE = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
+for _name, _count in ((sampling.QUICK, sampling.EXAMPLES // 4), (sampling.THOROUGH, sampling.EXAMPLES)):
+    settings.register_profile(
+        _name, deadline=None, print_blob=True, max_examples=_count, suppress_health_check=_CHANCE
+    )
 settings.load_profile(sampling.QUICK)
 
 
@@ -34,11 +41,20 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draw the Hypothesis seed here, so that it can be printed and every worker gets the same one."""
     if config.getoption("--slow"):
         settings.load_profile(sampling.THOROUGH)
+    else:
+        _use_memory()
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(secrets.randbits(32))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A run in the background of a shell ignores it, and so would every program that the tests interrupt.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _use_memory() -> None:
+    """Make temporary folders in memory: half of a run on a disk is waiting for it. With `--slow` the disk is used."""
+    folder = memory_folder()
+    if folder is not None and "TMPDIR" not in os.environ:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 
 FULL_PLACES = (

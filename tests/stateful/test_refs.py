@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepkeep
@@ -224,7 +224,7 @@ def test_refs_in_memory(actions: list[Any], refs: list[Any]) -> None:
 
 
 @pytest.mark.full
-@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(50))
 @given(st.lists(ACTIONS, max_size=20), st.lists(REFS, min_size=1, max_size=12))
 def test_refs_in_a_database(actions: list[Any], refs: list[Any]) -> None:
     """The same in a database file, where tags, steps and times are found by their columns."""
