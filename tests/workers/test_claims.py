@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -75,7 +74,7 @@ def test_a_dead_runner_is_replaced_at_once_and_one_elsewhere_when_its_lease_ran_
     dead = msgspec.structs.replace(here, started=here.started + 1)
     backend.acquire_lease(queued(store, "dead here"), dead, seconds=60)
     backend.acquire_lease(queued(store, "elsewhere"), new_owner("other machine"), seconds=60)
-    backend.acquire_lease(queued(store, "expired"), new_owner("other machine"), seconds=0.001)
+    backend.acquire_lease(queued(store, "expired"), new_owner("other machine"), seconds=1e-6)
     found = {key_of(claim(store.engine, WISH)) for _ in range(3)}
     assert found == {"dead here", "expired", None}
 
@@ -167,8 +166,7 @@ def test_looking_over_all_sessions(store: Store) -> None:
     empty = store.session("empty").uid
     assert backend.session_bytes() == {uid: backend.usage(uid).body_bytes for uid in uids}
     backend.acquire_lease(uids[0], new_owner(), seconds=60)
-    backend.acquire_lease(uids[1], new_owner(), seconds=0.001)
+    backend.acquire_lease(uids[1], new_owner(), seconds=1e-6)
     released = backend.acquire_lease(empty, new_owner(), seconds=60)
     backend.release_lease(empty, released.token)
-    time.sleep(0.01)
     assert backend.leased() == {uids[0]}
