@@ -351,16 +351,17 @@ def close_after_failed_connection(url: str, key: str) -> str:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     backend: Any = store.engine.backend
     # A second reader at the same time needs a connection of its own, and there is no descriptor left for it.
-    with backend._reader():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-        try:
-            store.usage()
-        except stepkeep.BackendUnavailable as exc:
-            code = exc.code
-        else:
-            code = "no failure"
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    reader = backend._take_reader()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        store.usage()
+    except stepkeep.BackendUnavailable as exc:
+        code = exc.code
+    else:
+        code = "no failure"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    backend._give_back(reader)
     closing = threading.Thread(target=store.close, daemon=True)
     closing.start()
     closing.join(5)

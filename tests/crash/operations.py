@@ -14,6 +14,7 @@ from pathlib import Path
 import stepkeep
 from stepkeep import PlanStep, Store
 from stepkeep.engine import Engine
+from stepkeep.engine.engine import SETTLING
 from stepkeep.errors import BackendUnavailable, Conflict
 from stepkeep.maintenance.backup import backup, restore_backup_file
 from stepkeep.maintenance.copying import copy
@@ -65,7 +66,7 @@ def patch(store: Store, root: Path, say: Say) -> None:
 def group(store: Store, root: Path, say: Say) -> None:
     """Savers of three sessions queue; one commit stores them all. The main thread leads, so that calls repeat."""
     committer = store.engine._committer
-    store.engine._settling.submit = lambda job: None  # type: ignore[method-assign]
+    store.engine._worker(SETTLING).submit = lambda job: None  # type: ignore[method-assign]
     with committer._leader:
         pending = [
             store.session(key, profile="archive").save({"of": key}, wait=False, idempotency_key=key)

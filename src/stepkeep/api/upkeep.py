@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stepkeep.config import Settings
 from stepkeep.engine import Engine, Saved
 from stepkeep.errors import StepkeepError
+from stepkeep.maintenance.space import Ballast
 from stepkeep.model import SessionInfo
 from stepkeep.storage.port import Compresses
 
@@ -34,6 +35,7 @@ class Upkeep:
         self._settings = settings
         self._clock = clock
         self._has_keeper = settings is not None and settings["keeper.enabled"]
+        Ballast(engine.backend.url).hold()
         # Filled by `setdefault`: of two threads that make the same at once one is first, and the other's is dropped.
         self._made: dict[str, Any] = {}
         engine.on_saved.append(self._saved)
@@ -147,10 +149,6 @@ class Upkeep:
         noted: Saved | None = self._made.get("first")
         if noted is not None and ("keeper" in self._made or self._may_go(noted)):
             self._hand_over(self.keeper)
-        elif noted is not None:
-            from stepkeep.maintenance.space import Ballast
-
-            Ballast(self._engine.backend.url).hold()
         if (keeper := self._made.get("keeper")) is not None:
             keeper.close()
 

@@ -101,13 +101,13 @@ def begin(
     raise _exists(at.session, wanted.name)
 
 
-def _refused(code: str, uid: str, name: str, message: str) -> Conflict:
+def _refused(uid: str, name: str, message: str, *, code: str) -> Conflict:
     return Conflict(message, code=code, retryable=False, session=uid, branch=name)
 
 
 def _exists(uid: str, name: str) -> Conflict:
     message = f"there is a branch {name!r} already: switch to it, or choose another name"
-    return _refused("branch_exists", uid, name, message)
+    return _refused(uid, name, message, code="branch_exists")
 
 
 def _names(at: Header) -> Iterator[str]:
@@ -133,7 +133,7 @@ def switch(engine: Engine, uid: str, name: str) -> Branch:
         is_used = branch.head is None and branch.fork is not None
         if is_used and any(engine.backend.headers(HeaderQuery(session=uid, limit=1))):
             message = f"nothing is left of branch {name!r}: restore a checkpoint instead"
-            raise _refused("branch_empty", session.key, name, message)
+            raise _refused(session.key, name, message, code="branch_empty")
         return branch
 
     return move(engine, uid, wanted, why="switch").entered
@@ -142,7 +142,7 @@ def switch(engine: Engine, uid: str, name: str) -> Branch:
 def check_open(branch: Branch, uid: str) -> None:
     if branch.state is not BranchState.OPEN:
         message = f"branch {branch.name!r} is {branch.state}: reopen it first"
-        raise _refused("branch_closed", uid, branch.name, message)
+        raise _refused(uid, branch.name, message, code="branch_closed")
 
 
 def move(
@@ -376,7 +376,7 @@ def close_at(engine: Engine, uid: str, branch: Branch, state: BranchState) -> Br
 
 def is_current(uid: str, name: str, problem: str) -> Conflict:
     message = f"branch {name!r} is the current one and {problem}: switch to another first"
-    return _refused("branch_is_current", uid, name, message)
+    return _refused(uid, name, message, code="branch_is_current")
 
 
 def reopen(engine: Engine, uid: str, name: str) -> Branch:

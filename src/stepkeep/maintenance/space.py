@@ -14,13 +14,12 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final, TypeVar
 
 from stepkeep.engine import Engine
 from stepkeep.errors import WRITE_FAILED, BackendUnavailable, InvalidInput
 from stepkeep.storage.port import Compresses
-from stepkeep.storage.urls import database_file, directory_of
+from stepkeep.storage.urls import database_name, directory_of
 
 T = TypeVar("T")
 
@@ -147,28 +146,19 @@ class Ballast:
         if self._file is None:
             return
         with suppress(OSError):
-            disk = os.statvfs(self._file.parent)
+            disk = os.statvfs(os.path.dirname(self._file))
             free = disk.f_bavail * disk.f_frsize
             if free >= TIGHT_BYTES:
-                self._file.unlink(missing_ok=True)
+                os.unlink(self._file)
             elif free // _BALLAST_SHARE >= MIN_BALLAST_BYTES:
-                self._make(min(free // _BALLAST_SHARE, MAX_BALLAST_BYTES))
-
-    def _make(self, size: int) -> None:
-        descriptor = os.open(str(self._file), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-        except OSError:
-            self.release()
-        finally:
-            os.close(descriptor)
+                _make(self._file, min(free // _BALLAST_SHARE, MAX_BALLAST_BYTES))
 
     def release(self) -> bool:
         """Give the space back; False if none was held."""
         if self._file is None:
             return False
         try:
-            self._file.unlink()
+            os.unlink(self._file)
         except OSError:
             return False
         return True
@@ -186,10 +176,20 @@ class Ballast:
             self.hold()
 
 
-def ballast_file(url: str) -> Path | None:
+def ballast_file(url: str) -> str | None:
     """Where the ballast of a store is, if it has one; None for a store without files."""
-    if (file := database_file(url)) is not None:
-        return Path(f"{file.absolute()}-ballast")
-    if (folder := directory_of(url)) is not None:
-        return folder.absolute() / ".stepkeep" / "ballast"
+    if (file := database_name(url)) is not None:
+        return f"{os.path.abspath(file)}-ballast"
+    if url.startswith("files:") and (folder := directory_of(url)) is not None:
+        return f"{folder.absolute()}/.stepkeep/ballast"
     return None
+
+
+def _make(file: str, size: int) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError:
+        os.unlink(file)
+    finally:
+        os.close(descriptor)
