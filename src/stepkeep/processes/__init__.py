@@ -144,8 +144,8 @@ def _exists(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (OverflowError, OSError):  # it exists and is somebody else's
-        return True
+    except (OverflowError, OSError):
+        pass  # it exists and is somebody else's
     return True
 
 

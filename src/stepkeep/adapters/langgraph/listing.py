@@ -20,11 +20,11 @@ from stepkeep.adapters.langgraph.records import (
     tuple_of,
 )
 from stepkeep.adapters.langgraph.threads import (
-    Place,
+    Location,
     Threads,
     checkpoint_of,
     is_namespace,
-    place_of,
+    location_of,
     thread_of_session,
 )
 from stepkeep.adapters.langgraph.values import Values
@@ -70,15 +70,15 @@ class Listing:
         limit = None if before is None else checkpoint_of(before)
         if config is None:
             return self._rows(HeaderQuery(), {each.uid: each for each in self._threads.all()}, limit)
-        session = self._threads.find(place_of(config).thread)
+        session = self._threads.find(location_of(config).thread)
         if session is None:
             return iter(())
         return self._rows(self._query(session, config, limit), {session.uid: session}, limit)
 
     def _query(self, session: SessionInfo, config: RunnableConfig, limit: str | None) -> HeaderQuery:
-        place = place_of(config)
+        location = location_of(config)
         is_one_namespace = (config.get("configurable") or {}).get("checkpoint_ns") is not None
-        branch = place.branch if is_one_namespace else None
+        branch = location.branch if is_one_namespace else None
         end = None
         if limit is not None:
             query = HeaderQuery(session=session.uid, branch=branch, external_id=limit, limit=1)
@@ -86,7 +86,7 @@ class Listing:
         return HeaderQuery(
             session=session.uid,
             branch=branch,
-            external_id=place.checkpoint,
+            external_id=location.checkpoint,
             max_seq=None if end is None else end.seq - 1,
         )
 
@@ -117,18 +117,18 @@ class Listing:
         for session, header in page:
             if header.id not in pending:
                 continue
-            place = Place(thread=thread_of_session(session), namespace=namespace_of_header(header))
+            location = Location(thread=thread_of_session(session), namespace=namespace_of_header(header))
             # Where rules may prune the thread at any moment, its values are read at once.
             with suppress(NotFound):
                 is_read = bool(session.policy)
-                yield tuple_of(self._values, place, header, pending[header.id], is_read=is_read)
+                yield tuple_of(self._values, location, header, pending[header.id], is_read=is_read)
 
 
 # --- delta channels: rebuilt from the writes of ancestors, back to the nearest stored value ------------------------
 
 
 def history(
-    threads: Threads, values: Values, place: Place, header: Header, channels: Sequence[str]
+    threads: Threads, values: Values, location: Location, header: Header, channels: Sequence[str]
 ) -> Mapping[str, DeltaChannelHistory]:
     """For each channel the writes of the ancestors, oldest first, and the value they start from.
 
@@ -140,14 +140,15 @@ def history(
     seeds: dict[str, Any] = {}
     parent = note_of(header).parent
     while parent is not None and len(seeds) < len(collected):
-        ancestor = threads.header(header.session, place.branch, parent)
+        ancestor = threads.header(header.session, location.branch, parent)
         if ancestor is None:
             lost = ", ".join(sorted(collected.keys() - seeds.keys()))
-            problem = (
-                f"checkpoint {parent} of thread {place.thread[:200]!r} is gone, and {lost} cannot be rebuilt"
+            raise Corrupt(
+                f"checkpoint {parent} of thread {location.thread[:200]!r} is gone, and {lost} cannot be rebuilt "
+                "without it: go on from an older checkpoint, or set the channel anew",
+                code="delta_history_missing",
+                session=location.key,
             )
-            advice = "go on from an older checkpoint, or set the channel anew"
-            raise Corrupt(f"{problem} without it: {advice}", code="delta_history_missing", session=place.key)
         pending = pending_of(values, [ancestor])[ancestor.id]
         stored = channels_of_header(values, ancestor)
         open_channels = collected.keys() - seeds.keys()

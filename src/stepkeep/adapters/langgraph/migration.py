@@ -17,7 +17,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from stepkeep.adapters.langgraph import writes
 from stepkeep.adapters.langgraph.records import save_of, store_once
 from stepkeep.adapters.langgraph.serde import MARK, data_in
-from stepkeep.adapters.langgraph.threads import Place, Threads
+from stepkeep.adapters.langgraph.threads import Location, Threads
 from stepkeep.adapters.langgraph.values import BranchKey, Values
 from stepkeep.adapters.langgraph.writes import Write
 from stepkeep.api import Store
@@ -35,9 +35,9 @@ _POSTGRES: Final = ("postgresql", "postgres")
 
 
 class SourceCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint of another saver; its values are data, with objects laid open. `place` names its parent."""
+    """A checkpoint of another saver; its values are data, with objects laid open. `location` names its parent."""
 
-    place: Place
+    location: Location
     checkpoint: dict[str, Any]
     metadata: dict[str, Any]
     writes: Sequence[Write]
@@ -69,11 +69,11 @@ class Source(ABC):
         Raises:
             Corrupt: its bytes are not readable.
         """
-        place = (thread, namespace, id)
+        location = (thread, namespace, id)
         rows = self._ask(
             "SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints"
             " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
-            place,
+            location,
         )
         if not rows:
             raise NotFound(f"checkpoint {id} was removed meanwhile", code="checkpoint_not_found")
@@ -81,11 +81,11 @@ class Source(ABC):
         rows = self._ask(
             f"{self._writes_query()} WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?"
             " ORDER BY task_id, idx",
-            place,
+            location,
         )
         return SourceCheckpoint(
-            Place(thread=thread, namespace=namespace, checkpoint=parent or None),
-            {**self._document(place, kind, stored), "id": id},
+            Location(thread=thread, namespace=namespace, checkpoint=parent or None),
+            {**self._document(location, kind, stored), "id": id},
             _object(id, metadata),
             [
                 Write(task, path or "", index, channel, data_in(kind or "", value))
@@ -94,7 +94,7 @@ class Source(ABC):
         )
 
     @abstractmethod
-    def _document(self, place: tuple[str, str, str], kind: str | None, stored: Any) -> dict[str, Any]:
+    def _document(self, location: tuple[str, str, str], kind: str | None, stored: Any) -> dict[str, Any]:
         """The whole checkpoint, with its values."""
 
     @abstractmethod
@@ -105,10 +105,10 @@ class Source(ABC):
 class SqliteSource(Source):
     """`SqliteSaver`: a checkpoint is one blob."""
 
-    def _document(self, place: tuple[str, str, str], kind: str | None, stored: Any) -> dict[str, Any]:
+    def _document(self, location: tuple[str, str, str], kind: str | None, stored: Any) -> dict[str, Any]:
         document = data_in(kind or "", stored)
         if not isinstance(document, dict) or MARK in document:
-            raise Corrupt(f"checkpoint {place[2]} is not readable as {kind}", code="source_unreadable")
+            raise Corrupt(f"checkpoint {location[2]} is not readable as {kind}", code="source_unreadable")
         return document
 
     def _writes_query(self) -> str:
@@ -120,14 +120,14 @@ class SqliteSource(Source):
 class PostgresSource(Source):
     """`PostgresSaver`: values other than JSON atoms lie in a table of their own, by channel and version."""
 
-    def _document(self, place: tuple[str, str, str], kind: str | None, stored: Any) -> dict[str, Any]:  # noqa: ARG002
-        document = _object(place[2], stored)
+    def _document(self, location: tuple[str, str, str], kind: str | None, stored: Any) -> dict[str, Any]:  # noqa: ARG002
+        document = _object(location[2], stored)
         rows = self._ask(
             "SELECT b.channel, b.type, b.blob FROM checkpoints c, jsonb_each_text(c.checkpoint -> 'channel_versions') v"
             " JOIN checkpoint_blobs b ON b.channel = v.key AND b.version = v.value"
             " WHERE c.thread_id = ? AND c.checkpoint_ns = ? AND c.checkpoint_id = ?"
             " AND b.thread_id = c.thread_id AND b.checkpoint_ns = c.checkpoint_ns",
-            place,
+            location,
         )
         values = dict(document.get("channel_values") or {})
         values |= {channel: data_in(type, blob) for channel, type, blob in rows if type != EMPTY}
@@ -343,8 +343,8 @@ class _Migration:
                 self._progress(1)
 
     def _checkpoint(self, uid: str, found: SourceCheckpoint) -> None:
-        parents = self._threads.parents(uid, found.place)
-        save = save_of(self._values, uid, found.place, found.checkpoint, found.metadata, parents)
+        parents = self._threads.parents(uid, found.location)
+        save = save_of(self._values, uid, found.location, found.checkpoint, found.metadata, parents)
         self._note_classes(body.content for body in (save.state, *save.bodies.values()))
         before = self._engine.backend.session(uid).last_seq
         header = store_once(self._engine, save)

@@ -26,7 +26,7 @@ from langgraph.checkpoint.base import (
 )
 
 from stepkeep.adapters.langgraph import writes
-from stepkeep.adapters.langgraph.threads import Place, hidden_namespace, namespace_of, run_tag
+from stepkeep.adapters.langgraph.threads import Location, hidden_namespace, namespace_of, run_tag
 from stepkeep.adapters.langgraph.values import Values, has_no_objects
 from stepkeep.api.extension import JSON, Engine, HeaderQuery, Save, check_stored, encode, load_body, verified
 from stepkeep.errors import Conflict
@@ -122,12 +122,12 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def save_of(
     values: Values,
     uid: str,
-    place: Place,
+    location: Location,
     checkpoint: Mapping[str, Any],
     metadata: Mapping[str, Any],
     parents: tuple[str, ...],
 ) -> Save:
-    """The save of a checkpoint whose parent in LangGraph's words is the one that `place` names.
+    """The save of a checkpoint whose parent in LangGraph's words is the one that `location` names.
 
     Raises:
         InvalidInput: a value cannot be stored, or would not come back equal; `.path` names the place.
@@ -137,11 +137,11 @@ def save_of(
     plain = _plain_metadata(metadata)
     if plain is None:
         rest[_METADATA] = dict(metadata)
-    state, order = values.channels((uid, place.branch), channels)
+    state, order = values.channels((uid, location.branch), channels)
     if order != list(channels):
         rest[_ORDER] = list(channels)
     note = Note(
-        parent=place.checkpoint, namespace=hidden_namespace(place.namespace), is_elsewhere=plain is None
+        parent=location.checkpoint, namespace=hidden_namespace(location.namespace), is_elsewhere=plain is None
     )
     own = msgspec.to_builtins(note)
     run = metadata.get("run_id")
@@ -150,7 +150,7 @@ def save_of(
         session=uid,
         state=state,
         bodies={REST: values.body(rest)},
-        branch=place.branch,
+        branch=location.branch,
         parents=parents,
         external_id=checkpoint["id"],
         step=step if type(step) is int and -(2**63) <= step < 2**63 else None,
@@ -226,15 +226,15 @@ def namespace_of_header(header: Header) -> str:
 
 
 def tuple_of(
-    values: Values, place: Place, header: Header, pending: Sequence[writes.Write], *, is_read: bool
+    values: Values, location: Location, header: Header, pending: Sequence[writes.Write], *, is_read: bool
 ) -> CheckpointTuple:
     """A stored checkpoint as LangGraph takes it; unless `is_read`, its values are read when they are looked at."""
     parent = note_of(header).parent
     found = StoredTuple(
-        place.config(header.external_id),
+        location.config(header.external_id),
         lambda: checkpoint_of_header(values, header),
         metadata_of(values, header),
-        None if parent is None else place.config(parent),
+        None if parent is None else location.config(parent),
         [write.pending for write in pending],
     )
     return CheckpointTuple(*found) if is_read else found

@@ -36,7 +36,7 @@ from stepkeep.adapters.langgraph.records import (
     stored_metadata,
     tuple_of,
 )
-from stepkeep.adapters.langgraph.threads import Place, Threads, place_of, run_tag
+from stepkeep.adapters.langgraph.threads import Location, Threads, location_of, run_tag
 from stepkeep.adapters.langgraph.values import Values
 from stepkeep.api import PruneReport
 from stepkeep.api.extension import HeaderQuery
@@ -127,17 +127,17 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
         Raises:
             Corrupt: it is there and damaged. No older one is taken instead, and no part of it is left out.
         """
-        place = place_of(config)
-        session = self._threads.find(place.thread)
+        location = location_of(config)
+        session = self._threads.find(location.thread)
         if session is None:
             return None
         for _ in range(_ATTEMPTS):
             with suppress(NotFound):  # removed meanwhile: the newest may be another now
-                header = self._threads.header(session.uid, place.branch, place.checkpoint)
+                header = self._threads.header(session.uid, location.branch, location.checkpoint)
                 if header is None:
                     return None
                 pending = pending_writes.pending_of(self._values, [header])[header.id]
-                return tuple_of(self._values, place, header, pending, is_read=True)
+                return tuple_of(self._values, location, header, pending, is_read=True)
         return None
 
     def list(
@@ -163,14 +163,14 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
         Raises:
             Corrupt: an ancestor that is needed is missing; an empty value would hide that.
         """
-        place = place_of(config)
-        session = self._threads.find(place.thread) if channels else None
+        location = location_of(config)
+        session = self._threads.find(location.thread) if channels else None
         header = None
         if session is not None:
-            header = self._threads.header(session.uid, place.branch, place.checkpoint)
+            header = self._threads.header(session.uid, location.branch, location.checkpoint)
         if header is None:
             return {channel: {"writes": []} for channel in channels}
-        return listing.history(self._threads, self._values, place, header, channels)
+        return listing.history(self._threads, self._values, location, header, channels)
 
     # --- writing
 
@@ -190,32 +190,34 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
             NotFound: the thread does not exist, and the config names a checkpoint of it (`thread_not_found`).
             Conflict: another checkpoint with that id is stored.
         """
-        place = place_of(config)
+        location = location_of(config)
         stored = stored_metadata(config, metadata)
         try:
-            header = self._put(place, checkpoint, stored)
+            header = self._put(location, checkpoint, stored)
         except NotFound as exc:
             if exc.code != _SESSION_GONE:
                 raise
-            if not self._threads.may_begin_anew(place, config):
-                raise self._threads.gone(place) from exc
-            header = self._put(place, checkpoint, stored)
+            if not self._threads.may_begin_anew(location, config):
+                raise self._threads.gone(location) from exc
+            header = self._put(location, checkpoint, stored)
         self._threads.stored(header)
-        if place.namespace:
+        if location.namespace:
             retention.hold(self._engine, header)
         self._after_put(header)
-        return place.config(checkpoint["id"])
+        return location.config(checkpoint["id"])
 
-    def _put(self, place: Place, checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> Header:
-        uid = self._threads.uid(place)
-        save = save_of(self._values, uid, place, checkpoint, metadata, self._threads.parents(uid, place))
+    def _put(self, location: Location, checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> Header:
+        uid = self._threads.uid(location)
+        save = save_of(
+            self._values, uid, location, checkpoint, metadata, self._threads.parents(uid, location)
+        )
         try:
             return store_once(self._engine, save)
         except NotFound as exc:
             if exc.code == _SESSION_GONE:
                 raise
         # The parent it requires was removed in the moment between.
-        parents = self._threads.parents(uid, place, fresh=True)
+        parents = self._threads.parents(uid, location, fresh=True)
         return store_once(self._engine, msgspec.structs.replace(save, parents=parents, requires=parents))
 
     def _after_put(self, header: Header) -> None:
@@ -237,18 +239,18 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
             InvalidInput: a value cannot be stored, or the config names no checkpoint.
             NotFound: the thread does not exist.
         """
-        place = place_of(config)
-        if place.checkpoint is None:
+        location = location_of(config)
+        if location.checkpoint is None:
             raise InvalidInput(
                 "pending writes belong to a checkpoint: the config names none", code="checkpoint_id_missing"
             )
-        target = (place.branch, check_name("a checkpoint id", place.checkpoint))
+        target = (location.branch, check_name("a checkpoint id", location.checkpoint))
         try:
-            uid = self._threads.uid(place, is_write=True)
+            uid = self._threads.uid(location, is_write=True)
             if given := pending_writes.writes_of(writes, task_id, task_path):
                 pending_writes.store(self._values, uid, target, given)
         except NotFound as exc:
-            raise self._threads.gone(place) from exc
+            raise self._threads.gone(location) from exc
 
     def get_next_version(self, current: str | int | None, channel: None) -> str:  # noqa: ARG002
         """The version after `current`, in the form that LangGraph's own savers use, so that threads can move."""

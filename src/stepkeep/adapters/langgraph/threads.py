@@ -34,7 +34,7 @@ _RUN: Final = "run:"
 _HASHED_RUN: Final = "run#"
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class Location(msgspec.Struct, frozen=True, kw_only=True):
     """What a config names: a thread, a namespace in it, and maybe one checkpoint there."""
 
     thread: str
@@ -61,8 +61,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def place_of(config: RunnableConfig) -> Place:
-    """The place that a config names.
+def location_of(config: RunnableConfig) -> Location:
+    """The location that a config names.
 
     Raises:
         InvalidInput: it has no thread id (`thread_id_missing`), or one of its names is not a text.
@@ -73,7 +73,7 @@ def place_of(config: RunnableConfig) -> Place:
         raise InvalidInput(
             'the config has no thread id: pass {"configurable": {"thread_id": "…"}}', code="thread_id_missing"
         )
-    return Place(
+    return Location(
         thread=_text("thread_id", thread),
         namespace=_text("checkpoint_ns", configurable.get("checkpoint_ns") or ""),
         checkpoint=checkpoint_of(config),
@@ -196,7 +196,7 @@ class Threads:
     def all(self) -> Iterator[SessionInfo]:
         return self._engine.backend.sessions(SessionQuery(workflow=WORKFLOW))
 
-    def uid(self, place: Place, *, is_write: bool = False) -> str:
+    def uid(self, location: Location, *, is_write: bool = False) -> str:
         """The session that a put or pending writes go to.
 
         A put that names no checkpoint begins a thread. Writes begin none: their first checkpoint may be on its way.
@@ -204,35 +204,35 @@ class Threads:
         Raises:
             NotFound: the thread does not exist.
         """
-        known = self._uids.get(place.key)
+        known = self._uids.get(location.key)
         if known is not None:
             return known
-        session = self.find(place.thread)
+        session = self.find(location.thread)
         if session is None and is_write:
-            session = self._arriving(place.thread)
+            session = self._arriving(location.thread)
         if session is not None:
             return self._adopted(session).uid
-        if is_write or place.checkpoint is not None:
-            raise self.gone(place)
-        return self.opened(place.thread).uid
+        if is_write or location.checkpoint is not None:
+            raise self.gone(location)
+        return self.opened(location.thread).uid
 
-    def may_begin_anew(self, place: Place, config: RunnableConfig) -> bool:
+    def may_begin_anew(self, location: Location, config: RunnableConfig) -> bool:
         """Whether a put that met a deleted incarnation of its thread may begin it anew.
 
         One inside a graph that was running then may not: its config names checkpoints of the graphs around it. The
         dead incarnation is remembered until a graph looks the thread up again, so that it refuses all late puts.
         """
-        if place.checkpoint is not None or (config.get("configurable") or {}).get("checkpoint_map"):
+        if location.checkpoint is not None or (config.get("configurable") or {}).get("checkpoint_map"):
             return False
-        self._uids.pop(place.key, None)
+        self._uids.pop(location.key, None)
         return True
 
-    def gone(self, place: Place) -> NotFound:
+    def gone(self, location: Location) -> NotFound:
         return NotFound(
-            f"thread {place.thread[:200]!r} does not exist, and a checkpoint of it is to be continued: "
+            f"thread {location.thread[:200]!r} does not exist, and a checkpoint of it is to be continued: "
             "it was deleted meanwhile, or never stored",
             code="thread_not_found",
-            session=place.key,
+            session=location.key,
         )
 
     def _arriving(self, thread: str) -> SessionInfo | None:
@@ -289,14 +289,14 @@ class Threads:
             missing = record.head
         return None
 
-    def parents(self, uid: str, place: Place, *, fresh: bool = False) -> tuple[str, ...]:
-        """The Stepkeep id of the checkpoint that `place` names as the parent; empty when it is not stored."""
-        if place.checkpoint is None:
+    def parents(self, uid: str, location: Location, *, fresh: bool = False) -> tuple[str, ...]:
+        """The Stepkeep id of the checkpoint that `location` names as the parent; empty when it is not stored."""
+        if location.checkpoint is None:
             return ()
-        newest = self._newest.get((uid, place.branch))
-        if not fresh and newest is not None and newest[0] == place.checkpoint:
+        newest = self._newest.get((uid, location.branch))
+        if not fresh and newest is not None and newest[0] == location.checkpoint:
             return (newest[1],)
-        header = self.header(uid, place.branch, place.checkpoint)
+        header = self.header(uid, location.branch, location.checkpoint)
         return () if header is None else (header.id,)
 
     def stored(self, header: Header) -> None:
