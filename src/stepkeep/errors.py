@@ -89,6 +89,14 @@ class Unsupported(StepkeepError):
     code = "unsupported"
 
 
+def driver_missing(what: str, extra: str, cause: ImportError) -> Unsupported:
+    """The error for what needs a package that is not installed: it names the extra that brings it."""
+    return Unsupported(
+        f"{what} needs a package that is not installed ({cause}): pip install stepkeep[{extra}]",
+        code="driver_missing",
+    )
+
+
 class InvalidInput(StepkeepError, ValueError):
     """The caller's mistake, found before any write. `path` names the place inside a state."""
 

@@ -11,7 +11,7 @@ from stepkeep import api
 from stepkeep.api import FileImport, FilesImport, Store
 from stepkeep.cli.app import DAMAGE, Command, Settings, settings_of
 from stepkeep.cli.printing import ProgressLine, lines
-from stepkeep.errors import NotFound, Unsupported
+from stepkeep.errors import NotFound, driver_missing
 from stepkeep.text import clean, count
 
 if TYPE_CHECKING:
@@ -114,9 +114,7 @@ def langgraph(settings: Settings, source: str, threads: tuple[str, ...]) -> int:
     try:
         from stepkeep.adapters.langgraph import migration  # importing LangGraph takes a second
     except ImportError as exc:
-        raise Unsupported(
-            f"LangGraph is not installed ({exc}): pip install stepkeep[langgraph]", code="driver_missing"
-        ) from exc
+        raise driver_missing("LangGraph", "langgraph", exc) from exc
     progress = ProgressLine("importing", migration.count(source, threads))
     try:
         with api.open(settings.store) as store:

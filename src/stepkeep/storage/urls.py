@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from stepkeep.errors import InvalidInput, Unsupported
+from stepkeep.errors import InvalidInput, driver_missing
 from stepkeep.storage.port import Backend
 
 if TYPE_CHECKING:
@@ -55,10 +55,7 @@ def _open_postgres(url: str) -> Backend:
     try:
         from stepkeep.storage.postgres import PostgresBackend
     except ImportError as exc:
-        raise Unsupported(
-            f"PostgreSQL needs a driver that is not installed ({exc}): pip install stepkeep[postgres]",
-            code="driver_missing",
-        ) from exc
+        raise driver_missing("PostgreSQL", "postgres", exc) from exc
     return PostgresBackend(url)
 
 

@@ -22,7 +22,7 @@ from stepkeep.adapters.langgraph.values import BranchKey, Values
 from stepkeep.adapters.langgraph.writes import Write
 from stepkeep.api import Store
 from stepkeep.api.extension import Engine, NewBody, is_connection_lost, postgres_url
-from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, NotFound, StepkeepError, Unsupported
+from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, NotFound, StepkeepError, driver_missing
 from stepkeep.model import Header
 
 # --- what LangGraph's own savers stored ----------------------------------------------------------------------------
@@ -70,26 +70,20 @@ class Source(ABC):
             Corrupt: its bytes are not readable.
         """
         location = (thread, namespace, id)
-        rows = self._ask(
-            "SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints"
-            " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
-            location,
-        )
+        where = "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?"
+        query = f"SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints {where}"
+        rows = self._ask(query, location)
         if not rows:
             raise NotFound(f"checkpoint {id} was removed meanwhile", code="checkpoint_not_found")
         ((parent, kind, stored, metadata),) = rows
-        rows = self._ask(
-            f"{self._writes_query()} WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?"
-            " ORDER BY task_id, idx",
-            location,
-        )
+        written = self._ask(f"{self._writes_query()} {where} ORDER BY task_id, idx", location)
         return SourceCheckpoint(
             Location(thread=thread, namespace=namespace, checkpoint=parent or None),
             {**self._document(location, kind, stored), "id": id},
             _object(id, metadata),
             [
                 Write(task, path or "", index, channel, data_in(kind or "", value))
-                for task, path, index, channel, kind, value in rows
+                for task, path, index, channel, kind, value in written
             ],
         )
 
@@ -205,10 +199,7 @@ def _postgres(url: str) -> Iterator[Source]:
     try:
         import psycopg
     except ImportError as exc:
-        raise Unsupported(
-            f"PostgreSQL needs a driver that is not installed ({exc}): pip install stepkeep[postgres]",
-            code="driver_missing",
-        ) from exc
+        raise driver_missing("PostgreSQL", "postgres", exc) from exc
     name = shown(url)
     try:
         with psycopg.connect(
