@@ -13,7 +13,7 @@ import pytest
 import stepkeep
 from stepkeep import aio
 from stepkeep.api.investigating import Investigation
-from stepkeep.investigation.comparison import ConfidenceChanged, EntryAdded, EntryUpdated, StatusChanged
+from stepkeep.investigation.state import ConfidenceChanged, EntryAdded, EntryUpdated, StatusChanged
 from stepkeep.testing import FakeClock
 
 Reopened = Callable[[], Investigation]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import stepkeep
-from stepkeep.investigation.commands import CommandHistory, VerificationRunner
+from stepkeep.investigation.worklog import CommandHistory, VerificationRunner
 from stepkeep.testing import FakeClock
 
 

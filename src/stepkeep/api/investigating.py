@@ -20,9 +20,13 @@ from stepkeep.api.session import Session
 from stepkeep.api.store import Store
 from stepkeep.history.documents import CheckpointInfo, describe
 from stepkeep.history.refs import BEFORE
-from stepkeep.investigation.comparison import InvestigationComparison, compare_states
-from stepkeep.investigation.report import markdown
-from stepkeep.investigation.state import InvestigationState, state_of
+from stepkeep.investigation.markdown import markdown
+from stepkeep.investigation.state import (
+    InvestigationComparison,
+    InvestigationState,
+    compare_states,
+    state_of,
+)
 from stepkeep.investigation.workbench import Workbench
 from stepkeep.maintenance.prune import PruneReport
 from stepkeep.model import Header

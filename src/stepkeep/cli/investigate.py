@@ -34,8 +34,8 @@ from stepkeep.cli.naming import chosen_session, complete_ref, session_option
 from stepkeep.cli.printing import is_terminal, lines, write
 from stepkeep.errors import InvalidInput
 from stepkeep.history.merge import Side, Strategy
-from stepkeep.investigation.commands import TIMEOUT_SECONDS
-from stepkeep.investigation.comparison import InvestigationComparison
+from stepkeep.investigation.state import InvestigationComparison
+from stepkeep.investigation.worklog import TIMEOUT_SECONDS
 from stepkeep.text import clean, count
 
 WORDS: Final = {"ignore_unknown_options": True, "allow_interspersed_args": False}

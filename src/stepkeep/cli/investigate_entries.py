@@ -15,8 +15,7 @@ from stepkeep.cli.naming import chosen_session, session_option
 from stepkeep.cli.printing import lines
 from stepkeep.errors import InvalidInput
 from stepkeep.investigation.beliefs import BeliefKind, ContradictionStatus, Relationship
-from stepkeep.investigation.gaps import Criticality, GapStatus, GapType
-from stepkeep.investigation.hypotheses import PRIOR, EvidenceKind
+from stepkeep.investigation.hypotheses import PRIOR, Criticality, EvidenceKind, GapStatus, GapType
 from stepkeep.text import clean
 
 

@@ -8,27 +8,23 @@ contradicts `The cache doesn't expire`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
-
-import msgspec
 
 from stepkeep.errors import InvalidInput
 from stepkeep.investigation.entries import (
-    Announcer,
-    Clock,
     Entry,
-    EventKind,
-    NewId,
-    Records,
+    EntryPart,
     check_share,
     check_word,
     check_words,
-    new_id,
+    invalid_entries,
 )
 from stepkeep.model import check_text
+from stepkeep.recording.triggers import AutoTrigger
 
 _WORD: Final = re.compile(r"[\w.+-]*\w(?:['’]\w+)?")
 _NEGATIONS: Final = frozenset({"not", "no", "never"})
@@ -105,6 +101,9 @@ class ContradictionStatus(StrEnum):
 
 
 class Belief(Entry, frozen=True, kw_only=True):
+    plural = "beliefs"
+    prefix = "b"
+
     statement: str
     kind: BeliefKind
     confidence: float
@@ -114,6 +113,9 @@ class Belief(Entry, frozen=True, kw_only=True):
 
 class Dependency(Entry, frozen=True, kw_only=True):
     """An edge: belief `from_id` supports belief `to_id`."""
+
+    plural = "dependencies"
+    prefix = "d"
 
     from_id: str
     to_id: str
@@ -125,6 +127,9 @@ class Dependency(Entry, frozen=True, kw_only=True):
 class Contradiction(Entry, frozen=True, kw_only=True):
     """Two beliefs that cannot both be true. Its id is made of theirs, so that it is found only once."""
 
+    plural = "contradictions"
+    prefix = "c"
+
     first: str
     second: str
     severity: Severity
@@ -133,31 +138,16 @@ class Contradiction(Entry, frozen=True, kw_only=True):
     found_us: int
 
 
-class BeliefGraph(Announcer):
+class BeliefGraph(EntryPart[Belief]):
     """Beliefs, the edges between them, and contradictions. The edges never form a cycle."""
 
-    def __init__(self, clock: Clock, *, make_id: NewId = new_id) -> None:
-        super().__init__()
-        self._clock = clock
-        self._beliefs = Records(Belief, "belief", "b", make_id)
-        self._dependencies = Records(Dependency, "dependency", "d", make_id)
-        self._contradictions = Records(Contradiction, "contradiction", "c", make_id)
-
-    # --- looking
-
-    def get(self, id: str) -> Belief:
-        return self._beliefs.get(id)
-
-    def all(self) -> tuple[Belief, ...]:
-        return tuple(self._beliefs)
+    kinds = (Belief, Dependency, Contradiction)
 
     def dependencies(self) -> tuple[Dependency, ...]:
-        return tuple(self._dependencies)
+        return tuple(self._of(Dependency).values())
 
     def contradictions(self) -> tuple[Contradiction, ...]:
-        return tuple(self._contradictions)
-
-    # --- changing
+        return tuple(self._of(Contradiction).values())
 
     def add(
         self,
@@ -167,32 +157,30 @@ class BeliefGraph(Announcer):
         confidence: float = 0.8,
         source: str = "",
     ) -> Belief:
-        """Hold something to be true. What it contradicts is announced."""
-        added = Belief(
-            id=self._beliefs.new_id(),
-            statement=check_words("a belief", statement),
-            kind=check_word("kind of belief", BeliefKind, kind),
-            confidence=check_share("a confidence", confidence),
-            source=check_text("a source", source),
-            time_us=self._clock(),
+        """Hold something to be true. What it contradicts is noted."""
+        added = self._put(
+            Belief(
+                id=self._new_id(Belief),
+                statement=check_words("a belief", statement),
+                kind=check_word("kind of belief", BeliefKind, kind),
+                confidence=check_share("a confidence", confidence),
+                source=check_text("a source", source),
+                time_us=self._clock(),
+            )
         )
-        self._beliefs.put(added)
-        self.announce(EventKind.BELIEF_ADDED, added.id)
         self._look_at(added)
         return added
 
     def update(self, id: str, *, statement: str | None = None, confidence: float | None = None) -> Belief:
         """Change what a belief says, or how sure it is."""
-        changes: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if statement is not None:
-            changes["statement"] = check_words("a belief", statement)
+            fields["statement"] = check_words("a belief", statement)
         if confidence is not None:
-            changes["confidence"] = check_share("a confidence", confidence)
+            fields["confidence"] = check_share("a confidence", confidence)
         before = self.get(id)
-        after = msgspec.structs.replace(before, **changes)
+        after = self._update(before, **fields)
         if after != before:
-            self._beliefs.put(after)
-            self.announce(EventKind.BELIEF_CHANGED, after.id)
             self._look_at(after)
         return after
 
@@ -219,10 +207,8 @@ class BeliefGraph(Announcer):
             strength=check_share("a strength", strength),
             reason=check_text("a reason", reason),
         )
-        check_no_cycle([*(each for each in self._dependencies if each.id != added.id), added])
-        self._dependencies.put(added)
-        self.announce(EventKind.DEPENDENCY_ADDED, added.id)
-        return added
+        check_no_cycle((*self.dependencies(), added))
+        return self._put(added)
 
     def contradict(
         self, first: str, second: str, *, reason: str = "", severity: Severity | str | None = None
@@ -232,44 +218,37 @@ class BeliefGraph(Announcer):
         if one.id == other.id:
             raise InvalidInput(f"belief {one.id} cannot contradict itself", code="invalid_option")
         chosen = None if severity is None else check_word("severity", Severity, severity)
-        found = self._found(one, other, check_text("a reason", reason), chosen)
-        return found or self._contradictions.get(_pair(one, other))
+        return self._contradiction(one, other, check_text("a reason", reason), chosen)
 
     def set_contradiction(self, id: str, status: ContradictionStatus | str) -> Contradiction:
         """Say how far a contradiction is dealt with."""
         wanted = check_word("status of a contradiction", ContradictionStatus, status)
-        before = self._contradictions.get(id)
-        after = msgspec.structs.replace(before, status=wanted)
-        if after != before:
-            self._contradictions.put(after)
-            self.announce(EventKind.CONTRADICTION_CHANGED, after.id, wanted)
-        return after
-
-    # --- contradictions
+        return self._update(self._get(Contradiction, id), status=wanted)
 
     def look_again(self) -> tuple[Contradiction, ...]:
         """Compare all beliefs with each other, as after a merge; the contradictions that are new."""
-        return tuple(found for belief in self._beliefs for found in self._look_at(belief))
+        known = len(self._of(Contradiction))
+        for belief in self.all():
+            self._look_at(belief)
+        return self.contradictions()[known:]
 
-    def _look_at(self, belief: Belief) -> list[Contradiction]:
+    def _look_at(self, belief: Belief) -> None:
+        """Note which of the beliefs that are held contradict this one."""
         if belief.confidence < HELD:
-            return []
-        others = [each for each in self._beliefs if each.id != belief.id and each.confidence >= HELD]
-        found = [
-            self._found(belief, other, "one is the negation of the other", None)
-            for other in others
-            if contradict(belief.statement, other.statement)
-        ]
-        return [each for each in found if each is not None]
+            return
+        for other in self.all():
+            if other.confidence >= HELD and contradict(belief.statement, other.statement):
+                self._contradiction(belief, other, "one is the negation of the other", None)
 
-    def _found(
+    def _contradiction(
         self, one: Belief, other: Belief, reason: str, severity: Severity | None
-    ) -> Contradiction | None:
-        """A contradiction that was not known before."""
+    ) -> Contradiction:
+        """The contradiction of two beliefs. One that is new is worth a checkpoint."""
         first, second = sorted((one.id, other.id))
-        id = _pair(one, other)
-        if id in self._contradictions:
-            return None
+        id = f"{first}|{second}"
+        known = self._of(Contradiction).get(id)
+        if known is not None:
+            return known
         added = Contradiction(
             id=id,
             first=first,
@@ -279,37 +258,15 @@ class BeliefGraph(Announcer):
             reason=reason,
             found_us=self._clock(),
         )
-        self._contradictions.put(added)
-        self.announce(EventKind.CONTRADICTION_FOUND, id)
-        return added
+        return self._put(added, AutoTrigger.NEW_CONTRADICTION_DETECTED, ("contradiction_detected",))
 
-    # --- as a part
-
-    def snapshot(self) -> dict[str, Any]:
-        return {
-            "beliefs": self._beliefs.snapshot(),
-            "dependencies": self._dependencies.snapshot(),
-            "contradictions": self._contradictions.snapshot(),
-        }
-
-    def validate(self, data: Any) -> None:
-        beliefs = self._beliefs.read(data["beliefs"])
-        dependencies = self._dependencies.read(data["dependencies"]).values()
-        contradictions = self._contradictions.read(data["contradictions"]).values()
+    def _check(self, entries: Mapping[type[Entry], Mapping[str, Any]]) -> None:
+        dependencies = entries[Dependency].values()
         named = {end for each in dependencies for end in (each.from_id, each.to_id)}
-        named |= {end for each in contradictions for end in (each.first, each.second)}
-        if unknown := sorted(named - beliefs.keys()):
-            raise InvalidInput(f"no belief {unknown[0]!r}, but something names it", code="invalid_entries")
+        named |= {end for each in entries[Contradiction].values() for end in (each.first, each.second)}
+        if unknown := sorted(named - entries[Belief].keys()):
+            raise invalid_entries(f"no belief {unknown[0]!r}, but something names it")
         check_no_cycle(dependencies)
-
-    def restore(self, data: Any) -> None:
-        self._beliefs.restore(data["beliefs"])
-        self._dependencies.restore(data["dependencies"])
-        self._contradictions.restore(data["contradictions"])
-
-
-def _pair(one: Belief, other: Belief) -> str:
-    return "|".join(sorted((one.id, other.id)))
 
 
 def _severity(confidence: float) -> Severity:
@@ -320,33 +277,13 @@ def _severity(confidence: float) -> Severity:
 
 def check_no_cycle(dependencies: Iterable[Dependency]) -> None:
     """Refuse edges that lead back to where they began."""
-    targets: dict[str, list[str]] = {}
+    edges: TopologicalSorter[str] = TopologicalSorter()
     for each in dependencies:
-        targets.setdefault(each.from_id, []).append(each.to_id)
-    done: set[str] = set()
-    for start in targets:
-        _walk(start, targets, done)
-
-
-def _walk(start: str, targets: dict[str, list[str]], done: set[str]) -> None:
-    """Depth first, without recursion: an edge into the path that leads here closes a cycle."""
-    if start in done:
-        return
-    path = [start]
-    here = {start}
-    ways = [iter(targets.get(start, ()))]
-    while ways:
-        step = next(ways[-1], None)
-        if step is None:
-            here.discard(path[-1])
-            done.add(path.pop())
-            ways.pop()
-        elif step in here:
-            circle = " > ".join([*path[path.index(step) :], step])
-            raise InvalidInput(
-                f"beliefs must not support each other in a circle: {circle}", code="belief_cycle"
-            )
-        elif step not in done:
-            path.append(step)
-            here.add(step)
-            ways.append(iter(targets.get(step, ())))
+        edges.add(each.to_id, each.from_id)
+    try:
+        edges.prepare()
+    except CycleError as exc:
+        circle = " > ".join(exc.args[1])
+        raise InvalidInput(
+            f"beliefs must not support each other in a circle: {circle}", code="belief_cycle"
+        ) from exc

@@ -1,28 +1,32 @@
-"""What the parts of an investigation are made of: entries by id, checked when they come in, and what they announce.
+"""What the parts of an investigation are made of: entries by id, checked when they come in.
 
-An entry is found by the beginning of its id. Some announcements are worth a checkpoint by themselves.
+An entry is found by the beginning of its id. A part tells its owner of every change, and which automatic checkpoint
+that is worth.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack
 
 import msgspec
 
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import check_name, check_text
-from stepkeep.recording.parts import Part
 from stepkeep.recording.triggers import AutoTrigger
 
 NewId: TypeAlias = Callable[[str], str]
 Clock: TypeAlias = Callable[[], int]
+OnChange: TypeAlias = Callable[[AutoTrigger, tuple[str, ...]], None]
+"""Told of a change: the trigger that it is worth, and the tags by which the profile `debug` keeps its checkpoint."""
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 MAX_NEAR: Final = 10
+TIME_PASSED: Final = AutoTrigger.SIGNIFICANT_TIME_PASSED
+"""The trigger of a change that is not worth a checkpoint by itself."""
 
 
 def new_id(prefix: str) -> str:
@@ -31,42 +35,40 @@ def new_id(prefix: str) -> str:
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Something with an id of its own."""
+    """Something with an id of its own. `plural` names all of its kind, `prefix` begins their ids."""
+
+    plural: ClassVar[str]
+    prefix: ClassVar[str]
 
     id: str
 
 
 T = TypeVar("T", bound=Entry)
-E = TypeVar("E", bound=StrEnum)
+E = TypeVar("E", bound=Entry)
+W = TypeVar("W", bound=StrEnum)
 
 
-class Records(Generic[T]):
-    """Entries of one kind, in the order in which they came."""
+class PartOptions(TypedDict, total=False):
+    """What every part of an investigation can be given."""
 
-    def __init__(self, kind: type[T], noun: str, prefix: str, make_id: NewId = new_id) -> None:
-        self._kind = kind
-        self._noun = noun
-        self._prefix = prefix
-        self._make_id = make_id
-        self._entries: dict[str, T] = {}
+    make_id: NewId
+    on_change: OnChange
 
-    def __iter__(self) -> Iterator[T]:
-        return iter(tuple(self._entries.values()))
 
-    def __len__(self) -> int:
-        return len(self._entries)
+class EntryPart(Generic[T]):
+    """Entries of one kind or several, each in the order in which they came, as a part of a session.
 
-    def __contains__(self, id: object) -> bool:
-        return id in self._entries
+    The first of `kinds` is the main one. A snapshot has the entries of several kinds by their plural.
+    """
 
-    def new_id(self) -> str:
-        while (id := self._make_id(self._prefix)) in self._entries:
-            pass
-        return id
+    kinds: ClassVar[tuple[type[Entry], ...]]
 
-    def put(self, entry: T) -> T:
-        self._entries[entry.id] = entry
-        return entry
+    def __init__(self, clock: Clock, **options: Unpack[PartOptions]) -> None:
+        self._clock = clock
+        self._make_id = options.get("make_id", new_id)
+        self._on_change = options.get("on_change")
+        self._main: Any = self.kinds[0]
+        self._entries: dict[type[Entry], dict[str, Any]] = {kind: {} for kind in self.kinds}
 
     def get(self, id: str) -> T:
         """The entry with that id, or the only one whose id begins so.
@@ -74,44 +76,88 @@ class Records(Generic[T]):
         Raises:
             NotFound: there is none, or several (`entry_not_found`).
         """
-        if id in self._entries:
-            return self._entries[id]
-        found = [entry for name, entry in self._entries.items() if id and name.startswith(id)]
-        if len(found) == 1:
-            return found[0]
-        near = [entry.id for entry in found] or list(self._entries)
-        what = f"several {self._noun}s begin with {id!r}" if found else f"no {self._noun} {id!r}"
-        raise NotFound(
-            f"{what}: there is {', '.join(near[-MAX_NEAR:]) or 'none yet'}", code="entry_not_found", path=id
-        )
+        found: T = self._get(self._main, id)
+        return found
 
-    def keep_newest(self, most: int) -> None:
-        for id in list(self._entries)[: max(0, len(self._entries) - most)]:
-            del self._entries[id]
+    def all(self) -> tuple[T, ...]:
+        return tuple(self._entries[self._main].values())
+
+    def _of(self, kind: type[E]) -> dict[str, E]:
+        return self._entries[kind]
+
+    def _get(self, kind: type[E], id: str) -> E:
+        entries = self._of(kind)
+        if id in entries:
+            return entries[id]
+        found = [name for name in entries if id and name.startswith(id)]
+        if len(found) == 1:
+            return entries[found[0]]
+        what = f"several {kind.plural} begin with {id!r}" if found else f"no {id!r} among the {kind.plural}"
+        near = ", ".join((found or list(entries))[-MAX_NEAR:]) or "none yet"
+        raise NotFound(f"{what}: there is {near}", code="entry_not_found", path=id)
+
+    def _new_id(self, kind: type[Entry]) -> str:
+        while (id := self._make_id(kind.prefix)) in self._entries[kind]:
+            pass
+        return id
+
+    # --- changing
+
+    def _changed(self, trigger: AutoTrigger = TIME_PASSED, tags: tuple[str, ...] = ()) -> None:
+        if self._on_change is not None:
+            self._on_change(trigger, tags)
+
+    def _put(self, entry: E, trigger: AutoTrigger = TIME_PASSED, tags: tuple[str, ...] = ()) -> E:
+        """Keep an entry, be it in place of the one with its id, and tell of it."""
+        self._entries[type(entry)][entry.id] = entry
+        self._changed(trigger, tags)
+        return entry
+
+    def _update(
+        self, before: E, trigger: AutoTrigger = TIME_PASSED, tags: tuple[str, ...] = (), **fields: Any
+    ) -> E:
+        """Change fields of an entry; where that changes nothing, nothing is told."""
+        after = msgspec.structs.replace(before, **fields)
+        return before if after == before else self._put(after, trigger, tags)
+
+    # --- as a part
 
     def snapshot(self) -> dict[str, Any]:
-        entries: dict[str, Any] = plain(self._entries)
-        return entries
+        found: dict[str, Any] = plain({kind.plural: entries for kind, entries in self._entries.items()})
+        return found if len(self.kinds) > 1 else found[self._main.plural]
 
-    def read(self, data: Any) -> dict[str, T]:
-        """The entries in a snapshot.
+    def validate(self, data: Any) -> None:
+        """Refuse data that `restore` should not take.
 
         Raises:
-            InvalidInput: the data are not entries of an investigation (`invalid_entries`).
+            InvalidInput: they are not entries of this part, or do not fit together (`invalid_entries`).
         """
-        try:
-            entries = msgspec.convert(data, dict[str, self._kind])  # type: ignore[name-defined]
-        except msgspec.ValidationError as exc:
-            raise InvalidInput(f"no {self._noun}s: {exc}", code="invalid_entries") from exc
-        for id, entry in entries.items():
-            if id != entry.id:
-                raise InvalidInput(
-                    f"no {self._noun}s: {entry.id!r} is under the id {id!r}", code="invalid_entries"
-                )
-        return entries
+        self._check(self._read(data))
 
     def restore(self, data: Any) -> None:
-        self._entries = self.read(data)
+        self._entries = self._read(data)
+
+    def _read(self, data: Any) -> dict[type[Entry], dict[str, Any]]:
+        has_several = len(self.kinds) > 1
+        return {kind: _converted(kind, data[kind.plural] if has_several else data) for kind in self.kinds}
+
+    def _check(self, entries: Mapping[type[Entry], Mapping[str, Any]]) -> None:
+        """Refuse entries that do not fit together."""
+
+
+def _converted(kind: type[E], data: Any) -> dict[str, E]:
+    try:
+        entries: dict[str, E] = msgspec.convert(data, dict[str, kind])  # type: ignore[valid-type]
+    except msgspec.ValidationError as exc:
+        raise invalid_entries(f"these are not {kind.plural}: {exc}") from exc
+    for id, entry in entries.items():
+        if id != entry.id:
+            raise invalid_entries(f"{entry.id!r} of the {kind.plural} is stored under the id {id!r}")
+    return entries
+
+
+def invalid_entries(message: str) -> InvalidInput:
+    return InvalidInput(message, code="invalid_entries")
 
 
 def plain(value: object) -> Any:
@@ -132,7 +178,7 @@ def check_share(what: str, value: object, *, least: float = 0.0) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def check_word(what: str, kind: type[E], word: object) -> E:
+def check_word(what: str, kind: type[W], word: object) -> W:
     """The member of an enumeration that a word stands for."""
     try:
         return kind(word)  # type: ignore[arg-type]
@@ -154,79 +200,3 @@ def check_tags(tags: Iterable[str]) -> tuple[str, ...]:
     if isinstance(tags, str):
         raise InvalidInput(f"tags takes a list of texts, not {tags!r}", code="invalid_name")
     return tuple(dict.fromkeys(check_name("each of the tags", tag) for tag in tags))
-
-
-class EventKind(StrEnum):
-    HYPOTHESIS_ADDED = "hypothesis_added"
-    HYPOTHESIS_CHANGED = "hypothesis_changed"
-    HYPOTHESIS_STATUS_CHANGED = "hypothesis_status_changed"
-    EVIDENCE_ADDED = "evidence_added"
-    BELIEF_ADDED = "belief_added"
-    BELIEF_CHANGED = "belief_changed"
-    DEPENDENCY_ADDED = "dependency_added"
-    CONTRADICTION_FOUND = "contradiction_found"
-    CONTRADICTION_CHANGED = "contradiction_changed"
-    GAP_ADDED = "gap_added"
-    GAP_CHANGED = "gap_changed"
-    GAP_FILLED = "gap_filled"
-    VERIFICATION_DONE = "verification_done"
-    COMMAND_RECORDED = "command_recorded"
-    NOTE_ADDED = "note_added"
-    CODE_CHANGED = "code_changed"
-    BRANCH_SWITCHED = "branch_switched"
-
-
-class Announcement(msgspec.Struct, frozen=True):
-    """Something that happened: to which entry, and the word that matters, such as its new status."""
-
-    kind: EventKind
-    subject: str
-    word: str = ""
-
-
-Listener: TypeAlias = Callable[[Announcement], None]
-
-
-class Announcer:
-    """Tells its listeners what happened, in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._listeners: list[Listener] = []
-
-    def listen(self, listener: Listener) -> None:
-        self._listeners.append(listener)
-
-    def announce(self, kind: EventKind, subject: str, word: str = "") -> None:
-        for listener in self._listeners:
-            listener(Announcement(kind, subject, word))
-
-
-class AnnouncingPart(Part, Protocol):
-    """A part that tells what happens to it."""
-
-    def listen(self, listener: Listener) -> None: ...
-
-
-_TRIGGERS: Final = {
-    EventKind.HYPOTHESIS_STATUS_CHANGED: AutoTrigger.HYPOTHESIS_STATUS_CHANGE,
-    EventKind.CONTRADICTION_FOUND: AutoTrigger.NEW_CONTRADICTION_DETECTED,
-    EventKind.VERIFICATION_DONE: AutoTrigger.VERIFICATION_COMPLETE,
-    EventKind.BRANCH_SWITCHED: AutoTrigger.BRANCH_SWITCH,
-    EventKind.GAP_FILLED: AutoTrigger.GAP_FILLED,
-    EventKind.CODE_CHANGED: AutoTrigger.CODE_MODIFIED,
-}
-
-
-def trigger_for(announcement: Announcement) -> AutoTrigger:
-    """Why a checkpoint may be due: the event itself, or else that enough time has passed."""
-    return _TRIGGERS.get(announcement.kind, AutoTrigger.SIGNIFICANT_TIME_PASSED)
-
-
-def tags_for(announcement: Announcement) -> tuple[str, ...]:
-    """The tags by which the profile `debug` knows what to keep."""
-    if announcement.kind is EventKind.CONTRADICTION_FOUND:
-        return ("contradiction_detected",)
-    is_decided = announcement.word in ("confirmed", "rejected")
-    if announcement.kind is EventKind.HYPOTHESIS_STATUS_CHANGED and is_decided:
-        return (f"hypothesis_{announcement.word}",)
-    return ()

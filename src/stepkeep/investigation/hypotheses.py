@@ -1,28 +1,23 @@
-"""The hypothesis board: what may be the cause, how likely it is, and what speaks for and against it."""
+"""Hypotheses and their evidence, and knowledge gaps: what may be the cause, and what has to be found out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
-import msgspec
-
-from stepkeep.errors import InvalidInput
 from stepkeep.investigation.entries import (
-    Announcer,
-    Clock,
+    TIME_PASSED,
     Entry,
-    EventKind,
-    NewId,
-    Records,
+    EntryPart,
     check_share,
     check_tags,
     check_word,
     check_words,
-    new_id,
+    invalid_entries,
 )
 from stepkeep.model import check_text
+from stepkeep.recording.triggers import AutoTrigger
 
 PRIOR: Final = 0.5
 
@@ -35,9 +30,8 @@ class HypothesisStatus(StrEnum):
     ARCHIVED = "archived"
 
 
-TESTED: Final = frozenset(
-    {HypothesisStatus.UNDER_TEST, HypothesisStatus.CONFIRMED, HypothesisStatus.REJECTED}
-)
+DECIDED: Final = frozenset({HypothesisStatus.CONFIRMED, HypothesisStatus.REJECTED})
+TESTED: Final = DECIDED | {HypothesisStatus.UNDER_TEST}
 
 
 class EvidenceKind(StrEnum):
@@ -49,6 +43,9 @@ class EvidenceKind(StrEnum):
 
 class Hypothesis(Entry, frozen=True, kw_only=True):
     """A possible cause. `was_tested` stays true once it was under test, confirmed or rejected."""
+
+    plural = "hypotheses"
+    prefix = "h"
 
     created_us: int
     description: str
@@ -62,6 +59,9 @@ class Hypothesis(Entry, frozen=True, kw_only=True):
 class Evidence(Entry, frozen=True, kw_only=True):
     """What speaks for a hypothesis (strength up to 1) or against it (down to −1)."""
 
+    plural = "evidence"
+    prefix = "e"
+
     hypothesis: str
     time_us: int
     kind: EvidenceKind
@@ -71,33 +71,19 @@ class Evidence(Entry, frozen=True, kw_only=True):
     raw: str = ""
 
 
-class HypothesisBoard(Announcer):
+class HypothesisBoard(EntryPart[Hypothesis]):
     """Hypotheses and their evidence. Ids may be given by a unique beginning."""
 
-    def __init__(self, clock: Clock, *, make_id: NewId = new_id) -> None:
-        super().__init__()
-        self._clock = clock
-        self._hypotheses = Records(Hypothesis, "hypothesis", "h", make_id)
-        self._evidence = Records(Evidence, "evidence", "e", make_id)
-
-    # --- looking
-
-    def get(self, id: str) -> Hypothesis:
-        return self._hypotheses.get(id)
-
-    def all(self) -> tuple[Hypothesis, ...]:
-        return tuple(self._hypotheses)
+    kinds = (Hypothesis, Evidence)
 
     def children(self, id: str) -> tuple[Hypothesis, ...]:
         parent = self.get(id).id
-        return tuple(each for each in self._hypotheses if each.parent == parent)
+        return tuple(each for each in self.all() if each.parent == parent)
 
     def evidence(self, hypothesis: str | None = None) -> tuple[Evidence, ...]:
         """All evidence, or that about one hypothesis, oldest first."""
         wanted = None if hypothesis is None else self.get(hypothesis).id
-        return tuple(each for each in self._evidence if wanted in (None, each.hypothesis))
-
-    # --- changing
+        return tuple(each for each in self._of(Evidence).values() if wanted in (None, each.hypothesis))
 
     def add(
         self,
@@ -108,17 +94,16 @@ class HypothesisBoard(Announcer):
         parent: str | None = None,
     ) -> Hypothesis:
         """Put up a hypothesis, be it a refinement of another one."""
-        added = Hypothesis(
-            id=self._hypotheses.new_id(),
-            created_us=self._clock(),
-            description=check_words("a hypothesis", description),
-            confidence=check_share("a confidence", confidence),
-            tags=check_tags(tags),
-            parent=None if parent is None else self.get(parent).id,
+        return self._put(
+            Hypothesis(
+                id=self._new_id(Hypothesis),
+                created_us=self._clock(),
+                description=check_words("a hypothesis", description),
+                confidence=check_share("a confidence", confidence),
+                tags=check_tags(tags),
+                parent=None if parent is None else self.get(parent).id,
+            )
         )
-        self._hypotheses.put(added)
-        self.announce(EventKind.HYPOTHESIS_ADDED, added.id)
-        return added
 
     def update(
         self,
@@ -129,39 +114,30 @@ class HypothesisBoard(Announcer):
         tags: Iterable[str] | None = None,
     ) -> Hypothesis:
         """Change what a hypothesis says, or how likely it is."""
-        changes: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if description is not None:
-            changes["description"] = check_words("a hypothesis", description)
+            fields["description"] = check_words("a hypothesis", description)
         if confidence is not None:
-            changes["confidence"] = check_share("a confidence", confidence)
+            fields["confidence"] = check_share("a confidence", confidence)
         if tags is not None:
-            changes["tags"] = check_tags(tags)
-        before = self.get(id)
-        after = msgspec.structs.replace(before, **changes)
-        if after != before:
-            self._hypotheses.put(after)
-            self.announce(EventKind.HYPOTHESIS_CHANGED, after.id)
-        return after
+            fields["tags"] = check_tags(tags)
+        return self._update(self.get(id), **fields)
 
     def set_status(
         self, id: str, status: HypothesisStatus | str, *, confidence: float | None = None
     ) -> Hypothesis:
-        """Say where a hypothesis stands now. Only a status that is new is announced."""
+        """Say where a hypothesis stands now. A status that is new is worth a checkpoint."""
         wanted = check_word("status of a hypothesis", HypothesisStatus, status)
         before = self.get(id)
-        after = msgspec.structs.replace(
+        is_new = wanted != before.status
+        return self._update(
             before,
+            AutoTrigger.HYPOTHESIS_STATUS_CHANGE if is_new else TIME_PASSED,
+            (f"hypothesis_{wanted}",) if is_new and wanted in DECIDED else (),
             status=wanted,
             was_tested=before.was_tested or wanted in TESTED,
             confidence=before.confidence if confidence is None else check_share("a confidence", confidence),
         )
-        if after == before:
-            return before
-        self._hypotheses.put(after)
-        is_new_status = after.status != before.status
-        kind = EventKind.HYPOTHESIS_STATUS_CHANGED if is_new_status else EventKind.HYPOTHESIS_CHANGED
-        self.announce(kind, after.id, after.status if is_new_status else "")
-        return after
 
     def test(self, id: str) -> Hypothesis:
         return self.set_status(id, HypothesisStatus.UNDER_TEST)
@@ -186,34 +162,126 @@ class HypothesisBoard(Announcer):
         raw: str = "",
     ) -> Evidence:
         """Note what speaks for or against a hypothesis. Its confidence is the investigator's to change."""
-        added = Evidence(
-            id=self._evidence.new_id(),
-            hypothesis=self.get(hypothesis).id,
-            time_us=self._clock(),
-            kind=check_word("kind of evidence", EvidenceKind, kind),
-            strength=check_share("a strength", strength, least=-1.0),
-            description=check_words("evidence", description),
-            source=check_text("a source", source),
-            raw=check_text("raw data", raw),
+        return self._put(
+            Evidence(
+                id=self._new_id(Evidence),
+                hypothesis=self.get(hypothesis).id,
+                time_us=self._clock(),
+                kind=check_word("kind of evidence", EvidenceKind, kind),
+                strength=check_share("a strength", strength, least=-1.0),
+                description=check_words("evidence", description),
+                source=check_text("a source", source),
+                raw=check_text("raw data", raw),
+            )
         )
-        self._evidence.put(added)
-        self.announce(EventKind.EVIDENCE_ADDED, added.id)
-        return added
 
-    # --- as a part
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"hypotheses": self._hypotheses.snapshot(), "evidence": self._evidence.snapshot()}
-
-    def validate(self, data: Any) -> None:
-        hypotheses = self._hypotheses.read(data["hypotheses"])
-        for evidence in self._evidence.read(data["evidence"]).values():
-            if evidence.hypothesis not in hypotheses:
-                raise InvalidInput(
-                    f"evidence {evidence.id} is about {evidence.hypothesis!r}, which is not there",
-                    code="invalid_entries",
+    def _check(self, entries: Mapping[type[Entry], Mapping[str, Any]]) -> None:
+        for evidence in entries[Evidence].values():
+            if evidence.hypothesis not in entries[Hypothesis]:
+                raise invalid_entries(
+                    f"evidence {evidence.id} is about {evidence.hypothesis!r}, which is not there"
                 )
 
-    def restore(self, data: Any) -> None:
-        self._hypotheses.restore(data["hypotheses"])
-        self._evidence.restore(data["evidence"])
+
+# --- gaps
+
+
+class GapType(StrEnum):
+    FACTUAL = "factual"
+    OBSERVATIONAL = "observational"
+    EXPERIMENTAL = "experimental"
+    EXTERNAL_REFERENCE = "external_reference"
+    CODE_UNDERSTANDING = "code_understanding"
+    INFERENTIAL = "inferential"
+
+
+class Criticality(StrEnum):
+    """How much hangs on it, most first."""
+
+    BLOCKING = "blocking"
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+    TRIVIAL = "trivial"
+
+
+class GapStatus(StrEnum):
+    UNFILLED = "unfilled"
+    IN_PROGRESS = "in_progress"
+    FILLED = "filled"
+    UNFILLABLE = "unfillable"
+    OBSOLETE = "obsolete"
+
+
+_ORDER: Final = tuple(Criticality)
+
+
+class KnowledgeGap(Entry, frozen=True, kw_only=True):
+    """A question. `blocks` are ids of what waits for it, `how` says what would answer it."""
+
+    plural = "gaps"
+    prefix = "g"
+
+    question: str
+    type: GapType
+    criticality: Criticality
+    created_us: int
+    status: GapStatus = GapStatus.UNFILLED
+    filled_us: int | None = None
+    blocks: tuple[str, ...] = ()
+    how: str = ""
+    answer: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        return self.status in (GapStatus.UNFILLED, GapStatus.IN_PROGRESS)
+
+
+class KnowledgeGapAnalyzer(EntryPart[KnowledgeGap]):
+    """Gaps, and which one to fill next."""
+
+    kinds = (KnowledgeGap,)
+
+    def to_fill(self) -> tuple[KnowledgeGap, ...]:
+        """The open gaps: the most critical first, then those that block most, then the oldest."""
+        is_open = [gap for gap in self.all() if gap.is_open]
+        return tuple(sorted(is_open, key=lambda gap: (_ORDER.index(gap.criticality), -len(gap.blocks))))
+
+    def add(
+        self,
+        question: str,
+        *,
+        type: GapType | str = GapType.FACTUAL,
+        criticality: Criticality | str = Criticality.MEDIUM,
+        blocks: Iterable[str] = (),
+        how: str = "",
+    ) -> KnowledgeGap:
+        """Note that something is not known."""
+        return self._put(
+            KnowledgeGap(
+                id=self._new_id(KnowledgeGap),
+                question=check_words("a question", question),
+                type=check_word("type of gap", GapType, type),
+                criticality=check_word("criticality", Criticality, criticality),
+                created_us=self._clock(),
+                blocks=check_tags(blocks),
+                how=check_text("how to fill a gap", how),
+            )
+        )
+
+    def fill(self, id: str, answer: str = "") -> KnowledgeGap:
+        """Note the answer. Filling it for the first time is worth a checkpoint."""
+        return self._set(id, GapStatus.FILLED, answer=check_text("an answer", answer))
+
+    def set_status(self, id: str, status: GapStatus | str) -> KnowledgeGap:
+        """Say that a gap is worked on, cannot be filled, or does not matter any more."""
+        return self._set(id, check_word("status of a gap", GapStatus, status))
+
+    def _set(self, id: str, status: GapStatus, **fields: Any) -> KnowledgeGap:
+        before = self.get(id)
+        if status is not GapStatus.FILLED:
+            return self._update(before, status=status, filled_us=None, **fields)
+        if before.status is GapStatus.FILLED:
+            return self._update(before, **fields)
+        now_us = self._clock()
+        return self._update(before, AutoTrigger.GAP_FILLED, status=status, filled_us=now_us, **fields)

@@ -1,19 +1,23 @@
-"""The whole of an investigation at one moment, typed, as a checkpoint holds it, and how it went in numbers."""
+"""The whole of an investigation at one moment, as a checkpoint holds it, and what changed between two. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from stepkeep.errors import InvalidInput
 from stepkeep.investigation.beliefs import Belief, Contradiction, Dependency
-from stepkeep.investigation.commands import ExecutedCommand, VerificationResult, VerificationStatus
+from stepkeep.investigation.entries import Entry
 from stepkeep.investigation.experiments import ExperimentBranch, Experiments
-from stepkeep.investigation.gaps import GapStatus, KnowledgeGap
-from stepkeep.investigation.hypotheses import Evidence, Hypothesis
-from stepkeep.investigation.notes import DebugNote
+from stepkeep.investigation.hypotheses import Evidence, GapStatus, Hypothesis, KnowledgeGap
+from stepkeep.investigation.worklog import (
+    DebugNote,
+    ExecutedCommand,
+    VerificationResult,
+)
 from stepkeep.recording.recovery import CodeState
 
 IDLE_SECONDS: Final = 900.0
@@ -30,37 +34,9 @@ class SessionMetrics(msgspec.Struct, frozen=True, kw_only=True):
     time_in_debugging_seconds: float = 0.0
 
 
-def metrics_of(
-    hypotheses: Iterable[Hypothesis],
-    verifications: Iterable[VerificationResult],
-    gaps: Iterable[KnowledgeGap],
-    *,
-    checkpoints: int,
-    debugging_us: int,
-) -> SessionMetrics:
-    return SessionMetrics(
-        checkpoints_created=checkpoints,
-        hypotheses_tested=sum(each.was_tested for each in hypotheses),
-        verifications_run=sum(each.status is not VerificationStatus.SKIPPED for each in verifications),
-        gaps_filled=sum(each.status is GapStatus.FILLED for each in gaps),
-        time_in_debugging_seconds=debugging_us / 1_000_000,
-    )
-
-
 def time_spent_us(*, last_us: int, now_us: int) -> int:
     """How much of the time since the last checkpoint was spent debugging."""
     return max(0, min(now_us - last_us, round(IDLE_SECONDS * 1_000_000)))
-
-
-HYPOTHESES: Final = "hypotheses"
-BELIEFS: Final = "beliefs"
-GAPS: Final = "gaps"
-VERIFICATIONS: Final = "verifications"
-NOTES: Final = "notes"
-COMMANDS: Final = "commands"
-CODE: Final = "code"
-PARTS: Final = (HYPOTHESES, BELIEFS, GAPS, VERIFICATIONS, NOTES, COMMANDS, CODE)
-"""The names under which the parts of an investigation are connected."""
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,27 +48,21 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
     metrics: SessionMetrics = SessionMetrics()
 
 
-class _Board(msgspec.Struct, frozen=True, kw_only=True):
-    hypotheses: dict[str, Hypothesis] = {}
-    evidence: dict[str, Evidence] = {}
+_ENTRIES: Final[dict[str, tuple[str, type[Entry]]]] = {
+    "hypotheses": ("hypotheses", Hypothesis),
+    "evidence": ("hypotheses", Evidence),
+    "beliefs": ("beliefs", Belief),
+    "belief_dependencies": ("beliefs", Dependency),
+    "contradictions": ("beliefs", Contradiction),
+    "gaps": ("gaps", KnowledgeGap),
+    "verification_results": ("verifications", VerificationResult),
+    "notes": ("notes", DebugNote),
+    "command_history": ("commands", ExecutedCommand),
+}
+"""Field of the whole -> the part that has these entries, and their kind."""
 
-
-class _Graph(msgspec.Struct, frozen=True, kw_only=True):
-    beliefs: dict[str, Belief] = {}
-    dependencies: dict[str, Dependency] = {}
-    contradictions: dict[str, Contradiction] = {}
-
-
-class _Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a checkpoint. A part that was not connected then is empty."""
-
-    hypotheses: _Board = _Board()
-    beliefs: _Graph = _Graph()
-    gaps: dict[str, KnowledgeGap] = {}
-    verifications: dict[str, VerificationResult] = {}
-    notes: dict[str, DebugNote] = {}
-    commands: dict[str, ExecutedCommand] = {}
-    code: CodeState | None = None
+_SEVERAL: Final = frozenset({"hypotheses", "beliefs"})
+"""Parts with entries of several kinds. Every investigation has them."""
 
 
 class InvestigationState(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +87,7 @@ class InvestigationState(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_investigation(state: object) -> bool:
     """Whether the state of a checkpoint is one of an investigation."""
-    return isinstance(state, dict) and {HYPOTHESES, BELIEFS} <= state.keys()
+    return isinstance(state, dict) and state.keys() >= _SEVERAL
 
 
 def state_of(state: Any, details: Any) -> InvestigationState:
@@ -129,30 +99,169 @@ def state_of(state: Any, details: Any) -> InvestigationState:
     if not is_investigation(state):
         raise InvalidInput("the checkpoint holds no investigation", code="not_an_investigation")
     try:
-        saved = msgspec.convert(state, _Saved)
         beside = details_of(details)
+        return InvestigationState(
+            session_id=beside.session_id,
+            started_us=beside.started_us,
+            current_branch=beside.experiments.current,
+            branches=beside.experiments.branches,
+            code_changes=msgspec.convert(state.get("code"), CodeState | None),
+            metrics=beside.metrics,
+            **{field: _entries(state, *where) for field, where in _ENTRIES.items()},
+        )
     except msgspec.ValidationError as exc:
         raise InvalidInput(
             f"the checkpoint holds no investigation: {exc}", code="not_an_investigation"
         ) from exc
-    return InvestigationState(
-        session_id=beside.session_id,
-        started_us=beside.started_us,
-        hypotheses=tuple(saved.hypotheses.hypotheses.values()),
-        evidence=tuple(saved.hypotheses.evidence.values()),
-        beliefs=tuple(saved.beliefs.beliefs.values()),
-        belief_dependencies=tuple(saved.beliefs.dependencies.values()),
-        contradictions=tuple(saved.beliefs.contradictions.values()),
-        gaps=tuple(saved.gaps.values()),
-        verification_results=tuple(saved.verifications.values()),
-        current_branch=beside.experiments.current,
-        branches=beside.experiments.branches,
-        notes=tuple(saved.notes.values()),
-        code_changes=saved.code,
-        command_history=tuple(saved.commands.values()),
-        metrics=beside.metrics,
-    )
+
+
+def _entries(state: dict[str, Any], part: str, kind: type[Entry]) -> Any:
+    """The entries of a kind in the state of a checkpoint. A part that was not connected then is empty."""
+    saved = state.get(part, {})
+    if part in _SEVERAL:
+        saved = msgspec.convert(saved, dict[str, Any]).get(kind.plural, {})
+    return tuple(msgspec.convert(saved, dict[str, kind]).values())  # type: ignore[valid-type]
 
 
 def details_of(details: Any) -> Details:
     return msgspec.convert(details, Details) if isinstance(details, dict) else Details()
+
+
+# --- comparing
+
+
+class _Change(msgspec.Struct, frozen=True, kw_only=True, tag_field="change"):
+    id: str
+
+
+class EntryAdded(_Change, frozen=True, kw_only=True, tag="added"):
+    """An entry that only the newer checkpoint has."""
+
+    entry: Hypothesis | Belief
+
+
+class EntryRemoved(_Change, frozen=True, kw_only=True, tag="removed"):
+    """An entry that only the older checkpoint has, as after a restore."""
+
+    entry: Hypothesis | Belief
+
+
+class EntryUpdated(_Change, frozen=True, kw_only=True, tag="updated"):
+    field: str
+    old: Any
+    new: Any
+
+
+class StatusChanged(_Change, frozen=True, kw_only=True, tag="status_changed"):
+    old: str
+    new: str
+
+
+class ConfidenceChanged(_Change, frozen=True, kw_only=True, tag="confidence_changed"):
+    old: float
+    new: float
+
+
+EntryChange: TypeAlias = EntryAdded | EntryRemoved | EntryUpdated | StatusChanged | ConfidenceChanged
+
+_UNTOLD: Final = frozenset({"was_tested"})
+"""Fields that follow from others."""
+
+T = TypeVar("T", bound=Entry)
+H = TypeVar("H", Hypothesis, Belief)
+
+
+class InvestigationComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The changes from one checkpoint to another, and the time between them."""
+
+    older: str
+    newer: str
+    time_delta: timedelta
+    hypothesis_diff: tuple[EntryChange, ...]
+    belief_diff: tuple[EntryChange, ...]
+    evidence_added: tuple[Evidence, ...]
+    verifications_added: tuple[VerificationResult, ...]
+    gaps_filled: tuple[str, ...]
+    notes_added: tuple[DebugNote, ...]
+    summary: str
+
+    def as_text(self) -> str:
+        """The counts, one line each."""
+        return "\n".join(["Changes:", *(f" {line}" for line in self.summary.split("; "))])
+
+
+def compare_states(
+    older: InvestigationState, newer: InvestigationState, *, ids: tuple[str, str], elapsed: timedelta
+) -> InvestigationComparison:
+    hypotheses = changes(older.hypotheses, newer.hypotheses)
+    beliefs = changes(older.beliefs, newer.beliefs)
+    evidence = _added(older.evidence, newer.evidence)
+    verifications = _added(older.verification_results, newer.verification_results)
+    notes = _added(older.notes, newer.notes)
+    filled = tuple(gap.id for gap in _added(_filled(older), _filled(newer)))
+    parts = [
+        _counted("Hypotheses", hypotheses),
+        _counted("Beliefs", beliefs),
+        f"Evidence: {len(evidence)} added",
+        f"Verifications: {len(verifications)} added",
+        f"Gaps: {len(filled)} filled",
+        f"Notes: {len(notes)} added",
+    ]
+    return InvestigationComparison(
+        older=ids[0],
+        newer=ids[1],
+        time_delta=elapsed,
+        hypothesis_diff=hypotheses,
+        belief_diff=beliefs,
+        evidence_added=evidence,
+        verifications_added=verifications,
+        gaps_filled=filled,
+        notes_added=notes,
+        summary="; ".join(parts),
+    )
+
+
+def _filled(state: InvestigationState) -> list[KnowledgeGap]:
+    return [gap for gap in state.gaps if gap.status is GapStatus.FILLED]
+
+
+def changes(older: Iterable[H], newer: Iterable[H]) -> tuple[EntryChange, ...]:
+    """What happened to each entry: those that are there now in their order, then those that are gone."""
+    before = {entry.id: entry for entry in older}
+    after = {entry.id: entry for entry in newer}
+    found: list[EntryChange] = []
+    for id, entry in after.items():
+        if id not in before:
+            found.append(EntryAdded(id=id, entry=entry))
+        else:
+            found += _updates(before[id], entry)
+    found += [EntryRemoved(id=id, entry=entry) for id, entry in before.items() if id not in after]
+    return tuple(found)
+
+
+def _updates(old: H, new: H) -> list[EntryChange]:
+    found: list[EntryChange] = []
+    for field in type(new).__struct_fields__:
+        before, after = getattr(old, field), getattr(new, field)
+        if before == after or field in _UNTOLD:
+            continue
+        if field == "status":
+            found.append(StatusChanged(id=new.id, old=before, new=after))
+        elif field == "confidence":
+            found.append(ConfidenceChanged(id=new.id, old=before, new=after))
+        else:
+            found.append(EntryUpdated(id=new.id, field=field, old=before, new=after))
+    return found
+
+
+def _added(older: Iterable[T], newer: Iterable[T]) -> tuple[T, ...]:
+    known = {entry.id for entry in older}
+    return tuple(entry for entry in newer if entry.id not in known)
+
+
+def _counted(noun: str, found: Sequence[EntryChange]) -> str:
+    added = sum(isinstance(change, EntryAdded) for change in found)
+    removed = sum(isinstance(change, EntryRemoved) for change in found)
+    updated = len({change.id for change in found if not isinstance(change, EntryAdded | EntryRemoved)})
+    gone = f", {removed} removed" if removed else ""
+    return f"{noun}: {added} added, {updated} updated{gone}"

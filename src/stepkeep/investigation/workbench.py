@@ -8,10 +8,8 @@ second takes the other's in before saving.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final
-
-import msgspec
 
 from stepkeep.engine import Engine, Loaded
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
@@ -19,35 +17,27 @@ from stepkeep.history import branches, merge
 from stepkeep.history.documents import ABSENT
 from stepkeep.history.merge import Merged, Side, Strategy, merge_states
 from stepkeep.investigation.beliefs import BeliefGraph, check_no_cycle
-from stepkeep.investigation.commands import CommandHistory, VerificationRunner
-from stepkeep.investigation.entries import (
-    Announcement,
-    AnnouncingPart,
-    EventKind,
-    NewId,
-    new_id,
-    plain,
-    tags_for,
-    trigger_for,
-)
+from stepkeep.investigation.entries import NewId, PartOptions, new_id, plain
 from stepkeep.investigation.experiments import ExperimentBranch, ExperimentManager
-from stepkeep.investigation.gaps import KnowledgeGapAnalyzer
-from stepkeep.investigation.hypotheses import HypothesisBoard
-from stepkeep.investigation.notes import CodeTracker, Notebook
+from stepkeep.investigation.hypotheses import GapStatus, HypothesisBoard, KnowledgeGapAnalyzer
 from stepkeep.investigation.state import (
-    PARTS,
     Details,
     InvestigationState,
     SessionMetrics,
     details_of,
     is_investigation,
-    metrics_of,
     state_of,
     time_spent_us,
 )
+from stepkeep.investigation.worklog import (
+    CodeTracker,
+    CommandHistory,
+    Notebook,
+    VerificationRunner,
+    VerificationStatus,
+)
 from stepkeep.model import DETAILS, Header, SessionInfo, Trigger, TriggerKind
-from stepkeep.recording.parts import Parts, checked_tags
-from stepkeep.recording.recovery import ALLOWED, CodeState
+from stepkeep.recording.parts import Part, Parts, checked_tags
 from stepkeep.recording.triggers import AutoTrigger, auto_trigger
 
 MAX_TRIES: Final = 10
@@ -67,13 +57,15 @@ class Workbench:
         self._key = session.key
         self._started_us = session.created_us
         self.parts = parts
-        self.hypotheses = HypothesisBoard(clock, make_id=make_id)
-        self.beliefs = BeliefGraph(clock, make_id=make_id)
-        self.gaps = KnowledgeGapAnalyzer(clock, make_id=make_id)
-        self.commands = CommandHistory(clock, make_id=make_id)
-        self.verifications = VerificationRunner(clock, self.commands, make_id=make_id)
-        self.notes = Notebook(clock, make_id=make_id)
-        self.code = CodeTracker(clock)
+        options: PartOptions = {"make_id": make_id, "on_change": self._changed}
+        self.hypotheses = HypothesisBoard(clock, **options)
+        self.beliefs = BeliefGraph(clock, **options)
+        self.gaps = KnowledgeGapAnalyzer(clock, **options)
+        self.commands = CommandHistory(clock, **options)
+        self.verifications = VerificationRunner(clock, self.commands, **options)
+        self.notes = Notebook(clock, **options)
+        self.code = CodeTracker(clock, on_change=self._changed)
+        self.code_changed = self.code.changed
         self.experiments = ExperimentManager(engine, session.uid)
         self._lock = threading.RLock()
         self._is_dirty = False
@@ -81,23 +73,11 @@ class Workbench:
         self._head: str | None = None
         self._branch = session.branch
         self._debugging_us = 0
-        self._connect()
+        for name in ("hypotheses", "beliefs", "gaps", "verifications", "notes", "commands", "code"):
+            part: Part = getattr(self, name)
+            parts.connect(name, part)
         self._nothing = parts.capture()
         self.reload()
-
-    def _connect(self) -> None:
-        own: tuple[AnnouncingPart, ...] = (
-            self.hypotheses,
-            self.beliefs,
-            self.gaps,
-            self.verifications,
-            self.notes,
-            self.commands,
-            self.code,
-        )
-        for name, part in zip(PARTS, own, strict=True):
-            self.parts.connect(name, part)
-            part.listen(self._heard)
 
     # --- what it holds
 
@@ -108,39 +88,37 @@ class Workbench:
 
     @property
     def metrics(self) -> SessionMetrics:
-        return metrics_of(
-            self.hypotheses.all(),
-            self.verifications.all(),
-            self.gaps.all(),
-            checkpoints=self._engine.backend.session(self._uid).last_seq,
-            debugging_us=self._debugging_us,
+        return self._counted(0)
+
+    def _counted(self, more: int) -> SessionMetrics:
+        """How it went up to now, or with the time up to now when one `more` checkpoint is about to be made."""
+        spent_us = self._spent_us(self._engine.clock()) if more else 0
+        return SessionMetrics(
+            checkpoints_created=self._engine.backend.session(self._uid).last_seq + more,
+            hypotheses_tested=sum(each.was_tested for each in self.hypotheses.all()),
+            verifications_run=sum(
+                each.status is not VerificationStatus.SKIPPED for each in self.verifications.all()
+            ),
+            gaps_filled=sum(each.status is GapStatus.FILLED for each in self.gaps.all()),
+            time_in_debugging_seconds=(self._debugging_us + spent_us) / 1_000_000,
         )
+
+    def _spent_us(self, now_us: int) -> int:
+        return 0 if self._seen is None else time_spent_us(last_us=self._seen.time_us, now_us=now_us)
 
     def state(self) -> InvestigationState:
         """All of it at this moment, saved or not."""
-        details = plain(self._facts(self.metrics))
-        return state_of(self.parts.capture(), details)
+        return state_of(self.parts.capture(), self._details(0))
 
-    def _details(self) -> object:
-        """The facts of a checkpoint that is about to be made, which counts itself and the time that led to it."""
-        spent = (
-            0
-            if self._seen is None
-            else time_spent_us(last_us=self._seen.time_us, now_us=self._engine.clock())
-        )
-        metrics = msgspec.structs.replace(
-            self.metrics,
-            checkpoints_created=self._engine.backend.session(self._uid).last_seq + 1,
-            time_in_debugging_seconds=(self._debugging_us + spent) / 1_000_000,
-        )
-        return plain(self._facts(metrics))
-
-    def _facts(self, metrics: SessionMetrics) -> Details:
-        return Details(
-            session_id=self._key,
-            started_us=self._started_us,
-            experiments=self.experiments.all(),
-            metrics=metrics,
+    def _details(self, more: int = 1) -> object:
+        """What is saved beside the parts of a checkpoint, which counts itself."""
+        return plain(
+            Details(
+                session_id=self._key,
+                started_us=self._started_us,
+                experiments=self.experiments.all(),
+                metrics=self._counted(more),
+            )
         )
 
     # --- loading
@@ -171,15 +149,15 @@ class Workbench:
         self._branch, self._head, self._is_dirty = branch, head, False
         self._seen = None if loaded is None else loaded.header
         has_details = loaded is not None and DETAILS in loaded.contents
-        facts = details_of(loaded.value(DETAILS)) if loaded is not None and has_details else Details()
-        self._debugging_us = round(facts.metrics.time_in_debugging_seconds * 1_000_000)
+        details = details_of(loaded.value(DETAILS) if loaded is not None and has_details else None)
+        self._debugging_us = round(details.metrics.time_in_debugging_seconds * 1_000_000)
 
     # --- saving
 
-    def _heard(self, announcement: Announcement) -> None:
-        """An event: the checkpoint that it is worth, or a look at the time."""
+    def _changed(self, trigger: AutoTrigger, tags: tuple[str, ...] = ()) -> None:
+        """Something changed: make the checkpoint that it is worth, or look at the time."""
         self._is_dirty = True
-        self._automatic(trigger_for(announcement), tags_for(announcement))
+        self._automatic(trigger, tags)
 
     def _automatic(self, trigger: AutoTrigger, tags: Iterable[str] = ()) -> Header | None:
         return self._save(
@@ -231,18 +209,6 @@ class Workbench:
         """Save if enough time has passed since the last checkpoint. Call it now and then."""
         return self._automatic(AutoTrigger.SIGNIFICANT_TIME_PASSED)
 
-    def code_changed(
-        self,
-        paths: Iterable[str],
-        commit: str | None = None,
-        *,
-        patches: Iterable[str] = (),
-        environment: Mapping[str, str] | None = None,
-        allowed: Iterable[str] = ALLOWED,
-    ) -> CodeState:
-        """Source code was modified: note how it is now, and save."""
-        return self.code.changed(paths, commit, patches=patches, environment=environment, allowed=allowed)
-
     def _save(self, save: Callable[[str | None], Header | None]) -> Header | None:
         """Save on top of what was seen last; where others saved meanwhile, with what they did."""
         with self._lock:
@@ -261,8 +227,7 @@ class Workbench:
         raise Conflict(f"others save into session {self._key!r} all the time: try again", session=self._key)
 
     def _count(self, header: Header) -> None:
-        if self._seen is not None:
-            self._debugging_us += time_spent_us(last_us=self._seen.time_us, now_us=header.time_us)
+        self._debugging_us += self._spent_us(header.time_us)
         self._seen, self._head, self._is_dirty = header, header.id, False
 
     def _check_branch(self) -> None:
@@ -324,7 +289,7 @@ class Workbench:
                 at, name, description=description, hypothesis=about, criteria=criteria
             )
             self._branch, self._head = begun.name, begun.head
-            self._heard(Announcement(EventKind.BRANCH_SWITCHED, begun.name))
+            self._changed(AutoTrigger.BRANCH_SWITCH)
             return self.experiments.get(name)
 
     def switch(self, name: str) -> ExperimentBranch:
@@ -340,7 +305,7 @@ class Workbench:
                 self._settle(name, header.id, loaded)
             if entered.head != header.id:
                 self.reload()  # someone saved there in between
-            self._heard(Announcement(EventKind.BRANCH_SWITCHED, name))
+            self._changed(AutoTrigger.BRANCH_SWITCH)
             return self.experiments.get(name)
 
     def merge(
