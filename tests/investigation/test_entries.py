@@ -17,7 +17,6 @@ from stepkeep.investigation.hypotheses import HypothesisBoard, KnowledgeGapAnaly
 from stepkeep.investigation.worklog import MAX_COMMANDS, MAX_PREVIEW, CommandHistory, Notebook
 from stepkeep.testing import FakeClock
 
-
 Heard = list[tuple[str, ...]]
 """What a part told its owner: the trigger of each change, and its tags."""
 

@@ -117,6 +117,19 @@ if TYPE_CHECKING:
         Timeline as Timeline,
         Timelines as Timelines,
     )
+    from stepkeep.investigation.beliefs import (
+        BeliefKind as BeliefKind,
+        ContradictionStatus as ContradictionStatus,
+        Relationship as Relationship,
+    )
+    from stepkeep.investigation.hypotheses import (
+        PRIOR_CONFIDENCE as PRIOR_CONFIDENCE,
+        Criticality as Criticality,
+        EvidenceKind as EvidenceKind,
+        GapStatus as GapStatus,
+        GapType as GapType,
+    )
+    from stepkeep.investigation.worklog import VERIFICATION_SECONDS as VERIFICATION_SECONDS
     from stepkeep.maintenance.backup import BackupReport as BackupReport, restore_backup as restore_backup
     from stepkeep.maintenance.clean import CleanReport as CleanReport, SessionCleanup as SessionCleanup
     from stepkeep.maintenance.copying import (
@@ -301,6 +314,9 @@ _NAMES_BY_MODULE = {
         "Timeline",
         "Timelines",
     ),
+    "investigation.beliefs": ("BeliefKind", "ContradictionStatus", "Relationship"),
+    "investigation.hypotheses": ("PRIOR_CONFIDENCE", "Criticality", "EvidenceKind", "GapStatus", "GapType"),
+    "investigation.worklog": ("VERIFICATION_SECONDS",),
     "maintenance.backup": ("BackupReport", "restore_backup"),
     "maintenance.clean": ("CleanReport", "SessionCleanup"),
     "maintenance.copying": ("CopyReport", "RecoverReport", "copy_store", "count_copied", "recover"),

@@ -4,47 +4,312 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import click
 
 from stepkeep import api
-from stepkeep.api import (
-    Investigation,
-    InvestigationChange,
-    InvestigationReport,
-    InvestigationStatus,
-    RecoveryView,
-)
+from stepkeep.api import Investigation, InvestigationChange, InvestigationStatus, RecoveryView, Store
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.investigate_entries import (
-    Group,
-    after_lines,
-    belief,
-    change,
-    entry_line,
-    evidence,
-    gap,
-    hypothesis,
-    note,
-    show_change,
-)
 from stepkeep.cli.naming import chosen_session, complete_ref, session_option
 from stepkeep.cli.printing import is_terminal, lines, write
 from stepkeep.errors import InvalidInput
-from stepkeep.history.merge import Side, Strategy
-from stepkeep.investigation.state import InvestigationComparison
-from stepkeep.investigation.worklog import TIMEOUT_SECONDS
 from stepkeep.text import clean, count
+
+T = TypeVar("T")
+Work = Callable[..., object]
 
 WORDS: Final = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """What follows the options is another program's."""
 
 FAILED: Final = 1
+_FIELDS: Final = ("status", "severity", "confidence", "strength", "criticality", "kind", "relationship")
+_TEXTS: Final = ("description", "statement", "question", "content", "plan", "command", "reason", "name")
+
+EXAMPLE = """\
+stepkeep investigate hypothesis add "The cache is stale" --session bug-7
+stepkeep investigate verify --session bug-7 -- pytest -q
+stepkeep investigate status --session bug-7"""
 
 
-@click.command(
+class InvestigateGroup(Command, click.Group):
+    """A group of commands that also takes the common options."""
+
+
+@click.group("investigate", cls=InvestigateGroup, example=EXAMPLE)
+@session_option()
+def investigate(session_option: str | None) -> None:
+    """Keep a debugging session: hypotheses, evidence, beliefs, gaps, verifications.
+
+    Every command takes the session up from its checkpoints and saves what it changes. What matters becomes an
+    automatic checkpoint, tagged auto; everything else is saved as a plain one.
+    """
+
+
+COMMANDS = {"investigate": investigate}
+
+
+# --- commands that change an investigation
+
+
+def change(
+    settings: Settings,
+    session: str | None,
+    message: str,
+    work: Callable[[Investigation], object],
+    show: Callable[[InvestigationChange], None],
+) -> InvestigationChange:
+    """Do one thing in the investigation that is meant, begin it if need be, save it, and show what became of it.
+
+    `message` is that of the checkpoint, where the change makes no automatic one.
+    """
+    with api.open(settings.store) as store:
+        changed = api.change_investigation(store, chosen_session(store, None, session), message, work)
+    settings.show(changed, show)
+    return changed
+
+
+def show_change(changed: InvestigationChange) -> None:
+    lines([entry_line(changed.entry), *after_lines(changed)])
+
+
+def changing(
+    group: click.Group,
+    name: str,
+    message: str,
+    *,
+    example: str,
+    show: Callable[[InvestigationChange], None] = show_change,
+    **more: Any,
+) -> Callable[[Work], click.Command]:
+    """Make a command of a function that takes the investigation and its options, and returns the entry it changed."""
+
+    def made(work: Work) -> click.Command:
+        @session_option()
+        @settings_of
+        def command(settings: Settings, /, session_option: str | None, **given: Any) -> None:
+            change(settings, session_option, message, lambda found: work(found, **given), show)
+
+        vars(command)["__click_params__"] += vars(work).get("__click_params__", [])
+        text = {"help": work.__doc__, "example": f"stepkeep investigate {example}"}
+        return group.command(name, cls=Command, **{**text, **more})(command)
+
+    return made
+
+
+def words(kind: type[StrEnum]) -> click.Choice[str]:
+    """The words of an enumeration, as an option takes them."""
+    return click.Choice([member.value for member in kind])
+
+
+def listed(text: str | None) -> tuple[str, ...]:
+    """A list given as `a,b`."""
+    if text is None:
+        return ()
+    words = tuple(word.strip() for word in text.split(","))
+    if not all(words):
+        raise InvalidInput(f"{text!r} is not a list such as a,b", code="invalid_name")
+    return words
+
+
+def after_lines(changed: InvestigationChange) -> list[str]:
+    """What else came of a change: contradictions, and the checkpoints."""
+    found = [f"Contradiction {clean(each.id)} ({each.severity})" for each in changed.contradictions]
+    saved = [f"Saved {each.id} (#{each.seq}, {clean(each.message)})" for each in changed.checkpoints]
+    return [*found, *(saved or ["Nothing changed."])]
+
+
+def entry_line(entry: Any) -> str:
+    """An entry on one line: its id, where it stands, and its text."""
+    words = [str(getattr(entry, "id", ""))]
+    for field in _FIELDS:
+        value = getattr(entry, field, None)
+        if isinstance(value, float):
+            words.append(f"{value:+.1f}" if field == "strength" else f"{value:.0%}")
+        elif value is not None:
+            words.append(str(value))
+    words += [str(text) for field in _TEXTS if (text := getattr(entry, field, ""))][:1]
+    return clean("  ".join(word for word in words if word))
+
+
+# --- hypotheses and evidence
+
+_HYPOTHESIS: Final = 'hypothesis add "The cache is stale"'
+
+
+@investigate.group("hypothesis", cls=InvestigateGroup, example=f"stepkeep investigate {_HYPOTHESIS}")
+def hypothesis() -> None:
+    """Put up hypotheses, test them, confirm or reject them.
+
+    A change of the status is saved as an automatic checkpoint. An ID may be given by its beginning.
+    """
+
+
+@changing(hypothesis, "add", "Hypothesis added", example=_HYPOTHESIS)
+@click.argument("description")
+@click.option(
+    "--confidence",
+    type=float,
+    default=api.PRIOR_CONFIDENCE,
+    show_default=True,
+    help="How likely, from 0 to 1.",
+)
+@click.option("--tags", metavar="A,B", help="Tags, separated by commas.")
+@click.option("--parent", metavar="ID", help="The hypothesis that this one refines.")
+def add_hypothesis(found: Investigation, description: str, tags: str | None, **given: Any) -> object:
+    """Put up a hypothesis."""
+    return found.hypotheses.add(description, tags=listed(tags), **given)
+
+
+def _status_command(verb: str, status: str, text: str) -> None:
+    @changing(hypothesis, verb, "Hypothesis changed", help=text, example=f"hypothesis {verb} h_3f")
+    @click.argument("id")
+    @click.option("--confidence", type=float, help="How likely it is now, from 0 to 1.")
+    def set_status(found: Investigation, id: str, confidence: float | None) -> object:
+        return found.hypotheses.set_status(id, status, confidence=confidence)
+
+
+_status_command("test", "under_test", "Say that hypothesis ID is under test.")
+_status_command("confirm", "confirmed", "Say that hypothesis ID is confirmed.")
+_status_command("reject", "rejected", "Say that hypothesis ID is rejected.")
+_status_command("archive", "archived", "Put hypothesis ID aside.")
+
+
+@changing(hypothesis, "rate", "Hypothesis changed", example="hypothesis rate h_3f 0.8")
+@click.argument("id")
+@click.argument("confidence", type=float)
+def rate_hypothesis(found: Investigation, id: str, confidence: float) -> object:
+    """Say how likely hypothesis ID is, from 0 to 1."""
+    return found.hypotheses.update(id, confidence=confidence)
+
+
+@changing(investigate, "evidence", "Evidence added", example='evidence h_3f "Old value" --strength 0.7')
+@click.argument("hypothesis")
+@click.argument("description")
+@click.option("--kind", type=words(api.EvidenceKind), default="observation", show_default=True)
+@click.option("--strength", type=float, default=0.0, show_default=True, help="From -1 (against) to 1 (for).")
+@click.option("--source", default="", help="Where it comes from.")
+def evidence(found: Investigation, **given: Any) -> object:
+    """Note what speaks for or against a HYPOTHESIS."""
+    return found.hypotheses.add_evidence(**given)
+
+
+# --- beliefs
+
+_BELIEF: Final = 'belief add "The cache expires"'
+
+
+@investigate.group("belief", cls=InvestigateGroup, example=f"stepkeep investigate {_BELIEF}")
+def belief() -> None:
+    """Hold beliefs, say what they rest on, and what contradicts what.
+
+    A belief that says the opposite of another one is a contradiction, and saved as an automatic checkpoint.
+    """
+
+
+@changing(belief, "add", "Belief added", example=_BELIEF)
+@click.argument("statement")
+@click.option("--kind", type=words(api.BeliefKind), default="observation", show_default=True)
+@click.option("--confidence", type=float, default=0.8, show_default=True, help="How sure, from 0 to 1.")
+@click.option("--source", default="", help="Where it comes from.")
+def add_belief(found: Investigation, **given: Any) -> object:
+    """Hold something to be true."""
+    return found.beliefs.add(**given)
+
+
+@changing(belief, "rate", "Belief changed", example="belief rate b_7k 0.3")
+@click.argument("id")
+@click.argument("confidence", type=float)
+def rate_belief(found: Investigation, id: str, confidence: float) -> object:
+    """Say how sure belief ID is, from 0 to 1. Below 0.5 it contradicts nothing."""
+    return found.beliefs.update(id, confidence=confidence)
+
+
+@changing(belief, "depend", "Dependency added", example="belief depend b_7k b_2m")
+@click.argument("from_id", metavar="FROM")
+@click.argument("to_id", metavar="TO")
+@click.option("--relationship", type=words(api.Relationship), default="evidential", show_default=True)
+@click.option("--strength", type=float, default=1.0, show_default=True, help="From 0 to 1.")
+@click.option("--reason", default="")
+def depend(found: Investigation, **given: Any) -> object:
+    """Let belief FROM support belief TO. A circle is refused."""
+    return found.beliefs.depend(**given)
+
+
+@changing(belief, "contradict", "Contradiction noted", example="belief contradict b_7k b_2m")
+@click.argument("first")
+@click.argument("second")
+@click.option("--reason", default="")
+def contradict(found: Investigation, **given: Any) -> object:
+    """Say that two beliefs cannot both be true."""
+    return found.beliefs.contradict(**given)
+
+
+@changing(belief, "settle", "Contradiction changed", example="belief settle b_2m resolved")
+@click.argument("id")
+@click.argument("status", type=words(api.ContradictionStatus))
+def settle(found: Investigation, id: str, status: str) -> object:
+    """Say how far contradiction ID is dealt with."""
+    return found.beliefs.set_contradiction(id, status)
+
+
+# --- gaps and notes
+
+_GAP: Final = 'gap add "Which TTL is set?"'
+
+
+@investigate.group("gap", cls=InvestigateGroup, example=f"stepkeep investigate {_GAP}")
+def gap() -> None:
+    """Note what is not known, and what answered it.
+
+    Filling a gap is saved as an automatic checkpoint.
+    """
+
+
+@changing(gap, "add", "Gap added", example=_GAP)
+@click.argument("question")
+@click.option("--type", type=words(api.GapType), default="factual", show_default=True)
+@click.option("--criticality", type=words(api.Criticality), default="medium", show_default=True)
+@click.option("--blocks", metavar="A,B", help="Ids of what waits for it.")
+@click.option("--how", default="", help="What would answer it.")
+def add_gap(found: Investigation, question: str, blocks: str | None, **given: Any) -> object:
+    """Note that something is not known."""
+    return found.gaps.add(question, blocks=listed(blocks), **given)
+
+
+@changing(gap, "fill", "Gap filled", example='gap fill g_9p "60 seconds"')
+@click.argument("id")
+@click.argument("answer", default="")
+def fill_gap(found: Investigation, id: str, answer: str) -> object:
+    """Note the ANSWER to gap ID."""
+    return found.gaps.fill(id, answer)
+
+
+@changing(gap, "set", "Gap changed", example="gap set g_9p obsolete")
+@click.argument("id")
+@click.argument("status", type=words(api.GapStatus))
+def set_gap(found: Investigation, id: str, status: str) -> object:
+    """Say where gap ID stands."""
+    return found.gaps.set_status(id, status)
+
+
+@changing(investigate, "note", "Note added", example='note "Only on Mondays"')
+@click.argument("content")
+@click.option("--tags", metavar="A,B", help="Tags, separated by commas.")
+@click.option("--about", metavar="A,B", help="Ids of the hypotheses it is about.")
+def note(found: Investigation, content: str, tags: str | None, about: str | None) -> object:
+    """Write something down."""
+    hypotheses = [found.hypotheses.get(id).id for id in listed(about)]
+    return found.notes.add(content, tags=listed(tags), hypotheses=hypotheses)
+
+
+# --- commands and code
+
+
+@investigate.command(
     "verify",
     cls=Command,
     context_settings=WORDS,
@@ -54,7 +319,11 @@ FAILED: Final = 1
 @click.option("--plan", default="", help="What the command is to show.  [default: the command]")
 @click.option("--hypothesis", metavar="ID", help="The hypothesis it tests.")
 @click.option(
-    "--timeout", type=float, default=TIMEOUT_SECONDS, show_default=True, help="Seconds until it is ended."
+    "--timeout",
+    type=float,
+    default=api.VERIFICATION_SECONDS,
+    show_default=True,
+    help="Seconds until it is ended.",
 )
 @session_option()
 @settings_of
@@ -71,18 +340,12 @@ def verify(
     Exits with 0 if the command did, and with 1 if it failed, hung or could not be started. Of its output the
     beginning and the end are kept.
     """
-    changed = change(
-        settings,
-        session_option,
-        "Verification run",
-        lambda found: found.verifications.run(
-            words,
-            plan=plan,
-            hypothesis=None if hypothesis is None else found.hypotheses.get(hypothesis).id,
-            timeout_seconds=timeout,
-        ),
-        _show_result,
-    )
+
+    def work(found: Investigation) -> object:
+        tested = None if hypothesis is None else found.hypotheses.get(hypothesis).id
+        return found.verifications.run(words, plan=plan, hypothesis=tested, timeout_seconds=timeout)
+
+    changed = change(settings, session_option, "Verification run", work, _show_result)
     return 0 if changed.entry.status == "passed" else FAILED
 
 
@@ -92,67 +355,38 @@ def _show_result(changed: InvestigationChange) -> None:
     lines([f"{clean(result.id)}  {result.status}  {result.duration_ms} ms", *after_lines(changed)])
 
 
-@click.command(
+@changing(
+    investigate,
     "command",
-    cls=Command,
+    "Command noted",
     context_settings=WORDS,
-    example="stepkeep investigate command --replay -- docker compose up -d",
+    example="command --replay -- docker compose up -d",
 )
 @click.argument("words", nargs=-1, required=True, metavar="COMMAND...", type=click.UNPROCESSED)
 @click.option("--exit-code", type=int, help="How it ended.")
 @click.option("--replay", is_flag=True, help="It has to be run again to be where this is.")
-@session_option()
-@settings_of
-def command(
-    settings: Settings,
-    words: tuple[str, ...],
-    exit_code: int | None,
-    replay: bool,
-    session_option: str | None,
-) -> None:
+def command(found: Investigation, words: tuple[str, ...], **given: Any) -> object:
     """Note a COMMAND that was run by hand; it is not run."""
-    change(
-        settings,
-        session_option,
-        "Command noted",
-        lambda found: found.commands.record(
-            shlex.join(words),
-            working_dir=str(Path.cwd()),
-            exit_code=exit_code,
-            replay=replay,
-        ),
-    )
+    return found.commands.record(shlex.join(words), working_dir=str(Path.cwd()), **given)
 
 
-@click.command("code", cls=Command, example="stepkeep investigate code src/cache.py --commit 4f2a91c")
+def _show_code(changed: InvestigationChange) -> None:
+    lines([clean(f"code  {', '.join(changed.entry.paths)}"), *after_lines(changed)])
+
+
+@changing(investigate, "code", "Code changed", show=_show_code, example="code src/cache.py --commit 4f2a91c")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--commit", metavar="ID", help="The commit it is based on.")
 @click.option("--patch", "patches", multiple=True, metavar="FILE", help="What differs from the commit.")
-@session_option()
-@settings_of
 def code(
-    settings: Settings,
-    paths: tuple[str, ...],
-    commit: str | None,
-    patches: tuple[str, ...],
-    session_option: str | None,
-) -> None:
+    found: Investigation, paths: tuple[str, ...], commit: str | None, patches: tuple[str, ...]
+) -> object:
     """Say that the code at PATH was modified.
 
     Of the environment a few harmless variables are kept, and none that looks like a secret.
     """
     texts = [_read(name) for name in patches]
-
-    def show(changed: InvestigationChange) -> None:
-        lines([clean(f"code  {', '.join(changed.entry.paths)}"), *after_lines(changed)])
-
-    change(
-        settings,
-        session_option,
-        "Code changed",
-        lambda found: found.code_changed(paths, commit, patches=texts, environment=os.environ),
-        show,
-    )
+    return found.code_changed(paths, commit, patches=texts, environment=os.environ)
 
 
 def _read(name: str) -> str:
@@ -162,22 +396,23 @@ def _read(name: str) -> str:
         raise InvalidInput(f"{name} cannot be read: {exc}", code="unreadable_file") from exc
 
 
-@click.command("compaction", cls=Command, example="stepkeep investigate compaction")
-@session_option()
-@settings_of
-def compaction(settings: Settings, session_option: str | None) -> None:
+def _show_compaction(changed: InvestigationChange) -> None:
+    lines([f"Created checkpoint {changed.entry} before compaction"])
+
+
+@changing(investigate, "compaction", "Compaction", show=_show_compaction, example="compaction")
+def compaction(found: Investigation) -> object:
     """Save everything, because the context is about to be compacted."""
-
-    def show(changed: InvestigationChange) -> None:
-        lines([f"Created checkpoint {changed.entry} before compaction"])
-
-    change(settings, session_option, "Compaction", lambda found: found.compaction_warning().id, show)
+    return found.compaction_warning().id
 
 
 # --- experiments
 
 
-@click.group("experiment", cls=Group, example="stepkeep investigate experiment begin no-cache")
+_EXPERIMENT: Final = "experiment begin no-cache"
+
+
+@investigate.group("experiment", cls=InvestigateGroup, example=f"stepkeep investigate {_EXPERIMENT}")
 def experiment() -> None:
     """Try ideas on branches of their own.
 
@@ -185,103 +420,74 @@ def experiment() -> None:
     """
 
 
-@experiment.command("begin", cls=Command, example="stepkeep investigate experiment begin no-cache")
+@changing(experiment, "begin", "Experiment begun", example=_EXPERIMENT)
 @click.argument("name")
 @click.option("--description", default="", help="What is tried.")
 @click.option("--hypothesis", metavar="ID", help="The hypothesis it tests.")
 @click.option("--criteria", default="", help="What would be a success.")
-@session_option()
-@settings_of
-def begin(
-    settings: Settings,
-    name: str,
-    description: str,
-    hypothesis: str | None,
-    criteria: str,
-    session_option: str | None,
-) -> None:
+def begin(found: Investigation, name: str, **given: Any) -> object:
     """Fork branch NAME where the investigation stands, and go on there."""
-    change(
-        settings,
-        session_option,
-        "Experiment begun",
-        lambda found: found.begin_experiment(
-            name, description=description, hypothesis=hypothesis, criteria=criteria
-        ),
-    )
+    return found.begin_experiment(name, **given)
 
 
-@experiment.command("switch", cls=Command, example="stepkeep investigate experiment switch main")
+@changing(experiment, "switch", "Branch switched", example="experiment switch main")
 @click.argument("name")
-@session_option()
-@settings_of
-def switch(settings: Settings, name: str, session_option: str | None) -> None:
+def switch(found: Investigation, name: str) -> object:
     """Go on with branch NAME, with what was known there."""
-    change(settings, session_option, "Branch switched", lambda found: found.switch(name))
+    return found.switch(name)
 
 
-@experiment.command("merge", cls=Command, example="stepkeep investigate experiment merge no-cache")
+@changing(experiment, "merge", "Experiment merged", example="experiment merge no-cache")
 @click.argument("name")
 @click.option(
     "--strategy",
-    type=click.Choice(get_args(Strategy)),
+    type=click.Choice(get_args(api.Strategy)),
     default="union",
     show_default=True,
     help="What to take.",
 )
-@click.option("--on-conflict", type=click.Choice(get_args(Side)), help="Whose value counts.")
+@click.option("--on-conflict", type=click.Choice(get_args(api.Side)), help="Whose value counts.")
 @click.option("--results", default="", help="What came out of it.")
-@session_option()
-@settings_of
-def merge(
-    settings: Settings,
-    name: str,
-    strategy: Strategy,
-    on_conflict: Side | None,
-    results: str,
-    session_option: str | None,
-) -> None:
+def merge(found: Investigation, name: str, results: str, **given: Any) -> object:
     """Merge branch NAME into the current one."""
-
-    def work(found: Investigation) -> object:
-        found.merge(name, strategy=strategy, on_conflict=on_conflict)
-        return found.experiments.note_results(name, results) if results else found.experiments.get(name)
-
-    change(settings, session_option, "Experiment merged", work)
+    found.merge(name, **given)
+    return found.experiments.note_results(name, results) if results else found.experiments.get(name)
 
 
-@experiment.command("close", cls=Command, example="stepkeep investigate experiment close no-cache")
+def _show_closed(changed: InvestigationChange) -> None:
+    if changed.checkpoints:
+        show_change(changed)
+    else:
+        lines([clean(f"{changed.entry.status}  {changed.entry.name}")])
+
+
+@changing(experiment, "close", "Experiment closed", show=_show_closed, example="experiment close no-cache")
 @click.argument("name")
 @click.option("--results", default="", help="What came out of it.")
 @click.option("--archive", is_flag=True, help="It is done, not given up.")
-@session_option()
-@settings_of
-def close(settings: Settings, name: str, results: str, archive: bool, session_option: str | None) -> None:
+def close(found: Investigation, name: str, **given: Any) -> object:
     """Give up branch NAME, or with --archive put it aside."""
-
-    def show(changed: InvestigationChange) -> None:
-        if changed.checkpoints:
-            show_change(changed)
-        else:
-            lines([clean(f"{changed.entry.status}  {changed.entry.name}")])
-
-    change(
-        settings,
-        session_option,
-        "Experiment closed",
-        lambda found: found.close_experiment(name, results=results, archive=archive),
-        show,
-    )
+    return found.close_experiment(name, **given)
 
 
-@click.command("status", cls=Command, example="stepkeep investigate status")
+# --- looking
+
+
+def look(
+    settings: Settings, session: str | None, read: Callable[[Store, str], T], show: Callable[[T], None]
+) -> None:
+    """Read something about the investigation that is meant, and show it."""
+    with api.open(settings.store, create=False) as store:
+        found = read(store, chosen_session(store, None, session))
+    settings.show(found, show)
+
+
+@investigate.command("status", cls=Command, example="stepkeep investigate status")
 @session_option()
 @settings_of
 def status(settings: Settings, session_option: str | None) -> None:
     """Show where the investigation stands, and what to find out next."""
-    with api.open(settings.store, create=False) as store:
-        found = api.investigation_status(store, chosen_session(store, None, session_option))
-    settings.show(found, _print_status)
+    look(settings, session_option, api.investigation_status, _print_status)
 
 
 def _print_status(found: InvestigationStatus) -> None:
@@ -309,7 +515,7 @@ def _print_status(found: InvestigationStatus) -> None:
     lines([*shown, f"{', '.join(counts)}.{latest}"])
 
 
-@click.command("report", cls=Command, example="stepkeep investigate report --output report.md")
+@investigate.command("report", cls=Command, example="stepkeep investigate report --output report.md")
 @click.option("-o", "--output", metavar="FILE", help="Write it to a file.  [default: stdout]")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @session_option()
@@ -317,47 +523,46 @@ def _print_status(found: InvestigationStatus) -> None:
 def report(settings: Settings, output: str | None, force: bool, session_option: str | None) -> None:
     """Write the investigation as Markdown."""
     path = None if output is None else Path(output)
-    with api.open(settings.store, create=False) as store:
-        key = chosen_session(store, None, session_option)
-        found = api.investigation_report(store, key, output=path, force=force)
-    settings.show(found, _print_report)
+    look(
+        settings,
+        session_option,
+        lambda store, key: api.investigation_report(store, key, output=path, force=force),
+        lambda found: lines(
+            [clean(line.expandtabs()) for line in found.markdown.splitlines()]
+            if found.output is None
+            else [f"Wrote {clean(found.output)}"]
+        ),
+    )
 
 
-def _print_report(found: InvestigationReport) -> None:
-    if found.output is None:
-        lines([clean(line.expandtabs()) for line in found.markdown.splitlines()])
-    else:
-        lines([f"Wrote {clean(found.output)}"])
-
-
-@click.command("compare", cls=Command, example="stepkeep investigate compare latest~3")
+@investigate.command("compare", cls=Command, example="stepkeep investigate compare latest~3")
 @click.argument("older", shell_complete=complete_ref)
 @click.argument("newer", default="latest", shell_complete=complete_ref)
 @session_option()
 @settings_of
 def compare(settings: Settings, older: str, newer: str, session_option: str | None) -> None:
     """Show what changed from checkpoint OLDER to NEWER (latest)."""
-    with api.open(settings.store, create=False) as store:
-        key = chosen_session(store, None, session_option)
-        found = api.compare_investigation(store, key, older, newer)
-    settings.show(found, _print_comparison)
+    look(
+        settings,
+        session_option,
+        lambda store, key: api.compare_investigation(store, key, older, newer),
+        lambda found: lines([clean(line) for line in found.as_text().splitlines()]),
+    )
 
 
-def _print_comparison(found: InvestigationComparison) -> None:
-    lines([clean(line) for line in found.as_text().splitlines()])
-
-
-@click.command("recovery", cls=Command, example="stepkeep investigate recovery --script")
+@investigate.command("recovery", cls=Command, example="stepkeep investigate recovery --script")
 @click.argument("ref", default="latest", shell_complete=complete_ref)
 @click.option("--script", is_flag=True, help="Show it as a shell script.")
 @session_option()
 @settings_of
 def recovery(settings: Settings, ref: str, script: bool, session_option: str | None) -> None:
     """Show how to get back to where checkpoint REF was. Nothing is run."""
-    with api.open(settings.store, create=False) as store:
-        key = chosen_session(store, None, session_option)
-        found = api.investigation_recovery(store, key, ref)
-    settings.show(found, lambda found: _print_recovery(found, script))
+    look(
+        settings,
+        session_option,
+        lambda store, key: api.investigation_recovery(store, key, ref),
+        lambda found: _print_recovery(found, script),
+    )
 
 
 def _print_recovery(found: RecoveryView, script: bool) -> None:
@@ -365,40 +570,3 @@ def _print_recovery(found: RecoveryView, script: bool) -> None:
         write(found.script.encode("utf-8", "backslashreplace"))  # to the letter: a file may run it
         return
     lines([clean(line) for line in (found.script if script else found.text).split("\n")[:-1]])
-
-
-EXAMPLE = """\
-stepkeep investigate hypothesis add "The cache is stale" --session bug-7
-stepkeep investigate verify --session bug-7 -- pytest -q
-stepkeep investigate status --session bug-7"""
-
-
-@click.group("investigate", cls=Group, example=EXAMPLE)
-@session_option()
-def investigate(session_option: str | None) -> None:
-    """Keep a debugging session: hypotheses, evidence, beliefs, gaps, verifications.
-
-    Every command takes the session up from its checkpoints and saves what it changes. What matters becomes an
-    automatic checkpoint, tagged auto; everything else is saved as a plain one.
-    """
-
-
-for _command in (
-    hypothesis,
-    evidence,
-    belief,
-    gap,
-    verify,
-    note,
-    command,
-    code,
-    experiment,
-    compaction,
-    status,
-    compare,
-    recovery,
-    report,
-):
-    investigate.add_command(_command)
-
-COMMANDS = {"investigate": investigate}

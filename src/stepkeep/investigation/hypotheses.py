@@ -19,7 +19,7 @@ from stepkeep.investigation.entries import (
 from stepkeep.model import check_text
 from stepkeep.recording.triggers import AutoTrigger
 
-PRIOR: Final = 0.5
+PRIOR_CONFIDENCE: Final = 0.5
 
 
 class HypothesisStatus(StrEnum):
@@ -50,7 +50,7 @@ class Hypothesis(Entry, frozen=True, kw_only=True):
     created_us: int
     description: str
     status: HypothesisStatus = HypothesisStatus.ACTIVE
-    confidence: float = PRIOR
+    confidence: float = PRIOR_CONFIDENCE
     tags: tuple[str, ...] = ()
     parent: str | None = None
     was_tested: bool = False
@@ -89,7 +89,7 @@ class HypothesisBoard(EntryPart[Hypothesis]):
         self,
         description: str,
         *,
-        confidence: float = PRIOR,
+        confidence: float = PRIOR_CONFIDENCE,
         tags: Iterable[str] = (),
         parent: str | None = None,
     ) -> Hypothesis:

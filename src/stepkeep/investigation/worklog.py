@@ -34,7 +34,7 @@ from stepkeep.recording.triggers import AutoTrigger
 
 MAX_COMMANDS: Final = 200
 MAX_PREVIEW: Final = 2000
-TIMEOUT_SECONDS: Final = 300.0
+VERIFICATION_SECONDS: Final = 300.0
 MAX_TIMEOUT_SECONDS: Final = 86_400.0
 MAX_OUTPUT_BYTES: Final = 16 * 1024
 _CUT: Final = "\n[…]\n"
@@ -174,7 +174,7 @@ class VerificationRunner(EntryPart[VerificationResult]):
         *,
         plan: str = "",
         hypothesis: str | None = None,
-        timeout_seconds: float = TIMEOUT_SECONDS,
+        timeout_seconds: float = VERIFICATION_SECONDS,
         folder: str | Path = ".",
         environment: Mapping[str, str] | None = None,
         max_output: int = MAX_OUTPUT_BYTES,
