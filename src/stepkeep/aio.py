@@ -43,7 +43,7 @@ from stepkeep.api import Branches, ExecuteOptions, Files, SaveOptions, Session, 
 from stepkeep.config import Settings
 from stepkeep.errors import BackendUnavailable, InvalidInput
 from stepkeep.model import Header, SessionInfo
-from stepkeep.recording.parts import Parts
+from stepkeep.recording.connected_parts import Parts
 from stepkeep.recording.phases import Phases
 from stepkeep.recording.recorder import Recorder
 from stepkeep.runs.agents import AgentStore

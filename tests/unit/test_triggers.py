@@ -8,11 +8,9 @@ from stepkeep.model import Status
 from stepkeep.recording.triggers import (
     COMPACTION_WARNING,
     STEP_BOUNDARY,
-    Decision,
-    Last,
     Material,
-    decide,
     heartbeat_due,
+    is_repeated,
     is_throttled,
     seconds_to_heartbeat,
     to_us,
@@ -22,26 +20,21 @@ START = 1_000_000_000
 SAME = Material("digest", Status.IN_PROGRESS, ("build", 1, "running"))
 
 
-def after(seconds: float, material: Material = SAME, event: str | None = STEP_BOUNDARY) -> Decision:
-    """What becomes of a trigger that comes so long after a snapshot of `SAME`."""
-    return decide(event, now_us=START + to_us(seconds), last=Last(START, SAME), material=material)
+def after(seconds: float, material: Material = SAME, event: str | None = STEP_BOUNDARY) -> bool:
+    """Whether a trigger that comes so long after a snapshot of `SAME` is merged into it."""
+    return is_repeated(event, material, SAME, now_us=START + to_us(seconds), last_us=START)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.001, 2.9, 3.0])
 def test_a_trigger_within_three_seconds_is_merged(seconds: float) -> None:
     """The window begins with the snapshot and includes its end."""
-    assert after(seconds) is Decision.COALESCE
+    assert after(seconds)
 
 
 @pytest.mark.parametrize("seconds", [3.000001, 3.1, 120.0])
 def test_a_later_one_is_saved(seconds: float) -> None:
     """Even if nothing changed."""
-    assert after(seconds) is Decision.SAVE
-
-
-def test_the_first_one_is_saved() -> None:
-    """There is nothing it could be merged into."""
-    assert decide(STEP_BOUNDARY, now_us=START, last=None, material=SAME) is Decision.SAVE
+    assert not after(seconds)
 
 
 @pytest.mark.parametrize(
@@ -56,18 +49,18 @@ def test_the_first_one_is_saved() -> None:
 )
 def test_a_material_change_is_saved_at_once(changed: Material) -> None:
     """State, status and step are material, and so are tags, by which a snapshot is found."""
-    assert after(0.1, changed) is Decision.SAVE
+    assert not after(0.1, changed)
 
 
 def test_a_compaction_warning_is_never_held_back() -> None:
     """What is not saved before a compaction is lost."""
-    assert after(0.0, event=COMPACTION_WARNING) is Decision.SAVE
+    assert not after(0.0, event=COMPACTION_WARNING)
     assert not is_throttled(COMPACTION_WARNING, now_us=START, last_us=START, min_seconds=300)
 
 
 def test_a_clock_that_went_back_does_not_merge() -> None:
     """Otherwise nothing would be saved until it caught up."""
-    assert after(-0.1) is Decision.SAVE
+    assert not after(-0.1)
     assert not is_throttled("gap_filled", now_us=START - 1, last_us=START, min_seconds=300)
 
 

@@ -173,7 +173,7 @@ if TYPE_CHECKING:
         install_hooks as install_hooks,
         uninstall_hooks as uninstall_hooks,
     )
-    from stepkeep.recording.parts import Part as Part, PartFailed as PartFailed
+    from stepkeep.recording.connected_parts import Part as Part, PartFailed as PartFailed
     from stepkeep.recording.phases import (
         PhaseCheckpoint as PhaseCheckpoint,
         PhaseResult as PhaseResult,
@@ -334,7 +334,7 @@ _NAMES_BY_MODULE = {
         "Trigger",
         "TriggerKind",
     ),
-    "recording.parts": ("Part", "PartFailed"),
+    "recording.connected_parts": ("Part", "PartFailed"),
     "recording.phases": ("PhaseCheckpoint", "PhaseResult", "Phases", "resolve_checkpoints_dir"),
     "recording.recorder": ("Recorder",),
     "recording.recovery": ("RecoveryPoint",),

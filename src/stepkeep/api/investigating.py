@@ -30,7 +30,7 @@ from stepkeep.investigation.state import (
 from stepkeep.investigation.workbench import Workbench
 from stepkeep.maintenance.prune import PruneReport
 from stepkeep.model import Header
-from stepkeep.recording.parts import Extra, Missing, Part
+from stepkeep.recording.connected_parts import Extra, Missing, Part
 from stepkeep.recording.recovery import CodeState, RecoveryPoint, ReplayCommand, recovery_point
 from stepkeep.storage.disk import write_file
 from stepkeep.storage.port import ANY_HEAD

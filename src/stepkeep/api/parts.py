@@ -16,7 +16,7 @@ from stepkeep.history.branches import Restoration
 from stepkeep.history.documents import readable_header
 from stepkeep.history.refs import BEFORE
 from stepkeep.model import Header, SessionInfo
-from stepkeep.recording.parts import Extra, Missing, Parts, PutBack
+from stepkeep.recording.connected_parts import Extra, Missing, Parts, PutBack
 from stepkeep.storage.port import ANY_HEAD
 
 if TYPE_CHECKING:

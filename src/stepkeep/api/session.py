@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from stepkeep.maintenance.prune import PruneReport
     from stepkeep.maintenance.status import SessionStatus
     from stepkeep.maintenance.verify import Progress, VerifyReport
-    from stepkeep.recording.parts import Extra, Missing, Parts
+    from stepkeep.recording.connected_parts import Extra, Missing, Parts
     from stepkeep.recording.recorder import Recorder
     from stepkeep.recording.recovery import RecoveryPoint
     from stepkeep.recording.resumption import HasArtifact

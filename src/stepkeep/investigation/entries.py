@@ -16,7 +16,7 @@ import msgspec
 
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import check_name, check_text
-from stepkeep.recording.triggers import AutoTrigger
+from stepkeep.recording.triggers import AutoTrigger, listed
 
 NewId: TypeAlias = Callable[[str], str]
 Clock: TypeAlias = Callable[[], int]
@@ -197,6 +197,4 @@ def check_words(what: str, text: object) -> str:
 
 
 def check_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(tags, str):
-        raise InvalidInput(f"tags takes a list of texts, not {tags!r}", code="invalid_name")
-    return tuple(dict.fromkeys(check_name("each of the tags", tag) for tag in tags))
+    return tuple(dict.fromkeys(check_name("each of the tags", tag) for tag in listed("tags", tags)))

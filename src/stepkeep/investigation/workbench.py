@@ -37,8 +37,8 @@ from stepkeep.investigation.worklog import (
     VerificationStatus,
 )
 from stepkeep.model import DETAILS, Header, SessionInfo, Trigger, TriggerKind
-from stepkeep.recording.parts import Part, Parts, checked_tags
-from stepkeep.recording.triggers import AutoTrigger, auto_trigger
+from stepkeep.recording.connected_parts import Part, Parts
+from stepkeep.recording.triggers import AutoTrigger, auto_trigger, listed
 
 MAX_TRIES: Final = 10
 CHANGED: Final = "investigation_changed"
@@ -168,11 +168,11 @@ class Workbench:
 
     def auto_checkpoint(self, trigger: AutoTrigger | str, *, tags: Iterable[str] = ()) -> Header | None:
         """Save because of an event that this does not see itself; None when it is held back."""
-        return self._automatic(auto_trigger(trigger), checked_tags(tags))
+        return self._automatic(auto_trigger(trigger), listed("tags", tags))
 
     def checkpoint(self, message: str = "", tags: Iterable[str] = ()) -> Header:
         """Save all of it, as asked for by hand."""
-        return self._saved_with(message, checked_tags(tags), Trigger(TriggerKind.MANUAL))
+        return self._saved_with(message, listed("tags", tags), Trigger(TriggerKind.MANUAL))
 
     def save(self, message: str = "") -> Header | None:
         """Save what changed since the last checkpoint; None if nothing did."""

@@ -20,6 +20,7 @@ from stepkeep.errors import InvalidInput
 from stepkeep.model import Status
 from stepkeep.policy.profiles import MAX_DAYS
 from stepkeep.recording.resumption import RESUME_KEY, ResumeInfo
+from stepkeep.recording.triggers import listed
 from stepkeep.text import shortened
 
 MAX_SECONDS: Final = MAX_DAYS * 86_400
@@ -62,14 +63,6 @@ def check_step(ordinal: object, is_idempotent: object) -> None:
         )
     if not isinstance(is_idempotent, bool):
         raise InvalidInput(f"is_idempotent is True or False, not {is_idempotent!r}", code="invalid_step")
-
-
-def listed(what: str, given: Iterable[Any], *, code: str = "invalid_name") -> list[Any]:
-    """The members of a list. One text is none, although its letters could be taken for members."""
-    found: object = given
-    if isinstance(found, str | bytes) or not isinstance(found, Iterable):
-        raise InvalidInput(f"{what} takes a list, not {found!r}", code=code)
-    return list(found)
 
 
 MAX_OUTCOMES: Final = 50

@@ -28,7 +28,7 @@ import msgspec
 from stepkeep.codec import readable
 from stepkeep.codec.integrity import digest
 from stepkeep.codec.readable import CommandOutcome, ContextDigest, ResumeHints, TodoCompliance, timestamp
-from stepkeep.engine import Engine, NewBody
+from stepkeep.engine import Engine, NewBody, Save
 from stepkeep.errors import InvalidInput, StepkeepError
 from stepkeep.model import (
     STATE,
@@ -49,10 +49,9 @@ from stepkeep.recording.details import (
     check_options,
     check_step,
     context_digest,
-    listed,
 )
 from stepkeep.recording.resumption import HasArtifact, Interruption, classified, resume_hints
-from stepkeep.recording.triggers import Material, Recorded, TriggerPath, Wait
+from stepkeep.recording.triggers import Material, Recorded, TriggerPath, Wait, listed
 from stepkeep.text import error_text
 
 log = logging.getLogger("stepkeep")
@@ -184,7 +183,7 @@ class Recorder:
                 f"a check of the to-do list has no result {result!r}: choose one of {', '.join(RESULTS)}",
                 code="invalid_outcome",
             )
-        found = listed("violations", violations, code="invalid_outcome")[:MAX_VIOLATIONS]
+        found = list(listed("violations", violations, code="invalid_outcome")[:MAX_VIOLATIONS])
         self._engine.encode(found)  # refused here, by its caller, rather than by the next snapshot
         with self._lock:
             checked_at = timestamp(self._engine.clock())
@@ -284,7 +283,7 @@ class Recorder:
 
     def manual(self, message: str = "", tags: Iterable[str] = ()) -> Recorded:
         """Someone asks for a snapshot. One with tags, by which it is to be found, is never merged into another."""
-        found = tuple(listed("tags", tags))
+        found = listed("tags", tags)
         with self._lock:
             return self._trigger(Trigger(TriggerKind.MANUAL), message=message, tags=found)
 
@@ -399,14 +398,18 @@ class Recorder:
                     newest, trigger, time_us=now_us, message=message, interruption=interruption
                 )
         step = self._now.step
-        header = self._path.save(
-            body,
-            trigger,
-            details=self._now.details(self._hints(status, now_us)),
-            step=None if step is None else step.ordinal,
-            status=status,
-            message=message,
-            tags=tags,
+        header = self._engine.save(
+            Save(
+                session=self._uid,
+                state=body,
+                details=self._now.details(self._hints(status, now_us)),
+                fence=self._fence,
+                step=None if step is None else step.ordinal,
+                status=status,
+                trigger=trigger,
+                message=message,
+                tags=tuple(dict.fromkeys(tags)),
+            )
         )
         self._newest = header, material
         self._now.outcomes.clear()

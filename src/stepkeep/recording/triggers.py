@@ -8,17 +8,16 @@ be compacted is never held back, because what is not saved then is lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from stepkeep.codec.integrity import digest
-from stepkeep.engine import Engine, Loaded, Save
+from stepkeep.engine import Engine, Loaded
 from stepkeep.errors import InvalidInput
 from stepkeep.model import DETAILS, Header, SessionInfo, Status, Trigger, TriggerKind
-from stepkeep.storage.port import ANY_HEAD
 
 log = logging.getLogger("stepkeep")
 
@@ -43,13 +42,6 @@ ANNOTATION: Final = "trigger"
 # --- deciding; pure --------------------------------------------------------------------------------------------
 
 
-class Decision(StrEnum):
-    """What a trigger becomes: a snapshot, or a note on the last one."""
-
-    SAVE = "save"
-    COALESCE = "coalesce"
-
-
 class Material(msgspec.Struct, frozen=True):
     """What has to differ for a trigger to be worth a snapshot of its own. `state` may be the digest of the state."""
 
@@ -59,30 +51,23 @@ class Material(msgspec.Struct, frozen=True):
     tags: tuple[str, ...] = ()
 
 
-class Last(msgspec.Struct, frozen=True):
-    """The newest snapshot: when it was made, and of what."""
-
-    time_us: int
-    material: Material
-
-
-def decide(
+def is_repeated(
     event: str | None,
+    material: Material,
+    was: Material,
     *,
     now_us: int,
-    last: Last | None,
-    material: Material,
+    last_us: int,
     window_seconds: float = COALESCE_SECONDS,
-) -> Decision:
-    """Whether a trigger is saved or merged into the last snapshot.
+) -> bool:
+    """Whether a trigger tells nothing new, and is merged into the last snapshot: that of `was`, made at `last_us`.
 
-    It is merged within the window of that snapshot if state, status and step are the same and it brings no tags,
-    by which it is to be found. A clock that went back decides for saving.
+    It comes within the window of that snapshot, state, status and step are the same, and it brings no tags, by which
+    it is to be found. A clock that went back decides for saving.
     """
-    if last is None or event in NEVER_HELD_BACK or _differs(material, last.material):
-        return Decision.SAVE
-    is_within = 0 <= now_us - last.time_us <= to_us(window_seconds)
-    return Decision.COALESCE if is_within else Decision.SAVE
+    if event in NEVER_HELD_BACK or _differs(material, was):
+        return False
+    return 0 <= now_us - last_us <= to_us(window_seconds)
 
 
 def _differs(material: Material, last: Material) -> bool:
@@ -111,6 +96,14 @@ def seconds_to_heartbeat(*, now_us: int, last_us: int, every_seconds: float = HE
     """
     left = (last_us - now_us) / 1_000_000 + every_seconds
     return left if 0 < left <= every_seconds else every_seconds
+
+
+def listed(what: str, given: Iterable[Any], *, code: str = "invalid_name") -> tuple[Any, ...]:
+    """The members of a list. One text is refused, although its letters could be taken for members."""
+    found: object = given
+    if isinstance(found, str | bytes) or not isinstance(found, Iterable):
+        raise InvalidInput(f"{what} takes a list, not {found!r}", code=code)
+    return tuple(found)
 
 
 def to_us(seconds: float) -> int:
@@ -180,9 +173,9 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriggerPath:
-    """How a trigger of one session becomes a checkpoint, or a note on the newest one. Its owner locks.
+    """Whether a trigger of one session becomes a checkpoint, or a note on the newest one. Its owner locks.
 
-    Recorders, connected parts and hook events all take this path. `save` stores a checkpoint in place of the engine.
+    Recorders, connected parts and hook events all take this path.
     """
 
     def __init__(
@@ -192,27 +185,21 @@ class TriggerPath:
         *,
         coalesce_seconds: float = COALESCE_SECONDS,
         fence: int | None = None,
-        save: Callable[[Save], Header] | None = None,
     ) -> None:
         self._engine = engine
         self._session = session
         self._coalesce_seconds = coalesce_seconds
         self._fence = fence
-        self._save = engine.save if save is None else save
         self._noted = 0
 
     def is_repeated(
         self, event: str | None, material: Material, *, newest: Header, was: Material, now_us: int
     ) -> bool:
         """Whether a trigger comes right after the newest checkpoint, changes nothing, and may be merged into it."""
-        decision = decide(
-            event,
-            now_us=now_us,
-            last=Last(newest.time_us, was),
-            material=material,
-            window_seconds=self._coalesce_seconds,
-        )
-        return decision is Decision.COALESCE and self._is_head(newest)
+        window = self._coalesce_seconds
+        return is_repeated(
+            event, material, was, now_us=now_us, last_us=newest.time_us, window_seconds=window
+        ) and self._is_head(newest)
 
     def _is_head(self, header: Header) -> bool:
         """Whether the session stands at this checkpoint: nobody saved after it, removed it or went elsewhere."""
@@ -243,36 +230,6 @@ class TriggerPath:
             fence=self._fence,
         )
         return Recorded(header=header, is_merged=True)
-
-    def save(
-        self,
-        state: object,
-        trigger: Trigger,
-        *,
-        details: object = None,
-        step: int | None = None,
-        status: Status = Status.IN_PROGRESS,
-        message: str = "",
-        tags: Iterable[str] = (),
-        metadata: Mapping[str, Any] | None = None,
-        expect_head: str | None = ANY_HEAD,
-    ) -> Header:
-        """Store a checkpoint; on return it is durable. `state` is a value, or a body that is encoded already."""
-        return self._save(
-            Save(
-                session=self._session,
-                state=state,
-                details=details,
-                expect_head=expect_head,
-                fence=self._fence,
-                step=step,
-                status=status,
-                trigger=trigger,
-                message=message,
-                tags=tuple(dict.fromkeys(tags)),
-                metadata={} if metadata is None else metadata,
-            )
-        )
 
 
 # --- what was merged into a checkpoint -------------------------------------------------------------------------

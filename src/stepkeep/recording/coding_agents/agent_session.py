@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from stepkeep.engine import Engine
+from stepkeep.engine import Engine, Save
 from stepkeep.errors import Corrupt, InvalidInput, NotFound
 from stepkeep.model import STATE, Header, SessionInfo, Status, Trigger, TriggerKind, check_name
 from stepkeep.recording import triggers
@@ -184,14 +184,17 @@ def save(engine: Engine, session: SessionInfo, event: HookEvent, before: Known, 
     now = _with_environment(session_state.changed(before.now, delta), event, before.last_event)
     outcomes = [each.outcome for each in (*before.waiting, delta) if each.outcome is not None]
     status = _status(event, now)
-    header = TriggerPath(engine, session.uid).save(
-        now,
-        trigger,
-        details=session_state.details(now, outcomes),
-        step=session_state.phase_number(now),
-        status=status,
-        message=session_state.summary(now),
-        metadata=session_state.metadata(now),
+    header = engine.save(
+        Save(
+            session=session.uid,
+            state=now,
+            details=session_state.details(now, outcomes),
+            step=session_state.phase_number(now),
+            status=status,
+            trigger=trigger,
+            message=session_state.summary(now),
+            metadata=session_state.metadata(now),
+        )
     )
     if status is not Status.IN_PROGRESS:
         engine.finish(session.uid, status)
