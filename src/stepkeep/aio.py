@@ -44,7 +44,7 @@ from stepkeep.config import Settings
 from stepkeep.errors import BackendUnavailable, InvalidInput
 from stepkeep.model import Header, SessionInfo
 from stepkeep.recording.connected_parts import Parts
-from stepkeep.recording.phases import Phases
+from stepkeep.recording.phase_checkpoints import Phases
 from stepkeep.recording.recorder import Recorder
 from stepkeep.runs.agents import AgentStore
 from stepkeep.runs.async_scripts import AsyncRun

@@ -12,7 +12,7 @@ import pytest
 import stepkeep
 from stepkeep.codec.readable import CommandOutcome
 from stepkeep.recording.coding_agents.events import EVENTS
-from stepkeep.recording.phases import record_of
+from stepkeep.recording.phase_checkpoints import record_of
 from stepkeep.storage.urls import open_backend
 from stepkeep.testing import FakeClock
 from tests.hooks.conftest import FIXTURES, Agent

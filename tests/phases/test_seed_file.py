@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepkeep.recording import seed_file
-from stepkeep.recording.seed_file import SeedProblem, clear_ref, ref_in, set_ref, with_ref, without_ref
+from stepkeep.recording import phase_files
+from stepkeep.recording.phase_files import SeedProblem, clear_ref, ref_in, set_ref, with_ref, without_ref
 
 TEXTS = {
     "two spaces": '{\n  "version": 1,\n  "state": {\n    "a": 1\n  },\n  "z": [1, 2]\n}\n',
@@ -109,7 +109,7 @@ def test_clearing_looks_at_what_is_pointed_at(tmp_path: Path) -> None:
     path = tmp_path / "seed.json"
     path.write_text(with_ref(TEXTS["two spaces"], "theirs"), encoding="utf-8")
     assert clear_ref(path, {"ours"}) is None
-    assert seed_file.read_ref(path) == "theirs"
+    assert phase_files.read_ref(path) == "theirs"
     assert clear_ref(path, {"theirs"}) is None
     assert path.read_text(encoding="utf-8") == TEXTS["two spaces"]
 
@@ -123,7 +123,7 @@ def test_mode_and_link_stay(tmp_path: Path) -> None:
     assert set_ref(link, "cp_1") is None
     assert link.is_symlink()
     assert real.stat().st_mode & 0o777 == 0o640
-    assert seed_file.read_ref(real) == "cp_1"
+    assert phase_files.read_ref(real) == "cp_1"
 
 
 def test_a_locked_file_is_waited_for_and_then_told(tmp_path: Path) -> None:

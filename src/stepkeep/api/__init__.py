@@ -174,7 +174,7 @@ if TYPE_CHECKING:
         uninstall_hooks as uninstall_hooks,
     )
     from stepkeep.recording.connected_parts import Part as Part, PartFailed as PartFailed
-    from stepkeep.recording.phases import (
+    from stepkeep.recording.phase_checkpoints import (
         PhaseCheckpoint as PhaseCheckpoint,
         PhaseResult as PhaseResult,
         Phases as Phases,
@@ -335,7 +335,7 @@ _NAMES_BY_MODULE = {
         "TriggerKind",
     ),
     "recording.connected_parts": ("Part", "PartFailed"),
-    "recording.phases": ("PhaseCheckpoint", "PhaseResult", "Phases", "resolve_checkpoints_dir"),
+    "recording.phase_checkpoints": ("PhaseCheckpoint", "PhaseResult", "Phases", "resolve_checkpoints_dir"),
     "recording.recorder": ("Recorder",),
     "recording.recovery": ("RecoveryPoint",),
     "recording.triggers": ("AutoTrigger",),

@@ -13,7 +13,7 @@ from stepkeep.api.store import Store
 from stepkeep.model import Status, from_us, utc_now_us
 from stepkeep.recording.coding_agents.agent_session import PROFILE, take_up
 from stepkeep.recording.coding_agents.responses import context, unfinished
-from stepkeep.recording.phases import Phases, resolve_checkpoints_dir
+from stepkeep.recording.phase_checkpoints import Phases, resolve_checkpoints_dir
 from stepkeep.runs.workflows import Resumable
 
 MAX_LISTED = 100

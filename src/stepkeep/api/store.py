@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from stepkeep.maintenance.stats import Stats
     from stepkeep.maintenance.status import StoreStatus
     from stepkeep.maintenance.verify import Progress, VerifyReport
-    from stepkeep.recording.phases import Phases
+    from stepkeep.recording.phase_checkpoints import Phases
     from stepkeep.runs.agents import AgentStore
     from stepkeep.runs.plan import PlanStep
     from stepkeep.runs.progress import ExecutionResult
@@ -263,7 +263,7 @@ class Store:
     @property
     def phases(self) -> Phases:
         """Checkpoints at the phases of a task, and what is not finished; with `seed.json` in the `phase` layout."""
-        from stepkeep.recording.phases import Phases, phases_home
+        from stepkeep.recording.phase_checkpoints import Phases, phases_home
 
         return Phases(self._engine, home=phases_home(self._engine))
 

@@ -1,8 +1,12 @@
-"""The pointer in `seed.json`: `state.checkpointRef`, set and cleared without touching anything else in the file.
+"""The files beside a store of phases: the pointer in `seed.json`, and the event log. Neither ever raises.
 
-The file belongs to others. Its text is edited, not written anew: the one member is put in, changed or taken out, and
-all other bytes stay. The new text is checked, written beside the file, synced and renamed over it, under the lock of
-the file, and only if nobody replaced the file meanwhile. A file that is missing or makes no sense is never written.
+`seed.json` belongs to others. Its text is edited, not written anew: the one member `state.checkpointRef` is put in,
+changed or taken out, and all other bytes stay. The new text is checked, written beside the file, synced and renamed
+over it, under the lock of the file, and only if nobody replaced the file meanwhile. A file that is missing or makes no
+sense is never written.
+
+The event log has one JSON object a line, one file a day (UTC). The types of events are closed there, so ours have the
+type `custom`, and `data.action` names them.
 """
 
 from __future__ import annotations
@@ -15,14 +19,20 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
-from stepkeep.storage.disk import sync_directory, temporary_beside
+from stepkeep.codec.readable import timestamp
+from stepkeep.model import new_uid
+from stepkeep.storage.disk import make_private_directory, put_in_place, temporary_beside, write_new
 
-NAME: Final = "seed.json"
+SEED_FILE: Final = "seed.json"
 REF: Final = "checkpointRef"
 MAX_BYTES: Final = 16 << 20
 WAIT_SECONDS: Final = 2.0
+EVENTS_FOLDER: Final = "events"
+CREATED: Final = "checkpoint_created"
+COMPLETED: Final = "checkpoint_completed"
+DELETED: Final = "checkpoint_deleted"
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _DECODER: Final = json.JSONDecoder()
@@ -32,7 +42,7 @@ class SeedProblem(Exception):
     """Why the file was left as it is."""
 
 
-# --- the text --------------------------------------------------------------------------------------------------
+# --- the text of seed.json -------------------------------------------------------------------------------------
 
 
 class _Member(NamedTuple):
@@ -49,8 +59,7 @@ def ref_in(text: str) -> str | None:
     Raises:
         SeedProblem: the text is not a seed file.
     """
-    state = _state(text)
-    found = next((each for each in _members(text, state.value_start) if each.key == REF), None)
+    found = next((each for each in _members(text, _state(text).value_start) if each.key == REF), None)
     value = None if found is None else json.loads(text[found.value_start : found.end])
     return value if isinstance(value, str) else None
 
@@ -124,10 +133,9 @@ def _skip(text: str, at: int) -> int:
 def _first_member(text: str, value: str) -> str:
     """An object with the reference alone, indented as the file is."""
     opening = _skip(text, 0)
-    space = text[opening + 1 : _skip(text, opening + 1)]
-    indent = space.rpartition("\n")[2] if "\n" in space else ""
-    newline = space[: len(space) - len(indent)] if "\n" in space else ""
-    inner, outer = (newline + indent * 2, newline + indent) if newline else ("", "")
+    newline, separator, indent = text[opening + 1 : _skip(text, opening + 1)].rpartition("\n")
+    outer = newline + separator + indent if separator else ""
+    inner = outer + indent if separator else ""
     return f'{{{inner}"{REF}": {value}{outer}}}'
 
 
@@ -144,13 +152,14 @@ def _proven(before: str, after: str, checkpoint: str | None) -> str:
     return after
 
 
-# --- the file --------------------------------------------------------------------------------------------------
+# --- the file seed.json ----------------------------------------------------------------------------------------
 
 
 def read_ref(path: Path) -> str | None:
     """The reference in the file; None when there is none, or the file is missing or broken."""
     try:
-        return ref_in(_text(path))
+        with path.open("rb") as file:
+            return ref_in(_text(file))
     except (OSError, SeedProblem):
         return None
 
@@ -187,20 +196,21 @@ def _edit(path: Path, change: Callable[[str], str], wait_seconds: float) -> str 
 
 def _edited(path: Path, change: Callable[[str], str], deadline: float) -> bool:
     """Change the file once; False when somebody replaced it meanwhile."""
-    with _locked(path, deadline) as descriptor:
-        before = os.fstat(descriptor)
-        text = _decoded(_read(descriptor))
+    with _locked(path, deadline) as file:
+        before = os.fstat(file.fileno())
+        text = _text(file)
         changed = change(text)
         if changed == text:
             return True
-        temporary = _written_beside(path, changed.encode(), before.st_mode & 0o7777)
+        temporary = temporary_beside(path)
         try:
+            write_new(temporary, changed.encode())
+            temporary.chmod(before.st_mode & 0o7777)
             if _identity(path.stat()) != _identity(before):
                 return False
-            temporary.replace(path)
+            put_in_place(temporary, path, replace=True)
         finally:
             temporary.unlink(missing_ok=True)
-        sync_directory(path.parent)
         return True
 
 
@@ -209,18 +219,15 @@ def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
 
 
 @contextmanager
-def _locked(path: Path, deadline: float) -> Iterator[int]:
+def _locked(path: Path, deadline: float) -> Iterator[BinaryIO]:
     """The file, held by its own lock. Whoever renames over it holds the lock of what it was."""
     while True:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _lock(descriptor, deadline)
-            held, there = os.fstat(descriptor), path.stat()
+        with path.open("rb") as file:
+            _lock(file.fileno(), deadline)
+            held, there = os.fstat(file.fileno()), path.stat()
             if (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino):
-                yield descriptor
+                yield file
                 return
-        finally:
-            os.close(descriptor)
 
 
 def _lock(descriptor: int, deadline: float) -> None:
@@ -234,35 +241,48 @@ def _lock(descriptor: int, deadline: float) -> None:
             time.sleep(0.01)
 
 
-def _written_beside(path: Path, content: bytes, mode: int) -> Path:
-    temporary = temporary_beside(path)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary
-
-
-def _text(path: Path) -> str:
-    with path.open("rb") as file:
-        return _decoded(file.read(MAX_BYTES + 1))
-
-
-def _read(descriptor: int) -> bytes:
-    with os.fdopen(os.dup(descriptor), "rb") as file:
-        return file.read(MAX_BYTES + 1)
-
-
-def _decoded(content: bytes) -> str:
+def _text(file: BinaryIO) -> str:
+    content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise SeedProblem(f"is larger than {MAX_BYTES:,} bytes")
     try:
         return content.decode()
     except UnicodeDecodeError as exc:
         raise SeedProblem("is not UTF-8 text") from exc
+
+
+# --- the event log ---------------------------------------------------------------------------------------------
+
+
+def append_event(
+    folder: Path, action: str, *, session: str, data: dict[str, Any], time_us: int
+) -> str | None:
+    """Append one event. Returns what went wrong, None when it is written."""
+    try:
+        event = {
+            "id": new_uid(),
+            "timestamp": timestamp(time_us),
+            "sessionId": session,
+            "type": "custom",
+            "data": {"action": action, **data},
+        }
+        make_private_directory(folder)
+        path = folder / f"events-{timestamp(time_us)[:10]}.jsonl"
+        _append(path, json.dumps(event).encode() + b"\n")
+    except Exception as exc:  # the work goes on without its log
+        return f"the event {action} could not be logged in {folder}: {exc}"
+    return None
+
+
+def _append(path: Path, line: bytes) -> None:
+    """One write, so that lines of several processes do not mix; a torn last line is ended first."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        content = b"\n" + line if is_torn else line
+        if os.write(descriptor, content) != len(content):
+            raise OSError("the disk took only a part of it")
+    finally:
+        os.close(descriptor)

@@ -18,7 +18,7 @@ from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -36,7 +36,7 @@ from stepkeep.model import (
     check_name,
     check_text,
 )
-from stepkeep.recording import event_log, seed_file
+from stepkeep.recording import phase_files
 from stepkeep.storage.port import HeaderQuery, SessionQuery
 
 PROFILE: Final = "phase"
@@ -48,9 +48,25 @@ CLOSED: Final = "phases_closed"
 CRITERION_STATUSES: Final = ("pending", "in_progress", "completed")
 MAX_NUMBER: Final = len(PHASES)
 SUMMARY_WORDS: Final = 8
+HOME: Final = ".pai"
+FOLDER: Final = "checkpoints"
+PHASE_TRANSITION: Final = "phase_transition"
+OPEN_STATUSES: Final = (Status.IN_PROGRESS, Status.PAUSED)
+DEFAULT_DAYS: Final = 30
 
-_OURS: Final = ("phase", "phase_number", "task_summary", "criteria")
-_RESERVED: Final = frozenset((*_OURS, "phaseNumber", "taskSummary", "iscCriteria"))
+_DAY_US: Final = 86_400_000_000
+_NAMES_TRIED: Final = 4
+_RESERVED: Final = frozenset(
+    {
+        *("phase", "phase_number", "task_summary", "criteria"),
+        *("phaseNumber", "taskSummary", "iscCriteria"),
+    }
+)
+
+log = logging.getLogger("stepkeep")
+
+
+# --- a checkpoint of a phase -----------------------------------------------------------------------------------
 
 
 class PhaseCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +78,7 @@ class PhaseCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     session_id: str
     phase: str
-    phase_number: int
+    phase_number: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
     created_at: datetime
     completed: bool
     task_summary: str
@@ -73,11 +89,7 @@ class PhaseCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def offer(self) -> str:
         """The question a person is asked when a session starts."""
-        return offer_text(self.phase_number, self.task_summary)
-
-
-def offer_text(number: int, summary: str) -> str:
-    return f"Checkpoint: Resume from Phase {number}? ({summary})"
+        return f"Checkpoint: Resume from Phase {self.phase_number}? ({self.task_summary})"
 
 
 def metadata_of(
@@ -99,24 +111,19 @@ def metadata_of(
     if taken := sorted(_RESERVED & given.keys()):
         raise _invalid(f"metadata cannot hold {', '.join(taken)}: these are fields of their own")
     name = check_name("a phase", phase)
-    ours = (
-        name,
-        _checked_number(name, number),
-        summary_of(check_text("a task summary", summary)),
-        msgspec.to_builtins(_checked_criteria(criteria)),
-    )
-    return {**dict(zip(_OURS, ours, strict=True)), **given}
-
-
-def summary_of(text: str) -> str:
-    """The first eight words of a task."""
-    return " ".join(text.split()[:SUMMARY_WORDS])
+    return {
+        "phase": name,
+        "phase_number": _checked_number(name, number),
+        "task_summary": " ".join(check_text("a task summary", summary).split()[:SUMMARY_WORDS]),
+        "criteria": msgspec.to_builtins(_checked_criteria(criteria)),
+        **given,
+    }
 
 
 def _checked_number(phase: str, number: object) -> int:
     if number is None:
         if phase.lower() not in PHASES:
-            raise _invalid(f"phase {phase!r} is none of {', '.join(PHASES)}: give its number")
+            raise _invalid(f"phase {phase!r} is not one of {', '.join(PHASES)}: give its number")
         return PHASES.index(phase.lower()) + 1
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MAX_NUMBER:
         raise _invalid(f"a phase number is a whole number from 1 to {MAX_NUMBER}, not {number!r}")
@@ -162,30 +169,14 @@ def record_of(header: Header, session: SessionInfo, state: Any = None) -> PhaseC
         "state": state,
     }
     try:
-        found = msgspec.convert(fields, PhaseCheckpoint)
+        return msgspec.convert(fields, PhaseCheckpoint)
     except msgspec.ValidationError as exc:
-        raise _not_a_phase(header, str(exc)) from exc
-    if not 1 <= found.phase_number <= MAX_NUMBER:
-        raise _not_a_phase(header, f"its phase number is {found.phase_number}")
-    return found
+        raise Corrupt(
+            f"{header.id} is not a checkpoint of a phase: {exc}", code=SCHEMA_INVALID, checkpoint=header.id
+        ) from exc
 
 
-def _not_a_phase(header: Header, why: str) -> Corrupt:
-    return Corrupt(
-        f"{header.id} is no checkpoint of a phase: {why}", code=SCHEMA_INVALID, checkpoint=header.id
-    )
-
-
-log = logging.getLogger("stepkeep")
-
-HOME: Final = ".pai"
-FOLDER: Final = "checkpoints"
-PHASE_TRANSITION: Final = "phase_transition"
-OPEN_STATUSES: Final = (Status.IN_PROGRESS, Status.PAUSED)
-DEFAULT_DAYS: Final = 30
-
-_DAY_US: Final = 86_400_000_000
-_NAMES_TRIED: Final = 4
+# --- the checkpoints of all tasks ------------------------------------------------------------------------------
 
 
 def resolve_checkpoints_dir(
@@ -232,13 +223,13 @@ class Phases:
     ) -> None:
         self._engine = engine
         self._home = home
-        self._expects_seed = expects_seed or (home is not None and (home / seed_file.NAME).exists())
+        self._expects_seed = expects_seed or (home is not None and (home / phase_files.SEED_FILE).exists())
         self._close_store = close
 
     @property
     def checkpoints_dir(self) -> Path | None:
         """The folder of the documents; None where the store has none."""
-        root = _documents_root(self._engine)
+        root = phases_home(self._engine)
         return None if root is None else root / FOLDER
 
     # --- creating
@@ -265,16 +256,19 @@ class Phases:
                 phase, number=phase_number, summary=task_summary, criteria=criteria, metadata=metadata
             )
             session = self._open_session(session_id, project)
-            header = self._save(session, fields, state)
+            header = self._engine.save(
+                Save(
+                    session=session.uid,
+                    state=state,
+                    step=fields["phase_number"],
+                    trigger=Trigger(TriggerKind.AUTO, PHASE_TRANSITION),
+                    message=fields["task_summary"],
+                    metadata=fields,
+                )
+            )
         except StepkeepError as exc:
             return _failed(exc)
-        warnings = self._noted(
-            self._set_ref(header.id),
-            self._log(event_log.CREATED, session, header),
-        )
-        return PhaseResult(
-            ok=True, checkpoint_id=header.id, file=_file_of(self._engine, header), warnings=warnings
-        )
+        return self._done(header, self._set_ref(header.id), self._log(phase_files.CREATED, session, header))
 
     def _open_session(self, key: str, project: str | None) -> SessionInfo:
         given = {} if project is None else {"project": project}
@@ -287,17 +281,9 @@ class Phases:
             )
         return session
 
-    def _save(self, session: SessionInfo, fields: dict[str, Any], state: object) -> Header:
-        return self._engine.save(
-            Save(
-                session=session.uid,
-                state=state,
-                step=fields["phase_number"],
-                trigger=Trigger(TriggerKind.AUTO, PHASE_TRANSITION),
-                message=fields["task_summary"],
-                metadata=fields,
-            )
-        )
+    def _done(self, header: Header, *problems: str | None) -> PhaseResult:
+        file = _file_of(self._engine, header)
+        return PhaseResult(ok=True, checkpoint_id=header.id, file=file, warnings=self._noted(*problems))
 
     # --- reading
 
@@ -317,14 +303,14 @@ class Phases:
         self, *, completed: bool | None = None, session_id: str | None = None, limit: int | None = None
     ) -> list[PhaseCheckpoint]:
         """Checkpoints without their states, newest first. Invalid ones are left out and logged."""
-        sessions = {
-            each.uid: each
-            for each in self._engine.backend.sessions(SessionQuery())
-            if each.profile == PROFILE and session_id in (None, each.key)
-        }
+        sessions = {each.uid: each for each in self._sessions() if session_id in (None, each.key)}
         records = self._records(sessions)
         wanted = (each for each in records if completed in (None, each.completed))
         return list(islice(wanted, limit))
+
+    def _sessions(self, **query: Any) -> Iterator[SessionInfo]:
+        found = self._engine.backend.sessions(SessionQuery(**query))
+        return (each for each in found if each.profile == PROFILE)
 
     def _records(self, sessions: Mapping[str, SessionInfo]) -> Iterator[PhaseCheckpoint]:
         only = next(iter(sessions)) if len(sessions) == 1 else None
@@ -345,8 +331,8 @@ class Phases:
 
     def incomplete(self, *, project: str | None = None) -> Iterator[PhaseCheckpoint]:
         """The newest checkpoint of each unfinished task, the one worked on last first."""
-        for session in self._engine.backend.sessions(SessionQuery(statuses=OPEN_STATUSES)):
-            if session.profile == PROFILE and (project is None or session.project in (None, project)):
+        for session in self._sessions(statuses=OPEN_STATUSES):
+            if project is None or session.project in (None, project):
                 try:
                     loaded = self._engine.latest(session)
                     if loaded is not None:
@@ -379,8 +365,7 @@ class Phases:
             ids = {each.id for each in self._engine.headers(HeaderQuery(session=session.uid))}
         except StepkeepError as exc:
             return _failed(exc)
-        warnings = self._noted(self._clear_ref(ids), self._log(event_log.COMPLETED, session, header))
-        return PhaseResult(ok=True, checkpoint_id=id, file=_file_of(self._engine, header), warnings=warnings)
+        return self._done(header, self._clear_ref(ids), self._log(phase_files.COMPLETED, session, header))
 
     def _close(self, session: SessionInfo, header: Header) -> None:
         newest = self._engine.latest(session)
@@ -416,7 +401,9 @@ class Phases:
         gone: set[str] = set()
         problems: list[str | None] = []
         try:
-            for session in self._cleaning_order():
+            for session in sorted(
+                self._sessions(), key=lambda each: (not each.status.is_finished, each.updated_us, each.uid)
+            ):
                 try:
                     gone |= self._cleaned(session, before_us, now_us)
                 except StepkeepError as exc:
@@ -426,10 +413,6 @@ class Phases:
         if gone:
             problems.append(self._clear_ref(gone))
         return PhaseResult(ok=True, deleted=len(gone), warnings=self._noted(*problems))
-
-    def _cleaning_order(self) -> list[SessionInfo]:
-        sessions = [each for each in self._engine.backend.sessions(SessionQuery()) if each.profile == PROFILE]
-        return sorted(sessions, key=lambda each: (not each.status.is_finished, each.updated_us, each.uid))
 
     def _cleaned(self, session: SessionInfo, before_us: int, now_us: int) -> set[str]:
         """Remove what is old of one session; the ids that went."""
@@ -444,29 +427,33 @@ class Phases:
         else:
             self._engine.delete(session.uid, [each.id for each in old])
         for header in old:
-            self._log(event_log.DELETED, session, header)
+            self._log(phase_files.DELETED, session, header)
         return {each.id for each in old if each.trigger.event != CLOSED}
 
     # --- what lies beside the checkpoints
 
+    @property
+    def _seed_file(self) -> Path | None:
+        """The seed file, where there is one."""
+        path = None if self._home is None else self._home / phase_files.SEED_FILE
+        return path if path is not None and path.exists() else None
+
     def _set_ref(self, checkpoint: str) -> str | None:
         """Let `seed.json` point at a checkpoint, where there is one or one is to be."""
-        path = None if self._home is None else self._home / seed_file.NAME
-        if path is None or not (self._expects_seed or path.exists()):
+        if self._home is None or not (self._expects_seed or self._seed_file):
             return None
         self._expects_seed = True
-        return seed_file.set_ref(path, checkpoint)
+        return phase_files.set_ref(self._home / phase_files.SEED_FILE, checkpoint)
 
     def _clear_ref(self, checkpoints: Collection[str]) -> str | None:
         """Take the pointer out if it names one of these. A missing file points at nothing."""
-        path = None if self._home is None else self._home / seed_file.NAME
-        if path is None or not path.exists():
-            return None
-        return seed_file.clear_ref(path, checkpoints)
+        path = self._seed_file
+        return None if path is None else phase_files.clear_ref(path, checkpoints)
 
     def _clear_stale_ref(self) -> None:
         """A checkpoint may also go by a command that knows nothing of `seed.json`."""
-        ref = None if self._home is None else seed_file.read_ref(self._home / seed_file.NAME)
+        path = self._seed_file
+        ref = None if path is None else phase_files.read_ref(path)
         if ref is None:
             return
         try:
@@ -485,13 +472,8 @@ class Phases:
             "phaseNumber": header.metadata.get("phase_number"),
             "taskSummary": header.metadata.get("task_summary"),
         }
-        return event_log.append_event(
-            self._home / event_log.FOLDER,
-            action,
-            session=session.key,
-            data=data,
-            time_us=self._engine.clock(),
-        )
+        folder, now_us = self._home / phase_files.EVENTS_FOLDER, self._engine.clock()
+        return phase_files.append_event(folder, action, session=session.key, data=data, time_us=now_us)
 
     def _noted(self, *problems: str | None) -> tuple[str, ...]:
         found = tuple(each for each in problems if each is not None)
@@ -515,24 +497,19 @@ class Phases:
         self.close()
 
 
-def phases_home(engine: Engine) -> Path | None:
-    """The folder where `seed.json` and the event log belong: that of a store with the `phase` layout."""
-    return _documents_root(engine)
-
-
 def _failed(error: StepkeepError) -> PhaseResult:
     return PhaseResult(ok=False, error=error.message, code=error.code)
 
 
-def _documents_root(engine: Engine) -> Path | None:
-    """The root of a store with the `phase` layout, None for every other."""
+def phases_home(engine: Engine) -> Path | None:
+    """The folder where `seed.json` and the event log belong: the root of a store with the `phase` layout."""
     layout, root = getattr(engine.backend, "layout", None), getattr(engine.backend, "root", None)
     return root if layout == Layout.PHASE and isinstance(root, Path) else None
 
 
 def _file_of(engine: Engine, header: Header) -> str | None:
     """The path of a checkpoint's document, None where the store has none."""
-    root = _documents_root(engine)
+    root = phases_home(engine)
     if root is None:
         return None
     from stepkeep.storage.files.layouts import NAMES
