@@ -18,7 +18,7 @@ import pytest
 import stepkeep
 from stepkeep import aio
 from stepkeep.codec.readable import CommandOutcome, ContextDigest
-from stepkeep.recording.details import MAX_OUTCOMES, MAX_SUMMARY, context_digest, pressure_of
+from stepkeep.recording.details import MAX_OUTCOMES, MAX_SUMMARY, pressure_of
 from stepkeep.recording.recorder import Recorder
 from stepkeep.storage.memory import MemoryBackend
 from stepkeep.testing import FakeClock
@@ -256,7 +256,7 @@ def test_an_outcome_that_makes_no_sense_is_refused(session: stepkeep.Session, wr
     assert session.load().details["command_outcomes"] == []
 
 
-def test_the_pressure_of_a_window() -> None:
+def test_the_pressure_of_a_window(session: stepkeep.Session) -> None:
     """From tokens used and tokens in all."""
     assert [pressure_of(used, 100) for used in (0, 59, 60, 84, 85, 120)] == [
         "low",
@@ -270,9 +270,9 @@ def test_the_pressure_of_a_window() -> None:
         with pytest.raises(stepkeep.InvalidInput):
             pressure_of(*wrong)
     with pytest.raises(stepkeep.InvalidInput):
-        context_digest(window_pressure="full", policy_profile="run")  # type: ignore[arg-type]
+        session.recorder().context(ContextDigest("full", [], 0, "run"))  # type: ignore[arg-type]
     with pytest.raises(stepkeep.InvalidInput):
-        context_digest(window_pressure="low", policy_profile="run", dropped_items=-1)
+        session.recorder().context(ContextDigest("low", [], -1, "run"))
 
 
 def test_misuse_is_refused(session: stepkeep.Session) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -20,38 +19,21 @@ from stepkeep.errors import InvalidInput
 from stepkeep.model import Status
 from stepkeep.policy.profiles import MAX_DAYS
 from stepkeep.recording.resumption import RESUME_KEY, ResumeInfo
-from stepkeep.recording.triggers import listed
 from stepkeep.text import shortened
 
 MAX_SECONDS: Final = MAX_DAYS * 86_400
 """The longest time of the configuration; a thread can wait for it."""
 
 
-def check_options(*, state: object, heartbeat_seconds: object, coalesce_seconds: object) -> None:
-    """Refuse a state that cannot be called, and times that are none."""
-    if state is not None and not callable(state):
+def check_seconds(name: str, seconds: object, *, may_be_zero: bool) -> None:
+    """Refuse what a thread cannot wait for."""
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    # NaN compares with nothing, and is refused by this too.
+    if not is_number or not 0 <= seconds <= MAX_SECONDS or not (seconds or may_be_zero):  # type: ignore[operator]
+        least = "from 0" if may_be_zero else "above 0"
         raise InvalidInput(
-            f"state is a function that returns what to save, not {type(state).__name__}: "
-            "give a lambda, or set the state with update",
-            code="invalid_option",
+            f"{name} is a number {least}, at most {MAX_SECONDS}, not {seconds!r}", code="invalid_option"
         )
-    if not _is_time(heartbeat_seconds) or heartbeat_seconds == 0:
-        raise InvalidInput(
-            f"heartbeat_seconds is a number above 0, at most {MAX_SECONDS}, not {heartbeat_seconds!r}",
-            code="invalid_option",
-        )
-    if not _is_time(coalesce_seconds):
-        raise InvalidInput(
-            f"coalesce_seconds is a number from 0, at most {MAX_SECONDS}, not {coalesce_seconds!r}",
-            code="invalid_option",
-        )
-
-
-def _is_time(seconds: object) -> bool:
-    """NaN compares with nothing, so it is none."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        return False
-    return 0 <= seconds <= MAX_SECONDS
 
 
 def check_step(ordinal: object, is_idempotent: object) -> None:
@@ -70,10 +52,10 @@ MAX_NAME: Final = 200
 MAX_SUMMARY: Final = 1000
 
 
-def checked(outcome: CommandOutcome) -> CommandOutcome:
+def checked_outcome(outcome: CommandOutcome) -> CommandOutcome:
     """An outcome with valid fields and texts of bounded length, or `InvalidInput` naming the field.
 
-    What is no Unicode becomes `?`: output that was decoded with `surrogateescape` must not stop a snapshot.
+    What is not valid Unicode becomes `?`: output that was decoded with `surrogateescape` must not stop a snapshot.
     """
     try:
         valid = msgspec.convert(msgspec.to_builtins(outcome), CommandOutcome)
@@ -93,31 +75,6 @@ def _cut(text: str, limit: int) -> str:
     return shortened(text, limit).encode("utf-8", "replace").decode()
 
 
-class Outcomes:
-    """The newest outcomes, and how many older ones were dropped. Not safe for threads by itself."""
-
-    def __init__(self, limit: int = MAX_OUTCOMES) -> None:
-        self._kept: deque[CommandOutcome] = deque(maxlen=limit)
-        self._count = 0
-
-    def add(self, outcome: CommandOutcome) -> None:
-        self._kept.append(checked(outcome))
-        self._count += 1
-
-    @property
-    def entries(self) -> list[CommandOutcome]:
-        return list(self._kept)
-
-    @property
-    def dropped(self) -> int:
-        return self._count - len(self._kept)
-
-    def clear(self) -> None:
-        """A snapshot holds them now."""
-        self._kept.clear()
-        self._count = 0
-
-
 Pressure = Literal["low", "medium", "high"]
 
 MEDIUM_FROM: Final = 0.6
@@ -135,29 +92,19 @@ def pressure_of(used: float, limit: float) -> Pressure:
     return "low" if share < MEDIUM_FROM else "medium" if share < HIGH_FROM else "high"
 
 
-def context_digest(
-    *,
-    window_pressure: Pressure,
-    policy_profile: str,
-    protected_artifacts: Iterable[str] = (),
-    dropped_items: int = 0,
-) -> ContextDigest:
-    """A checked digest, or `InvalidInput` naming the field."""
-    given = {
-        "window_pressure": window_pressure,
-        "protected_artifacts": listed(
-            "a context digest: protected_artifacts", protected_artifacts, code="invalid_context"
-        ),
-        "dropped_items": dropped_items,
-        "policy_profile": policy_profile,
-    }
+def checked_context(digest: object, profile: str) -> ContextDigest:
+    """A digest with valid fields, of that profile where it names none, or `InvalidInput` naming the field."""
+    if not isinstance(digest, ContextDigest):
+        raise InvalidInput(
+            f"a context digest is a ContextDigest, not {type(digest).__name__}", code="invalid_context"
+        )
     try:
-        digest = msgspec.convert(given, ContextDigest)
-    except msgspec.ValidationError as exc:
+        valid = msgspec.convert(msgspec.to_builtins(digest), ContextDigest)
+    except (msgspec.ValidationError, TypeError) as exc:
         raise InvalidInput(f"a context digest: {exc}", code="invalid_context") from exc
-    if digest.dropped_items < 0:
+    if valid.dropped_items < 0:
         raise InvalidInput("a context digest: dropped_items is 0 or more", code="invalid_context")
-    return digest
+    return msgspec.structs.replace(valid, policy_profile=valid.policy_profile or profile)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,8 +126,19 @@ class RunDetails:
         self.step: Step | None = None
         self.context: ContextDigest | None = None
         self.todo: TodoCompliance | None = None
-        self.outcomes = Outcomes(max_outcomes)
         self.resuming = ResumeInfo()
+        self._outcomes: deque[CommandOutcome] = deque(maxlen=max_outcomes)
+        self._outcome_count = 0
+
+    def add_outcome(self, outcome: CommandOutcome) -> None:
+        """Keep what a command did for the next snapshot; of many the newest."""
+        self._outcomes.append(checked_outcome(outcome))
+        self._outcome_count += 1
+
+    def clear_outcomes(self) -> None:
+        """A snapshot holds them now."""
+        self._outcomes.clear()
+        self._outcome_count = 0
 
     def at_step(self, step: Step) -> None:
         """The work goes on with this step, whatever interrupted it before."""
@@ -192,38 +150,33 @@ class RunDetails:
     @property
     def step_key(self) -> tuple[object, ...]:
         """What has to differ for the step to count as another one: also what decides whether it may be resumed."""
-        step, resuming = self.step, self.resuming
-        if step is None:
+        if self.step is None:
             return ()
-        needs = (step.is_idempotent, step.artifacts)
-        return (step.id, step.ordinal, step.status, *needs, resuming.is_interrupted, resuming.interruption)
+        return (*msgspec.structs.astuple(self.step), self.resuming.is_interrupted, self.resuming.interruption)
 
     def details(self, hints: ResumeHints | None) -> dict[str, Any]:
         """The details of a snapshot taken now."""
-        parts = {
-            "step_state": self._step_state(hints),
+        step_state: dict[str, Any] = {
+            "plan_path": self.plan_path,
+            "todo_compliance": self.todo,
+            "resume_hints": hints,
+        }
+        if self.step is not None:
+            step_state |= {
+                "step_id": self.step.id,
+                "step_ordinal": self.step.ordinal,
+                "step_status": self.step.status,
+            }
+        found = {
+            "step_state": StepState(**given) if (given := _given(step_state)) else None,
             "context_digest": self.context,
-            "command_outcomes": self.outcomes.entries,
-            "command_outcomes_dropped": self.outcomes.dropped or None,
+            "command_outcomes": list(self._outcomes),
+            "command_outcomes_dropped": self._outcome_count - len(self._outcomes) or None,
             RESUME_KEY: self.resuming,
         }
-        plain: dict[str, Any] = msgspec.to_builtins(_given(parts))
+        plain: dict[str, Any] = msgspec.to_builtins(_given(found))
         return plain
 
-    def _step_state(self, hints: ResumeHints | None) -> StepState | None:
-        step = self.step
-        given = _given(
-            {
-                "plan_path": self.plan_path,
-                "step_id": None if step is None else step.id,
-                "step_ordinal": None if step is None else step.ordinal,
-                "step_status": None if step is None else step.status,
-                "todo_compliance": self.todo,
-                "resume_hints": hints,
-            }
-        )
-        return StepState(**given) if given else None
 
-
-def _given(parts: dict[str, Any]) -> dict[str, Any]:
-    return {name: part for name, part in parts.items() if part is not None}
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

@@ -46,9 +46,9 @@ from stepkeep.recording.details import (
     MAX_OUTCOMES,
     RunDetails,
     Step,
-    check_options,
+    check_seconds,
     check_step,
-    context_digest,
+    checked_context,
 )
 from stepkeep.recording.resumption import HasArtifact, Interruption, classified, resume_hints
 from stepkeep.recording.triggers import Material, Recorded, TriggerPath, Wait, listed
@@ -84,7 +84,14 @@ class Recorder:
         has_artifact: HasArtifact = os.path.exists,
         wait: Wait | None = None,
     ) -> None:
-        check_options(state=state, heartbeat_seconds=heartbeat_seconds, coalesce_seconds=coalesce_seconds)
+        if state is not None and not callable(state):
+            raise InvalidInput(
+                f"state is a function that returns what to save, not {type(state).__name__}: "
+                "give a lambda, or set the state with update",
+                code="invalid_option",
+            )
+        check_seconds("heartbeat_seconds", heartbeat_seconds, may_be_zero=False)
+        check_seconds("coalesce_seconds", coalesce_seconds, may_be_zero=True)
         if max_outcomes < 1:
             raise InvalidInput("a recorder needs max_outcomes from 1", code="invalid_option")
         if plan_path is not None:
@@ -153,25 +160,15 @@ class Recorder:
     def command(self, outcome: CommandOutcome) -> None:
         """Note what a command or tool did; the next snapshot holds it. The newest ones are kept."""
         with self._lock:
-            self._now.outcomes.add(outcome)
+            self._now.add_outcome(outcome)
 
     def context(self, digest: ContextDigest) -> None:
-        """Note how the context window stands; every snapshot from now on says so. See `recording.digest`.
+        """Note how the context window stands; every snapshot from now on says so.
 
         Raises:
             InvalidInput: it is not a digest, or a text of it would not come back equal; `.path` names the place.
         """
-        given: object = digest
-        if not isinstance(given, ContextDigest):
-            raise InvalidInput(
-                f"a context digest is a ContextDigest, not {type(given).__name__}", code="invalid_context"
-            )
-        checked = context_digest(
-            window_pressure=digest.window_pressure,
-            protected_artifacts=digest.protected_artifacts,
-            dropped_items=digest.dropped_items,
-            policy_profile=digest.policy_profile or self._profile,
-        )
+        checked = checked_context(digest, self._profile)
         self._engine.encode(msgspec.to_builtins(checked))  # refused here, not by every snapshot from now on
         with self._lock:
             self._now.context = checked
@@ -324,24 +321,17 @@ class Recorder:
     def heartbeat(self) -> Recorded | None:
         """Take a snapshot if work is in progress and the last one is long enough ago. The thread calls this."""
         with self._lock:
-            is_due = triggers.heartbeat_due(
+            is_working = self._now.status is Status.IN_PROGRESS
+            is_due = is_working and triggers.heartbeat_due(
                 now_us=self._engine.clock(),
                 last_us=self._last_us,
-                status=self._current(),
+                status=self._stored_status(),
                 every_seconds=self._every_seconds,
             )
-            if not is_due:
-                return None
-            return self._trigger(Trigger(TriggerKind.TIMER, triggers.HEARTBEAT))
-
-    def _current(self) -> Status:
-        """Where the run stands, also when another handle or process paused or ended it."""
-        if self._now.status is not Status.IN_PROGRESS:
-            return self._now.status
-        return self._stored_status()
+            return self._trigger(Trigger(TriggerKind.TIMER, triggers.HEARTBEAT)) if is_due else None
 
     def _stored_status(self) -> Status:
-        """The status of the run, whoever gave it."""
+        """The status of the run, whoever gave it: another handle or process may have paused or ended it."""
         return self._engine.backend.session(self._uid).status
 
     @property
@@ -361,17 +351,12 @@ class Recorder:
         except Exception as exc:  # the state is foreign code; nothing may end the thread
             code = _code(exc)
             log.error("a heartbeat of session %s failed: %s (%s)", self._uid, exc, code)
-            self._note_failure(code, str(exc))
+            data, now_us = {"code": code, "message": str(exc)[:1000]}, self._engine.clock()
+            try:
+                self._engine.backend.record_event(self._uid, "heartbeat_failed", data, time_us=now_us)
+            except StepkeepError as worse:
+                log.error("that could not be recorded either: %s", worse)
         return self._seconds_left()
-
-    def _note_failure(self, code: str, message: str) -> None:
-        data = {"code": code, "message": message[:1000]}
-        try:
-            self._engine.backend.record_event(
-                self._uid, "heartbeat_failed", data, time_us=self._engine.clock()
-            )
-        except StepkeepError as exc:
-            log.error("that could not be recorded either: %s", exc)
 
     # --- snapshots
 
@@ -412,7 +397,7 @@ class Recorder:
             )
         )
         self._newest = header, material
-        self._now.outcomes.clear()
+        self._now.clear_outcomes()
         return Recorded(header=header)
 
     def _take_up(self) -> None:

@@ -38,6 +38,10 @@ ALLOWED: Final = (
 MAX_VALUE: Final = 32 * 1024
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_COMMIT: Final = re.compile(r"[0-9a-f]{4,64}", re.IGNORECASE)
+
+
+# --- the environment
 
 
 def captured(environ: Mapping[str, str], allowed: Iterable[str] = ALLOWED) -> dict[str, str]:
@@ -55,7 +59,7 @@ def is_variable(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-_COMMIT: Final = re.compile(r"[0-9a-f]{4,64}", re.IGNORECASE)
+# --- steps: each as a text for a person, and as lines of a shell script
 
 
 class RestoreCodeState(msgspec.Struct, frozen=True, kw_only=True, tag="restore_code_state", tag_field="step"):
@@ -63,6 +67,18 @@ class RestoreCodeState(msgspec.Struct, frozen=True, kw_only=True, tag="restore_c
 
     commit_hash: str | None
     patches: tuple[str, ...] = ()
+
+    def as_text(self) -> list[str]:
+        where = "at the top of a clone without submodules"
+        patches = f", then apply {len(self.patches)} patches {where}" if self.patches else ""
+        return [f"Check out commit {self.commit_hash or '(unknown)'}{patches}"]
+
+    def as_script(self) -> list[str]:
+        return [
+            "# at the top of a clone of the repository, without its submodules: patches bring their files",
+            *([f"git checkout --detach {shlex.quote(self.commit_hash)}"] if self.commit_hash else []),
+            *(f"printf '%s' {shlex.quote(patch)} | git apply" for patch in self.patches),
+        ]
 
 
 class RestoreEnvironment(
@@ -72,12 +88,33 @@ class RestoreEnvironment(
 
     env_vars: dict[str, str]
 
+    def as_text(self) -> list[str]:
+        return ["Set the environment:", *(f"{name}={value}" for name, value in self.env_vars.items())]
+
+    def as_script(self) -> list[str]:
+        return [
+            f"# set {name} yourself: its value looks like a secret and was not stored"
+            if value == HIDDEN
+            else f"export {name}={shlex.quote(value)}"
+            for name, value in self.env_vars.items()
+            if is_variable(name)
+        ]
+
 
 class ReplayCommand(msgspec.Struct, frozen=True, kw_only=True, tag="replay_command", tag_field="step"):
     """Run a command line again."""
 
     command: str
     working_dir: str | None = None
+
+    def as_text(self) -> list[str]:
+        where = f" (in {self.working_dir})" if self.working_dir else ""
+        return [f"Run: {self.command}{where}"]
+
+    def as_script(self) -> list[str]:
+        if not self.working_dir:
+            return [self.command]
+        return [f"(cd -- {shlex.quote(self.working_dir)} && {self.command})"]
 
 
 class ManualInstruction(
@@ -86,6 +123,12 @@ class ManualInstruction(
     """Something that only a person does."""
 
     instruction: str
+
+    def as_text(self) -> list[str]:
+        return [self.instruction]
+
+    def as_script(self) -> list[str]:
+        return [f"# {line}" for line in self.instruction.splitlines()]
 
 
 RecoveryStep: TypeAlias = RestoreCodeState | RestoreEnvironment | ReplayCommand | ManualInstruction
@@ -110,11 +153,18 @@ class RecoveryPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_text(self) -> str:
         """For a person: numbered steps. Show it through a filter for control characters."""
-        return _text(self)
+        lines = [f"Recovery point for session {self.session}, checkpoint {self.checkpoint_id}"]
+        for number, step in enumerate(self.recovery_instructions, 1):
+            first, *rest = step.as_text()
+            lines += [f"{number}. {first}", *(f"   {line}" for line in rest)]
+        return "\n".join(lines) + "\n"
 
     def as_script(self) -> str:
         """A shell script for a person to read, and to run if they want; every value is quoted."""
-        return _script(self)
+        lines = ["#!/bin/sh", "# Read this before you run it: it was not run by itself.", "set -eu", ""]
+        for step in self.recovery_instructions:
+            lines += [*step.as_script(), ""]
+        return "\n".join(lines)
 
 
 def recovery_point(
@@ -152,66 +202,6 @@ def checked_commit(commit: str | None) -> str | None:
     """`commit` if it may be the id of one: never an option or a command."""
     if commit is not None and not _COMMIT.fullmatch(check_text("a commit", commit)):
         raise InvalidInput(
-            f"{commit[:80]!r} is no id of a commit: give its hexadecimal digits", code="invalid_commit"
+            f"{commit[:80]!r} is not the id of a commit: give its hexadecimal digits", code="invalid_commit"
         )
     return commit
-
-
-# --- for a person
-
-
-def _text(point: RecoveryPoint) -> str:
-    lines = [f"Recovery point for session {point.session}, checkpoint {point.checkpoint_id}"]
-    for number, step in enumerate(point.recovery_instructions, 1):
-        first, *rest = _described(step)
-        lines += [f"{number}. {first}", *(f"   {line}" for line in rest)]
-    return "\n".join(lines) + "\n"
-
-
-def _described(step: RecoveryStep) -> list[str]:
-    match step:
-        case RestoreCodeState():
-            where = "at the top of a clone without submodules"
-            patches = f", then apply {len(step.patches)} patches {where}" if step.patches else ""
-            return [f"Check out commit {step.commit_hash or '(unknown)'}{patches}"]
-        case RestoreEnvironment():
-            return ["Set the environment:", *(f"{name}={value}" for name, value in step.env_vars.items())]
-        case ReplayCommand():
-            where = f" (in {step.working_dir})" if step.working_dir else ""
-            return [f"Run: {step.command}{where}"]
-        case ManualInstruction():
-            return [step.instruction]
-
-
-# --- for a shell
-
-
-def _script(point: RecoveryPoint) -> str:
-    lines = ["#!/bin/sh", "# Read this before you run it: it was not run by itself.", "set -eu", ""]
-    for step in point.recovery_instructions:
-        lines += [*_shell(step), ""]
-    return "\n".join(lines)
-
-
-def _shell(step: RecoveryStep) -> list[str]:
-    match step:
-        case RestoreCodeState():
-            return [
-                "# at the top of a clone of the repository, without its submodules: patches bring their files",
-                *([f"git checkout --detach {shlex.quote(step.commit_hash)}"] if step.commit_hash else []),
-                *(f"printf '%s' {shlex.quote(patch)} | git apply" for patch in step.patches),
-            ]
-        case RestoreEnvironment():
-            return [_export(name, value) for name, value in step.env_vars.items() if is_variable(name)]
-        case ReplayCommand():
-            if not step.working_dir:
-                return [step.command]
-            return [f"(cd -- {shlex.quote(step.working_dir)} && {step.command})"]
-        case ManualInstruction():
-            return [f"# {line}" for line in step.instruction.splitlines()]
-
-
-def _export(name: str, value: str) -> str:
-    if value == HIDDEN:
-        return f"# set {name} yourself: its value looks like a secret and was not stored"
-    return f"export {name}={shlex.quote(value)}"

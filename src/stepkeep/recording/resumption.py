@@ -16,7 +16,7 @@ import msgspec
 from stepkeep.codec.readable import ResumeHints, timestamp
 from stepkeep.engine import Engine, Loaded
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, InvalidInput
-from stepkeep.model import Status
+from stepkeep.model import DETAILS, Status
 from stepkeep.recording.triggers import merged_triggers, to_us
 
 MAX_ATTEMPTS: Final = 3
@@ -82,14 +82,13 @@ def _reason(given: Circumstances, now_us: int) -> Reason:
         return Reason.MISSING_ARTIFACTS
     if given.attempts >= given.max_attempts:
         return Reason.ATTEMPT_LIMIT
-    ends_us = cool_down_ends_us(given)
-    return Reason.COOL_DOWN if ends_us is not None and now_us < ends_us else Reason.ALLOWED
+    return Reason.COOL_DOWN if now_us < _cool_down_ends_us(given) else Reason.ALLOWED
 
 
-def cool_down_ends_us(given: Circumstances) -> int | None:
-    """When the cool-down is over; None when there is none."""
+def _cool_down_ends_us(given: Circumstances) -> int:
+    """When the cool-down is over; 0 when there is none."""
     if given.interruption is None or given.since_us is None:
-        return None
+        return 0
     return given.since_us + to_us(COOL_DOWN_SECONDS[given.interruption])
 
 
@@ -111,7 +110,7 @@ def _actions(reason: Reason, given: Circumstances) -> list[str]:
                 f"resumed {given.attempts} times without success: repair the cause, then start the step anew"
             ]
         case Reason.COOL_DOWN:
-            return [f"resume at {timestamp(cool_down_ends_us(given) or 0)} or later"]
+            return [f"resume at {timestamp(_cool_down_ends_us(given))} or later"]
 
 
 def classified(classification: Interruption | str | None) -> Interruption | None:
@@ -162,9 +161,8 @@ def circumstances(
 
     `since_us` is when the work was last seen, or last tried: its cool-down counts from the latest of them.
     """
-    is_unclassified = info.is_interrupted or status is Status.FAILED
     interruption = info.interruption
-    if interruption is None and not is_unclassified:
+    if interruption is None and not info.is_interrupted and status is not Status.FAILED:
         interruption = Interruption.PROCESS_CRASH
     known = [moment for moment in (since_us, info.interrupted_us) if moment is not None]
     return Circumstances(
@@ -209,27 +207,20 @@ def _answer(engine: Engine, uid: str, has_artifact: HasArtifact) -> tuple[Resume
 
 
 def resume_info_at(engine: Engine, loaded: Loaded) -> ResumeInfo:
-    """What is known at a snapshot, with what was merged into it."""
-    return _with_merged(engine, loaded, _resume_info_in(loaded))
+    """What is known at a snapshot, with the errors that were merged into it because nothing had changed.
 
-
-def _resume_info_in(loaded: Loaded) -> ResumeInfo:
-    """What a snapshot tells; nothing special when no recorder made it."""
-    details: Any = loaded.value("details") if "details" in loaded.contents else None
-    if not isinstance(details, dict) or RESUME_KEY not in details:
-        return ResumeInfo()
+    Where no recorder made the snapshot, there is nothing special to know.
+    """
+    details: Any = loaded.value(DETAILS) if DETAILS in loaded.contents else None
     try:
-        return msgspec.convert(details[RESUME_KEY], ResumeInfo)
+        found = details.get(RESUME_KEY, {}) if isinstance(details, dict) else {}
+        info = msgspec.convert(found, ResumeInfo)
     except msgspec.ValidationError as exc:
         raise Corrupt(
             f"{loaded.header.id} has details that make no sense: {exc}",
             code=SCHEMA_INVALID,
             checkpoint=loaded.header.id,
         ) from exc
-
-
-def _with_merged(engine: Engine, loaded: Loaded, info: ResumeInfo) -> ResumeInfo:
-    """The same after the errors that were merged into the snapshot because nothing had changed."""
     for merged in merged_triggers(engine, loaded.header):
         if merged.trigger.kind == "error":
             info = msgspec.structs.replace(
