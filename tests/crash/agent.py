@@ -12,7 +12,7 @@ from unittest.mock import patch
 from stepkeep import Store
 from stepkeep.hooks import answering
 from stepkeep.recording.coding_agents import responses
-from stepkeep.recording.coding_agents.events import CLAUDE_CODE
+from stepkeep.recording.coding_agents.hook_events import CLAUDE_CODE
 from stepkeep.recording.coding_agents.installing import install_hooks
 from tests.crash.stores import SQLITE, Operation, Say, url_at
 

@@ -25,7 +25,7 @@ from stepkeep.config import schema
 from stepkeep.errors import StepkeepError
 from stepkeep.history import paths, refs
 from stepkeep.model import check_branch_name, check_name
-from stepkeep.recording.coding_agents import events as hooks
+from stepkeep.recording.coding_agents import hook_events as hooks
 from stepkeep.runs.workflow.definition import InvalidWorkflow
 from stepkeep.runs.workflow.parse import parse_workflow
 from stepkeep.storage.files.layouts import safe_name

@@ -11,7 +11,7 @@ import pytest
 
 import stepkeep
 from stepkeep.codec.readable import CommandOutcome
-from stepkeep.recording.coding_agents.events import EVENTS
+from stepkeep.recording.coding_agents.hook_events import EVENTS
 from stepkeep.recording.phase_checkpoints import record_of
 from stepkeep.storage.urls import open_backend
 from stepkeep.testing import FakeClock

@@ -12,7 +12,7 @@ import pytest
 
 import stepkeep
 from stepkeep.errors import BackendUnavailable
-from stepkeep.recording.coding_agents.timeout import Timeout
+from stepkeep.recording.coding_agents.hook_process import Timeout
 from tests.hooks.conftest import Agent, Answer
 
 KEY = "claude-code:00893aaf-19fa-41d2-8238-13269b9b3ca0"

@@ -174,7 +174,7 @@ def test_a_file_that_would_come_back_changed_is_refused(text: str) -> None:
 def test_usual_numbers_and_other_keys_of_hooks_stay() -> None:
     """A fraction is written back as it was read; what stands beside the events is left alone."""
     before = '{"limit": 0.25, "many": 1e2, "hooks": {"enabled": true, "Later": "x"}}'
-    after = json.loads(installed(before, "gemini", "stepkeep", None).after or "")
+    after = json.loads(installed(before, "gemini", "stepkeep", None) or "")
     assert (after["limit"], after["many"]) == (0.25, 100)
     assert (after["hooks"]["enabled"], after["hooks"]["Later"]) == (True, "x")
 
@@ -258,14 +258,14 @@ def test_another_command_file_is_told_before_anything_is_written(agent: Agent) -
 
 def test_hooks_of_an_older_install_are_replaced() -> None:
     """Another program path or store changes our entries in place of adding more."""
-    once = installed(None, "claude-code", "stepkeep", None).after
-    twice = installed(once, "claude-code", "/opt/venv/bin/python -m stepkeep", "sqlite:x.db").after
+    once = installed(None, "claude-code", "stepkeep", None)
+    twice = installed(once, "claude-code", "/opt/venv/bin/python -m stepkeep", "sqlite:x.db")
     assert twice is not None
     document = json.loads(twice)
     assert [len(groups) for groups in document["hooks"].values()] == [1] * len(events_of("claude-code"))
-    assert uninstalled(twice).after == "{}\n"
-    assert uninstalled(None).is_changed is False
-    assert uninstalled('{"a": 1}').is_changed is False
+    assert uninstalled(twice) == "{}\n"
+    assert uninstalled(None) is None
+    assert uninstalled('{"a": 1}') == '{"a": 1}'
 
 
 def test_a_group_shared_with_others_keeps_theirs() -> None:
@@ -274,4 +274,4 @@ def test_a_group_shared_with_others_keeps_theirs() -> None:
     text = json.dumps({"hooks": {"Stop": [group]}})
     ours = {"type": "command", "command": "stepkeep hook Stop --client claude-code"}
     mixed = json.dumps({"hooks": {"Stop": [{**group, "hooks": [*group["hooks"], ours]}]}})
-    assert json.loads(uninstalled(mixed).after or "") == json.loads(text)
+    assert json.loads(uninstalled(mixed) or "") == json.loads(text)

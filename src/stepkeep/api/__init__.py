@@ -162,8 +162,8 @@ if TYPE_CHECKING:
         Trigger as Trigger,
         TriggerKind as TriggerKind,
     )
+    from stepkeep.recording.coding_agents.hook_process import HookProblem as HookProblem
     from stepkeep.recording.coding_agents.installing import (
-        HookProblem as HookProblem,
         HooksChange as HooksChange,
         HooksInstalled as HooksInstalled,
         HooksStatus as HooksStatus,
@@ -255,8 +255,8 @@ _NAMES_BY_MODULE = {
     "api.opening": ("default_url", "open"),
     "api.options": ("CleanupRules", "RetentionRules", "SaveOptions", "TimelineOptions"),
     "api.phases": ("TakenUp", "is_phase_session", "list_unfinished_phases", "open_phases", "resume_phase"),
+    "recording.coding_agents.hook_process": ("HookProblem",),
     "recording.coding_agents.installing": (
-        "HookProblem",
         "HooksChange",
         "HooksInstalled",
         "HooksStatus",

@@ -10,10 +10,9 @@ import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
-from stepkeep.recording.coding_agents import events, locations
+from stepkeep.recording.coding_agents import hook_events, hook_process
 
 TIMEOUT_SECONDS = 10
 """After so long a hook gives up, whatever it waits for. Long enough that a busy machine still saves."""
@@ -30,7 +29,7 @@ class Request:
     """The command line of a hook."""
 
     def __init__(self, args: Sequence[str]) -> None:
-        self.client = events.CLAUDE_CODE
+        self.client = hook_events.CLAUDE_CODE
         self.store: str | None = None
         self.asks_help = False
         words: list[str] = []
@@ -59,7 +58,7 @@ def main(args: Sequence[str]) -> int:
         print(USAGE, end="", file=sys.stdout if request.asks_help else sys.stderr)
         return 0
     answer = answered(request, os.environ)
-    if answer or request.client in events.ANSWERS_ALWAYS:
+    if answer or request.client in hook_events.ANSWERS_ALWAYS:
         _print(answer)
     return 0
 
@@ -91,15 +90,15 @@ def answered(request: Request, environ: Mapping[str, str]) -> dict[str, Any]:
     """The answer to an event; a problem becomes a message in it."""
     session = ""
     try:
-        from stepkeep.recording.coding_agents.timeout import Timeout
-
-        with Timeout(TIMEOUT_SECONDS, "nothing was saved"):
-            content = events.read_input(0) if request.argument is None else request.argument
-            event = events.read_event(request.client, request.event, content, cwd=locations.cwd() or "/")
+        with hook_process.Timeout(TIMEOUT_SECONDS, "nothing was saved"):
+            content = hook_events.read_input(0) if request.argument is None else request.argument
+            event = hook_events.read_event(
+                request.client, request.event, content, cwd=hook_process.cwd() or "/"
+            )
             session = event.session
             from stepkeep.recording.coding_agents.responses import respond
 
-            return respond(event, locations.store_url(request.store, environ, locations.cwd()), environ)
+            return respond(event, hook_process.store_url(request.store, environ, hook_process.cwd()), environ)
     except Exception as exc:  # the agent goes on, whatever it is
         return _told(request, environ, session, exc)
 
@@ -108,18 +107,9 @@ def _told(request: Request, environ: Mapping[str, str], session: str, exc: Excep
     code = getattr(exc, "code", None)
     code = code if isinstance(code, str) else type(exc).__name__
     message = str(exc) or type(exc).__name__
-    is_news = True
-    with suppress(OSError, ImportError):  # where no file can be opened there is no log, and no module for it
-        from stepkeep.recording.coding_agents import hook_log
-
-        is_news = hook_log.note(
-            environ,
-            client=request.client,
-            event=request.event,
-            session=session,
-            code=code,
-            message=message,
-        )
+    is_news = hook_process.log_problem(
+        environ, client=request.client, event=request.event, session=session, code=code, message=message
+    )
     # A turn has many tools: trouble that lasts is told once in a while, not at every one of them.
     return (
         {"systemMessage": f"Stepkeep saved nothing at {request.event[:80]}: {message[:500]}"}

@@ -30,9 +30,9 @@ REF: Final = "checkpointRef"
 MAX_BYTES: Final = 16 << 20
 WAIT_SECONDS: Final = 2.0
 EVENTS_FOLDER: Final = "events"
-CREATED: Final = "checkpoint_created"
-COMPLETED: Final = "checkpoint_completed"
-DELETED: Final = "checkpoint_deleted"
+CREATED = "checkpoint_created"
+COMPLETED = "checkpoint_completed"
+DELETED = "checkpoint_deleted"
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _DECODER: Final = json.JSONDecoder()

@@ -1,7 +1,8 @@
 """What a hook stores: an event that waits, or a checkpoint with all that waited.
 
 Every hook is a process of its own, and several may run at once. A tool that was used is noted as an event of the
-session, in one small transaction; a boundary makes a checkpoint from the last state and the deltas since.
+session, in one small transaction; a boundary makes a checkpoint from the last state and the deltas since. The state
+holds where the work stands and where the transcript ends, never the transcript itself.
 """
 
 from __future__ import annotations
@@ -13,29 +14,141 @@ import msgspec
 
 from stepkeep.engine import Engine, Save
 from stepkeep.errors import Corrupt, InvalidInput, NotFound
-from stepkeep.model import STATE, Header, SessionInfo, Status, Trigger, TriggerKind, check_name
+from stepkeep.model import PHASES, STATE, Header, SessionInfo, Status, Trigger, TriggerKind, check_name
 from stepkeep.recording import triggers
-from stepkeep.recording.coding_agents import environment, events, session_state
-from stepkeep.recording.coding_agents.events import MAX_MESSAGE, HookEvent
-from stepkeep.recording.coding_agents.session_state import Delta, SessionState
+from stepkeep.recording.coding_agents import environment, hook_events
+from stepkeep.recording.coding_agents.hook_events import (
+    MAX_MESSAGE,
+    MAX_TASKS,
+    Delta,
+    HookEvent,
+    Task,
+    ToolOutcome,
+)
 from stepkeep.recording.triggers import Material, TriggerPath
 from stepkeep.storage.port import HeaderQuery
 
+MAX_RECENT = 10
+MAX_OUTCOMES = 50
+SUMMARY_WORDS = 8
 PROFILE = "phase"
 WAITING = "agent_event"
 RESTORED = "context_restored"
 
 _TRIGGERS = {
-    events.PROMPT: Trigger(TriggerKind.AUTO, "prompt"),
-    events.TOOL: Trigger(TriggerKind.AUTO, triggers.STEP_BOUNDARY),
-    events.TOOL_FAILED: Trigger(TriggerKind.ERROR, triggers.RECOVERABLE_ERROR),
-    events.COMPACTION: Trigger(TriggerKind.AUTO, triggers.COMPACTION_WARNING),
-    events.TURN_END: Trigger(TriggerKind.AUTO, "turn_end"),
-    events.SUBAGENT_END: Trigger(TriggerKind.AUTO, "subagent_end"),
-    events.TASK_DONE: Trigger(TriggerKind.AUTO, triggers.STEP_BOUNDARY),
-    events.END: Trigger(TriggerKind.AUTO, "session_end"),
+    hook_events.PROMPT: Trigger(TriggerKind.AUTO, "prompt"),
+    hook_events.TOOL: Trigger(TriggerKind.AUTO, triggers.STEP_BOUNDARY),
+    hook_events.TOOL_FAILED: Trigger(TriggerKind.ERROR, triggers.RECOVERABLE_ERROR),
+    hook_events.COMPACTION: Trigger(TriggerKind.AUTO, triggers.COMPACTION_WARNING),
+    hook_events.TURN_END: Trigger(TriggerKind.AUTO, "turn_end"),
+    hook_events.SUBAGENT_END: Trigger(TriggerKind.AUTO, "subagent_end"),
+    hook_events.TASK_DONE: Trigger(TriggerKind.AUTO, triggers.STEP_BOUNDARY),
+    hook_events.END: Trigger(TriggerKind.AUTO, "session_end"),
 }
 _HEARTBEAT = Trigger(TriggerKind.TIMER, triggers.HEARTBEAT)
+
+
+SessionState = dict[str, Any]
+
+
+# --- the state of a session; pure ------------------------------------------------------------------------------
+
+
+def changed(state: SessionState, delta: Delta) -> SessionState:
+    """The state after an event."""
+    after = dict(state)
+    if delta.phase:
+        after["phase"] = delta.phase
+    if delta.prompt:
+        after["prompt"] = delta.prompt
+    if delta.message:
+        after["last_message"] = delta.message
+    if delta.tasks is not None:
+        after["tasks"] = [msgspec.to_builtins(task) for task in delta.tasks]
+    if delta.task is not None:
+        after["tasks"] = _with_task(state.get("tasks", []), delta.task)
+    if delta.outcome is not None:
+        after["recent"] = [*state.get("recent", []), msgspec.to_builtins(delta.outcome)][-MAX_RECENT:]
+    if delta.kind == hook_events.COMPACTION:
+        after["compacted"] = True
+    elif delta.kind == hook_events.PROMPT:
+        after.pop("compacted", None)
+    if delta.kind == hook_events.TURN_END:
+        after["turn"] = "ended"
+    elif delta.kind in (hook_events.PROMPT, hook_events.TOOL, hook_events.TOOL_FAILED):
+        after["turn"] = "running"
+    return after
+
+
+def _with_task(tasks: list[dict[str, str]], task: Task) -> list[dict[str, str]]:
+    """The list with one task put in or changed, found by its id, else by what it says."""
+    at = next((at for at, each in enumerate(tasks) if each["id"] == task.id), None)
+    if at is None and task.subject:
+        at = next((at for at, each in enumerate(tasks) if each["subject"] == task.subject), None)
+    if at is None:
+        return [*tasks, msgspec.to_builtins(task)][-MAX_TASKS:]
+    known = tasks[at]
+    return [
+        *tasks[:at],
+        {**known, "subject": task.subject or known["subject"], "status": task.status},
+        *tasks[at + 1 :],
+    ]
+
+
+def open_tasks(state: SessionState) -> list[dict[str, str]]:
+    return [task for task in state.get("tasks", []) if task["status"] != "completed"]
+
+
+def is_work_done(state: SessionState) -> bool:
+    """Whether nothing is left over when the session ends now: the last turn came to its end, and no task is open."""
+    return state.get("turn") == "ended" and not open_tasks(state)
+
+
+def phase_number(state: SessionState) -> int:
+    return PHASES.index(state.get("phase", PHASES[0])) + 1
+
+
+def summary(state: SessionState) -> str:
+    """The task in eight words: the one in progress, else what was asked for, else what was said last."""
+    running = [task["subject"] for task in open_tasks(state) if task["status"] == "in_progress"]
+    waiting = [task["subject"] for task in open_tasks(state)]
+    texts = (*running, *waiting, state.get("prompt", ""), state.get("last_message", ""))
+    text = next((text for text in texts if text), "")
+    return " ".join(text.split()[:SUMMARY_WORDS]) or "unnamed work"
+
+
+def metadata(state: SessionState) -> dict[str, Any]:
+    """What a checkpoint says of the phase, so that it is one among all phase checkpoints."""
+    return {
+        "phase": state.get("phase", PHASES[0]),
+        "phase_number": phase_number(state),
+        "task_summary": summary(state),
+        "criteria": state.get("tasks", [])[:50],
+        "client": state.get("client", ""),
+    }
+
+
+def details(state: SessionState, outcomes: list[ToolOutcome]) -> dict[str, Any]:
+    """What a checkpoint says of commands and of the step, as the snapshot lifecycle names it."""
+    found: dict[str, Any] = {
+        "command_outcomes": [msgspec.to_builtins(each) for each in outcomes[-MAX_OUTCOMES:]]
+    }
+    if len(outcomes) > MAX_OUTCOMES:
+        found["command_outcomes_dropped"] = len(outcomes) - MAX_OUTCOMES
+    step = next(iter(open_tasks(state)), None)
+    if step is not None:
+        status = "running" if step["status"] == "in_progress" else "pending"
+        found["step_state"] = {"step_id": step["id"], "step_status": status}
+    return found
+
+
+def comparable(state: SessionState) -> SessionState:
+    """What has to differ for an event to be worth a checkpoint of its own, wherever the transcript ends."""
+    passing = {"transcript", "events_seen", "git", "recent"}
+    return {key: value for key, value in state.items() if key not in passing}
+
+
+# --- the session of an agent -----------------------------------------------------------------------------------
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -51,7 +164,7 @@ class Known(msgspec.Struct, frozen=True):
         """The state with all that waits."""
         found = self.state
         for delta in self.waiting:
-            found = session_state.changed(found, delta)
+            found = changed(found, delta)
         return found
 
 
@@ -67,13 +180,14 @@ def session_key(event: HookEvent) -> str:
 def open_session(engine: Engine, event: HookEvent) -> SessionInfo:
     """The session in which the work of this agent is kept: its own, or the one that it took up."""
     own = engine.backend.session_by_key(session_key(event))
-    if own is None:
-        given = {"metadata": {"client": event.client, "agent": environment.agent_process()}}
-        project = project_name(event)
-        return engine.open_session(
-            session_key(event), profile=PROFILE, **({"project": project} if project else {}), **given
-        )
-    return continued(engine, own, event)
+    return _begun(engine, event) if own is None else continued(engine, own, event)
+
+
+def _begun(engine: Engine, event: HookEvent, **about: Any) -> SessionInfo:
+    project = project_name(event)
+    metadata = {"client": event.client, "agent": environment.agent_process(), **about}
+    given = {"metadata": metadata, **({"project": project} if project else {})}
+    return engine.open_session(session_key(event), profile=PROFILE, **given)
 
 
 def project_name(event: HookEvent) -> str | None:
@@ -95,7 +209,7 @@ def continued(engine: Engine, own: SessionInfo, event: HookEvent) -> SessionInfo
         engine.describe_session(own.uid, {"metadata": {**own.metadata, "continues": key}})
         agent = {"agent": environment.agent_process()}
         taken = engine.describe_session(taken.uid, {"metadata": {**taken.metadata, **agent}})
-    if taken.status.is_finished and event.kind == events.PROMPT:
+    if taken.status.is_finished and event.kind == hook_events.PROMPT:
         rest = {name: value for name, value in own.metadata.items() if name not in ("continues", "offered")}
         return engine.describe_session(own.uid, {"metadata": rest})
     return taken
@@ -133,12 +247,12 @@ def record(engine: Engine, event: HookEvent) -> Header | None:
     the work is done is not unfinished work.
     """
     session = open_session(engine, event)
-    if session.status.is_finished and event.kind != events.PROMPT:
+    if session.status.is_finished and event.kind != hook_events.PROMPT:
         return None
-    if event.kind == events.TOOL and event.tasks is None and event.task is None:
+    if event.kind == hook_events.TOOL and event.tasks is None and event.task is None:
         return _note(engine, session, event)
     before = known(engine, session)
-    if event.kind == events.END and before.header is None and not before.waiting:
+    if event.kind == hook_events.END and before.header is None and not before.waiting:
         return None
     if _is_repeated(engine, session, event, before):
         _wait(engine, session, event)
@@ -155,12 +269,12 @@ def _note(engine: Engine, session: SessionInfo, event: HookEvent) -> Header | No
     if row is not None and not is_due:
         _wait(engine, session, event)
         return None
-    trigger = _TRIGGERS[events.TOOL] if row is None else _HEARTBEAT
+    trigger = _TRIGGERS[hook_events.TOOL] if row is None else _HEARTBEAT
     return save(engine, session, event, known(engine, session), trigger)
 
 
 def _wait(engine: Engine, session: SessionInfo, event: HookEvent) -> None:
-    data = msgspec.to_builtins(session_state.delta_of(event))
+    data = msgspec.to_builtins(event.delta)
     engine.backend.record_event(session.uid, WAITING, data, time_us=engine.clock())
 
 
@@ -168,32 +282,31 @@ def _is_repeated(engine: Engine, session: SessionInfo, event: HookEvent, before:
     """Whether this comes right after the last checkpoint and changes nothing."""
     if before.header is None:
         return False
-    after = session_state.changed(before.now, session_state.delta_of(event))
+    after = changed(before.now, event)
     return TriggerPath(engine, session.uid).is_repeated(
         _TRIGGERS[event.kind].event,
-        Material(session_state.comparable(after), _status(event, after)),
+        Material(comparable(after), _status(event, after)),
         newest=before.header,
-        was=Material(session_state.comparable(before.now), before.header.status),
+        was=Material(comparable(before.now), before.header.status),
         now_us=engine.clock(),
     )
 
 
 def save(engine: Engine, session: SessionInfo, event: HookEvent, before: Known, trigger: Trigger) -> Header:
     """Make a checkpoint of all that is known."""
-    delta = session_state.delta_of(event)
-    now = _with_environment(session_state.changed(before.now, delta), event, before.last_event)
-    outcomes = [each.outcome for each in (*before.waiting, delta) if each.outcome is not None]
+    now = _with_environment(changed(before.now, event), event, before.last_event)
+    outcomes = [each.outcome for each in (*before.waiting, event) if each.outcome is not None]
     status = _status(event, now)
     header = engine.save(
         Save(
             session=session.uid,
             state=now,
-            details=session_state.details(now, outcomes),
-            step=session_state.phase_number(now),
+            details=details(now, outcomes),
+            step=phase_number(now),
             status=status,
             trigger=trigger,
-            message=session_state.summary(now),
-            metadata=session_state.metadata(now),
+            message=summary(now),
+            metadata=metadata(now),
         )
     )
     if status is not Status.IN_PROGRESS:
@@ -202,9 +315,9 @@ def save(engine: Engine, session: SessionInfo, event: HookEvent, before: Known, 
 
 
 def _status(event: HookEvent, now: SessionState) -> Status:
-    if event.kind != events.END:
+    if event.kind != hook_events.END:
         return Status.IN_PROGRESS
-    return Status.COMPLETED if session_state.is_work_done(now) else Status.PAUSED
+    return Status.COMPLETED if is_work_done(now) else Status.PAUSED
 
 
 def _with_environment(now: SessionState, event: HookEvent, last_event: int) -> SessionState:
@@ -229,18 +342,12 @@ def _with_environment(now: SessionState, event: HookEvent, last_event: int) -> S
 def offered(engine: Engine, event: HookEvent, key: str) -> None:
     """Remember which work was offered to this agent, so that a yes can be told to be its own."""
     own = engine.backend.session_by_key(session_key(event))
-    about = {
-        "client": event.client,
-        "agent": environment.agent_process(),
-        "offered": key,
-        "offered_us": engine.clock(),
-    }
+    about = {"offered": key, "offered_us": engine.clock()}
     if own is None:
-        project = project_name(event)
-        given = {"project": project} if project else {}
-        engine.open_session(session_key(event), profile=PROFILE, metadata=about, **given)
+        _begun(engine, event, **about)
     elif not own.metadata.get("continues"):
-        engine.describe_session(own.uid, {"metadata": {**own.metadata, **about}})
+        agent = {"client": event.client, "agent": environment.agent_process()}
+        engine.describe_session(own.uid, {"metadata": {**own.metadata, **agent, **about}})
 
 
 def take_up(engine: Engine, key: str) -> tuple[SessionInfo, Known]:

@@ -1,6 +1,6 @@
 """The project files beside what a hook saved: captured by a process of their own, so that no agent waits for them.
 
-The checkpoint is durable before that process starts, and its files come a event later, in a checkpoint with the same
+The checkpoint is durable before that process starts, and its files come a moment later, in a checkpoint with the same
 state; where nothing changed since the last capture there is none. Whatever goes wrong here costs only the files.
 """
 
@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 
 from stepkeep.engine import Engine
 from stepkeep.model import SessionInfo, Trigger, TriggerKind
-from stepkeep.recording.coding_agents import events, locations
+from stepkeep.recording.coding_agents import hook_events, hook_process
 from stepkeep.recording.coding_agents.environment import repository_of
-from stepkeep.recording.coding_agents.events import HookEvent
-from stepkeep.recording.coding_agents.locations import home_of
+from stepkeep.recording.coding_agents.hook_events import HookEvent
 
 if TYPE_CHECKING:
     from stepkeep.workspace.capture import CaptureLimits
 
-BOUNDARIES = (events.TURN_END, events.COMPACTION, events.END)
+BOUNDARIES = (hook_events.TURN_END, hook_events.COMPACTION, hook_events.END)
 TRIGGER = Trigger(TriggerKind.AUTO, "workspace")
 TOO_SLOW = "files_took_too_long"
 """In the metadata of a session: its tree is not captured again."""
@@ -30,12 +29,12 @@ _NICE = 10
 
 
 def tree_of(event: HookEvent, environ: Mapping[str, str]) -> str | None:
-    """The repository whose files belong to a event; None when there is none, or the event is no boundary."""
+    """The repository whose files belong to an event; None when there is none, or the event is not a boundary."""
     if event.kind not in BOUNDARIES:
         return None
     root = repository_of(event.cwd)
     # A home directory under version control is not a project: most of its files have nothing to do with the work.
-    return None if root in ("", "/", home_of(environ).rstrip("/")) else root
+    return None if root in ("", "/", hook_process.home_of(environ).rstrip("/")) else root
 
 
 def start(engine: Engine, uid: str, root: str, event: HookEvent, environ: Mapping[str, str]) -> bool:
@@ -63,10 +62,8 @@ def _leave_the_agent() -> None:
 
 
 def _captured(engine: Engine, uid: str, root: str, event: HookEvent, environ: Mapping[str, str]) -> None:
-    from stepkeep.recording.coding_agents.timeout import Timeout
-
     try:
-        with Timeout(SECONDS, "the files were not captured"):
+        with hook_process.Timeout(SECONDS, "the files were not captured"):
             session = engine.backend.session(uid)
             limits = _limits(environ)
             if limits is not None and not session.metadata.get(TOO_SLOW):
@@ -81,7 +78,7 @@ def _limits(environ: Mapping[str, str]) -> CaptureLimits | None:
     """How much is captured; None when the settings switch it off."""
     from stepkeep.workspace.capture import DEFAULT_LIMITS, CaptureLimits
 
-    settings = locations.settings(environ, locations.cwd())
+    settings = hook_process.settings(environ, hook_process.cwd())
     if settings is None:
         return DEFAULT_LIMITS
     if not settings["hooks.workspace"]:
@@ -104,10 +101,8 @@ def _save(engine: Engine, session: SessionInfo, root: str, limits: CaptureLimits
 
 
 def _note(engine: Engine, uid: str, event: HookEvent, environ: Mapping[str, str], exc: Exception) -> None:
-    from stepkeep.recording.coding_agents import hook_log
-
     code = str(getattr(exc, "code", type(exc).__name__))
-    hook_log.note(
+    hook_process.log_problem(
         environ,
         client=event.client,
         event=event.name,

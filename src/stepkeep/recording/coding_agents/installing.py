@@ -15,7 +15,8 @@ import re
 import shlex
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from decimal import Decimal, InvalidOperation
 from importlib import resources
 from pathlib import Path
@@ -24,10 +25,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from stepkeep.errors import BackendUnavailable, InvalidInput, StepkeepError
-from stepkeep.model import from_us
-from stepkeep.recording.coding_agents import hook_log
-from stepkeep.recording.coding_agents.events import CLAUDE_CODE, CLIENTS, CODEX, EVENTS, GEMINI, NOTIFY
-from stepkeep.recording.coding_agents.locations import log_file
+from stepkeep.recording.coding_agents.hook_events import CLAUDE_CODE, CLIENTS, CODEX, EVENTS, GEMINI, NOTIFY
+from stepkeep.recording.coding_agents.hook_process import HookProblem, log_file, recent_problems, timestamp
 from stepkeep.storage.disk import make_private_directory, put_in_place, temporary_beside, write_new
 
 Scope = Literal["project", "user"]
@@ -45,28 +44,7 @@ _OURS: Final = re.compile(r"""\bstepkeep(?:\.exe)?["']?\s+hook\s+[\w-]+.*--clien
 _COMMENT: Final = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 
-class Edited(msgspec.Struct, frozen=True):
-    """The text of a settings file before and after; None where there is no file."""
-
-    before: str | None
-    after: str | None
-
-    @property
-    def is_changed(self) -> bool:
-        return self.before != self.after
-
-    def diff(self, name: str) -> str:
-        old, new = (self.before or "").splitlines(), (self.after or "").splitlines()
-        return "\n".join(difflib.unified_diff(old, new, name, name, lineterm=""))
-
-
-def settings_path(client: str, scope: Scope, *, folder: Path, home: Path, environ: dict[str, str]) -> Path:
-    """The file of a client: that of the project in `folder`, or that of the user."""
-    place, name, variable = _FILES[client]
-    if scope == "project":
-        return folder / place / name
-    configured = environ.get(variable) if variable else None
-    return (Path(configured) if configured else home / place) / name
+# --- the text of a settings file -------------------------------------------------------------------------------
 
 
 def events_of(client: str) -> tuple[str, ...]:
@@ -74,45 +52,37 @@ def events_of(client: str) -> tuple[str, ...]:
     return tuple(event for event in EVENTS[client] if event != NOTIFY)
 
 
-def command_line(program: str, client: str, event: str, store: str | None) -> str:
-    import shlex
-
-    option = "" if store is None else f" --store {shlex.quote(store)}"
-    return f"{program} hook {event} --client {client}{option}"
+def _store_option(store: str | None) -> str:
+    return "" if store is None else f" --store {shlex.quote(store)}"
 
 
-def our_groups(client: str, program: str, store: str | None) -> dict[str, Any]:
-    """What belongs into the file, event by event."""
-    return {
+def installed(before: str | None, client: str, program: str, store: str | None) -> str | None:
+    """The text with our hooks, once each, in place of those that may be there already.
+
+    Raises:
+        InvalidInput: (`invalid_settings`) the file holds no settings, or (`settings_have_comments`) it has comments.
+    """
+    option = f" --client {client}{_store_option(store)}"
+    groups = {
         event: {
             "hooks": [
                 {
                     "type": "command",
-                    "command": command_line(program, client, event, store),
+                    "command": f"{program} hook {event}{option}",
                     "timeout": _TIMEOUTS[client],
                 }
             ]
         }
         for event in events_of(client)
     }
-
-
-def installed(before: str | None, client: str, program: str, store: str | None) -> Edited:
-    """The text with our hooks, once each, in place of those that may be there already.
-
-    Raises:
-        InvalidInput: (`invalid_settings`) the file holds no settings, or (`settings_have_comments`) it has comments.
-    """
-    groups = our_groups(client, program, store)
-    settings = _parsed(
-        before, json.dumps({"hooks": {event: [group] for event, group in groups.items()}}, indent=2)
-    )
+    paste = {"hooks": {event: [group] for event, group in groups.items()}}
+    settings = _parsed(before, json.dumps(paste, indent=2))
     hooks = dict(settings.get("hooks") or {})
     if all(_is_installed(hooks.get(event), group) for event, group in groups.items()):
-        return Edited(before, before)
+        return before
     for event, group in groups.items():
         hooks[event] = [*_without_ours(hooks.get(event, [])), group]
-    return Edited(before, _written(before, {**settings, "hooks": hooks}))
+    return _written(before, {**settings, "hooks": hooks})
 
 
 def _is_installed(groups: Any, wanted: dict[str, Any]) -> bool:
@@ -121,29 +91,27 @@ def _is_installed(groups: Any, wanted: dict[str, Any]) -> bool:
     return ours == [wanted]
 
 
-def uninstalled(before: str | None) -> Edited:
+def uninstalled(before: str | None) -> str | None:
     """The text without our hooks; lists and objects that are empty then go too.
 
     Raises:
         InvalidInput: as `installed`.
     """
-    if before is None:
-        return Edited(None, None)
-    settings = _parsed(before, "")
+    settings = _parsed(before)
     hooks = settings.get("hooks") or {}
     rest = {event: _without_ours(groups) for event, groups in hooks.items()}
     kept = {event: groups for event, groups in rest.items() if groups or not hooks[event]}
     if kept == hooks:
-        return Edited(before, before)
-    changed = {**settings, "hooks": kept}
+        return before
+    settings["hooks"] = kept
     if not kept:
-        del changed["hooks"]
-    return Edited(before, _written(before, changed))
+        del settings["hooks"]
+    return _written(before, settings)
 
 
-def found_events(text: str | None) -> tuple[str, ...]:
+def _found_events(text: str | None) -> tuple[str, ...]:
     """The events at which our hooks stand in a file; raises as `installed`, also for comments."""
-    hooks = _parsed(text, "").get("hooks") or {}
+    hooks = _parsed(text).get("hooks") or {}
     return tuple(event for event, groups in hooks.items() if _without_ours(groups) != groups)
 
 
@@ -167,7 +135,7 @@ def _is_our_hook(hook: Any) -> bool:
     return isinstance(command, str) and _OURS.search(command) is not None
 
 
-def _parsed(text: str | None, paste: str) -> dict[str, Any]:
+def _parsed(text: str | None, paste: str = "") -> dict[str, Any]:
     if text is None or not text.strip():
         return {}
     try:
@@ -212,20 +180,17 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _number(text: str) -> float:
     number = float(text)
-    if not _is_exact(number, text):
+    try:
+        is_exact = math.isfinite(number) and Decimal(repr(number)) == Decimal(text)
+    except InvalidOperation:  # an exponent beyond all measure
+        is_exact = False
+    if not is_exact:
         raise InvalidInput(
             f"the settings file has the number {text[:100]}, which would be written back as another one:"
             " change it first",
             code="invalid_settings",
         )
     return number
-
-
-def _is_exact(number: float, text: str) -> bool:
-    try:
-        return math.isfinite(number) and Decimal(repr(number)) == Decimal(text)
-    except InvalidOperation:  # an exponent beyond all measure
-        return False
 
 
 def _is_json(text: str) -> bool:
@@ -243,18 +208,14 @@ def _written(before: str | None, settings: dict[str, Any]) -> str:
     return text if before and not before.endswith("\n") else text + "\n"
 
 
-COMMAND_FILE: Final = "checkpoint.md"
-DIRECTORY: Final = Path(".claude") / "commands"
-"""Where coding agents look for the commands of a project."""
+# --- the file of the /checkpoint command -----------------------------------------------------------------------
 
-_PLACES: Final = ("{program}", "{store}")
-"""What differs between the files that we write."""
+COMMAND_FILE: Final = "checkpoint.md"
 
 
 def command_text(program: str = "stepkeep", store: str | None = None) -> str:
     """The `/checkpoint` command as a Markdown command file: how it calls us, and with which store if it names one."""
-    option = "" if store is None else f" --store {shlex.quote(store)}"
-    return _template().replace("{program}", program).replace("{store}", option)
+    return _template().replace("{program}", program).replace("{store}", _store_option(store))
 
 
 def install_command(project: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -264,39 +225,29 @@ def install_command(project: str | os.PathLike[str], *, overwrite: bool = False)
         InvalidInput: another file is there (code `file_exists`), and `overwrite` was not given.
         BackendUnavailable: it could not be written.
     """
-    path = Path(project) / DIRECTORY / COMMAND_FILE
-    write_command(path, command_text(), overwrite=overwrite)
+    path = Path(project, ".claude", "commands", COMMAND_FILE)
+    if not overwrite:
+        _check_command(path)
+    _write_command(path, command_text())
     return path
 
 
-def check_command(path: Path) -> None:
-    """See whether a command file may be written: nothing is there, or what we wrote before, for whichever store.
-
-    Raises:
-        InvalidInput: another file is there, or a link (`file_exists`).
-        BackendUnavailable: it cannot be read.
-    """
-    try:
+def _check_command(path: Path) -> None:
+    """Refuse to replace a link, or another file than one that we wrote before, for whichever store."""
+    with _export_errors(path):
         is_free = not path.is_symlink() and (not path.exists() or _is_our_command(path))
-    except OSError as exc:
-        raise _failed(path, exc) from exc
     if not is_free:
         raise InvalidInput(
             f"{path} exists and is another file: keep it, or use --force to replace it", code="file_exists"
         )
 
 
-def write_command(path: Path, text: str, *, overwrite: bool = False) -> None:
-    """Write a command file in place of one that we wrote before, with `overwrite` of any. Raises as `check_command`."""
-    if not overwrite:
-        check_command(path)
-    try:
+def _write_command(path: Path, text: str) -> None:
+    with _export_errors(path):
         if path.is_symlink():
             path.unlink()
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    except OSError as exc:
-        raise _failed(path, exc) from exc
 
 
 def _template() -> str:
@@ -306,27 +257,40 @@ def _template() -> str:
 def _is_our_command(path: Path) -> bool:
     """Whether a file says what ours says, whichever program and store it names."""
     pattern = re.escape(_template())
-    for place in _PLACES:
-        pattern = pattern.replace(re.escape(place), ".*")
+    for differing in ("{program}", "{store}"):
+        pattern = pattern.replace(re.escape(differing), ".*")
     return re.fullmatch(pattern, path.read_text(encoding="utf-8", errors="replace")) is not None
 
 
-def _failed(path: Path, exc: OSError) -> BackendUnavailable:
-    return BackendUnavailable(f"{path} could not be written: {exc}", code="export_failed", retryable=False)
+@contextmanager
+def _export_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise BackendUnavailable(
+            f"{path} could not be written: {exc}", code="export_failed", retryable=False
+        ) from exc
 
 
-BACKUP = ".before-stepkeep"
+# --- installing ------------------------------------------------------------------------------------------------
+
+BACKUP: Final = ".before-stepkeep"
 
 
-class HooksChange(msgspec.Struct, frozen=True, kw_only=True):
+class SettingsFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A settings file of a client: that of a project, or that of the user."""
+
+    client: str
+    scope: Scope
+    path: str
+
+
+class HooksChange(SettingsFile, frozen=True, kw_only=True):
     """What was done to a settings file, or would be.
 
     `backup` holds the file as it was before; `command` is the command file, None when none was asked for.
     """
 
-    client: str
-    scope: Scope
-    path: str
     is_changed: bool
     is_dry_run: bool
     diff: str
@@ -335,27 +299,13 @@ class HooksChange(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
 
 
-class HooksInstalled(msgspec.Struct, frozen=True, kw_only=True):
-    """One settings file, and which of our events it has."""
+class HooksInstalled(SettingsFile, frozen=True, kw_only=True):
+    """A settings file, and which of our events it has."""
 
-    client: str
-    scope: Scope
-    path: str
     exists: bool
     events: tuple[str, ...]
     missing: tuple[str, ...]
     problem: str | None = None
-
-
-class HookProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a hook could not do."""
-
-    time: str
-    client: str
-    event: str
-    session: str
-    code: str
-    message: str
 
 
 class HooksStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -392,16 +342,18 @@ def install_hooks(
             client has no commands (`invalid_option`), or another file is in the place of the command (`file_exists`).
         BackendUnavailable: (`settings_not_writable`, `export_failed`) it cannot be written.
     """
-    path, program = _path(client, scope, folder), _program()
+    path = _path(client, scope, folder)
+    # By its name where that is found, so that a file can be shared.
+    program = "stepkeep" if shutil.which("stepkeep") else f"{shlex.quote(sys.executable)} -m stepkeep"
     command = _command_path(client, path) if with_command else None
     if command is not None and not overwrite_command:
-        check_command(command)
-    change = _apply(client, scope, path, installed(_text(path), client, program, store), dry_run=dry_run)
-    if command is None:
-        return change
-    if not dry_run:
-        write_command(command, command_text(program, store), overwrite=overwrite_command)
-    return msgspec.structs.replace(change, command=str(command))
+        _check_command(command)
+    before = _text(path)
+    after = installed(before, client, program, store)
+    change = _apply(client, scope, path, before, after, dry_run=dry_run)
+    if command is not None and not dry_run:
+        _write_command(command, command_text(program, store))
+    return msgspec.structs.replace(change, command=None if command is None else str(command))
 
 
 def _command_path(client: str, settings: Path) -> Path:
@@ -417,7 +369,8 @@ def uninstall_hooks(
 ) -> HooksChange:
     """Take our hooks out of the settings of a client; everything else stays. Raises as `install_hooks`."""
     path = _path(client, scope, folder)
-    return _apply(client, scope, path, uninstalled(_text(path)), dry_run=dry_run)
+    before = _text(path)
+    return _apply(client, scope, path, before, uninstalled(before), dry_run=dry_run)
 
 
 def hooks_status(client: str | None = None, *, folder: Path | None = None) -> HooksStatus:
@@ -433,16 +386,12 @@ def hooks_status(client: str | None = None, *, folder: Path | None = None) -> Ho
 
 def hook_problems(limit: int = 10) -> tuple[HookProblem, ...]:
     """What hooks could not do lately, newest first."""
-    found = []
-    for entry in hook_log.recent(os.environ, limit):
-        with suppress(msgspec.ValidationError):
-            found.append(msgspec.convert(entry, HookProblem))
-    return tuple(found)
+    return tuple(recent_problems(os.environ, limit))
 
 
 def hook_trouble(now_us: int) -> str | None:
     """One line about what hooks could not save within the last day, None when they could save everything."""
-    since = from_us(now_us - 86_400_000_000).strftime("%Y-%m-%dT%H:%M:%SZ")
+    since = timestamp(now_us / 1_000_000 - 86_400)
     found = [each for each in hook_problems(100) if each.time >= since]
     if not found:
         return None
@@ -455,13 +404,11 @@ def hook_trouble(now_us: int) -> str | None:
 def _path(client: str, scope: Scope, folder: Path | None) -> Path:
     if client not in CLIENTS:
         raise InvalidInput(f"no client {client!r}: use one of {', '.join(CLIENTS)}", code="unknown_client")
-    base = Path.cwd() if folder is None else folder
-    return settings_path(client, scope, folder=base, home=Path.home(), environ=dict(os.environ))
-
-
-def _program() -> str:
-    """How a hook is called: by its name where that is found, so that a file can be shared."""
-    return "stepkeep" if shutil.which("stepkeep") else f"{shlex.quote(sys.executable)} -m stepkeep"
+    directory, name, variable = _FILES[client]
+    if scope == "project":
+        return (Path.cwd() if folder is None else folder) / directory / name
+    configured = os.environ.get(variable) if variable else None
+    return (Path(configured) if configured else Path.home() / directory) / name
 
 
 def _text(path: Path) -> str | None:
@@ -475,20 +422,23 @@ def _text(path: Path) -> str | None:
         raise _unwritable(path, exc) from exc
 
 
-def _apply(client: str, scope: Scope, path: Path, edited: Edited, *, dry_run: bool) -> HooksChange:
+def _apply(
+    client: str, scope: Scope, path: Path, before: str | None, after: str | None, *, dry_run: bool
+) -> HooksChange:
     backup = None
-    if edited.is_changed and edited.after is not None and not dry_run:
+    if before != after and after is not None and not dry_run:
         try:
-            backup = _replace(path, edited.before, edited.after)
+            backup = _replace(path, before, after)
         except OSError as exc:
             raise _unwritable(path, exc) from exc
+    old, new = (before or "").splitlines(), (after or "").splitlines()
     return HooksChange(
         client=client,
         scope=scope,
         path=str(path),
-        is_changed=edited.is_changed,
+        is_changed=before != after,
         is_dry_run=dry_run,
-        diff=edited.diff(path.name),
+        diff="\n".join(difflib.unified_diff(old, new, path.name, path.name, lineterm="")),
         backup=backup,
         note=_NOTES.get(client),
     )
@@ -528,19 +478,18 @@ def _unwritable(path: Path, exc: OSError) -> BackendUnavailable:
 
 
 def _looked_at(client: str, scope: Scope, folder: Path | None) -> HooksInstalled:
-    path, events, problem = _path(client, scope, folder), (), None
+    path = _path(client, scope, folder)
+    found, problem = tuple[str, ...](), None
     try:
-        text = _text(path)
-        found: tuple[str, ...] = events if text is None else found_events(text)
+        found = _found_events(_text(path))
     except StepkeepError as exc:
-        found, problem = (), exc.message.partition("\n")[0]
-    wanted = events_of(client)
+        problem = exc.message.partition("\n")[0]
     return HooksInstalled(
         client=client,
         scope=scope,
         path=str(path),
         exists=path.exists(),
         events=found,
-        missing=tuple(event for event in wanted if event not in found) if found else (),
+        missing=tuple(event for event in events_of(client) if event not in found) if found else (),
         problem=problem,
     )

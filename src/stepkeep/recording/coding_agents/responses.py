@@ -18,13 +18,12 @@ from stepkeep.model import Header, SessionInfo, Status
 from stepkeep.recording.coding_agents import (
     agent_session,
     environment,
-    events,
     file_capture,
-    locations,
-    session_state,
+    hook_events,
+    hook_process,
 )
-from stepkeep.recording.coding_agents.events import HookEvent
-from stepkeep.recording.coding_agents.session_state import SessionState, open_tasks, phase_number, summary
+from stepkeep.recording.coding_agents.agent_session import SessionState, open_tasks, phase_number, summary
+from stepkeep.recording.coding_agents.hook_events import HookEvent
 from stepkeep.storage.port import SessionQuery
 from stepkeep.storage.urls import database_name, directory_of, open_backend
 from stepkeep.text import age, shortened
@@ -75,7 +74,7 @@ def _work_in(engine: Engine, session: SessionInfo) -> Unfinished | None:
     if known.header is None:
         return None
     told: dict[str, Any] = (
-        session_state.metadata(known.now) if known.state.get("client") else known.header.metadata
+        agent_session.metadata(known.now) if known.state.get("client") else known.header.metadata
     )
     number, task, phase = told.get("phase_number"), told.get("task_summary"), told.get("phase")
     return Unfinished(
@@ -179,12 +178,12 @@ Answer = dict[str, Any]
 
 def respond(event: HookEvent, url: str, environ: Mapping[str, str]) -> Answer:
     """Do what the event asks for; the answer for the client, empty when there is nothing to say."""
-    if event.kind == events.START:
+    if event.kind == hook_events.START:
         return _started(event, url, environ)
     engine = open_engine(url)
-    before = _compacted(engine, event) if event.kind == events.PROMPT else ""
+    before = _compacted(engine, event) if event.kind == hook_events.PROMPT else ""
     saved = agent_session.record(engine, event)
-    if event.kind == events.END:
+    if event.kind == hook_events.END:
         _clean(engine)
     is_handed_on = saved is not None and _starts_capture(engine, saved, event, environ)
     if not is_handed_on and not _has_small_log(url):
@@ -198,12 +197,12 @@ def open_engine(url: str) -> Engine:
     if file is not None:
         from stepkeep.storage.sqlite import SqliteBackend
 
-        return Engine(SqliteBackend(file, busy_seconds=locations.BUSY_SECONDS))
+        return Engine(SqliteBackend(file, busy_seconds=hook_process.BUSY_SECONDS))
     if directory is not None:
         from stepkeep.storage.files import FilesBackend
 
         layout = url.partition("?layout=")[2] or None
-        return Engine(FilesBackend(directory, layout=layout, busy_seconds=locations.BUSY_SECONDS))
+        return Engine(FilesBackend(directory, layout=layout, busy_seconds=hook_process.BUSY_SECONDS))
     return Engine(open_backend(url))
 
 
@@ -260,7 +259,7 @@ def _offer(event: HookEvent, best: Unfinished, *, others: int, engine: Engine | 
 
 def _of_other_programs(event: HookEvent, environ: Mapping[str, str]) -> list[Unfinished]:
     """Unfinished work among the phase checkpoints in the user's folder, where there are any."""
-    home = locations.phases_home(environ)
+    home = hook_process.phases_home(environ)
     if home is None:
         return []
     url = f"files:{home}?layout=phase"
@@ -289,7 +288,7 @@ def _restored(engine: Engine, event: HookEvent) -> str:
 
 def _compacted(engine: Engine, event: HookEvent) -> str:
     """What was saved before a compaction, for clients that start no session after one."""
-    if event.client != events.GEMINI:
+    if event.client != hook_events.GEMINI:
         return ""
     own = engine.backend.session_by_key(agent_session.session_key(event))
     if own is None:
@@ -299,7 +298,7 @@ def _compacted(engine: Engine, event: HookEvent) -> str:
 
 
 def _adding(event: HookEvent, text: str) -> Answer:
-    if not text or event.name not in events.ADDS_CONTEXT:
+    if not text or event.name not in hook_events.ADDS_CONTEXT:
         return {}
     return {"hookSpecificOutput": {"hookEventName": event.name, "additionalContext": text}}
 

@@ -74,46 +74,27 @@ ADDS_CONTEXT = {"SessionStart", "UserPromptSubmit", "BeforeAgent"}
 ANSWERS_ALWAYS = {GEMINI, CODEX}
 """Clients that read every answer as JSON; the others take silence for nothing to say."""
 
-_PHASE_OF_TOOL = {
-    "Agent": "think",
-    "Task": "think",
-    "EnterPlanMode": "plan",
-    "ExitPlanMode": "plan",
-    "TaskCreate": "plan",
-    "TaskUpdate": "plan",
-    "TodoWrite": "plan",
-    "update_plan": "plan",
-    "write_todos": "plan",
-    "Edit": "build",
-    "MultiEdit": "build",
-    "NotebookEdit": "build",
-    "Write": "build",
-    "apply_patch": "build",
-    "replace": "build",
-    "write_file": "build",
+_TOOLS_OF_PHASE = {
+    "think": ("Agent", "Task"),
+    "plan": (
+        "EnterPlanMode",
+        "ExitPlanMode",
+        "TaskCreate",
+        "TaskUpdate",
+        "TodoWrite",
+        "update_plan",
+        "write_todos",
+    ),
+    "build": ("Edit", "MultiEdit", "NotebookEdit", "Write", "apply_patch", "replace", "write_file"),
 }
+_PHASE_OF_TOOL = {tool: phase for phase, tools in _TOOLS_OF_PHASE.items() for tool in tools}
 _SHELLS = {"Bash", "PowerShell", "exec_command", "local_shell", "run_shell_command", "shell"}
-_CHECKS = (
-    "pytest",
-    "unittest",
-    " test",
-    "check",
-    "mypy",
-    "ruff",
-    "lint",
-    "tox",
-    "jest",
-    "vitest",
-)
+_CHECKS = ("pytest", "unittest", " test", "check", "mypy", "ruff", "lint", "tox", "jest", "vitest")
 
 
-def is_shell(tool: str) -> bool:
-    return tool in _SHELLS
-
-
-def phase_of_tool(tool: str, command: str) -> str:
+def _phase_of_tool(tool: str, command: str) -> str:
     """The phase in which an agent that uses this tool works: what it looks at, plans, writes, runs or checks."""
-    if is_shell(tool):
+    if tool in _SHELLS:
         return "verify" if any(word in command for word in _CHECKS) else "execute"
     return _PHASE_OF_TOOL.get(tool, "observe")
 
@@ -143,23 +124,34 @@ class ToolOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     reason_code: str | None = None
 
 
-class HookEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of an agent: what it means (`kind`), and what it brought. Empty texts and None: it brought none."""
+class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an event adds to the state of a session: what it means (`kind`), and what it brought.
+
+    An event that is not a boundary waits in this form for the next checkpoint.
+    """
+
+    kind: str
+    phase: str = ""
+    prompt: str = ""
+    message: str = ""
+    outcome: ToolOutcome | None = None
+    tasks: tuple[Task, ...] | None = None
+    task: Task | None = None
+
+
+class HookEvent(Delta, frozen=True, kw_only=True):
+    """One event of an agent. Empty texts and None: it brought none."""
 
     client: str
     name: str
-    kind: str
     session: str
     cwd: str
     transcript: str = ""
     source: str = ""
-    reason: str = ""
-    prompt: str = ""
-    message: str = ""
-    phase: str = ""
-    outcome: ToolOutcome | None = None
-    tasks: tuple[Task, ...] | None = None
-    task: Task | None = None
+
+    @property
+    def delta(self) -> Delta:
+        return Delta(**{name: getattr(self, name) for name in Delta.__struct_fields__})
 
 
 # --- reading ---------------------------------------------------------------------------------------------------
@@ -206,22 +198,19 @@ def read_event(client: str, event: str, content: bytes, *, cwd: str) -> HookEven
     session = safe_text(inputs.get("session_id") or inputs.get("thread-id"), 400)
     if not session:
         raise InvalidEvent("the input names no session")
+    if kind == TOOL and _has_failed(inputs):
+        kind = TOOL_FAILED  # where the client has one event for both ends
+    last_messages = ("last_assistant_message", "prompt_response", "last-assistant-message")
     return HookEvent(
         client=client,
         name=event,
-        kind=_failed_kind(kind, inputs),
+        kind=kind,
         session=session,
         cwd=_text(inputs, "cwd") or cwd,
         transcript=_text(inputs, "transcript_path"),
         source=safe_text(inputs.get("source"), 40),
-        reason=safe_text(inputs.get("reason"), 40),
         prompt=_prompt(inputs),
-        message=safe_text(
-            inputs.get("last_assistant_message")
-            or inputs.get("prompt_response")
-            or inputs.get("last-assistant-message"),
-            MAX_MESSAGE,
-        ),
+        message=safe_text(_first(inputs, *last_messages), MAX_MESSAGE),
         **_of_tool(kind, inputs),
     )
 
@@ -236,6 +225,11 @@ def _decoded(content: bytes) -> Inputs:
     if not isinstance(found, dict):
         raise InvalidEvent("the input is not a JSON object")
     return found
+
+
+def _first(inputs: Inputs, *names: str) -> Any:
+    """What stands under the first of these names that has something."""
+    return next((value for name in names if (value := inputs.get(name))), None)
 
 
 def _text(inputs: Inputs, name: str) -> str:
@@ -254,26 +248,21 @@ def _prompt(inputs: Inputs) -> str:
     return safe_text(inputs.get("prompt") or last, MAX_PROMPT)
 
 
-def _failed_kind(kind: str, inputs: Inputs) -> str:
-    """A tool may also have failed where the client has one event for both ends."""
-    return TOOL_FAILED if kind == TOOL and _has_failed(inputs) else kind
-
-
 def _of_tool(kind: str, inputs: Inputs) -> dict[str, Any]:
     if kind in (TOOL, TOOL_FAILED):
         tool = safe_text(inputs.get("tool_name"), MAX_SUBJECT)
         request = _fields(inputs, "tool_input")
         return {
-            "phase": phase_of_tool(tool, str(request.get("command", ""))[:2000]),
-            "outcome": _outcome(tool, request, inputs, failed=_failed_kind(kind, inputs) == TOOL_FAILED),
+            "phase": _phase_of_tool(tool, str(request.get("command", ""))[:2000]),
+            "outcome": _outcome(tool, request, inputs, failed=kind == TOOL_FAILED),
             **_tasks_in(tool, request, _fields(inputs, "tool_response")),
         }
     if kind == SUBAGENT_END:
         name = f"subagent {safe_text(inputs.get('agent_type'), 80) or 'unnamed'}"
-        summary = _first_line(inputs.get("last_assistant_message"), MAX_SUBJECT)
+        summary = _first_line(inputs.get("last_assistant_message"))
         return {"outcome": ToolOutcome("tool_use", name, "PASS", _duration(inputs), summary)}
     if kind == TASK_DONE:
-        subject = _first_line(inputs.get("task_subject"), MAX_SUBJECT)
+        subject = _first_line(inputs.get("task_subject"))
         return {"task": Task(safe_text(inputs.get("task_id"), 80) or subject, subject, "completed")}
     return {"phase": "plan"} if inputs.get("permission_mode") == "plan" else {}
 
@@ -282,21 +271,18 @@ def _of_tool(kind: str, inputs: Inputs) -> dict[str, Any]:
 
 
 def _outcome(tool: str, request: dict[str, Any], inputs: Inputs, *, failed: bool) -> ToolOutcome:
-    shell = is_shell(tool)
-    name = _first_line(request.get("command"), MAX_SUBJECT) if shell else ""
-    interrupted = inputs.get("is_interrupt") is True
-    summary = (
-        _first_line(_error_text(inputs), MAX_SUBJECT)
-        or _first_line(request.get("description"), MAX_SUBJECT)
-        or _first_line(request.get("file_path"), MAX_SUBJECT)
-    )
+    shell = tool in _SHELLS
+    name = _first_line(request.get("command")) if shell else ""
+    reason = "interrupted" if inputs.get("is_interrupt") is True else "tool_failure"
     return ToolOutcome(
         kind="shell" if shell else "slash_command" if tool in ("SlashCommand", "Skill") else "tool_use",
         name=name or tool or "unnamed",
         result="FAIL" if failed else "PASS",
         duration_ms=_duration(inputs),
-        summary=summary,
-        reason_code=("interrupted" if interrupted else "tool_failure") if failed else None,
+        summary=_first_line(_error_text(inputs))
+        or _first_line(request.get("description"))
+        or _first_line(request.get("file_path")),
+        reason_code=reason if failed else None,
     )
 
 
@@ -341,13 +327,12 @@ def _tasks_in(tool: str, request: dict[str, Any], response: dict[str, Any]) -> d
 
 
 def _task(entry: dict[str, Any], default_id: str) -> Task:
-    texts = (entry.get(name) for name in ("subject", "content", "description", "step"))
-    subject = _first_line(next((text for text in texts if text), ""), MAX_SUBJECT)
-    id = entry.get("id") or entry.get("taskId")
+    subject = _first_line(_first(entry, "subject", "content", "description", "step"))
+    id = _first(entry, "id", "taskId")
     named = str(id) if isinstance(id, int) else safe_text(id, 80)
     return Task(named or default_id or subject, subject, _STATUSES.get(str(entry.get("status")), "pending"))
 
 
-def _first_line(value: object, limit: int) -> str:
-    line = safe_text(value, limit * 4).partition("\n")[0].strip()
-    return shortened(line, limit)
+def _first_line(value: object) -> str:
+    line = safe_text(value, MAX_SUBJECT * 4).partition("\n")[0].strip()
+    return shortened(line, MAX_SUBJECT)

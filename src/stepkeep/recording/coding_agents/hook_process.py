@@ -1,0 +1,235 @@
+"""What a hook needs as a process: where it saves, the log of what went wrong, and a limit on its time.
+
+The folders are those that every command uses, found without heavy imports: an agent waits for the hook.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepkeep.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from stepkeep.config import Settings
+
+BUSY_SECONDS = 1.5
+"""How long a hook waits for a store that others write to. The agent waits for the hook."""
+
+_FILE = "stepkeep.yaml"
+MAX_LOG_BYTES = 256 << 10
+QUIET_SECONDS = 300
+"""How long the same trouble is not told to the person again."""
+
+
+# --- where it saves --------------------------------------------------------------------------------------------
+
+
+def store_url(given: str | None, environ: Mapping[str, str], cwd: str | None) -> str:
+    """The store of a hook: the one it was given, else that of the environment, of the configuration, of the user.
+
+    Raises:
+        InvalidInput: the configuration is wrong.
+    """
+    if url := given or environ.get("STEPKEEP_STORE"):
+        return url
+    found = settings(environ, cwd)
+    if found is not None and (url := found.store_url()):
+        return url
+    return f"sqlite:{data_folder(environ)}/stepkeep.db"
+
+
+def settings(environ: Mapping[str, str], cwd: str | None) -> Settings | None:
+    """The settings, where a file may have any; None means the defaults.
+
+    Raises:
+        InvalidInput: the configuration is wrong.
+    """
+    if not _has_configuration(environ, cwd):
+        return None
+    from stepkeep import config
+
+    return config.here()
+
+
+def _has_configuration(environ: Mapping[str, str], cwd: str | None) -> bool:
+    """Whether there is a file. Reading one takes longer than all the rest."""
+    if os.path.lexists(f"{folder_of(environ, 'XDG_CONFIG_HOME', '.config')}/config.yaml"):
+        return True
+    folder = cwd
+    while folder:
+        if os.path.lexists(f"{folder.rstrip('/')}/{_FILE}"):
+            return True
+        folder = os.path.dirname(folder) if folder != "/" else ""  # noqa: PTH120
+    return False
+
+
+def cwd() -> str | None:
+    """The working directory; None when it was removed under us."""
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except OSError:
+        return None
+
+
+def data_folder(environ: Mapping[str, str]) -> str:
+    return folder_of(environ, "XDG_DATA_HOME", ".local/share")
+
+
+def phases_home(environ: Mapping[str, str]) -> str | None:
+    """The folder with the phase checkpoints of other programs, None when there is none."""
+    home = environ.get("STEPKEEP_PHASES") or f"{home_of(environ)}/.pai"
+    return home if os.path.isdir(f"{home}/checkpoints") else None  # noqa: PTH112
+
+
+def log_file(environ: Mapping[str, str]) -> str:
+    """The file in which hooks note what went wrong."""
+    return (
+        environ.get("STEPKEEP_HOOK_LOG")
+        or f"{folder_of(environ, 'XDG_STATE_HOME', '.local/state')}/hooks.log"
+    )
+
+
+def folder_of(environ: Mapping[str, str], variable: str, default: str) -> str:
+    if sys.platform == "darwin":
+        return f"{home_of(environ)}/Library/Application Support/stepkeep"
+    base = environ.get(variable, "").strip() or f"{home_of(environ)}/{default}"
+    return f"{base}/stepkeep"
+
+
+def home_of(environ: Mapping[str, str]) -> str:
+    return environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111
+
+
+# --- what went wrong where nobody was looking ------------------------------------------------------------------
+
+
+class HookProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a hook could not do."""
+
+    time: str
+    client: str
+    event: str
+    session: str
+    code: str
+    message: str
+
+
+def log_problem(
+    environ: Mapping[str, str], *, client: str, event: str, session: str, code: str, message: str
+) -> bool:
+    """Write one line to the log; never raises.
+
+    Returns whether the person should be told: not when the same was told shortly before.
+    """
+    now = time.time()
+    problem = HookProblem(
+        time=timestamp(now),
+        client=_valid(client, 80),
+        event=_valid(event, 80),
+        session=_valid(session, 200),
+        code=code,
+        message=_valid(message, 1000),
+    )
+    try:
+        path = log_file(environ)
+        is_told = _told_before(path, problem, now)
+        _append(path, msgspec.json.encode(problem) + b"\n")
+    except (OSError, ValueError):
+        return True
+    return not is_told
+
+
+def recent_problems(environ: Mapping[str, str], limit: int = 20) -> list[HookProblem]:
+    """What hooks could not do lately, newest first; lines that make no sense are left out."""
+    try:
+        with open(log_file(environ), "rb") as file:  # noqa: PTH123
+            lines = file.read(MAX_LOG_BYTES * 2).splitlines()
+    except OSError:
+        return []
+    return _problems(reversed(lines))[:limit]
+
+
+def _valid(text: str, limit: int) -> str:
+    return text[:limit].encode("utf-8", "replace").decode()
+
+
+def timestamp(seconds: float) -> str:
+    """A time as the log has it; these texts are in the order of their times."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _problems(lines: Iterable[bytes]) -> list[HookProblem]:
+    found = []
+    for line in lines:
+        try:
+            found.append(msgspec.json.decode(line, type=HookProblem))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+    return found
+
+
+def _told_before(path: str, problem: HookProblem, now: float) -> bool:
+    try:
+        if now - os.stat(path).st_mtime > QUIET_SECONDS:  # noqa: PTH116
+            return False
+        with open(path, "rb") as file:  # noqa: PTH123
+            lines = file.read().splitlines()[-20:]
+    except OSError:
+        return False
+    since = timestamp(now - QUIET_SECONDS)
+    same = (problem.code, problem.event)
+    return any((each.code, each.event) == same and each.time >= since for each in _problems(lines))
+
+
+def _append(path: str, line: bytes) -> None:
+    os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(descriptor).st_size > MAX_LOG_BYTES:
+            os.replace(path, f"{path}.1")  # noqa: PTH105  (this line still goes to the old file)
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+# --- how long it may take --------------------------------------------------------------------------------------
+
+
+class Timeout:
+    """Raise in the block when it takes too long, where signals allow it. Blocks may be nested.
+
+    Raises:
+        BackendUnavailable: (`hook_timeout`) the time is over.
+    """
+
+    def __init__(self, seconds: float, problem: str) -> None:
+        self._seconds = seconds
+        self._problem = problem
+        self._is_main_thread = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> None:
+        if self._is_main_thread:
+            self._began = time.monotonic()
+            self._handler = signal.signal(signal.SIGALRM, self._give_up)
+            self._left, _ = signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_main_thread:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._handler)
+            if self._left:  # that of the block around this one goes on
+                passed = time.monotonic() - self._began
+                signal.setitimer(signal.ITIMER_REAL, max(0.001, self._left - passed))
+
+    def _give_up(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        raise BackendUnavailable(f"{self._problem} within {self._seconds:g} seconds", code="hook_timeout")
