@@ -1,4 +1,4 @@
-"""Whether a trigger becomes a snapshot: coalescing, throttling and the heartbeat, decided from numbers alone."""
+"""Whether a trigger becomes a snapshot: coalescing and the heartbeat, decided from numbers alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from stepkeep.recording.triggers import (
     Material,
     heartbeat_due,
     is_repeated,
-    is_throttled,
     seconds_to_heartbeat,
     to_us,
 )
@@ -55,20 +54,11 @@ def test_a_material_change_is_saved_at_once(changed: Material) -> None:
 def test_a_compaction_warning_is_never_held_back() -> None:
     """What is not saved before a compaction is lost."""
     assert not after(0.0, event=COMPACTION_WARNING)
-    assert not is_throttled(COMPACTION_WARNING, now_us=START, last_us=START, min_seconds=300)
 
 
 def test_a_clock_that_went_back_does_not_merge() -> None:
     """Otherwise nothing would be saved until it caught up."""
     assert not after(-0.1)
-    assert not is_throttled("gap_filled", now_us=START - 1, last_us=START, min_seconds=300)
-
-
-def test_throttling() -> None:
-    """An automatic trigger is held back until so much time has passed since the last checkpoint."""
-    assert is_throttled("gap_filled", now_us=START + to_us(299), last_us=START, min_seconds=300)
-    assert not is_throttled("gap_filled", now_us=START + to_us(300), last_us=START, min_seconds=300)
-    assert not is_throttled("gap_filled", now_us=START, last_us=None, min_seconds=300)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from stepkeep.history import branches
 from stepkeep.model import MAIN_BRANCH, Branch, BranchState, Header, check_text
 
 _KEY: Final = "experiment"
+_ABOUT: Final = ("description", "hypothesis", "criteria", "results")
+"""What the metadata of a branch has under that key."""
 
 
 class ExperimentStatus(StrEnum):
@@ -24,14 +26,6 @@ class ExperimentStatus(StrEnum):
     MERGED = "merged"
     ABANDONED = "abandoned"
     ARCHIVED = "archived"
-
-
-_STATUS: Final = {
-    BranchState.OPEN: ExperimentStatus.ACTIVE,
-    BranchState.MERGED: ExperimentStatus.MERGED,
-    BranchState.ABANDONED: ExperimentStatus.ABANDONED,
-    BranchState.ARCHIVED: ExperimentStatus.ARCHIVED,
-}
 
 
 class ExperimentBranch(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,12 +79,12 @@ class ExperimentManager:
         criteria: str = "",
     ) -> ExperimentBranch:
         """Fork a branch at a checkpoint and go on there."""
-        facts = {
+        about = {
             "description": check_text("a description", description),
             "hypothesis": hypothesis,
             "criteria": check_text("success criteria", criteria),
         }
-        return _experiment(branches.fork(self._engine, at, name, metadata={_KEY: facts}))
+        return _experiment(branches.fork(self._engine, at, name, metadata={_KEY: about}))
 
     def head(self, name: str) -> Header:
         """The header of a branch's newest checkpoint.
@@ -111,11 +105,9 @@ class ExperimentManager:
     def note_results(self, name: str, results: str) -> ExperimentBranch:
         """Say what came out of an experiment."""
         found = branches.find(self._engine, self._session, name)
-        facts = {**found.metadata.get(_KEY, {}), "results": check_text("results", results)}
-        changed = branches.change(
-            self._engine, self._session, found, metadata={**found.metadata, _KEY: facts}
-        )
-        return _experiment(changed)
+        about = {**found.metadata.get(_KEY, {}), "results": check_text("results", results)}
+        metadata = {**found.metadata, _KEY: about}
+        return _experiment(branches.change(self._engine, self._session, found, metadata=metadata))
 
     def close(self, name: str, *, archive: bool = False) -> ExperimentBranch:
         """Abandon an experiment, or archive it."""
@@ -124,16 +116,14 @@ class ExperimentManager:
 
 
 def _experiment(branch: Branch) -> ExperimentBranch:
-    facts = branch.metadata.get(_KEY, {})
+    is_open = branch.state is BranchState.OPEN
+    about = branch.metadata.get(_KEY, {})
     return ExperimentBranch(
         name=branch.name,
         created_us=branch.created_us,
-        status=_STATUS[branch.state],
+        status=ExperimentStatus.ACTIVE if is_open else ExperimentStatus(branch.state.value),
         parent=branch.fork_branch,
         base=branch.fork,
         head=branch.head,
-        description=facts.get("description", ""),
-        hypothesis=facts.get("hypothesis"),
-        criteria=facts.get("criteria", ""),
-        results=facts.get("results", ""),
+        **{field: about[field] for field in _ABOUT if field in about},
     )

@@ -50,7 +50,7 @@ from stepkeep.recording.details import (
     check_step,
     checked_context,
 )
-from stepkeep.recording.resumption import HasArtifact, Interruption, classified, resume_hints
+from stepkeep.recording.resumption import HasArtifact, Interruption, classified
 from stepkeep.recording.triggers import Material, Recorded, TriggerPath, Wait, listed
 from stepkeep.text import error_text
 
@@ -426,13 +426,13 @@ class Recorder:
         step = self._now.step
         if step is None or status in resumption.NOTHING_TO_RESUME:
             return None
-        given = resumption.circumstances(
+        return resumption.resume_hints(
             self._now.resuming,
             status,
+            now_us=now_us,
             attempts=0 if step.status == COMPLETED else self._attempts_at(step.id),
             has_artifact=self._has_artifact,
         )
-        return resume_hints(given, now_us=now_us)
 
     def _attempts_at(self, step: str) -> int:
         if step not in self._attempts:

@@ -7,7 +7,7 @@ first that does not hold is the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
@@ -51,68 +51,6 @@ class Reason(StrEnum):
     COOL_DOWN = "resume_blocked_by_cooldown"
 
 
-class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the answer depends on. `since_us` is when the work stopped, or was last tried; None: not yet."""
-
-    has_checkpoint: bool = True
-    interruption: Interruption | None = None
-    since_us: int | None = None
-    is_idempotent: bool = True
-    missing_artifacts: tuple[str, ...] = ()
-    attempts: int = 0
-    max_attempts: int = MAX_ATTEMPTS
-
-
-def resume_hints(given: Circumstances, *, now_us: int) -> ResumeHints:
-    """Whether to resume now, the reason, and what to do next."""
-    reason = _reason(given, now_us)
-    return ResumeHints(
-        eligible=reason is Reason.ALLOWED, reason_code=str(reason), next_actions=_actions(reason, given)
-    )
-
-
-def _reason(given: Circumstances, now_us: int) -> Reason:
-    if not given.has_checkpoint:
-        return Reason.MISSING_CHECKPOINT
-    if given.interruption is None:
-        return Reason.UNKNOWN_INTERRUPTION
-    if not given.is_idempotent:
-        return Reason.NOT_IDEMPOTENT
-    if given.missing_artifacts:
-        return Reason.MISSING_ARTIFACTS
-    if given.attempts >= given.max_attempts:
-        return Reason.ATTEMPT_LIMIT
-    return Reason.COOL_DOWN if now_us < _cool_down_ends_us(given) else Reason.ALLOWED
-
-
-def _cool_down_ends_us(given: Circumstances) -> int:
-    """When the cool-down is over; 0 when there is none."""
-    if given.interruption is None or given.since_us is None:
-        return 0
-    return given.since_us + to_us(COOL_DOWN_SECONDS[given.interruption])
-
-
-def _actions(reason: Reason, given: Circumstances) -> list[str]:
-    match reason:
-        case Reason.ALLOWED:
-            return ["resume from this snapshot"]
-        case Reason.MISSING_CHECKPOINT:
-            return ["start afresh: there is no unfinished work to resume"]
-        case Reason.UNKNOWN_INTERRUPTION:
-            kinds = ", ".join(Interruption)
-            return [f"find out what stopped the work and classify it as one of {kinds}"]
-        case Reason.NOT_IDEMPOTENT:
-            return ["check by hand what the step has done", "resume behind it, or undo it first"]
-        case Reason.MISSING_ARTIFACTS:
-            return [f"bring back {name}" for name in given.missing_artifacts]
-        case Reason.ATTEMPT_LIMIT:
-            return [
-                f"resumed {given.attempts} times without success: repair the cause, then start the step anew"
-            ]
-        case Reason.COOL_DOWN:
-            return [f"resume at {timestamp(_cool_down_ends_us(given))} or later"]
-
-
 def classified(classification: Interruption | str | None) -> Interruption | None:
     """The class of an interruption; None stays None: nobody knows.
 
@@ -154,56 +92,88 @@ class ResumeInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
 
 
-def circumstances(
-    info: ResumeInfo, status: Status, *, attempts: int, has_artifact: HasArtifact, since_us: int | None = None
-) -> Circumstances:
-    """What the answer depends on. Work in progress that nobody stopped can only have crashed.
+def resume_hints(
+    info: ResumeInfo | None,
+    status: Status = Status.IN_PROGRESS,
+    *,
+    now_us: int,
+    seen_us: int | None = None,
+    attempts: int = 0,
+    has_artifact: HasArtifact,
+) -> ResumeHints:
+    """Whether to resume work that stands there now, the reason, and what to do next. None: there is no such work.
 
-    `since_us` is when the work was last seen, or last tried: its cool-down counts from the latest of them.
+    `seen_us` is when the work was last seen or last tried; None: not since it was interrupted.
     """
+    reason, actions = _answer(info, status, now_us, seen_us, attempts, has_artifact)
+    return ResumeHints(eligible=reason is Reason.ALLOWED, reason_code=str(reason), next_actions=list(actions))
+
+
+def _answer(
+    info: ResumeInfo | None,
+    status: Status,
+    now_us: int,
+    seen_us: int | None,
+    attempts: int,
+    has_artifact: HasArtifact,
+) -> tuple[Reason, Iterable[str]]:
+    if info is None:
+        return Reason.MISSING_CHECKPOINT, ["start afresh: there is no unfinished work to resume"]
     interruption = info.interruption
-    if interruption is None and not info.is_interrupted and status is not Status.FAILED:
-        interruption = Interruption.PROCESS_CRASH
-    known = [moment for moment in (since_us, info.interrupted_us) if moment is not None]
-    return Circumstances(
-        interruption=interruption,
-        since_us=max(known, default=None),
-        is_idempotent=info.is_idempotent,
-        missing_artifacts=tuple(name for name in info.artifacts if not has_artifact(name)),
-        attempts=attempts,
-    )
+    if interruption is None:
+        if info.is_interrupted or status is Status.FAILED:
+            kinds = ", ".join(Interruption)
+            action = f"find out what stopped the work and classify it as one of {kinds}"
+            return Reason.UNKNOWN_INTERRUPTION, [action]
+        interruption = (
+            Interruption.PROCESS_CRASH
+        )  # work in progress that nobody stopped can only have crashed
+    if not info.is_idempotent:
+        actions = ["check by hand what the step has done", "resume behind it, or undo it first"]
+        return Reason.NOT_IDEMPOTENT, actions
+    if missing := [name for name in info.artifacts if not has_artifact(name)]:
+        return Reason.MISSING_ARTIFACTS, [f"bring back {name}" for name in missing]
+    if attempts >= MAX_ATTEMPTS:
+        action = f"resumed {attempts} times without success: repair the cause, then start the step anew"
+        return Reason.ATTEMPT_LIMIT, [action]
+    since_us = max((each for each in (seen_us, info.interrupted_us) if each is not None), default=None)
+    ends_us = 0 if since_us is None else since_us + to_us(COOL_DOWN_SECONDS[interruption])
+    if now_us < ends_us:
+        return Reason.COOL_DOWN, [f"resume at {timestamp(ends_us)} or later"]
+    return Reason.ALLOWED, ["resume from this snapshot"]
 
 
 def may_resume(engine: Engine, uid: str, *, has_artifact: HasArtifact) -> ResumeHints:
     """Whether the work of a session may be resumed at this moment, from its newest intact snapshot."""
-    return _answer(engine, uid, has_artifact)[0]
+    return _hints_now(engine, uid, has_artifact)[0]
 
 
 def try_resume(engine: Engine, uid: str, *, has_artifact: HasArtifact) -> ResumeHints:
     """The same, and the attempt is recorded. A refused one does not use up the budget."""
-    hints, step = _answer(engine, uid, has_artifact)
+    hints, step = _hints_now(engine, uid, has_artifact)
     event = ATTEMPTED if hints.eligible else REFUSED
     data = {"step": step, "reason_code": hints.reason_code}
     engine.backend.record_event(uid, event, data, time_us=engine.clock())
     return hints
 
 
-def _answer(engine: Engine, uid: str, has_artifact: HasArtifact) -> tuple[ResumeHints, str | None]:
+def _hints_now(engine: Engine, uid: str, has_artifact: HasArtifact) -> tuple[ResumeHints, str | None]:
     session, now_us = engine.backend.session(uid), engine.clock()
     loaded = engine.latest(session)
     if loaded is None or session.status in NOTHING_TO_RESUME:
-        return resume_hints(Circumstances(has_checkpoint=False), now_us=now_us), None
+        return resume_hints(None, now_us=now_us, has_artifact=has_artifact), None
     info = resume_info_at(engine, loaded)
     tried = attempts_at(engine, uid, info.step_id)
     seen = [] if session.status is Status.PAUSED else [loaded.header.time_us]
-    given = circumstances(
+    hints = resume_hints(
         info,
         session.status,
+        now_us=now_us,
+        seen_us=max([*seen, *tried], default=None),
         attempts=len(tried),
         has_artifact=has_artifact,
-        since_us=max([*seen, *tried], default=None),
     )
-    return resume_hints(given, now_us=now_us), info.step_id
+    return hints, info.step_id
 
 
 def resume_info_at(engine: Engine, loaded: Loaded) -> ResumeInfo:

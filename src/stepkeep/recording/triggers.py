@@ -75,13 +75,6 @@ def _differs(material: Material, last: Material) -> bool:
     return not is_same or not set(material.tags) <= set(last.tags)
 
 
-def is_throttled(event: str | None, *, now_us: int, last_us: int | None, min_seconds: float) -> bool:
-    """Whether an automatic trigger comes too soon after the last checkpoint to be saved at all."""
-    if last_us is None or event in NEVER_HELD_BACK:
-        return False
-    return 0 <= now_us - last_us < to_us(min_seconds)
-
-
 def heartbeat_due(
     *, now_us: int, last_us: int, status: Status, every_seconds: float = HEARTBEAT_SECONDS
 ) -> bool:
