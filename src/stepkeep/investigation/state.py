@@ -20,9 +20,6 @@ from stepkeep.investigation.worklog import (
 )
 from stepkeep.recording.recovery import CodeState
 
-IDLE_SECONDS: Final = 900.0
-"""A longer pause between two checkpoints counts as that much: nobody was debugging."""
-
 
 class SessionMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """All but the time is counted from the entries. `checkpoints_created` includes those pruned since."""
@@ -34,13 +31,8 @@ class SessionMetrics(msgspec.Struct, frozen=True, kw_only=True):
     time_in_debugging_seconds: float = 0.0
 
 
-def time_spent_us(*, last_us: int, now_us: int) -> int:
-    """How much of the time since the last checkpoint was spent debugging."""
-    return max(0, min(now_us - last_us, round(IDLE_SECONDS * 1_000_000)))
-
-
 class Details(msgspec.Struct, frozen=True, kw_only=True):
-    """What is saved beside the parts: facts of that moment, which nobody restores and no merge joins."""
+    """What is saved beside the parts: it is not restored with them, and no merge joins it."""
 
     session_id: str = ""
     started_us: int = 0

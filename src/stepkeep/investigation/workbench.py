@@ -27,7 +27,6 @@ from stepkeep.investigation.state import (
     details_of,
     is_investigation,
     state_of,
-    time_spent_us,
 )
 from stepkeep.investigation.worklog import (
     CodeTracker,
@@ -41,6 +40,8 @@ from stepkeep.recording.connected_parts import Part, Parts
 from stepkeep.recording.triggers import AutoTrigger, auto_trigger, listed
 
 MAX_TRIES: Final = 10
+IDLE_US: Final = 900 * 1_000_000
+"""A longer pause between two checkpoints counts as that much: nobody was debugging."""
 CHANGED: Final = "investigation_changed"
 """The event of a checkpoint that keeps changes for which no automatic trigger stands."""
 
@@ -104,7 +105,8 @@ class Workbench:
         )
 
     def _spent_us(self, now_us: int) -> int:
-        return 0 if self._seen is None else time_spent_us(last_us=self._seen.time_us, now_us=now_us)
+        """How much of the time since the last checkpoint was spent debugging."""
+        return 0 if self._seen is None else max(0, min(now_us - self._seen.time_us, IDLE_US))
 
     def state(self) -> InvestigationState:
         """All of it at this moment, saved or not."""
@@ -222,13 +224,10 @@ class Workbench:
                     self._take_in_theirs()
                     continue
                 if header is not None:
-                    self._count(header)
+                    self._debugging_us += self._spent_us(header.time_us)
+                    self._seen, self._head, self._is_dirty = header, header.id, False
                 return header
         raise Conflict(f"others save into session {self._key!r} all the time: try again", session=self._key)
-
-    def _count(self, header: Header) -> None:
-        self._debugging_us += self._spent_us(header.time_us)
-        self._seen, self._head, self._is_dirty = header, header.id, False
 
     def _check_branch(self) -> None:
         current = self._engine.backend.session(self._uid).branch

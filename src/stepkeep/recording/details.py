@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ from stepkeep.model import Status
 from stepkeep.policy.profiles import MAX_DAYS
 from stepkeep.recording.resumption import RESUME_KEY, ResumeInfo
 from stepkeep.text import shortened
+
+T = TypeVar("T")
 
 MAX_SECONDS: Final = MAX_DAYS * 86_400
 """The longest time of the configuration; a thread can wait for it."""
@@ -57,10 +59,7 @@ def checked_outcome(outcome: CommandOutcome) -> CommandOutcome:
 
     What is not valid Unicode becomes `?`: output that was decoded with `surrogateescape` must not stop a snapshot.
     """
-    try:
-        valid = msgspec.convert(msgspec.to_builtins(outcome), CommandOutcome)
-    except (msgspec.ValidationError, TypeError) as exc:
-        raise InvalidInput(f"a command's outcome: {exc}", code="invalid_outcome") from exc
+    valid = _converted("a command's outcome", outcome, CommandOutcome, code="invalid_outcome")
     if not 0 <= valid.duration_ms < math.inf:
         raise InvalidInput("a command's outcome: duration_ms is a number from 0", code="invalid_outcome")
     return msgspec.structs.replace(
@@ -69,6 +68,14 @@ def checked_outcome(outcome: CommandOutcome) -> CommandOutcome:
         summary=_cut(valid.summary, MAX_SUMMARY),
         reason_code=None if valid.reason_code is None else _cut(valid.reason_code, MAX_NAME),
     )
+
+
+def _converted(what: str, given: object, kind: type[T], *, code: str) -> T:
+    """The same with its fields checked: a struct takes any when it is made."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(given), kind)
+    except (msgspec.ValidationError, TypeError) as exc:
+        raise InvalidInput(f"{what}: {exc}", code=code) from exc
 
 
 def _cut(text: str, limit: int) -> str:
@@ -98,10 +105,7 @@ def checked_context(digest: object, profile: str) -> ContextDigest:
         raise InvalidInput(
             f"a context digest is a ContextDigest, not {type(digest).__name__}", code="invalid_context"
         )
-    try:
-        valid = msgspec.convert(msgspec.to_builtins(digest), ContextDigest)
-    except (msgspec.ValidationError, TypeError) as exc:
-        raise InvalidInput(f"a context digest: {exc}", code="invalid_context") from exc
+    valid = _converted("a context digest", digest, ContextDigest, code="invalid_context")
     if valid.dropped_items < 0:
         raise InvalidInput("a context digest: dropped_items is 0 or more", code="invalid_context")
     return msgspec.structs.replace(valid, policy_profile=valid.policy_profile or profile)
@@ -120,14 +124,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 class RunDetails:
     """The parts of the next snapshot, beside its state. Not safe for threads by itself."""
 
-    def __init__(self, *, plan_path: str | None, max_outcomes: int) -> None:
+    def __init__(self, *, plan_path: str | None) -> None:
         self.plan_path = plan_path
         self.status = Status.IN_PROGRESS  # as the recorder left the run; others may have changed it since
         self.step: Step | None = None
         self.context: ContextDigest | None = None
         self.todo: TodoCompliance | None = None
         self.resuming = ResumeInfo()
-        self._outcomes: deque[CommandOutcome] = deque(maxlen=max_outcomes)
+        self._outcomes: deque[CommandOutcome] = deque(maxlen=MAX_OUTCOMES)
         self._outcome_count = 0
 
     def add_outcome(self, outcome: CommandOutcome) -> None:

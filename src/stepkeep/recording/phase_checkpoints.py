@@ -327,18 +327,15 @@ class Phases:
         With `project` only tasks of it, and those of none. Nothing is resumed by this: that takes a person's yes.
         """
         self._clear_stale_ref()
-        return next(self.incomplete(project=project), None)
-
-    def incomplete(self, *, project: str | None = None) -> Iterator[PhaseCheckpoint]:
-        """The newest checkpoint of each unfinished task, the one worked on last first."""
         for session in self._sessions(statuses=OPEN_STATUSES):
             if project is None or session.project in (None, project):
                 try:
                     loaded = self._engine.latest(session)
                     if loaded is not None:
-                        yield record_of(loaded.header, session, loaded.value(STATE))
+                        return record_of(loaded.header, session, loaded.value(STATE))
                 except StepkeepError as exc:
                     log.warning("session %s cannot be offered: %s (%s)", session.key, exc, exc.code)
+        return None
 
     def _find(self, id: str) -> tuple[Header, SessionInfo] | None:
         try:

@@ -43,7 +43,6 @@ from stepkeep.model import (
 from stepkeep.processes import Worker
 from stepkeep.recording import resumption, triggers
 from stepkeep.recording.details import (
-    MAX_OUTCOMES,
     RunDetails,
     Step,
     check_seconds,
@@ -79,7 +78,6 @@ class Recorder:
         plan_path: str | None = None,
         heartbeat_seconds: float = triggers.HEARTBEAT_SECONDS,
         coalesce_seconds: float = triggers.COALESCE_SECONDS,
-        max_outcomes: int = MAX_OUTCOMES,
         fence: int | None = None,
         has_artifact: HasArtifact = os.path.exists,
         wait: Wait | None = None,
@@ -92,8 +90,6 @@ class Recorder:
             )
         check_seconds("heartbeat_seconds", heartbeat_seconds, may_be_zero=False)
         check_seconds("coalesce_seconds", coalesce_seconds, may_be_zero=True)
-        if max_outcomes < 1:
-            raise InvalidInput("a recorder needs max_outcomes from 1", code="invalid_option")
         if plan_path is not None:
             check_text("a plan_path", plan_path)
         self._engine = engine
@@ -108,7 +104,7 @@ class Recorder:
         self._lock = threading.RLock()
         # Held strongly: a recorder that was started goes on though nobody keeps it.
         self._heartbeat = Worker("stepkeep-heartbeat", lambda: self._beat(), wait=wait)
-        self._now = RunDetails(plan_path=plan_path, max_outcomes=max_outcomes)
+        self._now = RunDetails(plan_path=plan_path)
         self._steps: dict[str, Step] = {}
         self._attempts: dict[str | None, int] = {}
         self._is_taken_up = False

@@ -191,8 +191,9 @@ def _begun(engine: Engine, event: HookEvent, **about: Any) -> SessionInfo:
 
 
 def project_name(event: HookEvent) -> str | None:
+    """The folder that a piece of work belongs to: the one with the repository, else the working directory."""
     try:
-        return check_name("a project", environment.project_of(event.cwd))
+        return check_name("a project", environment.repository_of(event.cwd) or event.cwd)
     except InvalidInput:
         return None
 

@@ -78,11 +78,6 @@ def _text_of(message: object) -> str:
 # --- the repository --------------------------------------------------------------------------------------------
 
 
-def project_of(cwd: str) -> str:
-    """The folder that a piece of work belongs to: the one with the repository, else the working directory."""
-    return _repository(cwd)[0] or cwd
-
-
 def repository_of(cwd: str) -> str:
     """The folder of the repository that a folder is in; empty when it is in none."""
     return _repository(cwd)[0]
@@ -99,7 +94,7 @@ def git_commit(cwd: str) -> dict[str, str] | None:
     ref = head[5:].strip()
     if not ref.startswith("refs/") or ".." in ref:
         return None
-    common = _common(folder)
+    common = os.path.join(folder, _small(f"{folder}/commondir"))  # noqa: PTH118
     commit = _small(f"{folder}/{ref}") or _small(f"{common}/{ref}") or _packed(common, ref)
     found = {"branch": safe_text(ref.removeprefix("refs/heads/"), 200)}
     return {"commit": commit, **found} if _is_commit(commit) else found
@@ -120,11 +115,6 @@ def _repository(cwd: str) -> tuple[str, str]:
         if not folder:
             return "", ""
         folder = folder.rpartition("/")[0]
-
-
-def _common(folder: str) -> str:
-    common = _small(f"{folder}/commondir")
-    return os.path.join(folder, common) if common else folder  # noqa: PTH118
 
 
 def _packed(common: str, ref: str) -> str:

@@ -173,7 +173,7 @@ def _problems(lines: Iterable[bytes]) -> list[HookProblem]:
     for line in lines:
         try:
             found.append(msgspec.json.decode(line, type=HookProblem))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
     return found
 
