@@ -15,10 +15,10 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import wraps
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, ParamSpec
 
 import msgspec
 
@@ -64,6 +64,8 @@ _RESERVED: Final = frozenset(
 )
 
 log = logging.getLogger("stepkeep")
+
+P = ParamSpec("P")
 
 
 # --- a checkpoint of a phase -----------------------------------------------------------------------------------
@@ -206,6 +208,19 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
+def _told(work: Callable[P, PhaseResult]) -> Callable[P, PhaseResult]:
+    """Tell in the result what a caller must expect to fail."""
+
+    @wraps(work)
+    def told(*args: P.args, **options: P.kwargs) -> PhaseResult:
+        try:
+            return work(*args, **options)
+        except StepkeepError as exc:
+            return PhaseResult(ok=False, error=exc.message, code=exc.code)
+
+    return told
+
+
 class Phases:
     """Phase checkpoints on any backend. With a `home` it keeps `seed.json` and the event log there up to date.
 
@@ -234,6 +249,7 @@ class Phases:
 
     # --- creating
 
+    @_told
     def create_checkpoint(
         self,
         phase: str,
@@ -251,23 +267,20 @@ class Phases:
         The number of the seven known phases need not be given. The summary is cut to eight words. A session that
         was finished is open again.
         """
-        try:
-            fields = metadata_of(
-                phase, number=phase_number, summary=task_summary, criteria=criteria, metadata=metadata
+        fields = metadata_of(
+            phase, number=phase_number, summary=task_summary, criteria=criteria, metadata=metadata
+        )
+        session = self._open_session(session_id, project)
+        header = self._engine.save(
+            Save(
+                session=session.uid,
+                state=state,
+                step=fields["phase_number"],
+                trigger=Trigger(TriggerKind.AUTO, PHASE_TRANSITION),
+                message=fields["task_summary"],
+                metadata=fields,
             )
-            session = self._open_session(session_id, project)
-            header = self._engine.save(
-                Save(
-                    session=session.uid,
-                    state=state,
-                    step=fields["phase_number"],
-                    trigger=Trigger(TriggerKind.AUTO, PHASE_TRANSITION),
-                    message=fields["task_summary"],
-                    metadata=fields,
-                )
-            )
-        except StepkeepError as exc:
-            return _failed(exc)
+        )
         return self._done(header, self._set_ref(header.id), self._log(phase_files.CREATED, session, header))
 
     def _open_session(self, key: str, project: str | None) -> SessionInfo:
@@ -347,21 +360,19 @@ class Phases:
 
     # --- finishing
 
+    @_told
     def complete_checkpoint(self, id: str) -> PhaseResult:
         """Finish the task that a checkpoint belongs to: none of its phases is offered any more.
 
         Repeating it is harmless. The pointer in `seed.json` is cleared if it names a checkpoint of this task.
         """
-        try:
-            found = self._find(id)
-            if found is None:
-                return _failed(NotFound(f"no checkpoint {id}", code="checkpoint_not_found", checkpoint=id))
-            header, session = found
-            if session.status is not Status.COMPLETED:
-                self._close(session, header)
-            ids = {each.id for each in self._engine.headers(HeaderQuery(session=session.uid))}
-        except StepkeepError as exc:
-            return _failed(exc)
+        found = self._find(id)
+        if found is None:
+            raise NotFound(f"no checkpoint {id}", code="checkpoint_not_found", checkpoint=id)
+        header, session = found
+        if session.status is not Status.COMPLETED:
+            self._close(session, header)
+        ids = {each.id for each in self._engine.headers(HeaderQuery(session=session.uid))}
         return self._done(header, self._clear_ref(ids), self._log(phase_files.COMPLETED, session, header))
 
     def _close(self, session: SessionInfo, header: Header) -> None:
@@ -380,6 +391,7 @@ class Phases:
         )
         self._engine.finish(session.uid, Status.COMPLETED)
 
+    @_told
     def cleanup_checkpoints(self, older_than_days: int = DEFAULT_DAYS) -> PhaseResult:
         """Remove checkpoints that are that many days old, those of finished tasks first. `deleted` counts them.
 
@@ -387,26 +399,20 @@ class Phases:
         One that cannot be removed does not stop the rest; it is told in the warnings.
         """
         if type(older_than_days) is not int or older_than_days < 0:
-            return _failed(
-                InvalidInput(
-                    f"older_than_days is a whole number from 0, not {older_than_days!r}",
-                    code="invalid_setting",
-                )
+            raise InvalidInput(
+                f"older_than_days is a whole number from 0, not {older_than_days!r}", code="invalid_setting"
             )
         now_us = self._engine.clock()
         before_us = now_us - older_than_days * _DAY_US
         gone: set[str] = set()
         problems: list[str | None] = []
-        try:
-            for session in sorted(
-                self._sessions(), key=lambda each: (not each.status.is_finished, each.updated_us, each.uid)
-            ):
-                try:
-                    gone |= self._cleaned(session, before_us, now_us)
-                except StepkeepError as exc:
-                    problems.append(f"session {session.key} stays: {exc}")
-        except StepkeepError as exc:
-            return _failed(exc)
+        for session in sorted(
+            self._sessions(), key=lambda each: (not each.status.is_finished, each.updated_us, each.uid)
+        ):
+            try:
+                gone |= self._cleaned(session, before_us, now_us)
+            except StepkeepError as exc:
+                problems.append(f"session {session.key} stays: {exc}")
         if gone:
             problems.append(self._clear_ref(gone))
         return PhaseResult(ok=True, deleted=len(gone), warnings=self._noted(*problems))
@@ -488,14 +494,8 @@ class Phases:
     def __enter__(self) -> Phases:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _failed(error: StepkeepError) -> PhaseResult:
-    return PhaseResult(ok=False, error=error.message, code=error.code)
 
 
 def phases_home(engine: Engine) -> Path | None:

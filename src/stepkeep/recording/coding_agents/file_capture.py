@@ -65,7 +65,7 @@ def _captured(engine: Engine, uid: str, root: str, event: HookEvent, environ: Ma
     try:
         with hook_process.Timeout(SECONDS, "the files were not captured"):
             session = engine.backend.session(uid)
-            limits = _limits(environ)
+            limits = _limits()
             if limits is not None and not session.metadata.get(TOO_SLOW):
                 _save(engine, session, root, limits)
     except Exception as exc:  # the agent goes on, whatever it is
@@ -74,13 +74,12 @@ def _captured(engine: Engine, uid: str, root: str, event: HookEvent, environ: Ma
         engine.close()
 
 
-def _limits(environ: Mapping[str, str]) -> CaptureLimits | None:
+def _limits() -> CaptureLimits | None:
     """How much is captured; None when the settings switch it off."""
-    from stepkeep.workspace.capture import DEFAULT_LIMITS, CaptureLimits
+    from stepkeep import config
+    from stepkeep.workspace.capture import CaptureLimits
 
-    settings = hook_process.settings(environ, hook_process.cwd())
-    if settings is None:
-        return DEFAULT_LIMITS
+    settings = config.here()
     if not settings["hooks.workspace"]:
         return None
     return CaptureLimits(

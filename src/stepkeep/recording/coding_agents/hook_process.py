@@ -20,8 +20,6 @@ from stepkeep.errors import BackendUnavailable
 if TYPE_CHECKING:
     from types import FrameType
 
-    from stepkeep.config import Settings
-
 BUSY_SECONDS = 1.5
 """How long a hook waits for a store that others write to. The agent waits for the hook."""
 
@@ -42,23 +40,12 @@ def store_url(given: str | None, environ: Mapping[str, str], cwd: str | None) ->
     """
     if url := given or environ.get("STEPKEEP_STORE"):
         return url
-    found = settings(environ, cwd)
-    if found is not None and (url := found.store_url()):
-        return url
-    return f"sqlite:{data_folder(environ)}/stepkeep.db"
+    if _has_configuration(environ, cwd):
+        from stepkeep import config
 
-
-def settings(environ: Mapping[str, str], cwd: str | None) -> Settings | None:
-    """The settings, where a file may have any; None means the defaults.
-
-    Raises:
-        InvalidInput: the configuration is wrong.
-    """
-    if not _has_configuration(environ, cwd):
-        return None
-    from stepkeep import config
-
-    return config.here()
+        if url := config.here().store_url():
+            return url
+    return f"sqlite:{folder_of(environ, 'XDG_DATA_HOME', '.local/share')}/stepkeep.db"
 
 
 def _has_configuration(environ: Mapping[str, str], cwd: str | None) -> bool:
@@ -79,10 +66,6 @@ def cwd() -> str | None:
         return os.getcwd()  # noqa: PTH109
     except OSError:
         return None
-
-
-def data_folder(environ: Mapping[str, str]) -> str:
-    return folder_of(environ, "XDG_DATA_HOME", ".local/share")
 
 
 def phases_home(environ: Mapping[str, str]) -> str | None:
