@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Final
 
 from stepkeep.investigation.state import InvestigationState
@@ -16,17 +15,20 @@ MAX_OUTPUT: Final = 2000
 
 def markdown(state: InvestigationState) -> str:
     """The report. Texts are escaped: whatever was noted, it stays text."""
-    sections = [
-        _head(state),
-        _section("Hypotheses", _hypotheses(state)),
-        _section("Beliefs", _beliefs(state)),
-        _section("Contradictions", _contradictions(state)),
-        _section("Knowledge gaps", _gaps(state)),
-        _section("Verifications", _verifications(state)),
-        _section("Experiments", _experiments(state)),
-        _section("Notes", _notes(state)),
-    ]
-    return "\n".join(section for section in sections if section)
+    sections = {
+        "Hypotheses": _hypotheses(state),
+        "Beliefs": _beliefs(state),
+        "Contradictions": _contradictions(state),
+        "Knowledge gaps": _gaps(state),
+        "Verifications": _verifications(state),
+        "Experiments": _experiments(state),
+        "Notes": [f"- {_time(each.time_us)} {escaped(each.content)}" for each in state.notes],
+    }
+    lines = _head(state)
+    for title, found in sections.items():
+        if found:
+            lines += ["", f"## {title}", "", *found]
+    return "\n".join(lines) + "\n"
 
 
 def escaped(text: str) -> str:
@@ -34,31 +36,23 @@ def escaped(text: str) -> str:
     return _MARKS.sub(r"\\\1", " ".join(text.split()))
 
 
-def _moment(time_us: int) -> str:
+def _time(time_us: int) -> str:
     return f"{from_us(time_us):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _section(title: str, lines: Iterable[str]) -> str:
-    listed = list(lines)
-    return "\n".join([f"## {title}", "", *listed, ""]) if listed else ""
-
-
-def _head(state: InvestigationState) -> str:
+def _head(state: InvestigationState) -> list[str]:
     metrics = state.metrics
-    return "\n".join(
-        [
-            f"# Investigation {escaped(state.session_id)}",
-            "",
-            f"Started {_moment(state.started_us)}, on branch {escaped(state.current_branch)}.",
-            "",
-            f"- {metrics.checkpoints_created} checkpoints",
-            f"- {metrics.hypotheses_tested} hypotheses tested",
-            f"- {metrics.verifications_run} verifications run",
-            f"- {metrics.gaps_filled} gaps filled",
-            f"- {metrics.time_in_debugging_seconds / 60:.0f} minutes of debugging",
-            "",
-        ]
-    )
+    return [
+        f"# Investigation {escaped(state.session_id)}",
+        "",
+        f"Started {_time(state.started_us)}, on branch {escaped(state.current_branch)}.",
+        "",
+        f"- {metrics.checkpoints_created} checkpoints",
+        f"- {metrics.hypotheses_tested} hypotheses tested",
+        f"- {metrics.verifications_run} verifications run",
+        f"- {metrics.gaps_filled} gaps filled",
+        f"- {metrics.time_in_debugging_seconds / 60:.0f} minutes of debugging",
+    ]
 
 
 def _hypotheses(state: InvestigationState) -> list[str]:
@@ -126,7 +120,3 @@ def _experiments(state: InvestigationState) -> list[str]:
         results = f" — {escaped(each.results)}" if each.results else ""
         lines.append(f"- **{each.status}** {escaped(each.name)}{about}{results}")
     return lines
-
-
-def _notes(state: InvestigationState) -> list[str]:
-    return [f"- {_moment(each.time_us)} {escaped(each.content)}" for each in state.notes]

@@ -17,21 +17,8 @@ from stepkeep.model import check_text
 from stepkeep.secrets import HIDDEN, has_secret, is_secret_name
 
 ALLOWED: Final = (
-    "CI",
-    "CONDA_DEFAULT_ENV",
-    "GOPATH",
-    "JAVA_HOME",
-    "LANG",
-    "LC_ALL",
-    "LD_LIBRARY_PATH",
-    "NODE_ENV",
-    "PATH",
-    "PYTHONPATH",
-    "RUST_BACKTRACE",
-    "RUST_LOG",
-    "SHELL",
-    "TZ",
-    "VIRTUAL_ENV",
+    *("CI", "CONDA_DEFAULT_ENV", "GOPATH", "JAVA_HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "NODE_ENV"),
+    *("PATH", "PYTHONPATH", "RUST_BACKTRACE", "RUST_LOG", "SHELL", "TZ", "VIRTUAL_ENV"),
 )
 """What is captured unless other names are given. Never the whole environment."""
 

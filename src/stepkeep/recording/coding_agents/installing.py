@@ -62,19 +62,11 @@ def installed(before: str | None, client: str, program: str, store: str | None) 
     Raises:
         InvalidInput: (`invalid_settings`) the file holds no settings, or (`settings_have_comments`) it has comments.
     """
-    option = f" --client {client}{_store_option(store)}"
-    groups = {
-        event: {
-            "hooks": [
-                {
-                    "type": "command",
-                    "command": f"{program} hook {event}{option}",
-                    "timeout": _TIMEOUTS[client],
-                }
-            ]
-        }
-        for event in events_of(client)
-    }
+    groups = {}
+    for event in events_of(client):
+        command = f"{program} hook {event} --client {client}{_store_option(store)}"
+        hook = {"type": "command", "command": command, "timeout": _TIMEOUTS[client]}
+        groups[event] = {"hooks": [hook]}
     paste = {"hooks": {event: [group] for event, group in groups.items()}}
     settings = _parsed(before, json.dumps(paste, indent=2))
     hooks = dict(settings.get("hooks") or {})
