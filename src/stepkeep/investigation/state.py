@@ -13,11 +13,7 @@ from stepkeep.investigation.beliefs import Belief, Contradiction, Dependency
 from stepkeep.investigation.entries import Entry
 from stepkeep.investigation.experiments import ExperimentBranch, Experiments
 from stepkeep.investigation.hypotheses import Evidence, GapStatus, Hypothesis, KnowledgeGap
-from stepkeep.investigation.worklog import (
-    DebugNote,
-    ExecutedCommand,
-    VerificationResult,
-)
+from stepkeep.investigation.worklog import DebugNote, ExecutedCommand, VerificationResult
 from stepkeep.recording.recovery import CodeState
 
 

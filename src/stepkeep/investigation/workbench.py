@@ -66,7 +66,7 @@ class Workbench:
         self.verifications = VerificationRunner(clock, self.commands, **options)
         self.notes = Notebook(clock, **options)
         self.code = CodeTracker(clock, on_change=self._changed)
-        self.code_changed = self.code.changed
+        self.code_changed = self.code.changed  # as the event is called: source code was modified
         self.experiments = ExperimentManager(engine, session.uid)
         self._lock = threading.RLock()
         self._is_dirty = False

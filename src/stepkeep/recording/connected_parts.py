@@ -352,21 +352,16 @@ class Parts:
             missing=tuple(name for name in self._parts if name not in saved),
             extra=tuple(str(name) for name in saved if name not in self._parts),
         )
+        code = problem = ""
         if plan.missing and missing == "error":
+            code, names = "part_not_saved", _named(plan.missing)
+            problem = f"no data of the connected {names}: restore with missing='keep' to leave that as it is"
+        elif plan.extra and extra == "error":
+            code, names = "part_not_connected", _named(plan.extra)
+            problem = f"data of {names}, which is not connected: connect it, or restore with extra='ignore'"
+        if problem:
             raise NotFound(
-                f"the checkpoint has no data of the connected {_named(plan.missing)}: restore with missing='keep' "
-                "to leave that as it is",
-                code="part_not_saved",
-                session=self._session,
-                checkpoint=checkpoint,
-            )
-        if plan.extra and extra == "error":
-            raise NotFound(
-                f"the checkpoint has data of {_named(plan.extra)}, which is not connected: connect it, or restore "
-                "with extra='ignore'",
-                code="part_not_connected",
-                session=self._session,
-                checkpoint=checkpoint,
+                f"the checkpoint has {problem}", code=code, session=self._session, checkpoint=checkpoint
             )
         return plan
 

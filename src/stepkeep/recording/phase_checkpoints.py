@@ -57,10 +57,7 @@ DEFAULT_DAYS: Final = 30
 _DAY_US: Final = 86_400_000_000
 _NAMES_TRIED: Final = 4
 _RESERVED: Final = frozenset(
-    {
-        *("phase", "phase_number", "task_summary", "criteria"),
-        *("phaseNumber", "taskSummary", "iscCriteria"),
-    }
+    {"phase", "phase_number", "task_summary", "criteria", "phaseNumber", "taskSummary", "iscCriteria"}
 )
 
 log = logging.getLogger("stepkeep")

@@ -30,25 +30,10 @@ from stepkeep.codec.integrity import digest
 from stepkeep.codec.readable import CommandOutcome, ContextDigest, ResumeHints, TodoCompliance, timestamp
 from stepkeep.engine import Engine, NewBody, Save
 from stepkeep.errors import InvalidInput, StepkeepError
-from stepkeep.model import (
-    STATE,
-    Header,
-    SessionInfo,
-    Status,
-    Trigger,
-    TriggerKind,
-    check_name,
-    check_text,
-)
+from stepkeep.model import STATE, Header, SessionInfo, Status, Trigger, TriggerKind, check_name, check_text
 from stepkeep.processes import Worker
 from stepkeep.recording import resumption, triggers
-from stepkeep.recording.details import (
-    RunDetails,
-    Step,
-    check_seconds,
-    check_step,
-    checked_context,
-)
+from stepkeep.recording.details import RunDetails, Step, check_seconds, check_step, checked_context
 from stepkeep.recording.resumption import HasArtifact, Interruption, classified
 from stepkeep.recording.triggers import Material, Recorded, TriggerPath, Wait, listed
 from stepkeep.text import error_text
@@ -357,12 +342,7 @@ class Recorder:
     # --- snapshots
 
     def _trigger(
-        self,
-        trigger: Trigger,
-        status: Status | None = None,
-        *,
-        message: str = "",
-        tags: tuple[str, ...] = (),
+        self, trigger: Trigger, status: Status | None = None, *, message: str = "", tags: tuple[str, ...] = ()
     ) -> Recorded:
         """Take a snapshot, or merge into the last one. Without a status the run stays what it is stored as."""
         check_text("a message", message)  # here, since a merged trigger is not saved

@@ -145,11 +145,15 @@ def _parsed(text: str | None, paste: str = "") -> dict[str, Any]:
                 "the settings file has comments, which would be lost: put this into it by hand\n" + paste,
                 code="settings_have_comments",
             ) from exc
-        raise InvalidInput(f"the settings file is not valid JSON: {exc}", code="invalid_settings") from exc
+        raise _invalid(f"is not valid JSON: {exc}") from exc
     hooks = found.get("hooks", {}) if isinstance(found, dict) else None
     if not isinstance(hooks, dict) or not all(_has_known_shape(*each) for each in hooks.items()):
-        raise InvalidInput("the settings file has no `hooks` of the known shape", code="invalid_settings")
+        raise _invalid("has no `hooks` of the known shape")
     return dict(found)
+
+
+def _invalid(problem: str) -> InvalidInput:
+    return InvalidInput(f"the settings file {problem}", code="invalid_settings")
 
 
 def _has_known_shape(event: str, groups: Any) -> bool:
@@ -162,10 +166,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         double = next(name for name in names if names.count(name) > 1)
-        raise InvalidInput(
-            f"the settings file has the key {double!r} twice in one place, and one of them would be lost:"
-            " remove it first",
-            code="invalid_settings",
+        raise _invalid(
+            f"has the key {double!r} twice in one place, and one of them would be lost: remove it first"
         )
     return found
 
@@ -177,10 +179,8 @@ def _number(text: str) -> float:
     except InvalidOperation:  # an exponent beyond all measure
         is_exact = False
     if not is_exact:
-        raise InvalidInput(
-            f"the settings file has the number {text[:100]}, which would be written back as another one:"
-            " change it first",
-            code="invalid_settings",
+        raise _invalid(
+            f"has the number {text[:100]}, which would be written back as another one: change it first"
         )
     return number
 
@@ -310,7 +310,7 @@ class HooksStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 _NOTES = {
     "codex": "Codex asks once whether these hooks are to be trusted. Older ones run hooks only with"
-    " `codex_hooks = true` under `[features]` in config.toml.",
+    " `codex_hooks = true` under `[features]` in config.toml."
 }
 
 
