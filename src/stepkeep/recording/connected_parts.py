@@ -249,27 +249,21 @@ class Parts:
                 self._deferred.append(partial(self.auto_checkpoint, auto, tags=more, details=details))
             return None
         with self._saving():
-            return self._automatic(auto, (*auto.tags, *more), details, expect_head)
-
-    def _automatic(
-        self, auto: AutoTrigger, tags: tuple[str, ...], details: MakeDetails | None, expect_head: str | None
-    ) -> Header | None:
-        now_us = self._engine.clock()
-        newest = next(self._engine.headers(HeaderQuery(session=self._session, limit=1)), None)
-        if auto is AutoTrigger.SIGNIFICANT_TIME_PASSED:
-            passed_us = now_us - self._last_us(newest)
-            if 0 <= passed_us < triggers.to_us(self._significant_seconds):  # a clock that went back saves
-                return None
-        body = self._encoded()
-        if newest is not None and STATE in newest.contents:
-            was = Material(newest.contents[STATE].digest, newest.status, (), newest.tags)
-            material = Material(digest(body.content), Status.IN_PROGRESS, (), tags)
-            if self._path.is_repeated(auto.value, material, newest=newest, was=was, now_us=now_us):
-                return self._path.note(newest, auto.trigger, time_us=now_us, message=auto.message).header
-        return self._save(body, auto.trigger, auto.message, tags, details, expect_head)
-
-    def _last_us(self, newest: Header | None) -> int:
-        return self._engine.backend.session(self._session).created_us if newest is None else newest.time_us
+            now_us = self._engine.clock()
+            newest = next(self._engine.headers(HeaderQuery(session=self._session, limit=1)), None)
+            if auto is AutoTrigger.SIGNIFICANT_TIME_PASSED:
+                session = self._engine.backend.session
+                since_us = session(self._session).created_us if newest is None else newest.time_us
+                if 0 <= now_us - since_us < triggers.to_us(self._significant_seconds):
+                    return None
+            body, all_tags = self._encoded(), (*auto.tags, *more)
+            if newest is not None and STATE in newest.contents:
+                was = Material(newest.contents[STATE].digest, newest.status, (), newest.tags)
+                material = Material(digest(body.content), Status.IN_PROGRESS, (), all_tags)
+                if self._path.is_repeated(auto.value, material, newest=newest, was=was, now_us=now_us):
+                    self._path.note(newest, auto.trigger, time_us=now_us, message=auto.message)
+                    return newest
+            return self._save(body, auto.trigger, auto.message, all_tags, details, expect_head)
 
     def _save(
         self,

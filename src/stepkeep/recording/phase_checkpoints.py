@@ -91,34 +91,6 @@ class PhaseCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         return f"Checkpoint: Resume from Phase {self.phase_number}? ({self.task_summary})"
 
 
-def metadata_of(
-    phase: str,
-    *,
-    number: int | None,
-    summary: str,
-    criteria: Iterable[Criterion | Mapping[str, Any]],
-    metadata: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """The checked fields as the metadata of a checkpoint.
-
-    Raises:
-        InvalidInput: (`invalid_phase`) a field is missing, of the wrong kind, or a name that is taken.
-    """
-    given = {} if metadata is None else metadata
-    if not isinstance(given, Mapping):
-        raise _invalid(f"metadata is a dict, not {type(given).__name__}")
-    if taken := sorted(_RESERVED & given.keys()):
-        raise _invalid(f"metadata cannot hold {', '.join(taken)}: these are fields of their own")
-    name = check_name("a phase", phase)
-    return {
-        "phase": name,
-        "phase_number": _checked_number(name, number),
-        "task_summary": " ".join(check_text("a task summary", summary).split()[:SUMMARY_WORDS]),
-        "criteria": msgspec.to_builtins(_checked_criteria(criteria)),
-        **given,
-    }
-
-
 def _checked_number(phase: str, number: object) -> int:
     if number is None:
         if phase.lower() not in PHASES:
@@ -264,9 +236,19 @@ class Phases:
         The number of the seven known phases need not be given. The summary is cut to eight words. A session that
         was finished is open again.
         """
-        fields = metadata_of(
-            phase, number=phase_number, summary=task_summary, criteria=criteria, metadata=metadata
-        )
+        given = {} if metadata is None else metadata
+        if not isinstance(given, Mapping):
+            raise _invalid(f"metadata is a dict, not {type(given).__name__}")
+        if taken := sorted(_RESERVED & given.keys()):
+            raise _invalid(f"metadata cannot hold {', '.join(taken)}: these are fields of their own")
+        name = check_name("a phase", phase)
+        fields = {
+            "phase": name,
+            "phase_number": _checked_number(name, phase_number),
+            "task_summary": " ".join(check_text("a task summary", task_summary).split()[:SUMMARY_WORDS]),
+            "criteria": msgspec.to_builtins(_checked_criteria(criteria)),
+            **given,
+        }
         session = self._open_session(session_id, project)
         header = self._engine.save(
             Save(

@@ -7,7 +7,7 @@ first that does not hold is the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
@@ -105,42 +105,35 @@ def resume_hints(
 
     `seen_us` is when the work was last seen or last tried; None: not since it was interrupted.
     """
-    reason, actions = _answer(info, status, now_us, seen_us, attempts, has_artifact)
-    return ResumeHints(eligible=reason is Reason.ALLOWED, reason_code=str(reason), next_actions=list(actions))
-
-
-def _answer(
-    info: ResumeInfo | None,
-    status: Status,
-    now_us: int,
-    seen_us: int | None,
-    attempts: int,
-    has_artifact: HasArtifact,
-) -> tuple[Reason, Iterable[str]]:
     if info is None:
-        return Reason.MISSING_CHECKPOINT, ["start afresh: there is no unfinished work to resume"]
+        return _hints(Reason.MISSING_CHECKPOINT, "start afresh: there is no unfinished work to resume")
     interruption = info.interruption
     if interruption is None:
         if info.is_interrupted or status is Status.FAILED:
             kinds = ", ".join(Interruption)
             action = f"find out what stopped the work and classify it as one of {kinds}"
-            return Reason.UNKNOWN_INTERRUPTION, [action]
+            return _hints(Reason.UNKNOWN_INTERRUPTION, action)
         interruption = (
             Interruption.PROCESS_CRASH
         )  # work in progress that nobody stopped can only have crashed
     if not info.is_idempotent:
-        actions = ["check by hand what the step has done", "resume behind it, or undo it first"]
-        return Reason.NOT_IDEMPOTENT, actions
+        actions = ("check by hand what the step has done", "resume behind it, or undo it first")
+        return _hints(Reason.NOT_IDEMPOTENT, *actions)
     if missing := [name for name in info.artifacts if not has_artifact(name)]:
-        return Reason.MISSING_ARTIFACTS, [f"bring back {name}" for name in missing]
+        return _hints(Reason.MISSING_ARTIFACTS, *(f"bring back {name}" for name in missing))
     if attempts >= MAX_ATTEMPTS:
         action = f"resumed {attempts} times without success: repair the cause, then start the step anew"
-        return Reason.ATTEMPT_LIMIT, [action]
+        return _hints(Reason.ATTEMPT_LIMIT, action)
     since_us = max((each for each in (seen_us, info.interrupted_us) if each is not None), default=None)
     ends_us = 0 if since_us is None else since_us + to_us(COOL_DOWN_SECONDS[interruption])
     if now_us < ends_us:
-        return Reason.COOL_DOWN, [f"resume at {timestamp(ends_us)} or later"]
-    return Reason.ALLOWED, ["resume from this snapshot"]
+        return _hints(Reason.COOL_DOWN, f"resume at {timestamp(ends_us)} or later")
+    return _hints(Reason.ALLOWED, "resume from this snapshot")
+
+
+def _hints(reason: Reason, *actions: str) -> ResumeHints:
+    is_allowed = reason is Reason.ALLOWED
+    return ResumeHints(eligible=is_allowed, reason_code=str(reason), next_actions=list(actions))
 
 
 def may_resume(engine: Engine, uid: str, *, has_artifact: HasArtifact) -> ResumeHints:
