@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -123,10 +123,10 @@ def log_problem(
         code=code,
         message=_valid(message, 1000),
     )
+    since, same = timestamp(now - QUIET_SECONDS), (problem.code, problem.event)
+    is_told = any((each.code, each.event) == same and each.time >= since for each in recent_problems(environ))
     try:
-        path = log_file(environ)
-        is_told = _told_before(path, problem, now)
-        _append(path, msgspec.json.encode(problem) + b"\n")
+        _append(log_file(environ), msgspec.json.encode(problem) + b"\n")
     except (OSError, ValueError):
         return True
     return not is_told
@@ -134,12 +134,18 @@ def log_problem(
 
 def recent_problems(environ: Mapping[str, str], limit: int = 20) -> list[HookProblem]:
     """What hooks could not do lately, newest first; lines that make no sense are left out."""
+    found: list[HookProblem] = []
     try:
         with open(log_file(environ), "rb") as file:  # noqa: PTH123
             lines = file.read(MAX_LOG_BYTES * 2).splitlines()
-    except OSError:
-        return []
-    return _problems(reversed(lines))[:limit]
+    except (OSError, ValueError):
+        return found
+    while lines and len(found) < limit:
+        try:
+            found.append(msgspec.json.decode(lines.pop(), type=HookProblem))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
+    return found
 
 
 def _valid(text: str, limit: int) -> str:
@@ -149,29 +155,6 @@ def _valid(text: str, limit: int) -> str:
 def timestamp(seconds: float) -> str:
     """A time as the log has it; these texts are in the order of their times."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def _problems(lines: Iterable[bytes]) -> list[HookProblem]:
-    found = []
-    for line in lines:
-        try:
-            found.append(msgspec.json.decode(line, type=HookProblem))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            continue
-    return found
-
-
-def _told_before(path: str, problem: HookProblem, now: float) -> bool:
-    try:
-        if now - os.stat(path).st_mtime > QUIET_SECONDS:  # noqa: PTH116
-            return False
-        with open(path, "rb") as file:  # noqa: PTH123
-            lines = file.read().splitlines()[-20:]
-    except OSError:
-        return False
-    since = timestamp(now - QUIET_SECONDS)
-    same = (problem.code, problem.event)
-    return any((each.code, each.event) == same and each.time >= since for each in _problems(lines))
 
 
 def _append(path: str, line: bytes) -> None:
