@@ -346,17 +346,15 @@ class Parts:
             missing=tuple(name for name in self._parts if name not in saved),
             extra=tuple(str(name) for name in saved if name not in self._parts),
         )
-        code = problem = ""
+        where: dict[str, Any] = {"session": self._session, "checkpoint": checkpoint}
         if plan.missing and missing == "error":
-            code, names = "part_not_saved", _named(plan.missing)
-            problem = f"no data of the connected {names}: restore with missing='keep' to leave that as it is"
-        elif plan.extra and extra == "error":
-            code, names = "part_not_connected", _named(plan.extra)
-            problem = f"data of {names}, which is not connected: connect it, or restore with extra='ignore'"
-        if problem:
-            raise NotFound(
-                f"the checkpoint has {problem}", code=code, session=self._session, checkpoint=checkpoint
-            )
+            what = f"the checkpoint has no data of the connected {_named(plan.missing)}"
+            action = "restore with missing='keep' to leave that as it is"
+            raise NotFound(f"{what}: {action}", code="part_not_saved", **where)
+        if plan.extra and extra == "error":
+            what = f"the checkpoint has data of {_named(plan.extra)}, which is not connected"
+            action = "connect it, or restore with extra='ignore'"
+            raise NotFound(f"{what}: {action}", code="part_not_connected", **where)
         return plan
 
     def _validate(self, names: Sequence[str], data: Mapping[Any, Any], checkpoint: str | None) -> None:
