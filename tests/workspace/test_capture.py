@@ -17,7 +17,7 @@ from stepkeep.maintenance.space import ballast_file
 from stepkeep.workspace import git as git_module
 from stepkeep.workspace import scan
 from stepkeep.workspace.capture import CaptureLimits, EarlierCapture, capture
-from stepkeep.workspace.manifest import Manifest
+from stepkeep.workspace.manifest import Manifest, body_after, body_of
 from tests.workspace.repositories import commit, git, init, outside_view
 from tests.workspace.trees import tree_of, write
 
@@ -118,13 +118,17 @@ def test_a_capture_after_another_is_what_a_first_one_would_be(store: stepkeep.St
     earlier = EarlierCapture(Manifest(root=str(root))).followed_by(
         capture(store.engine, str(root), now_ns=later)
     )
+    content = body_of(earlier.manifest).content
     for number in range(6):
         change(number)
         after = capture(store.engine, str(root), previous=earlier, now_ns=later)
         alone = capture(store.engine, str(root), now_ns=later)
         assert after.manifest == alone.manifest
+        body = body_of(alone.manifest)
+        if after.replaced is not None:
+            assert body_after(after.manifest, content, after.replaced) == body
         assert after.replaced is None or number in (0, 5)
-        earlier = earlier.followed_by(after)
+        earlier, content = earlier.followed_by(after), body.content
     assert after.read_files == 0
 
 

@@ -21,7 +21,7 @@ from stepkeep.errors import Conflict, StepkeepError
 from stepkeep.model import DETAILS, FILES, STATE, Header, Trigger
 from stepkeep.storage.port import Blob
 from stepkeep.storage.urls import database_file, directory_of
-from stepkeep.workspace.captured_files import has_files, newest_capture
+from stepkeep.workspace.captured_files import captures, has_files
 from stepkeep.workspace.git import Git
 from stepkeep.workspace.ignore import OWN_IGNORE, TreeRules, first_rules, own_rules
 from stepkeep.workspace.manifest import (
@@ -30,6 +30,7 @@ from stepkeep.workspace.manifest import (
     Manifest,
     Seen,
     Skipped,
+    body_after,
     body_of,
     is_safe,
     manifest_of,
@@ -77,10 +78,12 @@ DEFAULT_LIMITS: Final = CaptureLimits()
 
 
 class EarlierCapture:
-    """An earlier capture of the same tree, indexed for the next one. The entries of a manifest are enough."""
+    """An earlier capture of the same tree, indexed for the next one. The entries of a manifest are enough; `content`
+    is the body it was stored as."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, content: bytes | None = None) -> None:
         self.manifest = manifest
+        self.content = content
 
     @cached_property
     def folders(self) -> Folders:
@@ -95,9 +98,15 @@ class EarlierCapture:
         position = self.positions.get(path)
         return None if position is None else self.manifest.entries[position]
 
-    def followed_by(self, captured: CapturedTree) -> EarlierCapture:
+    def body_of(self, captured: CapturedTree) -> NewBody:
+        """The body that stores a capture after this one."""
+        if self.content is None or captured.replaced is None:
+            return body_of(captured.manifest)
+        return body_after(captured.manifest, self.content, captured.replaced)
+
+    def followed_by(self, captured: CapturedTree, content: bytes | None = None) -> EarlierCapture:
         """The earlier capture for the save after this one."""
-        after = EarlierCapture(captured.manifest)
+        after = EarlierCapture(captured.manifest, content)
         after.folders = captured.folders
         if captured.replaced is not None:
             after.positions = self.positions
@@ -321,7 +330,7 @@ class TreeCapture:
         self._limits = limits
         self._memory = {} if memory is None else memory
         self._left = TRIES
-        self._now: tuple[EarlierCapture, CapturedTree] | None = None
+        self._now: tuple[EarlierCapture, CapturedTree, NewBody] | None = None
 
     def make(self, refusal: Conflict | None) -> Made | None:
         """The body and blobs of the tree as it is now; after a refused save another attempt, or None to give up.
@@ -334,7 +343,7 @@ class TreeCapture:
             known = self._memory.get(self._root) or _newest_stored(self._engine, self._uid, self._root)
             return self._captured(known or EarlierCapture(Manifest(root=self._root)))
         assert self._now is not None
-        earlier, captured = self._now
+        earlier, captured, _ = self._now
         if (stored := _repeated(self._engine, refusal, captured.manifest)) is not None:
             return Made(stored, captured.blobs)
         if refusal.code != "blob_gone" or not self._left:
@@ -346,13 +355,14 @@ class TreeCapture:
     def _captured(self, earlier: EarlierCapture) -> Made:
         self._left -= 1
         captured = capture(self._engine, self._root, previous=earlier, limits=self._limits)
-        self._now = earlier, captured
-        return Made(body_of(captured.manifest), captured.blobs)
+        body = earlier.body_of(captured)
+        self._now = earlier, captured, body
+        return Made(body, captured.blobs)
 
     def stored(self, header: Header) -> None:
         assert self._now is not None
-        earlier, captured = self._now
-        self._memory[self._root] = earlier.followed_by(captured)
+        earlier, captured, body = self._now
+        self._memory[self._root] = earlier.followed_by(captured, body.content)
         skipped = captured.manifest.skipped
         for each in skipped[:20]:
             log.warning("%s has not captured %r: %s", header.id, each.path, each.reason)
@@ -417,8 +427,13 @@ def save_tree(
 
 
 def _newest_stored(engine: Engine, uid: str, root: str) -> EarlierCapture | None:
-    found = newest_capture(engine, uid, root)
-    return None if found is None else EarlierCapture(found[1])
+    """The newest stored capture of that tree."""
+    for header in captures(engine, uid):
+        content = reader.load_body(engine.backend, header, FILES)
+        manifest = manifest_of(content)
+        if manifest.root == root:
+            return EarlierCapture(manifest, content)
+    return None
 
 
 def _still_stored(engine: Engine, earlier: EarlierCapture) -> EarlierCapture:

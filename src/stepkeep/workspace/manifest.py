@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -20,6 +20,12 @@ from stepkeep.engine import NewBody
 from stepkeep.errors import Corrupt, InvalidInput, Unsupported
 
 VERSION: Final = 1
+
+MAX_REPLACED: Final = 8
+"""With more changes than this a list is written anew: each is searched for in all of it."""
+
+_ENTRIES: Final = b',"entries":['
+"""Where the entries begin: text has no such quotes."""
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -113,6 +119,36 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 def body_of(manifest: Manifest) -> NewBody:
     """The body that stores a manifest; it names every blob."""
     return NewBody(msgspec.json.encode(_renamed(manifest, to_text)), exact.JSON, manifest.blobs)
+
+
+def body_after(manifest: Manifest, before: bytes, replaced: Sequence[tuple[FileEntry, FileEntry]]) -> NewBody:
+    """The same body, made from an earlier one in which only the `replaced` entries (old, new) differ."""
+    edits = _edits(before, replaced)
+    if edits is None:
+        return body_of(manifest)
+    head = msgspec.json.encode(_renamed(msgspec.structs.replace(manifest, entries=()), to_text))
+    pieces, at = [head[: head.index(_ENTRIES)]], before.index(_ENTRIES)
+    for start, end, new in edits:
+        pieces += [before[at:start], new]
+        at = end
+    return NewBody(b"".join([*pieces, before[at:]]), exact.JSON, manifest.blobs)
+
+
+def _edits(
+    before: bytes, replaced: Sequence[tuple[FileEntry, FileEntry]]
+) -> list[tuple[int, int, bytes]] | None:
+    """Where each old entry is, and what takes its place; None where that would take longer than writing all anew."""
+    if len(replaced) > MAX_REPLACED:
+        return None
+    edits = []
+    for old, new in replaced:
+        # A text never holds the quotes that an entry begins with, so what is found is the entry and nothing else.
+        piece, other = (msgspec.json.encode(_renamed_entry(each, to_text)) for each in (old, new))
+        start = before.find(piece)
+        if start < 0:
+            return None
+        edits.append((start, start + len(piece), other))
+    return sorted(edits)
 
 
 def manifest_of(content: bytes) -> Manifest:
