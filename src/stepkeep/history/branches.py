@@ -68,11 +68,7 @@ def fork(
 ) -> Branch:
     """Begin a branch at a checkpoint, by default as the session's current one.
 
-    Without a name it gets one such as `from-12`, after the checkpoint's number.
-
-    Raises:
-        Conflict: a branch has that name (`branch_exists`).
-        NotFound: the checkpoint was removed.
+    Without a name it gets one such as `from-12`, after the checkpoint's number. A name that is taken is a `Conflict`.
     """
     branch = begin(engine, at, name, metadata=metadata)
     if switch:
@@ -119,12 +115,8 @@ def _names(at: Header) -> Iterator[str]:
 
 
 def switch(engine: Engine, uid: str, name: str) -> Branch:
-    """Make a branch the session's current one; saves that name no branch go there from now on.
-
-    Raises:
-        NotFound: there is none of that name (`branch_not_found`).
-        Conflict: it was merged, abandoned or archived (`branch_closed`), or all of it was pruned (`branch_empty`).
-    """
+    """Make a branch the session's current one; saves that name no branch go there from now on. A branch that is closed,
+    or of which all was pruned, is a `Conflict`."""
 
     def wanted(session: SessionInfo) -> Branch:
         branch = find(engine, uid, name)
@@ -357,12 +349,8 @@ def _reopening(session: SessionInfo) -> dict[str, Any]:
 def close(
     engine: Engine, uid: str, name: str, state: Literal[BranchState.ABANDONED, BranchState.ARCHIVED]
 ) -> Branch:
-    """Close a branch. Its checkpoints stay and can be loaded, but pruning treats them like any others.
-
-    Raises:
-        NotFound: there is none of that name (`branch_not_found`).
-        Conflict: it is the session's current one (`branch_is_current`).
-    """
+    """Close a branch, unless it is the current one. Its checkpoints stay and can be loaded, but pruning treats them
+    like any others."""
     branch = find(engine, uid, name)
     if engine.backend.session(uid).branch == name:
         raise is_current(uid, name, f"cannot be {state}")

@@ -68,26 +68,20 @@ def parse(text: str, *, now_us: int, zone: tzinfo = UTC) -> int | None:
         return now_us
     try:
         moment_us = _parse(lowered, now_us, zone)
+        return None if moment_us is None else _in_range(moment_us)
     except OverflowError:
         raise _too_far(text) from None
     except InvalidInput:
         raise
     except ValueError:
-        raise _no_time(text, "there is no such day or time of day") from None
-    if moment_us is not None and not _FIRST_US <= moment_us <= _LAST_US:
-        raise _too_far(text)
-    return moment_us
+        raise _not_a_time(text, "there is no such day or time of day") from None
 
 
 def read(text: str, *, now_us: int, zone: tzinfo = UTC) -> int:
-    """As `parse`, but any other text is refused too.
-
-    Raises:
-        InvalidInput: as `parse`.
-    """
+    """As `parse`, but any other text is `InvalidInput` too."""
     moment_us = parse(text, now_us=now_us, zone=zone)
     if moment_us is None:
-        raise _no_time(
+        raise _not_a_time(
             shortened(text, MAX_CHARACTERS),
             "write it like '2 hours ago', 'yesterday 14:30' or '2025-01-20 14:30:00'",
         )
@@ -97,13 +91,16 @@ def read(text: str, *, now_us: int, zone: tzinfo = UTC) -> int:
 def of_datetime(moment: datetime, zone: tzinfo = UTC) -> int:
     """The same for a `datetime`: one without a zone of its own is read in `zone`."""
     try:
-        moment_us = _wall_us(moment, zone) if moment.tzinfo is None else to_us(moment)
+        return _in_range(_wall_us(moment, zone) if moment.tzinfo is None else to_us(moment))
     except InvalidInput:
         raise
     except (OverflowError, ValueError):
         raise _too_far(moment.isoformat()) from None
+
+
+def _in_range(moment_us: int) -> int:
     if not _FIRST_US <= moment_us <= _LAST_US:
-        raise _too_far(moment.isoformat())
+        raise OverflowError
     return moment_us
 
 
@@ -117,8 +114,7 @@ def written(moment_us: int, zone: tzinfo = UTC, *, fraction: bool = True) -> str
         moment = utc.astimezone(zone)
     except (OverflowError, ValueError):  # at the ends of the calendar
         moment, zone = utc, UTC
-    text = f"{moment.replace(tzinfo=None):%Y-%m-%d %H:%M:%S}"
-    text = text.rjust(19, "0")
+    text = f"{moment.replace(tzinfo=None):%Y-%m-%d %H:%M:%S}".rjust(19, "0")
     if fraction and moment.microsecond:
         text += f".{moment.microsecond:06}"
     return f"{text} UTC" if zone is UTC else f"{text} {_offset(moment)}"
@@ -140,7 +136,7 @@ def zone_named(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ValueError, LookupError, OSError):
         raise InvalidInput(
-            f"no time zone {shortened(name, 60)!r}: use UTC, local or a name such as Europe/Berlin",
+            f"{shortened(name, 60)!r} is not a time zone here: use UTC, local or a name such as Europe/Berlin",
             code="unknown_zone",
         ) from None
 
@@ -167,9 +163,9 @@ def _span_us(text: str) -> int:
     total = Decimal(0)
     for amount, unit in _PARTS.findall(text):
         if unit in _UNEVEN:
-            raise _no_time(text, "months and years have no fixed length, give weeks, days or a date")
+            raise _not_a_time(text, "months and years have no fixed length, give weeks, days or a date")
         if unit not in _UNITS_US:
-            raise _no_time(text, f"{unit!r} is not a unit, use seconds, minutes, hours, days or weeks")
+            raise _not_a_time(text, f"{unit!r} is not a unit, use seconds, minutes, hours, days or weeks")
         if len(amount) > _MOST_DIGITS:
             raise OverflowError
         total += (1 if amount[0] == "a" else Decimal(amount)) * _UNITS_US[unit]
@@ -182,7 +178,7 @@ def _today(now_us: int, zone: tzinfo) -> date:
 
 def _at_clock(day: date, clock: str) -> datetime:
     if not _CLOCK.fullmatch(clock):
-        raise _no_time(clock, "a time of day is written like 14:30 or 14:30:15")
+        raise _not_a_time(clock, "a time of day is written like 14:30 or 14:30:15")
     hour, _, rest = clock.partition(":")
     return datetime.fromisoformat(f"{day.isoformat()} {hour:0>2}:{rest}")
 
@@ -196,7 +192,7 @@ def _dated_us(text: str, zone: tzinfo) -> int:
     return _wall_us(moment, zone) if moment.tzinfo is None else to_us(moment)
 
 
-def _no_time(text: str, why: str) -> InvalidInput:
+def _not_a_time(text: str, why: str) -> InvalidInput:
     return InvalidInput(f"{text!r} is not a time: {why}", code="invalid_time")
 
 
