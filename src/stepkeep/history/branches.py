@@ -34,7 +34,6 @@ class BranchSwitch(msgspec.Struct, frozen=True, kw_only=True):
     """A session that is on another branch now. `left` is as it was when nobody saved there by default any more."""
 
     before: SessionInfo
-    session: SessionInfo
     left: Branch
     entered: Branch
 
@@ -164,7 +163,7 @@ def move(
             continue  # someone saved to it meanwhile
         fields = {"branch": branch.name, **changes(session)}
         if branch.name == session.branch and len(fields) == 1:
-            return BranchSwitch(before=session, session=session, left=branch, entered=branch)
+            return BranchSwitch(before=session, left=branch, entered=branch)
         moved = _update(engine, session, fields)
         if moved is None:
             continue
@@ -185,7 +184,7 @@ def move(
                 "why": why,
             }
             engine.backend.record_event(uid, SWITCHED, data, time_us=engine.clock())
-        return BranchSwitch(before=session, session=moved, left=left, entered=branch)
+        return BranchSwitch(before=session, left=left, entered=branch)
     raise Conflict(f"others keep changing session {uid}: try again", code="version_changed", session=uid)
 
 

@@ -15,7 +15,6 @@ import msgspec
 
 from stepkeep.codec import exact
 from stepkeep.codec.delta import DEFAULT_CEILING_BYTES
-from stepkeep.codec.integrity import digest
 from stepkeep.engine import Engine, Made, NewBody, Save, reader
 from stepkeep.errors import Conflict, StepkeepError
 from stepkeep.model import DETAILS, FILES, STATE, Header, Trigger
@@ -28,7 +27,6 @@ from stepkeep.workspace.manifest import (
     UNSEEN,
     FileEntry,
     Manifest,
-    Seen,
     Skipped,
     body_after,
     body_of,
@@ -38,23 +36,16 @@ from stepkeep.workspace.manifest import (
 )
 from stepkeep.workspace.scan import (
     NO_SIGNATURE,
+    ContentReader,
     Folders,
-    NotRead,
     Scan,
     StatSignature,
-    Vanished,
     all_signatures,
     corrected,
     folders_of,
     ignore_file,
-    is_among,
-    open_databases,
     opened_root,
-    read_file,
-    read_link,
-    recorded_signature,
     signature_at,
-    signature_of,
 )
 
 log = logging.getLogger("stepkeep")
@@ -447,113 +438,10 @@ def _still_stored(engine: Engine, earlier: EarlierCapture) -> EarlierCapture:
     return EarlierCapture(msgspec.structs.replace(manifest, entries=entries))
 
 
-# --- reading what changed ----------------------------------------------------------------------------------------
-
-BATCH_FILES: Final = 256
-BATCH_BYTES: Final = 16_000_000
-RACY_NS: Final = 100_000_000
-COARSE_NS: Final = 2_000_000_000
-"""How old a file must be before an unchanged time proves unchanged content: file systems store times in steps."""
-
-
-class ContentReader:
-    """Reads files below an opened root. What cannot be read is added to `skipped`; files that vanished are left out."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        root: int,
-        *,
-        skipped: list[Skipped],
-        began_ns: int,
-        with_blobs: bool,
-    ) -> None:
-        self._engine = engine
-        self._root = root
-        self._skipped = skipped
-        self._began_ns = began_ns
-        self._with_blobs = with_blobs
-        self._databases: frozenset[tuple[int, int]] | None = None
-        self._batch: dict[str, bytes] = {}
-        self._batch_bytes = 0
-        self.blobs: dict[str, Blob] = {}
-        self.read_files = 0
-
-    def entries(
-        self, found: dict[str, StatSignature], known: Callable[[str], FileEntry | None]
-    ) -> dict[str, FileEntry]:
-        """The entries of the files in `found`, by path; a file that changed since gets its new signature there."""
-        entries = {}
-        for path in sorted(found):
-            signature, entry = found[path], known(path)
-            if entry is not None and recorded_signature(entry) == signature:
-                entries[path] = entry
-                continue
-            try:
-                entries[path], found[path] = self._read(path, signature)
-            except Vanished:
-                continue
-            except NotRead as exc:
-                self._skipped.append(Skipped(path, str(exc), signature[3]))
-        self._flush()
-        return entries
-
-    def _read(self, path: str, signature: StatSignature) -> tuple[FileEntry, StatSignature]:
-        if stat.S_ISLNK(signature[4]):
-            target = read_link(self._root, path)
-            size = len(os.fsencode(target))
-            return FileEntry(path, stat.S_IFLNK, size, target=target, seen=self._seen(signature)), signature
-        if self._databases is None:
-            self._databases = open_databases()
-        if is_among(self._databases, self._root, path, signature[2]):
-            raise NotRead("this process has it open for writing, perhaps as a database")
-        content, status = read_file(self._root, path, signature[3])
-        signature = signature_of(status)
-        self.read_files += 1
-        name = digest(content)
-        self._keep(name, content)
-        return FileEntry(
-            path, stat.S_IFREG | (signature[4] & 0o777), len(content), name, seen=self._seen(signature)
-        ), signature
-
-    def _seen(self, signature: StatSignature) -> Seen:
-        """Times and inode of a file; `UNSEEN` if it is so young that its content could change without changing them."""
-        mtime_ns, ctime_ns, inode, _, _ = signature
-        is_coarse = mtime_ns % 1_000_000_000 == 0 and ctime_ns % 1_000_000_000 == 0
-        if max(mtime_ns, ctime_ns) + (COARSE_NS if is_coarse else RACY_NS) > self._began_ns:
-            return UNSEEN
-        return Seen(mtime_ns, ctime_ns, inode)
-
-    def _keep(self, name: str, content: bytes) -> None:
-        if not self._with_blobs or name in self.blobs or name in self._batch:
-            return
-        self._batch[name] = content
-        self._batch_bytes += len(content)
-        if len(self._batch) >= BATCH_FILES or self._batch_bytes >= BATCH_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        """Compress what the store does not have; only that stays in memory."""
-        stored = self._engine.backend.has_blobs(list(self._batch)) if self._batch else set()
-        for name, content in self._batch.items():
-            if name not in stored:
-                self.blobs[name] = self._engine.make_blob(content)
-        self._batch, self._batch_bytes = {}, 0
-
-
 # --- the files of the store itself -------------------------------------------------------------------------------
 
-DATABASE_ENDINGS: Final = (
-    "",
-    "-wal",
-    "-shm",
-    "-journal",
-    "-ballast",
-    ".metrics",
-    ".metrics-wal",
-    ".metrics-shm",
-    ".metrics-journal",
-)
+_LOGS: Final = ("", "-wal", "-shm", "-journal")
+DATABASE_ENDINGS: Final = (*_LOGS, *(f".metrics{log}" for log in _LOGS), "-ballast")
 """What follows the name of a database in the names of all files that a SQLite store makes."""
 
 

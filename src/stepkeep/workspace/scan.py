@@ -15,9 +15,12 @@ from contextlib import contextmanager, suppress
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
+from stepkeep.codec.integrity import digest
+from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput
+from stepkeep.storage.port import Blob
 from stepkeep.workspace.ignore import GIT_IGNORE, OWN_IGNORE, Rules
-from stepkeep.workspace.manifest import STAGING_PREFIX, UNSEEN, FileEntry, Skipped, is_vcs_name
+from stepkeep.workspace.manifest import STAGING_PREFIX, UNSEEN, FileEntry, Seen, Skipped, is_vcs_name
 
 MAX_DEPTH: Final = 200
 MAX_RULES_BYTES: Final = 10_000_000
@@ -344,6 +347,112 @@ def all_signatures(folders: Folders) -> Iterator[tuple[str, StatSignature]]:
             yield lead + name, signature
 
 
+# --- reading what changed ----------------------------------------------------------------------------------------
+
+BATCH_FILES: Final = 256
+BATCH_BYTES: Final = 16_000_000
+RACY_NS: Final = 100_000_000
+COARSE_NS: Final = 2_000_000_000
+"""How old a file must be before an unchanged time proves unchanged content: file systems store times in steps."""
+
+
+class ContentReader:
+    """Reads files below an opened root. What cannot be read is added to `skipped`; files that vanished are left out."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        root: int,
+        *,
+        skipped: list[Skipped],
+        began_ns: int,
+        with_blobs: bool,
+    ) -> None:
+        self._engine = engine
+        self._root = root
+        self._skipped = skipped
+        self._began_ns = began_ns
+        self._with_blobs = with_blobs
+        self._databases: set[tuple[int, int]] | None = None
+        self._batch: dict[str, bytes] = {}
+        self._batch_bytes = 0
+        self.blobs: dict[str, Blob] = {}
+        self.read_files = 0
+
+    def entries(
+        self, found: dict[str, StatSignature], known: Callable[[str], FileEntry | None]
+    ) -> dict[str, FileEntry]:
+        """The entries of the files in `found`, by path; a file that changed since gets its new signature there."""
+        entries = {}
+        for path in sorted(found):
+            signature, entry = found[path], known(path)
+            if entry is not None and recorded_signature(entry) == signature:
+                entries[path] = entry
+                continue
+            try:
+                entries[path], found[path] = self._read(path, signature)
+            except Vanished:
+                continue
+            except NotRead as exc:
+                self._skipped.append(Skipped(path, str(exc), signature[3]))
+        self._flush()
+        return entries
+
+    def _read(self, path: str, signature: StatSignature) -> tuple[FileEntry, StatSignature]:
+        if stat.S_ISLNK(signature[4]):
+            target = read_link(self._root, path)
+            size = len(os.fsencode(target))
+            return FileEntry(path, stat.S_IFLNK, size, target=target, seen=self._seen(signature)), signature
+        if self._is_open_database(path, signature[2]):
+            raise NotRead("this process has it open for writing, perhaps as a database")
+        content, status = read_file(self._root, path, signature[3])
+        signature = signature_of(status)
+        self.read_files += 1
+        name = digest(content)
+        self._keep(name, content)
+        return FileEntry(
+            path, stat.S_IFREG | (signature[4] & 0o777), len(content), name, seen=self._seen(signature)
+        ), signature
+
+    def _is_open_database(self, path: str, inode: int) -> bool:
+        """Whether this process has the file open for reading and writing.
+
+        Whoever opens such a file again and closes it takes away the locks this process holds on it: a database in use
+        would lose its protection. So it is not read.
+        """
+        if self._databases is None:
+            self._databases = _open_databases()
+        if any(each[0] == inode for each in self._databases):
+            with suppress(OSError):
+                status = status_of(self._root, path)
+                return (status.st_ino, status.st_dev) in self._databases
+        return False
+
+    def _seen(self, signature: StatSignature) -> Seen:
+        """Times and inode of a file; `UNSEEN` if it is so young that its content could change without changing them."""
+        mtime_ns, ctime_ns, inode, _, _ = signature
+        is_coarse = mtime_ns % 1_000_000_000 == 0 and ctime_ns % 1_000_000_000 == 0
+        if max(mtime_ns, ctime_ns) + (COARSE_NS if is_coarse else RACY_NS) > self._began_ns:
+            return UNSEEN
+        return Seen(mtime_ns, ctime_ns, inode)
+
+    def _keep(self, name: str, content: bytes) -> None:
+        if not self._with_blobs or name in self.blobs or name in self._batch:
+            return
+        self._batch[name] = content
+        self._batch_bytes += len(content)
+        if len(self._batch) >= BATCH_FILES or self._batch_bytes >= BATCH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Compress what the store does not have; only that stays in memory."""
+        stored = self._engine.backend.has_blobs(list(self._batch)) if self._batch else set()
+        for name, content in self._batch.items():
+            if name not in stored:
+                self.blobs[name] = self._engine.make_blob(content)
+        self._batch, self._batch_bytes = {}, 0
+
+
 # --- reading one file --------------------------------------------------------------------------------------------
 
 TRIES: Final = 3
@@ -411,12 +520,8 @@ def read_link(root: int, path: str) -> str:
         return os.readlink(name, dir_fd=directory)
 
 
-def open_databases() -> frozenset[tuple[int, int]]:
-    """The files this process has open for reading and writing, as inode and device.
-
-    Whoever opens such a file again and closes it takes away the locks this process holds on it: a database in use
-    would lose its protection. So they are not read.
-    """
+def _open_databases() -> set[tuple[int, int]]:
+    """Inode and device of the files this process has open for reading and writing."""
     found = set()
     for each in os.scandir("/dev/fd"):
         with suppress(OSError):
@@ -424,13 +529,4 @@ def open_databases() -> frozenset[tuple[int, int]]:
             is_both = fcntl.fcntl(int(each.name), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
             if is_both and stat.S_ISREG(status.st_mode):
                 found.add((status.st_ino, status.st_dev))
-    return frozenset(found)
-
-
-def is_among(files: frozenset[tuple[int, int]], root: int, path: str, inode: int) -> bool:
-    """Whether a file below the root, whose inode is known, is one of these."""
-    if any(each[0] == inode for each in files):
-        with suppress(OSError):
-            status = status_of(root, path)
-            return (status.st_ino, status.st_dev) in files
-    return False
+    return found
