@@ -282,11 +282,7 @@ def _left_last(engine: Engine, session: SessionInfo) -> Branch | None:
 
 
 def _restored(
-    engine: Engine,
-    loaded: Loaded,
-    name: str | None,
-    expect_head: str | None,
-    preferred: str | None = None,
+    engine: Engine, loaded: Loaded, name: str | None, expect_head: str | None, preferred: str | None = None
 ) -> Restoration:
     header, begun = loaded.header, None
 
@@ -402,7 +398,7 @@ def common_ancestor(engine: Engine, ours: Header, theirs: Header) -> Header | No
 
     Follows parents, so a branch that was merged before is compared with what was merged then. Where pruning
     thinned a line, the walk goes on at the next older checkpoint of that line; when both sides arrive like that,
-    the place where they parted is one of those that are gone.
+    the checkpoint where they parted is one of those that are gone.
     """
     # The checkpoints on the way back, each with the heads it was reached from: True if no link is missing.
     reached: dict[str, tuple[Header, dict[str, bool]]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, Literal
@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from stepkeep.history.paths import ItemById, Path, PathStep, format_path
-from stepkeep.text import shortened
+from stepkeep.text import count, shortened
 
 WIDTH: Final = 60
 """How long the text of a value may be before it is shortened."""
@@ -110,32 +110,28 @@ def _inline(value: object, room: int) -> str | None:
 
 
 def _inline_container(value: Any, room: int) -> str | None:
-    opening, closing = _BRACKETS[next(kind for kind in _BRACKETS if isinstance(value, kind))]
+    opening, closing = _brackets(value)
     room -= len(opening) + len(closing)
     parts: list[str] = []
-    for part in _parts(value, room):
-        room -= 0 if part is None else len(part) + 2
-        if part is None or room < -2:
+    for item in value.items() if isinstance(value, dict) else ((each,) for each in value):
+        texts = [text for each in item if (text := _inline(each, room)) is not None]
+        parts.append(": ".join(texts))
+        room -= len(parts[-1]) + 2
+        if len(texts) < len(item) or room < -2:
             return None
-        parts.append(part)
     if isinstance(value, set | frozenset):
         parts.sort()
     return f"{opening}{', '.join(parts)}{closing}"
 
 
-def _parts(value: Any, room: int) -> Iterator[str | None]:
-    if not isinstance(value, dict):
-        yield from (_inline(item, room) for item in value)
-        return
-    for key, item in value.items():
-        name, text = _inline(key, room), _inline(item, room)
-        yield None if name is None or text is None else f"{name}: {text}"
-
-
 def _outline(value: Any) -> str:
     noun = "key" if isinstance(value, dict) else "member" if isinstance(value, set | frozenset) else "item"
-    opening, closing = _BRACKETS[next(kind for kind in _BRACKETS if isinstance(value, kind))]
-    return f"{opening}…{len(value):,} {noun}{'' if len(value) == 1 else 's'}{closing}"
+    opening, closing = _brackets(value)
+    return f"{opening}…{count(len(value), noun)}{closing}"
+
+
+def _brackets(value: Any) -> tuple[str, str]:
+    return _BRACKETS[next(kind for kind in _BRACKETS if isinstance(value, kind))]
 
 
 _BRACKETS: Final[dict[type, tuple[str, str]]] = {

@@ -86,9 +86,9 @@ class Sameness:
             olds, news = old[at : min(at + _BLOCK, most)], new[at : min(at + _BLOCK, most)]
             if is_equal(olds, news) and are_same_kinds([olds], [news]):
                 continue
-            for place, (before, after) in enumerate(zip(olds, news, strict=True), at):
+            for index, (before, after) in enumerate(zip(olds, news, strict=True), at):
                 if not self.of(before, after):
-                    return place
+                    return index
         return most
 
 

@@ -38,14 +38,7 @@ from stepkeep.history.changes import (
     value_text,
     workflow_lines,
 )
-from stepkeep.history.documents import (
-    ABSENT,
-    CheckpointInfo,
-    copied,
-    describe,
-    describe_one,
-    exact_fields,
-)
+from stepkeep.history.documents import ABSENT, CheckpointInfo, copied, describe, describe_one, exact_fields
 from stepkeep.history.equality import (
     CONTAINERS,
     SEQUENCES,
@@ -128,8 +121,8 @@ def _compare(old: object, new: object, limit: int | None) -> Comparison:
     walk.pair((), old, new)
     return Comparison(
         changes=tuple(walk.changes),
-        **{kind: sum(counts[kind] for counts in walk.places.values()) for kind in SIGNS},
-        summary=_summary(walk.places),
+        **{kind: sum(counts[kind] for counts in walk.headings.values()) for kind in SIGNS},
+        summary=_summary(walk.headings),
         is_workflow=is_workflow_pair(old, new),
     )
 
@@ -146,7 +139,7 @@ class _DiffWalk:
 
     def __init__(self, limit: int | None) -> None:
         self.changes: list[StateChange] = []
-        self.places: dict[tuple[str, str], Counter[str]] = {}
+        self.headings: dict[tuple[str, str], Counter[str]] = {}
         self._limit = math.inf if limit is None else limit
         self._cells = _ALIGN_CELLS
         self._same = Sameness()
@@ -179,7 +172,7 @@ class _DiffWalk:
         *,
         is_item: bool = False,
     ) -> None:
-        self.places.setdefault(_place(path, is_item), Counter())[kind] += 1
+        self.headings.setdefault(_heading(path, is_item), Counter())[kind] += 1
         if len(self.changes) < self._limit:
             self.changes.append(StateChange(kind, path, old, new))
 
@@ -252,7 +245,7 @@ class _DiffWalk:
     def _matches(
         self, old: Sequence[Any], new: Sequence[Any], olds: range, news: range
     ) -> list[tuple[int, int]]:
-        """Pairs of places with the same item, rising on both sides."""
+        """Pairs of positions with the same item, rising on both sides."""
         if not olds or not news or len(olds) == len(news) == 1:
             return []
         if len(olds) == len(news):
@@ -322,30 +315,32 @@ _ALIGN_CELLS: Final = 100_000
 
 
 def _anchors(old: list[int], new: list[int]) -> list[tuple[int, int]]:
-    """Pairs of places of items that occur once on each side: as many as rise on both sides."""
+    """Pairs of positions of items that occur once on each side: as many as rise on both sides."""
     old_counts, new_counts = Counter(old), Counter(new)
-    places = {number: at for at, number in enumerate(old) if old_counts[number] == 1}
+    positions = {number: at for at, number in enumerate(old) if old_counts[number] == 1}
     pairs = [
-        (places[number], at) for at, number in enumerate(new) if number in places and new_counts[number] == 1
+        (positions[number], at)
+        for at, number in enumerate(new)
+        if number in positions and new_counts[number] == 1
     ]
     return [pairs[at] for at in _longest_rise([old_at for old_at, _ in pairs])]
 
 
 def _longest_rise(values: list[int]) -> list[int]:
-    """The places of the longest rising subsequence of distinct values."""
-    ends: list[int] = []  # the smallest value that ends a rise of each length, and below its place
-    places: list[int] = []
+    """The positions of the longest rising subsequence of distinct values."""
+    ends: list[int] = []  # the smallest value that ends a rise of each length, and below its position
+    positions: list[int] = []
     before: list[int | None] = []
     for at, value in enumerate(values):
         length = bisect_left(ends, value)
-        before.append(places[length - 1] if length else None)
+        before.append(positions[length - 1] if length else None)
         ends[length : length + 1] = [value]
-        places[length : length + 1] = [at]
+        positions[length : length + 1] = [at]
     rise: list[int] = []
-    place = places[-1] if places else None
-    while place is not None:
-        rise.append(place)
-        place = before[place]
+    position = positions[-1] if positions else None
+    while position is not None:
+        rise.append(position)
+        position = before[position]
     return rise[::-1]
 
 
@@ -366,10 +361,10 @@ def is_workflow_pair(old: object, new: object) -> bool:
 
 # --- the summary in words
 
-_MAX_PLACES: Final = 6
+_MAX_HEADINGS: Final = 6
 
 
-def _place(path: Path, is_item: bool) -> tuple[str, str]:
+def _heading(path: Path, is_item: bool) -> tuple[str, str]:
     """Under which heading a change is counted in the summary: its kind, and a name."""
     if not path:
         return "whole", ""
@@ -378,12 +373,12 @@ def _place(path: Path, is_item: bool) -> tuple[str, str]:
     return ("top", "") if len(path) == 1 else ("within", short_path(path[:1]))
 
 
-def _summary(places: dict[tuple[str, str], Counter[str]]) -> str:
-    if not places:
+def _summary(headings: dict[tuple[str, str], Counter[str]]) -> str:
+    if not headings:
         return "no changes"
-    parts = [_phrase(*place, counts) for place, counts in places.items()]
-    more = len(parts) - _MAX_PLACES
-    return "; ".join(parts[:_MAX_PLACES]) + (f"; and more in {more:,} other places" if more > 0 else "")
+    parts = [_phrase(*heading, counts) for heading, counts in headings.items()]
+    more = len(parts) - _MAX_HEADINGS
+    return "; ".join(parts[:_MAX_HEADINGS]) + (f"; and more in {more:,} other places" if more > 0 else "")
 
 
 def _phrase(kind: str, name: str, counts: Counter[str]) -> str:

@@ -12,7 +12,7 @@ import re
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
@@ -86,10 +86,10 @@ class GitCall:
 class Git:
     """The repository around a directory. Every answer is None or empty where git, or a repository, is missing."""
 
-    def __init__(self, root: str, *, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, root: str) -> None:
         self.root = root
         self._program = _program()
-        self._environ = _environ(os.environ if environ is None else environ)
+        self._environ = _environ()
         self._without: tuple[tuple[str, str], ...] = ()
 
     def call(self, *words: str, reads: bool = False) -> GitCall:
@@ -100,13 +100,7 @@ class Git:
 
         plain = [f"{name}={value}" for name, value in self._without if "=" not in name]
         options = [part for each in (*_OFF, *plain) for part in ("-c", each)]
-        command = [
-            self._program,
-            "--no-pager",
-            "--no-optional-locks",
-            *options,
-            *words,
-        ]
+        command = [self._program, "--no-pager", "--no-optional-locks", *options, *words]
         try:
             process = subprocess.Popen(
                 command,
@@ -130,12 +124,12 @@ class Git:
             self._program = None
             return Repository(self, "")
         self._without = location.without
-        if top and location.prefix and self.call("check-ignore", "--quiet", ".").output() is not None:
-            # The root was named on purpose: rules from above do not hold.
-            return Repository(self, location.prefix, is_sparse=location.is_sparse)
-        above = tuple(_above(Path(self.root), location.prefix))
-        everywhere = tuple(_outside(location.excludes, location.prefix))
-        return Repository(self, location.prefix, above, everywhere, is_sparse=location.is_sparse)
+        found = Repository(self, location.prefix, is_sparse=location.is_sparse)
+        # Where git ignores the root, which was named on purpose, rules from above do not hold.
+        if not top or not location.prefix or self.call("check-ignore", "--quiet", ".").output() is None:
+            found.above = tuple(_above(Path(self.root), location.prefix))
+            found.everywhere = tuple(_outside(location.excludes, location.prefix))
+        return found
 
     def _location(self, spots: Sequence[Path]) -> GitLocation | None:
         """Programs are slow to start: what they say is remembered while no file it depends on changes."""
@@ -159,18 +153,16 @@ class Git:
             return None
         prefix, exclude, folder = (os.fsdecode(each.removesuffix(b"\n")) for each in answers)
         chosen = os.fsdecode(settings.values.get("core.excludesfile", b""))
-        files = [
-            *spots,
-            *config_files(self._environ),
-            Path(self.root, folder, "config.worktree"),
-            *(Path(self.root, each) for each in settings.files),
-        ]
+        home = Path(self._environ.get("HOME", ""))
+        user = Path(self._environ.get("XDG_CONFIG_HOME") or home / ".config", "git")
+        files = [*spots, Path("/etc/gitconfig"), home / ".gitconfig", user / "config"]
+        files += [Path(self.root, each) for each in (f"{folder}/config.worktree", *settings.files)]
         return GitLocation(
             prefix=prefix,
             is_sparse=settings.is_sparse,
             excludes=(
                 Path(self.root, exclude),
-                Path(chosen).expanduser() if chosen else default_excludes(self._environ),
+                Path(chosen).expanduser() if chosen else user / "ignore",
             ),
             without=settings.without_filters(),
             # Where one file includes others, not all that it depends on are known.
@@ -188,17 +180,9 @@ class TrackedPaths(NamedTuple):
 class Repository:
     """A repository, its ignore files outside the root, and the slow questions, asked while others work."""
 
-    def __init__(
-        self,
-        git: Git,
-        prefix: str,
-        above: tuple[Outside, ...] = (),
-        everywhere: tuple[Outside, ...] = (),
-        *,
-        is_sparse: bool = False,
-    ) -> None:
-        self.above = above
-        self.everywhere = everywhere
+    def __init__(self, git: Git, prefix: str, *, is_sparse: bool = False) -> None:
+        self.above: tuple[Outside, ...] = ()
+        self.everywhere: tuple[Outside, ...] = ()
         self._git = git
         self._prefix = prefix
         self._hint = _dirty.get(git.root)
@@ -321,8 +305,8 @@ def _program() -> str | None:
     return found if found is not None and Path(found).is_absolute() else None
 
 
-def _environ(given: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in given.items() if not name.startswith("GIT_")}
+def _environ() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return kept | {
         "GIT_OPTIONAL_LOCKS": "0",
         "GIT_TERMINAL_PROMPT": "0",
@@ -418,20 +402,6 @@ class GitSettings:
         names = {name[7:].rpartition(".")[0] for name in self.values if name.startswith("filter.")}
         off = {"clean": "", "smudge": "", "process": "", "required": "false"}
         return tuple((f"filter.{name}.{key}", value) for name in sorted(names) for key, value in off.items())
-
-
-def config_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The files that hold settings of the user and of the machine, whether they exist or not."""
-    home = Path(environ.get("HOME", ""))
-    return Path("/etc/gitconfig"), home / ".gitconfig", _xdg(environ) / "git" / "config"
-
-
-def default_excludes(environ: Mapping[str, str]) -> Path:
-    return _xdg(environ) / "git" / "ignore"
-
-
-def _xdg(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", ""), ".config"))
 
 
 def watched(files: Iterable[Path], *, before_ns: int) -> Watched | None:

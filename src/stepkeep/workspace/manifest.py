@@ -77,7 +77,7 @@ class Skipped(msgspec.Struct, frozen=True, array_like=True):
 class GitState(msgspec.Struct, frozen=True, kw_only=True):
     """Where the repository stood: commit and branch (None: none yet, or detached), and whether tracked files differed.
 
-    `prefix` is the place of the workspace below the top of the repository, empty or with a slash at its end.
+    `prefix` is the location of the workspace below the top of the repository, empty or with a slash at its end.
     """
 
     commit: str | None = None

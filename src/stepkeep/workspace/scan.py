@@ -360,13 +360,7 @@ class ContentReader:
     """Reads files below an opened root. What cannot be read is added to `skipped`; files that vanished are left out."""
 
     def __init__(
-        self,
-        engine: Engine,
-        root: int,
-        *,
-        skipped: list[Skipped],
-        began_ns: int,
-        with_blobs: bool,
+        self, engine: Engine, root: int, *, skipped: list[Skipped], began_ns: int, with_blobs: bool
     ) -> None:
         self._engine = engine
         self._root = root

@@ -238,7 +238,7 @@ def _id(point: _Point) -> str:
 
 
 class _PointsByBranch:
-    """The points of every branch, to find the one before a place on a line."""
+    """The points of every branch, to find the one before a seq on a line."""
 
     def __init__(self, points: Sequence[_Point], branches: Iterable[Branch]) -> None:
         self._records = {branch.name: branch for branch in branches}
