@@ -7,7 +7,7 @@ Nothing here removes a checkpoint, and every change is a compare-and-set: two at
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, Literal, TypeAlias
 
@@ -44,14 +44,19 @@ def find(engine: Engine, uid: str, name: str) -> Branch:
     if found is None:
         key = engine.backend.session(uid).key
         names = [branch.name for branch in engine.backend.branches(uid)]
-        more = f" and {len(names) - MAX_NAMES_TOLD} more" if len(names) > MAX_NAMES_TOLD else ""
         raise NotFound(
-            f"no branch {name!r}: there is {', '.join(map(repr, names[:MAX_NAMES_TOLD]))}{more}",
+            f"session {key!r} has no branch {name!r}: there {'is' if len(names) == 1 else 'are'} {listed(names)}",
             code="branch_not_found",
             session=key,
             branch=name,
         )
     return found
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - MAX_NAMES_TOLD:,} more" if len(names) > MAX_NAMES_TOLD else ""
+    return f"{', '.join(names[:MAX_NAMES_TOLD])}{more}"
 
 
 # --- forking ---------------------------------------------------------------------------------------------------

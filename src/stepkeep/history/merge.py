@@ -90,12 +90,9 @@ def describe(clashes: Sequence[Clash]) -> str:
 
 
 def _line(clash: Clash) -> str:
-    base, ours, theirs = map(_text, (clash.base, clash.ours, clash.theirs))
+    sides = (clash.base, clash.ours, clash.theirs)
+    base, ours, theirs = ("absent" if side is ABSENT else value_text(side) for side in sides)
     return f"{format_path(clash.path)}: was {base}, ours {ours}, theirs {theirs}"
-
-
-def _text(value: object) -> str:
-    return "absent" if value is ABSENT else value_text(value)
 
 
 class _MergeWalk:

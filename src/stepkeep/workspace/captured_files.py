@@ -15,7 +15,7 @@ from stepkeep.errors import NotFound
 from stepkeep.model import FILES, Header, SessionInfo, Trigger, TriggerKind
 from stepkeep.storage.disk import new_file
 from stepkeep.storage.port import HeaderQuery
-from stepkeep.workspace.manifest import FileEntry, GitState, Manifest, Skipped, manifest_of
+from stepkeep.workspace.manifest import FileEntry, Manifest, manifest_of
 
 SAFETY: Final = Trigger(TriggerKind.AUTO, "files_restore")
 """Why a safety checkpoint was saved: files were about to be restored."""
@@ -106,42 +106,25 @@ def capture_before(engine: Engine, session: SessionInfo, newer: Header) -> Heade
 
 
 class CapturedFiles:
-    """The files of one checkpoint: what was captured, what was not, and every content."""
+    """The files of one checkpoint: what was captured, and every content.
+
+    `root` is the directory that was captured; `git` commit, branch and dirty state of the repository then, None where
+    there was none; `skipped` what was there, belongs to the project, and was not captured, each with its reason.
+    """
 
     def __init__(self, engine: Engine, header: Header) -> None:
         self._engine = engine
-        self._manifest = load_manifest(engine, header)
-        self._entries = self._manifest.by_path()
         self.checkpoint = header.id
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._manifest
-
-    @property
-    def root(self) -> str:
-        """The directory that was captured."""
-        return self._manifest.root
-
-    @property
-    def git(self) -> GitState | None:
-        """Commit, branch and dirty state of the repository then; None where there was none."""
-        return self._manifest.git
-
-    @property
-    def skipped(self) -> tuple[Skipped, ...]:
-        """What was there, belongs to the project, and was not captured; each with its reason."""
-        return self._manifest.skipped
-
-    @property
-    def size_bytes(self) -> int:
-        return self._manifest.size_bytes
+        self.manifest = manifest = load_manifest(engine, header)
+        self.root, self.git, self.skipped = manifest.root, manifest.git, manifest.skipped
+        self.size_bytes = manifest.size_bytes
+        self._entries = manifest.by_path()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[FileEntry]:
-        return iter(self._manifest.entries)
+        return iter(self.manifest.entries)
 
     def __contains__(self, path: object) -> bool:
         return path in self._entries
@@ -160,8 +143,7 @@ class CapturedFiles:
         Raises:
             NotFound: there is no such file. Corrupt: it is damaged.
         """
-        entry = self.entry(path)
-        return content_of(self._engine, entry)
+        return content_of(self._engine, self.entry(path))
 
     def __repr__(self) -> str:
         return f"<CapturedFiles {self.checkpoint}: {len(self)} files>"

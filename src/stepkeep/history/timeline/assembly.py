@@ -16,6 +16,8 @@ import msgspec
 
 from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput, NotFound, StepkeepError
+from stepkeep.history.branches import find as find_branch
+from stepkeep.history.branches import listed
 from stepkeep.history.documents import checkpoint_info, copied
 from stepkeep.history.timeline import (
     BranchMark,
@@ -33,9 +35,6 @@ from stepkeep.history.timeline import (
 from stepkeep.history.timeline.lanes import lay
 from stepkeep.model import Branch, Header, SessionError, SessionInfo, Status, TriggerKind, from_us
 from stepkeep.storage.port import HeaderQuery, HeaderRow
-
-MAX_NAMED: Final = 10
-"""How many names an error lists."""
 
 FOLD_ABOVE: Final = 30
 """So many rows are shown as they are."""
@@ -80,10 +79,19 @@ def read_timeline(
     """
     if limit is not None and limit < 1:
         raise InvalidInput("limit counts rows: 1 or more", code="invalid_option")
+    if wanted.branch is not None:
+        find_branch(engine, session.uid, wanted.branch)
     branches = engine.backend.branches(session.uid)
     broken: list[tuple[HeaderRow, StepkeepError]] = []
     headers = list(engine.headers(HeaderQuery(session=session.uid), broken=broken))
-    _check(wanted, session, branches, headers)
+    if wanted.tag is not None and all(wanted.tag not in header.tags for header in headers):
+        tags = sorted({tag for header in headers for tag in header.tags})
+        known = f"its tags are {listed(tags)}" if tags else "none of its checkpoints has a tag"
+        raise NotFound(
+            f"session {session.key!r} has no checkpoint with tag {wanted.tag!r}: {known}",
+            code="checkpoint_not_found",
+            session=session.key,
+        )
     stored: Counter[str] = Counter()
     for body in engine.backend.bodies(session.uid) if headers else ():
         stored[body.checkpoint] += body.stored_size
@@ -107,33 +115,6 @@ def read_timelines(sessions: Iterable[SessionInfo], read: Callable[[SessionInfo]
         except StepkeepError as exc:
             errors.append(SessionError(session=info.key, code=exc.code, message=exc.message))
     return Timelines(timelines=tuple(found), errors=tuple(errors))
-
-
-def _check(
-    wanted: Filter, session: SessionInfo, branches: Sequence[Branch], headers: Sequence[Header]
-) -> None:
-    names = [branch.name for branch in branches]
-    if wanted.branch is not None and wanted.branch not in names:
-        raise NotFound(
-            f"session {session.key!r} has no branch {wanted.branch!r}: "
-            f"there {'is' if len(names) == 1 else 'are'} {_listed(names)}",
-            code="branch_not_found",
-            session=session.key,
-            branch=wanted.branch,
-        )
-    if wanted.tag is not None and all(wanted.tag not in header.tags for header in headers):
-        tags = sorted({tag for header in headers for tag in header.tags})
-        known = f"its tags are {_listed(tags)}" if tags else "none of its checkpoints has a tag"
-        raise NotFound(
-            f"session {session.key!r} has no checkpoint with tag {wanted.tag!r}: {known}",
-            code="checkpoint_not_found",
-            session=session.key,
-        )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else ""
-    return f"{', '.join(names[:MAX_NAMED])}{more}"
 
 
 def build(
