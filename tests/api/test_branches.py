@@ -255,7 +255,7 @@ def test_an_unknown_branch_names_those_that_exist(run: stepkeep.Session) -> None
         with pytest.raises(stepkeep.NotFound) as caught:
             method("tyr")
         assert caught.value.code == "branch_not_found"
-        assert "'main', 'try'" in caught.value.message
+        assert "there are main, try" in caught.value.message
     assert run.info.branch == "main"
 
 
