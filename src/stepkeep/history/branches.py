@@ -101,13 +101,13 @@ def begin(
     raise _exists(at.session, wanted.name)
 
 
-def _refused(uid: str, name: str, message: str, *, code: str) -> Conflict:
+def _refused(message: str, uid: str, name: str, *, code: str) -> Conflict:
     return Conflict(message, code=code, retryable=False, session=uid, branch=name)
 
 
 def _exists(uid: str, name: str) -> Conflict:
     message = f"there is a branch {name!r} already: switch to it, or choose another name"
-    return _refused(uid, name, message, code="branch_exists")
+    return _refused(message, uid, name, code="branch_exists")
 
 
 def _names(at: Header) -> Iterator[str]:
@@ -129,7 +129,7 @@ def switch(engine: Engine, uid: str, name: str) -> Branch:
         is_used = branch.head is None and branch.fork is not None
         if is_used and any(engine.backend.headers(HeaderQuery(session=uid, limit=1))):
             message = f"nothing is left of branch {name!r}: restore a checkpoint instead"
-            raise _refused(session.key, name, message, code="branch_empty")
+            raise _refused(message, session.key, name, code="branch_empty")
         return branch
 
     return move(engine, uid, wanted, why="switch").entered
@@ -138,7 +138,7 @@ def switch(engine: Engine, uid: str, name: str) -> Branch:
 def check_open(branch: Branch, uid: str) -> None:
     if branch.state is not BranchState.OPEN:
         message = f"branch {branch.name!r} is {branch.state}: reopen it first"
-        raise _refused(uid, branch.name, message, code="branch_closed")
+        raise _refused(message, uid, branch.name, code="branch_closed")
 
 
 def move(
@@ -364,7 +364,7 @@ def close_at(engine: Engine, uid: str, branch: Branch, state: BranchState) -> Br
 
 def is_current(uid: str, name: str, problem: str) -> Conflict:
     message = f"branch {name!r} is the current one and {problem}: switch to another first"
-    return _refused(uid, name, message, code="branch_is_current")
+    return _refused(message, uid, name, code="branch_is_current")
 
 
 def reopen(engine: Engine, uid: str, name: str) -> Branch:
