@@ -150,7 +150,7 @@ def capture(
         with opened_root(root) as descriptor:
             own = own_files(engine.backend.url, root)
             scan = Scan(own, known=before.folders, on_left_out=repository.ask_for_tracked)
-            rules = first_rules(limits.ignore, above=repository.above, everywhere=repository.everywhere)
+            rules = first_rules(limits.ignore, repository.above, repository.everywhere)
             scan.tree(descriptor, rules)
             left_out = repository.not_checked_out()
             if scan.left_out:

@@ -56,17 +56,15 @@ class FileChange(NamedTuple):
     new: FileEntry | None
 
 
-def compare_files(
-    older: Manifest, newer: Manifest, wanted: PathFilter | None = None
-) -> tuple[list[FileChange], list[str]]:
+def compare_files(older: Manifest, newer: Manifest, wanted: PathFilter) -> tuple[list[FileChange], list[str]]:
     """What changed from one tree to another, by path, and the paths that are unknown: one of the trees skipped them, so
     that nobody can tell whether they were added or removed."""
     before, after = older.by_path(), newer.by_path()
     unknown = SkippedPaths(older, newer)
     changes: list[FileChange] = []
-    missed = [path for path in _skipped_once(older, newer) if wanted is None or path in wanted]
+    missed = [path for path in _skipped_once(older, newer) if path in wanted]
     for path in sorted(before.keys() | after.keys()):
-        if wanted is not None and path not in wanted:
+        if path not in wanted:
             continue
         old, new = before.get(path), after.get(path)
         if (old is None or new is None) and path in unknown:
@@ -261,7 +259,7 @@ def code_changed(
     found = newest_capture(engine, session, root)
     before = Manifest(root=root) if found is None else found[1]
     now = capture_live(engine, session, root, limits=limits).manifest
-    paths = tuple(change.path for change in compare_files(before, now)[0])
+    paths = tuple(change.path for change in compare_files(before, now, PathFilter())[0])
     old, new = (None if each.git is None else each.git.commit for each in (before, now))
     if not paths and old == new:
         return None

@@ -57,6 +57,7 @@ class RuleList:
         self._lead = lead
         self._names = _union(pattern for pattern in patterns if not pattern.is_path)
         self._paths = _union(pattern for pattern in patterns if pattern.is_path)
+        self.has_paths = self._paths is not None
 
     def may_match_name(self, name: str) -> bool:
         """Whether a pattern for names matches; the last word has `verdict`."""
@@ -65,10 +66,6 @@ class RuleList:
     def may_match_path(self, path: str) -> bool:
         """Whether a pattern for paths matches; the last word has `verdict`."""
         return self._paths is not None and self._paths(self._lead + path[self._depth :]) is not None
-
-    @property
-    def has_paths(self) -> bool:
-        return self._paths is not None
 
     def verdict(self, path: str, name: str, is_directory: bool) -> bool | None:
         """True: ignored. False: taken back. None: these rules say nothing."""
@@ -166,21 +163,15 @@ class Outside(NamedTuple):
     lead: str = ""
 
 
+@lru_cache(maxsize=16)
 def first_rules(
-    extra: Iterable[str] = (), *, above: Sequence[Outside] = (), everywhere: Sequence[Outside] = ()
+    extra: tuple[str, ...], above: tuple[Outside, ...] = (), everywhere: tuple[Outside, ...] = ()
 ) -> Rules:
     """The rules before any file of the tree is read: the built-in ones and `extra`, and git's from outside.
 
     `above` are the ignore files of the directories above, the nearest first; `everywhere` those that hold for the
     whole repository, the strongest first.
     """
-    return _first_rules(tuple(extra), tuple(above), tuple(everywhere))
-
-
-@lru_cache(maxsize=16)
-def _first_rules(
-    extra: tuple[str, ...], above: tuple[Outside, ...], everywhere: tuple[Outside, ...]
-) -> Rules:
     lines = "\n".join([*BUILT_IN, *extra]).encode("utf-8", "surrogateescape")
     outer = (*map(_outside, everywhere), RuleList(parse(lines)))
     return Rules(git=tuple(map(_outside, above)), outer=outer)
@@ -252,8 +243,6 @@ class Pattern(NamedTuple):
     is_negated: bool
     only_directories: bool
     is_path: bool
-    text: str
-    """The pattern without its marks."""
 
     def matches(self, path: str, name: str, is_directory: bool) -> bool:
         """`path` is relative to the directory of the ignore file; both are bytes read as Latin-1."""
@@ -286,7 +275,7 @@ def _pattern(line: str) -> Pattern | None:
     text = text[:-1] if only_directories else text
     is_path = "/" in text
     text = text.removeprefix("/") if is_path else text
-    return Pattern(_regex(text, is_path=is_path), is_negated, only_directories, is_path, text)
+    return Pattern(_regex(text, is_path=is_path), is_negated, only_directories, is_path)
 
 
 def _without_trailing_spaces(line: str) -> str:

@@ -281,15 +281,10 @@ class PathFilter:
     def __init__(self, paths: Iterable[str] = ()) -> None:
         self.paths = tuple(dict.fromkeys(_cleaned(path) for path in paths))
 
-    def __bool__(self) -> bool:
-        return bool(self.paths)
-
     def __contains__(self, path: str) -> bool:
-        return not self.paths or any(is_at_or_below(path, wanted) for wanted in self.paths)
-
-
-def is_at_or_below(path: str, top: str) -> bool:
-    return top == "" or path == top or path.startswith(top + "/")
+        return not self.paths or any(
+            top == "" or path == top or path.startswith(top + "/") for top in self.paths
+        )
 
 
 def _cleaned(path: str) -> str:
