@@ -1,4 +1,4 @@
-"""Who may talk to a server of ours: decisions about Host, Origin and token. Pure.
+"""Who may talk to a server of ours: where it listens, and decisions about Host, Origin and token. Pure.
 
 A page in a browser can send requests to a server on this machine. It cannot forge Host and Origin, and does not know
 the token, so all three are looked at.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
+
+from stepkeep.errors import BackendUnavailable
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
@@ -45,6 +47,28 @@ def has_token(header: str | None, token: str) -> bool:
     return scheme.casefold() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
 
 
+def refusal(
+    header: Callable[[str], str | None], *, token: str, names: Collection[str], port: int | None
+) -> tuple[int, str, str] | None:
+    """Why a request with these headers is turned away: HTTP status, code and message; None when it is let through."""
+    if not is_known_host(header("Host"), names=names, port=port):
+        return 421, "foreign_host", "the Host header names another server"
+    if not is_known_origin(header("Origin"), names=names):
+        return 403, "foreign_origin", "the Origin header names another site"
+    if not has_token(header("Authorization"), token):
+        return 401, "token_needed", "send the header Authorization: Bearer TOKEN"
+    return None
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> BackendUnavailable:
+    """The error of a server whose address is taken or is not one of this machine."""
+    return BackendUnavailable(
+        f"cannot listen on {host} port {port}: {error.strerror or error}",
+        code="address_in_use",
+        retryable=False,
+    )
+
+
 def read_address(text: str, *, default_host: str = "127.0.0.1", default_port: int) -> tuple[str, int]:
     """Host and port of `HOST:PORT`, `HOST`, `:PORT`, `PORT` or nothing.
 
@@ -57,5 +81,5 @@ def read_address(text: str, *, default_host: str = "127.0.0.1", default_port: in
         text = default_host + text
     found = _HOST.fullmatch(text or default_host)
     if found is None or int(found[3] or 0) > 65535:
-        raise ValueError(f"{text!r} is no address: write HOST:PORT, such as 127.0.0.1:{default_port}")
+        raise ValueError(f"{text!r} is not an address: write HOST:PORT, such as 127.0.0.1:{default_port}")
     return found[1] or found[2], default_port if found[3] is None else int(found[3])

@@ -414,6 +414,6 @@ def test_an_address_may_be_short(text: str, address: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("text", ["a b", "host:port", "1:2:3", "host:70000", "http://x", "x/y"])
 def test_an_address_that_is_none_is_refused(text: str) -> None:
-    """Anything else is no address."""
-    with pytest.raises(ValueError, match="no address"):
+    """Anything else is not an address."""
+    with pytest.raises(ValueError, match="not an address"):
         read_address(text, default_port=8)

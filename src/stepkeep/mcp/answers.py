@@ -1,139 +1,169 @@
-"""What the tools answer: small models, from which clients get their output schemas.
+"""What the tools answer: values of the api under the names that the inputs of the tools use.
 
-Names are written as the inputs of the tools are. A field that says nothing is null.
+Clients get their output schemas from these models. A field has the name of the api's own; `_NAMES` and camel case say
+how it is written. A field that says nothing is null.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Final, Self
 
 import msgspec
-from pydantic import BaseModel, Field
+from msgspec import UNSET
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
 
-from stepkeep.api import (
-    AgentEntry,
-    AgentPage,
-    CheckpointComparison,
-    CheckpointInfo,
-    CheckpointNode,
-    DamagedNode,
-    FallbackInfo,
-    FoldNode,
-    GapNode,
-    Node,
-    RestNode,
-    RestoredInfo,
-    SessionSummary,
-    Timeline,
-)
+from stepkeep.api import CheckpointComparison, CheckpointNode, FoldNode, GapNode, Node, Timeline
 
-
-class CheckpointSummary(BaseModel):
-    """A checkpoint without its state."""
-
-    checkpointId: str
-    seq: int = Field(description="Number in the session; the highest is the newest")
-    branch: str
-    stepNumber: int
-    createdAt: datetime
-    description: str
-    triggerType: str
-    status: str
-    tags: list[str]
-    durationMs: float
-    tokenUsage: int | None
-    sizeBytes: int
+_NAMES: Final = {
+    "checkpoint": "checkpointId",
+    "damaged": "damagedIds",
+    "failures": "fellBackFrom",
+    "finished": "finishedAt",
+    "fork": "forkedFromId",
+    "forks": "forkOf",
+    "head": "headId",
+    "heads": "headOf",
+    "id": "checkpointId",
+    "key": "sessionId",
+    "message": "description",
+    "newer": "newerId",
+    "next_before": "nextCursor",
+    "older": "olderId",
+    "previous_head": "previousHeadId",
+    "session": "sessionId",
+    "step": "stepNumber",
+    "time": "createdAt",
+    "trigger": "triggerType",
+}
 
 
-class SavedAnswer(BaseModel):
+class Answer(BaseModel):
+    """A model that is made from values of the api."""
+
+    model_config = ConfigDict(
+        alias_generator=lambda name: _NAMES.get(name) or to_camel(name),
+        populate_by_name=True,
+        from_attributes=True,
+        coerce_numbers_to_str=True,  # a cursor is the number of a checkpoint
+    )
+
+    @classmethod
+    def of(cls, *values: object, **more: Any) -> Self:
+        """The answer with the fields of these values, where the last one wins, and with `more`."""
+        found = {
+            name: field
+            for value in values
+            for name in cls.model_fields
+            if (field := getattr(value, name, UNSET)) is not UNSET
+        }
+        return cls.model_validate(found | more)
+
+
+class SavedAnswer(Answer):
     """The checkpoint that was saved; it survives a crash from here on."""
 
-    sessionId: str
-    checkpointId: str
+    session: str
+    id: str
     seq: int
     branch: str
-    stepNumber: int
-    createdAt: datetime
-    sizeBytes: int
+    step: int
+    time: datetime
+    size_bytes: int
 
 
-class ListAnswer(BaseModel):
+class CheckpointSummary(Answer):
+    """A checkpoint without its state."""
+
+    id: str
+    seq: int = Field(description="Number in the session; the highest is the newest")
+    branch: str
+    step: int
+    time: datetime
+    description: str
+    trigger: str
+    status: str
+    tags: list[str]
+    duration_ms: float
+    token_usage: int | None
+    size_bytes: int
+
+
+class ListAnswer(Answer):
     """Checkpoints of a session, newest first."""
 
-    sessionId: str
+    session: str
     status: str
     branch: str = Field(description="The branch that is current")
     total: int = Field(description="How many checkpoints the session has")
     checkpoints: list[CheckpointSummary]
-    nextCursor: str | None = Field(description="Pass it as cursor for the next page; null at the end")
+    next_before: str | None = Field(description="Pass it as cursor for the next page; null at the end")
 
 
-class PartAnswer(BaseModel):
+class PartAnswer(Answer):
     """One value of a state that was too large to return whole."""
 
     path: str
     kind: str
-    sizeBytes: int
+    size_bytes: int
 
 
-class DamagedAnswer(BaseModel):
+class DamagedAnswer(Answer):
     """A newer checkpoint that does not verify, and why."""
 
-    checkpointId: str
+    checkpoint: str
     code: str
 
 
-class LoadAnswer(BaseModel):
+class LoadAnswer(Answer):
     """A checkpoint and its state, verified, exactly as it was saved."""
 
-    sessionId: str
-    checkpointId: str
+    session: str
+    id: str
     seq: int
     branch: str
-    stepNumber: int
-    createdAt: datetime
-    description: str
-    triggerType: str
+    step: int
+    time: datetime
+    message: str
+    trigger: str
     status: str
-    sizeBytes: int
+    size_bytes: int
     path: str | None = Field(description="Where in the state the value is; null for the whole state")
     encoding: str = Field(
         description="json: the state is plain JSON. json+tags: an object with one key that begins with $ stands "
         "for a value JSON lacks, such as bytes or a tuple; pass encoding json+tags when you save it again"
     )
-    isWhole: bool = Field(description="False when the state is too large: see parts and next")
+    is_whole: bool = Field(description="False when the state is too large: see parts and next")
     state: Any = Field(description="What was saved; null when isWhole is false")
     parts: list[PartAnswer] = Field(
         description="What the state consists of, when it is too large to return whole"
     )
-    fellBackFrom: list[DamagedAnswer] = Field(
-        description="Newer checkpoints that are damaged; normally empty"
-    )
+    failures: list[DamagedAnswer] = Field(description="Newer checkpoints that are damaged; normally empty")
     next: str | None
 
 
-class Change(BaseModel):
+class Change(Answer):
     """One difference. Values longer than the limit are left out; their size says so."""
 
     kind: str
     path: str
     old: Any = None
     new: Any = None
-    oldBytes: int | None = None
-    newBytes: int | None = None
-    oldEncoding: str | None = None
-    newEncoding: str | None = None
-    isCut: bool = False
+    old_bytes: int | None = None
+    new_bytes: int | None = None
+    old_encoding: str | None = None
+    new_encoding: str | None = None
+    is_cut: bool = False
 
 
-class DiffAnswer(BaseModel):
+class DiffAnswer(Answer):
     """What changed between two checkpoints."""
 
-    sessionId: str
-    olderId: str
-    newerId: str
-    elapsedSeconds: float
+    session: str
+    older: str
+    newer: str
+    elapsed_seconds: float
     summary: str
     total: int
     added: int
@@ -143,261 +173,103 @@ class DiffAnswer(BaseModel):
     changes: list[Change] = Field(description="The first of them; total counts all")
 
 
-class BranchAnswer(BaseModel):
+class BranchAnswer(Answer):
     name: str
     state: str
-    isCurrent: bool
-    headId: str | None
-    forkedFromId: str | None
+    is_current: bool
+    head: str | None
+    fork: str | None
 
 
-class TimelineRow(BaseModel):
+class TimelineRow(Answer):
     """One row of the graph, newest first: a checkpoint, or how many others it stands for."""
 
     kind: str = Field(description="checkpoint, fold, pruned, damaged or older")
     branch: str | None = None
-    checkpointId: str | None = None
+    id: str | None = None
     seq: int | None = None
-    firstSeq: int | None = None
+    first_seq: int | None = None
     count: int = 1
-    stepNumber: int | None = None
-    createdAt: datetime | None = None
-    description: str = ""
+    step: int | None = None
+    time: datetime | None = None
+    message: str = ""
     status: str | None = None
-    headOf: list[str] = Field(default=[], description="Branches whose newest checkpoint this is")
-    forkOf: list[str] = Field(default=[], description="Branches that begin here")
-    isCurrent: bool = False
+    heads: list[str] = Field(default=[], description="Branches whose newest checkpoint this is")
+    forks: list[str] = Field(default=[], description="Branches that begin here")
+    is_current: bool = False
 
 
-class TimelineAnswer(BaseModel):
+class TimelineAnswer(Answer):
     """All branches of a session as one graph."""
 
-    sessionId: str
+    session: str
     status: str
     branch: str
     total: int
     pruned: int
-    damagedIds: list[str]
+    damaged: list[str]
     branches: list[BranchAnswer]
     rows: list[TimelineRow]
 
 
-class RestoreAnswer(BaseModel):
+class RestoreAnswer(Answer):
     """Where the session goes on. Nothing was deleted."""
 
-    sessionId: str
-    checkpointId: str
+    session: str
+    id: str
     seq: int
     branch: str
-    isNewBranch: bool
-    previousBranch: str
-    previousHeadId: str | None
+    is_new_branch: bool
+    previous_branch: str
+    previous_head: str | None
     summary: str | None = Field(description="What is different from the state before")
     undo: str = Field(description="Pass it as checkpointId to go back")
 
 
-class CompleteAnswer(BaseModel):
+class CompleteAnswer(Answer):
     """The session as it is now."""
 
-    sessionId: str
+    key: str
     status: str
     checkpoints: int
-    finishedAt: datetime | None
+    finished: datetime | None
 
 
-# --- building --------------------------------------------------------------------------------------------------
-
-
-def saved_answer(entry: AgentEntry) -> SavedAnswer:
-    return SavedAnswer(
-        sessionId=entry.session,
-        checkpointId=entry.id,
-        seq=entry.seq,
-        branch=entry.branch,
-        stepNumber=entry.step,
-        createdAt=entry.time,
-        sizeBytes=entry.size_bytes,
-    )
-
-
-def list_answer(page: AgentPage) -> ListAnswer:
-    return ListAnswer(
-        sessionId=page.session,
-        status=page.status,
-        branch=page.branch,
-        total=page.total,
-        checkpoints=[_summary(entry) for entry in page.checkpoints],
-        nextCursor=None if page.next_before is None else str(page.next_before),
-    )
-
-
-def _summary(entry: AgentEntry) -> CheckpointSummary:
-    return CheckpointSummary(
-        checkpointId=entry.id,
-        seq=entry.seq,
-        branch=entry.branch,
-        stepNumber=entry.step,
-        createdAt=entry.time,
-        description=entry.description,
-        triggerType=entry.trigger,
-        status=entry.status,
-        tags=list(entry.tags),
-        durationMs=entry.duration_ms,
-        tokenUsage=entry.token_usage,
-        sizeBytes=entry.size_bytes,
-    )
-
-
-def load_answer(
-    view: CheckpointInfo,
-    encoding: str,
-    *,
-    path: str | None,
-    state: Any,
-    parts: list[PartAnswer] | None = None,
-    next_step: str | None = None,
-    fallback: FallbackInfo | None,
-) -> LoadAnswer:
-    return LoadAnswer(
-        sessionId=view.session,
-        checkpointId=view.id,
-        seq=view.seq,
-        branch=view.branch,
-        stepNumber=view.step or 0,
-        createdAt=view.time,
-        description=view.message,
-        triggerType=view.trigger.kind,
-        status=view.status,
-        sizeBytes=view.size_bytes,
-        path=path,
-        encoding=encoding,
-        isWhole=parts is None,
-        state=state,
-        parts=parts or [],
-        fellBackFrom=[
-            DamagedAnswer(checkpointId=each.checkpoint, code=each.code)
-            for each in (() if fallback is None else fallback.failures)
-        ],
-        next=next_step,
-    )
+# --- answers that are not just the fields of a value ------------------------------------------------------------
 
 
 def diff_answer(diff: CheckpointComparison, *, max_value_bytes: int) -> DiffAnswer:
-    return DiffAnswer(
-        sessionId=diff.newer.session,
-        olderId=diff.older.id,
-        newerId=diff.newer.id,
-        elapsedSeconds=diff.elapsed.total_seconds(),
-        summary=diff.summary,
-        total=diff.total,
-        added=diff.added,
-        removed=diff.removed,
-        changed=diff.changed,
-        moved=diff.moved,
+    return DiffAnswer.of(
+        diff,
+        session=diff.newer.session,
+        older=diff.older.id,
+        newer=diff.newer.id,
+        elapsed_seconds=diff.elapsed.total_seconds(),
         changes=[_change(change, max_value_bytes) for change in diff.document()["changes"]],
     )
 
 
 def _change(change: dict[str, Any], most: int) -> Change:
-    named = {"kind": change["kind"], "path": change["path"]}
     if change["kind"] == "moved":
-        return Change(**named, old=change["old_index"], new=change["new_index"])
-    old, new = (bytes(change[name]) if name in change else None for name in ("old", "new"))
-    return Change(
-        **named,
-        old=_value(old, most),
-        new=_value(new, most),
-        oldBytes=None if old is None else len(old),
-        newBytes=None if new is None else len(new),
-        oldEncoding=change.get("old_encoding"),
-        newEncoding=change.get("new_encoding"),
-        isCut=any(each is not None and len(each) > most for each in (old, new)),
-    )
-
-
-def _value(data: bytes | None, most: int) -> Any:
-    return None if data is None or len(data) > most else msgspec.json.decode(data)
-
-
-def restore_answer(restored: RestoredInfo) -> RestoreAnswer:
-    return RestoreAnswer(
-        sessionId=restored.session,
-        checkpointId=restored.checkpoint.id,
-        seq=restored.checkpoint.seq,
-        branch=restored.branch,
-        isNewBranch=restored.is_new_branch,
-        previousBranch=restored.previous_branch,
-        previousHeadId=restored.previous_head,
-        summary=None if restored.changes is None else restored.changes.summary,
-        undo=restored.undo,
-    )
-
-
-def complete_answer(session: SessionSummary) -> CompleteAnswer:
-    return CompleteAnswer(
-        sessionId=session.key,
-        status=session.status,
-        checkpoints=session.checkpoints,
-        finishedAt=session.finished,
-    )
+        return Change.model_validate({**change, "old": change["old_index"], "new": change["new_index"]})
+    sides = {side: bytes(change[side]) for side in ("old", "new") if side in change}
+    values = {side: None if len(data) > most else msgspec.json.decode(data) for side, data in sides.items()}
+    sizes = {f"{side}_bytes": len(data) for side, data in sides.items()}
+    is_cut = any(len(data) > most for data in sides.values())
+    return Change.model_validate({**change, **values, **sizes, "is_cut": is_cut})
 
 
 def timeline_answer(view: Timeline) -> TimelineAnswer:
-    return TimelineAnswer(
-        sessionId=view.session,
-        status=view.status,
-        branch=view.branch,
-        total=view.total,
-        pruned=view.pruned,
-        damagedIds=list(view.damaged),
-        branches=[
-            BranchAnswer(
-                name=branch.name,
-                state=branch.state,
-                isCurrent=branch.is_current,
-                headId=branch.head,
-                forkedFromId=branch.fork,
-            )
-            for branch in view.branches
-        ],
-        rows=[_row(row) for row in view.rows],
-    )
+    return TimelineAnswer.of(view, rows=[_row(row) for row in view.rows])
 
 
 def _row(row: Node) -> TimelineRow:
+    kind = type(row).__struct_config__.tag
     match row:
         case CheckpointNode():
-            return _entry(row)
+            return TimelineRow.of(row.checkpoint, row, kind=kind)
         case FoldNode():
-            return TimelineRow(
-                kind="fold",
-                branch=row.branch,
-                count=row.count,
-                firstSeq=row.first_seq,
-                seq=row.last_seq,
-                stepNumber=row.last_step,
-                createdAt=row.last_time,
-            )
+            return TimelineRow.of(row, kind=kind, seq=row.last_seq, step=row.last_step, time=row.last_time)
         case GapNode():
-            return TimelineRow(kind="pruned", count=row.count, firstSeq=row.first_seq, seq=row.last_seq)
-        case DamagedNode():
-            return TimelineRow(kind="damaged", checkpointId=row.id, seq=row.seq, branch=row.branch)
-        case RestNode():
-            return TimelineRow(kind="older", count=row.count)
-
-
-def _entry(row: CheckpointNode) -> TimelineRow:
-    checkpoint = row.checkpoint
-    return TimelineRow(
-        kind="checkpoint",
-        branch=checkpoint.branch,
-        checkpointId=checkpoint.id,
-        seq=checkpoint.seq,
-        stepNumber=checkpoint.step,
-        createdAt=checkpoint.time,
-        description=checkpoint.message,
-        status=checkpoint.status,
-        headOf=list(row.heads),
-        forkOf=list(row.forks),
-        isCurrent=row.is_current,
-    )
+            return TimelineRow.of(row, kind=kind, seq=row.last_seq)
+    return TimelineRow.of(row, kind=kind)

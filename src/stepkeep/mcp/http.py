@@ -16,8 +16,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stepkeep.access import LOOPBACK, has_token, is_known_host, is_known_origin
-from stepkeep.errors import BackendUnavailable
+from stepkeep.access import LOOPBACK, cannot_listen, refusal
 from stepkeep.mcp.server import build_server
 from stepkeep.mcp.tools import OpenedStore
 
@@ -36,28 +35,19 @@ class AccessGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            refusal = self._refusal(Headers(scope=scope))
-            if refusal is not None:
-                await refusal(scope, receive, send)
+            header = Headers(scope=scope).get
+            refused = refusal(header, token=self._token, names=self._names, port=self._port)
+            if refused is not None:
+                await _answer(*refused)(scope, receive, send)
                 return
         elif scope["type"] != "lifespan":
             return  # no websockets here
         await self._app(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> JSONResponse | None:
-        if not is_known_host(headers.get("host"), names=self._names, port=self._port):
-            return _refused(421, "foreign_host", "the Host header names another server")
-        if not is_known_origin(headers.get("origin"), names=self._names):
-            return _refused(403, "foreign_origin", "the Origin header names another site")
-        if not has_token(headers.get("authorization"), self._token):
-            refusal = _refused(401, "token_needed", "send the header Authorization: Bearer TOKEN")
-            refusal.headers["WWW-Authenticate"] = "Bearer"
-            return refusal
-        return None
 
-
-def _refused(status: int, code: str, message: str) -> JSONResponse:
-    return JSONResponse({"error": {"code": code, "message": message}}, status_code=status)
+def _answer(status: int, code: str, message: str) -> JSONResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse({"error": {"code": code, "message": message}}, status_code=status, headers=headers)
 
 
 def serve_http(
@@ -126,8 +116,4 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except OSError as exc:
-        raise BackendUnavailable(
-            f"cannot listen on {host} port {port}: {exc.strerror or exc}",
-            code="address_in_use",
-            retryable=False,
-        ) from exc
+        raise cannot_listen(host, port, exc) from exc

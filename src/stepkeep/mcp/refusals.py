@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 from mcp.types import CallToolResult, TextContent
-from pydantic import ValidationError
 
 from stepkeep.errors import (
     BackendUnavailable,
@@ -45,28 +43,27 @@ _NEXT_BY_KIND: Final = (
 )
 
 
-class ToolRefusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An error as it is answered."""
-
-    code: str
-    message: str
-    retryable: bool
-    next: str
-    sessionId: str | None = None
-    checkpointId: str | None = None
-    path: str | None = None
-
-
-def refusal_of(error: StepkeepError) -> ToolRefusal:
-    return ToolRefusal(
-        code=error.code,
-        message=error.message[:MAX_MESSAGE],
-        retryable=error.retryable,
-        next=_next(error),
-        sessionId=error.session,
-        checkpointId=error.checkpoint,
-        path=error.path,
+def refused(error: StepkeepError) -> CallToolResult:
+    """A tool's error, the same in text and as data."""
+    fields = {
+        "code": error.code,
+        "message": error.message[:MAX_MESSAGE],
+        "retryable": error.retryable,
+        "next": _next(error),
+        "sessionId": error.session,
+        "checkpointId": error.checkpoint,
+        "path": error.path,
+    }
+    answer: dict[str, Any] = {"error": {name: value for name, value in fields.items() if value is not None}}
+    text = msgspec.json.encode(answer).decode()
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)], structured_content=answer, is_error=True
     )
+
+
+def refusal_text(error: StepkeepError) -> str:
+    """The same in one line, where an answer has no fields."""
+    return f"{error.code}: {error.message[:MAX_MESSAGE]} {_next(error)}"
 
 
 def _next(error: StepkeepError) -> str:
@@ -75,36 +72,3 @@ def _next(error: StepkeepError) -> str:
     if isinstance(error, BackendUnavailable) and error.retryable:
         return "Nothing was stored. Wait a little, then call again."
     return next((text for kind, text in _NEXT_BY_KIND if isinstance(error, kind)), "Tell the user.")
-
-
-def wrong_arguments(error: ValidationError) -> ToolRefusal:
-    """What is wrong with the arguments of a call, without repeating their values."""
-    problems = [
-        f"{'.'.join(str(step) for step in each['loc']) or 'arguments'}: {each['msg']}"
-        for each in error.errors()
-    ]
-    return ToolRefusal(
-        code="invalid_arguments",
-        message="; ".join(problems)[:MAX_MESSAGE],
-        retryable=False,
-        next=_NEXT_BY_CODE["invalid_arguments"],
-    )
-
-
-def unknown_arguments(unknown: Iterable[str], known: Iterable[str]) -> ToolRefusal:
-    """A call with arguments that the tool does not have: a mistyped one would be lost without a word."""
-    return ToolRefusal(
-        code="invalid_arguments",
-        message=f"no such argument: {', '.join(unknown)}; there are {', '.join(known)}"[:MAX_MESSAGE],
-        retryable=False,
-        next=_NEXT_BY_CODE["invalid_arguments"],
-    )
-
-
-def refused(refusal: ToolRefusal) -> CallToolResult:
-    """A tool's error, the same in text and as data."""
-    error: dict[str, Any] = {"error": msgspec.to_builtins(refusal)}
-    text = msgspec.json.encode(error).decode()
-    return CallToolResult(
-        content=[TextContent(type="text", text=text)], structured_content=error, is_error=True
-    )

@@ -19,7 +19,7 @@ from pydantic import Field
 from stepkeep import api
 from stepkeep.api import SessionSummary, Shown, Store
 from stepkeep.errors import InvalidInput, NotFound, StepkeepError
-from stepkeep.mcp.refusals import refusal_of
+from stepkeep.mcp.refusals import refusal_text
 from stepkeep.mcp.tools import OpenedStore
 from stepkeep.model import Status
 from stepkeep.text import shortened
@@ -100,9 +100,8 @@ def _answered(work: Callable[[], str]) -> str:
     try:
         return work()
     except StepkeepError as exc:
-        refusal = refusal_of(exc)
-        text = f"{refusal.code}: {refusal.message} {refusal.next}"
-        raise (ResourceNotFoundError if isinstance(exc, NotFound) else ResourceError)(text) from exc
+        kind = ResourceNotFoundError if isinstance(exc, NotFound) else ResourceError
+        raise kind(refusal_text(exc)) from exc
 
 
 def _document(shown: Shown) -> str:
@@ -137,13 +136,12 @@ def add_prompts(server: MCPServer[Any], opened: OpenedStore, *, session: str | N
         try:
             return offer(opened.get(), sessionId or session)
         except StepkeepError as exc:
-            refusal = refusal_of(exc)
-            raise MCPError(INVALID_PARAMS, f"{refusal.code}: {refusal.message} {refusal.next}") from exc
+            raise MCPError(INVALID_PARAMS, refusal_text(exc)) from exc
 
 
 def offer(store: Store, session: str | None) -> str:
     """What the person is to be asked, with the facts. Texts that were stored are quoted as JSON: they are data."""
-    found = [_named(store, session)] if session else _unfinished(store)
+    found = [store.get(session).summary()] if session else _unfinished(store)
     if not found:
         return "There is no unfinished session in this checkpoint store. Say so, and ask what to do instead."
     facts = "\n".join(_facts(store, each) for each in found)
@@ -154,10 +152,6 @@ def offer(store: Store, session: str | None) -> str:
         " after I agree: call checkpoint_load with its sessionId, go on behind the last completed step without"
         " doing finished steps again, call checkpoint_save after every step, and checkpoint_complete at the end."
     )
-
-
-def _named(store: Store, key: str) -> SessionSummary:
-    return store.get(key).summary()
 
 
 def _unfinished(store: Store) -> list[SessionSummary]:

@@ -1,34 +1,33 @@
 """The tools: what a model can do with the checkpoints of its sessions, and the store they work on.
 
-Each is a method whose signature is the input schema of the tool. They are called on worker threads, so that one call
+Each is a function whose signature is the input schema of the tool. They are called on worker threads, so that one call
 that waits for the store does not hold up the others, and a call goes to its end although its client is gone. A store
 that cannot be opened is an error of the call that needed it, which a model can read: the next call tries again.
+
+The annotations of `checkpoint_restore` name what is made beside it, so they are values and not texts: this module does
+without `from __future__ import annotations`.
 """
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-from pydantic import Field
+from mcp.server.mcpserver import AcceptedElicitation, Context, Elicit, ElicitationResult, Resolve
+from pydantic import BaseModel, Field
 
 from stepkeep import api
-from stepkeep.api import Store, state_parts
-from stepkeep.errors import InvalidInput
+from stepkeep.api import Shown, Store, ValueShown, state_parts
+from stepkeep.errors import Conflict, InvalidInput
 from stepkeep.mcp.answers import (
     CompleteAnswer,
     DiffAnswer,
     ListAnswer,
     LoadAnswer,
-    PartAnswer,
+    RestoreAnswer,
     SavedAnswer,
     TimelineAnswer,
-    complete_answer,
     diff_answer,
-    list_answer,
-    load_answer,
-    saved_answer,
     timeline_answer,
 )
 from stepkeep.model import Status
@@ -111,12 +110,10 @@ class Tools:
         When this returns, the checkpoint survives a crash and a loss of power. The session is made if there is
         none. Older checkpoints go as the session's retention says, by default all but the newest 10.
         """
-        agents = self._opened.get().agents
-        return saved_answer(
-            agents.save_document(
-                sessionId, state, encoding=encoding, description=description, project=self._project
-            )
+        saved = self._opened.get().agents.save_document(
+            sessionId, state, encoding=encoding, description=description, project=self._project
         )
+        return SavedAnswer.model_validate(saved)
 
     def checkpoint_load(
         self,
@@ -130,35 +127,31 @@ class Tools:
         A state larger than maxBytes is not returned: the answer then lists its parts, and path gets one of them.
         If the latest checkpoint is damaged, the newest intact one is returned and fellBackFrom says so.
         """
-        store, ref = self._opened.get(), checkpointId or "latest"
-        if path:
-            value = store.get(sessionId).show_value(ref, path)
-            view, encoding, content = value.checkpoint, value.encoding, bytes(value.value)
-            fallback, place = value.fallback, value.path
-        else:
-            shown = store.get(sessionId).show(ref)
-            view, encoding, content = shown.checkpoint, shown.encoding, bytes(shown.state)
-            fallback, place = shown.fallback, None
-        tree = msgspec.json.decode(content)
+        session, ref = self._opened.get().get(sessionId), checkpointId or "latest"
+        found: Shown | ValueShown = session.show_value(ref, path) if path else session.show(ref)
+        checkpoint = found.checkpoint
+        content = bytes(found.value if isinstance(found, ValueShown) else found.state)
+        tree, place = msgspec.json.decode(content), getattr(found, "path", None)
         is_deep = _is_deeper(tree, MAX_LEVELS)
-        if len(content) <= maxBytes and not is_deep:
-            return load_answer(view, encoding, path=place, state=tree, fallback=fallback)
-        state = store.get(sessionId).load(view.id).state
-        parts = state_parts(state, place or "$", limit=MAX_PARTS)
-        return load_answer(
-            view,
-            encoding,
+        is_whole = len(content) <= maxBytes and not is_deep
+        whole = None if is_whole else session.load(checkpoint.id).state
+        return LoadAnswer.of(
+            checkpoint,
+            found,
+            step=checkpoint.step or 0,
+            trigger=checkpoint.trigger.kind,
             path=place,
-            state=None,
-            parts=[PartAnswer(path=part.path, kind=part.kind, sizeBytes=part.size_bytes) for part in parts],
-            next_step=_how_to_get_it(view.id, len(content), is_deep),
-            fallback=fallback,
+            is_whole=is_whole,
+            state=tree if is_whole else None,
+            parts=() if is_whole else state_parts(whole, place or "$", limit=MAX_PARTS),
+            failures=() if found.fallback is None else found.fallback.failures,
+            next=None if is_whole else _how_to_get_it(checkpoint.id, len(content), is_deep),
         )
 
     def checkpoint_list(self, sessionId: SessionId, limit: Limit = 50, cursor: Cursor = "") -> ListAnswer:
         """List all checkpoints for a session, newest first, without their states."""
-        before = _before(cursor)
-        return list_answer(self._opened.get().agents.page(sessionId, limit=limit, before=before))
+        page = self._opened.get().agents.page(sessionId, limit=limit, before=_before(cursor))
+        return ListAnswer.model_validate(page)
 
     def checkpoint_diff(
         self,
@@ -187,14 +180,14 @@ class Tools:
         session = self._opened.get().get(sessionId)
         if session.info.status is not Status.COMPLETED:  # one that is completed was finished then, not now
             session.complete()
-        return complete_answer(session.summary())
+        return CompleteAnswer.model_validate(session.summary())
 
 
 def _before(cursor: str) -> int | None:
     if not cursor:
         return None
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-        raise InvalidInput("cursor is none that checkpoint_list returned", code="invalid_cursor")
+        raise InvalidInput("cursor is not one that checkpoint_list returned", code="invalid_cursor")
     return int(cursor)
 
 
@@ -219,3 +212,90 @@ def _is_deeper(tree: object, levels: int) -> bool:
         if not level:
             return False
     return True
+
+
+# --- restoring: a client that can put a question to its user gets one; any other has to say `confirm` -------------
+
+FIRST_WITHOUT_REQUESTS = "2026-07-28"
+"""From this version on a question is part of an answer; before, it is a request to the client."""
+
+
+class Consent(BaseModel):
+    """What the person is asked for."""
+
+    restore: bool = Field(description="Go on from this checkpoint")
+
+
+RestoreId = Annotated[
+    str,
+    Field(description="The checkpoint to go on from: an ID, latest~2, step-5, #12, or latest@before to undo"),
+]
+BranchName = Annotated[str, Field(description="Name of the branch to go on with (optional)")]
+Confirm = Annotated[
+    bool,
+    Field(strict=True, description="True only if the user agreed; not needed where the client asks them"),
+]
+
+
+def restore_tool(opened: OpenedStore) -> Callable[..., Any]:
+    """The function of the tool `checkpoint_restore` on a store."""
+
+    def ask(
+        sessionId: str, checkpointId: str, confirm: bool, ctx: Context[Any, Any]
+    ) -> Consent | Elicit[Consent] | None:
+        session = opened.get().get(sessionId)
+        header = session.header(checkpointId)
+        if confirm:
+            return Consent(restore=True)
+        if not _can_ask(ctx):
+            return None
+        name = f" ({header.message[:200]})" if header.message else ""
+        return Elicit(
+            f"Let session {session.key[:200]!r} go on from checkpoint #{header.seq}{name}? Nothing is deleted: what"
+            f" came after stays on branch {session.info.branch!r}, and latest@before leads back.",
+            Consent,
+        )
+
+    def checkpoint_restore(
+        sessionId: SessionId,
+        checkpointId: RestoreId,
+        consent: Annotated[ElicitationResult[Consent], Resolve(ask)],
+        branch: BranchName = "",
+        confirm: Confirm = False,  # noqa: ARG001  (the question above asks for it by name)
+    ) -> RestoreAnswer:
+        """Let a session go on from an old checkpoint, on a branch. Nothing is deleted, and it can be undone.
+
+        The user is asked first, where the client can; elsewhere ask them yourself and set confirm.
+        """
+        _check(consent, sessionId)
+        session = opened.get().get(sessionId)
+        done = session.restore(checkpointId, branch=branch or None, compare=True).document()
+        summary = None if done.changes is None else done.changes.summary
+        return RestoreAnswer.of(done.checkpoint, done, summary=summary)
+
+    return checkpoint_restore
+
+
+def _can_ask(ctx: Context[Any, Any]) -> bool:
+    capabilities = ctx.client_capabilities
+    asked = None if capabilities is None else capabilities.elicitation
+    if asked is None or (asked.form is None and asked.url is not None):
+        return False
+    version = ctx.protocol_version
+    return (version is not None and version >= FIRST_WITHOUT_REQUESTS) or ctx.session.can_send_request
+
+
+def _check(consent: Any, session: str) -> None:
+    if isinstance(consent, AcceptedElicitation) and consent.data is None:
+        raise InvalidInput(
+            "restoring lets the session go on from an older checkpoint, and nobody has agreed to it yet",
+            code="confirmation_needed",
+            session=session,
+        )
+    if not isinstance(consent, AcceptedElicitation) or not consent.data.restore:
+        raise Conflict(
+            "the user did not agree: nothing was restored",
+            code="confirmation_declined",
+            retryable=False,
+            session=session,
+        )
