@@ -19,7 +19,7 @@ import pytest
 
 import stepkeep
 from stepkeep.cli import main
-from stepkeep.cli.documents import parse
+from stepkeep.cli.json_arguments import parse
 from tests import interpreter
 
 RED = "\x1b[31m"

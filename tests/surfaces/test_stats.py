@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import stepkeep
-from stepkeep.cli.stats import sparkline
+from stepkeep.cli.inspecting import sparkline
 from stepkeep.maintenance.metrics import HOUR_US
 from tests import interpreter
 

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 from msgspec import Raw, UnsetType
 
-from stepkeep import api
-from stepkeep.api import (
-    BranchChanged,
-    BranchInfo,
-    BranchList,
-    ClashInfo,
-    History,
-    MergeConflict,
-    Merged,
-    Side,
-    Store,
-    Strategy,
-)
+from stepkeep.api import BranchChanged, MergeConflict, Side, Strategy
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.naming import (
-    chosen_session,
-    chosen_session_and_refs,
-    complete_branch,
-    ref_argument,
-    session_argument,
-    session_option,
-)
-from stepkeep.cli.printing import is_narrow, lines, moment, note, table
+from stepkeep.cli.naming import Words, limit_option, on_session, opened, session_option
+from stepkeep.cli.printing import is_narrow, lines, moment, note, note_damaged, or_dash, table
 from stepkeep.text import clean, clean_json, count, shortened
+
+if TYPE_CHECKING:
+    from stepkeep.api import BranchInfo, BranchList, ClashInfo, History, Merged, Store
 
 CONFLICT: Final = 5
 SHORT_VIEW: Final = 20
@@ -63,44 +46,31 @@ def branch(ctx: click.Context, session_option: str | None) -> None:
         ctx.invoke(list_branches, session_option=session_option)
 
 
-def _name_argument() -> Callable[[Any], Any]:
-    return click.argument("name", required=False, metavar="NAME", shell_complete=complete_branch)
-
-
-def _session_and_name(
-    store: Store, session: str | None, name: str | None, option: str | None
-) -> tuple[str, str]:
+def _session_and_name(store: Store, words: Words) -> tuple[str, str]:
     """SESSION and NAME; one word alone is the name."""
-    given = [word for word in (session, name) if word is not None]
-    if not given:
+    if not words.given:
         raise click.UsageError("Which branch? Name it.")
-    return chosen_session(store, given[0] if len(given) == 2 else None, option), given[-1]
+    *session, name = words.given
+    return Words(tuple(session), words.option).chosen(store), name
 
 
 # --- looking ---------------------------------------------------------------------------------------------------
 
 
 @branch.command("list", cls=Command, example="stepkeep branch list research-42")
-@session_argument()
-@session_option()
+@on_session()
 @settings_of
-def list_branches(settings: Settings, session: str | None = None, session_option: str | None = None) -> None:
+def list_branches(settings: Settings, words: Words) -> None:
     """List the branches of SESSION, oldest first; * is the current one."""
-    with api.open(settings.store, create=False) as store:
-        key = chosen_session(store, session, session_option)
-        found = store.get(key).branches.list()
+    with words.session(settings) as run:
+        found = run.branches.list()
     settings.show(found, _print_branches)
 
 
 def _print_branches(found: BranchList) -> None:
-    rows = [_row(each) for each in found.branches]
-    if is_narrow():
-        # What is left tells the branches apart; the log of each has the rest.
-        rows = [{title: row[title] for title in row if title not in _WIDE} for row in rows]
-    table(list(rows[0]), [list(row.values()) for row in rows], right=["checkpoints", "head"])
-
-
-_WIDE: Final = ("checkpoints", "message")
+    # What is left on a narrow terminal tells the branches apart; the log of each has the rest.
+    hidden = ("checkpoints", "message") if is_narrow() else ()
+    table([_row(each) for each in found.branches], right=["checkpoints", "head"], leave_out=hidden)
 
 
 def _row(each: BranchInfo) -> dict[str, str]:
@@ -113,51 +83,40 @@ def _row(each: BranchInfo) -> dict[str, str]:
         "head": f"#{each.head_seq}" if each.head is not None else "-",
         "time": "-" if each.time is None else moment(each.time),
         "forked at": "-" if each.fork_branch is None else f"#{each.fork_seq} of {each.fork_branch}",
-        "message": each.message or "-",
+        "message": or_dash(each.message),
     }
 
 
 @branch.command("log", cls=Command, example="stepkeep branch log research-42 try-batching")
-@session_argument()
-@_name_argument()
-@session_option()
-@click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="Show so many.  [default: 20; JSON: all]"
-)
+@on_session("name")
+@limit_option("Show so many.  [default: 20; JSON: all]")
 @settings_of
-def log(
-    settings: Settings,
-    session: str | None,
-    name: str | None,
-    session_option: str | None,
-    limit: int | None,
-) -> None:
+def log(settings: Settings, words: Words, limit: int | None) -> None:
     """Show the checkpoints that led to the head of branch NAME, newest first."""
     limit = SHORT_VIEW if limit is None and not settings.json else limit
-    with api.open(settings.store, create=False) as store:
-        key, name = _session_and_name(store, session, name, session_option)
+    with opened(settings) as store:
+        key, name = _session_and_name(store, words)
         found = store.get(key).branches.log(name, limit=limit)
     settings.show(found, _print_log)
 
 
 def _print_log(found: History) -> None:
-    if found.damaged:
-        note(f"warning: {count(len(found.damaged), 'damaged header')} left out: run stepkeep verify")
+    note_damaged(found.damaged)
     if not found.checkpoints:
         lines([f"Branch {clean(found.branch)} has no checkpoint."])
         return
     rows = [
-        [
-            f"#{each.seq}",
-            moment(each.time),
-            each.branch,
-            "-" if each.step is None else str(each.step),
-            ",".join(each.tags) or "-",
-            each.message or "-",
-        ]
+        {
+            "seq": f"#{each.seq}",
+            "time": moment(each.time),
+            "branch": each.branch,
+            "step": or_dash(each.step),
+            "tags": or_dash(",".join(each.tags)),
+            "message": or_dash(each.message),
+        }
         for each in found.checkpoints
     ]
-    table(["seq", "time", "branch", "step", "tags", "message"], rows, right=["seq", "step"])
+    table(rows, right=["seq", "step"])
     more = found.total - len(found.checkpoints) - len(found.damaged)
     if more > 0:
         lines([f"... ({more:,} more)"])
@@ -167,102 +126,51 @@ def _print_log(found: History) -> None:
 
 
 @branch.command("fork", cls=Command, example="stepkeep branch fork research-42 step-5 --name try-batching")
-@session_argument()
-@ref_argument()
-@session_option()
+@on_session("ref")
 @click.option("--name", metavar="NAME", help="What the branch is called.  [default: like from-12]")
 @click.option("--no-switch", is_flag=True, help="Stay on the current branch.")
 @settings_of
-def fork(
-    settings: Settings,
-    session: str | None,
-    ref: str | None,
-    session_option: str | None,
-    name: str | None,
-    no_switch: bool,
-) -> None:
+def fork(settings: Settings, words: Words, name: str | None, no_switch: bool) -> None:
     """Begin a branch at a checkpoint of SESSION, the latest without REF, and go on there."""
-    with api.open(settings.store, create=False) as store:
-        key, refs = chosen_session_and_refs(store, [session, ref], session_option)
-        if len(refs) > 1:
-            raise click.UsageError("One checkpoint at a time.")
-        ref = refs[0] if refs else "latest"
-        done = BranchChanged(
-            session=key, branch=store.get(key).branches.fork(ref, name, switch=not no_switch)
-        )
-    settings.show(done, lambda done: _print_branch(done, "begins"))
+    with opened(settings) as store:
+        key, ref = words.chosen_and_ref(store)
+        forked = store.get(key).branches.fork(ref, name, switch=not no_switch)
+    settings.show(BranchChanged(session=key, branch=forked), lambda done: _print_branch(done, "begins"))
 
 
-@branch.command("switch", cls=Command, example="stepkeep branch switch research-42 main")
-@session_argument()
-@_name_argument()
-@session_option()
-@settings_of
-def switch(settings: Settings, session: str | None, name: str | None, session_option: str | None) -> None:
-    """Make branch NAME the current one of SESSION."""
-    with api.open(settings.store, create=False) as store:
-        key, name = _session_and_name(store, session, name, session_option)
-        done = BranchChanged(session=key, branch=store.get(key).branches.switch(name))
-    settings.show(done, lambda done: _print_branch(done, "is"))
+def _add_change(name: str, help: str, *, example: str = "try-batching") -> None:
+    """Add the command for a method of a session's branches that takes the name of one."""
+
+    @branch.command(name, cls=Command, example=f"stepkeep branch {name} research-42 {example}", help=help)
+    @on_session("name")
+    @settings_of
+    def change(settings: Settings, words: Words) -> None:
+        with opened(settings) as store:
+            key, chosen = _session_and_name(store, words)
+            changed: BranchInfo = getattr(store.get(key).branches, name)(chosen)
+        verb = "is" if name == "switch" else ""
+        settings.show(BranchChanged(session=key, branch=changed), lambda done: _print_branch(done, verb))
 
 
-@branch.command("abandon", cls=Command, example="stepkeep branch abandon research-42 try-batching")
-@session_argument()
-@_name_argument()
-@session_option()
-@settings_of
-def abandon(settings: Settings, session: str | None, name: str | None, session_option: str | None) -> None:
-    """Close branch NAME, which led nowhere. Pruning does not protect it any more."""
-    with api.open(settings.store, create=False) as store:
-        key, name = _session_and_name(store, session, name, session_option)
-        done = BranchChanged(session=key, branch=store.get(key).branches.abandon(name))
-    settings.show(done, _print_state)
-
-
-@branch.command("archive", cls=Command, example="stepkeep branch archive research-42 try-batching")
-@session_argument()
-@_name_argument()
-@session_option()
-@settings_of
-def archive(settings: Settings, session: str | None, name: str | None, session_option: str | None) -> None:
-    """Close branch NAME, which is done. Pruning does not protect it any more."""
-    with api.open(settings.store, create=False) as store:
-        key, name = _session_and_name(store, session, name, session_option)
-        done = BranchChanged(session=key, branch=store.get(key).branches.archive(name))
-    settings.show(done, _print_state)
-
-
-@branch.command("reopen", cls=Command, example="stepkeep branch reopen research-42 try-batching")
-@session_argument()
-@_name_argument()
-@session_option()
-@settings_of
-def reopen(settings: Settings, session: str | None, name: str | None, session_option: str | None) -> None:
-    """Open branch NAME again after it was merged, abandoned or archived."""
-    with api.open(settings.store, create=False) as store:
-        key, name = _session_and_name(store, session, name, session_option)
-        done = BranchChanged(session=key, branch=store.get(key).branches.reopen(name))
-    settings.show(done, _print_state)
+_add_change("switch", "Make branch NAME the current one of SESSION.", example="main")
+_add_change("abandon", "Close branch NAME, which led nowhere. Pruning does not protect it any more.")
+_add_change("archive", "Close branch NAME, which is done. Pruning does not protect it any more.")
+_add_change("reopen", "Open branch NAME again after it was merged, abandoned or archived.")
 
 
 def _print_branch(done: BranchChanged, verb: str) -> None:
+    """Where the branch begins or is; without a verb, in which state it is."""
     each = done.branch
     at = "without a checkpoint" if each.head is None else f"at #{each.head_seq}"
     current = ", the current branch" if each.is_current else ""
-    lines([f"Branch {clean(each.name)} {verb} {at}{current}"])
-
-
-def _print_state(done: BranchChanged) -> None:
-    lines([f"Branch {clean(done.branch.name)} is {done.branch.state}"])
+    lines([f"Branch {clean(each.name)} {f'{verb} {at}{current}' if verb else f'is {each.state}'}"])
 
 
 # --- merging ---------------------------------------------------------------------------------------------------
 
 
 @branch.command("merge", cls=Command, example="stepkeep branch merge research-42 try-batching")
-@session_argument()
-@_name_argument()
-@session_option()
+@on_session("name")
 @click.option(
     "--strategy",
     type=click.Choice(get_args(Strategy)),
@@ -273,25 +181,15 @@ def _print_state(done: BranchChanged) -> None:
 @click.option("--on-conflict", type=click.Choice(get_args(Side)), help="Which side decides conflicts.")
 @click.option("--message", default="", metavar="TEXT", help="What the merge is about.")
 @settings_of
-def merge(
-    settings: Settings,
-    session: str | None,
-    name: str | None,
-    session_option: str | None,
-    strategy: Strategy,
-    on_conflict: Side | None,
-    message: str,
-) -> int:
+def merge(settings: Settings, /, words: Words, **options: Any) -> int:
     """Merge branch NAME into the current branch of SESSION, and close it.
 
     What both changed differently is a conflict: all are listed, nothing is written, and the exit code is 5.
     """
-    with api.open(settings.store, create=False) as store:
-        key, name = _session_and_name(store, session, name, session_option)
+    with opened(settings) as store:
+        key, name = _session_and_name(store, words)
         try:
-            done = store.get(key).branches.merge(
-                name, strategy=strategy, message=message, on_conflict=on_conflict
-            )
+            done = store.get(key).branches.merge(name, **options)
         except MergeConflict as exc:
             done = exc.result
     settings.show(done, _print_merge)

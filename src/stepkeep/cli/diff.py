@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from stepkeep import api
-from stepkeep.api import WIDTH, CheckpointComparison, CheckpointInfo
+from stepkeep.api import WIDTH
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.files import diff_options, show_diff
-from stepkeep.cli.naming import (
-    chosen_session_and_refs,
-    complete_ref,
-    ref_argument,
-    session_argument,
-    session_option,
-)
+from stepkeep.cli.naming import Words, complete_ref, limit_option, on_session, opened
 from stepkeep.cli.printing import is_terminal, lines, moment, styled, width
+from stepkeep.cli.project_files import diff_options, show_diff
 from stepkeep.text import clean
+
+if TYPE_CHECKING:
+    from stepkeep.api import CheckpointComparison, CheckpointInfo
 
 SHORT_VIEW: Final = 200
 EXAMPLE: Final = """\
@@ -33,9 +29,7 @@ _COLOURS: Final = {"+": "green", "-": "red", "~": "yellow", ">": "cyan"}
 
 
 @click.command("diff", cls=Command, example=EXAMPLE)
-@session_argument()
-@ref_argument(many=True)
-@session_option()
+@on_session("refs")
 @click.option(
     "--from",
     "older",
@@ -46,16 +40,12 @@ _COLOURS: Final = {"+": "green", "-": "red", "~": "yellow", ">": "cyan"}
 @click.option(
     "--to", "newer", metavar="REF", shell_complete=complete_ref, help="The newer one.  [default: latest]"
 )
-@click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="Show so many.  [default: 200; JSON: all]"
-)
+@limit_option("Show so many.  [default: 200; JSON: all]")
 @diff_options
 @settings_of
 def diff(
     settings: Settings,
-    session: str | None,
-    refs: tuple[str, ...],
-    session_option: str | None,
+    words: Words,
     older: str | None,
     newer: str | None,
     limit: int | None,
@@ -77,44 +67,36 @@ def diff(
     if is_files and limit is not None:
         raise click.UsageError("--limit goes without --files: all files that changed are listed.")
     limit = SHORT_VIEW if limit is None and not settings.json else limit
-    given = [each for each in (session, *refs) if each is not None]
-    with api.open(settings.store, create=False) as store:
-        if is_files:
-            key, positional = chosen_session_and_refs(store, given, session_option)
-            sides = _file_sides(positional, older, newer)
-            found = store.get(key).files.diff(
-                *sides, workspace=workspace, line_counts=is_stat, patch=is_patch
-            )
-            show_diff(settings, found)
-            return
-        if _are_ids(given, session_option, older, newer):
-            comparison = store.diff(given[0], given[1], limit=limit)
+    with opened(settings) as store:
+        is_between_ids = older is None and newer is None and _are_two_ids(words)
+        if is_between_ids and not is_files:
+            comparison = store.diff(*words.given, limit=limit)
         else:
-            key, positional = chosen_session_and_refs(store, given, session_option)
-            before, after = _ends(positional, older, newer)
-            comparison = store.get(key).diff(before, after, limit=limit)
+            key, refs = words.chosen_and_refs(store)
+            before, after = _ends(refs, older, newer)
+            run = store.get(key)
+            if is_files:  # without a second side it is the tree as it is now
+                found = run.files.diff(
+                    before, after, workspace=workspace, line_counts=is_stat, patch=is_patch
+                )
+                show_diff(settings, found)
+                return
+            comparison = run.diff(before, after or "latest", limit=limit)
     settings.show(comparison, _print)
 
 
-def _are_ids(given: list[str], option: str | None, older: str | None, newer: str | None) -> bool:
-    is_open = option is None and older is None and newer is None
-    return is_open and len(given) == 2 and all(map(_ID.fullmatch, given))
+def _are_two_ids(words: Words) -> bool:
+    return words.option is None and len(words.given) == 2 and all(map(_ID.fullmatch, words.given))
 
 
-def _ends(refs: list[str], older: str | None, newer: str | None) -> tuple[str | None, str]:
+def _ends(refs: list[str], older: str | None, newer: str | None) -> tuple[str | None, str | None]:
     if len(refs) > 2:
         raise click.UsageError("Two checkpoints at a time.")
     if refs and (older is not None or newer is not None):
         raise click.UsageError("The checkpoints are given twice: as REF and by --from or --to.")
     if refs:
         older, newer = refs[0], refs[1] if len(refs) == 2 else None
-    return older, newer or "latest"
-
-
-def _file_sides(refs: list[str], older: str | None, newer: str | None) -> tuple[str | None, str | None]:
-    """The two sides of a comparison of files; no second one is the tree as it is now."""
-    before, _ = _ends(refs, older, newer)
-    return before, newer if newer is not None else (refs[1] if len(refs) == 2 else None)
+    return older, newer
 
 
 def _print(result: CheckpointComparison) -> None:

@@ -3,105 +3,58 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from stepkeep import api
-from stepkeep.api import Deleted, Session, SessionSummary
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.naming import (
-    ref_argument,
-    session_and_refs,
-    session_argument,
-    session_named,
-    session_option,
-)
+from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import lines, note
 from stepkeep.text import clean, count
 
-
-def _finish(
-    settings: Settings, session: str | None, option: str | None, finish: Callable[[Session], object]
-) -> None:
-    key = session_named(session, option)
-    with api.open(settings.store, create=False) as store:
-        run = store.get(key)
-        finish(run)
-        finished = run.summary()
-    settings.show(finished, _print)
-
-
-def _print(session: SessionSummary) -> None:
-    lines([f"Session {clean(session.key)} is {session.status}"])
-
-
-@click.command("complete", cls=Command, example="stepkeep complete research-42")
-@session_argument()
-@session_option()
-@settings_of
-def complete(settings: Settings, session: str | None, session_option: str | None) -> None:
-    """Mark SESSION as completed."""
-    _finish(settings, session, session_option, Session.complete)
-
-
-@click.command("fail", cls=Command, example='stepkeep fail research-42 --error "quota exceeded"')
-@session_argument()
-@session_option()
-@click.option("--error", metavar="TEXT", help="What went wrong.")
-@settings_of
-def fail(settings: Settings, session: str | None, session_option: str | None, error: str | None) -> None:
-    """Mark SESSION as failed."""
-    _finish(settings, session, session_option, lambda run: run.fail(error))
-
-
-@click.command("cancel", cls=Command, example="stepkeep cancel research-42")
-@session_argument()
-@session_option()
-@settings_of
-def cancel(settings: Settings, session: str | None, session_option: str | None) -> None:
-    """Mark SESSION as cancelled."""
-    _finish(settings, session, session_option, Session.cancel)
-
-
-@click.command("pause", cls=Command, example="stepkeep pause research-42")
-@session_argument()
-@session_option()
-@settings_of
-def pause(settings: Settings, session: str | None, session_option: str | None) -> None:
-    """Mark SESSION as paused. The next save continues it."""
-    _finish(settings, session, session_option, Session.pause)
-
-
-# --- delete ------------------------------------------------------------------------------------------------------
+if TYPE_CHECKING:
+    from stepkeep.api import Deleted, SessionSummary
 
 DELETE_EXAMPLE = """\
 stepkeep delete research-42 step-5
 stepkeep delete research-42 --yes"""
 
 
+def _command(name: str, help: str, *options: Any, example: str = "") -> click.Command:
+    """The command for a method of a session that ends it; it takes the options as they are."""
+
+    @settings_of
+    def finish(settings: Settings, /, words: Words, **given: Any) -> None:
+        key = words.named()
+        with opened(settings) as store:
+            run = store.get(key)
+            getattr(run, name)(**given)
+            finished = run.summary()
+        settings.show(finished, _print)
+
+    for option in options:
+        finish = option(finish)
+    example = f"stepkeep {name} research-42{example}"
+    return click.command(name, cls=Command, help=help, example=example)(on_session()(finish))
+
+
+def _print(session: SessionSummary) -> None:
+    lines([f"Session {clean(session.key)} is {session.status}"])
+
+
 @click.command("delete", cls=Command, example=DELETE_EXAMPLE)
-@session_argument()
-@ref_argument(many=True)
-@session_option("The session, instead of the argument.")
+@on_session("refs", help="The session, instead of the argument.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @settings_of
-def delete(
-    settings: Settings,
-    session: str | None,
-    refs: tuple[str, ...],
-    session_option: str | None,
-    yes: bool,
-) -> int:
+def delete(settings: Settings, words: Words, yes: bool) -> int:
     """Remove checkpoints of SESSION, or without REF the whole session, for good.
 
     The bytes are overwritten. The session must be named here; STEPKEEP_SESSION does not count.
     """
-    key, chosen = session_and_refs([session, *refs], session_option, use_environment=False)
-    with api.open(settings.store, create=False) as store:
+    key, chosen = words.named_and_refs()
+    with opened(settings) as store:
         run = store.get(key)
-        stored = run.info.stored_count
-        what = ", ".join(chosen) if chosen else f"all {count(stored, 'checkpoint')}"
+        what = ", ".join(chosen) if chosen else f"all {count(run.info.stored_count, 'checkpoint')}"
         if not yes and not _is_confirmed(f"Remove {what} of session {key} for good?"):
             note("Nothing removed.")
             return 1
@@ -121,4 +74,15 @@ def _is_confirmed(question: str) -> bool:
     return click.confirm(clean(question), err=True)
 
 
-COMMANDS = {"cancel": cancel, "complete": complete, "delete": delete, "fail": fail, "pause": pause}
+COMMANDS = {
+    "cancel": _command("cancel", "Mark SESSION as cancelled."),
+    "complete": _command("complete", "Mark SESSION as completed."),
+    "delete": delete,
+    "fail": _command(
+        "fail",
+        "Mark SESSION as failed.",
+        click.option("--error", metavar="TEXT", help="What went wrong."),
+        example=' --error "quota exceeded"',
+    ),
+    "pause": _command("pause", "Mark SESSION as paused. The next save continues it."),
+}

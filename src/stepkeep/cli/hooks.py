@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from stepkeep import api
-from stepkeep.api import HooksChange, HooksStatus
 from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.printing import lines, note, table
-from stepkeep.hooks import answering
 from stepkeep.text import clean
+
+if TYPE_CHECKING:
+    from stepkeep.api import HooksChange, HooksInstalled, HooksStatus
 
 CLIENTS: Final = ("claude-code", "gemini", "codex")
 EXAMPLE: Final = """\
@@ -36,24 +37,21 @@ def _client_option(*, required: bool) -> Callable[[Any], Any]:
     )
 
 
-def _scope_option() -> Callable[[Any], Any]:
-    return click.option(
+def _change_options(command: Any) -> Any:
+    """Add what commands take that change a settings file."""
+    scope = click.option(
         "--project/--user",
         "is_project",
         default=True,
         show_default=True,
         help="Use the settings of the project in this folder, or those of the user.",
     )
-
-
-def _dry_run_option() -> Callable[[Any], Any]:
-    return click.option("--dry-run", is_flag=True, help="Show the change and make none.")
+    dry_run = click.option("--dry-run", is_flag=True, help="Show the change and make none.")
+    return _client_option(required=True)(scope(dry_run(command)))
 
 
 @hooks.command("install", cls=Command, example="stepkeep hooks install --client gemini --user")
-@_client_option(required=True)
-@_scope_option()
-@_dry_run_option()
+@_change_options
 @click.option(
     "--command", "with_command", is_flag=True, help="Also write the /checkpoint command file of Claude Code."
 )
@@ -80,9 +78,7 @@ def install(
 
 
 @hooks.command("uninstall", cls=Command, example="stepkeep hooks uninstall --client gemini --user")
-@_client_option(required=True)
-@_scope_option()
-@_dry_run_option()
+@_change_options
 @settings_of
 def uninstall(settings: Settings, client: str, is_project: bool, dry_run: bool) -> None:
     """Take the hooks out of the settings file of a coding agent. What else is in it stays."""
@@ -114,11 +110,12 @@ def status(settings: Settings, client: str | None) -> None:
 
 
 def _print_status(found: HooksStatus) -> None:
-    rows = [
-        [each.client, each.scope, _state(each.exists, each.events, each.missing, each.problem), each.path]
-        for each in found.files
-    ]
-    table(["client", "scope", "hooks", "file"], rows)
+    table(
+        [
+            {"client": each.client, "scope": each.scope, "hooks": _state(each), "file": each.path}
+            for each in found.files
+        ]
+    )
     if found.problems:
         lines(["", f"Problems, newest first ({clean(found.log)}):"])
         lines(
@@ -127,12 +124,12 @@ def _print_status(found: HooksStatus) -> None:
         )
 
 
-def _state(exists: bool, events: tuple[str, ...], missing: tuple[str, ...], problem: str | None) -> str:
-    if problem is not None:
-        return problem
-    if not exists or not events:
+def _state(file: HooksInstalled) -> str:
+    if file.problem is not None:
+        return file.problem
+    if not file.exists or not file.events:
         return "none"
-    return f"{len(events)} events" + (f", missing {', '.join(missing)}" if missing else "")
+    return f"{len(file.events)} events" + (f", missing {', '.join(file.missing)}" if file.missing else "")
 
 
 @click.command(
@@ -150,6 +147,8 @@ def hook(settings: Settings, client: str, event: str, payload: str | None) -> in
 
     Agents run this. It never stops one: the exit code is 0, and what goes wrong is told in the answer.
     """
+    from stepkeep.hooks import answering  # few call it this way
+
     words = [event, *([] if payload is None else [payload]), "--client", client]
     store = [] if settings.store is None else ["--store", settings.store]
     return answering.main([*words, *store])

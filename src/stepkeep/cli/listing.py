@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from stepkeep import api
-from stepkeep.api import CheckpointInfo, History, SessionSummary, ValueChange
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.naming import chosen_session, optional_session, session_argument, session_option
-from stepkeep.cli.printing import is_narrow, lines, moment, note, ratio, styled, table
+from stepkeep.cli.naming import Words, limit_option, on_session, opened
+from stepkeep.cli.printing import is_narrow, lines, moment, note_damaged, or_dash, ratio, styled, table
 from stepkeep.model import Status
-from stepkeep.text import clean, count, size
+from stepkeep.text import clean, size
+
+if TYPE_CHECKING:
+    from stepkeep.api import CheckpointInfo, History, SessionSummary, ValueChange
 
 EXAMPLE = """\
 stepkeep list --status in_progress
@@ -19,19 +22,17 @@ stepkeep list --tag verified"""
 
 
 @click.command("list", cls=Command, example=EXAMPLE)
-@session_argument()
-@session_option()
+@on_session()
 @click.option("--tag", help="List checkpoints with this tag.")
 @click.option(
     "--status", type=click.Choice([status.value for status in Status]), help="Only those with this status."
 )
 @click.option("--project", help="Only those of this project.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most so many.")
+@limit_option("At most so many.")
 @settings_of
 def list_(
     settings: Settings,
-    session: str | None,
-    session_option: str | None,
+    words: Words,
     tag: str | None,
     status: str | None,
     project: str | None,
@@ -42,8 +43,8 @@ def list_(
     With SESSION, list its checkpoints; with --tag, the checkpoints with that tag, of SESSION, else of the one in
     STEPKEEP_SESSION, else of all sessions.
     """
-    key = optional_session(session, session_option, use_environment=tag is not None)
-    with api.open(settings.store, create=False) as store:
+    key = words.named_if_any(use_environment=tag is not None)
+    with opened(settings) as store:
         if key is None and tag is None:
             sessions = store.summaries(project=project, status=status, limit=limit)
             settings.show(sessions, _print_sessions)
@@ -58,42 +59,46 @@ def _print_sessions(sessions: tuple[SessionSummary, ...]) -> None:
     if not sessions:
         lines(["No sessions."])
         return
-    table(
-        ["status", "checkpoints", "updated", "project", "session"],
-        [
-            [each.status, str(each.checkpoints), moment(each.updated), each.project or "-", each.key]
-            for each in sessions
-        ],
-        right=["checkpoints"],
-    )
+    rows = [
+        {
+            "status": each.status,
+            "checkpoints": str(each.checkpoints),
+            "updated": moment(each.updated),
+            "project": or_dash(each.project),
+            "session": each.key,
+        }
+        for each in sessions
+    ]
+    table(rows, right=["checkpoints"])
 
 
 def _print_checkpoints(found: tuple[CheckpointInfo, ...], *, across: bool) -> None:
     if not found:
         lines(["No checkpoints."])
         return
-    columns = {
-        "session": [each.session for each in found],
-        "seq": [str(each.seq) for each in found],
-        "checkpoint": [each.id for each in found],
-        "time": [moment(each.time) for each in found],
-        "branch": [each.branch for each in found],
-        "step": ["-" if each.step is None else str(each.step) for each in found],
-        "size": [size(each.size_bytes) for each in found],
-        "stored": [size(each.stored_bytes) for each in found],
-        "ratio": [ratio(each.ratio) for each in found],
-        "tags": [",".join(each.tags) or "-" for each in found],
-        "message": [each.message or "-" for each in found],
-    }
-    if not across:
-        del columns["session"]
-    if len(set(columns["branch"])) == 1:
-        del columns["branch"]
+    rows = [
+        {
+            "session": each.session,
+            "seq": str(each.seq),
+            "checkpoint": each.id,
+            "time": moment(each.time),
+            "branch": each.branch,
+            "step": or_dash(each.step),
+            "size": size(each.size_bytes),
+            "stored": size(each.stored_bytes),
+            "ratio": ratio(each.ratio),
+            "tags": or_dash(",".join(each.tags)),
+            "message": or_dash(each.message),
+        }
+        for each in found
+    ]
+    hidden = set() if across else {"session"}
+    if len({each.branch for each in found}) == 1:
+        hidden.add("branch")
     if is_narrow():
         # Session and seq name a checkpoint as well as its id, which would leave no room for the rest.
-        del columns["checkpoint"], columns["stored"], columns["ratio"]
-    rows = [list(row) for row in zip(*columns.values(), strict=True)]
-    table(list(columns), rows, right=["seq", "step", "size", "stored", "ratio"])
+        hidden |= {"checkpoint", "stored", "ratio"}
+    table(rows, right=["seq", "step", "size", "stored", "ratio"], leave_out=hidden)
 
 
 # --- history -----------------------------------------------------------------------------------------------------
@@ -103,16 +108,11 @@ HISTORY_EXAMPLE = "stepkeep history research-42 --limit 20"
 
 
 @click.command("history", cls=Command, example=HISTORY_EXAMPLE)
-@session_argument()
-@session_option()
-@click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="Show so many.  [default: 4; JSON: all]"
-)
+@on_session()
+@limit_option("Show so many.  [default: 4; JSON: all]")
 @click.option("--all", "show_all", is_flag=True, help="Show all of them.")
 @settings_of
-def history(
-    settings: Settings, session: str | None, session_option: str | None, limit: int | None, show_all: bool
-) -> None:
+def history(settings: Settings, words: Words, limit: int | None, show_all: bool) -> None:
     """Show the checkpoints that led to where SESSION stands, newest first.
 
     Each with its time, size, step, stored size, and how many times smaller it is stored.
@@ -121,15 +121,13 @@ def history(
         raise click.UsageError("--limit and --all exclude each other.")
     if limit is None and not show_all and not settings.json:
         limit = SHORT_VIEW
-    with api.open(settings.store, create=False) as store:
-        key = chosen_session(store, session, session_option)
-        found = store.get(key).branches.log(limit=limit)
+    with words.session(settings) as run:
+        found = run.branches.log(limit=limit)
     settings.show(found, _print_history)
 
 
 def _print_history(found: History) -> None:
-    if found.damaged:
-        note(f"warning: {count(len(found.damaged), 'damaged header')} left out: run stepkeep verify")
+    note_damaged(found.damaged)
     if not found.checkpoints:
         lines([f"Session {clean(found.session)} has no checkpoint."])
         return
@@ -164,25 +162,16 @@ _SIGNS = {"added": ("+", "green"), "changed": ("~", "yellow"), "removed": ("-", 
 
 
 @click.command("log", cls=Command, example=LOG_EXAMPLE)
-@session_argument()
-@session_option()
+@on_session()
 @click.option("--path", metavar="PATH", help="Show how this value of the state changed, oldest first.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Show the last N.")
+@limit_option("Show the last N.")
 @settings_of
-def log(
-    settings: Settings,
-    session: str | None,
-    session_option: str | None,
-    path: str | None,
-    limit: int | None,
-) -> None:
+def log(settings: Settings, words: Words, path: str | None, limit: int | None) -> None:
     """Show what was done in SESSION, one checkpoint a line, newest first.
 
     With --path only the checkpoints at which that value changed: + added, ~ changed, - removed.
     """
-    with api.open(settings.store, create=False) as store:
-        key = chosen_session(store, session, session_option)
-        run = store.get(key)
+    with words.session(settings) as run:
         if path is None:
             settings.show(run.branches.log(limit=limit), _print_log)
             return
@@ -193,8 +182,7 @@ def log(
 
 
 def _print_log(found: History) -> None:
-    if found.damaged:
-        note(f"warning: {count(len(found.damaged), 'damaged header')} left out: run stepkeep verify")
+    note_damaged(found.damaged)
     wide = max((len(str(each.seq)) for each in found.checkpoints), default=0) + 1
     lines(_log_entry(each, wide) for each in found.checkpoints)
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib import import_module
-from typing import Any
 
 import click
 
-from stepkeep.access import is_loopback, read_address
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.serving import Access
-from stepkeep.errors import InvalidInput, Unsupported
+from stepkeep.cli.serving import Access, address_given
+from stepkeep.errors import Unsupported
 
 DEFAULT_PORT = 8765
-TOKEN = "STEPKEEP_MCP_TOKEN"
+REMOTE = "{} would be open to other machines, without encryption: if that is meant, add --allow-remote"
 EXAMPLE = """\
 stepkeep mcp
 stepkeep mcp --store sqlite:agents.db --project site
@@ -47,42 +44,23 @@ def mcp(
 
     Over HTTP every request needs a token: that of STEPKEEP_MCP_TOKEN, else a new one, printed on stderr.
     """
-    if address is None:
-        if allow_remote or names:
-            raise click.UsageError("--allow-remote and --allow-host go with --http.")
-        _surface("server").serve_stdio(settings.store, session=session, project=project)
-        return
-    host, port = _address(address, allow_remote)
-    access = Access(TOKEN)
-    _surface("http").serve_http(
-        settings.store,
-        host=host,
-        port=port,
-        token=access.token,
-        names=names,
-        session=session,
-        project=project,
-        ready=partial(access.announce, "MCP server"),
-    )
+    try:  # it takes a second to load
+        if address is None:
+            if allow_remote or names:
+                raise click.UsageError("--allow-remote and --allow-host go with --http.")
+            from stepkeep.mcp.server import serve_stdio
 
+            serve = partial(serve_stdio, settings.store)
+        else:
+            remote = None if allow_remote else REMOTE
+            host, port = address_given("--http", address, default_port=DEFAULT_PORT, remote=remote)
+            access = Access("STEPKEEP_MCP_TOKEN")
+            from stepkeep.mcp.http import serve_http
 
-def _address(text: str, allow_remote: bool) -> tuple[str, int]:
-    try:
-        host, port = read_address(text, default_port=DEFAULT_PORT)
-    except ValueError as exc:
-        raise InvalidInput(f"--http: {exc}", code="invalid_address") from None
-    if not is_loopback(host) and not allow_remote:
-        raise InvalidInput(
-            f"--http {host} would be open to other machines, without encryption: if that is meant, add --allow-remote",
-            code="invalid_address",
-        )
-    return host, port
-
-
-def _surface(module: str) -> Any:
-    """A module of the MCP surface, by name: surfaces do not import each other, and it takes a second to load."""
-    try:
-        return import_module(f"stepkeep.mcp.{module}")
+            ready = partial(access.announce, "MCP server")
+            serve = partial(
+                serve_http, settings.store, host=host, port=port, token=access.token, names=names, ready=ready
+            )
     except ModuleNotFoundError as exc:
         if (exc.name or "").startswith("stepkeep"):
             raise
@@ -90,6 +68,7 @@ def _surface(module: str) -> Any:
             f"the MCP server needs a package that is not installed ({exc.name}): pip install stepkeep[mcp]",
             code="extra_missing",
         ) from exc
+    serve(session=session, project=project)
 
 
 COMMANDS = {"mcp": mcp}

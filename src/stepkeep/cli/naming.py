@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 from click.shell_completion import get_completion_class
 
 from stepkeep import api
-from stepkeep.api import Chosen, Session, Store
 from stepkeep.cli.app import Command, Settings, settings_of, stepkeep
 from stepkeep.cli.printing import lines, note
 from stepkeep.errors import StepkeepError
 from stepkeep.text import clean
 
+if TYPE_CHECKING:
+    from stepkeep.api import Chosen, Session, Store
+
 _SESSION: Final = "stepkeep.session"
+SESSION_HELP: Final = "The session, instead of the argument.  [default: $STEPKEEP_SESSION]"
 MAX_COMPLETIONS: Final = 50
 
 
@@ -27,32 +32,10 @@ def session_named(argument: str | None, option: str | None, *, use_environment: 
     for key in (argument, option, _environment() if use_environment else None):
         if key is not None:
             return key
-    hint = (
-        "as argument, by --session, or in STEPKEEP_SESSION"
-        if use_environment
-        else "as argument or by --session"
+    places = "as argument, by --session, or in STEPKEEP_SESSION"
+    raise click.UsageError(
+        f"Which session? Name it {places if use_environment else 'as argument or by --session'}."
     )
-    raise click.UsageError(f"Which session? Name it {hint}.")
-
-
-def optional_session(
-    argument: str | None, option: str | None, *, use_environment: bool = False
-) -> str | None:
-    """The session of a command that also works without one; the environment does not count unless asked for."""
-    if argument is None and option is None and not (use_environment and _environment()):
-        return None
-    return session_named(argument, option)
-
-
-def session_and_refs(
-    arguments: Iterable[str | None], option: str | None, *, use_environment: bool = True
-) -> tuple[str, list[str]]:
-    """SESSION and REFs; where `--session` names the session, all arguments are refs."""
-    given = [argument for argument in arguments if argument is not None]
-    if option is not None:
-        return option, given
-    key = session_named(given[0] if given else None, None, use_environment=use_environment)
-    return key, given[1:]
 
 
 def chosen_session(
@@ -66,7 +49,7 @@ def chosen_session(
 
     A session that nobody named is told on stderr.
     """
-    if argument is not None or option is not None or _environment() is not None:
+    if argument is not None or is_session_named(option):
         return session_named(argument, option)
     return _told((current or api.current_session)(store)).session
 
@@ -76,18 +59,63 @@ def is_session_named(option: str | None) -> bool:
     return option is not None or _environment() is not None
 
 
-def chosen_session_and_refs(
-    store: Store, arguments: Iterable[str | None], option: str | None
-) -> tuple[str, list[str]]:
-    """SESSION and REFs, where SESSION may be left out: it is then `--session`, the environment's or the current one.
+class Words(NamedTuple):
+    """The arguments of a command line that name a session and what of it is meant, and its `--session`."""
 
-    The first argument is the session if there is one with that key; where `--session` is given, all are refs.
-    """
-    given = [argument for argument in arguments if argument is not None]
-    if option is not None:
-        return option, given
-    chosen = _told(api.choose(store, given, fallback=_environment()))
-    return chosen.session, list(chosen.refs)
+    given: tuple[str, ...]
+    option: str | None
+
+    @property
+    def _first(self) -> str | None:
+        return self.given[0] if self.given else None
+
+    def named(self) -> str:
+        """The session, which has to be named, if only by the environment."""
+        return session_named(self._first, self.option)
+
+    def named_if_any(self, *, use_environment: bool = False) -> str | None:
+        """The session of a command that also works without; the environment does not count unless asked for."""
+        if not self.given and self.option is None and not (use_environment and _environment()):
+            return None
+        return self.named()
+
+    def named_and_refs(self) -> tuple[str, tuple[str, ...]]:
+        """The session, which has to be named on this line, and refs; with `--session` all arguments are refs."""
+        if self.option is not None:
+            return self.option, self.given
+        return session_named(self._first, None, use_environment=False), self.given[1:]
+
+    def chosen(self, store: Store) -> str:
+        """The session, where it may be left out."""
+        return chosen_session(store, self._first, self.option)
+
+    def chosen_and_refs(self, store: Store) -> tuple[str, list[str]]:
+        """The session, where it may be left out, and refs.
+
+        The first argument is the session if there is one with that key; where `--session` is given, all are refs.
+        """
+        if self.option is not None:
+            return self.option, list(self.given)
+        chosen = _told(api.choose(store, self.given, fallback=_environment()))
+        return chosen.session, list(chosen.refs)
+
+    def chosen_and_ref(self, store: Store) -> tuple[str, str]:
+        """The same with one ref, `latest` where none is given."""
+        key, refs = self.chosen_and_refs(store)
+        if len(refs) > 1:
+            raise click.UsageError("One checkpoint at a time.")
+        return key, refs[0] if refs else "latest"
+
+    @contextmanager
+    def session(self, settings: Settings) -> Iterator[Session]:
+        """The session that is meant, in its store, where it may be left out."""
+        with opened(settings) as store:
+            yield store.get(self.chosen(store))
+
+
+def opened(settings: Settings) -> Store:
+    """The store of a command that makes none."""
+    return api.open(settings.store, create=False)
 
 
 def _told(chosen: Chosen) -> Chosen:
@@ -100,13 +128,35 @@ def _environment() -> str | None:
     return os.environ.get("STEPKEEP_SESSION") or None
 
 
+def on_session(*arguments: str, help: str = SESSION_HELP) -> Callable[[Any], Any]:
+    """Let a command take SESSION, further arguments of `_ARGUMENTS`, and `--session`; it gets them as `words`."""
+
+    def decorate(command: Callable[..., Any]) -> Any:
+        @wraps(command)
+        def call(*args: Any, session: str | None, session_option: str | None, **params: Any) -> Any:
+            further = [params.pop(name) for name in arguments]
+            flat = [word for each in further for word in (each if isinstance(each, tuple) else (each,))]
+            given = tuple(word for word in (session, *flat) if word is not None)
+            return command(*args, words=Words(given, session_option), **params)
+
+        taken = [session_argument(), *(click.argument(name, **_ARGUMENTS[name]) for name in arguments)]
+        decorated: Any = call
+        for each in reversed([*taken, session_option(help)]):
+            decorated = each(decorated)
+        return decorated
+
+    return decorate
+
+
+def limit_option(help: str, *, least: int = 1) -> Callable[[Any], Any]:
+    return click.option("--limit", type=click.IntRange(min=least), metavar="N", help=help)
+
+
 def session_argument() -> Callable[[Any], Any]:
     return click.argument("session", required=False, metavar="[SESSION]", shell_complete=_complete_session)
 
 
-def session_option(
-    help: str = "The session, instead of the argument.  [default: $STEPKEEP_SESSION]",
-) -> Callable[[Any], Any]:
+def session_option(help: str = SESSION_HELP) -> Callable[[Any], Any]:
     return click.option(
         "--session",
         "session_option",
@@ -122,14 +172,6 @@ def _or_the_groups(ctx: click.Context, _param: click.Parameter, value: str | Non
     if value is not None:
         ctx.meta[_SESSION] = value
     return ctx.meta.get(_SESSION)
-
-
-def ref_argument(*, many: bool = False) -> Callable[[Any], Any]:
-    metavar = "[REF]..." if many else "[REF]"
-    name = "refs" if many else "ref"
-    return click.argument(
-        name, nargs=-1 if many else 1, required=False, metavar=metavar, shell_complete=complete_ref
-    )
 
 
 def _complete_session(ctx: click.Context, _param: click.Parameter, prefix: str) -> list[str]:
@@ -160,10 +202,21 @@ def _session_so_far(ctx: click.Context, store: Store) -> Session:
 def _completions(ctx: click.Context, find: Callable[[Store], Iterable[str]]) -> list[str]:
     """Completion never complains and never makes a store; what a shell could not take is left out."""
     try:
-        with api.open(ctx.ensure_object(Settings).store, create=False) as store:
+        with opened(ctx.ensure_object(Settings)) as store:
             return [name for name in find(store) if name == clean(name)]
     except StepkeepError:
         return []
+
+
+_ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
+    "name": {"required": False, "metavar": "NAME", "shell_complete": complete_branch},
+    "path": {"required": False, "metavar": "[PATH]"},
+    "paths": {"nargs": -1, "metavar": "[PATH]..."},
+    "ref": {"required": False, "metavar": "[REF]", "shell_complete": complete_ref},
+    "refs": {"nargs": -1, "metavar": "[REF]...", "shell_complete": complete_ref},
+    "time": {"required": False, "metavar": "TIME", "shell_complete": complete_ref},
+}
+"""The arguments that commands take behind SESSION."""
 
 
 # --- the script for a shell --------------------------------------------------------------------------------------

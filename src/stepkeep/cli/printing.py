@@ -1,4 +1,4 @@
-"""How things look on a terminal: times, tables, JSON, progress."""
+"""How things look on a terminal: times, checkpoints, problems, tables, JSON, progress."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import zip_longest
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 import msgspec
 
-from stepkeep.text import clean, clean_json
+from stepkeep.text import clean, clean_json, count
+
+if TYPE_CHECKING:
+    from stepkeep.api import CheckpointInfo, SessionError
 
 MAX_CELL: Final = 35
 """The width of an id. Longer texts in a table on a terminal are cut off, except in the last column."""
@@ -31,6 +34,30 @@ def moment(when: datetime) -> str:
 def ratio(value: float | None) -> str:
     """How many times smaller it is stored."""
     return "-" if value is None else f"{value:.1f}x"
+
+
+def numbered(each: CheckpointInfo) -> str:
+    """A checkpoint by its number and time."""
+    return f"#{each.seq} ({moment(each.time)})"
+
+
+def or_dash(value: object) -> str:
+    """A value in a table, where an absent one is a dash."""
+    return "-" if value is None or value == "" else str(value)
+
+
+def total_of(checkpoints: int, sessions: int) -> str:
+    return f"{count(checkpoints, 'checkpoint')} in {count(sessions, 'session')}"
+
+
+def problem_line(word: str, about: str, message: str, code: str) -> str:
+    """`DAMAGED research-42 #3: the state is not what was written (digest_mismatch)`."""
+    return f"{word} {clean(about)}: {clean(message)} ({code})"
+
+
+def facts(texts: Mapping[str, str], wide: int) -> list[str]:
+    """`name: text` line by line, the texts in one column; what is empty is left out."""
+    return [f"{name + ':':<{wide - 1}} {clean(text)}" for name, text in texts.items() if text]
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
@@ -87,22 +114,36 @@ def note(text: str) -> None:
     print(clean(text), file=sys.stderr, flush=True)  # click would write past the live view
 
 
+def note_errors(errors: Iterable[SessionError]) -> None:
+    for error in errors:
+        note(f"error: {error.session}: {error.message} ({error.code})")
+
+
+def note_damaged(headers: Collection[str]) -> None:
+    """Say that a list of checkpoints leaves some out."""
+    if headers:
+        note(f"warning: {count(len(headers), 'damaged header')} left out: run stepkeep verify")
+
+
 def table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    rows: Sequence[Mapping[str, str]],
     *,
-    right: Sequence[str] = (),
+    right: Collection[str] = (),
     colours: Sequence[str | None] = (),
+    leave_out: Collection[str] = (),
     wrap: bool = False,
 ) -> None:
-    """Print rows under titles: with rich on a terminal, as aligned text elsewhere. On a terminal long texts are cut
-    off, with `wrap` those of the last column continue below; `colours` are those of the rows. Texts are cleaned
-    here."""
-    cells = [[clean(cell) for cell in row] for row in rows]
+    """Print rows, each a text by column: with rich on a terminal, as aligned text elsewhere. There is at least one.
+
+    On a terminal long texts are cut off, with `wrap` those of the last column continue below; `colours` are those of
+    the rows. Texts are cleaned here.
+    """
+    columns = [title for title in rows[0] if title not in leave_out]
+    cells = [[clean(row[title]) for title in columns] for row in rows]
     if is_terminal():
         _rich_table(columns, cells, right, colours, wrap)
         return
-    widths = [max(len(row[at]) for row in [list(columns), *cells]) for at in range(len(columns))]
+    widths = [max(len(row[at]) for row in [columns, *cells]) for at in range(len(columns))]
     pads = [str.rjust if title in right else str.ljust for title in columns]
     lines(
         "  ".join(pad(cell, width) for pad, cell, width in zip(pads, row, widths, strict=True)).rstrip()
@@ -111,9 +152,9 @@ def table(
 
 
 def _rich_table(
-    columns: Sequence[str],
+    columns: list[str],
     cells: list[list[str]],
-    right: Sequence[str],
+    right: Collection[str],
     colours: Sequence[str | None],
     wrap: bool,
 ) -> None:
@@ -124,7 +165,7 @@ def _rich_table(
 
     console = Console(highlight=False)
     most = MAX_CELL if console.width >= NARROW else MAX_NARROW_CELL
-    needed = [max(cell_len(row[at]) for row in [list(columns), *cells]) for at in range(len(columns))]
+    needed = [max(cell_len(row[at]) for row in [columns, *cells]) for at in range(len(columns))]
     widths = [min(each, most) for each in needed[:-1]]
     # Only the last column gives way, so that numbers and times stay readable.
     room = console.width - sum(each + 2 for each in widths)
@@ -144,7 +185,7 @@ def _rich_table(
 
 
 class ProgressLine:
-    """`verifying 120/1000`, renewed in place on stderr; silent when that is not a terminal.
+    """`verifying 120/1000`, renewed in place on stderr until the block ends; silent when that is not a terminal.
 
     Without a total it only counts.
     """
@@ -152,6 +193,13 @@ class ProgressLine:
     def __init__(self, what: str, total: int | None = None) -> None:
         self._what, self._total, self._done, self._shown = what, total, 0, 0.0
         self._is_shown = sys.stderr.isatty() and total != 0
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            click.echo("\r\x1b[K", nl=False, err=True)
 
     def advance(self, by: int) -> None:
         self._done += by
@@ -161,6 +209,6 @@ class ProgressLine:
             of = "" if self._total is None else f"/{self._total:,}"
             click.echo(f"\r{self._what} {self._done:,}{of}", nl=False, err=True)
 
-    def close(self) -> None:
-        if self._shown:
-            click.echo("\r\x1b[K", nl=False, err=True)
+    def reached(self, fraction: float) -> None:
+        """For work that is told as a fraction; the total is then 100."""
+        self.advance(int(fraction * 100) - self._done)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
+from typing import TYPE_CHECKING
 
 import click
 
 from stepkeep import api
-from stepkeep.api import ANY_HEAD, RestoredInfo
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.files import restore_options, show_restored
-from stepkeep.cli.naming import chosen_session_and_refs, ref_argument, session_argument, session_option
+from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import lines, moment
+from stepkeep.cli.project_files import restore_options, show_restored, undo_command
 from stepkeep.text import clean
+
+if TYPE_CHECKING:
+    from stepkeep.api import RestoredInfo
 
 BEFORE = "latest@before"
 EXAMPLE = """\
@@ -23,10 +25,7 @@ stepkeep restore latest~2 --files src/app.py --dry-run"""
 
 
 @click.command("restore", cls=Command, example=EXAMPLE)
-@session_argument()
-@ref_argument()
-@click.argument("paths", nargs=-1, metavar="[PATH]...")
-@session_option()
+@on_session("ref", "paths")
 @click.option("--undo", is_flag=True, help="Return to where the session was before.")
 @click.option("--branch", metavar="NAME", help="Name the branch to go on with.  [default: like from-12]")
 @click.option("--expect-head", metavar="ID", help="Restore only if this is still the latest checkpoint.")
@@ -34,10 +33,7 @@ stepkeep restore latest~2 --files src/app.py --dry-run"""
 @settings_of
 def restore(
     settings: Settings,
-    session: str | None,
-    ref: str | None,
-    paths: tuple[str, ...],
-    session_option: str | None,
+    words: Words,
     undo: bool,
     branch: str | None,
     expect_head: str | None,
@@ -54,8 +50,8 @@ def restore(
     With --files it is the project files that are restored, all or the PATHs. A safety checkpoint is taken first,
     and --undo returns to it: without --files, --undo takes back whichever was the last.
     """
-    with api.open(settings.store, create=False) as store:
-        key, refs = chosen_session_and_refs(store, [session, ref, *paths], session_option)
+    with opened(settings) as store:
+        key, refs = words.chosen_and_refs(store)
         run = store.get(key)
         if undo:
             if refs or branch is not None:
@@ -76,7 +72,7 @@ def restore(
             raise click.UsageError("--dry-run, --force and --workspace go with --files.")
         if len(refs) != 1:
             raise click.UsageError("Which checkpoint? Name one REF, or --undo.")
-        expected = ANY_HEAD if expect_head is None else expect_head
+        expected = api.ANY_HEAD if expect_head is None else expect_head
         restored = run.restore(refs[0], branch=branch, expect_head=expected, compare=True).document()
     settings.show(restored, _print)
     return 0
@@ -85,13 +81,17 @@ def restore(
 def _print(restored: RestoredInfo) -> None:
     checkpoint = restored.checkpoint
     name = checkpoint.message or f"#{checkpoint.seq}"
-    lines(
-        [
-            f"Restored to: {clean(name)} ({moment(checkpoint.time)})",
-            *_changes(restored),
-            *_branches(restored),
-        ]
-    )
+    new = ", new" if restored.is_new_branch else ""
+    texts = [
+        f"Restored to: {clean(name)} ({moment(checkpoint.time)})",
+        *_changes(restored),
+        f"Branch: {clean(restored.branch)} (#{checkpoint.seq}{new})",
+    ]
+    if restored.previous_branch != restored.branch:
+        at = "" if restored.previous_seq is None else f" (#{restored.previous_seq})"
+        texts.append(f"Left:   {clean(restored.previous_branch)}{at}")
+        texts.append(f"Undo:   {undo_command(restored.session)}")
+    lines(texts)
 
 
 def _changes(restored: RestoredInfo) -> list[str]:
@@ -100,29 +100,9 @@ def _changes(restored: RestoredInfo) -> list[str]:
         return ["Changes: unknown, the state before cannot be read"]
     if not changes.total:
         return ["Changes: none"]
-    names = {
-        "added": changes.added,
-        "removed": changes.removed,
-        "changed": changes.changed,
-        "moved": changes.moved,
-    }
-    counts = ", ".join(f"{number:,} {name}" for name, number in names.items() if number)
+    numbers = {name: getattr(changes, name) for name in ("added", "removed", "changed", "moved")}
+    counts = ", ".join(f"{number:,} {name}" for name, number in numbers.items() if number)
     return [f"Changes: {counts}", *(f"  {clean(phrase)}" for phrase in changes.summary.split("; "))]
-
-
-def _branches(restored: RestoredInfo) -> list[str]:
-    new = ", new" if restored.is_new_branch else ""
-    texts = [f"Branch: {clean(restored.branch)} (#{restored.checkpoint.seq}{new})"]
-    if restored.previous_branch != restored.branch:
-        at = "" if restored.previous_seq is None else f" (#{restored.previous_seq})"
-        texts.append(f"Left:   {clean(restored.previous_branch)}{at}")
-        texts.append(f"Undo:   stepkeep restore --session {_word(restored.session)} --undo")
-    return texts
-
-
-def _word(text: str) -> str:
-    """A text as one word of a command line, safe to show."""
-    return clean(shlex.quote(text))
 
 
 COMMANDS = {"restore": restore}

@@ -6,11 +6,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from stepkeep import api
-from stepkeep.api import NOT_TRUE, Hooks, PlanStep, StepResult, Workflow, WorkflowRun
 from stepkeep.cli.printing import is_terminal, lines, note
 from stepkeep.errors import BackendUnavailable
 from stepkeep.model import Header, Status
@@ -19,27 +17,36 @@ from stepkeep.text import clean, count, duration, shortened
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from stepkeep.api import Hooks, PlanStep, StepResult, Workflow, WorkflowRun
+
 MAX_ERROR: Final = 200
 
 
-class RunView(Protocol):
-    """A watcher of runs that is shown from `with` to its end. `session` is set once the run began."""
+class RunView:
+    """A watcher of runs that is shown from `with` to its end. `session` is set once the run began.
 
-    session: str | None
+    By itself it tells nothing but the session, on stderr: beside JSON, stdout is for the document at the end.
+    """
 
-    def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks: ...
+    def __init__(self) -> None:
+        self.session: str | None = None
 
-    def __enter__(self) -> RunView: ...
+    def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:  # noqa: ARG002
+        self.session = session
+        note(_heading(session, workflow))
+        return api.Hooks()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def progress_for(*, as_json: bool) -> RunView:
     """How to show a run: nothing but a note beside JSON, live on a terminal, else lines."""
     if as_json:
-        return _Quiet()
+        return RunView()
     return _Live() if is_terminal() else _Lines()
 
 
@@ -83,45 +90,20 @@ def _heading(session: str, workflow: Workflow) -> str:
 # --- lines -----------------------------------------------------------------------------------------------------
 
 
-class _Quiet:
-    """Nothing but the session, on stderr: stdout is for the document at the end."""
-
-    session: str | None = None
-
-    def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:  # noqa: ARG002
-        self.session = session
-        note(_heading(session, workflow))
-        return Hooks()
-
-    def __enter__(self) -> _Quiet:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-
-def _say(text: str) -> None:
-    lines([text])
-
-
-class _Lines:
+class _Lines(RunView):
     """One line for each thing that happens."""
-
-    def __init__(self) -> None:
-        self.session: str | None = None
-        self._places: dict[str, str] = {}
 
     def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:
         self.session, total = session, len(workflow.steps)
-        for number, step in enumerate(workflow.steps, start=1):
-            self._places[step.id] = f"[{number}/{total}] {clean(step.name)}"
-        _say(_heading(session, workflow))
+        self._places = {
+            step.id: f"[{number}/{total}] {clean(step.name)}"
+            for number, step in enumerate(workflow.steps, start=1)
+        }
+        lines([_heading(session, workflow)])
         for step in workflow.steps:
             if step.id in done:
-                _say(f"{self._places[step.id]}: done before")
-        return Hooks(
+                lines([f"{self._places[step.id]}: done before"])
+        return api.Hooks(
             on_step_start=self._started,
             on_step_complete=self._completed,
             on_step_error=self._failed,
@@ -129,7 +111,7 @@ class _Lines:
         )
 
     def _tell(self, step: PlanStep, text: str) -> None:
-        _say(f"{self._places[step.id]}: {text}")
+        lines([f"{self._places[step.id]}: {text}"])
 
     def _started(self, step: PlanStep, attempt: int) -> None:
         self._tell(step, "running" if attempt == 1 else f"running, attempt {attempt}")
@@ -139,14 +121,6 @@ class _Lines:
 
     def _failed(self, step: PlanStep, error: Exception, is_retried: bool) -> None:
         self._tell(step, f"{'failed, will try again' if is_retried else 'failed'}: {_short(error)}")
-
-    def __enter__(self) -> _Lines:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
 
 # --- live ------------------------------------------------------------------------------------------------------
@@ -172,11 +146,11 @@ class _Row:
         self.started = 0.0
 
 
-class _Live:
+class _Live(RunView):
     """The steps in place: a spinner for what runs, how long it took, and when something was saved last."""
 
     def __init__(self) -> None:
-        self.session: str | None = None
+        super().__init__()
         self._rows: dict[str, _Row] = {}
         self._live: Any = None
         self._height = 0
@@ -201,7 +175,7 @@ class _Live:
             redirect_stderr=sys.stderr.isatty(),  # notes and log lines go above the picture, unless to a file
         )
         self._live.start()
-        return Hooks(
+        return api.Hooks(
             on_step_start=self._started,
             on_step_complete=self._completed,
             on_step_error=self._failed,
@@ -209,12 +183,7 @@ class _Live:
             on_checkpoint=self._checkpoint,
         )
 
-    def __enter__(self) -> _Live:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is None:
             return
         for row in self._rows.values():
@@ -237,7 +206,7 @@ class _Live:
         self._set(step, "waiting" if is_retried else "failed", _short(error))
 
     def _skipped(self, step: PlanStep, reason: str) -> None:
-        self._set(step, "skipped" if reason == NOT_TRUE else "blocked", _short(reason))
+        self._set(step, "skipped" if reason == api.NOT_TRUE else "blocked", _short(reason))
 
     def _checkpoint(self, header: Header) -> None:
         self._saved = (header.seq, time.monotonic())
@@ -273,20 +242,16 @@ class _Live:
         return (
             Text(mark, style=style),
             Text(row.name),
-            Text(row.note, style="dim" if style != "red" else style),
+            Text(row.note, style="red" if style == "red" else "dim"),
         )
 
-    def _visible(self) -> Iterator[_Row]:
+    def _visible(self) -> list[_Row]:
         """As many rows as fit, around the first that is not done."""
         rows = list(self._rows.values())
         room = max(3, self._height - 4)
-        if len(rows) <= room:
-            return iter(rows)
-        first = next(
-            (at for at, row in enumerate(rows) if row.status in ("waiting", "running")), len(rows) - 1
-        )
-        start = min(max(0, first - room // 2), len(rows) - room)
-        return iter(rows[start : start + room])
+        waiting = (at for at, row in enumerate(rows) if row.status in ("waiting", "running"))
+        start = max(0, min(next(waiting, len(rows) - 1) - room // 2, len(rows) - room))
+        return rows[start : start + room]
 
     def _footer(self, now: float) -> str:
         done = sum(row.status in ("completed", "before", "skipped") for row in self._rows.values())

@@ -10,8 +10,7 @@ import click
 from stepkeep import api
 from stepkeep.api import Chosen, SaveOptions, Session, Store
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.documents import read_document
-from stepkeep.cli.files import workspace_option
+from stepkeep.cli.json_arguments import read_document
 from stepkeep.cli.naming import (
     chosen_session,
     is_session_named,
@@ -20,6 +19,7 @@ from stepkeep.cli.naming import (
     session_option,
 )
 from stepkeep.cli.printing import json_document, lines
+from stepkeep.cli.project_files import workspace_option
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import Header, Status
 from stepkeep.text import clean, size

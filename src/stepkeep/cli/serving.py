@@ -1,15 +1,41 @@
-"""What commands that serve have in common: the token that every request needs."""
+"""What commands that serve have in common, where they listen and who gets in, and the page that `stats` serves."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
 
+from stepkeep.access import LOOPBACK, cannot_listen, is_loopback, read_address, refusal
 from stepkeep.cli.printing import note
-from stepkeep.errors import InvalidInput
+from stepkeep.errors import InvalidInput, StepkeepError
 
-_TOKEN = re.compile(r"[!-~]+")
+log = logging.getLogger("stepkeep")
+
+METRICS_PATH: Final = "/metrics"
+_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+_TOKEN: Final = re.compile(r"[!-~]+")
+
+
+def address_given(option: str, text: str, *, default_port: int, remote: str | None) -> tuple[str, int]:
+    """Host and port that an option names.
+
+    `remote` says why an address is refused that is not loopback, with the host for `{}`; None allows it.
+
+    Raises:
+        InvalidInput: there is no such address, or it is refused (`invalid_address`).
+    """
+    try:
+        host, port = read_address(text, default_port=default_port)
+    except ValueError as exc:
+        raise InvalidInput(f"{option}: {exc}", code="invalid_address") from None
+    if remote is not None and not is_loopback(host):
+        raise InvalidInput(f"{option} {remote.format(host)}", code="invalid_address")
+    return host, port
 
 
 class Access:
@@ -32,3 +58,53 @@ class Access:
         """Say on stderr where the server is, and a new token; one that was given is not repeated."""
         note(f"{what} at {url}")
         note(f"token: that of {self._variable}" if self._given else f"token: {self.token}")
+
+
+def serve_metrics(page: Callable[[], str], host: str, port: int, access: Access) -> None:
+    """Serve one page for Prometheus until interrupted, to whoever has the token.
+
+    Raises:
+        BackendUnavailable: the address cannot be listened on (`address_in_use`).
+    """
+    try:
+        server = ThreadingHTTPServer((host, port), _handler(page, access.token))
+    except OSError as exc:
+        raise cannot_listen(host, port, exc) from exc
+    server.daemon_threads = True
+    with server:
+        access.announce("metrics", f"http://{host}:{server.server_port}{METRICS_PATH}")
+        server.serve_forever()
+
+
+def _handler(page: Callable[[], str], token: str) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        server_version = "stepkeep"
+        sys_version = ""
+        timeout = 10
+
+        def do_GET(self) -> None:
+            status, text = self._answer()
+            body = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", _TEXT)
+            self.send_header("Content-Length", str(len(body)))
+            if status == 401:
+                self.send_header("WWW-Authenticate", "Bearer")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def _answer(self) -> tuple[int, str]:
+            _, port, *_ = self.connection.getsockname()
+            if refused := refusal(self.headers.get, token=token, names=LOOPBACK, port=port):
+                return refused[0], f"{refused[1]}\n"
+            if self.path.partition("?")[0] != METRICS_PATH:
+                return 404, f"not_found: {METRICS_PATH}\n"
+            try:
+                return 200, page()
+            except StepkeepError as exc:
+                return 503, f"{exc.code}\n"
+
+        def log_message(self, format: str, *args: Any) -> None:
+            log.debug(format, *args)
+
+    return Handler

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 import msgspec
 
 from stepkeep import api
-from stepkeep.api import CheckpointInfo, Shown, ShownAt, Store, ValueAt, ValueShown
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.naming import (
-    chosen_session,
-    chosen_session_and_refs,
-    complete_ref,
-    ref_argument,
-    session_argument,
-    session_option,
-)
-from stepkeep.cli.printing import lines, moment, note, ratio, write
+from stepkeep.cli.naming import Words, on_session, opened
+from stepkeep.cli.printing import facts, lines, moment, note, ratio, write
 from stepkeep.text import clean, clean_json, size
+
+if TYPE_CHECKING:
+    from stepkeep.api import CheckpointInfo, Session, Shown, ShownAt, ValueAt, ValueShown
 
 EXAMPLE = """\
 stepkeep show research-42
@@ -28,10 +25,7 @@ stepkeep show tides --output fetch --raw"""
 
 
 @click.command("show", cls=Command, example=EXAMPLE)
-@session_argument()
-@ref_argument()
-@click.argument("path", required=False, metavar="[PATH]")
-@session_option()
+@on_session("ref", "path")
 @click.option(
     "--output", "step", metavar="STEP", help="Print all that a step of a workflow, plan or script gave."
 )
@@ -40,16 +34,7 @@ stepkeep show tides --output fetch --raw"""
     "--raw", is_flag=True, help="Print only the state, value or output, byte for byte, nothing escaped."
 )
 @settings_of
-def show(
-    settings: Settings,
-    session: str | None,
-    ref: str | None,
-    path: str | None,
-    session_option: str | None,
-    step: str | None,
-    stderr: bool,
-    raw: bool,
-) -> None:
+def show(settings: Settings, words: Words, step: str | None, stderr: bool, raw: bool) -> None:
     """Show a checkpoint of SESSION and its state; the latest one without REF. With PATH only that value.
 
     A PATH reads like context.messages[-1]; $ is the whole state.
@@ -60,37 +45,25 @@ def show(
         raise click.UsageError("--raw and --json exclude each other.")
     if stderr and step is None:
         raise click.UsageError("--stderr goes with --output STEP.")
-    with api.open(settings.store, create=False) as store:
-        key, given = chosen_session_and_refs(store, [session, ref, path], session_option)
+    with opened(settings) as store:
+        key, given = words.chosen_and_refs(store)
         if len(given) > 2:
             raise click.UsageError("One checkpoint at a time, and the path of one value.")
+        if step is not None and len(given) == 2:
+            raise click.UsageError("The output of a step, or the PATH of a value: not both.")
+        run, ref = store.get(key), given[0] if given else "latest"
         if step is not None:
-            if len(given) == 2:
-                raise click.UsageError("The output of a step, or the PATH of a value: not both.")
-            _show_output(settings, store, key, given[0] if given else "latest", step, stderr=stderr, raw=raw)
+            _show_output(settings, run, ref, step, stderr=stderr, raw=raw)
             return
-        if len(given) == 2:
-            value = store.get(key).show_value(given[0], given[1])
-            _show_value(settings, value, raw=raw)
-            return
-        shown = store.get(key).show(given[0] if given else "latest")
+        found = run.show_value(ref, given[1]) if len(given) == 2 else run.show(ref)
     if raw:
-        write(bytes(shown.state) + b"\n")
+        write(_content(found) + b"\n")
     else:
-        settings.show(shown, lambda shown: lines(_shown_texts(shown)))
+        settings.show(found, lambda found: lines(_texts(found)))
 
 
-def _show_value(settings: Settings, value: ValueShown, *, raw: bool) -> None:
-    if raw:
-        write(bytes(value.value) + b"\n")
-    else:
-        settings.show(value, lambda value: lines([_value_text(value)]))
-
-
-def _show_output(
-    settings: Settings, store: Store, key: str, ref: str, step: str, *, stderr: bool, raw: bool
-) -> None:
-    output = store.get(key).output(step, ref=ref, stream="stderr" if stderr else "stdout")
+def _show_output(settings: Settings, run: Session, ref: str, step: str, *, stderr: bool, raw: bool) -> None:
+    output = run.output(step, ref=ref, stream="stderr" if stderr else "stdout")
     if raw:
         write(output.content)
     else:
@@ -99,38 +72,36 @@ def _show_output(
         note(f"this is what is stored; step {step!r} gave more")
 
 
-def _value_text(shown: ValueShown) -> str:
-    """One value as indented JSON."""
-    return clean_json(msgspec.json.format(bytes(shown.value), indent=2))
+def _content(found: Shown | ValueShown) -> bytes:
+    return bytes(found.value if isinstance(found, api.ValueShown) else found.state)
 
 
-def _shown_texts(shown: Shown) -> list[str]:
-    """A checkpoint and its state, line by line."""
-    facts = _facts(shown.checkpoint)
-    facts["merged"] = ", ".join(
-        f"{each.event or each.kind} at {moment(each.time)}" for each in shown.merged_triggers
+def _texts(found: Shown | ValueShown) -> list[str]:
+    """One value, or a checkpoint and its state, line by line."""
+    if isinstance(found, api.ValueShown):
+        return [clean_json(msgspec.json.format(_content(found), indent=2))]
+    texts = _facts(found.checkpoint)
+    texts["merged"] = ", ".join(
+        f"{each.event or each.kind} at {moment(each.time)}" for each in found.merged_triggers
     )
-    if shown.fallback is not None:
-        failed = ", ".join(failure.checkpoint for failure in shown.fallback.failures)
-        facts["instead of"] = f"{failed} (damaged)"
-    texts = [f"{name + ':':<11} {clean(text)}" for name, text in facts.items() if text]
-    texts += _body("state", shown.encoding, shown.state)
-    if shown.details is not None and shown.details_encoding is not None:
-        texts += _body("details", shown.details_encoding, shown.details)
-    return texts
+    if found.fallback is not None:
+        failed = ", ".join(failure.checkpoint for failure in found.fallback.failures)
+        texts["instead of"] = f"{failed} (damaged)"
+    shown = [*facts(texts, 12), *_body("state", found.encoding, found.state)]
+    if found.details is not None and found.details_encoding is not None:
+        shown += _body("details", found.details_encoding, found.details)
+    return shown
 
 
 def _facts(each: CheckpointInfo) -> dict[str, str]:
-    trigger = (
-        each.trigger.kind if each.trigger.event is None else f"{each.trigger.kind}, {each.trigger.event}"
-    )
+    trigger = each.trigger
     return {
         "checkpoint": each.id,
         "session": f"{each.session} (#{each.seq}, branch {each.branch})",
         "time": f"{moment(each.time)} UTC",
         "step": "" if each.step is None else str(each.step),
         "status": each.status,
-        "trigger": trigger,
+        "trigger": trigger.kind if trigger.event is None else f"{trigger.kind}, {trigger.event}",
         "message": each.message,
         "tags": ", ".join(each.tags),
         "metadata": msgspec.json.encode(each.metadata).decode() if each.metadata else "",
@@ -154,30 +125,21 @@ stepkeep at research-42 "yesterday 14:30" context.messages[-1]"""
 
 
 @click.command("at", cls=Command, example=AT_EXAMPLE)
-@session_argument()
-@click.argument("time", required=False, metavar="TIME", shell_complete=complete_ref)
-@click.argument("path", required=False, metavar="[PATH]")
-@session_option()
+@on_session("time", "path")
 @settings_of
-def at(
-    settings: Settings,
-    session: str | None,
-    time: str | None,
-    path: str | None,
-    session_option: str | None,
-) -> None:
+def at(settings: Settings, words: Words) -> None:
     """Show the state of SESSION as it was at TIME, or only the value at PATH.
 
     It is that of the newest checkpoint at or before TIME: now, '2 hours ago', 14:30, 'yesterday 14:30', 2025-01-20,
     '2025-01-20 14:30:00'. A time that names no zone is read in the configured one, UTC unless set.
     """
-    if session is None:
+    if not words.given:
         raise click.UsageError("At what time? Say it like '2 hours ago' or '2025-01-20 14:30:00'.")
-    with api.open(settings.store, create=False) as store:
-        if time is None:  # one argument can only be the time
-            key, given = chosen_session(store, None, session_option), [session]
+    with opened(settings) as store:
+        if len(words.given) == 1:  # it can only be the time
+            key, given = Words((), words.option).chosen(store), list(words.given)
         else:
-            key, given = chosen_session_and_refs(store, [session, time, path], session_option)
+            key, given = words.chosen_and_refs(store)
         if not 1 <= len(given) <= 2:
             raise click.UsageError("Say a time, and if need be the path of one value.")
         found = store.get(key).show_at(given[0], given[1] if len(given) > 1 else None)
@@ -186,11 +148,11 @@ def at(
 
 def _print_at(found: ShownAt | ValueAt) -> None:
     asked = f"at or before {found.asked_text}"
-    if isinstance(found, ValueAt):
+    if isinstance(found, api.ValueShown):
         note(f"#{found.checkpoint.seq}, the newest {asked}")
-        lines([_value_text(found)])
+        lines(_texts(found))
     else:
-        lines([f"{'asked:':<12}{asked}", *_shown_texts(found)])
+        lines([f"{'asked:':<12}{asked}", *_texts(found)])
 
 
 COMMANDS = {"at": at, "show": show}

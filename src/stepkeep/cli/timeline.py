@@ -5,16 +5,18 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from stepkeep import api
-from stepkeep.api import Pictured, SessionError, TimelineOptions, Timelines
+from stepkeep.api import Timelines
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.naming import chosen_session, complete_branch, session_argument, session_option
-from stepkeep.cli.printing import is_terminal, lines, note, styled, width, write
+from stepkeep.cli.naming import Words, complete_branch, limit_option, on_session, opened
+from stepkeep.cli.printing import is_terminal, lines, note, note_errors, styled, width, write
 from stepkeep.text import clean, count, size
+
+if TYPE_CHECKING:
+    from stepkeep.api import Pictured
 
 EXAMPLE = """\
 stepkeep timeline research-42
@@ -37,8 +39,7 @@ _COLOURS: Final = {
 
 
 @click.command("timeline", cls=Command, example=EXAMPLE)
-@session_argument()
-@session_option()
+@on_session()
 @click.option("--all", "every", is_flag=True, help="Draw every session.")
 @click.option("--since", metavar="TIME", help="Only what was saved since, such as '2 hours ago' or a date.")
 @click.option(
@@ -46,50 +47,26 @@ _COLOURS: Final = {
 )
 @click.option("--tag", help="Only what has this tag.")
 @click.option("--full", "is_full", is_flag=True, help="Fold nothing.  [default in JSON]")
-@click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="At most so many rows of each session."
-)
+@limit_option("At most so many rows of each session.")
 @click.option("--svg", metavar="FILE|-", help="Write a picture instead; - is stdout.")
 @click.option("--force", is_flag=True, help="Replace the file of --svg if it exists.")
 @settings_of
 def timeline(
     settings: Settings,
-    session: str | None,
-    session_option: str | None,
+    /,
+    words: Words,
     every: bool,
-    since: str | None,
-    branch: str | None,
-    tag: str | None,
     is_full: bool,
-    limit: int | None,
     svg: str | None,
     force: bool,
+    **wanted: Any,
 ) -> int:
     """Draw the branches of SESSION as a graph, newest first.
 
     Each checkpoint with number, time, step, size, stored size, why it was saved, the branches that stand there, tags
     and message. Long runs of plain automatic ones are folded into one line, and so is what a filter leaves out.
     """
-    _check(settings, every=every, session=session or session_option, svg=svg, force=force)
-    is_drawn = svg is not None or not settings.json
-    wanted = TimelineOptions(since=since, branch=branch, tag=tag, limit=limit, fold=is_drawn and not is_full)
-    with api.open(settings.store, create=False) as store:
-        if every:
-            found = store.timelines(**wanted)
-        else:
-            run = store.get(chosen_session(store, session, session_option))
-            found = Timelines(timelines=(run.timeline(**wanted),))
-    if svg == "-":
-        write(found.picture())
-    elif svg is not None:
-        settings.show(found.write_picture(Path(svg), force=force), _print_pictured)
-    else:
-        settings.show(found, _print)
-    return _exit_code(found.errors)
-
-
-def _check(settings: Settings, *, every: bool, session: str | None, svg: str | None, force: bool) -> None:
-    if every and session is not None:
+    if every and (words.given or words.option is not None):
         raise click.UsageError("--all and a session exclude each other.")
     if force and svg is None:
         raise click.UsageError("--force is about the file of --svg.")
@@ -97,12 +74,20 @@ def _check(settings: Settings, *, every: bool, session: str | None, svg: str | N
         raise click.UsageError("--svg needs the name of a file.")
     if svg == "-" and settings.json:
         raise click.UsageError("--json describes the file that was written; with --svg - there is none.")
-
-
-def _exit_code(errors: tuple[SessionError, ...]) -> int:
-    for error in errors:
-        note(f"error: {error.session}: {error.message} ({error.code})")
-    return 1 if errors else 0
+    wanted["fold"] = not is_full and (svg is not None or not settings.json)
+    with opened(settings) as store:
+        if every:
+            found = store.timelines(**wanted)
+        else:
+            found = Timelines(timelines=(store.get(words.chosen(store)).timeline(**wanted),))
+    if svg == "-":
+        write(found.picture())
+    elif svg is not None:
+        settings.show(found.write_picture(Path(svg), force=force), _print_pictured)
+    else:
+        settings.show(found, _print)
+    note_errors(found.errors)
+    return 1 if found.errors else 0
 
 
 def _print_pictured(pictured: Pictured) -> None:

@@ -1,21 +1,22 @@
-"""`stepkeep prune`."""
+"""What nobody needs any more: `stepkeep prune` and `stepkeep clean`, also `cleanup`."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from stepkeep import api
-from stepkeep.api import CheckpointDecision, Pruned, PruneReport, RetentionRules
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.naming import chosen_session, session_argument, session_option
-from stepkeep.cli.printing import lines, moment, note, table
+from stepkeep.cli.naming import Words, on_session, opened
+from stepkeep.cli.printing import lines, moment, note, note_errors, or_dash, table
 from stepkeep.errors import InvalidInput
 from stepkeep.text import clean, count, size
 
-EXAMPLE = """\
+if TYPE_CHECKING:
+    from stepkeep.api import CheckpointDecision, CleanReport, Pruned, PruneReport, RetentionRules
+
+PRUNE_EXAMPLE = """\
 stepkeep prune research-42 --dry-run
 stepkeep prune research-42 --keep-last 10 --keep-tag release
 stepkeep prune --all --max-age 14d"""
@@ -25,9 +26,8 @@ SAME = {"keep_days": "keep_within", "max_per_run": "keep_last", "max_age_days": 
 """Flags that are other words for a rule."""
 
 
-@click.command("prune", cls=Command, example=EXAMPLE)
-@session_argument()
-@session_option()
+@click.command("prune", cls=Command, example=PRUNE_EXAMPLE)
+@on_session()
 @click.option("--all", "every", is_flag=True, help="Prune every session.")
 @click.option("--keep-last", type=int, metavar="N", help="Keep the newest N.")
 @click.option("--keep-within", metavar=SPAN, help="Keep everything younger, such as 90m, 12h, 7d or 2w.")
@@ -46,15 +46,7 @@ SAME = {"keep_days": "keep_within", "max_per_run": "keep_last", "max_age_days": 
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would stay and go, and why.")
 @settings_of
-def prune(
-    settings: Settings,
-    /,
-    session: str | None,
-    session_option: str | None,
-    every: bool,
-    dry_run: bool,
-    **rules: Any,
-) -> int:
+def prune(settings: Settings, /, words: Words, every: bool, dry_run: bool, **rules: Any) -> int:
     """Remove old checkpoints of SESSION, or of all sessions, that no rule keeps.
 
     Without rules here those of the session hold: of its profile, the configuration and its own policy. Rules given
@@ -64,20 +56,20 @@ def prune(
     The newest checkpoint, heads and fork points of open pinned branches, the newest failed and completed one,
     and what others require always stay.
     """
-    is_named = session is not None or session_option is not None
+    is_named = words.named_if_any() is not None
     if every and is_named:
         raise click.UsageError("--all and a session exclude each other.")
     if not every and not is_named and not any(rules.values()):
         raise click.UsageError("Which session? Name it, or the rules for the current one, or say --all.")
     hours = rules.pop("compress_after_hours")
     chosen = _rules(rules)
-    with api.open(settings.store, create=False) as store:
-        key = None if every else chosen_session(store, session, session_option)
+    with opened(settings) as store:
+        key = None if every else words.chosen(store)
         try:
             pruned = store.prune(key, dry_run=dry_run, compress_after_hours=hours, **chosen)
         except InvalidInput as exc:
             raise _about_flags(exc, rules) from exc
-    settings.show(pruned, _print)
+    settings.show(pruned, _print_pruned)
     return 1 if pruned.errors else 0
 
 
@@ -118,14 +110,13 @@ def _flag(rule: str) -> str:
     return "--keep-tag" if rule == "keep_tags" else f"--{rule.replace('_', '-')}"
 
 
-def _print(pruned: Pruned) -> None:
+def _print_pruned(pruned: Pruned) -> None:
     for session in pruned.sessions:
         for warning in session.warnings:
             note(f"warning: {session.session}: {warning}")
         if pruned.is_dry_run:
             _print_plan(session)
-    for error in pruned.errors:
-        note(f"error: {error.session}: {error.message} ({error.code})")
+    note_errors(pruned.errors)
     lines([_total(pruned), *_afterwards(pruned)])
 
 
@@ -139,22 +130,23 @@ def _print_plan(session: PruneReport) -> None:
 
 
 def _print_decisions(decisions: tuple[CheckpointDecision, ...]) -> None:
-    columns = {
-        "seq": [f"#{each.seq}" for each in decisions],
-        "time": [moment(each.time) for each in decisions],
-        "branch": [each.branch for each in decisions],
-        "step": ["-" if each.step is None else str(each.step) for each in decisions],
-        "stored": [size(each.stored_bytes) for each in decisions],
-        "plan": ["stays" if each.stays else "goes" for each in decisions],
-        "because": [_because(each) for each in decisions],
-    }
-    if len(set(columns["branch"])) == 1:
-        del columns["branch"]
-    if set(columns["step"]) == {"-"}:
-        del columns["step"]
-    rows = [list(row) for row in zip(*columns.values(), strict=True)]
+    rows = [
+        {
+            "seq": f"#{each.seq}",
+            "time": moment(each.time),
+            "branch": each.branch,
+            "step": or_dash(each.step),
+            "stored": size(each.stored_bytes),
+            "plan": "stays" if each.stays else "goes",
+            "because": _because(each),
+        }
+        for each in decisions
+    ]
     colours = [None if each.stays else "red" for each in decisions]
-    table(list(columns), rows, right=["seq", "step", "stored"], colours=colours, wrap=True)
+    hidden = {"branch"} if len({each.branch for each in decisions}) == 1 else set()
+    if all(each.step is None for each in decisions):
+        hidden.add("step")
+    table(rows, right=["seq", "step", "stored"], colours=colours, leave_out=hidden, wrap=True)
 
 
 def _because(decision: CheckpointDecision) -> str:
@@ -184,4 +176,51 @@ def _afterwards(pruned: Pruned) -> list[str]:
     return texts
 
 
-COMMANDS = {"prune": prune}
+# --- clean -------------------------------------------------------------------------------------------------------
+
+CLEAN_EXAMPLE = """\
+stepkeep clean --dry-run
+stepkeep clean"""
+
+
+def _clean(settings: Settings, dry_run: bool) -> int:
+    """Remove whole sessions that ended long enough ago, with all their checkpoints.
+
+    How long they stay depends on how they ended, and on their own policy, workflow, profile and the configuration.
+    Sessions that are active or that someone holds stay.
+    """
+    with opened(settings) as store:
+        cleaned = store.clean(dry_run=dry_run)
+    settings.show(cleaned, _print_cleaned)
+    return 1 if cleaned.errors else 0
+
+
+def _print_cleaned(cleaned: CleanReport) -> None:
+    for warning in cleaned.warnings:
+        note(f"warning: {warning}")
+    if cleaned.sessions:
+        title, goes = ("plan", "goes") if cleaned.is_dry_run else ("done", "gone")
+        table(
+            [
+                {title: goes if each.goes else "stays", "session": each.session, "because": each.reason}
+                for each in cleaned.sessions
+            ],
+            colours=["red" if each.goes else None for each in cleaned.sessions],
+            wrap=True,
+        )
+        lines([""])
+    failed = count(cleaned.error, "error")
+    if cleaned.is_dry_run:
+        would = f"{count(cleaned.cleaned, 'session')} would go, {cleaned.retained:,} would stay, {failed}"
+        lines([would, "This was a dry run: nothing was removed."])
+        return
+    freed = f", {size(cleaned.reclaimed_bytes)} reclaimed" if cleaned.reclaimed_bytes else ""
+    lines([f"{count(cleaned.cleaned, 'session')} cleaned, {cleaned.retained:,} retained, {failed}{freed}"])
+
+
+def _clean_command(name: str) -> click.Command:
+    option = click.option("--dry-run", is_flag=True, help="Only show what would go and stay, and why.")
+    return click.command(name, cls=Command, example=CLEAN_EXAMPLE)(option(settings_of(_clean)))
+
+
+COMMANDS = {"clean": _clean_command("clean"), "cleanup": _clean_command("cleanup"), "prune": prune}

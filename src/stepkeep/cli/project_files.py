@@ -6,17 +6,23 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from stepkeep.api import ChangedFile, FilesDiff, FilesExported, RestoredFiles, Session
-from stepkeep.cli.app import Settings
-from stepkeep.cli.printing import is_terminal, lines, moment, styled, write
+from stepkeep.cli.printing import is_terminal, lines, numbered, styled, write
 from stepkeep.text import clean, count, size
 
-LETTERS: Final = {"added": "A", "removed": "D", "changed": "M", "mode": "m"}
-COLOURS: Final = {"added": "green", "removed": "red", "changed": "yellow", "mode": "yellow"}
+if TYPE_CHECKING:
+    from stepkeep.api import ChangedFile, FilesDiff, FilesExported, RestoredFiles, Session
+    from stepkeep.cli.app import Settings
+
+_KINDS: Final = {
+    "added": ("A", "green"),
+    "removed": ("D", "red"),
+    "changed": ("M", "yellow"),
+    "mode": ("m", "yellow"),
+}
 _LINE_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -35,14 +41,19 @@ def workspace_option(help: str) -> Callable[[Any], Any]:
 
 def diff_options(command: Any) -> Any:
     """Add what `diff --files` takes."""
-    for option in (
+    return _with_options(
+        command,
+        files_option("Compare project files; with fewer than two REFs, with the tree as it is now."),
+        workspace_option("With --files: the tree as it is now.  [default: where it was captured]"),
+        click.option("--stat", "is_stat", is_flag=True, help="With --files: count the lines."),
         click.option(
             "--patch", "-p", "is_patch", is_flag=True, help="With --files: the whole difference as text."
         ),
-        click.option("--stat", "is_stat", is_flag=True, help="With --files: count the lines."),
-        workspace_option("With --files: the tree as it is now.  [default: where it was captured]"),
-        files_option("Compare project files; with fewer than two REFs, with the tree as it is now."),
-    ):
+    )
+
+
+def _with_options(command: Any, *options: Callable[[Any], Any]) -> Any:
+    for option in reversed(options):
         command = option(command)
     return command
 
@@ -55,10 +66,11 @@ def _print_diff(found: FilesDiff) -> None:
     if found.patch is not None:
         _print_patch(found.patch)
         return
-    newer = f"the files in {clean(found.live_root or '')}"
-    if found.newer is not None:
-        newer = f"#{found.newer.seq} ({moment(found.newer.time)})"
-    texts = [f"from #{found.older.seq} ({moment(found.older.time)})", f"to   {newer}"]
+    live = f"the files in {clean(found.live_root or '')}"
+    texts = [
+        f"from {numbered(found.older)}",
+        f"to   {live if found.newer is None else numbered(found.newer)}",
+    ]
     texts += map(_row, found.changes)
     texts += [f"? {clean(path)} (one of the two did not capture it)" for path in found.unknown]
     lines([*texts, _total(found)])
@@ -67,13 +79,14 @@ def _print_diff(found: FilesDiff) -> None:
 def _print_patch(patch: str) -> None:
     """Coloured and clean for a person; for a file or a pipe exactly as `git apply` needs it."""
     if is_terminal():
-        lines(_coloured(clean(line)) for line in patch.split("\n")[:-1])
+        lines(styled(clean(line), _LINE_COLOURS.get(line[:1])) for line in patch.split("\n")[:-1])
     else:
         write(patch.encode("utf-8", "surrogateescape"))
 
 
 def _row(change: ChangedFile) -> str:
-    return styled(f"{LETTERS[change.kind]} {clean(change.path)}{_detail(change)}", COLOURS[change.kind])
+    letter, colour = _KINDS[change.kind]
+    return styled(f"{letter} {clean(change.path)}{_detail(change)}", colour)
 
 
 def _detail(change: ChangedFile) -> str:
@@ -86,13 +99,9 @@ def _detail(change: ChangedFile) -> str:
 
 
 def _total(found: FilesDiff) -> str:
-    names = {"added": found.added, "removed": found.removed, "changed": found.changed, "mode": found.mode}
-    parts = ", ".join(f"{number:,} {name}" for name, number in names.items() if number)
+    numbers = {kind: getattr(found, kind) for kind in _KINDS}
+    parts = ", ".join(f"{number:,} {kind}" for kind, number in numbers.items() if number)
     return f"{count(found.total, 'file')}: {parts}" if parts else "No files changed"
-
-
-def _coloured(line: str) -> str:
-    return styled(line, _LINE_COLOURS.get(line[:1]))
 
 
 # --- restoring ---------------------------------------------------------------------------------------------------
@@ -100,14 +109,13 @@ def _coloured(line: str) -> str:
 
 def restore_options(command: Any) -> Any:
     """Add what `restore --files` takes."""
-    for option in (
-        click.option("--force", is_flag=True, help="With --files: also over changes that no capture has."),
-        click.option("--dry-run", is_flag=True, help="With --files: only list what would change."),
-        workspace_option("With --files: the tree to write to.  [default: where it was captured]"),
+    return _with_options(
+        command,
         files_option("Restore project files, all or the PATHs; the state stays as it is."),
-    ):
-        command = option(command)
-    return command
+        workspace_option("With --files: the tree to write to.  [default: where it was captured]"),
+        click.option("--dry-run", is_flag=True, help="With --files: only list what would change."),
+        click.option("--force", is_flag=True, help="With --files: also over changes that no capture has."),
+    )
 
 
 def show_restored(settings: Settings, restored: RestoredFiles) -> int:
@@ -117,7 +125,7 @@ def show_restored(settings: Settings, restored: RestoredFiles) -> int:
 
 
 def _print_restored(restored: RestoredFiles) -> None:
-    name = f"#{restored.checkpoint.seq} ({moment(restored.checkpoint.time)})"
+    name = numbered(restored.checkpoint)
     if restored.checkpoint.message:
         name += f": {clean(restored.checkpoint.message)}"
     would = "Would restore" if restored.is_dry_run else "Restored"
@@ -138,11 +146,16 @@ def _print_restored(restored: RestoredFiles) -> None:
 
 
 def _undo(restored: RestoredFiles) -> str:
-    """The command that takes a restore back; from elsewhere it has to name the tree."""
+    """The command that takes a restore of files back; from elsewhere it has to name the tree."""
     here = Path.cwd().resolve()
     is_inside = Path(restored.root) in (here, *here.parents)
     place = "" if is_inside else f" --workspace {clean(shlex.quote(restored.root))}"
-    return f"stepkeep restore --session {clean(shlex.quote(restored.session))} --undo --files{place}"
+    return f"{undo_command(restored.session)} --files{place}"
+
+
+def undo_command(session: str) -> str:
+    """The command that takes the last restore back, safe to show."""
+    return f"stepkeep restore --session {clean(shlex.quote(session))} --undo"
 
 
 # --- exporting ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,429 @@
+"""How a store is: `stepkeep status`, `stats`, `verify`, `doctor` and `config`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from stepkeep import api
+from stepkeep.cli.app import DAMAGE, Command, Settings, settings_of
+from stepkeep.cli.naming import Words, limit_option, on_session, opened
+from stepkeep.cli.printing import (
+    ProgressLine,
+    facts,
+    is_terminal,
+    lines,
+    moment,
+    note,
+    problem_line,
+    ratio,
+    styled,
+    table,
+    total_of,
+    write,
+)
+from stepkeep.text import clean, count, size
+
+if TYPE_CHECKING:
+    from stepkeep.api import (
+        Config,
+        Diagnosis,
+        NextClean,
+        Session,
+        SessionCleanup,
+        SessionStatus,
+        SessionUsage,
+        SettingView,
+        Stats,
+        Store,
+        StoreStatus,
+        Symptom,
+        Usage,
+        VerifyReport,
+    )
+
+# --- status ------------------------------------------------------------------------------------------------------
+
+STATUS_EXAMPLE: Final = """\
+stepkeep status
+stepkeep status research-42"""
+
+
+@click.command("status", cls=Command, example=STATUS_EXAMPLE)
+@on_session()
+@limit_option("Name the N largest sessions.  [default: 10]", least=0)
+@settings_of
+def status(settings: Settings, words: Words, limit: int | None) -> None:
+    """Show what the store holds and takes, and what the next clean would remove; or where SESSION stands.
+
+    Stored is what bodies take on the disk. Ratio says how many times smaller that is than the states.
+    """
+    key = words.named_if_any()
+    if key is not None and limit is not None:
+        raise click.UsageError("--limit is about the whole store: leave it or the session out.")
+    with opened(settings) as store:
+        if key is None:
+            whole = store.status() if limit is None else store.status(limit=limit)
+            settings.show(whole, _print_store)
+            if trouble := api.hook_trouble(store.engine.clock()):
+                note(f"warning: {trouble}")
+            return
+        one = store.get(key).status()
+    settings.show(one, _print_session)
+
+
+def _print_store(status: StoreStatus) -> None:
+    usage = status.usage
+    by_status = ", ".join(f"{number} {name}" for name, number in status.statuses.items() if number)
+    _print_facts(
+        {
+            "store": status.store,
+            "on disk": size(usage.store_bytes),
+            "sessions": f"{usage.sessions:,}" + (f" ({by_status})" if by_status else ""),
+            **_usage_facts(usage),
+            "oldest": _time(status.oldest),
+            "newest": _time(status.newest),
+            "next clean": _next_clean(status.next_clean),
+        }
+    )
+    if status.sessions:
+        lines([""])
+        table([_usage_row(each) for each in status.sessions], right=["stored", "ratio", "checkpoints"])
+        more = usage.sessions - len(status.sessions)
+        lines([f"... ({more:,} more)"] if more > 0 else [])
+
+
+def _usage_row(each: SessionUsage) -> dict[str, str]:
+    return {
+        "stored": size(each.stored_bytes),
+        "ratio": ratio(each.ratio),
+        "checkpoints": f"{each.checkpoints:,}",
+        "oldest": "-" if each.oldest is None else moment(each.oldest),
+        "status": each.status,
+        "session": each.session,
+    }
+
+
+def _next_clean(plan: NextClean) -> str:
+    if not plan.count:
+        return "would remove nothing"
+    more = plan.count - len(plan.sessions)
+    names = ", ".join(plan.sessions) + (f" and {more:,} more" if more else "")
+    return f"would remove {count(plan.count, 'session')}: {names}"
+
+
+def _print_session(status: SessionStatus) -> None:
+    session, latest, takes = status.session, status.latest, status.takes
+    _print_facts(
+        {
+            "session": session.key,
+            "status": f"{session.status}: {session.error}" if session.error else session.status,
+            "project": session.project or "",
+            "workflow": session.workflow or "",
+            "profile": session.profile,
+            "branch": session.branch,
+            "created": _time(session.created),
+            "updated": _time(session.updated),
+            "latest": "" if latest is None else f"{latest.id} (#{latest.seq})",
+            "message": "" if latest is None else latest.message,
+            **_usage_facts(status.usage),
+            "states": f"{size(takes.size_bytes)}, {ratio(takes.ratio)} the stored size"
+            if takes.ratio
+            else "",
+            "oldest": _time(takes.oldest),
+            "prune": ", ".join(status.rules),
+            "clean": _cleanup(status.cleanup),
+        }
+    )
+
+
+def _cleanup(cleanup: SessionCleanup | None) -> str:
+    if cleanup is None:
+        return "leaves it alone: its profile or policy makes no sense"
+    return f"{'would remove it' if cleanup.goes else 'leaves it'}: {cleanup.reason}"
+
+
+def _usage_facts(usage: Usage) -> dict[str, str]:
+    hidden = f"{size(usage.hidden_bytes)} of it belong to removed checkpoints that others build upon"
+    return {
+        "checkpoints": f"{usage.checkpoints:,}",
+        "bodies": f"{size(usage.body_bytes)} in {count(usage.bodies, 'record')}",
+        "hidden": hidden if usage.hidden_bodies else "",
+        "blobs": f"{size(usage.blob_bytes)} in {count(usage.blobs, 'record')}" if usage.blobs else "",
+    }
+
+
+def _time(when: datetime | None) -> str:
+    return "" if when is None else f"{moment(when)} UTC"
+
+
+def _print_facts(texts: dict[str, str]) -> None:
+    lines(facts(texts, 13))
+
+
+# --- stats -------------------------------------------------------------------------------------------------------
+
+METRICS_PORT: Final = 9464
+MAX_HOURS: Final = 24 * 35
+BARS: Final = " ▁▂▃▄▅▆▇█"
+STATS_EXAMPLE: Final = """\
+stepkeep stats
+stepkeep stats --hours 72 --json
+stepkeep stats --prometheus"""
+
+
+@click.command("stats", cls=Command, example=STATS_EXAMPLE)
+@click.option(
+    "--hours",
+    type=click.IntRange(1, MAX_HOURS),
+    default=24,
+    metavar="N",
+    help="Show the last N hours one by one.  [default: 24]",
+)
+@click.option("--prometheus", is_flag=True, help="Print the text format of Prometheus.")
+@click.option(
+    "--serve",
+    "address",
+    is_flag=False,
+    flag_value="",
+    metavar="[PORT]",
+    help=f"Serve that text on loopback, at /metrics.  [default: {METRICS_PORT}]",
+)
+@settings_of
+def stats(settings: Settings, hours: int, prometheus: bool, address: str | None) -> None:
+    """Show what all processes counted in the store: saves, sizes, latencies, failures, resumes.
+
+    --serve needs a token with every request: that of STEPKEEP_METRICS_TOKEN, else a new one, printed on stderr.
+    """
+    if settings.json and prometheus:
+        raise click.UsageError("Choose one of --json and --prometheus.")
+    if address is not None:
+        _serve(settings, address)
+        return
+    with opened(settings) as store:
+        found = store.stats(hours=hours)
+    if prometheus:
+        write(api.prometheus(found).encode())
+        return
+    settings.show(found, _print_stats)
+
+
+def _serve(settings: Settings, address: str) -> None:
+    from stepkeep.cli.serving import Access, address_given, serve_metrics  # few ask for it
+
+    remote = "listens on loopback only, not on {}"
+    host, port = address_given("--serve", address, default_port=METRICS_PORT, remote=remote)
+    access = Access("STEPKEEP_METRICS_TOKEN")
+    with opened(settings) as store:
+        serve_metrics(lambda: api.prometheus(store.stats(hours=1)), host, port, access)
+
+
+def _print_stats(found: Stats) -> None:
+    metrics, hours = found.metrics, found.hours
+    since = "nothing yet" if found.since is None else f"since {moment(found.since)} UTC"
+    lines([f"{clean(found.store)}: counted {since}", ""])
+    average = f"{size(round(metrics.checkpoint_save_size_bytes))} on average"
+    sizes = [each.content_bytes / each.saves if each.saves else 0 for each in hours]
+    latencies = [each.latency_ms or 0 for each in hours]
+
+    def counted(number: int, field: str = "") -> tuple[str, list[int]]:
+        return f"{number:,}", [getattr(each, field) for each in hours] if field else []
+
+    rows: dict[str, tuple[str, Sequence[float]]] = {
+        "checkpoint_save_count": counted(metrics.checkpoint_save_count, "saves"),
+        "checkpoint_save_size_bytes": (average, sizes),
+        "checkpoint_save_latency_ms": (_latency(found), latencies),
+        "checkpoint_resume_count": counted(metrics.checkpoint_resume_count, "resumes"),
+        "steps_recovered": counted(metrics.steps_recovered, "steps_recovered"),
+        "checkpoint_failure_count": counted(metrics.checkpoint_failure_count, "failures"),
+        "checkpoint_conflict_count": counted(metrics.checkpoint_conflict_count, "conflicts"),
+        "checkpoint_fallback_count": counted(metrics.checkpoint_fallback_count, "fallbacks"),
+        "checkpoint_repeat_count": counted(metrics.checkpoint_repeat_count),
+        "checkpoint_removed_count": counted(found.checkpoint_removed_count),
+        "content_bytes": (size(metrics.content_bytes), [each.content_bytes for each in hours]),
+        "stored_bytes": (size(metrics.stored_bytes), [each.stored_bytes for each in hours]),
+        "spared_bytes": (size(metrics.spared_bytes), []),
+    }
+    last = f"last {count(len(hours), 'hour')}"
+    table(
+        [
+            {"metric": name, "total": total, last: sparkline(numbers)}
+            for name, (total, numbers) in rows.items()
+        ],
+        right=["total"],
+    )
+
+
+def _latency(found: Stats) -> str:
+    p95 = found.metrics.checkpoint_save_latency_p95_ms
+    text = f"{found.metrics.checkpoint_save_latency_ms:.1f} on average"
+    if p95 is None:
+        return text
+    if p95 == float("inf"):
+        return f"{text}, 5% above {found.latencies[-2].up_to_ms}"
+    return f"{text}, 95% within {p95:.0f}"
+
+
+def sparkline(numbers: Sequence[float]) -> str:
+    """Numbers as bars, the largest full; what is not 0 is always seen."""
+    most = max(numbers, default=0)
+    if not most:
+        return ""
+    return "".join(BARS[max(1, round(number / most * 8)) if number > 0 else 0] for number in numbers).rstrip()
+
+
+# --- verify ------------------------------------------------------------------------------------------------------
+
+
+@click.command("verify", cls=Command, example="stepkeep verify research-42")
+@on_session()
+@settings_of
+def verify(settings: Settings, words: Words) -> int:
+    """Check every stored byte of SESSION, or of the whole store.
+
+    Exits with 4 when something is not as it was written.
+    """
+    key = words.named_if_any()
+    with opened(settings) as store:
+        target: Store | Session = store if key is None else store.get(key)
+        with ProgressLine("verifying", target.usage().checkpoints) as progress:
+            report = target.verify(progress=progress.advance)
+    settings.show(report, _print_verified)
+    return 0 if report.is_intact else DAMAGE
+
+
+def _print_verified(report: VerifyReport) -> None:
+    texts = []
+    for finding in report.findings:
+        number = "" if finding.seq is None else f" #{finding.seq}"
+        id = finding.checkpoint
+        where = f" {id}" if id and id not in finding.message else ""
+        about = f"{finding.session}{number}{where}"
+        texts.append(problem_line("DAMAGED", about, finding.message, finding.code))
+    removed = f", {report.pruned} removed on purpose" if report.pruned else ""
+    verdict = "intact" if report.is_intact else count(len(report.findings), "finding")
+    lines([*texts, f"Verified {total_of(report.checkpoints, report.sessions)}{removed}: {verdict}"])
+
+
+# --- doctor ------------------------------------------------------------------------------------------------------
+
+DOCTOR_EXAMPLE: Final = """\
+stepkeep doctor
+stepkeep doctor --full --json"""
+_MARKS: Final = {
+    "ok": ("ok", "green"),
+    "note": ("note", None),
+    "warning": ("WARN", "yellow"),
+    "problem": ("BAD", "red"),
+}
+
+
+@click.command("doctor", cls=Command, example=DOCTOR_EXAMPLE)
+@click.option("--full", is_flag=True, help="Verify every byte, not only a sample.")
+@settings_of
+def doctor(settings: Settings, full: bool) -> int:
+    """Look over the store and what it runs on, and say what to do about each thing that is not in order.
+
+    Nothing is created or changed. Exits with 1 when there is a problem.
+    """
+    with ProgressLine("verifying") as progress:
+        diagnosis = api.diagnose(settings.store, full=full, progress=progress.advance)
+    settings.show(diagnosis, _print_diagnosis)
+    return 0 if diagnosis.is_healthy else 1
+
+
+def _print_diagnosis(diagnosis: Diagnosis) -> None:
+    lines([f"store {clean(diagnosis.store)}"])
+    for symptom in diagnosis.symptoms:
+        lines(_symptom_lines(symptom))
+    problems = sum(each.verdict == "problem" for each in diagnosis.symptoms)
+    warnings = sum(each.verdict == "warning" for each in diagnosis.symptoms)
+    if problems:
+        lines([f"Not healthy: {count(problems, 'problem')}, {count(warnings, 'warning')}."])
+    else:
+        lines([f"Healthy, {count(warnings, 'warning')}." if warnings else "Healthy."])
+
+
+def _symptom_lines(symptom: Symptom) -> list[str]:
+    mark, colour = _MARKS[symptom.verdict]
+    first = f"{styled(f'{mark:<4}', colour)}  {symptom.name:<13}  {clean(symptom.message)}"
+    return [first] if symptom.advice is None else [first, f"{'':21}→ {clean(symptom.advice)}"]
+
+
+# --- config ------------------------------------------------------------------------------------------------------
+
+CONFIG_EXAMPLE: Final = """\
+stepkeep config show
+stepkeep config check
+stepkeep config path"""
+WRONG: Final = 2
+WIDEST_KEY: Final = 46
+
+
+@click.command("config", cls=Command, example=CONFIG_EXAMPLE)
+@click.argument("action", type=click.Choice(["show", "path", "check"]), metavar="show|path|check")
+@settings_of
+def config(settings: Settings, action: str) -> int:
+    """Show the configuration.
+
+    show: every key, its value and where the value came from.
+    path: the files that are looked for, those that win first.
+    check: what is wrong, one problem per line; exits with 2 if something is.
+    """
+    found = api.inspect_config(settings.store)
+    if action == "path":
+        settings.show(found.files, lambda _: _print_files(found))
+        return 0
+    if action == "check":
+        settings.show(found.problems, lambda _: _print_problems(found))
+    else:
+        settings.show(found, _print_settings)
+    return WRONG if found.problems else 0
+
+
+def _print_settings(found: Config) -> None:
+    if is_terminal():
+        # Cutting off keys or paths would help nobody: long lines go on below.
+        wide = min(WIDEST_KEY, max(len(each.key) for each in found.settings))
+        lines(_setting_line(each, wide) for each in found.settings)
+    else:
+        table([{"key": each.key, "value": each.text, "from": _origin(each)} for each in found.settings])
+    for problem in found.problems:
+        note(f"error: {problem.text}")
+
+
+def _setting_line(setting: SettingView, wide: int) -> str:
+    text = f"{clean(setting.key):<{wide}}  {clean(setting.text)}"
+    return text if setting.origin == "default" else styled(f"{text}  [{clean(_origin(setting))}]", "green")
+
+
+def _origin(setting: SettingView) -> str:
+    source = setting.source or setting.origin
+    return source if setting.line is None else f"{source}:{setting.line}"
+
+
+def _print_files(found: Config) -> None:
+    rows = [
+        {
+            "": "used" if file.is_used else "ignored" if file.exists else "missing",
+            "scope": file.scope,
+            "file": file.path,
+        }
+        for file in found.files
+    ]
+    table(rows, wrap=True)
+    for file in found.files:
+        if file.note:
+            note(f"note: {file.path} is {file.note}")
+
+
+def _print_problems(found: Config) -> None:
+    used = sum(file.is_used for file in found.files)
+    fine = f"No problems in {count(used, 'file')} and the environment."
+    lines([clean(problem.text) for problem in found.problems] or [fine])
+
+
+COMMANDS = {"config": config, "doctor": doctor, "stats": stats, "status": status, "verify": verify}

@@ -1,0 +1,326 @@
+"""What leaves a store and what comes into one: `backup`, `restore-backup`, `copy`, `recover`, `export`, `import`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from stepkeep import api
+from stepkeep.cli.app import DAMAGE, Command, Settings, settings_of
+from stepkeep.cli.naming import Words, on_session, opened
+from stepkeep.cli.printing import ProgressLine, lines, note, problem_line, total_of, write
+from stepkeep.cli.project_files import export_tar, files_option
+from stepkeep.errors import NotFound, driver_missing
+from stepkeep.text import clean, count, size
+
+if TYPE_CHECKING:
+    from stepkeep.adapters.langgraph.migration import LangGraphImport
+    from stepkeep.api import BackupReport, CopyReport, Exported, FileImport, FilesImport, RecoverReport, Store
+
+MAX_SHOWN: Final = 200
+
+# --- backups -----------------------------------------------------------------------------------------------------
+
+BACKUP_EXAMPLE: Final = """\
+stepkeep backup before-upgrade.db
+stepkeep backup /backups/agent --keep 7"""
+
+
+@click.command("backup", cls=Command, example=BACKUP_EXAMPLE)
+@click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
+@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N backups in DEST.")
+@click.option("--force", is_flag=True, help="Replace DEST if it exists.")
+@settings_of
+def backup(settings: Settings, destination: Path, keep: int | None, force: bool) -> int:
+    """Write the whole store to the file DEST while it is in use, and verify it.
+
+    If DEST is a directory, the file in it is named after the time, and --keep removes older ones. Exits with 4 when
+    the store has damage, which is then in the backup too.
+    """
+    with opened(settings) as store, ProgressLine("backing up", 100) as progress:
+        report = store.backup(destination, keep=keep, force=force, progress=progress.reached)
+    settings.show(report, _print_backup)
+    return DAMAGE if report.findings else 0
+
+
+def _print_backup(report: BackupReport) -> None:
+    texts = [problem_line("DAMAGED", each.session, each.message, each.code) for each in report.findings]
+    content = total_of(report.checkpoints, report.sessions)
+    texts.append(f"Backed up {content} to {clean(report.path)} ({size(report.size_bytes)})")
+    texts += [f"Removed {clean(path)}" for path in report.removed]
+    lines(texts)
+
+
+@click.command("restore-backup", cls=Command, example="stepkeep restore-backup before-upgrade.db --force")
+@click.argument("source", metavar="BACKUP", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Replace the store; it is kept under another name.")
+@settings_of
+def restore_backup(settings: Settings, source: Path, force: bool) -> None:
+    """Make the file BACKUP the store, after every byte of it was verified. BACKUP itself is only read."""
+    url = settings.store or api.default_url()
+    with ProgressLine("restoring", 100) as progress:
+        report = api.restore_backup(source, url, force=force, progress=progress.reached)
+    settings.show(report, _print_restored)
+
+
+def _print_restored(report: BackupReport) -> None:
+    texts = [f"Restored {total_of(report.checkpoints, report.sessions)} to {clean(report.path)}"]
+    if report.replaced is not None:
+        texts.append(f"The store that was there is now {clean(report.replaced)}")
+    lines(texts)
+
+
+# --- from store to store -----------------------------------------------------------------------------------------
+
+COPY_EXAMPLE: Final = """\
+stepkeep copy sqlite:agent.db files:readable
+stepkeep copy sqlite:agent.db postgresql:///stepkeep --session research-42"""
+
+
+@click.command("copy", cls=Command, example=COPY_EXAMPLE)
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DEST")
+@click.option("--session", "keys", multiple=True, metavar="KEY", help="Copy this session only; repeatable.")
+@settings_of
+def copy(settings: Settings, source: str, destination: str, keys: tuple[str, ...]) -> int:
+    """Copy sessions from the store SRC into the store DEST, and verify them there.
+
+    Ids, numbers, branches, notes, events and digests stay the same. Repeat it to bring over what is new, or after an
+    interruption. Exits with 4 when something in SRC is damaged, and with 5 when DEST refused a session.
+    """
+    with ProgressLine("copying", api.count_copied(source, keys)) as progress:
+        report = api.copy_store(source, destination, keys=keys, progress=progress.advance)
+    settings.show(report, _print_copied)
+    return _exit_code(report)
+
+
+def _print_copied(report: CopyReport) -> None:
+    there = f", {report.present:,} were there" if report.present else ""
+    lines([*_problems(report), f"Copied {total_of(report.copied, report.sessions)}{there}"])
+
+
+def _problems(report: CopyReport) -> list[str]:
+    texts = [problem_line("REFUSED", each.session, each.message, each.code) for each in report.refused]
+    for lost in report.lost[:MAX_SHOWN]:
+        number = "" if lost.seq is None else f" #{lost.seq}"
+        texts.append(problem_line("LOST", f"{lost.session}{number}", lost.message, lost.code))
+    if len(report.lost) > MAX_SHOWN:
+        texts.append(f"LOST {len(report.lost) - MAX_SHOWN:,} more; --json lists all")
+    texts += [problem_line("DAMAGED", each.session, each.message, each.code) for each in report.findings]
+    return texts
+
+
+def _exit_code(report: CopyReport) -> int:
+    if report.lost or report.findings:
+        return DAMAGE
+    return 5 if report.refused else 0
+
+
+@click.command("recover", cls=Command, example="stepkeep recover sqlite:broken.db sqlite:mended.db")
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DEST")
+@settings_of
+def recover(settings: Settings, source: str, destination: str) -> int:
+    """Bring every checkpoint of the damaged store SRC that still verifies into the new store DEST.
+
+    SRC is only read, also when SQLite cannot open it any more. What is lost is listed by session and number. Exits
+    with 4 when something is lost.
+    """
+    with ProgressLine("recovering") as progress:
+        report = api.recover(source, destination, progress=progress.advance)
+    settings.show(report, _print_recovered)
+    return _exit_code(report.copied)
+
+
+def _print_recovered(report: RecoverReport) -> None:
+    copied = report.copied
+    texts = _problems(copied)
+    if report.by_pages:
+        texts.append(f"Read page by page, because: {clean(report.problem or '')}")
+    texts.append(f"Recovered {total_of(copied.copied, copied.sessions)}, lost {len(copied.lost):,}")
+    lines(texts)
+
+
+# --- export ------------------------------------------------------------------------------------------------------
+
+EXPORT_EXAMPLE: Final = """\
+stepkeep export research-42 --output debug.json
+stepkeep export research-42 step-5 --output - | jq .state
+stepkeep export research-42 --format run --output snapshot.json
+stepkeep export research-42 --files --output files.tar"""
+
+
+@click.command("export", cls=Command, example=EXPORT_EXAMPLE)
+@on_session("ref")
+@click.option("-o", "--output", required=True, metavar="FILE|-", help="Where to write it; - is stdout.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(api.FORMATS),
+    default=api.FORMATS[0],
+    help="Which document to write: ours, or that of a layout of readable files.",
+)
+@files_option("Write the project files of the checkpoint, as a tar archive.")
+@settings_of
+def export(settings: Settings, words: Words, output: str, force: bool, form: str, is_files: bool) -> None:
+    """Write a checkpoint of SESSION as readable JSON: its header and its state, decompressed.
+
+    With --format run it is the document of the snapshot lifecycle, with the triggers that were merged into the
+    checkpoint; workflow and phase are the documents of the other layouts. The last line of these proves all others.
+
+    The file appears whole or not at all, readable only by you.
+    """
+    if output == "-" and settings.json:
+        raise click.UsageError("--json describes the file that was written; with --output - there is none.")
+    path = None if output == "-" else Path(output)
+    with opened(settings) as store:
+        key, ref = words.chosen_and_ref(store)
+        run = store.get(key)
+        if is_files:
+            export_tar(settings, run, ref, output=path, force=force)
+            return
+        exported, content = run.export(ref, output=path, force=force, format=form)
+    if exported.encoding != "json":
+        note(f"note: values JSON lacks are written as objects with one $ key ({exported.encoding})")
+    if path is None:
+        write(content)
+    else:
+        settings.show(exported, _print_exported)
+
+
+def _print_exported(exported: Exported) -> None:
+    place = clean(exported.output or "stdout")
+    lines([f"Wrote {exported.checkpoint} to {place} ({size(exported.size_bytes)})"])
+
+
+# --- import: one command for each system that something can come from --------------------------------------------
+
+IMPORT_EXAMPLE: Final = "stepkeep import langgraph --from sqlite:checkpoints.sqlite"
+FILES_EXAMPLE: Final = """\
+stepkeep import files ~/.prodigy --layout workflow --dry-run
+stepkeep import files checkpoints --layout run"""
+LANGGRAPH_EXAMPLE: Final = """\
+stepkeep import langgraph --from sqlite:checkpoints.sqlite
+stepkeep import langgraph --from postgresql://localhost/agents --thread 42"""
+
+
+class ImportGroup(Command, click.Group):
+    """A group that also takes the common options."""
+
+
+@click.group("import", cls=ImportGroup, example=IMPORT_EXAMPLE)
+def import_() -> None:
+    """Bring in what another system saved, verifying what can be verified and reporting the rest."""
+
+
+@import_.command("files", cls=Command, example=FILES_EXAMPLE)
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--layout",
+    required=True,
+    type=click.Choice(api.LAYOUTS),
+    help="Whose files they are: how they are named and shaped.",
+)
+@click.option("--session", metavar="KEY", help="Put all of them into this session.")
+@click.option(
+    "--accept-unverified", is_flag=True, help="Also adopt files whose checksum cannot be confirmed."
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be adopted, and why not.")
+@settings_of
+def files(
+    settings: Settings, /, directory: Path, layout: str, session: str | None, dry_run: bool, **options: Any
+) -> int:
+    """Adopt checkpoint files of other systems in DIR: check what can be checked, and report the rest.
+
+    The files are only read. Their ids become external ids, their times are in the metadata. Repeating it adds nothing.
+    Exits with 4 when a file had to be skipped.
+    """
+    with _destination(settings.store, dry_run=dry_run) as store:
+        report = store.import_files(directory, layout, session=session, dry_run=dry_run, **options)
+    settings.show(report, _print_files)
+    return DAMAGE if report.skipped else 0
+
+
+def _destination(url: str | None, *, dry_run: bool) -> Store:
+    """The store to import into, made if need be; a dry run makes none."""
+    try:
+        return api.open(url, create=not dry_run)
+    except NotFound:
+        return api.open("memory:")
+
+
+def _print_files(report: FilesImport) -> None:
+    texts = [_file_text(each) for each in report.files]
+    if report.note is not None:
+        texts.append(clean(f"{report.note}: {report.fixes[0]}"))
+    would = "would be " if report.is_dry_run else ""
+    texts.append(
+        f"{report.imported:,} {would}imported, {report.present:,} already there, "
+        f"{report.ours:,} of Stepkeep, {report.skipped:,} skipped"
+    )
+    lines([*texts, "This was a dry run: nothing was imported."] if report.is_dry_run else texts)
+
+
+def _file_text(each: FileImport) -> str:
+    start = f"{each.outcome:<8}  {clean(each.file)}"
+    if each.code is not None or each.message is not None:
+        code = "" if each.code is None else f" ({each.code})"
+        return f"{start}: {clean(each.message or '')}{code}"
+    checked = f"verified: {', '.join(each.verified) or 'nothing'}"
+    unchecked = f"; not verified: {', '.join(each.unverified)}" if each.unverified else ""
+    return f"{start} -> {clean(each.session or '')}, {clean(each.external_id or '')} ({checked}{unchecked})"
+
+
+@import_.command("langgraph", cls=Command, example=LANGGRAPH_EXAMPLE)
+@click.option(
+    "--from", "source", required=True, metavar="URL", help="sqlite:PATH or postgresql://… of the saver."
+)
+@click.option("--thread", "threads", multiple=True, metavar="ID", help="Import this thread only; repeatable.")
+@settings_of
+def langgraph(settings: Settings, source: str, threads: tuple[str, ...]) -> int:
+    """Copy the threads of SqliteSaver or PostgresSaver into the store, and verify each checkpoint.
+
+    The source is only read. Repeat it after an interruption, or to bring over what is new. Exits with 4 when
+    something could not be brought over.
+    """
+    try:
+        from stepkeep.adapters.langgraph import migration  # importing LangGraph takes a second
+    except ImportError as exc:
+        raise driver_missing("LangGraph", "langgraph", exc) from exc
+    with (
+        ProgressLine("importing", migration.count(source, threads)) as progress,
+        api.open(settings.store) as store,
+    ):
+        report = migration.migrate(store, source, threads, progress.advance)
+    settings.show(report, _print_threads)
+    return DAMAGE if report.refused else 0
+
+
+def _print_threads(report: LangGraphImport) -> None:
+    texts = [
+        problem_line("REFUSED", f"{each.thread} {each.checkpoint or ''}", each.message, each.code)
+        for each in report.refused[:MAX_SHOWN]
+    ]
+    if len(report.refused) > MAX_SHOWN:
+        texts.append(f"REFUSED {len(report.refused) - MAX_SHOWN:,} more; --json lists all")
+    there = f", {report.present:,} were there" if report.present else ""
+    done = f"{count(report.imported, 'checkpoint')} in {count(report.threads, 'thread')}"
+    texts.append(
+        f"Imported {done}{there}, with {count(report.writes, 'write')}; {report.verified:,} verified"
+    )
+    if report.classes:
+        texts.append(f"To load them, StepkeepSaver needs allow= for: {clean(', '.join(report.classes))}")
+    lines(texts)
+
+
+COMMANDS = {
+    "backup": backup,
+    "copy": copy,
+    "export": export,
+    "import": import_,
+    "recover": recover,
+    "restore-backup": restore_backup,
+}
