@@ -18,23 +18,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
-from stepkeep import api, config
+from stepkeep import api
 from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.printing import is_terminal, lines, styled, width
 from stepkeep.errors import StepkeepError
 from stepkeep.model import STATE
 from stepkeep.text import shortened
 
+if TYPE_CHECKING:
+    from stepkeep.api import Session
+
 SESSION: Final = "tides"
 STEPS: Final = ("fetch", "check", "analyse", "report", "publish")
 EXAMPLE: Final = "stepkeep demo --keep"
 KEEP_LAST: Final = 4
-PATIENCE_SECONDS: Final = 20
+TIMEOUT_SECONDS: Final = 20
 
 WORKFLOW: Final = """\
 name: tides
@@ -110,11 +113,13 @@ class _Story:
     def __init__(self, folder: Path, *, is_told: bool) -> None:
         self._folder = folder
         self._file = folder / "demo.db"
+        self._url = f"sqlite:{self._file}"
         self._is_told = is_told
         self._chapter = 0
 
     def run(self, is_kept: bool) -> DemoResult:
-        self._write_files()
+        (self._folder / "flow.yaml").write_text(WORKFLOW, encoding="utf-8")
+        (self._folder / "slowly.sh").write_text(SLOWLY, encoding="utf-8")
         self._tell("A workflow of five steps runs, saving after each. In its third step it is killed.")
         self._kill_in("analyse", "run", "flow.yaml", "--session", SESSION)
         self._tell(
@@ -148,13 +153,11 @@ class _Story:
             is_kept=is_kept,
         )
 
-    @property
-    def _url(self) -> str:
-        return f"sqlite:{self._file}"
-
-    def _write_files(self) -> None:
-        (self._folder / "flow.yaml").write_text(WORKFLOW, encoding="utf-8")
-        (self._folder / "slowly.sh").write_text(SLOWLY, encoding="utf-8")
+    @contextmanager
+    def _session(self) -> Iterator[Session]:
+        """The demo's session, to look into it; nobody's configuration has a say in it."""
+        with api.open(self._url, config=api.Settings({})) as store:
+            yield store.get(SESSION)
 
     def _let_end(self, step: str) -> None:
         (self._folder / f"let-{step}-end").touch()
@@ -177,8 +180,8 @@ class _Story:
         said, code = self._stepkeep(*args, kill_at=is_reached)
         _expect(code == -signal.SIGKILL, f"the command is killed in step {step!r}")
         self._say("SIGKILL", colour="red")
-        with _open(self._url) as store:
-            latest = store.get(SESSION).header("latest")
+        with self._session() as session:
+            latest = session.header("latest")
         _expect(latest.step == STEPS.index(step), "every finished step is saved")
         return said
 
@@ -186,15 +189,13 @@ class _Story:
         damaged, expected = self._damage_newest()
         self._say(f"Damaged: {damaged}", colour="red")
         self._let_end("report")
-        said, code = self._stepkeep("resume", SESSION)
-        _expect(code == 0, "the work comes to its end")
+        said = self._done("the work comes to its end", "resume", SESSION)
         _expect(
             any("Latest checkpoint corrupted, using history checkpoint from" in line for line in said),
             "the damage is announced",
         )
         _expect(_done_before(said) == ["fetch", "check"], "only the step that was damaged is repeated")
-        with _open(self._url) as store:
-            session = store.get(SESSION)
+        with self._session() as session:
             state = session.load().state
             origins = {parent for header in session.history() for parent in header.parents}
         _expect(state["variables"]["report"] == "highest of 4: 12.1 m", "the result is right")
@@ -205,8 +206,8 @@ class _Story:
         """Flip a bit of the stored bytes behind the library's back; the checkpoint, and the one before it."""
         import apsw
 
-        with _open(self._url) as store:
-            newest, before = (header.id for header in store.get(SESSION).history(limit=2))
+        with self._session() as session:
+            newest, before = (header.id for header in session.history(limit=2))
         connection = apsw.Connection(str(self._file))
         try:
             rows: list[Any] = connection.execute(
@@ -222,44 +223,44 @@ class _Story:
         return newest, before
 
     def _compare(self) -> None:
-        said, code = self._stepkeep("diff", SESSION, "--from", "step-2", "--to", "latest")
-        _expect(code == 0, "two checkpoints can be compared")
+        asked = ("diff", SESSION, "--from", "step-2", "--to", "latest")
+        said = self._done("two checkpoints can be compared", *asked)
         _expect(any('+ highest: "12.1"' in line for line in said), "the difference names the new variable")
 
     def _travel_back(self) -> str:
-        _, code = self._stepkeep("restore", SESSION, "step-2")
-        _expect(code == 0, "an old checkpoint can be restored")
-        with _open(self._url) as store:
-            session = store.get(SESSION)
+        self._done("an old checkpoint can be restored", "restore", SESSION, "step-2")
+        with self._session() as session:
             branch, state = session.info.branch, session.load().state
             end = session.load("branch:main").state
         _expect(state["current_step"] == 2, "the session is back at step 2")
         _expect(end["current_step"] == len(STEPS), "what came after is still there")
-        _, code = self._stepkeep("resume", SESSION)
-        _expect(code == 0, "the work can be done again from there")
-        said, code = self._stepkeep("timeline", SESSION)
-        _expect(code == 0 and any(f"[{branch}]" in line for line in said), "the timeline shows both branches")
+        self._done("the work can be done again from there", "resume", SESSION)
+        said = self._done("there is a timeline", "timeline", SESSION)
+        _expect(any(f"[{branch}]" in line for line in said), "the timeline shows both branches")
         return branch
 
     def _prune(self) -> tuple[int, int]:
         """How many checkpoints were kept and removed."""
         rules = ("prune", SESSION, "--keep-last", str(KEEP_LAST))
-        said, code = self._stepkeep(*rules, "--dry-run")
-        with _open(self._url) as store:
-            before = store.usage().checkpoints
+        said = self._done("pruning can be planned", *rules, "--dry-run")
+        with self._session() as session:
+            before = session.usage().checkpoints
         reasons = [line for line in said if "  stays  " in line or "  goes   " in line]
-        _expect(code == 0 and len(reasons) == before, "every checkpoint has its reason")
-        _, code = self._stepkeep(*rules)
-        _expect(code == 0, "pruning works")
-        with _open(self._url) as store:
-            session = store.get(SESSION)
-            after, state = store.usage().checkpoints, session.load().state
+        _expect(len(reasons) == before, "every checkpoint has its reason")
+        self._done("pruning works", *rules)
+        with self._session() as session:
+            after, state = session.usage().checkpoints, session.load().state
         _expect(after < before and state["current_step"] == len(STEPS), "the newest state stays")
-        _, code = self._stepkeep("verify")
-        _expect(code == 0, "what is left is intact")
+        self._done("what is left is intact", "verify")
         return after, before - after
 
     # --- doing and telling
+
+    def _done(self, what: str, *args: str) -> list[str]:
+        """Run a command that has to succeed; its lines."""
+        said, code = self._stepkeep(*args)
+        _expect(code == 0, what)
+        return said
 
     def _stepkeep(
         self, *args: str, kill_at: Callable[[str], bool] = lambda _: False
@@ -288,7 +289,8 @@ class _Story:
     def _show(self, line: str) -> None:
         """A line of a command: sentences continue below, tables are cut off where the terminal ends."""
         if self._is_told:
-            lines(_wrapped(line) if line.lstrip().startswith("warning: ") else [_cut(line)])
+            is_sentence = line.lstrip().startswith("warning: ")
+            lines(_wrapped(line) if is_sentence or not is_terminal() else [shortened(line, width())])
 
 
 def _done_before(said: list[str]) -> list[str]:
@@ -297,7 +299,7 @@ def _done_before(said: list[str]) -> list[str]:
 
 
 def _wait_until(is_so: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not is_so():
         if time.monotonic() > deadline:
             return False
@@ -313,30 +315,23 @@ def _expect(is_so: bool, what: str) -> None:
 # --- around it -------------------------------------------------------------------------------------------------
 
 
-def _open(url: str) -> api.Store:
-    """The demo's store, to look into it; no configuration prunes it meanwhile."""
-    settings = config.load(cwd=None, environ={}, flags={"keeper.enabled": False})
-    return api.open(url, config=settings)
-
-
 @contextmanager
 def _process(command: list[str], folder: Path, url: str) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
     """A child that knows nobody's configuration and does not outlive the block; stdout and stderr in one."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("STEPKEEP_")}
-    paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path if path)
+    environ |= {
+        "STEPKEEP_STORE": url,
+        "XDG_CONFIG_HOME": str(folder),
+        "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path if path),
+        "PYTHONIOENCODING": "utf-8",
+    }
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         cwd=folder,
-        env={
-            **environ,
-            "STEPKEEP_STORE": url,
-            "XDG_CONFIG_HOME": str(folder),
-            "PYTHONPATH": paths,
-            "PYTHONIOENCODING": "utf-8",
-        },
+        env=environ,
         text=True,
         encoding="utf-8",
     )
@@ -356,11 +351,6 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(
         text, width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-
-
-def _cut(text: str) -> str:
-    """As much of a line as fits the terminal; elsewhere all of it."""
-    return shortened(text, width()) if is_terminal() else text
 
 
 COMMANDS = {"demo": demo}
