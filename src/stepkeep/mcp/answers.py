@@ -1,7 +1,8 @@
-"""What the tools answer: values of the api under the names that the inputs of the tools use.
+"""What the tools answer: values of the api under the names that the inputs of the tools use, or an error.
 
 Clients get their output schemas from these models. A field has the name of the api's own; `_NAMES` and camel case say
-how it is written. A field that says nothing is null.
+how it is written. A field that says nothing is null. An error is told as a model can act on it: a stable code, what
+happened, whether to repeat, and what to do next.
 """
 
 from __future__ import annotations
@@ -10,16 +11,25 @@ from datetime import datetime
 from typing import Any, Final, Self
 
 import msgspec
+from mcp.types import CallToolResult, TextContent
 from msgspec import UNSET
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from stepkeep.api import CheckpointComparison, CheckpointNode, FoldNode, GapNode, Node, Timeline
+from stepkeep.errors import (
+    BackendUnavailable,
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    StepkeepError,
+    Unsupported,
+)
 
 _NAMES: Final = {
     "checkpoint": "checkpointId",
     "damaged": "damagedIds",
-    "failures": "fellBackFrom",
     "finished": "finishedAt",
     "fork": "forkedFromId",
     "forks": "forkOf",
@@ -28,9 +38,7 @@ _NAMES: Final = {
     "id": "checkpointId",
     "key": "sessionId",
     "message": "description",
-    "newer": "newerId",
     "next_before": "nextCursor",
-    "older": "olderId",
     "previous_head": "previousHeadId",
     "session": "sessionId",
     "step": "stepNumber",
@@ -61,13 +69,18 @@ class Answer(BaseModel):
         return cls.model_validate(found | more)
 
 
-class SavedAnswer(Answer):
-    """The checkpoint that was saved; it survives a crash from here on."""
+class LocatedAnswer(Answer):
+    """What tells of one checkpoint of a session."""
 
     session: str
     id: str
     seq: int
     branch: str
+
+
+class SavedAnswer(LocatedAnswer):
+    """The checkpoint that was saved; it survives a crash from here on."""
+
     step: int
     time: datetime
     size_bytes: int
@@ -116,13 +129,9 @@ class DamagedAnswer(Answer):
     code: str
 
 
-class LoadAnswer(Answer):
+class LoadAnswer(LocatedAnswer):
     """A checkpoint and its state, verified, exactly as it was saved."""
 
-    session: str
-    id: str
-    seq: int
-    branch: str
     step: int
     time: datetime
     message: str
@@ -139,7 +148,9 @@ class LoadAnswer(Answer):
     parts: list[PartAnswer] = Field(
         description="What the state consists of, when it is too large to return whole"
     )
-    failures: list[DamagedAnswer] = Field(description="Newer checkpoints that are damaged; normally empty")
+    fell_back_from: list[DamagedAnswer] = Field(
+        description="Newer checkpoints that are damaged; normally empty"
+    )
     next: str | None
 
 
@@ -161,8 +172,8 @@ class DiffAnswer(Answer):
     """What changed between two checkpoints."""
 
     session: str
-    older: str
-    newer: str
+    older_id: str
+    newer_id: str
     elapsed_seconds: float
     summary: str
     total: int
@@ -212,13 +223,9 @@ class TimelineAnswer(Answer):
     rows: list[TimelineRow]
 
 
-class RestoreAnswer(Answer):
+class RestoreAnswer(LocatedAnswer):
     """Where the session goes on. Nothing was deleted."""
 
-    session: str
-    id: str
-    seq: int
-    branch: str
     is_new_branch: bool
     previous_branch: str
     previous_head: str | None
@@ -242,8 +249,8 @@ def diff_answer(diff: CheckpointComparison, *, max_value_bytes: int) -> DiffAnsw
     return DiffAnswer.of(
         diff,
         session=diff.newer.session,
-        older=diff.older.id,
-        newer=diff.newer.id,
+        older_id=diff.older.id,
+        newer_id=diff.newer.id,
         elapsed_seconds=diff.elapsed.total_seconds(),
         changes=[_change(change, max_value_bytes) for change in diff.document()["changes"]],
     )
@@ -273,3 +280,62 @@ def _row(row: Node) -> TimelineRow:
         case GapNode():
             return TimelineRow.of(row, kind=kind, seq=row.last_seq)
     return TimelineRow.of(row, kind=kind)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------
+
+MAX_MESSAGE: Final = 2000
+
+_NEXT_BY_CODE: Final = {
+    "session_not_found": "Check the sessionId. checkpoint_save makes a session; stepkeep://sessions lists them.",
+    "checkpoint_not_found": "Call checkpoint_list for the checkpoints there are, and pass one of their ids.",
+    "path_not_found": "Call checkpoint_load without path, or with a path that the message names.",
+    "invalid_path": "A path reads like context.messages[-1]; $ is the whole state.",
+    "state_too_large": "Save less: leave out what can be fetched again.",
+    "state_too_deep": "Flatten the state.",
+    "checkpoints_disabled": "Tell the user: agent.checkpoints.enabled switches checkpoints off.",
+    "confirmation_needed": "Ask the user. If they agree, call again with confirm set to true.",
+    "confirmation_declined": "The user said no. Do not repeat it unless they ask for it.",
+    "store_busy": "Another process holds the store. Wait a little, then call again.",
+    "store_budget_exceeded": "Nothing was stored. Tell the user that the store has reached its limit.",
+    "invalid_arguments": "Correct the arguments and call again.",
+}
+_NEXT_BY_KIND: Final = (
+    (NotFound, "Call checkpoint_list to see what there is."),
+    (Conflict, "Someone wrote first: call checkpoint_load, decide again, then repeat."),
+    (Corrupt, "Do not repeat it. Tell the user to run `stepkeep doctor` and `stepkeep verify`."),
+    (BackendUnavailable, "Nothing was stored. Tell the user that the store cannot be used."),
+    (Unsupported, "Do not repeat it. Tell the user what is missing."),
+    (InvalidInput, "Correct the input and call again."),
+)
+
+
+def refused(error: StepkeepError) -> CallToolResult:
+    """A tool's error, the same in text and as data."""
+    fields = {
+        "code": error.code,
+        "message": error.message[:MAX_MESSAGE],
+        "retryable": error.retryable,
+        "next": _next(error),
+        "sessionId": error.session,
+        "checkpointId": error.checkpoint,
+        "path": error.path,
+    }
+    answer: dict[str, Any] = {"error": {name: value for name, value in fields.items() if value is not None}}
+    text = msgspec.json.encode(answer).decode()
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)], structured_content=answer, is_error=True
+    )
+
+
+def refusal_text(error: StepkeepError) -> str:
+    """The same in one line, where an answer has no fields."""
+    return f"{error.code}: {error.message[:MAX_MESSAGE]} {_next(error)}"
+
+
+def _next(error: StepkeepError) -> str:
+    if error.code in _NEXT_BY_CODE:
+        return _NEXT_BY_CODE[error.code]
+    if isinstance(error, BackendUnavailable) and error.retryable:
+        return "Nothing was stored. Wait a little, then call again."
+    return next((text for kind, text in _NEXT_BY_KIND if isinstance(error, kind)), "Tell the user.")

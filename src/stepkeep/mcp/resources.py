@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import anyio
 import anyio.to_thread
@@ -19,14 +18,10 @@ from pydantic import Field
 from stepkeep import api
 from stepkeep.api import SessionSummary, Shown, Store
 from stepkeep.errors import InvalidInput, NotFound, StepkeepError
-from stepkeep.mcp.refusals import refusal_text
+from stepkeep.mcp.answers import refusal_text
 from stepkeep.mcp.tools import OpenedStore
 from stepkeep.model import Status
 from stepkeep.text import shortened
-
-log = logging.getLogger("stepkeep")
-
-T = TypeVar("T")
 
 JSON: Final = "application/json"
 SESSIONS: Final = "stepkeep://sessions"
@@ -36,42 +31,40 @@ CHECKPOINT: Final = "stepkeep://session/{sessionId}/checkpoint/{checkpointId}"
 MAX_SESSIONS: Final = 100
 MAX_COMPLETIONS: Final = 50
 MAX_BYTES: Final = 16_000_000
-
-# A session is any text and never a path: nothing here is looked up by it but rows.
-_ANY_TEXT: Final = ResourceSecurity(reject_path_traversal=False, reject_absolute_paths=False)
+MAX_OFFERED: Final = 5
+MAX_TEXT: Final = 300
 
 
 def add_resources(server: MCPServer[Any], opened: OpenedStore) -> None:
     """Offer the resources of a store."""
 
-    @server.resource(
+    # A session is any text and never a path: nothing is looked up by it but rows.
+    any_text = ResourceSecurity(reject_path_traversal=False, reject_absolute_paths=False)
+    offered = partial(server.resource, mime_type=JSON, security=any_text)
+
+    @offered(
         SESSIONS,
         name="sessions",
         title="Sessions",
         description="The sessions of the store, most recently used first.",
-        mime_type=JSON,
     )
     def sessions() -> str:
         return _answered(lambda: _json(opened.get().summaries(limit=MAX_SESSIONS)))
 
-    @server.resource(
+    @offered(
         LATEST,
         name="latest",
         title="Latest checkpoint",
         description="The latest checkpoint of a session with its state.",
-        mime_type=JSON,
-        security=_ANY_TEXT,
     )
     def latest(sessionId: str) -> str:
         return _answered(lambda: _document(opened.get().get(sessionId).show()))
 
-    @server.resource(
+    @offered(
         CHECKPOINT,
         name="checkpoint",
         title="Checkpoint",
         description="A checkpoint of a session with its state.",
-        mime_type=JSON,
-        security=_ANY_TEXT,
     )
     def checkpoint(sessionId: str, checkpointId: str) -> str:
         return _answered(lambda: _document(opened.get().get(sessionId).show(checkpointId)))
@@ -118,8 +111,7 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-MAX_OFFERED: Final = 5
-MAX_TEXT: Final = 300
+# --- the prompt ------------------------------------------------------------------------------------------------
 
 OptionalSession = Annotated[str, Field(description="The session to resume; default: the unfinished ones")]
 
@@ -134,12 +126,12 @@ def add_prompts(server: MCPServer[Any], opened: OpenedStore, *, session: str | N
     )
     def resume_session(sessionId: OptionalSession = "") -> str:
         try:
-            return offer(opened.get(), sessionId or session)
+            return _offer(opened.get(), sessionId or session)
         except StepkeepError as exc:
             raise MCPError(INVALID_PARAMS, refusal_text(exc)) from exc
 
 
-def offer(store: Store, session: str | None) -> str:
+def _offer(store: Store, session: str | None) -> str:
     """What the person is to be asked, with the facts. Texts that were stored are quoted as JSON: they are data."""
     found = [store.get(session).summary()] if session else _unfinished(store)
     if not found:
@@ -194,6 +186,4 @@ def _plan_facts(state: object) -> dict[str, Any]:
 
 
 def _short(text: object) -> str | None:
-    if not isinstance(text, str) or not text:
-        return None
-    return shortened(text, MAX_TEXT)
+    return shortened(text, MAX_TEXT) if isinstance(text, str) and text else None

@@ -22,7 +22,7 @@ from mcp.types import CallToolResult, ErrorData, JSONRPCError, TextContent, Tool
 from pydantic import ValidationError
 
 from stepkeep.errors import InvalidInput, StepkeepError
-from stepkeep.mcp.refusals import refused
+from stepkeep.mcp.answers import refused
 from stepkeep.mcp.resources import add_prompts, add_resources
 from stepkeep.mcp.tools import OpenedStore, Tools, restore_tool
 
@@ -59,7 +59,7 @@ async def serve(server: MCPServer[Any]) -> None:
 
 
 def refused_line(error: Exception) -> JSONRPCError | None:
-    """The answer to a line that could not be read; None when it was no request."""
+    """The answer to a line that could not be read; None when it was not a request."""
     line = error.errors()[0].get("input") if isinstance(error, ValidationError) else None
     if not isinstance(line, str):
         return None

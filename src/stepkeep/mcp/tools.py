@@ -144,7 +144,7 @@ class Tools:
             is_whole=is_whole,
             state=tree if is_whole else None,
             parts=() if is_whole else state_parts(whole, place or "$", limit=MAX_PARTS),
-            failures=() if found.fallback is None else found.fallback.failures,
+            fell_back_from=() if found.fallback is None else found.fallback.failures,
             next=None if is_whole else _how_to_get_it(checkpoint.id, len(content), is_deep),
         )
 
