@@ -10,7 +10,7 @@ from msgspec import Raw, UnsetType
 from stepkeep.api import BranchChanged, MergeConflict, Side, Strategy
 from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.naming import Words, limit_option, on_session, opened, session_option
-from stepkeep.cli.printing import is_narrow, lines, moment, note, note_damaged, or_dash, table
+from stepkeep.cli.printing import checkpoint_row, is_narrow, lines, moment, note, note_damaged, or_dash, table
 from stepkeep.text import clean, clean_json, count, shortened
 
 if TYPE_CHECKING:
@@ -105,18 +105,9 @@ def _print_log(found: History) -> None:
     if not found.checkpoints:
         lines([f"Branch {clean(found.branch)} has no checkpoint."])
         return
-    rows = [
-        {
-            "seq": f"#{each.seq}",
-            "time": moment(each.time),
-            "branch": each.branch,
-            "step": or_dash(each.step),
-            "tags": or_dash(",".join(each.tags)),
-            "message": or_dash(each.message),
-        }
-        for each in found.checkpoints
-    ]
-    table(rows, right=["seq", "step"])
+    rows = [{**checkpoint_row(each), "seq": f"#{each.seq}"} for each in found.checkpoints]
+    hidden = ("session", "checkpoint", "size", "stored", "ratio")
+    table(rows, right=["seq", "step"], leave_out=hidden)
     more = found.total - len(found.checkpoints) - len(found.damaged)
     if more > 0:
         lines([f"... ({more:,} more)"])

@@ -9,13 +9,22 @@ import click
 
 from stepkeep.api import WIDTH
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.naming import Words, complete_ref, limit_option, on_session, opened
-from stepkeep.cli.printing import is_terminal, lines, moment, styled, width
-from stepkeep.cli.project_files import diff_options, show_diff
-from stepkeep.text import clean
+from stepkeep.cli.naming import Words, complete_ref, limit_option, on_session, opened, workspace_option
+from stepkeep.cli.printing import (
+    counts,
+    file_line,
+    is_terminal,
+    lines,
+    moment,
+    numbered,
+    styled,
+    width,
+    write,
+)
+from stepkeep.text import clean, count
 
 if TYPE_CHECKING:
-    from stepkeep.api import CheckpointComparison, CheckpointInfo
+    from stepkeep.api import CheckpointComparison, CheckpointInfo, FilesDiff
 
 SHORT_VIEW: Final = 200
 EXAMPLE: Final = """\
@@ -25,6 +34,7 @@ stepkeep diff research-42 step-5 latest --json
 stepkeep diff research-42 --files --stat"""
 
 _ID: Final = re.compile(r"cp_[0-9].*")
+_PATCH_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 _COLOURS: Final = {"+": "green", "-": "red", "~": "yellow", ">": "cyan"}
 
 
@@ -41,7 +51,15 @@ _COLOURS: Final = {"+": "green", "-": "red", "~": "yellow", ">": "cyan"}
     "--to", "newer", metavar="REF", shell_complete=complete_ref, help="The newer one.  [default: latest]"
 )
 @limit_option("Show so many.  [default: 200; JSON: all]")
-@diff_options
+@click.option(
+    "--files",
+    "is_files",
+    is_flag=True,
+    help="Compare project files; with fewer than two REFs, with the tree as it is now.",
+)
+@workspace_option("With --files: the tree as it is now.  [default: where it was captured]")
+@click.option("--stat", "is_stat", is_flag=True, help="With --files: count the lines.")
+@click.option("--patch", "-p", "is_patch", is_flag=True, help="With --files: the whole difference as text.")
 @settings_of
 def diff(
     settings: Settings,
@@ -79,7 +97,7 @@ def diff(
                 found = run.files.diff(
                     before, after, workspace=workspace, line_counts=is_stat, patch=is_patch
                 )
-                show_diff(settings, found)
+                settings.show(found, _print_files)
                 return
             comparison = run.diff(before, after or "latest", limit=limit)
     settings.show(comparison, _print)
@@ -102,18 +120,35 @@ def _ends(refs: list[str], older: str | None, newer: str | None) -> tuple[str | 
 def _print(result: CheckpointComparison) -> None:
     texts = [f"from {_name(result.older, result)}", f"to   {_name(result.newer, result)}"]
     room = max(20, (width() - 20) // 2) if is_terminal() else WIDTH
-    texts += [_coloured(clean(text)) for text in result.lines(width=min(room, WIDTH))]
+    for text in map(clean, result.lines(width=min(room, WIDTH))):
+        texts.append(styled(text, _COLOURS.get(text.lstrip()[:1])))
     lines(texts)
+
+
+def _print_files(found: FilesDiff) -> None:
+    if found.patch is not None:
+        _print_patch(found.patch)
+        return
+    live = f"the files in {clean(found.live_root or '')}"
+    newer = live if found.newer is None else numbered(found.newer)
+    texts = [f"from {numbered(found.older)}", f"to   {newer}", *map(file_line, found.changes)]
+    texts += [f"? {clean(path)} (one of the two did not capture it)" for path in found.unknown]
+    parts = counts(found, "added", "removed", "changed", "mode")
+    lines([*texts, f"{count(found.total, 'file')}: {parts}" if parts else "No files changed"])
+
+
+def _print_patch(patch: str) -> None:
+    """Coloured and clean for a person; for a file or a pipe exactly as `git apply` needs it."""
+    if is_terminal():
+        lines(styled(clean(line), _PATCH_COLOURS.get(line[:1])) for line in patch.split("\n")[:-1])
+    else:
+        write(patch.encode("utf-8", "surrogateescape"))
 
 
 def _name(each: CheckpointInfo, result: CheckpointComparison) -> str:
     session = "" if result.older.session == result.newer.session else f"{clean(each.session)} "
     step = "" if each.step is None else f", step {each.step}"
     return f"{session}#{each.seq} ({moment(each.time)}{step})"
-
-
-def _coloured(text: str) -> str:
-    return styled(text, _COLOURS.get(text.lstrip()[:1]))
 
 
 COMMANDS = {"diff": diff}

@@ -8,7 +8,17 @@ import click
 
 from stepkeep.cli.app import Command, Settings, settings_of
 from stepkeep.cli.naming import Words, limit_option, on_session, opened
-from stepkeep.cli.printing import is_narrow, lines, moment, note_damaged, or_dash, ratio, styled, table
+from stepkeep.cli.printing import (
+    checkpoint_row,
+    is_narrow,
+    lines,
+    moment,
+    note_damaged,
+    or_dash,
+    ratio,
+    styled,
+    table,
+)
 from stepkeep.model import Status
 from stepkeep.text import clean, size
 
@@ -76,29 +86,14 @@ def _print_checkpoints(found: tuple[CheckpointInfo, ...], *, across: bool) -> No
     if not found:
         lines(["No checkpoints."])
         return
-    rows = [
-        {
-            "session": each.session,
-            "seq": str(each.seq),
-            "checkpoint": each.id,
-            "time": moment(each.time),
-            "branch": each.branch,
-            "step": or_dash(each.step),
-            "size": size(each.size_bytes),
-            "stored": size(each.stored_bytes),
-            "ratio": ratio(each.ratio),
-            "tags": or_dash(",".join(each.tags)),
-            "message": or_dash(each.message),
-        }
-        for each in found
-    ]
     hidden = set() if across else {"session"}
     if len({each.branch for each in found}) == 1:
         hidden.add("branch")
     if is_narrow():
         # Session and seq name a checkpoint as well as its id, which would leave no room for the rest.
         hidden |= {"checkpoint", "stored", "ratio"}
-    table(rows, right=["seq", "step", "size", "stored", "ratio"], leave_out=hidden)
+    right = ["seq", "step", "size", "stored", "ratio"]
+    table([checkpoint_row(each) for each in found], right=right, leave_out=hidden)
 
 
 # --- history -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,13 +12,21 @@ from stepkeep import api
 from stepkeep.cli.app import DAMAGE, Command, Settings, settings_of
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import ProgressLine, lines, note, problem_line, total_of, write
-from stepkeep.cli.project_files import export_tar, files_option
 from stepkeep.errors import NotFound, driver_missing
 from stepkeep.text import clean, count, size
 
 if TYPE_CHECKING:
     from stepkeep.adapters.langgraph.migration import LangGraphImport
-    from stepkeep.api import BackupReport, CopyReport, Exported, FileImport, FilesImport, RecoverReport, Store
+    from stepkeep.api import (
+        BackupReport,
+        CopyReport,
+        Exported,
+        FileImport,
+        FilesExported,
+        FilesImport,
+        RecoverReport,
+        Store,
+    )
 
 MAX_SHOWN: Final = 200
 
@@ -103,13 +112,20 @@ def _print_copied(report: CopyReport) -> None:
 
 def _problems(report: CopyReport) -> list[str]:
     texts = [problem_line("REFUSED", each.session, each.message, each.code) for each in report.refused]
-    for lost in report.lost[:MAX_SHOWN]:
-        number = "" if lost.seq is None else f" #{lost.seq}"
-        texts.append(problem_line("LOST", f"{lost.session}{number}", lost.message, lost.code))
-    if len(report.lost) > MAX_SHOWN:
-        texts.append(f"LOST {len(report.lost) - MAX_SHOWN:,} more; --json lists all")
+    lost = [
+        (each.session if each.seq is None else f"{each.session} #{each.seq}", each.message, each.code)
+        for each in report.lost
+    ]
+    texts += _first_ones("LOST", lost)
     texts += [problem_line("DAMAGED", each.session, each.message, each.code) for each in report.findings]
     return texts
+
+
+def _first_ones(word: str, problems: list[tuple[str, str, str]]) -> list[str]:
+    """A line for each problem, unless they are too many to be read."""
+    texts = [problem_line(word, *each) for each in problems[:MAX_SHOWN]]
+    more = len(problems) - MAX_SHOWN
+    return [*texts, f"{word} {more:,} more; --json lists all"] if more > 0 else texts
 
 
 def _exit_code(report: CopyReport) -> int:
@@ -163,7 +179,9 @@ stepkeep export research-42 --files --output files.tar"""
     default=api.FORMATS[0],
     help="Which document to write: ours, or that of a layout of readable files.",
 )
-@files_option("Write the project files of the checkpoint, as a tar archive.")
+@click.option(
+    "--files", "is_files", is_flag=True, help="Write the project files of the checkpoint, as a tar archive."
+)
 @settings_of
 def export(settings: Settings, words: Words, output: str, force: bool, form: str, is_files: bool) -> None:
     """Write a checkpoint of SESSION as readable JSON: its header and its state, decompressed.
@@ -180,7 +198,9 @@ def export(settings: Settings, words: Words, output: str, force: bool, form: str
         key, ref = words.chosen_and_ref(store)
         run = store.get(key)
         if is_files:
-            export_tar(settings, run, ref, output=path, force=force)
+            archive = run.files.export(ref, output=path or sys.stdout.buffer, force=force)
+            if path is not None:
+                settings.show(archive, _print_archive)
             return
         exported, content = run.export(ref, output=path, force=force, format=form)
     if exported.encoding != "json":
@@ -194,6 +214,13 @@ def export(settings: Settings, words: Words, output: str, force: bool, form: str
 def _print_exported(exported: Exported) -> None:
     place = clean(exported.output or "stdout")
     lines([f"Wrote {exported.checkpoint} to {place} ({size(exported.size_bytes)})"])
+
+
+def _print_archive(exported: FilesExported) -> None:
+    place = (
+        f"{clean(exported.output or 'stdout')} ({count(exported.files, 'file')}, {size(exported.size_bytes)})"
+    )
+    lines([f"Wrote the files of {exported.checkpoint} to {place}"])
 
 
 # --- import: one command for each system that something can come from --------------------------------------------
@@ -300,12 +327,8 @@ def langgraph(settings: Settings, source: str, threads: tuple[str, ...]) -> int:
 
 
 def _print_threads(report: LangGraphImport) -> None:
-    texts = [
-        problem_line("REFUSED", f"{each.thread} {each.checkpoint or ''}", each.message, each.code)
-        for each in report.refused[:MAX_SHOWN]
-    ]
-    if len(report.refused) > MAX_SHOWN:
-        texts.append(f"REFUSED {len(report.refused) - MAX_SHOWN:,} more; --json lists all")
+    refused = [(f"{each.thread} {each.checkpoint or ''}", each.message, each.code) for each in report.refused]
+    texts = _first_ones("REFUSED", refused)
     there = f", {report.present:,} were there" if report.present else ""
     done = f"{count(report.imported, 'checkpoint')} in {count(report.threads, 'thread')}"
     texts.append(

@@ -152,6 +152,11 @@ def limit_option(help: str, *, least: int = 1) -> Callable[[Any], Any]:
     return click.option("--limit", type=click.IntRange(min=least), metavar="N", help=help)
 
 
+def workspace_option(help: str) -> Callable[[Any], Any]:
+    folder = click.Path(exists=True, file_okay=False)
+    return click.option("--workspace", metavar="DIR", type=folder, help=help)
+
+
 def session_argument() -> Callable[[Any], Any]:
     return click.argument("session", required=False, metavar="[SESSION]", shell_complete=_complete_session)
 

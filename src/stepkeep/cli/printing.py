@@ -14,16 +14,23 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 import msgspec
 
-from stepkeep.text import clean, clean_json, count
+from stepkeep.text import clean, clean_json, count, size
 
 if TYPE_CHECKING:
-    from stepkeep.api import CheckpointInfo, SessionError
+    from stepkeep.api import ChangedFile, CheckpointInfo, SessionError
 
 MAX_CELL: Final = 35
 """The width of an id. Longer texts in a table on a terminal are cut off, except in the last column."""
 MAX_NARROW_CELL: Final = 20
 NARROW: Final = 100
 """Terminals with fewer columns get no room for whole ids in tables."""
+
+_FILES: Final = {
+    "added": ("A", "green"),
+    "removed": ("D", "red"),
+    "changed": ("M", "yellow"),
+    "mode": ("m", "yellow"),
+}
 
 
 def moment(when: datetime) -> str:
@@ -39,6 +46,41 @@ def ratio(value: float | None) -> str:
 def numbered(each: CheckpointInfo) -> str:
     """A checkpoint by its number and time."""
     return f"#{each.seq} ({moment(each.time)})"
+
+
+def checkpoint_row(each: CheckpointInfo) -> dict[str, str]:
+    """A checkpoint in a table, which leaves out what it does not show."""
+    return {
+        "session": each.session,
+        "seq": str(each.seq),
+        "checkpoint": each.id,
+        "time": moment(each.time),
+        "branch": each.branch,
+        "step": or_dash(each.step),
+        "size": size(each.size_bytes),
+        "stored": size(each.stored_bytes),
+        "ratio": ratio(each.ratio),
+        "tags": or_dash(",".join(each.tags)),
+        "message": or_dash(each.message),
+    }
+
+
+def file_line(change: ChangedFile) -> str:
+    """A project file that differs, such as `M src/app.py (120B -> 140B)`."""
+    letter, colour = _FILES[change.kind]
+    if change.kind == "mode":
+        detail = f"{change.old_mode} -> {change.new_mode}"
+    elif change.added_lines is not None:
+        detail = f"+{change.added_lines:,} -{change.removed_lines:,}"
+    else:
+        sizes = (change.old_size_bytes, change.new_size_bytes)
+        detail = " -> ".join(size(each) for each in sizes if each is not None)
+    return styled(f"{letter} {clean(change.path)} ({detail})", colour)
+
+
+def counts(report: object, *names: str) -> str:
+    """`2 added, 1 removed`, from the fields of a report that are not 0."""
+    return ", ".join(f"{number:,} {name}" for name in names if (number := getattr(report, name)))
 
 
 def or_dash(value: object) -> str:

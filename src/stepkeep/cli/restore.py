@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from stepkeep import api
 from stepkeep.cli.app import Command, Settings, settings_of
-from stepkeep.cli.naming import Words, on_session, opened
-from stepkeep.cli.printing import lines, moment
-from stepkeep.cli.project_files import restore_options, show_restored, undo_command
-from stepkeep.text import clean
+from stepkeep.cli.naming import Words, on_session, opened, workspace_option
+from stepkeep.cli.printing import counts, file_line, lines, moment, numbered
+from stepkeep.text import clean, count
 
 if TYPE_CHECKING:
-    from stepkeep.api import RestoredInfo
+    from stepkeep.api import RestoredFiles, RestoredInfo
 
 BEFORE = "latest@before"
 EXAMPLE = """\
@@ -29,7 +30,15 @@ stepkeep restore latest~2 --files src/app.py --dry-run"""
 @click.option("--undo", is_flag=True, help="Return to where the session was before.")
 @click.option("--branch", metavar="NAME", help="Name the branch to go on with.  [default: like from-12]")
 @click.option("--expect-head", metavar="ID", help="Restore only if this is still the latest checkpoint.")
-@restore_options
+@click.option(
+    "--files",
+    "is_files",
+    is_flag=True,
+    help="Restore project files, all or the PATHs; the state stays as it is.",
+)
+@workspace_option("With --files: the tree to write to.  [default: where it was captured]")
+@click.option("--dry-run", is_flag=True, help="With --files: only list what would change.")
+@click.option("--force", is_flag=True, help="With --files: also over changes that no capture has.")
 @settings_of
 def restore(
     settings: Settings,
@@ -67,7 +76,8 @@ def restore(
                 done = run.files.undo(workspace=workspace, dry_run=dry_run, force=force)
             else:
                 done = run.files.restore(refs[0], refs[1:], workspace=workspace, dry_run=dry_run, force=force)
-            return show_restored(settings, done)
+            settings.show(done, _print_files)
+            return 0 if done.is_complete or done.is_dry_run else 1
         if dry_run or force or workspace is not None:
             raise click.UsageError("--dry-run, --force and --workspace go with --files.")
         if len(refs) != 1:
@@ -90,7 +100,7 @@ def _print(restored: RestoredInfo) -> None:
     if restored.previous_branch != restored.branch:
         at = "" if restored.previous_seq is None else f" (#{restored.previous_seq})"
         texts.append(f"Left:   {clean(restored.previous_branch)}{at}")
-        texts.append(f"Undo:   {undo_command(restored.session)}")
+        texts.append(f"Undo:   {_undo(restored.session)}")
     lines(texts)
 
 
@@ -100,9 +110,37 @@ def _changes(restored: RestoredInfo) -> list[str]:
         return ["Changes: unknown, the state before cannot be read"]
     if not changes.total:
         return ["Changes: none"]
-    numbers = {name: getattr(changes, name) for name in ("added", "removed", "changed", "moved")}
-    counts = ", ".join(f"{number:,} {name}" for name, number in numbers.items() if number)
-    return [f"Changes: {counts}", *(f"  {clean(phrase)}" for phrase in changes.summary.split("; "))]
+    parts = counts(changes, "added", "removed", "changed", "moved")
+    return [f"Changes: {parts}", *(f"  {clean(phrase)}" for phrase in changes.summary.split("; "))]
+
+
+def _print_files(restored: RestoredFiles) -> None:
+    name = numbered(restored.checkpoint)
+    if restored.checkpoint.message:
+        name += f": {clean(restored.checkpoint.message)}"
+    would = "Would restore" if restored.is_dry_run else "Restored"
+    texts = [f"{would} {count(restored.total, 'file')} in {clean(restored.root)} to {name}"]
+    texts += map(file_line, restored.changes)
+    if restored.is_dry_run and restored.conflicts:
+        texts.append(
+            f"Changed since the newest capture, needs --force: {count(len(restored.conflicts), 'file')}"
+        )
+        texts += [f"  {clean(path)}" for path in restored.conflicts]
+    if restored.failures:
+        texts.append(f"Left as they were: {count(len(restored.failures), 'file')}")
+        texts += [f"  {clean(each.path)}: {clean(each.reason)}" for each in restored.failures]
+    if restored.safety is not None:
+        texts.append(f"Safety: {restored.safety} has the files as they were")
+        here = Path.cwd().resolve()
+        is_inside = Path(restored.root) in (here, *here.parents)
+        place = "" if is_inside else f" --workspace {clean(shlex.quote(restored.root))}"
+        texts.append(f"Undo:   {_undo(restored.session)} --files{place}")
+    lines(texts)
+
+
+def _undo(session: str) -> str:
+    """The command that takes the last restore back, safe to show."""
+    return f"stepkeep restore --session {clean(shlex.quote(session))} --undo"
 
 
 COMMANDS = {"restore": restore}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -17,7 +17,7 @@ from stepkeep.text import clean, count, duration, shortened
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from stepkeep.api import Hooks, PlanStep, StepResult, Workflow, WorkflowRun
+    from stepkeep.api import Hooks, Workflow, WorkflowRun
 
 MAX_ERROR: Final = 200
 
@@ -28,8 +28,7 @@ class RunView:
     By itself it tells nothing but the session, on stderr: beside JSON, stdout is for the document at the end.
     """
 
-    def __init__(self) -> None:
-        self.session: str | None = None
+    session: str | None = None
 
     def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:  # noqa: ARG002
         self.session = session
@@ -79,6 +78,23 @@ def exit_code(run: WorkflowRun) -> int:
     return 1 if run.signal is None else 128 + run.signal
 
 
+def _hooks(tell: Callable[[str, str, str], None], **more: Any) -> Hooks:
+    """Hooks that tell the id of a step, what became of it, and a note."""
+    return api.Hooks(
+        on_step_start=lambda step, attempt: tell(
+            step.id, "running", "" if attempt == 1 else f"attempt {attempt}"
+        ),
+        on_step_complete=lambda step, result: tell(step.id, "completed", duration(result.duration_ms / 1000)),
+        on_step_error=lambda step, error, is_retried: tell(
+            step.id, "waiting" if is_retried else "failed", _short(error)
+        ),
+        on_step_skip=lambda step, reason: tell(
+            step.id, "skipped" if reason == api.NOT_TRUE else "blocked", _short(reason)
+        ),
+        **more,
+    )
+
+
 def _short(error: object) -> str:
     return shortened(clean(str(error)), MAX_ERROR)
 
@@ -90,37 +106,32 @@ def _heading(session: str, workflow: Workflow) -> str:
 # --- lines -----------------------------------------------------------------------------------------------------
 
 
+_LINES: Final = {
+    "running": "running, {}",
+    "completed": "completed ({})",
+    "waiting": "failed, will try again: {}",
+    "failed": "failed: {}",
+    "skipped": "skipped, {}",
+    "blocked": "skipped, {}",
+}
+
+
 class _Lines(RunView):
     """One line for each thing that happens."""
 
     def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:
         self.session, total = session, len(workflow.steps)
-        self._places = {
+        places = {
             step.id: f"[{number}/{total}] {clean(step.name)}"
             for number, step in enumerate(workflow.steps, start=1)
         }
         lines([_heading(session, workflow)])
-        for step in workflow.steps:
-            if step.id in done:
-                lines([f"{self._places[step.id]}: done before"])
-        return api.Hooks(
-            on_step_start=self._started,
-            on_step_complete=self._completed,
-            on_step_error=self._failed,
-            on_step_skip=lambda step, reason: self._tell(step, f"skipped, {_short(reason)}"),
-        )
+        lines(f"{place}: done before" for id, place in places.items() if id in done)
 
-    def _tell(self, step: PlanStep, text: str) -> None:
-        lines([f"{self._places[step.id]}: {text}"])
+        def tell(id: str, status: str, note: str) -> None:
+            lines([f"{places[id]}: {_LINES[status].format(note) if note else status}"])
 
-    def _started(self, step: PlanStep, attempt: int) -> None:
-        self._tell(step, "running" if attempt == 1 else f"running, attempt {attempt}")
-
-    def _completed(self, step: PlanStep, result: StepResult) -> None:
-        self._tell(step, f"completed ({duration(result.duration_ms / 1000)})")
-
-    def _failed(self, step: PlanStep, error: Exception, is_retried: bool) -> None:
-        self._tell(step, f"{'failed, will try again' if is_retried else 'failed'}: {_short(error)}")
+        return _hooks(tell)
 
 
 # --- live ------------------------------------------------------------------------------------------------------
@@ -150,7 +161,6 @@ class _Live(RunView):
     """The steps in place: a spinner for what runs, how long it took, and when something was saved last."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._rows: dict[str, _Row] = {}
         self._live: Any = None
         self._height = 0
@@ -175,13 +185,7 @@ class _Live(RunView):
             redirect_stderr=sys.stderr.isatty(),  # notes and log lines go above the picture, unless to a file
         )
         self._live.start()
-        return api.Hooks(
-            on_step_start=self._started,
-            on_step_complete=self._completed,
-            on_step_error=self._failed,
-            on_step_skip=self._skipped,
-            on_checkpoint=self._checkpoint,
-        )
+        return _hooks(self._tell, on_checkpoint=self._checkpoint)
 
     def __exit__(self, *_: object) -> None:
         if self._live is None:
@@ -191,22 +195,11 @@ class _Live(RunView):
                 row.status, row.note = "interrupted", "interrupted"
         self._live.stop()
 
-    def _set(self, step: PlanStep, status: str, note: str = "") -> None:
-        row = self._rows[step.id]
+    def _tell(self, id: str, status: str, note: str) -> None:
+        row = self._rows[id]
+        if status == "running":
+            row.started = time.monotonic()
         row.status, row.note = status, note
-
-    def _started(self, step: PlanStep, attempt: int) -> None:
-        self._rows[step.id].started = time.monotonic()
-        self._set(step, "running", "" if attempt == 1 else f"attempt {attempt}")
-
-    def _completed(self, step: PlanStep, result: StepResult) -> None:
-        self._set(step, "completed", duration(result.duration_ms / 1000))
-
-    def _failed(self, step: PlanStep, error: Exception, is_retried: bool) -> None:
-        self._set(step, "waiting" if is_retried else "failed", _short(error))
-
-    def _skipped(self, step: PlanStep, reason: str) -> None:
-        self._set(step, "skipped" if reason == api.NOT_TRUE else "blocked", _short(reason))
 
     def _checkpoint(self, header: Header) -> None:
         self._saved = (header.seq, time.monotonic())

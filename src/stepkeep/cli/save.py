@@ -17,9 +17,9 @@ from stepkeep.cli.naming import (
     session_argument,
     session_named,
     session_option,
+    workspace_option,
 )
 from stepkeep.cli.printing import json_document, lines
-from stepkeep.cli.project_files import workspace_option
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import Header, Status
 from stepkeep.text import clean, size
