@@ -133,6 +133,24 @@ class Command(click.Command):
                     formatter.write(f"  {line}\n")
 
 
+class CommandGroup(Command, click.Group):
+    """A group of commands that also takes the common options."""
+
+
+def command(
+    name: str, example: str = "", *, group: click.Group | None = None, **attributes: Any
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a function a command, of a group where one is given; its first argument is the common options."""
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        made = click.command(name, cls=Command, example=example, **attributes)(settings_of(function))
+        if group is not None:
+            group.add_command(made)
+        return made
+
+    return decorate
+
+
 class LazyGroup(click.Group):
     """Imports the module of a command only when that command is used."""
 
@@ -143,8 +161,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"stepkeep.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = module.COMMANDS[cmd_name]
-        return command
+        found = (each for each in vars(module).values() if isinstance(each, click.Command))
+        return next(each for each in found if each.name == cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):

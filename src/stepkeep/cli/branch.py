@@ -8,7 +8,7 @@ import click
 from msgspec import Raw, UnsetType
 
 from stepkeep.api import BranchChanged, MergeConflict, Side, Strategy
-from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.app import CommandGroup, Settings, command
 from stepkeep.cli.naming import Words, limit_option, on_session, opened, session_option
 from stepkeep.cli.printing import checkpoint_row, is_narrow, lines, moment, note, note_damaged, or_dash, table
 from stepkeep.text import clean, clean_json, count, shortened
@@ -24,7 +24,7 @@ stepkeep branch fork research-42 step-5 --name try-batching
 stepkeep branch merge research-42 try-batching"""
 
 
-class BranchGroup(Command, click.Group):
+class BranchGroup(CommandGroup):
     """Commands about branches. Where none is named, the branches are listed."""
 
     def resolve_command(
@@ -57,9 +57,8 @@ def _session_and_name(store: Store, words: Words) -> tuple[str, str]:
 # --- looking ---------------------------------------------------------------------------------------------------
 
 
-@branch.command("list", cls=Command, example="stepkeep branch list research-42")
+@command("list", "stepkeep branch list research-42", group=branch)
 @on_session()
-@settings_of
 def list_branches(settings: Settings, words: Words) -> None:
     """List the branches of SESSION, oldest first; * is the current one."""
     with words.session(settings) as run:
@@ -87,10 +86,9 @@ def _row(each: BranchInfo) -> dict[str, str]:
     }
 
 
-@branch.command("log", cls=Command, example="stepkeep branch log research-42 try-batching")
+@command("log", "stepkeep branch log research-42 try-batching", group=branch)
 @on_session("name")
 @limit_option("Show so many.  [default: 20; JSON: all]")
-@settings_of
 def log(settings: Settings, words: Words, limit: int | None) -> None:
     """Show the checkpoints that led to the head of branch NAME, newest first."""
     limit = SHORT_VIEW if limit is None and not settings.json else limit
@@ -116,11 +114,10 @@ def _print_log(found: History) -> None:
 # --- changing --------------------------------------------------------------------------------------------------
 
 
-@branch.command("fork", cls=Command, example="stepkeep branch fork research-42 step-5 --name try-batching")
+@command("fork", "stepkeep branch fork research-42 step-5 --name try-batching", group=branch)
 @on_session("ref")
 @click.option("--name", metavar="NAME", help="What the branch is called.  [default: like from-12]")
 @click.option("--no-switch", is_flag=True, help="Stay on the current branch.")
-@settings_of
 def fork(settings: Settings, words: Words, name: str | None, no_switch: bool) -> None:
     """Begin a branch at a checkpoint of SESSION, the latest without REF, and go on there."""
     with opened(settings) as store:
@@ -132,9 +129,8 @@ def fork(settings: Settings, words: Words, name: str | None, no_switch: bool) ->
 def _add_change(name: str, help: str, *, example: str = "try-batching") -> None:
     """Add the command for a method of a session's branches that takes the name of one."""
 
-    @branch.command(name, cls=Command, example=f"stepkeep branch {name} research-42 {example}", help=help)
+    @command(name, f"stepkeep branch {name} research-42 {example}", group=branch, help=help)
     @on_session("name")
-    @settings_of
     def change(settings: Settings, words: Words) -> None:
         with opened(settings) as store:
             key, chosen = _session_and_name(store, words)
@@ -160,7 +156,7 @@ def _print_branch(done: BranchChanged, verb: str) -> None:
 # --- merging ---------------------------------------------------------------------------------------------------
 
 
-@branch.command("merge", cls=Command, example="stepkeep branch merge research-42 try-batching")
+@command("merge", "stepkeep branch merge research-42 try-batching", group=branch)
 @on_session("name")
 @click.option(
     "--strategy",
@@ -171,7 +167,6 @@ def _print_branch(done: BranchChanged, verb: str) -> None:
 )
 @click.option("--on-conflict", type=click.Choice(get_args(Side)), help="Which side decides conflicts.")
 @click.option("--message", default="", metavar="TEXT", help="What the merge is about.")
-@settings_of
 def merge(settings: Settings, /, words: Words, **options: Any) -> int:
     """Merge branch NAME into the current branch of SESSION, and close it.
 
@@ -206,6 +201,3 @@ def _clash(clash: ClashInfo) -> str:
 
 def _text(value: Raw | UnsetType) -> str:
     return "absent" if isinstance(value, UnsetType) else shortened(clean_json(bytes(value)), 80)
-
-
-COMMANDS = {"branch": branch}

@@ -24,7 +24,7 @@ import click
 import msgspec
 
 from stepkeep import api
-from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.app import Settings, command
 from stepkeep.cli.printing import is_terminal, lines, styled, width
 from stepkeep.errors import StepkeepError
 from stepkeep.model import STATE
@@ -83,9 +83,8 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
     is_kept: bool
 
 
-@click.command("demo", cls=Command, example=EXAMPLE)
+@command("demo", EXAMPLE)
 @click.option("--keep", is_flag=True, help="Keep the folder to look at it.")
-@settings_of
 def demo(settings: Settings, keep: bool) -> None:
     """Run a workflow, kill it, damage its newest checkpoint, and see the work finished all the same.
 
@@ -351,6 +350,3 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(
         text, width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-
-
-COMMANDS = {"demo": demo}

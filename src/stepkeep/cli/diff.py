@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from stepkeep.api import WIDTH
-from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.app import Settings, command
 from stepkeep.cli.naming import Words, complete_ref, limit_option, on_session, opened, workspace_option
 from stepkeep.cli.printing import (
     counts,
@@ -38,7 +38,7 @@ _PATCH_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 _COLOURS: Final = {"+": "green", "-": "red", "~": "yellow", ">": "cyan"}
 
 
-@click.command("diff", cls=Command, example=EXAMPLE)
+@command("diff", EXAMPLE)
 @on_session("refs")
 @click.option(
     "--from",
@@ -60,7 +60,6 @@ _COLOURS: Final = {"+": "green", "-": "red", "~": "yellow", ">": "cyan"}
 @workspace_option("With --files: the tree as it is now.  [default: where it was captured]")
 @click.option("--stat", "is_stat", is_flag=True, help="With --files: count the lines.")
 @click.option("--patch", "-p", "is_patch", is_flag=True, help="With --files: the whole difference as text.")
-@settings_of
 def diff(
     settings: Settings,
     words: Words,
@@ -149,6 +148,3 @@ def _name(each: CheckpointInfo, result: CheckpointComparison) -> str:
     session = "" if result.older.session == result.newer.session else f"{clean(each.session)} "
     step = "" if each.step is None else f", step {each.step}"
     return f"{session}#{each.seq} ({moment(each.time)}{step})"
-
-
-COMMANDS = {"diff": diff}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.app import Settings, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import lines, note
 from stepkeep.text import clean, count
@@ -23,7 +23,6 @@ stepkeep delete research-42 --yes"""
 def _command(name: str, help: str, *options: Any, example: str = "") -> click.Command:
     """The command for a method of a session that ends it; it takes the options as they are."""
 
-    @settings_of
     def finish(settings: Settings, /, words: Words, **given: Any) -> None:
         key = words.named()
         with opened(settings) as store:
@@ -35,17 +34,27 @@ def _command(name: str, help: str, *options: Any, example: str = "") -> click.Co
     for option in options:
         finish = option(finish)
     example = f"stepkeep {name} research-42{example}"
-    return click.command(name, cls=Command, help=help, example=example)(on_session()(finish))
+    return command(name, example, help=help)(on_session()(finish))
 
 
 def _print(session: SessionSummary) -> None:
     lines([f"Session {clean(session.key)} is {session.status}"])
 
 
-@click.command("delete", cls=Command, example=DELETE_EXAMPLE)
+cancel = _command("cancel", "Mark SESSION as cancelled.")
+complete = _command("complete", "Mark SESSION as completed.")
+fail = _command(
+    "fail",
+    "Mark SESSION as failed.",
+    click.option("--error", metavar="TEXT", help="What went wrong."),
+    example=' --error "quota exceeded"',
+)
+pause = _command("pause", "Mark SESSION as paused. The next save continues it.")
+
+
+@command("delete", DELETE_EXAMPLE)
 @on_session("refs", help="The session, instead of the argument.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@settings_of
 def delete(settings: Settings, words: Words, yes: bool) -> int:
     """Remove checkpoints of SESSION, or without REF the whole session, for good.
 
@@ -72,17 +81,3 @@ def _is_confirmed(question: str) -> bool:
     if not sys.stdin.isatty():
         raise click.UsageError("There is no terminal to ask: say --yes to remove for good.")
     return click.confirm(clean(question), err=True)
-
-
-COMMANDS = {
-    "cancel": _command("cancel", "Mark SESSION as cancelled."),
-    "complete": _command("complete", "Mark SESSION as completed."),
-    "delete": delete,
-    "fail": _command(
-        "fail",
-        "Mark SESSION as failed.",
-        click.option("--error", metavar="TEXT", help="What went wrong."),
-        example=' --error "quota exceeded"',
-    ),
-    "pause": _command("pause", "Mark SESSION as paused. The next save continues it."),
-}

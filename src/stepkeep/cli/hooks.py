@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stepkeep import api
-from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.app import CommandGroup, Settings, command
 from stepkeep.cli.printing import lines, note, table
 from stepkeep.text import clean
 
@@ -22,11 +22,7 @@ stepkeep hooks install --client claude-code --project
 stepkeep hooks status"""
 
 
-class HooksGroup(Command, click.Group):
-    """Commands about the hooks of coding agents."""
-
-
-@click.group("hooks", cls=HooksGroup, example=EXAMPLE)
+@click.group("hooks", cls=CommandGroup, example=EXAMPLE)
 def hooks() -> None:
     """Let a coding agent save its work at its own events, and offer to resume it."""
 
@@ -50,13 +46,12 @@ def _change_options(command: Any) -> Any:
     return _client_option(required=True)(scope(dry_run(command)))
 
 
-@hooks.command("install", cls=Command, example="stepkeep hooks install --client gemini --user")
+@command("install", "stepkeep hooks install --client gemini --user", group=hooks)
 @_change_options
 @click.option(
     "--command", "with_command", is_flag=True, help="Also write the /checkpoint command file of Claude Code."
 )
 @click.option("--force", is_flag=True, help="With --command: replace another file of that name.")
-@settings_of
 def install(
     settings: Settings, client: str, is_project: bool, dry_run: bool, with_command: bool, force: bool
 ) -> None:
@@ -77,9 +72,8 @@ def install(
     settings.show(done, _print_change)
 
 
-@hooks.command("uninstall", cls=Command, example="stepkeep hooks uninstall --client gemini --user")
+@command("uninstall", "stepkeep hooks uninstall --client gemini --user", group=hooks)
 @_change_options
-@settings_of
 def uninstall(settings: Settings, client: str, is_project: bool, dry_run: bool) -> None:
     """Take the hooks out of the settings file of a coding agent. What else is in it stays."""
     done = api.uninstall_hooks(client, "project" if is_project else "user", dry_run=dry_run)
@@ -101,9 +95,8 @@ def _print_change(change: HooksChange) -> None:
         note(change.note)
 
 
-@hooks.command("status", cls=Command, example="stepkeep hooks status --client codex")
+@command("status", "stepkeep hooks status --client codex", group=hooks)
 @_client_option(required=False)
-@settings_of
 def status(settings: Settings, client: str | None) -> None:
     """Show where hooks are installed, and what they could not do lately."""
     settings.show(api.hooks_status(client), _print_status)
@@ -132,16 +125,14 @@ def _state(file: HooksInstalled) -> str:
     return f"{len(file.events)} events" + (f", missing {', '.join(file.missing)}" if file.missing else "")
 
 
-@click.command(
+@command(
     "hook",
-    cls=Command,
-    example="stepkeep hook SessionStart --client claude-code",
+    "stepkeep hook SessionStart --client claude-code",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 @click.option("--client", type=str, default=CLIENTS[0], show_default=True, help="The agent that calls.")
 @click.argument("event", required=False, default="")
 @click.argument("payload", required=False)
-@settings_of
 def hook(settings: Settings, client: str, event: str, payload: str | None) -> int:
     """Answer EVENT of a coding agent: read its JSON on stdin, save what it tells, print the answer.
 
@@ -152,6 +143,3 @@ def hook(settings: Settings, client: str, event: str, payload: str | None) -> in
     words = [event, *([] if payload is None else [payload]), "--client", client]
     store = [] if settings.store is None else ["--store", settings.store]
     return answering.main([*words, *store])
-
-
-COMMANDS = {"hook": hook, "hooks": hooks}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from stepkeep import api
-from stepkeep.cli.app import DAMAGE, Command, Settings, settings_of
+from stepkeep.cli.app import DAMAGE, Settings, command
 from stepkeep.cli.naming import Words, limit_option, on_session, opened
 from stepkeep.cli.printing import (
     ProgressLine,
@@ -52,10 +52,9 @@ stepkeep status
 stepkeep status research-42"""
 
 
-@click.command("status", cls=Command, example=STATUS_EXAMPLE)
+@command("status", STATUS_EXAMPLE)
 @on_session()
 @limit_option("Name the N largest sessions.  [default: 10]", least=0)
-@settings_of
 def status(settings: Settings, words: Words, limit: int | None) -> None:
     """Show what the store holds and takes, and what the next clean would remove; or where SESSION stands.
 
@@ -175,7 +174,7 @@ stepkeep stats --hours 72 --json
 stepkeep stats --prometheus"""
 
 
-@click.command("stats", cls=Command, example=STATS_EXAMPLE)
+@command("stats", STATS_EXAMPLE)
 @click.option(
     "--hours",
     type=click.IntRange(1, MAX_HOURS),
@@ -192,7 +191,6 @@ stepkeep stats --prometheus"""
     metavar="[PORT]",
     help=f"Serve that text on loopback, at /metrics.  [default: {METRICS_PORT}]",
 )
-@settings_of
 def stats(settings: Settings, hours: int, prometheus: bool, address: str | None) -> None:
     """Show what all processes counted in the store: saves, sizes, latencies, failures, resumes.
 
@@ -278,9 +276,8 @@ def sparkline(numbers: Sequence[float]) -> str:
 # --- verify ------------------------------------------------------------------------------------------------------
 
 
-@click.command("verify", cls=Command, example="stepkeep verify research-42")
+@command("verify", "stepkeep verify research-42")
 @on_session()
-@settings_of
 def verify(settings: Settings, words: Words) -> int:
     """Check every stored byte of SESSION, or of the whole store.
 
@@ -321,9 +318,8 @@ _MARKS: Final = {
 }
 
 
-@click.command("doctor", cls=Command, example=DOCTOR_EXAMPLE)
+@command("doctor", DOCTOR_EXAMPLE)
 @click.option("--full", is_flag=True, help="Verify every byte, not only a sample.")
-@settings_of
 def doctor(settings: Settings, full: bool) -> int:
     """Look over the store and what it runs on, and say what to do about each thing that is not in order.
 
@@ -363,9 +359,8 @@ WRONG: Final = 2
 WIDEST_KEY: Final = 46
 
 
-@click.command("config", cls=Command, example=CONFIG_EXAMPLE)
+@command("config", CONFIG_EXAMPLE)
 @click.argument("action", type=click.Choice(["show", "path", "check"]), metavar="show|path|check")
-@settings_of
 def config(settings: Settings, action: str) -> int:
     """Show the configuration.
 
@@ -424,6 +419,3 @@ def _print_problems(found: Config) -> None:
     used = sum(file.is_used for file in found.files)
     fine = f"No problems in {count(used, 'file')} and the environment."
     lines([clean(problem.text) for problem in found.problems] or [fine])
-
-
-COMMANDS = {"config": config, "doctor": doctor, "stats": stats, "status": status, "verify": verify}

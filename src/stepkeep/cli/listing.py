@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.app import Settings, command
 from stepkeep.cli.naming import Words, limit_option, on_session, opened
 from stepkeep.cli.printing import (
     checkpoint_row,
@@ -31,7 +31,7 @@ stepkeep list research-42
 stepkeep list --tag verified"""
 
 
-@click.command("list", cls=Command, example=EXAMPLE)
+@command("list", EXAMPLE)
 @on_session()
 @click.option("--tag", help="List checkpoints with this tag.")
 @click.option(
@@ -39,7 +39,6 @@ stepkeep list --tag verified"""
 )
 @click.option("--project", help="Only those of this project.")
 @limit_option("At most so many.")
-@settings_of
 def list_(
     settings: Settings,
     words: Words,
@@ -102,11 +101,10 @@ SHORT_VIEW = 4
 HISTORY_EXAMPLE = "stepkeep history research-42 --limit 20"
 
 
-@click.command("history", cls=Command, example=HISTORY_EXAMPLE)
+@command("history", HISTORY_EXAMPLE)
 @on_session()
 @limit_option("Show so many.  [default: 4; JSON: all]")
 @click.option("--all", "show_all", is_flag=True, help="Show all of them.")
-@settings_of
 def history(settings: Settings, words: Words, limit: int | None, show_all: bool) -> None:
     """Show the checkpoints that led to where SESSION stands, newest first.
 
@@ -156,11 +154,10 @@ stepkeep log research-42 --path context.messages[-1]"""
 _SIGNS = {"added": ("+", "green"), "changed": ("~", "yellow"), "removed": ("-", "red")}
 
 
-@click.command("log", cls=Command, example=LOG_EXAMPLE)
+@command("log", LOG_EXAMPLE)
 @on_session()
 @click.option("--path", metavar="PATH", help="Show how this value of the state changed, oldest first.")
 @limit_option("Show the last N.")
-@settings_of
 def log(settings: Settings, words: Words, path: str | None, limit: int | None) -> None:
     """Show what was done in SESSION, one checkpoint a line, newest first.
 
@@ -195,6 +192,3 @@ def _change(change: ValueChange) -> str:
     sign, colour = _SIGNS[change.kind]
     place = f"#{change.checkpoint.seq}  {moment(change.checkpoint.time)}"
     return styled(f"{sign} {place}  {clean(change.text())}", colour)
-
-
-COMMANDS = {"history": history, "list": list_, "log": log}

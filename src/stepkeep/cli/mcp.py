@@ -6,7 +6,7 @@ from functools import partial
 
 import click
 
-from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.app import Settings, command
 from stepkeep.cli.serving import Access, address_given
 from stepkeep.errors import Unsupported
 
@@ -18,7 +18,7 @@ stepkeep mcp --store sqlite:agents.db --project site
 stepkeep mcp --http 127.0.0.1:8765"""
 
 
-@click.command("mcp", cls=Command, example=EXAMPLE)
+@command("mcp", EXAMPLE)
 @click.option(
     "--http",
     "address",
@@ -31,7 +31,6 @@ stepkeep mcp --http 127.0.0.1:8765"""
 @click.option("--allow-host", "names", multiple=True, metavar="NAME", help="A further name of this server.")
 @click.option("--session", metavar="KEY", help="The session of calls that name none.")
 @click.option("--project", metavar="NAME", help="The project of the sessions that are saved into.")
-@settings_of
 def mcp(
     settings: Settings,
     address: str | None,
@@ -69,6 +68,3 @@ def mcp(
             code="extra_missing",
         ) from exc
     serve(session=session, project=project)
-
-
-COMMANDS = {"mcp": mcp}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stepkeep import api
-from stepkeep.cli.app import DAMAGE, Command, Settings, settings_of
+from stepkeep.cli.app import DAMAGE, CommandGroup, Settings, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import ProgressLine, lines, note, problem_line, total_of, write
 from stepkeep.errors import NotFound, driver_missing
@@ -37,11 +37,10 @@ stepkeep backup before-upgrade.db
 stepkeep backup /backups/agent --keep 7"""
 
 
-@click.command("backup", cls=Command, example=BACKUP_EXAMPLE)
+@command("backup", BACKUP_EXAMPLE)
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
 @click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N backups in DEST.")
 @click.option("--force", is_flag=True, help="Replace DEST if it exists.")
-@settings_of
 def backup(settings: Settings, destination: Path, keep: int | None, force: bool) -> int:
     """Write the whole store to the file DEST while it is in use, and verify it.
 
@@ -62,10 +61,9 @@ def _print_backup(report: BackupReport) -> None:
     lines(texts)
 
 
-@click.command("restore-backup", cls=Command, example="stepkeep restore-backup before-upgrade.db --force")
+@command("restore-backup", "stepkeep restore-backup before-upgrade.db --force")
 @click.argument("source", metavar="BACKUP", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace the store; it is kept under another name.")
-@settings_of
 def restore_backup(settings: Settings, source: Path, force: bool) -> None:
     """Make the file BACKUP the store, after every byte of it was verified. BACKUP itself is only read."""
     url = settings.store or api.default_url()
@@ -88,11 +86,10 @@ stepkeep copy sqlite:agent.db files:readable
 stepkeep copy sqlite:agent.db postgresql:///stepkeep --session research-42"""
 
 
-@click.command("copy", cls=Command, example=COPY_EXAMPLE)
+@command("copy", COPY_EXAMPLE)
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DEST")
 @click.option("--session", "keys", multiple=True, metavar="KEY", help="Copy this session only; repeatable.")
-@settings_of
 def copy(settings: Settings, source: str, destination: str, keys: tuple[str, ...]) -> int:
     """Copy sessions from the store SRC into the store DEST, and verify them there.
 
@@ -134,10 +131,9 @@ def _exit_code(report: CopyReport) -> int:
     return 5 if report.refused else 0
 
 
-@click.command("recover", cls=Command, example="stepkeep recover sqlite:broken.db sqlite:mended.db")
+@command("recover", "stepkeep recover sqlite:broken.db sqlite:mended.db")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DEST")
-@settings_of
 def recover(settings: Settings, source: str, destination: str) -> int:
     """Bring every checkpoint of the damaged store SRC that still verifies into the new store DEST.
 
@@ -168,7 +164,7 @@ stepkeep export research-42 --format run --output snapshot.json
 stepkeep export research-42 --files --output files.tar"""
 
 
-@click.command("export", cls=Command, example=EXPORT_EXAMPLE)
+@command("export", EXPORT_EXAMPLE)
 @on_session("ref")
 @click.option("-o", "--output", required=True, metavar="FILE|-", help="Where to write it; - is stdout.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
@@ -182,7 +178,6 @@ stepkeep export research-42 --files --output files.tar"""
 @click.option(
     "--files", "is_files", is_flag=True, help="Write the project files of the checkpoint, as a tar archive."
 )
-@settings_of
 def export(settings: Settings, words: Words, output: str, force: bool, form: str, is_files: bool) -> None:
     """Write a checkpoint of SESSION as readable JSON: its header and its state, decompressed.
 
@@ -234,16 +229,12 @@ stepkeep import langgraph --from sqlite:checkpoints.sqlite
 stepkeep import langgraph --from postgresql://localhost/agents --thread 42"""
 
 
-class ImportGroup(Command, click.Group):
-    """A group that also takes the common options."""
-
-
-@click.group("import", cls=ImportGroup, example=IMPORT_EXAMPLE)
+@click.group("import", cls=CommandGroup, example=IMPORT_EXAMPLE)
 def import_() -> None:
     """Bring in what another system saved, verifying what can be verified and reporting the rest."""
 
 
-@import_.command("files", cls=Command, example=FILES_EXAMPLE)
+@command("files", FILES_EXAMPLE, group=import_)
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--layout",
@@ -256,7 +247,6 @@ def import_() -> None:
     "--accept-unverified", is_flag=True, help="Also adopt files whose checksum cannot be confirmed."
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be adopted, and why not.")
-@settings_of
 def files(
     settings: Settings, /, directory: Path, layout: str, session: str | None, dry_run: bool, **options: Any
 ) -> int:
@@ -301,12 +291,11 @@ def _file_text(each: FileImport) -> str:
     return f"{start} -> {clean(each.session or '')}, {clean(each.external_id or '')} ({checked}{unchecked})"
 
 
-@import_.command("langgraph", cls=Command, example=LANGGRAPH_EXAMPLE)
+@command("langgraph", LANGGRAPH_EXAMPLE, group=import_)
 @click.option(
     "--from", "source", required=True, metavar="URL", help="sqlite:PATH or postgresql://… of the saver."
 )
 @click.option("--thread", "threads", multiple=True, metavar="ID", help="Import this thread only; repeatable.")
-@settings_of
 def langgraph(settings: Settings, source: str, threads: tuple[str, ...]) -> int:
     """Copy the threads of SqliteSaver or PostgresSaver into the store, and verify each checkpoint.
 
@@ -337,13 +326,3 @@ def _print_threads(report: LangGraphImport) -> None:
     if report.classes:
         texts.append(f"To load them, StepkeepSaver needs allow= for: {clean(', '.join(report.classes))}")
     lines(texts)
-
-
-COMMANDS = {
-    "backup": backup,
-    "copy": copy,
-    "export": export,
-    "import": import_,
-    "recover": recover,
-    "restore-backup": restore_backup,
-}

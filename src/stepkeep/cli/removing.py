@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.app import Settings, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import lines, moment, note, note_errors, or_dash, table
 from stepkeep.errors import InvalidInput
@@ -26,7 +26,7 @@ SAME = {"keep_days": "keep_within", "max_per_run": "keep_last", "max_age_days": 
 """Flags that are other words for a rule."""
 
 
-@click.command("prune", cls=Command, example=PRUNE_EXAMPLE)
+@command("prune", PRUNE_EXAMPLE)
 @on_session()
 @click.option("--all", "every", is_flag=True, help="Prune every session.")
 @click.option("--keep-last", type=int, metavar="N", help="Keep the newest N.")
@@ -45,7 +45,6 @@ SAME = {"keep_days": "keep_within", "max_per_run": "keep_last", "max_age_days": 
     "--compress-after-hours", type=int, metavar="N", help="Gzip the history in files that is so old."
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would stay and go, and why.")
-@settings_of
 def prune(settings: Settings, /, words: Words, every: bool, dry_run: bool, **rules: Any) -> int:
     """Remove old checkpoints of SESSION, or of all sessions, that no rule keeps.
 
@@ -183,6 +182,7 @@ stepkeep clean --dry-run
 stepkeep clean"""
 
 
+@click.option("--dry-run", is_flag=True, help="Only show what would go and stay, and why.")
 def _clean(settings: Settings, dry_run: bool) -> int:
     """Remove whole sessions that ended long enough ago, with all their checkpoints.
 
@@ -218,9 +218,5 @@ def _print_cleaned(cleaned: CleanReport) -> None:
     lines([f"{count(cleaned.cleaned, 'session')} cleaned, {cleaned.retained:,} retained, {failed}{freed}"])
 
 
-def _clean_command(name: str) -> click.Command:
-    option = click.option("--dry-run", is_flag=True, help="Only show what would go and stay, and why.")
-    return click.command(name, cls=Command, example=CLEAN_EXAMPLE)(option(settings_of(_clean)))
-
-
-COMMANDS = {"clean": _clean_command("clean"), "cleanup": _clean_command("cleanup"), "prune": prune}
+clean_ = command("clean", CLEAN_EXAMPLE)(_clean)
+cleanup = command("cleanup", CLEAN_EXAMPLE)(_clean)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stepkeep import api
-from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.app import Settings, command
 from stepkeep.cli.naming import Words, on_session, opened, workspace_option
 from stepkeep.cli.printing import counts, file_line, lines, moment, numbered
 from stepkeep.text import clean, count
@@ -25,7 +25,7 @@ stepkeep restore research-42 --undo
 stepkeep restore latest~2 --files src/app.py --dry-run"""
 
 
-@click.command("restore", cls=Command, example=EXAMPLE)
+@command("restore", EXAMPLE)
 @on_session("ref", "paths")
 @click.option("--undo", is_flag=True, help="Return to where the session was before.")
 @click.option("--branch", metavar="NAME", help="Name the branch to go on with.  [default: like from-12]")
@@ -39,7 +39,6 @@ stepkeep restore latest~2 --files src/app.py --dry-run"""
 @workspace_option("With --files: the tree to write to.  [default: where it was captured]")
 @click.option("--dry-run", is_flag=True, help="With --files: only list what would change.")
 @click.option("--force", is_flag=True, help="With --files: also over changes that no capture has.")
-@settings_of
 def restore(
     settings: Settings,
     words: Words,
@@ -141,6 +140,3 @@ def _print_files(restored: RestoredFiles) -> None:
 def _undo(session: str) -> str:
     """The command that takes the last restore back, safe to show."""
     return f"stepkeep restore --session {clean(shlex.quote(session))} --undo"
-
-
-COMMANDS = {"restore": restore}

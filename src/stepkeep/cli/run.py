@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from stepkeep import api
-from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.app import Settings, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import is_terminal, json_document, lines, moment, note, table
 from stepkeep.cli.run_view import ending, exit_code, progress_for, telling_how_to_go_on
@@ -59,7 +59,7 @@ def _variables(pairs: Iterable[str]) -> dict[str, str]:
     return given
 
 
-@click.command("run", cls=Command, example=RUN_EXAMPLE)
+@command("run", RUN_EXAMPLE)
 @click.argument("flow", type=click.Path(path_type=str))
 @_var_option()
 @click.option("--session", "key", metavar="KEY", help="Run in this session.  [default: a new one]")
@@ -68,7 +68,6 @@ def _variables(pairs: Iterable[str]) -> dict[str, str]:
 @click.option("--force", is_flag=True, help="Start over although the session has unfinished work.")
 @click.option("--detach", is_flag=True, help="Do not run it here: a worker does.")
 @click.option("--queue", metavar="NAME", help="With --detach: whose workers run it.  [default: default]")
-@settings_of
 def run(
     settings: Settings,
     /,
@@ -123,13 +122,12 @@ stepkeep resume deploy-7
 stepkeep resume deploy-7 --from step-3"""
 
 
-@click.command("resume", cls=Command, example=RESUME_EXAMPLE)
+@command("resume", RESUME_EXAMPLE)
 @on_session(help="The session, instead of the argument.")
 @click.option("--from", "ref", metavar="REF", help="Go on from this checkpoint instead of the latest.")
 @click.option("--force", is_flag=True, help="Go on although the workflow's file changed.")
 @_var_option()
 @_parallel_option()
-@settings_of
 def resume(settings: Settings, /, words: Words, pairs: tuple[str, ...], **options: Any) -> int:
     """Go on with the workflow of SESSION where it stopped.
 
@@ -210,7 +208,7 @@ stepkeep worker --queue nightly
 stepkeep worker --parallel 4 --idle-exit 600"""
 
 
-@click.command("worker", cls=Command, example=WORKER_EXAMPLE)
+@command("worker", WORKER_EXAMPLE)
 @click.option(
     "--queue", default="default", metavar="NAME", help="Take sessions from here.  [default: default]"
 )
@@ -223,7 +221,6 @@ stepkeep worker --parallel 4 --idle-exit 600"""
     metavar="SECONDS",
     help="End when there was nothing to do for so long.",
 )
-@settings_of
 def worker(settings: Settings, /, **options: Any) -> None:
     """Run the workflows that `stepkeep run --detach` put into a queue.
 
@@ -265,6 +262,3 @@ def _told(event: WorkerEvent) -> str:
         case api.WorkerEventKind.GAVE_UP:
             return f"given up{error}"
     return f"stopped{error}"
-
-
-COMMANDS = {"resume": resume, "run": run, "worker": worker}

@@ -193,6 +193,3 @@ def _session_here(store: Store) -> Chosen:
     except OSError:  # it was removed under us
         return api.current_session(store)
     return api.session_here(store, folder)
-
-
-COMMANDS = {"create": create, "save": save}

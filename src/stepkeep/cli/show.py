@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from stepkeep import api
-from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.app import Settings, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import facts, lines, moment, note, ratio, write
 from stepkeep.text import clean, clean_json, size
@@ -24,7 +24,7 @@ stepkeep show research-42 latest context.messages[-1]
 stepkeep show tides --output fetch --raw"""
 
 
-@click.command("show", cls=Command, example=EXAMPLE)
+@command("show", EXAMPLE)
 @on_session("ref", "path")
 @click.option(
     "--output", "step", metavar="STEP", help="Print all that a step of a workflow, plan or script gave."
@@ -33,7 +33,6 @@ stepkeep show tides --output fetch --raw"""
 @click.option(
     "--raw", is_flag=True, help="Print only the state, value or output, byte for byte, nothing escaped."
 )
-@settings_of
 def show(settings: Settings, words: Words, step: str | None, stderr: bool, raw: bool) -> None:
     """Show a checkpoint of SESSION and its state; the latest one without REF. With PATH only that value.
 
@@ -124,9 +123,8 @@ stepkeep at "2025-01-20 14:30:00"
 stepkeep at research-42 "yesterday 14:30" context.messages[-1]"""
 
 
-@click.command("at", cls=Command, example=AT_EXAMPLE)
+@command("at", AT_EXAMPLE)
 @on_session("time", "path")
-@settings_of
 def at(settings: Settings, words: Words) -> None:
     """Show the state of SESSION as it was at TIME, or only the value at PATH.
 
@@ -153,6 +151,3 @@ def _print_at(found: ShownAt | ValueAt) -> None:
         lines(_texts(found))
     else:
         lines([f"{'asked:':<12}{asked}", *_texts(found)])
-
-
-COMMANDS = {"at": at, "show": show}

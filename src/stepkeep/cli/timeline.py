@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stepkeep.api import Timelines
-from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.app import Settings, command
 from stepkeep.cli.naming import Words, complete_branch, limit_option, on_session, opened
 from stepkeep.cli.printing import is_terminal, lines, note, note_errors, styled, width, write
 from stepkeep.text import clean, count, size
@@ -38,7 +38,7 @@ _COLOURS: Final = {
 }
 
 
-@click.command("timeline", cls=Command, example=EXAMPLE)
+@command("timeline", EXAMPLE)
 @on_session()
 @click.option("--all", "every", is_flag=True, help="Draw every session.")
 @click.option("--since", metavar="TIME", help="Only what was saved since, such as '2 hours ago' or a date.")
@@ -50,7 +50,6 @@ _COLOURS: Final = {
 @limit_option("At most so many rows of each session.")
 @click.option("--svg", metavar="FILE|-", help="Write a picture instead; - is stdout.")
 @click.option("--force", is_flag=True, help="Replace the file of --svg if it exists.")
-@settings_of
 def timeline(
     settings: Settings,
     /,
@@ -123,6 +122,3 @@ def _painted(text: str, role: str) -> str:
     if role.startswith("lane"):
         return styled(text, _LANES[int(role[4:]) % len(_LANES)])
     return styled(text, _COLOURS.get(role))
-
-
-COMMANDS = {"timeline": timeline}
