@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -266,15 +266,38 @@ class _Story:
     ) -> tuple[list[str], int]:
         """Run the real command and show what it prints, until a line at which it is killed; its lines and exit code."""
         self._say(f"$ stepkeep {' '.join(args)}", colour="cyan")
-        said = []
-        with _process([sys.executable, "-m", "stepkeep", *args], self._folder, self._url) as (child, output):
-            for line in output:
+        said: list[str] = []
+        child = subprocess.Popen(
+            [sys.executable, "-m", "stepkeep", *args],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self._folder,
+            env=self._environment(),
+            encoding="utf-8",
+        )
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
                 said.append(line.rstrip("\n"))
                 self._show(f"     {said[-1]}")
                 if kill_at(said[-1]):
                     child.kill()
                     break
             return said, child.wait()
+        finally:
+            child.kill()
+            child.communicate()
+
+    def _environment(self) -> dict[str, str]:
+        """The environment of a command that knows nobody's configuration."""
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("STEPKEEP_")}
+        return environ | {
+            "STEPKEEP_STORE": self._url,
+            "XDG_CONFIG_HOME": str(self._folder),
+            "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path if path),
+            "PYTHONIOENCODING": "utf-8",
+        }
 
     def _tell(self, text: str) -> None:
         self._chapter += 1
@@ -309,37 +332,6 @@ def _wait_until(is_so: Callable[[], bool]) -> bool:
 def _expect(is_so: bool, what: str) -> None:
     if not is_so:
         raise StepkeepError(f"not as promised: {what}", code="demo_failed")
-
-
-# --- around it -------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _process(command: list[str], folder: Path, url: str) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-    """A child that knows nobody's configuration and does not outlive the block; stdout and stderr in one."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("STEPKEEP_")}
-    environ |= {
-        "STEPKEEP_STORE": url,
-        "XDG_CONFIG_HOME": str(folder),
-        "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path if path),
-        "PYTHONIOENCODING": "utf-8",
-    }
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd=folder,
-        env=environ,
-        text=True,
-        encoding="utf-8",
-    )
-    assert child.stdout is not None
-    try:
-        yield child, child.stdout
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def _wrapped(text: str) -> list[str]:

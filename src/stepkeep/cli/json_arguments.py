@@ -18,31 +18,21 @@ def read_document(what: str, argument: str) -> Any:
     Raises:
         InvalidInput: it cannot be read, is not JSON, or would change by being read.
     """
-    return parse(what, _text(what, argument))
-
-
-def _text(what: str, argument: str) -> str:
     if argument != "-" and not argument.startswith("@"):
-        return argument
+        return parse(what, argument)
     source = "stdin" if argument == "-" else argument[1:]
     try:
-        data = _bytes(argument)
+        data = sys.stdin.buffer.read() if argument == "-" else Path(source).read_bytes()
     except (OSError, ValueError) as exc:
         reason = getattr(exc, "strerror", None) or exc
         raise InvalidInput(f"{what}: cannot read {source!r}: {reason}", code="unreadable_file") from exc
     try:
-        return data.decode("utf-8-sig")
+        return parse(what, data.decode("utf-8-sig"))
     except UnicodeDecodeError as exc:
         raise InvalidInput(
             f"{what}: {source} is not UTF-8 text: byte {exc.start} is 0x{data[exc.start]:02x}",
             code="invalid_json",
         ) from exc
-
-
-def _bytes(argument: str) -> bytes:
-    if argument == "-":
-        return sys.stdin.buffer.read()
-    return Path(argument[1:]).read_bytes()
 
 
 def parse(what: str, text: str) -> Any:
