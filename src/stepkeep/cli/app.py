@@ -161,8 +161,10 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"stepkeep.cli.{COMMANDS[cmd_name][0]}")
-        found = (each for each in vars(module).values() if isinstance(each, click.Command))
-        return next(each for each in found if each.name == cmd_name)
+        for each in vars(module).values():
+            if isinstance(each, click.Command) and each.name == cmd_name:
+                return each
+        return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):

@@ -29,9 +29,11 @@ def session_named(argument: str | None, option: str | None, *, use_environment: 
     """The session of a command: the argument, else `--session`, else the environment."""
     if argument is not None and option is not None:
         raise click.UsageError("The session is given twice: as argument and by --session.")
-    for key in (argument, option, _environment() if use_environment else None):
-        if key is not None:
-            return key
+    key = option if argument is None else argument
+    if key is None and use_environment:
+        key = _environment()
+    if key is not None:
+        return key
     places = "as argument, by --session, or in STEPKEEP_SESSION"
     raise click.UsageError(
         f"Which session? Name it {places if use_environment else 'as argument or by --session'}."
@@ -65,13 +67,9 @@ class Words(NamedTuple):
     given: tuple[str, ...]
     option: str | None
 
-    @property
-    def _first(self) -> str | None:
-        return self.given[0] if self.given else None
-
     def named(self) -> str:
         """The session, which has to be named, if only by the environment."""
-        return session_named(self._first, self.option)
+        return session_named(self.given[0] if self.given else None, self.option)
 
     def named_if_any(self, *, use_environment: bool = False) -> str | None:
         """The session of a command that also works without; the environment does not count unless asked for."""
@@ -83,11 +81,12 @@ class Words(NamedTuple):
         """The session, which has to be named on this line, and refs; with `--session` all arguments are refs."""
         if self.option is not None:
             return self.option, self.given
-        return session_named(self._first, None, use_environment=False), self.given[1:]
+        first = self.given[0] if self.given else None
+        return session_named(first, None, use_environment=False), self.given[1:]
 
     def chosen(self, store: Store) -> str:
         """The session, where it may be left out."""
-        return chosen_session(store, self._first, self.option)
+        return chosen_session(store, self.given[0] if self.given else None, self.option)
 
     def chosen_and_refs(self, store: Store) -> tuple[str, list[str]]:
         """The session, where it may be left out, and refs.
@@ -134,12 +133,13 @@ def on_session(*arguments: str, help: str = SESSION_HELP) -> Callable[[Any], Any
     def decorate(command: Callable[..., Any]) -> Any:
         @wraps(command)
         def call(*args: Any, session: str | None, session_option: str | None, **params: Any) -> Any:
-            further = [params.pop(name) for name in arguments]
-            flat = [word for each in further for word in (each if isinstance(each, tuple) else (each,))]
-            given = tuple(word for word in (session, *flat) if word is not None)
-            return command(*args, words=Words(given, session_option), **params)
+            given = [] if session is None else [session]
+            for name in arguments:
+                words = params.pop(name)
+                given += words if isinstance(words, tuple) else [] if words is None else [words]
+            return command(*args, words=Words(tuple(given), session_option), **params)
 
-        taken = [session_argument(), *(click.argument(name, **_ARGUMENTS[name]) for name in arguments)]
+        taken = [_session_argument(), *(click.argument(name, **_ARGUMENTS[name]) for name in arguments)]
         decorated: Any = call
         for each in reversed([*taken, session_option(help)]):
             decorated = each(decorated)
@@ -157,7 +157,7 @@ def workspace_option(help: str) -> Callable[[Any], Any]:
     return click.option("--workspace", metavar="DIR", type=folder, help=help)
 
 
-def session_argument() -> Callable[[Any], Any]:
+def _session_argument() -> Callable[[Any], Any]:
     return click.argument("session", required=False, metavar="[SESSION]", shell_complete=_complete_session)
 
 

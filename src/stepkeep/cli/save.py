@@ -9,13 +9,13 @@ import click
 
 from stepkeep import api
 from stepkeep.api import Chosen, SaveOptions, Session, Store
-from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.app import Settings, command
 from stepkeep.cli.json_arguments import read_document
 from stepkeep.cli.naming import (
+    Words,
     chosen_session,
     is_session_named,
-    session_argument,
-    session_named,
+    on_session,
     session_option,
     workspace_option,
 )
@@ -30,9 +30,8 @@ stepkeep save research-42 --state @state.json --tags plan,verified
 make-state | stepkeep save research-42 --state -"""
 
 
-@click.command("save", cls=Command, example=EXAMPLE)
-@session_argument()
-@session_option()
+@command("save", EXAMPLE)
+@on_session()
 @click.option("--state", "document", required=True, metavar="@FILE|-|JSON", help="The state, as JSON.")
 @click.option("--step", type=int, help="Where the work stands.")
 @click.option("--message", default="", help="What was done.")
@@ -56,54 +55,41 @@ make-state | stepkeep save research-42 --state -"""
 )
 @click.option("--external-id", metavar="ID", help="Your own name for the checkpoint.")
 @workspace_option("Capture the project files in this directory too.")
-@settings_of
 def save(
     settings: Settings,
     /,
-    session: str | None,
-    session_option: str | None,
+    words: Words,
     document: str,
     tag_lists: tuple[str, ...],
     status: str | None,
     is_auto: bool,
-    profile: str | None,
-    project: str | None,
-    workflow: str | None,
-    test: bool | None,
     metadata_document: str | None,
     expect_head: str | None,
-    step: int | None,
-    message: str,
-    idempotency_key: str | None,
-    external_id: str | None,
-    workspace: str | None,
+    **given: Any,
 ) -> None:
     """Save a state as the next checkpoint of SESSION, which is created if need be.
 
     When this returns, the checkpoint survives a crash and a loss of power.
     """
-    key = session_named(session, session_option)
+    key = words.named()
     if document == "-" and metadata_document == "-":
         raise click.UsageError("Only one of --state and --metadata can be read from stdin.")
     options = SaveOptions(
-        tags=[tag.strip() for tags in tag_lists for tag in tags.split(",")],
+        tags=_tags(tag_lists),
         trigger="auto" if is_auto else "manual",
-        metadata=_metadata(metadata_document),
+        metadata=None if metadata_document is None else _metadata(metadata_document),
         status=Status(status or Status.IN_PROGRESS),
-        step=step,
-        message=message,
-        idempotency_key=idempotency_key,
-        external_id=external_id,
-        workspace=workspace,
     )
     if expect_head is not None:
         options["expect_head"] = None if expect_head == "none" else _head(expect_head)
     state = read_document("the state", document)
     with api.open(settings.store) as store:
-        header = store.save(
-            key, state, profile=profile, project=project, workflow=workflow, test=test, **options
-        )
+        header = store.save(key, state, **options, **given)
         _show(settings, store, key, header, "Saved")
+
+
+def _tags(lists: tuple[str, ...]) -> list[str]:
+    return [tag.strip() for tags in lists for tag in tags.split(",")]
 
 
 def _show(settings: Settings, store: Store, key: str, header: Header, verb: str) -> None:
@@ -116,9 +102,7 @@ def _show(settings: Settings, store: Store, key: str, header: Header, verb: str)
     lines([f"{verb} {header.id} ({what})"])
 
 
-def _metadata(document: str | None) -> dict[str, Any] | None:
-    if document is None:
-        return None
+def _metadata(document: str) -> dict[str, Any]:
     metadata = read_document("the metadata", document)
     if not isinstance(metadata, dict):
         raise InvalidInput("the metadata must be a JSON object", code="metadata_not_plain")
@@ -138,7 +122,7 @@ stepkeep create "After verifying Q4_0 dequant" --tags q4_0,verified
 stepkeep create "plan made" --session research-42 --state @state.json"""
 
 
-@click.command("create", cls=Command, example=CREATE_EXAMPLE)
+@command("create", CREATE_EXAMPLE)
 @click.argument("message")
 @session_option("The session.  [default: $STEPKEEP_SESSION]")
 @click.option("--tags", "tag_lists", multiple=True, metavar="A,B", help="Tags, separated by commas.")
@@ -147,15 +131,14 @@ stepkeep create "plan made" --session research-42 --state @state.json"""
     "--state", "document", metavar="@FILE|-|JSON", help="The state, as JSON.  [default: the latest one]"
 )
 @workspace_option("Capture the project files in this directory too.")
-@settings_of
 def create(
     settings: Settings,
+    /,
     message: str,
     session_option: str | None,
     tag_lists: tuple[str, ...],
-    step: int | None,
     document: str | None,
-    workspace: str | None,
+    **given: Any,
 ) -> None:
     """Create a checkpoint by hand, with a MESSAGE.
 
@@ -163,18 +146,15 @@ def create(
 
     Without --session it is the most recent session of this folder, or of the nearest one above it; else of the store.
     """
-    tags = [tag.strip() for tags in tag_lists for tag in tags.split(",")]
+    given["tags"] = _tags(tag_lists)
     state = None if document is None else read_document("the state", document)
     begins = document is not None and is_session_named(session_option)
     with api.open(settings.store, create=begins) as store:
         key = chosen_session(store, None, session_option, current=_session_here)
         if document is None:
-            header = _existing(store, key).save_again(message, tags=tags, step=step, workspace=workspace)
+            header = _existing(store, key).save_again(message, **given)
         else:
-            options = SaveOptions(
-                message=message, tags=tags, step=step, workspace=workspace, trigger="manual"
-            )
-            header = store.save(key, state, **options)
+            header = store.save(key, state, message=message, trigger="manual", **given)
         _show(settings, store, key, header, "Created")
 
 
