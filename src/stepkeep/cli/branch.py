@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import Any, Final, get_args
 
 import click
 from msgspec import Raw, UnsetType
 
+from stepkeep import api
 from stepkeep.api import BranchChanged, MergeConflict, Side, Strategy
 from stepkeep.cli.app import CommandGroup, Settings, command
 from stepkeep.cli.naming import Words, limit_option, on_session, opened, session_option
 from stepkeep.cli.printing import checkpoint_row, is_narrow, lines, moment, note, note_damaged, or_dash, table
 from stepkeep.text import clean, clean_json, count, shortened
-
-if TYPE_CHECKING:
-    from stepkeep.api import BranchInfo, BranchList, ClashInfo, History, Merged, Store
 
 CONFLICT: Final = 5
 SHORT_VIEW: Final = 20
@@ -46,7 +44,7 @@ def branch(ctx: click.Context, session_option: str | None) -> None:
         ctx.invoke(list_branches, session_option=session_option)
 
 
-def _session_and_name(store: Store, words: Words) -> tuple[str, str]:
+def _session_and_name(store: api.Store, words: Words) -> tuple[str, str]:
     """SESSION and NAME; one word alone is the name."""
     if not words.given:
         raise click.UsageError("Which branch? Name it.")
@@ -66,13 +64,13 @@ def list_branches(settings: Settings, words: Words) -> None:
     settings.show(found, _print_branches)
 
 
-def _print_branches(found: BranchList) -> None:
+def _print_branches(found: api.BranchList) -> None:
     # What is left on a narrow terminal tells the branches apart; the log of each has the rest.
     hidden = ("checkpoints", "message") if is_narrow() else ()
     table([_row(each) for each in found.branches], right=["checkpoints", "head"], leave_out=hidden)
 
 
-def _row(each: BranchInfo) -> dict[str, str]:
+def _row(each: api.BranchInfo) -> dict[str, str]:
     is_loose = each.state == "open" and not each.is_pinned and not each.is_current
     return {
         "": "*" if each.is_current else "",
@@ -98,7 +96,7 @@ def log(settings: Settings, words: Words, limit: int | None) -> None:
     settings.show(found, _print_log)
 
 
-def _print_log(found: History) -> None:
+def _print_log(found: api.History) -> None:
     note_damaged(found.damaged)
     if not found.checkpoints:
         lines([f"Branch {clean(found.branch)} has no checkpoint."])
@@ -134,7 +132,7 @@ def _add_change(name: str, help: str, *, example: str = "try-batching") -> None:
     def change(settings: Settings, words: Words) -> None:
         with opened(settings) as store:
             key, chosen = _session_and_name(store, words)
-            changed: BranchInfo = getattr(store.get(key).branches, name)(chosen)
+            changed: api.BranchInfo = getattr(store.get(key).branches, name)(chosen)
         verb = "is" if name == "switch" else ""
         settings.show(BranchChanged(session=key, branch=changed), lambda done: _print_branch(done, verb))
 
@@ -182,7 +180,7 @@ def merge(settings: Settings, /, words: Words, **options: Any) -> int:
     return 0 if done.is_merged else CONFLICT
 
 
-def _print_merge(done: Merged) -> None:
+def _print_merge(done: api.Merged) -> None:
     name, into, clashes = clean(done.branch), clean(done.into), count(len(done.clashes), "conflict")
     if done.checkpoint is not None:
         decided = [f"{clashes} decided:"] if done.clashes else []
@@ -194,7 +192,7 @@ def _print_merge(done: Merged) -> None:
     note(f"error: {clashes}, nothing was merged: decide with --on-conflict ours or theirs")
 
 
-def _clash(clash: ClashInfo) -> str:
+def _clash(clash: api.ClashInfo) -> str:
     was, ours, theirs = map(_text, (clash.base, clash.ours, clash.theirs))
     return f"  {clean(clash.path)}: was {was}, ours {ours}, theirs {theirs}"
 

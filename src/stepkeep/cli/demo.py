@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 import msgspec
@@ -29,9 +29,6 @@ from stepkeep.cli.printing import is_terminal, lines, styled, width
 from stepkeep.errors import StepkeepError
 from stepkeep.model import STATE
 from stepkeep.text import shortened
-
-if TYPE_CHECKING:
-    from stepkeep.api import Session
 
 SESSION: Final = "tides"
 STEPS: Final = ("fetch", "check", "analyse", "report", "publish")
@@ -153,7 +150,7 @@ class _Story:
         )
 
     @contextmanager
-    def _session(self) -> Iterator[Session]:
+    def _session(self) -> Iterator[api.Session]:
         """The demo's session, to look into it; nobody's configuration has a say in it."""
         with api.open(self._url, config=api.Settings({})) as store:
             yield store.get(SESSION)

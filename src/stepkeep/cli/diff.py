@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
+from stepkeep import api
 from stepkeep.api import WIDTH
 from stepkeep.cli.app import Settings, command
 from stepkeep.cli.naming import Words, complete_ref, limit_option, on_session, opened, workspace_option
@@ -22,9 +23,6 @@ from stepkeep.cli.printing import (
     write,
 )
 from stepkeep.text import clean, count
-
-if TYPE_CHECKING:
-    from stepkeep.api import CheckpointComparison, CheckpointInfo, FilesDiff
 
 SHORT_VIEW: Final = 200
 EXAMPLE: Final = """\
@@ -116,7 +114,7 @@ def _ends(refs: list[str], older: str | None, newer: str | None) -> tuple[str | 
     return older, newer
 
 
-def _print(result: CheckpointComparison) -> None:
+def _print(result: api.CheckpointComparison) -> None:
     texts = [f"from {_name(result.older, result)}", f"to   {_name(result.newer, result)}"]
     room = max(20, (width() - 20) // 2) if is_terminal() else WIDTH
     for text in map(clean, result.lines(width=min(room, WIDTH))):
@@ -124,7 +122,7 @@ def _print(result: CheckpointComparison) -> None:
     lines(texts)
 
 
-def _print_files(found: FilesDiff) -> None:
+def _print_files(found: api.FilesDiff) -> None:
     if found.patch is not None:
         _print_patch(found.patch)
         return
@@ -144,7 +142,7 @@ def _print_patch(patch: str) -> None:
         write(patch.encode("utf-8", "surrogateescape"))
 
 
-def _name(each: CheckpointInfo, result: CheckpointComparison) -> str:
+def _name(each: api.CheckpointInfo, result: api.CheckpointComparison) -> str:
     session = "" if result.older.session == result.newer.session else f"{clean(each.session)} "
     step = "" if each.step is None else f", step {each.step}"
     return f"{session}#{each.seq} ({moment(each.time)}{step})"

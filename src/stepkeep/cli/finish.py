@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from stepkeep import api
 from stepkeep.cli.app import Settings, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import lines, note
 from stepkeep.text import clean, count
-
-if TYPE_CHECKING:
-    from stepkeep.api import Deleted, SessionSummary
 
 DELETE_EXAMPLE = """\
 stepkeep delete research-42 step-5
@@ -37,7 +35,7 @@ def _command(name: str, help: str, *options: Any, example: str = "") -> click.Co
     return command(name, example, help=help)(on_session()(finish))
 
 
-def _print(session: SessionSummary) -> None:
+def _print(session: api.SessionSummary) -> None:
     lines([f"Session {clean(session.key)} is {session.status}"])
 
 
@@ -72,7 +70,7 @@ def delete(settings: Settings, words: Words, yes: bool) -> int:
     return 0
 
 
-def _print_deleted(deleted: Deleted) -> None:
+def _print_deleted(deleted: api.Deleted) -> None:
     whole = " (the whole session)" if deleted.is_whole_session else ""
     lines([f"Removed {count(deleted.count, 'checkpoint')} of {clean(deleted.session)}{whole}"])
 

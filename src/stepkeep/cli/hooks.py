@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -11,9 +11,6 @@ from stepkeep import api
 from stepkeep.cli.app import CommandGroup, Settings, command
 from stepkeep.cli.printing import lines, note, table
 from stepkeep.text import clean
-
-if TYPE_CHECKING:
-    from stepkeep.api import HooksChange, HooksInstalled, HooksStatus
 
 CLIENTS: Final = ("claude-code", "gemini", "codex")
 EXAMPLE: Final = """\
@@ -80,7 +77,7 @@ def uninstall(settings: Settings, client: str, is_project: bool, dry_run: bool) 
     settings.show(done, _print_change)
 
 
-def _print_change(change: HooksChange) -> None:
+def _print_change(change: api.HooksChange) -> None:
     if not change.is_changed:
         lines([f"{clean(change.path)} needs no change"])
     elif change.is_dry_run:
@@ -102,7 +99,7 @@ def status(settings: Settings, client: str | None) -> None:
     settings.show(api.hooks_status(client), _print_status)
 
 
-def _print_status(found: HooksStatus) -> None:
+def _print_status(found: api.HooksStatus) -> None:
     table(
         [
             {"client": each.client, "scope": each.scope, "hooks": _state(each), "file": each.path}
@@ -117,7 +114,7 @@ def _print_status(found: HooksStatus) -> None:
         )
 
 
-def _state(file: HooksInstalled) -> str:
+def _state(file: api.HooksInstalled) -> str:
     if file.problem is not None:
         return file.problem
     if not file.exists or not file.events:

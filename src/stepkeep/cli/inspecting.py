@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -26,24 +26,6 @@ from stepkeep.cli.printing import (
     write,
 )
 from stepkeep.text import clean, count, size
-
-if TYPE_CHECKING:
-    from stepkeep.api import (
-        Config,
-        Diagnosis,
-        NextClean,
-        Session,
-        SessionCleanup,
-        SessionStatus,
-        SessionUsage,
-        SettingView,
-        Stats,
-        Store,
-        StoreStatus,
-        Symptom,
-        Usage,
-        VerifyReport,
-    )
 
 # --- status ------------------------------------------------------------------------------------------------------
 
@@ -74,7 +56,7 @@ def status(settings: Settings, words: Words, limit: int | None) -> None:
     settings.show(one, _print_session)
 
 
-def _print_store(status: StoreStatus) -> None:
+def _print_store(status: api.StoreStatus) -> None:
     usage = status.usage
     by_status = ", ".join(f"{number} {name}" for name, number in status.statuses.items() if number)
     _print_facts(
@@ -95,7 +77,7 @@ def _print_store(status: StoreStatus) -> None:
         lines([f"... ({more:,} more)"] if more > 0 else [])
 
 
-def _usage_row(each: SessionUsage) -> dict[str, str]:
+def _usage_row(each: api.SessionUsage) -> dict[str, str]:
     return {
         "stored": size(each.stored_bytes),
         "ratio": ratio(each.ratio),
@@ -106,7 +88,7 @@ def _usage_row(each: SessionUsage) -> dict[str, str]:
     }
 
 
-def _next_clean(plan: NextClean) -> str:
+def _next_clean(plan: api.NextClean) -> str:
     if not plan.count:
         return "would remove nothing"
     more = plan.count - len(plan.sessions)
@@ -114,7 +96,7 @@ def _next_clean(plan: NextClean) -> str:
     return f"would remove {count(plan.count, 'session')}: {names}"
 
 
-def _print_session(status: SessionStatus) -> None:
+def _print_session(status: api.SessionStatus) -> None:
     session, latest, takes = status.session, status.latest, status.takes
     _print_facts(
         {
@@ -139,13 +121,13 @@ def _print_session(status: SessionStatus) -> None:
     )
 
 
-def _cleanup(cleanup: SessionCleanup | None) -> str:
+def _cleanup(cleanup: api.SessionCleanup | None) -> str:
     if cleanup is None:
         return "leaves it alone: its profile or policy makes no sense"
     return f"{'would remove it' if cleanup.goes else 'leaves it'}: {cleanup.reason}"
 
 
-def _usage_facts(usage: Usage) -> dict[str, str]:
+def _usage_facts(usage: api.Usage) -> dict[str, str]:
     hidden = f"{size(usage.hidden_bytes)} of it belong to removed checkpoints that others build upon"
     return {
         "checkpoints": f"{usage.checkpoints:,}",
@@ -219,7 +201,7 @@ def _serve(settings: Settings, address: str) -> None:
         serve_metrics(lambda: api.prometheus(store.stats(hours=1)), host, port, access)
 
 
-def _print_stats(found: Stats) -> None:
+def _print_stats(found: api.Stats) -> None:
     metrics, hours = found.metrics, found.hours
     since = "nothing yet" if found.since is None else f"since {moment(found.since)} UTC"
     lines([f"{clean(found.store)}: counted {since}", ""])
@@ -255,7 +237,7 @@ def _print_stats(found: Stats) -> None:
     )
 
 
-def _latency(found: Stats) -> str:
+def _latency(found: api.Stats) -> str:
     p95 = found.metrics.checkpoint_save_latency_p95_ms
     text = f"{found.metrics.checkpoint_save_latency_ms:.1f} on average"
     if p95 is None:
@@ -285,14 +267,14 @@ def verify(settings: Settings, words: Words) -> int:
     """
     key = words.named_if_any()
     with opened(settings) as store:
-        target: Store | Session = store if key is None else store.get(key)
+        target: api.Store | api.Session = store if key is None else store.get(key)
         with ProgressLine("verifying", target.usage().checkpoints) as progress:
             report = target.verify(progress=progress.advance)
     settings.show(report, _print_verified)
     return 0 if report.is_intact else DAMAGE
 
 
-def _print_verified(report: VerifyReport) -> None:
+def _print_verified(report: api.VerifyReport) -> None:
     texts = []
     for finding in report.findings:
         number = "" if finding.seq is None else f" #{finding.seq}"
@@ -331,7 +313,7 @@ def doctor(settings: Settings, full: bool) -> int:
     return 0 if diagnosis.is_healthy else 1
 
 
-def _print_diagnosis(diagnosis: Diagnosis) -> None:
+def _print_diagnosis(diagnosis: api.Diagnosis) -> None:
     lines([f"store {clean(diagnosis.store)}"])
     for symptom in diagnosis.symptoms:
         lines(_symptom_lines(symptom))
@@ -343,7 +325,7 @@ def _print_diagnosis(diagnosis: Diagnosis) -> None:
         lines([f"Healthy, {count(warnings, 'warning')}." if warnings else "Healthy."])
 
 
-def _symptom_lines(symptom: Symptom) -> list[str]:
+def _symptom_lines(symptom: api.Symptom) -> list[str]:
     mark, colour = _MARKS[symptom.verdict]
     first = f"{styled(f'{mark:<4}', colour)}  {symptom.name:<13}  {clean(symptom.message)}"
     return [first] if symptom.advice is None else [first, f"{'':21}→ {clean(symptom.advice)}"]
@@ -379,7 +361,7 @@ def config(settings: Settings, action: str) -> int:
     return WRONG if found.problems else 0
 
 
-def _print_settings(found: Config) -> None:
+def _print_settings(found: api.Config) -> None:
     if is_terminal():
         # Cutting off keys or paths would help nobody: long lines go on below.
         wide = min(WIDEST_KEY, max(len(each.key) for each in found.settings))
@@ -390,17 +372,17 @@ def _print_settings(found: Config) -> None:
         note(f"error: {problem.text}")
 
 
-def _setting_line(setting: SettingView, wide: int) -> str:
+def _setting_line(setting: api.SettingView, wide: int) -> str:
     text = f"{clean(setting.key):<{wide}}  {clean(setting.text)}"
     return text if setting.origin == "default" else styled(f"{text}  [{clean(_origin(setting))}]", "green")
 
 
-def _origin(setting: SettingView) -> str:
+def _origin(setting: api.SettingView) -> str:
     source = setting.source or setting.origin
     return source if setting.line is None else f"{source}:{setting.line}"
 
 
-def _print_files(found: Config) -> None:
+def _print_files(found: api.Config) -> None:
     rows = [
         {
             "": "used" if file.is_used else "ignored" if file.exists else "missing",
@@ -415,7 +397,7 @@ def _print_files(found: Config) -> None:
             note(f"note: {file.path} is {file.note}")
 
 
-def _print_problems(found: Config) -> None:
+def _print_problems(found: api.Config) -> None:
     used = sum(file.is_used for file in found.files)
     fine = f"No problems in {count(used, 'file')} and the environment."
     lines([clean(problem.text) for problem in found.problems] or [fine])

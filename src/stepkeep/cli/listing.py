@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
+from stepkeep import api
 from stepkeep.cli.app import Settings, command
 from stepkeep.cli.naming import Words, limit_option, on_session, opened
 from stepkeep.cli.printing import (
@@ -21,9 +20,6 @@ from stepkeep.cli.printing import (
 )
 from stepkeep.model import Status
 from stepkeep.text import clean, size
-
-if TYPE_CHECKING:
-    from stepkeep.api import CheckpointInfo, History, SessionSummary, ValueChange
 
 EXAMPLE = """\
 stepkeep list --status in_progress
@@ -64,7 +60,7 @@ def list_(
     settings.show(found, lambda found: _print_checkpoints(found, across=key is None))
 
 
-def _print_sessions(sessions: tuple[SessionSummary, ...]) -> None:
+def _print_sessions(sessions: tuple[api.SessionSummary, ...]) -> None:
     if not sessions:
         lines(["No sessions."])
         return
@@ -81,7 +77,7 @@ def _print_sessions(sessions: tuple[SessionSummary, ...]) -> None:
     table(rows, right=["checkpoints"])
 
 
-def _print_checkpoints(found: tuple[CheckpointInfo, ...], *, across: bool) -> None:
+def _print_checkpoints(found: tuple[api.CheckpointInfo, ...], *, across: bool) -> None:
     if not found:
         lines(["No checkpoints."])
         return
@@ -119,7 +115,7 @@ def history(settings: Settings, words: Words, limit: int | None, show_all: bool)
     settings.show(found, _print_history)
 
 
-def _print_history(found: History) -> None:
+def _print_history(found: api.History) -> None:
     note_damaged(found.damaged)
     if not found.checkpoints:
         lines([f"Session {clean(found.session)} has no checkpoint."])
@@ -135,7 +131,7 @@ def _print_history(found: History) -> None:
     lines(texts)
 
 
-def _history_entry(each: CheckpointInfo) -> str:
+def _history_entry(each: api.CheckpointInfo) -> str:
     facts = [moment(each.time), size(each.size_bytes)]
     if each.step is not None:
         facts.append(f"step {each.step}")
@@ -173,13 +169,13 @@ def log(settings: Settings, words: Words, path: str | None, limit: int | None) -
     settings.show(changes, lambda changes: lines(map(_change, changes)))
 
 
-def _print_log(found: History) -> None:
+def _print_log(found: api.History) -> None:
     note_damaged(found.damaged)
     wide = max((len(str(each.seq)) for each in found.checkpoints), default=0) + 1
     lines(_log_entry(each, wide) for each in found.checkpoints)
 
 
-def _log_entry(each: CheckpointInfo, wide: int) -> str:
+def _log_entry(each: api.CheckpointInfo, wide: int) -> str:
     facts = [] if each.step is None else [f"step {each.step}"]
     facts += [] if each.status == "in_progress" else [each.status]
     facts += each.tags
@@ -188,7 +184,7 @@ def _log_entry(each: CheckpointInfo, wide: int) -> str:
     return f"{f'#{each.seq}':<{wide}}  {moment(each.time)}  {clean(message + about)}"
 
 
-def _change(change: ValueChange) -> str:
+def _change(change: api.ValueChange) -> str:
     sign, colour = _SIGNS[change.kind]
     place = f"#{change.checkpoint.seq}  {moment(change.checkpoint.time)}"
     return styled(f"{sign} {place}  {clean(change.text())}", colour)

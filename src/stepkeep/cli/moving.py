@@ -17,16 +17,6 @@ from stepkeep.text import clean, count, size
 
 if TYPE_CHECKING:
     from stepkeep.adapters.langgraph.migration import LangGraphImport
-    from stepkeep.api import (
-        BackupReport,
-        CopyReport,
-        Exported,
-        FileImport,
-        FilesExported,
-        FilesImport,
-        RecoverReport,
-        Store,
-    )
 
 MAX_SHOWN: Final = 200
 
@@ -53,7 +43,7 @@ def backup(settings: Settings, destination: Path, keep: int | None, force: bool)
     return DAMAGE if report.findings else 0
 
 
-def _print_backup(report: BackupReport) -> None:
+def _print_backup(report: api.BackupReport) -> None:
     texts = [problem_line("DAMAGED", each.session, each.message, each.code) for each in report.findings]
     content = total_of(report.checkpoints, report.sessions)
     texts.append(f"Backed up {content} to {clean(report.path)} ({size(report.size_bytes)})")
@@ -72,7 +62,7 @@ def restore_backup(settings: Settings, source: Path, force: bool) -> None:
     settings.show(report, _print_restored)
 
 
-def _print_restored(report: BackupReport) -> None:
+def _print_restored(report: api.BackupReport) -> None:
     texts = [f"Restored {total_of(report.checkpoints, report.sessions)} to {clean(report.path)}"]
     if report.replaced is not None:
         texts.append(f"The store that was there is now {clean(report.replaced)}")
@@ -102,12 +92,12 @@ def copy(settings: Settings, source: str, destination: str, keys: tuple[str, ...
     return _exit_code(report)
 
 
-def _print_copied(report: CopyReport) -> None:
+def _print_copied(report: api.CopyReport) -> None:
     there = f", {report.present:,} were there" if report.present else ""
     lines([*_problems(report), f"Copied {total_of(report.copied, report.sessions)}{there}"])
 
 
-def _problems(report: CopyReport) -> list[str]:
+def _problems(report: api.CopyReport) -> list[str]:
     texts = [problem_line("REFUSED", each.session, each.message, each.code) for each in report.refused]
     lost = [
         (each.session if each.seq is None else f"{each.session} #{each.seq}", each.message, each.code)
@@ -125,7 +115,7 @@ def _first_ones(word: str, problems: list[tuple[str, str, str]]) -> list[str]:
     return [*texts, f"{word} {more:,} more; --json lists all"] if more > 0 else texts
 
 
-def _exit_code(report: CopyReport) -> int:
+def _exit_code(report: api.CopyReport) -> int:
     if report.lost or report.findings:
         return DAMAGE
     return 5 if report.refused else 0
@@ -146,7 +136,7 @@ def recover(settings: Settings, source: str, destination: str) -> int:
     return _exit_code(report.copied)
 
 
-def _print_recovered(report: RecoverReport) -> None:
+def _print_recovered(report: api.RecoverReport) -> None:
     copied = report.copied
     texts = _problems(copied)
     if report.by_pages:
@@ -206,12 +196,12 @@ def export(settings: Settings, words: Words, output: str, force: bool, form: str
         settings.show(exported, _print_exported)
 
 
-def _print_exported(exported: Exported) -> None:
+def _print_exported(exported: api.Exported) -> None:
     place = clean(exported.output or "stdout")
     lines([f"Wrote {exported.checkpoint} to {place} ({size(exported.size_bytes)})"])
 
 
-def _print_archive(exported: FilesExported) -> None:
+def _print_archive(exported: api.FilesExported) -> None:
     place = (
         f"{clean(exported.output or 'stdout')} ({count(exported.files, 'file')}, {size(exported.size_bytes)})"
     )
@@ -261,7 +251,7 @@ def files(
     return DAMAGE if report.skipped else 0
 
 
-def _destination(url: str | None, *, dry_run: bool) -> Store:
+def _destination(url: str | None, *, dry_run: bool) -> api.Store:
     """The store to import into, made if need be; a dry run makes none."""
     try:
         return api.open(url, create=not dry_run)
@@ -269,7 +259,7 @@ def _destination(url: str | None, *, dry_run: bool) -> Store:
         return api.open("memory:")
 
 
-def _print_files(report: FilesImport) -> None:
+def _print_files(report: api.FilesImport) -> None:
     texts = [_file_text(each) for each in report.files]
     if report.note is not None:
         texts.append(clean(f"{report.note}: {report.fixes[0]}"))
@@ -281,7 +271,7 @@ def _print_files(report: FilesImport) -> None:
     lines([*texts, "This was a dry run: nothing was imported."] if report.is_dry_run else texts)
 
 
-def _file_text(each: FileImport) -> str:
+def _file_text(each: api.FileImport) -> str:
     start = f"{each.outcome:<8}  {clean(each.file)}"
     if each.code is not None or each.message is not None:
         code = "" if each.code is None else f" ({each.code})"

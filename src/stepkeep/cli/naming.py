@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 from click.shell_completion import get_completion_class
@@ -16,9 +16,6 @@ from stepkeep.cli.app import Settings, command, stepkeep
 from stepkeep.cli.printing import lines, note
 from stepkeep.errors import StepkeepError
 from stepkeep.text import clean
-
-if TYPE_CHECKING:
-    from stepkeep.api import Chosen, Session, Store
 
 _SESSION: Final = "stepkeep.session"
 SESSION_HELP: Final = "The session, instead of the argument.  [default: $STEPKEEP_SESSION]"
@@ -41,11 +38,11 @@ def session_named(argument: str | None, option: str | None, *, use_environment: 
 
 
 def chosen_session(
-    store: Store,
+    store: api.Store,
     argument: str | None,
     option: str | None,
     *,
-    current: Callable[[Store], Chosen] | None = None,
+    current: Callable[[api.Store], api.Chosen] | None = None,
 ) -> str:
     """The session of a command that need not name one: the argument, `--session`, the environment, the current one.
 
@@ -84,11 +81,11 @@ class Words(NamedTuple):
         first = self.given[0] if self.given else None
         return session_named(first, None, use_environment=False), self.given[1:]
 
-    def chosen(self, store: Store) -> str:
+    def chosen(self, store: api.Store) -> str:
         """The session, where it may be left out."""
         return chosen_session(store, self.given[0] if self.given else None, self.option)
 
-    def chosen_and_refs(self, store: Store) -> tuple[str, list[str]]:
+    def chosen_and_refs(self, store: api.Store) -> tuple[str, list[str]]:
         """The session, where it may be left out, and refs.
 
         The first argument is the session if there is one with that key; where `--session` is given, all are refs.
@@ -98,7 +95,7 @@ class Words(NamedTuple):
         chosen = _told(api.choose(store, self.given, fallback=_environment()))
         return chosen.session, list(chosen.refs)
 
-    def chosen_and_ref(self, store: Store) -> tuple[str, str]:
+    def chosen_and_ref(self, store: api.Store) -> tuple[str, str]:
         """The same with one ref, `latest` where none is given."""
         key, refs = self.chosen_and_refs(store)
         if len(refs) > 1:
@@ -106,18 +103,18 @@ class Words(NamedTuple):
         return key, refs[0] if refs else "latest"
 
     @contextmanager
-    def session(self, settings: Settings) -> Iterator[Session]:
+    def session(self, settings: Settings) -> Iterator[api.Session]:
         """The session that is meant, in its store, where it may be left out."""
         with opened(settings) as store:
             yield store.get(self.chosen(store))
 
 
-def opened(settings: Settings) -> Store:
+def opened(settings: Settings) -> api.Store:
     """The store of a command that makes none."""
     return api.open(settings.store, create=False)
 
 
-def _told(chosen: Chosen) -> Chosen:
+def _told(chosen: api.Chosen) -> api.Chosen:
     if chosen.why is not None:
         note(f"session {chosen.session} ({chosen.why})")
     return chosen
@@ -180,14 +177,14 @@ def _or_the_groups(ctx: click.Context, _param: click.Parameter, value: str | Non
 
 
 def _complete_session(ctx: click.Context, _param: click.Parameter, prefix: str) -> list[str]:
-    def find(store: Store) -> Iterable[str]:
+    def find(store: api.Store) -> Iterable[str]:
         return (info.key for info in store.sessions(prefix=prefix or None, limit=MAX_COMPLETIONS))
 
     return _completions(ctx, find)
 
 
 def complete_branch(ctx: click.Context, _param: click.Parameter, prefix: str) -> list[str]:
-    def find(store: Store) -> Iterable[str]:
+    def find(store: api.Store) -> Iterable[str]:
         names = (branch.name for branch in _session_so_far(ctx, store).branches)
         return (name for name in names if name.startswith(prefix))
 
@@ -198,13 +195,13 @@ def complete_ref(ctx: click.Context, _param: click.Parameter, prefix: str) -> li
     return _completions(ctx, lambda store: _session_so_far(ctx, store).refs(prefix))
 
 
-def _session_so_far(ctx: click.Context, store: Store) -> Session:
+def _session_so_far(ctx: click.Context, store: api.Store) -> api.Session:
     """The session that the words so far name, else the current one."""
     key = ctx.params.get("session_option") or ctx.params.get("session") or _environment()
     return store.get(key or api.current_session(store).session)
 
 
-def _completions(ctx: click.Context, find: Callable[[Store], Iterable[str]]) -> list[str]:
+def _completions(ctx: click.Context, find: Callable[[api.Store], Iterable[str]]) -> list[str]:
     """Completion never complains and never makes a store; what a shell could not take is left out."""
     try:
         with opened(ctx.ensure_object(Settings)) as store:

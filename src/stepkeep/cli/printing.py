@@ -9,15 +9,13 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import click
 import msgspec
 
+from stepkeep import api
 from stepkeep.text import clean, clean_json, count, size
-
-if TYPE_CHECKING:
-    from stepkeep.api import ChangedFile, CheckpointInfo, SessionError
 
 MAX_CELL: Final = 35
 """The width of an id. Longer texts in a table on a terminal are cut off, except in the last column."""
@@ -43,12 +41,12 @@ def ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}x"
 
 
-def numbered(each: CheckpointInfo) -> str:
+def numbered(each: api.CheckpointInfo) -> str:
     """A checkpoint by its number and time."""
     return f"#{each.seq} ({moment(each.time)})"
 
 
-def checkpoint_row(each: CheckpointInfo) -> dict[str, str]:
+def checkpoint_row(each: api.CheckpointInfo) -> dict[str, str]:
     """A checkpoint in a table, which leaves out what it does not show."""
     return {
         "session": each.session,
@@ -65,7 +63,7 @@ def checkpoint_row(each: CheckpointInfo) -> dict[str, str]:
     }
 
 
-def file_line(change: ChangedFile) -> str:
+def file_line(change: api.ChangedFile) -> str:
     """A project file that differs, such as `M src/app.py (120B -> 140B)`."""
     letter, colour = _FILES[change.kind]
     if change.kind == "mode":
@@ -119,12 +117,8 @@ def is_narrow() -> bool:
 
 def styled(text: str, colour: str | None) -> str:
     """The text in a colour on a terminal that shows colours, and plain elsewhere."""
-    is_plain = colour is None or not is_terminal() or os.environ.get("NO_COLOR") or _is_dumb()
-    return text if is_plain else click.style(text, fg=colour)
-
-
-def _is_dumb() -> bool:
-    return os.environ.get("TERM") == "dumb"
+    is_dumb = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if colour is None or is_dumb or not is_terminal() else click.style(text, fg=colour)
 
 
 def lines(texts: Iterable[str]) -> None:
@@ -145,10 +139,7 @@ def write(data: bytes) -> None:
 
 def json_document(value: Any) -> None:
     """Print a result as indented JSON."""
-    from stepkeep.api import to_json  # only JSON output pays for it
-
-    document = msgspec.json.format(to_json(value), indent=2)
-    lines([clean_json(document)])
+    lines([clean_json(msgspec.json.format(api.to_json(value), indent=2))])
 
 
 def note(text: str) -> None:
@@ -156,7 +147,7 @@ def note(text: str) -> None:
     print(clean(text), file=sys.stderr, flush=True)  # click would write past the live view
 
 
-def note_errors(errors: Iterable[SessionError]) -> None:
+def note_errors(errors: Iterable[api.SessionError]) -> None:
     for error in errors:
         note(f"error: {error.session}: {error.message} ({error.code})")
 

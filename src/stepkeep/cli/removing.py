@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from stepkeep import api
 from stepkeep.cli.app import Settings, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import lines, moment, note, note_errors, or_dash, table
 from stepkeep.errors import InvalidInput
 from stepkeep.text import clean, count, size
-
-if TYPE_CHECKING:
-    from stepkeep.api import CheckpointDecision, CleanReport, Pruned, PruneReport, RetentionRules
 
 PRUNE_EXAMPLE = """\
 stepkeep prune research-42 --dry-run
@@ -72,7 +70,7 @@ def prune(settings: Settings, /, words: Words, every: bool, dry_run: bool, **rul
     return 1 if pruned.errors else 0
 
 
-def _rules(flags: dict[str, Any]) -> RetentionRules:
+def _rules(flags: dict[str, Any]) -> api.RetentionRules:
     """The rules that flags stand for."""
     given = {
         name: value
@@ -92,7 +90,7 @@ def _rules(flags: dict[str, Any]) -> RetentionRules:
             f"{_flag(added[0])} only adds to what another rule keeps: give one too, such as --keep-last 10",
             code="usage",
         )
-    rules: RetentionRules = {}
+    rules: api.RetentionRules = {}
     rules.update(given)  # type: ignore[typeddict-item]
     return rules
 
@@ -109,7 +107,7 @@ def _flag(rule: str) -> str:
     return "--keep-tag" if rule == "keep_tags" else f"--{rule.replace('_', '-')}"
 
 
-def _print_pruned(pruned: Pruned) -> None:
+def _print_pruned(pruned: api.Pruned) -> None:
     for session in pruned.sessions:
         for warning in session.warnings:
             note(f"warning: {session.session}: {warning}")
@@ -119,7 +117,7 @@ def _print_pruned(pruned: Pruned) -> None:
     lines([_total(pruned), *_afterwards(pruned)])
 
 
-def _print_plan(session: PruneReport) -> None:
+def _print_plan(session: api.PruneReport) -> None:
     lines([f"{clean(session.session)}: {count(session.total, 'checkpoint')}"])
     lines([f"{'rules:' if not at else '':<7}{clean(rule)}" for at, rule in enumerate(session.rules)])
     lines([""])
@@ -128,7 +126,7 @@ def _print_plan(session: PruneReport) -> None:
         lines([""])
 
 
-def _print_decisions(decisions: tuple[CheckpointDecision, ...]) -> None:
+def _print_decisions(decisions: tuple[api.CheckpointDecision, ...]) -> None:
     rows = [
         {
             "seq": f"#{each.seq}",
@@ -148,12 +146,12 @@ def _print_decisions(decisions: tuple[CheckpointDecision, ...]) -> None:
     table(rows, right=["seq", "step", "stored"], colours=colours, leave_out=hidden, wrap=True)
 
 
-def _because(decision: CheckpointDecision) -> str:
+def _because(decision: api.CheckpointDecision) -> str:
     reasons = ", ".join(decision.reasons)
     return reasons if decision.warning is None else f"{reasons} ({decision.warning})"
 
 
-def _total(pruned: Pruned) -> str:
+def _total(pruned: api.Pruned) -> str:
     sessions = "" if len(pruned.sessions) == 1 else f" in {count(len(pruned.sessions), 'session')}"
     total = f"{count(pruned.total, 'checkpoint')}{sessions}"
     if pruned.is_dry_run:
@@ -165,7 +163,7 @@ def _total(pruned: Pruned) -> str:
     return f"{total}: {pruned.kept:,} kept, {pruned.deleted:,} deleted{refused}, {freed}"
 
 
-def _afterwards(pruned: Pruned) -> list[str]:
+def _afterwards(pruned: api.Pruned) -> list[str]:
     would = " would be" if pruned.is_dry_run else ""
     texts = [f"{count(pruned.compressed, 'checkpoint')}{would} compressed"] if pruned.compressed else []
     if pruned.is_dry_run:
@@ -195,7 +193,7 @@ def _clean(settings: Settings, dry_run: bool) -> int:
     return 1 if cleaned.errors else 0
 
 
-def _print_cleaned(cleaned: CleanReport) -> None:
+def _print_cleaned(cleaned: api.CleanReport) -> None:
     for warning in cleaned.warnings:
         note(f"warning: {warning}")
     if cleaned.sessions:

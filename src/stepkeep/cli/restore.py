@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,9 +12,6 @@ from stepkeep.cli.app import Settings, command
 from stepkeep.cli.naming import Words, on_session, opened, workspace_option
 from stepkeep.cli.printing import counts, file_line, lines, moment, numbered
 from stepkeep.text import clean, count
-
-if TYPE_CHECKING:
-    from stepkeep.api import RestoredFiles, RestoredInfo
 
 BEFORE = "latest@before"
 EXAMPLE = """\
@@ -87,7 +83,7 @@ def restore(
     return 0
 
 
-def _print(restored: RestoredInfo) -> None:
+def _print(restored: api.RestoredInfo) -> None:
     checkpoint = restored.checkpoint
     name = checkpoint.message or f"#{checkpoint.seq}"
     new = ", new" if restored.is_new_branch else ""
@@ -103,7 +99,7 @@ def _print(restored: RestoredInfo) -> None:
     lines(texts)
 
 
-def _changes(restored: RestoredInfo) -> list[str]:
+def _changes(restored: api.RestoredInfo) -> list[str]:
     changes = restored.changes
     if changes is None:
         return ["Changes: unknown, the state before cannot be read"]
@@ -113,7 +109,7 @@ def _changes(restored: RestoredInfo) -> list[str]:
     return [f"Changes: {parts}", *(f"  {clean(phrase)}" for phrase in changes.summary.split("; "))]
 
 
-def _print_files(restored: RestoredFiles) -> None:
+def _print_files(restored: api.RestoredFiles) -> None:
     name = numbered(restored.checkpoint)
     if restored.checkpoint.message:
         name += f": {clean(restored.checkpoint.message)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -17,9 +17,6 @@ from stepkeep.cli.printing import is_terminal, json_document, lines, moment, not
 from stepkeep.cli.run_view import ending, exit_code, progress_for, telling_how_to_go_on
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.text import age, clean, clean_json, count
-
-if TYPE_CHECKING:
-    from stepkeep.api import PlannedWorkflow, Resumable, Store, TakenUp, WorkerEvent
 
 RUN_EXAMPLE = """\
 stepkeep run flow.yaml
@@ -101,7 +98,7 @@ def run(
     return exit_code(result)
 
 
-def _planned(flow: str, given: dict[str, str], *, as_json: bool) -> PlannedWorkflow:
+def _planned(flow: str, given: dict[str, str], *, as_json: bool) -> api.PlannedWorkflow:
     """The workflow in a file; what is wrong with it is told line by line."""
     try:
         return api.Workflows.plan(flow, given)
@@ -153,7 +150,7 @@ def resume(settings: Settings, /, words: Words, pairs: tuple[str, ...], **option
     return exit_code(result)
 
 
-def _asked(store: Store, settings: Settings) -> str | None:
+def _asked(store: api.Store, settings: Settings) -> str | None:
     """The session that a person chooses from those that can be resumed; None when nobody is there, or says no."""
     found = store.workflows.resumable() + api.list_unfinished_phases(store)
     if settings.json:
@@ -178,12 +175,12 @@ def _asked(store: Store, settings: Settings) -> str | None:
     return ready[choice - 1].session if choice else None
 
 
-def _print_taken_up(taken: TakenUp) -> None:
+def _print_taken_up(taken: api.TakenUp) -> None:
     lines(map(clean, taken.context.splitlines()))
     note(f"When it is done: stepkeep complete {clean(taken.session)}")
 
 
-def _print_resumable(store: Store, found: tuple[Resumable, ...]) -> None:
+def _print_resumable(store: api.Store, found: tuple[api.Resumable, ...]) -> None:
     now = store.engine.clock() / 1e6
     numbers = iter(range(1, len(found) + 1))
     rows = [
@@ -232,11 +229,11 @@ def worker(settings: Settings, /, **options: Any) -> None:
         store.workflows.work(tell=_as_json if settings.json else _as_text, **options)
 
 
-def _as_json(event: WorkerEvent) -> None:
+def _as_json(event: api.WorkerEvent) -> None:
     lines([clean_json(msgspec.json.encode(event))])
 
 
-def _as_text(event: WorkerEvent) -> None:
+def _as_text(event: api.WorkerEvent) -> None:
     if event.event is api.WorkerEventKind.READY:
         note(f"Worker of queue {event.queue} (pid {os.getpid()}): SIGTERM or Ctrl-C ends it.")
     elif event.event is api.WorkerEventKind.STOPPED:
@@ -246,7 +243,7 @@ def _as_text(event: WorkerEvent) -> None:
         lines([clean(f"{event.session}: {_told(event)}")])
 
 
-def _told(event: WorkerEvent) -> str:
+def _told(event: api.WorkerEvent) -> str:
     error = f": {event.error}" if event.error else ""
     match event.event:
         case api.WorkerEventKind.STARTED:

@@ -17,7 +17,6 @@ from stepkeep.text import clean, count, duration, shortened
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from stepkeep.api import Hooks, Workflow, WorkflowRun
 
 MAX_ERROR: Final = 200
 
@@ -30,7 +29,7 @@ class RunView:
 
     session: str | None = None
 
-    def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:  # noqa: ARG002
+    def begin(self, session: str, workflow: api.Workflow, done: frozenset[str]) -> api.Hooks:  # noqa: ARG002
         self.session = session
         note(_heading(session, workflow))
         return api.Hooks()
@@ -49,7 +48,7 @@ def progress_for(*, as_json: bool) -> RunView:
     return _Live() if is_terminal() else _Lines()
 
 
-def ending(run: WorkflowRun) -> list[str]:
+def ending(run: api.WorkflowRun) -> list[str]:
     """What to say when a run is over, and how to go on."""
     done = f"{count(run.steps_run, 'step')} in {duration(run.duration_ms / 1000)}"
     extra = [f"{run.steps_recovered} done before"] * bool(run.steps_recovered)
@@ -71,14 +70,14 @@ def telling_how_to_go_on(progress: RunView) -> Iterator[None]:
         raise
 
 
-def exit_code(run: WorkflowRun) -> int:
+def exit_code(run: api.WorkflowRun) -> int:
     """0 when it is completed, 1 when not, and as a shell says it when a signal ended it."""
     if run.status is Status.COMPLETED:
         return 0
     return 1 if run.signal is None else 128 + run.signal
 
 
-def _hooks(tell: Callable[[str, str, str], None], **more: Any) -> Hooks:
+def _hooks(tell: Callable[[str, str, str], None], **more: Any) -> api.Hooks:
     """Hooks that tell the id of a step, what became of it, and a note."""
     return api.Hooks(
         on_step_start=lambda step, attempt: tell(
@@ -99,7 +98,7 @@ def _short(error: object) -> str:
     return shortened(clean(str(error)), MAX_ERROR)
 
 
-def _heading(session: str, workflow: Workflow) -> str:
+def _heading(session: str, workflow: api.Workflow) -> str:
     return f"Session {clean(session)}: {clean(workflow.name)}, {count(len(workflow.steps), 'step')}"
 
 
@@ -119,7 +118,7 @@ _LINES: Final = {
 class _Lines(RunView):
     """One line for each thing that happens."""
 
-    def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:
+    def begin(self, session: str, workflow: api.Workflow, done: frozenset[str]) -> api.Hooks:
         self.session, total = session, len(workflow.steps)
         places = {
             step.id: f"[{number}/{total}] {clean(step.name)}"
@@ -167,7 +166,7 @@ class _Live(RunView):
         self._began = time.monotonic()
         self._saved: tuple[int, float] | None = None
 
-    def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:
+    def begin(self, session: str, workflow: api.Workflow, done: frozenset[str]) -> api.Hooks:
         from rich.console import Console
         from rich.live import Live
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 import msgspec
 
@@ -12,9 +10,6 @@ from stepkeep.cli.app import Settings, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import facts, lines, moment, note, ratio, write
 from stepkeep.text import clean, clean_json, size
-
-if TYPE_CHECKING:
-    from stepkeep.api import CheckpointInfo, Session, Shown, ShownAt, ValueAt, ValueShown
 
 EXAMPLE = """\
 stepkeep show research-42
@@ -61,7 +56,9 @@ def show(settings: Settings, words: Words, step: str | None, stderr: bool, raw: 
         settings.show(found, lambda found: lines(_texts(found)))
 
 
-def _show_output(settings: Settings, run: Session, ref: str, step: str, *, stderr: bool, raw: bool) -> None:
+def _show_output(
+    settings: Settings, run: api.Session, ref: str, step: str, *, stderr: bool, raw: bool
+) -> None:
     output = run.output(step, ref=ref, stream="stderr" if stderr else "stdout")
     if raw:
         write(output.content)
@@ -71,11 +68,11 @@ def _show_output(settings: Settings, run: Session, ref: str, step: str, *, stder
         note(f"this is what is stored; step {step!r} gave more")
 
 
-def _content(found: Shown | ValueShown) -> bytes:
+def _content(found: api.Shown | api.ValueShown) -> bytes:
     return bytes(found.value if isinstance(found, api.ValueShown) else found.state)
 
 
-def _texts(found: Shown | ValueShown) -> list[str]:
+def _texts(found: api.Shown | api.ValueShown) -> list[str]:
     """One value, or a checkpoint and its state, line by line."""
     if isinstance(found, api.ValueShown):
         return [clean_json(msgspec.json.format(_content(found), indent=2))]
@@ -92,7 +89,7 @@ def _texts(found: Shown | ValueShown) -> list[str]:
     return shown
 
 
-def _facts(each: CheckpointInfo) -> dict[str, str]:
+def _facts(each: api.CheckpointInfo) -> dict[str, str]:
     trigger = each.trigger
     return {
         "checkpoint": each.id,
@@ -144,7 +141,7 @@ def at(settings: Settings, words: Words) -> None:
     settings.show(found, _print_at)
 
 
-def _print_at(found: ShownAt | ValueAt) -> None:
+def _print_at(found: api.ShownAt | api.ValueAt) -> None:
     asked = f"at or before {found.asked_text}"
     if isinstance(found, api.ValueShown):
         note(f"#{found.checkpoint.seq}, the newest {asked}")

@@ -5,18 +5,16 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
+from stepkeep import api
 from stepkeep.api import Timelines
 from stepkeep.cli.app import Settings, command
 from stepkeep.cli.naming import Words, complete_branch, limit_option, on_session, opened
 from stepkeep.cli.printing import is_terminal, lines, note, note_errors, styled, width, write
 from stepkeep.text import clean, count, size
-
-if TYPE_CHECKING:
-    from stepkeep.api import Pictured
 
 EXAMPLE = """\
 stepkeep timeline research-42
@@ -89,7 +87,7 @@ def timeline(
     return 1 if found.errors else 0
 
 
-def _print_pictured(pictured: Pictured) -> None:
+def _print_pictured(pictured: api.Pictured) -> None:
     what = f"{count(len(pictured.sessions), 'session')}, {count(pictured.rows, 'row')}"
     lines([f"Wrote {clean(pictured.output or 'stdout')} ({what}, {size(pictured.size_bytes)})"])
 
