@@ -19,7 +19,7 @@ import pytest
 
 import stepkeep
 from stepkeep.cli import main
-from stepkeep.cli.json_arguments import parse
+from stepkeep.cli.save import read_json
 from tests import interpreter
 
 RED = "\x1b[31m"
@@ -335,9 +335,9 @@ def test_a_state_that_is_not_text_is_refused(cli: Cli) -> None:
 
 def test_numbers_are_read_exactly() -> None:
     """Integers of any size and the sign of zero survive."""
-    assert parse("x", "123456789012345678901234567890") == 123456789012345678901234567890
-    assert str(parse("x", "-0.0")) == "-0.0"
-    assert parse("x", "\ufeff1".encode().decode("utf-8-sig")) == 1
+    assert read_json("x", "123456789012345678901234567890") == 123456789012345678901234567890
+    assert str(read_json("x", "-0.0")) == "-0.0"
+    assert read_json("x", "\ufeff1".encode().decode("utf-8-sig")) == 1
 
 
 @pytest.mark.parametrize(

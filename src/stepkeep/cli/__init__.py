@@ -1,4 +1,6 @@
-"""The command line.
+"""The command line: what is read from it, which session it means, and how results are shown.
+
+What a command does is not in here but in `stepkeep.api`; `app` has the overview and names the module of each command.
 
 Data goes to stdout; logs and errors go to stderr. With `--json` stdout is one JSON document, a struct of
 `stepkeep.api` or a list of them, and an error is one JSON line, the last on stderr:

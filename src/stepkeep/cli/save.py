@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from stepkeep import api
 from stepkeep.api import Chosen, SaveOptions, Session, Store
 from stepkeep.cli.app import Settings, command
-from stepkeep.cli.json_arguments import read_document
 from stepkeep.cli.naming import (
     Words,
     chosen_session,
@@ -22,7 +24,7 @@ from stepkeep.cli.naming import (
 from stepkeep.cli.printing import json_document, lines
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import Header, Status
-from stepkeep.text import clean, size
+from stepkeep.text import clean, shortened, size
 
 EXAMPLE = """\
 stepkeep save research-42 --state '{"query": "tides"}' --step 1
@@ -82,7 +84,7 @@ def save(
     )
     if expect_head is not None:
         options["expect_head"] = None if expect_head == "none" else _head(expect_head)
-    state = read_document("the state", document)
+    state = _read_document("the state", document)
     with api.open(settings.store) as store:
         header = store.save(key, state, **options, **given)
         _show(settings, store, key, header, "Saved")
@@ -103,7 +105,7 @@ def _show(settings: Settings, store: Store, key: str, header: Header, verb: str)
 
 
 def _metadata(document: str) -> dict[str, Any]:
-    metadata = read_document("the metadata", document)
+    metadata = _read_document("the metadata", document)
     if not isinstance(metadata, dict):
         raise InvalidInput("the metadata must be a JSON object", code="metadata_not_plain")
     return metadata
@@ -147,7 +149,7 @@ def create(
     Without --session it is the most recent session of this folder, or of the nearest one above it; else of the store.
     """
     given["tags"] = _tags(tag_lists)
-    state = None if document is None else read_document("the state", document)
+    state = None if document is None else _read_document("the state", document)
     begins = document is not None and is_session_named(session_option)
     with api.open(settings.store, create=begins) as store:
         key = chosen_session(store, None, session_option, current=_session_here)
@@ -173,3 +175,72 @@ def _session_here(store: Store) -> Chosen:
     except OSError:  # it was removed under us
         return api.current_session(store)
     return api.session_here(store, folder)
+
+
+# --- JSON given on the command line, read exactly or refused -----------------------------------------------------
+
+
+def _read_document(what: str, argument: str) -> Any:
+    """The value in `@FILE`, `-` (stdin) or the argument itself.
+
+    Raises:
+        InvalidInput: it cannot be read, is not JSON, or would change by being read.
+    """
+    if argument != "-" and not argument.startswith("@"):
+        return read_json(what, argument)
+    source = "stdin" if argument == "-" else argument[1:]
+    try:
+        data = sys.stdin.buffer.read() if argument == "-" else Path(source).read_bytes()
+    except (OSError, ValueError) as exc:
+        reason = getattr(exc, "strerror", None) or exc
+        raise InvalidInput(f"{what}: cannot read {source!r}: {reason}", code="unreadable_file") from exc
+    try:
+        return read_json(what, data.decode("utf-8-sig"))
+    except UnicodeDecodeError as exc:
+        raise InvalidInput(
+            f"{what}: {source} is not UTF-8 text: byte {exc.start} is 0x{data[exc.start]:02x}",
+            code="invalid_json",
+        ) from exc
+
+
+def read_json(what: str, text: str) -> Any:
+    """The value of a JSON text. What JSON leaves open is refused: repeated keys, NaN, numbers beyond a float."""
+
+    def refuse(reason: str) -> NoReturn:
+        raise InvalidInput(f"{what}: {reason}", code="invalid_json")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            seen: set[str] = set()
+            repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            refuse(f"the key {_short(repeated)} occurs twice in one object")
+        return values
+
+    def finite(literal: str) -> float:
+        value = float(literal)
+        if math.isinf(value):
+            refuse(f"the number {_short(literal)} is too large for a float")
+        return value
+
+    def whole(literal: str) -> int:
+        try:
+            return int(literal)
+        except ValueError:
+            refuse(f"the number {_short(literal)} has {len(literal)} digits, more than can be read")
+
+    def constant(name: str) -> NoReturn:
+        refuse(f"{name} is not JSON; save it from Python, or as text")
+
+    try:
+        return json.loads(
+            text, object_pairs_hook=unique, parse_float=finite, parse_int=whole, parse_constant=constant
+        )
+    except json.JSONDecodeError as exc:
+        refuse(f"not JSON: {exc.msg} at line {exc.lineno}, column {exc.colno}")
+    except RecursionError:
+        raise InvalidInput(f"{what}: it is nested too deeply", code="state_too_deep") from None
+
+
+def _short(text: str) -> str:
+    return repr(shortened(text, 40))
