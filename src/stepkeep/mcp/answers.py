@@ -16,16 +16,8 @@ from msgspec import UNSET
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from stepkeep import errors
 from stepkeep.api import CheckpointComparison, CheckpointNode, FoldNode, GapNode, Node, Timeline
-from stepkeep.errors import (
-    BackendUnavailable,
-    Conflict,
-    Corrupt,
-    InvalidInput,
-    NotFound,
-    StepkeepError,
-    Unsupported,
-)
 
 _NAMES: Final = {
     "checkpoint": "checkpointId",
@@ -301,16 +293,16 @@ _NEXT_BY_CODE: Final = {
     "invalid_arguments": "Correct the arguments and call again.",
 }
 _NEXT_BY_KIND: Final = (
-    (NotFound, "Call checkpoint_list to see what there is."),
-    (Conflict, "Someone wrote first: call checkpoint_load, decide again, then repeat."),
-    (Corrupt, "Do not repeat it. Tell the user to run `stepkeep doctor` and `stepkeep verify`."),
-    (BackendUnavailable, "Nothing was stored. Tell the user that the store cannot be used."),
-    (Unsupported, "Do not repeat it. Tell the user what is missing."),
-    (InvalidInput, "Correct the input and call again."),
+    (errors.NotFound, "Call checkpoint_list to see what there is."),
+    (errors.Conflict, "Someone wrote first: call checkpoint_load, decide again, then repeat."),
+    (errors.Corrupt, "Do not repeat it. Tell the user to run `stepkeep doctor` and `stepkeep verify`."),
+    (errors.BackendUnavailable, "Nothing was stored. Tell the user that the store cannot be used."),
+    (errors.Unsupported, "Do not repeat it. Tell the user what is missing."),
+    (errors.InvalidInput, "Correct the input and call again."),
 )
 
 
-def refused(error: StepkeepError) -> CallToolResult:
+def refused(error: errors.StepkeepError) -> CallToolResult:
     """A tool's error, the same in text and as data."""
     fields = {
         "code": error.code,
@@ -328,14 +320,14 @@ def refused(error: StepkeepError) -> CallToolResult:
     )
 
 
-def refusal_text(error: StepkeepError) -> str:
+def refusal_text(error: errors.StepkeepError) -> str:
     """The same in one line, where an answer has no fields."""
     return f"{error.code}: {error.message[:MAX_MESSAGE]} {_next(error)}"
 
 
-def _next(error: StepkeepError) -> str:
+def _next(error: errors.StepkeepError) -> str:
     if error.code in _NEXT_BY_CODE:
         return _NEXT_BY_CODE[error.code]
-    if isinstance(error, BackendUnavailable) and error.retryable:
+    if isinstance(error, errors.BackendUnavailable) and error.retryable:
         return "Nothing was stored. Wait a little, then call again."
     return next((text for kind, text in _NEXT_BY_KIND if isinstance(error, kind)), "Tell the user.")

@@ -99,11 +99,7 @@ class Tools:
         self._project = project
 
     def checkpoint_save(
-        self,
-        sessionId: SessionId,
-        state: State,
-        description: Description = "",
-        encoding: Encoding = "json",
+        self, sessionId: SessionId, state: State, description: Description = "", encoding: Encoding = "json"
     ) -> SavedAnswer:
         """Save current execution state as a checkpoint.
 
@@ -154,11 +150,7 @@ class Tools:
         return ListAnswer.model_validate(page)
 
     def checkpoint_diff(
-        self,
-        sessionId: SessionId,
-        olderId: OlderId = "",
-        newerId: NewerId = "",
-        limit: Limit = 50,
+        self, sessionId: SessionId, olderId: OlderId = "", newerId: NewerId = "", limit: Limit = 50
     ) -> DiffAnswer:
         """Show what changed in the state between two checkpoints of a session."""
         session = self._opened.get().get(sessionId)
