@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import uvicorn
@@ -83,14 +83,10 @@ def serve_http(
         config = uvicorn.Config(guard, log_level="warning", access_log=False, server_header=False)
         ready(f"http://{f'[{host}]' if ':' in host else host}:{bound}{PATH}")
         with _ended_by_sigterm():
-            anyio.run(_serve, uvicorn.Server(config), listening)
+            anyio.run(uvicorn.Server(config).serve, [listening])
     finally:
         listening.close()
         opened.close()
-
-
-async def _serve(server: Any, listening: socket.socket) -> None:
-    await server.serve(sockets=[listening])
 
 
 @contextmanager
