@@ -231,7 +231,7 @@ def _hook_stop(directory: Path, tracer: _Tracer) -> Walk:
     import json
     import os
 
-    from stepkeep.hooks.answering import Request, answered
+    from stepkeep.api import answer_hook
 
     place = directory / "hook"
     place.mkdir()
@@ -246,8 +246,7 @@ def _hook_stop(directory: Path, tracer: _Tracer) -> Walk:
             "hook_event_name": "Stop",
             "last_assistant_message": f"turn {next(turn)}",
         }
-        request = Request(["Stop", json.dumps(content), "--store", url])
-        answered(request, environ)
+        answer_hook("claude-code", "Stop", json.dumps(content).encode(), store=url, environ=environ)
 
     return _counted(tracer, url, stop)
 

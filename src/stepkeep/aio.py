@@ -95,6 +95,7 @@ class OpenOptions(TypedDict, total=False):
     keyframe_every: int | None
     max_state_bytes: int
     clock: Callable[[], int]
+    busy_seconds: float | None
     create: bool
 
 

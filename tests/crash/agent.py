@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from stepkeep import Store
-from stepkeep.hooks import answering
-from stepkeep.recording.coding_agents import responses
+from stepkeep.api import agent_hooks
+from stepkeep.errors import StepkeepError
 from stepkeep.recording.coding_agents.hook_events import CLAUDE_CODE
 from stepkeep.recording.coding_agents.installing import install_hooks
 from tests.crash.stores import SQLITE, Operation, Say, url_at
@@ -23,9 +23,11 @@ PROMPT = "move the invoices"
 def respond(root: Path, event: str, **fields: Any) -> None:
     """Answer an event as `stepkeep hook` does; what went wrong is raised."""
     content = {"session_id": "agent", "hook_event_name": event, "cwd": str(root / "project"), **fields}
-    request = answering.Request([event, json.dumps(content), "--store", url_at(root)])
-    with failures() as failed, closed_engines():
-        answering.answered(request, {"HOME": str(root / "home"), "PATH": ""})
+    environ = {"HOME": str(root / "home"), "PATH": ""}
+    with failures() as failed, closed_stores():
+        agent_hooks.answer_hook(
+            CLAUDE_CODE, event, json.dumps(content).encode(), store=url_at(root), environ=environ
+        )
     if failed:
         raise failed[0]
 
@@ -34,30 +36,31 @@ def respond(root: Path, event: str, **fields: Any) -> None:
 def failures() -> Iterator[list[Exception]]:
     """What a hook notes in its log: an agent is never told by a code or an exception."""
     failed: list[Exception] = []
-    told = answering._told
+    told = agent_hooks._told
 
     def noting(*args: Any) -> dict[str, Any]:
         failed.append(args[-1])
         return told(*args)
 
-    with patch.object(answering, "_told", noting):
+    with patch.object(agent_hooks, "_told", noting):
         yield failed
 
 
 @contextmanager
-def closed_engines() -> Iterator[None]:
+def closed_stores() -> Iterator[None]:
     """A hook's process ends with its store open; here the process goes on."""
     opened = []
-    open_engine = responses.open_engine
+    open_store = agent_hooks.open
 
-    def opening(url: str) -> Any:
-        opened.append(open_engine(url))
+    def opening(*args: Any, **options: Any) -> Store:
+        opened.append(open_store(*args, **options))
         return opened[-1]
 
-    with patch.object(responses, "open_engine", opening):
+    with patch.object(agent_hooks, "open", opening):
         yield
-    for engine in opened:
-        responses._close(engine)
+    for store in opened:
+        with suppress(StepkeepError):
+            store.close()
 
 
 def working(store: Store, root: Path) -> None:

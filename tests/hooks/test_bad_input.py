@@ -95,7 +95,7 @@ def test_session_ids_are_only_ever_keys(agent: Agent, session: str) -> None:
         (info,) = store.sessions()
         assert info.key.startswith("claude-code:")
     new = {path.name for path in set(agent.home.parent.rglob("*")) - set(before)}
-    assert new <= {"store.db", "store.db-wal", "store.db-shm", "store.db-lock"}
+    assert new <= {"store.db", "store.db-wal", "store.db.metrics", "store.db-shm", "store.db-lock"}
 
 
 @pytest.mark.full

@@ -11,6 +11,7 @@ TYPE_CHECKING = (
 )
 
 if TYPE_CHECKING:
+    from stepkeep.api.agent_hooks import answer_hook as answer_hook
     from stepkeep.api.branches import Branches as Branches
     from stepkeep.api.checkpoint import Checkpoint as Checkpoint, Restored as Restored
     from stepkeep.api.choosing import (
@@ -233,6 +234,7 @@ if TYPE_CHECKING:
 
 # The same names, for importing them: a test compares the two lists.
 _NAMES_BY_MODULE = {
+    "api.agent_hooks": ("answer_hook",),
     "api.branches": ("Branches",),
     "api.checkpoint": ("Checkpoint", "Restored"),
     "api.choosing": ("Chosen", "choose", "current_session", "session_here"),

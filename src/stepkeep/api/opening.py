@@ -21,15 +21,17 @@ def open(
     keyframe_every: int | None = None,
     max_state_bytes: int = exact.MAX_BYTES,
     clock: Callable[[], int] = utc_now_us,
+    busy_seconds: float | None = None,
     create: bool = True,
 ) -> Store:
     """Open a store, creating it if need be.
 
     `url` is `sqlite:PATH` (or just a path) or `memory:`. Without one: the environment's `STEPKEEP_STORE`, then the
     store that a configuration file names, then a database in the user's data folder. `config` replaces the
-    settings from environment and files. `keyframe_every=1` stores full copies instead of patches. States that
-    encode to more than `max_state_bytes` are refused. `clock` gives the time in microseconds since 1970. With
-    `create=False` a store that is not there is an error, and nothing is made.
+    settings from environment and files. `keyframe_every=1` stores full copies instead of deltas. States that
+    encode to more than `max_state_bytes` are refused. `clock` gives the time in microseconds since 1970. `busy_seconds`
+    is how long to wait for other processes that write to a file, a minute unless given. With `create=False` a store
+    that is not there is an error, and nothing is made.
 
     Raises:
         InvalidInput: the configuration, the URL or an option makes no sense.
@@ -43,7 +45,7 @@ def open(
     url = default_url(settings) if url is None else url
     if not create and (place := missing_place(url)) is not None:
         raise NotFound(f"no store at {place} yet: the first save creates it", code="store_not_found")
-    backend = open_backend(url)
+    backend = open_backend(url, busy_seconds=busy_seconds)
     return Store(
         backend,
         settings=settings,
@@ -55,8 +57,5 @@ def open(
 
 def default_url(settings: Settings | None = None) -> str:
     """The store used when none is named: that of the settings, else the one in the user's data folder."""
-    if url := (configuration.here() if settings is None else settings).store_url():
-        return url
-    from platformdirs import user_data_path
-
-    return f"sqlite:{user_data_path('stepkeep') / 'stepkeep.db'}"
+    url = (configuration.here() if settings is None else settings).store_url()
+    return f"sqlite:{configuration.data_folder()}/stepkeep.db" if url is None else url

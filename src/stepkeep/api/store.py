@@ -536,6 +536,11 @@ class Store:
         """Return when every save that was started is settled."""
         self._engine.flush()
 
+    def _settle(self) -> None:
+        """Finish saves that are under way, prune what is due and write down what was counted; the store stays open."""
+        self._upkeep.end_keeping()
+        self._upkeep.close()
+
     def close(self) -> None:
         """Finish saves that are under way, prune what is due, release everything. Repeating it is harmless."""
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepkeep.config import Settings
+from stepkeep.config import Settings, data_folder
 from stepkeep.engine import Engine, Saved
 from stepkeep.errors import StepkeepError
 from stepkeep.maintenance.space import Ballast
@@ -17,8 +17,6 @@ from stepkeep.model import SessionInfo
 from stepkeep.storage.port import Compresses
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from stepkeep.maintenance.budget import Limits
     from stepkeep.maintenance.keeper import Keeper
     from stepkeep.maintenance.metering import Meter
@@ -67,13 +65,15 @@ class Upkeep:
         return keeper
 
     def _make_meter(self) -> Meter:
+        from pathlib import Path
+
         from stepkeep.maintenance.metering import Meter
         from stepkeep.maintenance.metrics_file import MetricsFile, metrics_path
         from stepkeep.maintenance.telemetry import reporter
 
         path = None
         if self._settings is not None and self._settings["metrics.enabled"]:
-            path = metrics_path(self._engine.backend.url, data_folder=_data_folder)
+            path = metrics_path(self._engine.backend.url, data_folder=lambda: Path(data_folder()))
         return Meter(None if path is None else MetricsFile(path), clock=self._clock, reporter=reporter())
 
     def _make_keeper(self) -> Keeper:
@@ -168,9 +168,3 @@ class Upkeep:
         """Write down what was counted."""
         if (meter := self._made.get("meter")) is not None:
             meter.close()
-
-
-def _data_folder() -> Path:
-    from platformdirs import user_data_path
-
-    return user_data_path("stepkeep")

@@ -13,13 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepkeep.config.settings import AnyPath, ConfigFile, Setting, Settings, inspect, user_file
+from stepkeep.config.settings import AnyPath, ConfigFile, Setting, Settings, data_folder, inspect, user_file
 from stepkeep.errors import InvalidInput
 
 if TYPE_CHECKING:
     from stepkeep.config.schema import Problem
 
-__all__ = ["Config", "Settings", "here", "inspect", "inspect_config", "inspect_here", "load", "user_file"]
+__all__ = [
+    "Config",
+    "Settings",
+    "data_folder",
+    "here",
+    "inspect",
+    "inspect_config",
+    "inspect_here",
+    "load",
+    "user_file",
+]
 
 
 def load(

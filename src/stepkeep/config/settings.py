@@ -298,15 +298,28 @@ def anchored(url: str, folder: AnyPath) -> str:
 _IS_LINUX: Final = bool(sys.platform == "linux")
 
 
-def user_file() -> str:
+def user_file(environ: Mapping[str, str] = os.environ) -> str:
     """Where this user's own configuration is looked for."""
     if _IS_LINUX:
-        # The same place without platformdirs, which takes longer to import than a store to open.
-        folder = os.environ.get("XDG_CONFIG_HOME", "").strip() or "~/.config"
-        return os.path.expanduser(os.path.join(folder, "stepkeep", USER_FILE))
+        return os.path.join(_folder(environ, "XDG_CONFIG_HOME", ".config"), USER_FILE)
     from platformdirs import user_config_dir
 
     return os.path.join(user_config_dir("stepkeep"), USER_FILE)
+
+
+def data_folder(environ: Mapping[str, str] = os.environ) -> str:
+    """The folder of this user's data, where the default store is."""
+    if _IS_LINUX:
+        return _folder(environ, "XDG_DATA_HOME", ".local/share")
+    from platformdirs import user_data_dir
+
+    return user_data_dir("stepkeep")
+
+
+def _folder(environ: Mapping[str, str], variable: str, default: str) -> str:
+    """As platformdirs names it, which takes longer to import than a store to open."""
+    home = environ.get("HOME") or os.path.expanduser("~")
+    return f"{environ.get(variable, '').strip() or f'{home}/{default}'}/stepkeep"
 
 
 def _candidates(cwd: AnyPath | None, user_path: AnyPath | None) -> tuple[ConfigFile, ...]:

@@ -9,13 +9,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from stepkeep.recording.coding_agents import hook_events, hook_process
-
-TIMEOUT_SECONDS = 10
-"""After so long a hook gives up, whatever it waits for. Long enough that a busy machine still saves."""
+from stepkeep import api
 
 USAGE = """\
 Usage: stepkeep hook EVENT [--client claude-code|gemini|codex] [--store URL]
@@ -29,7 +26,7 @@ class Request:
     """The command line of a hook."""
 
     def __init__(self, args: Sequence[str]) -> None:
-        self.client = hook_events.CLAUDE_CODE
+        self.client = "claude-code"
         self.store: str | None = None
         self.asks_help = False
         words: list[str] = []
@@ -57,8 +54,8 @@ def main(args: Sequence[str]) -> int:
     if request.asks_help or not request.event:
         print(USAGE, end="", file=sys.stdout if request.asks_help else sys.stderr)
         return 0
-    answer = answered(request, os.environ)
-    if answer or request.client in hook_events.ANSWERS_ALWAYS:
+    answer = api.answer_hook(request.client, request.event, request.argument, store=request.store)
+    if answer is not None:
         _print(answer)
     return 0
 
@@ -84,35 +81,3 @@ def _print(answer: dict[str, Any]) -> None:
         os.write(1, json.dumps(answer).encode() + b"\n")
     except OSError:
         pass  # nobody listens
-
-
-def answered(request: Request, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The answer to an event; a problem becomes a message in it."""
-    session = ""
-    try:
-        with hook_process.Timeout(TIMEOUT_SECONDS, "nothing was saved"):
-            content = hook_events.read_input(0) if request.argument is None else request.argument
-            event = hook_events.read_event(
-                request.client, request.event, content, cwd=hook_process.cwd() or "/"
-            )
-            session = event.session
-            from stepkeep.recording.coding_agents.responses import respond
-
-            return respond(event, hook_process.store_url(request.store, environ, hook_process.cwd()), environ)
-    except Exception as exc:  # the agent goes on, whatever it is
-        return _told(request, environ, session, exc)
-
-
-def _told(request: Request, environ: Mapping[str, str], session: str, exc: Exception) -> dict[str, Any]:
-    code = getattr(exc, "code", None)
-    code = code if isinstance(code, str) else type(exc).__name__
-    message = str(exc) or type(exc).__name__
-    is_news = hook_process.log_problem(
-        environ, client=request.client, event=request.event, session=session, code=code, message=message
-    )
-    # A turn has many tools: trouble that lasts is told once in a while, not at every one of them.
-    return (
-        {"systemMessage": f"Stepkeep saved nothing at {request.event[:80]}: {message[:500]}"}
-        if is_news
-        else {}
-    )

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def open_backend(url: str) -> Backend:
+def open_backend(url: str, *, busy_seconds: float | None = None) -> Backend:
     """Open, or create, the store a URL names. A text without scheme that looks like a path is a SQLite file.
+
+    `busy_seconds` is how long a file waits for other processes that write to it, a minute unless given.
 
     Raises:
         InvalidInput: no such kind of store, or a part of the URL that has no meaning.
@@ -25,19 +27,19 @@ def open_backend(url: str) -> Backend:
     if url.startswith(("postgresql:", "postgres:")):
         return _open_postgres(url)
     if url.startswith("files:"):
-        return _open_files(url)
+        return _open_files(url, busy_seconds)
     path = database_name(url)
     if path is None:
         raise InvalidInput(
             f"no store {url!r}: use sqlite:PATH, files:DIR, postgresql:// or memory:",
             code="unknown_store_url",
         )
-    from stepkeep.storage.sqlite import SqliteBackend
+    from stepkeep.storage.sqlite import BUSY_SECONDS, SqliteBackend
 
-    return SqliteBackend(path)
+    return SqliteBackend(path, busy_seconds=BUSY_SECONDS if busy_seconds is None else busy_seconds)
 
 
-def _open_files(url: str) -> Backend:
+def _open_files(url: str, busy_seconds: float | None) -> Backend:
     """`files:DIR?layout=workflow|run|phase`; without a layout that of the store, and `run` for a new one."""
     from stepkeep.storage.files import FilesBackend, Layout
 
@@ -48,7 +50,9 @@ def _open_files(url: str) -> Backend:
             f"no store {url!r}: use files:DIR or files:DIR?layout={'|'.join(Layout)}",
             code="unknown_store_url",
         )
-    return FilesBackend(directory, layout=layout or None)
+    if busy_seconds is None:
+        return FilesBackend(directory, layout=layout or None)
+    return FilesBackend(directory, layout=layout or None, busy_seconds=busy_seconds)
 
 
 def _open_postgres(url: str) -> Backend:

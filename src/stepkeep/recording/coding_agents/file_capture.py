@@ -17,6 +17,7 @@ from stepkeep.recording.coding_agents.environment import repository_of
 from stepkeep.recording.coding_agents.hook_events import HookEvent
 
 if TYPE_CHECKING:
+    from stepkeep.recording.coding_agents.responses import AnyStore
     from stepkeep.workspace.capture import CaptureLimits
 
 BOUNDARIES = (hook_events.TURN_END, hook_events.COMPACTION, hook_events.END)
@@ -37,19 +38,18 @@ def tree_of(event: HookEvent, environ: Mapping[str, str]) -> str | None:
     return None if root in ("", "/", hook_process.home_of(environ).rstrip("/")) else root
 
 
-def start(engine: Engine, uid: str, root: str, event: HookEvent, environ: Mapping[str, str]) -> bool:
-    """Begin to capture a tree, in a process that closes the store at its end. False when there can be none now."""
+def start(store: AnyStore, uid: str, root: str, event: HookEvent, environ: Mapping[str, str]) -> None:
+    """Begin to capture a tree, in a process that closes the store at its end; where none can be made, not at all."""
     try:
         process = os.fork()
     except OSError:
-        return False
+        return
     if process == 0:
         try:
             _leave_the_agent()
-            _captured(engine, uid, root, event, environ)
+            _captured(store, uid, root, event, environ)
         finally:
             os._exit(0)  # it is a copy of the hook, and must not go on as one
-    return True
 
 
 def _leave_the_agent() -> None:
@@ -61,7 +61,8 @@ def _leave_the_agent() -> None:
     os.nice(_NICE)
 
 
-def _captured(engine: Engine, uid: str, root: str, event: HookEvent, environ: Mapping[str, str]) -> None:
+def _captured(store: AnyStore, uid: str, root: str, event: HookEvent, environ: Mapping[str, str]) -> None:
+    engine = store.engine
     try:
         with hook_process.Timeout(SECONDS, "the files were not captured"):
             session = engine.backend.session(uid)
@@ -71,11 +72,11 @@ def _captured(engine: Engine, uid: str, root: str, event: HookEvent, environ: Ma
     except Exception as exc:  # the agent goes on, whatever it is
         _note(engine, uid, event, environ, exc)
     finally:
-        engine.close()
+        store.close()
 
 
 def _limits() -> CaptureLimits | None:
-    """How much is captured; None when the settings switch it off."""
+    """How much is captured; None when the settings switch it off. A configuration that is wrong costs the files."""
     from stepkeep import config
     from stepkeep.workspace.capture import CaptureLimits
 

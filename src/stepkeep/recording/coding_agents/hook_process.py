@@ -1,4 +1,4 @@
-"""What a hook needs as a process: where it saves, the log of what went wrong, and a limit on its time.
+"""What a hook needs as a process: where its log is, what went wrong, and a limit on its time.
 
 The folders are those that every command uses, found without heavy imports: an agent waits for the hook.
 """
@@ -20,52 +20,12 @@ from stepkeep.errors import BackendUnavailable
 if TYPE_CHECKING:
     from types import FrameType
 
-BUSY_SECONDS = 1.5
-"""How long a hook waits for a store that others write to. The agent waits for the hook."""
-
-_FILE = "stepkeep.yaml"
 MAX_LOG_BYTES = 256 << 10
 QUIET_SECONDS = 300
 """How long the same trouble is not told to the person again."""
 
 
-# --- where it saves --------------------------------------------------------------------------------------------
-
-
-def store_url(given: str | None, environ: Mapping[str, str], cwd: str | None) -> str:
-    """The store of a hook: the one it was given, else that of the environment, of the configuration, of the user.
-
-    Raises:
-        InvalidInput: the configuration is wrong.
-    """
-    if url := given or environ.get("STEPKEEP_STORE"):
-        return url
-    if _has_configuration(environ, cwd):
-        from stepkeep import config
-
-        if url := config.here().store_url():
-            return url
-    return f"sqlite:{folder_of(environ, 'XDG_DATA_HOME', '.local/share')}/stepkeep.db"
-
-
-def _has_configuration(environ: Mapping[str, str], cwd: str | None) -> bool:
-    """Whether there is a file. Reading one takes longer than all the rest."""
-    if os.path.lexists(f"{folder_of(environ, 'XDG_CONFIG_HOME', '.config')}/config.yaml"):
-        return True
-    folder = cwd
-    while folder:
-        if os.path.lexists(f"{folder.rstrip('/')}/{_FILE}"):
-            return True
-        folder = os.path.dirname(folder) if folder != "/" else ""  # noqa: PTH120
-    return False
-
-
-def cwd() -> str | None:
-    """The working directory; None when it was removed under us."""
-    try:
-        return os.getcwd()  # noqa: PTH109
-    except OSError:
-        return None
+# --- where things are -----------------------------------------------------------------------------------------
 
 
 def phases_home(environ: Mapping[str, str]) -> str | None:

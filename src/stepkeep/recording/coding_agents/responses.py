@@ -5,16 +5,14 @@ What is told to an agent was saved by agents before. It is shown as data, cut to
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from stepkeep.engine import Engine
 from stepkeep.errors import StepkeepError
-from stepkeep.model import Header, SessionInfo, Status
+from stepkeep.model import SessionInfo, Status
 from stepkeep.recording.coding_agents import (
     agent_session,
     environment,
@@ -25,8 +23,10 @@ from stepkeep.recording.coding_agents import (
 from stepkeep.recording.coding_agents.agent_session import SessionState, open_tasks, phase_number, summary
 from stepkeep.recording.coding_agents.hook_events import HookEvent
 from stepkeep.storage.port import SessionQuery
-from stepkeep.storage.urls import database_name, directory_of, open_backend
 from stepkeep.text import age, shortened
+
+if TYPE_CHECKING:
+    from stepkeep.config import Settings
 
 MAX_COUNTED = 20
 LIVE_US = 30 * 60 * 1_000_000
@@ -171,79 +171,65 @@ def _because(outcome: dict[str, str]) -> str:
 
 
 MAX_CLEANED = 20
-MAX_LOG_BYTES = 1 << 20
 
 Answer = dict[str, Any]
 
 
-def respond(event: HookEvent, url: str, environ: Mapping[str, str]) -> Answer:
+class AnyStore(Protocol):
+    """An open store, as the api has it."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+    def close(self) -> None: ...
+
+
+class Stores(Protocol):
+    """Opens the stores that an answer needs."""
+
+    def open(self, url: str | None = None, *, create: bool = True) -> AnyStore | None:
+        """The agent's own store, or another one; None where it is not there and must not be made."""
+
+
+def respond(event: HookEvent, stores: Stores, environ: Mapping[str, str]) -> Answer:
     """Do what the event asks for; the answer for the client, empty when there is nothing to say."""
     if event.kind == hook_events.START:
-        return _started(event, url, environ)
-    engine = open_engine(url)
-    before = _compacted(engine, event) if event.kind == hook_events.PROMPT else ""
-    saved = agent_session.record(engine, event)
+        return _started(event, stores, environ)
+    store = _own(stores)
+    before = _compacted(store.engine, event) if event.kind == hook_events.PROMPT else ""
+    saved = agent_session.record(store.engine, event)
     if event.kind == hook_events.END:
-        _clean(engine)
-    is_handed_on = saved is not None and _starts_capture(engine, saved, event, environ)
-    if not is_handed_on and not _has_small_log(url):
-        _close(engine)
+        _clean(store)
+    if saved is not None and (root := file_capture.tree_of(event, environ)) is not None:
+        file_capture.start(store, saved.session, root, event, environ)
     return _adding(event, before) if before else {}
 
 
-def open_engine(url: str) -> Engine:
-    """The engine on a store, with little patience for others that write to it."""
-    file, directory = database_name(url), directory_of(url) if url.startswith("files:") else None
-    if file is not None:
-        from stepkeep.storage.sqlite import SqliteBackend
-
-        return Engine(SqliteBackend(file, busy_seconds=hook_process.BUSY_SECONDS))
-    if directory is not None:
-        from stepkeep.storage.files import FilesBackend
-
-        layout = url.partition("?layout=")[2] or None
-        return Engine(FilesBackend(directory, layout=layout, busy_seconds=hook_process.BUSY_SECONDS))
-    return Engine(open_backend(url))
+def _own(stores: Stores) -> AnyStore:
+    store = stores.open()
+    assert store is not None
+    return store
 
 
-def _starts_capture(engine: Engine, saved: Header, event: HookEvent, environ: Mapping[str, str]) -> bool:
-    """Have the files captured beside a checkpoint; True when a process has begun, which closes the store."""
-    root = file_capture.tree_of(event, environ)
-    return root is not None and file_capture.start(engine, saved.session, root, event, environ)
-
-
-def _has_small_log(url: str) -> bool:
-    """Whether the next process opens the store fast as it is left: it reads the whole log, and never shortens it."""
-    file = database_name(url)
-    try:
-        return file is not None and os.stat(f"{file}-wal").st_size < MAX_LOG_BYTES  # noqa: PTH116
-    except OSError:
-        return False
-
-
-def _close(engine: Engine) -> None:
-    """Close the store in order, which empties its log. What was saved is safe, whatever becomes of this."""
-    with suppress(StepkeepError):
-        engine.close()
-
-
-def _started(event: HookEvent, url: str, environ: Mapping[str, str]) -> Answer:
-    file = database_name(url)
-    engine = None if file is not None and not os.path.exists(file) else open_engine(url)  # noqa: PTH110
+def _started(event: HookEvent, stores: Stores, environ: Mapping[str, str]) -> Answer:
+    store = stores.open(create=False)
+    engine = None if store is None else store.engine
     if event.source == "compact":
         return _adding(event, "" if engine is None else _restored(engine, event))
     if event.source == "resume" and engine is not None and _has_work(engine, event):
         return {}
     found = [] if engine is None else to_offer(engine, event)
-    found += _of_other_programs(event, environ)
+    found += _of_other_programs(event, stores, environ)
     if not found:
         return {}
     best = max(found, key=lambda each: each.time_us)
-    return _offer(event, best, others=len(found) - 1, engine=engine, url=url)
+    return _offer(event, best, others=len(found) - 1, engine=engine or _own(stores).engine)
 
 
-def _offer(event: HookEvent, best: Unfinished, *, others: int, engine: Engine | None, url: str) -> Answer:
-    engine = open_engine(url) if engine is None else engine
+def _offer(event: HookEvent, best: Unfinished, *, others: int, engine: Engine) -> Answer:
     if best.store is None:
         agent_session.offered(engine, event, best.key)
     text = offer(
@@ -257,13 +243,14 @@ def _offer(event: HookEvent, best: Unfinished, *, others: int, engine: Engine | 
     return {**_adding(event, text), "systemMessage": offer_line(best.number, best.task)}
 
 
-def _of_other_programs(event: HookEvent, environ: Mapping[str, str]) -> list[Unfinished]:
+def _of_other_programs(event: HookEvent, stores: Stores, environ: Mapping[str, str]) -> list[Unfinished]:
     """Unfinished work among the phase checkpoints in the user's folder, where there are any."""
     home = hook_process.phases_home(environ)
     if home is None:
         return []
     url = f"files:{home}?layout=phase"
-    found = to_offer(open_engine(url), event)
+    store = stores.open(url, create=False)
+    found = [] if store is None else to_offer(store.engine, event)
     return [msgspec.structs.replace(each, store=url) for each in found]
 
 
@@ -303,13 +290,12 @@ def _adding(event: HookEvent, text: str) -> Answer:
     return {"hookSpecificOutput": {"hookEventName": event.name, "additionalContext": text}}
 
 
-def _clean(engine: Engine) -> None:
+def _clean(store: AnyStore) -> None:
     """Remove sessions whose time has come, by the rules of the configuration. It may fail: others clean too."""
-    from stepkeep import config
     from stepkeep.maintenance.clean import apply_clean, plans_to_clean
 
     try:
-        policies = config.here().cleanup_policies
+        engine, policies = store.engine, store.settings.cleanup_policies
         now_us = engine.clock()
         for plan in plans_to_clean(engine, policies, now_us=now_us):
             apply_clean(engine, plan, now_us=now_us, limit=MAX_CLEANED)
