@@ -48,8 +48,7 @@ from stepkeep.recording.phase_checkpoints import Phases
 from stepkeep.recording.recorder import Recorder
 from stepkeep.runs.agents import AgentStore
 from stepkeep.runs.async_scripts import AsyncRun
-from stepkeep.runs.plan import PlanStep
-from stepkeep.runs.progress import ExecutionResult
+from stepkeep.runs.plan import ExecutionResult, PlanStep
 from stepkeep.runs.run_options import Handler
 from stepkeep.runs.scripts import Run
 from stepkeep.runs.signals import Cancellation

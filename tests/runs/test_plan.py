@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 
 from stepkeep import AgentState, InvalidInput, LastError, PlanStep, RetryPolicy, StepResult, StepStatus
-from stepkeep.runs.plan import check_plan, differences, fingerprint, from_state, iso, steps_of, to_state
-from stepkeep.runs.progress import AgentSerializer
+from stepkeep.runs.plan import (
+    AgentSerializer,
+    check_plan,
+    differences,
+    fingerprint,
+    from_state,
+    iso,
+    steps_of,
+    to_state,
+)
 from stepkeep.runs.run_options import RunOptions
 
 NOON = datetime(2026, 1, 20, 12, 0, 0, 5, tzinfo=UTC)

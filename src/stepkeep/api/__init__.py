@@ -194,12 +194,13 @@ if TYPE_CHECKING:
     )
     from stepkeep.runs.plan import (
         AgentState as AgentState,
+        ExecutionResult as ExecutionResult,
+        Interrupted as Interrupted,
         LastError as LastError,
         PlanStep as PlanStep,
         StepResult as StepResult,
         StepStatus as StepStatus,
     )
-    from stepkeep.runs.progress import ExecutionResult as ExecutionResult, Interrupted as Interrupted
     from stepkeep.runs.run_options import (
         ExecuteOptions as ExecuteOptions,
         Hooks as Hooks,
@@ -349,8 +350,15 @@ _NAMES_BY_MODULE = {
         "AgentSummary",
         "state_parts",
     ),
-    "runs.plan": ("AgentState", "LastError", "PlanStep", "StepResult", "StepStatus"),
-    "runs.progress": ("ExecutionResult", "Interrupted"),
+    "runs.plan": (
+        "AgentState",
+        "ExecutionResult",
+        "Interrupted",
+        "LastError",
+        "PlanStep",
+        "StepResult",
+        "StepStatus",
+    ),
     "runs.run_options": ("ExecuteOptions", "Hooks", "Outcome", "RetryPolicy", "StepContext"),
     "runs.scripts": ("Run",),
     "runs.signals": ("Cancellation",),

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from stepkeep.recording.recovery import RecoveryPoint
     from stepkeep.recording.resumption import HasArtifact
     from stepkeep.recording.triggers import Wait
-    from stepkeep.runs.step_outputs import Stream
+    from stepkeep.runs.plan import Stream
 
 # Imported here is what a save and a load need; the other methods import what they need when they are called.
 

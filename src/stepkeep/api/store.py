@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from stepkeep.maintenance.verify import Progress, VerifyReport
     from stepkeep.recording.phase_checkpoints import Phases
     from stepkeep.runs.agents import AgentStore
-    from stepkeep.runs.plan import PlanStep
-    from stepkeep.runs.progress import ExecutionResult
+    from stepkeep.runs.plan import ExecutionResult, PlanStep
     from stepkeep.runs.run_options import ExecuteOptions, Handler
     from stepkeep.runs.scripts import Run
     from stepkeep.runs.workflows import Workflows

@@ -21,7 +21,7 @@ from stepkeep.history.documents import CheckpointInfo, describe_one, encoded
 from stepkeep.history.paths import find, format_path, parse_path
 from stepkeep.model import DETAILS, STATE, TriggerKind, from_us
 from stepkeep.recording.triggers import merged_triggers
-from stepkeep.runs.step_outputs import Stream, outputs_of
+from stepkeep.runs.plan import Stream, outputs_of
 
 if TYPE_CHECKING:
     from stepkeep.api.session import Session

@@ -16,9 +16,7 @@ from stepkeep.codec import exact
 from stepkeep.codec.integrity import digest
 from stepkeep.errors import SCHEMA_INVALID, Conflict, Corrupt, InvalidInput
 from stepkeep.model import from_us
-
-SCRIPT: Final = "script"
-"""The key of the details under which the record stands."""
+from stepkeep.runs.plan import SCRIPT
 
 KEY: Final = "key"
 _PLACE: Final = "#"

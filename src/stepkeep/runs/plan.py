@@ -1,21 +1,24 @@
-"""A plan and what became of it: the values an agent's state consists of, the rules of a plan, and its fingerprint.
+"""A plan and what became of it: its rules and fingerprint, the progress of a run, and how both are stored.
 
 A stored agent state is plain data with the names of the specification (`currentStepIndex`, `completedAt`, …), so
-that any surface can read and write it: `to_state` and `from_state` translate.
+that any surface can read and write it: `to_state` and `from_state` translate. What steps gave is read from any stored
+state by `outputs_of`. Nothing here runs or saves anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
 from stepkeep.codec import exact
 from stepkeep.codec.integrity import digest
 from stepkeep.errors import InvalidInput
+from stepkeep.model import Header, Status
 
 
 class StepStatus(StrEnum):
@@ -74,56 +77,39 @@ class AgentState(msgspec.Struct, frozen=True, rename="camel"):
 
 # --- as stored
 
-
-def to_state(agent: AgentState) -> dict[str, Any]:
-    """The plain data a state is stored as. Outputs, parameters and context are kept as they are."""
-    state: dict[str, Any] = {
-        "query": agent.query,
-        "plan": [step_to_state(step) for step in agent.plan],
-        "currentStepIndex": agent.current_step_index,
-        "results": [result_to_state(result) for result in agent.results],
-        "context": agent.context,
-    }
-    if agent.last_error is not None:
-        state["lastError"] = error_to_state(agent.last_error)
-    return state
+_LEFT_OUT: Final = {"lastError": None, "tokenUsage": None, "blobs": ()}
+"""Fields that a stored state has only where they say something."""
 
 
-def step_to_state(step: PlanStep) -> dict[str, Any]:
+def to_state(value: AgentState | PlanStep | StepResult | LastError) -> dict[str, Any]:
+    """The plain data that is stored. Outputs, parameters and context are kept as they are."""
+    fields = zip(value.__struct_encode_fields__, msgspec.structs.astuple(value), strict=True)
     return {
-        "id": step.id,
-        "description": step.description,
-        "action": step.action,
-        "parameters": step.parameters,
-        "status": step.status.value,
-        "dependencies": list(step.dependencies),
+        name: _plain(name, each) for name, each in fields if name not in _LEFT_OUT or each != _LEFT_OUT[name]
     }
 
 
-def result_to_state(result: StepResult) -> dict[str, Any]:
-    state = {
-        "stepId": result.step_id,
-        "output": result.output,
-        "completedAt": iso(result.completed_at),
-        "durationMs": result.duration_ms,
-    }
-    if result.token_usage is not None:
-        state["tokenUsage"] = result.token_usage
-    if result.blobs:
-        state["blobs"] = list(result.blobs)
-    return state
+def _plain(field: str, value: Any) -> Any:
+    match field:
+        case "plan" | "results":
+            return [to_state(item) for item in value]
+        case "lastError":
+            return to_state(value)
+        case "status":
+            return value.value
+        case "dependencies" | "blobs":
+            return list(value)
+        case "completedAt" | "timestamp":
+            return iso(value)
+    return value
 
 
-def error_to_state(error: LastError) -> dict[str, Any]:
-    return {"stepIndex": error.step_index, "message": error.message, "timestamp": iso(error.timestamp)}
-
-
-def iso(moment: datetime | None) -> str | None:
+def iso(moment: datetime | None, timespec: str = "auto") -> str | None:
     """A moment as text in UTC; one without zone counts as UTC."""
     if moment is None:
         return None
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return aware.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return aware.astimezone(UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def from_state(state: object) -> AgentState:
@@ -215,31 +201,19 @@ def plan_problems(steps: Sequence[PlanStep]) -> list[str]:
 
 def _cycles(steps: Sequence[PlanStep]) -> list[list[str]]:
     """Circles of dependencies; each step is named in at most one."""
+    from graphlib import CycleError, TopologicalSorter  # only who runs a plan pays for it
+
     needs = {step.id: step.dependencies for step in steps}
     cycles: list[list[str]] = []
-    done: set[str] = set()
-    for start in needs:
-        path: list[str] = []
-        places: dict[str, int] = {}
-        stack = [(start, iter(needs[start]))] if start not in done else []
-        if stack:
-            places[start] = 0
-            path.append(start)
-        while stack:
-            name, rest = stack[-1]
-            following = next((other for other in rest if other in needs and other not in done), None)
-            if following is None:
-                stack.pop()
-                path.pop()
-                places.pop(name)
-                done.add(name)
-            elif following in places:
-                cycles.append([*path[places[following] :], following])
-            else:
-                places[following] = len(path)
-                path.append(following)
-                stack.append((following, iter(needs[following])))
-    return cycles
+    while True:
+        known = {name: [other for other in others if other in needs] for name, others in needs.items()}
+        try:
+            TopologicalSorter(known).prepare()
+        except CycleError as exc:
+            cycles.append(exc.args[1][::-1])  # it names what is needed first
+            needs = {name: others for name, others in needs.items() if name not in cycles[-1]}
+        else:
+            return cycles
 
 
 def _invalid(problems: Sequence[str]) -> InvalidInput:
@@ -296,3 +270,229 @@ def _sorted(value: Any) -> Any:
 
 def _content(value: object) -> bytes:
     return exact.encode(value)[1]
+
+
+# --- progress --------------------------------------------------------------------------------------------------
+
+
+class StepProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """A step with its status, and its result once it is completed. `attempts` counts those of all runs known."""
+
+    step: PlanStep
+    result: StepResult | None = None
+    attempts: int = 0
+    error: str | None = None
+
+    @property
+    def status(self) -> StepStatus:
+        return self.step.status
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """Every step in the plan's order, the working memory (variables), and the last failure."""
+
+    steps: tuple[StepProgress, ...]
+    context: dict[Any, Any] = {}
+    query: str = ""
+    last_error: LastError | None = None
+
+    @property
+    def plan(self) -> tuple[PlanStep, ...]:
+        return tuple(entry.step for entry in self.steps)
+
+    @property
+    def results(self) -> tuple[StepResult, ...]:
+        """The results so far, in the order in which the steps ended."""
+        found = [entry.result for entry in self.steps if entry.result is not None]
+        return tuple(
+            sorted(found, key=lambda result: result.completed_at.timestamp() if result.completed_at else 0)
+        )
+
+    @property
+    def current_step_index(self) -> int:
+        """The first step that still has to be done; the number of steps when there is none."""
+        done = (StepStatus.COMPLETED, StepStatus.SKIPPED)
+        for index, entry in enumerate(self.steps):
+            if entry.status not in done:
+                return index
+        return len(self.steps)
+
+    @property
+    def token_usage(self) -> int | None:
+        """The tokens of all results together; None when no step told."""
+        told = [entry.result.token_usage for entry in self.steps if entry.result is not None]
+        numbers = [number for number in told if number is not None]
+        return sum(numbers) if numbers else None
+
+    @property
+    def blobs(self) -> frozenset[str]:
+        """All blobs that the results name."""
+        results = (entry.result for entry in self.steps if entry.result is not None)
+        return frozenset(digest for result in results for digest in result.blobs)
+
+
+class Serializer(Protocol):
+    """How progress is stored: the state of the checkpoints a runner saves.
+
+    `load(dump(progress))` gives an equal progress: plan with statuses, results with outputs and blobs, context.
+    Attempts and errors of single steps may be left out.
+    """
+
+    def dump(self, progress: Progress) -> Any:
+        """The state to save."""
+
+    def load(self, state: Any) -> Progress:
+        """The progress a saved state tells of.
+
+        Raises:
+            InvalidInput: the value is not a state of this form.
+        """
+
+
+class AgentSerializer:
+    """Progress as the agent state of `runs.plan`."""
+
+    def dump(self, progress: Progress) -> dict[str, Any]:
+        return to_state(agent_state(progress))
+
+    def load(self, state: Any) -> Progress:
+        if isinstance(state, Mapping) and not isinstance(state.get("plan"), list | tuple):
+            raise InvalidInput("it has no plan", code="state_type_mismatch", path="$.plan")
+        agent = from_state(state)
+        results = {result.step_id: result for result in agent.results}
+        return Progress(
+            steps=tuple(StepProgress(step=step, result=results.get(step.id)) for step in agent.plan),
+            context=agent.context,
+            query=agent.query,
+            last_error=agent.last_error,
+        )
+
+
+def agent_state(progress: Progress) -> AgentState:
+    """Progress as an agent's state."""
+    return AgentState(
+        query=progress.query,
+        plan=progress.plan,
+        current_step_index=progress.current_step_index,
+        results=progress.results,
+        context=progress.context,
+        last_error=progress.last_error,
+    )
+
+
+class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended: `completed`, `failed` or `paused`.
+
+    `steps_run` were completed in this run, `steps_recovered` in an earlier one and not done again, `steps_skipped`
+    not done because of a failure or by choice. `duration_ms` is that of this run alone. `checkpoint` is the newest
+    one saved or resumed from. `error` is the message of the first failure, `exception` what its handler raised.
+    """
+
+    status: Status
+    progress: Progress
+    steps_run: int = 0
+    steps_skipped: int = 0
+    steps_recovered: int = 0
+    duration_ms: int = 0
+    checkpoint: Header | None = None
+    error: str | None = None
+    exception: Exception | None = None
+
+    @property
+    def success(self) -> bool:
+        return self.status is Status.COMPLETED
+
+    @property
+    def state(self) -> AgentState:
+        """The state at the end."""
+        return agent_state(self.progress)
+
+    @property
+    def results(self) -> tuple[StepResult, ...]:
+        """The results of all completed steps, those of earlier runs included."""
+        return self.progress.results
+
+    def output(self, step: str) -> Any:
+        """The output of a completed step; `KeyError` when it has none."""
+        for result in self.results:
+            if result.step_id == step:
+                return result.output
+        raise KeyError(step)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal came during the run. What was done is saved, as `paused` unless the end was reached all the same.
+
+    `result` says how far it came, `signal` is the signal's number.
+    """
+
+    def __init__(self, result: ExecutionResult, signal: int) -> None:
+        super().__init__(f"interrupted by signal {signal}; the run is {result.status}")
+        self.result = result
+        self.signal = signal
+
+
+# --- what steps gave -------------------------------------------------------------------------------------------
+
+SCRIPT: Final = "script"
+"""The key of a checkpoint's details under which a script keeps its record."""
+
+Stream: TypeAlias = Literal["stdout", "stderr"]
+LoadBlob: TypeAlias = Callable[[str], bytes]
+
+StepOutputs: TypeAlias = dict[str, Callable[[], tuple[bytes, bool]]]
+"""By step, how to get its output, and whether that was cut."""
+
+
+def outputs_of(state: object, details: object, stream: Stream, load_blob: LoadBlob) -> StepOutputs:
+    """What the steps had given when a state was saved.
+
+    Of a workflow that is what a step printed; of a plan its blobs, or else its output; of a script its output.
+    """
+    if not isinstance(state, Mapping):
+        return {}
+    if isinstance(details, Mapping) and SCRIPT in details:
+        return {name: partial(_value, output) for name, output in state.items()}
+    if "completed_steps" in state:
+        ended = [*_dicts(state["completed_steps"]), *_dicts(state.get("failed_steps"))]
+        return {
+            str(entry.get("id")): partial(_printed, entry.get("output"), stream, load_blob) for entry in ended
+        }
+    return {
+        str(result.get("stepId")): partial(_returned, result, load_blob)
+        for result in _dicts(state.get("results"))
+    }
+
+
+def _dicts(values: object) -> Iterable[Mapping[str, Any]]:
+    return [value for value in values if isinstance(value, Mapping)] if isinstance(values, list) else []
+
+
+def _printed(output: object, stream: Stream, load_blob: LoadBlob) -> tuple[bytes, bool]:
+    """A stream of a workflow's step: its blob, or the text in the state. A failed step has no blob."""
+    fields = output if isinstance(output, Mapping) else {}
+    digest = fields.get(f"{stream}_blob")
+    if digest is not None:
+        return load_blob(digest), bool(fields.get(f"{stream}_is_cut"))
+    return _written(fields.get(stream, "")), f"{stream}_bytes" in fields
+
+
+def _returned(result: Mapping[str, Any], load_blob: LoadBlob) -> tuple[bytes, bool]:
+    blobs = result.get("blobs") or []
+    if blobs:
+        return b"".join(load_blob(digest) for digest in blobs), False
+    return _value(result.get("output"))
+
+
+def _value(value: object) -> tuple[bytes, bool]:
+    return _written(value), False
+
+
+def _written(value: object) -> bytes:
+    """Text and bytes as they are, anything else as JSON."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    _, content = exact.encode(value)
+    return msgspec.json.format(content, indent=2)

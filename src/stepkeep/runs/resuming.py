@@ -13,8 +13,15 @@ from stepkeep.engine import Engine, Loaded, reader
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.history import refs
 from stepkeep.model import Header, SessionInfo
-from stepkeep.runs.plan import PlanStep, StepStatus, differences, fingerprint
-from stepkeep.runs.progress import Progress, Serializer, StepProgress
+from stepkeep.runs.plan import (
+    PlanStep,
+    Progress,
+    Serializer,
+    StepProgress,
+    StepStatus,
+    differences,
+    fingerprint,
+)
 from stepkeep.storage.port import HeaderQuery
 
 log = logging.getLogger("stepkeep")

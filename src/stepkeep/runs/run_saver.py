@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from stepkeep.engine import Engine, Pending, Save
 from stepkeep.errors import BackendUnavailable
 from stepkeep.model import Header, Status, Trigger, TriggerKind, new_uid
-from stepkeep.runs.progress import Progress, Serializer
+from stepkeep.runs.plan import Progress, Serializer
 from stepkeep.runs.run_options import Hooks, tell
 from stepkeep.storage.port import Blob
 from stepkeep.text import error_text

@@ -23,8 +23,17 @@ from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import SessionInfo, Status, check_name
 from stepkeep.runs.attempts import Attempts
 from stepkeep.runs.lease import Held
-from stepkeep.runs.plan import PlanStep, StepStatus, check_plan, steps_of
-from stepkeep.runs.progress import AgentSerializer, ExecutionResult, Interrupted, Progress, Serializer
+from stepkeep.runs.plan import (
+    AgentSerializer,
+    ExecutionResult,
+    Interrupted,
+    PlanStep,
+    Progress,
+    Serializer,
+    StepStatus,
+    check_plan,
+    steps_of,
+)
 from stepkeep.runs.resuming import Start, remember_plan, start_afresh, start_again
 from stepkeep.runs.run_options import (
     ExecuteOptions,

@@ -14,8 +14,7 @@ from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput
 from stepkeep.model import from_us
 from stepkeep.runs.attempts import Attempt, AttemptEnded, Attempts, Outputs, WorkingMemory, copy_of
-from stepkeep.runs.plan import LastError, StepResult, StepStatus
-from stepkeep.runs.progress import Progress, StepProgress
+from stepkeep.runs.plan import LastError, Progress, StepProgress, StepResult, StepStatus
 from stepkeep.runs.run_options import Hooks, Outcome, RunOptions, StepContext, tell
 from stepkeep.runs.run_saver import PlanCheckpoints
 from stepkeep.runs.signals import Stop

@@ -18,7 +18,7 @@ from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput, StepkeepError
 from stepkeep.model import Header, SessionInfo, Status, check_name, from_us
 from stepkeep.processes import is_dead
-from stepkeep.runs.progress import ExecutionResult, Interrupted, StepProgress
+from stepkeep.runs.plan import ExecutionResult, Interrupted, StepProgress
 from stepkeep.runs.queue import DEFAULT_QUEUE, check_queue, ticket_of
 from stepkeep.runs.run_options import Hooks
 from stepkeep.runs.signals import Cancellation

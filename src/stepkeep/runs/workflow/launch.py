@@ -14,8 +14,7 @@ from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.model import Header, SessionInfo, Status
 from stepkeep.processes.child import SupervisorPipe
 from stepkeep.runs.lease import Held
-from stepkeep.runs.plan import differences
-from stepkeep.runs.progress import ExecutionResult, Progress
+from stepkeep.runs.plan import ExecutionResult, Progress, differences
 from stepkeep.runs.queue import Ticket, with_ticket
 from stepkeep.runs.resuming import remember_plan, start_afresh
 from stepkeep.runs.run_options import Hooks, RetryPolicy, RunOptions, StepRules

@@ -26,8 +26,7 @@ import msgspec
 
 from stepkeep.codec import delta
 from stepkeep.errors import InvalidInput
-from stepkeep.runs.plan import LastError, PlanStep, StepResult, StepStatus, iso
-from stepkeep.runs.progress import Progress, StepProgress
+from stepkeep.runs.plan import LastError, PlanStep, Progress, StepProgress, StepResult, StepStatus, iso
 from stepkeep.runs.workflow.definition import Workflow
 from stepkeep.runs.workflow.parse import parse_workflow
 from stepkeep.secrets import Redactor
