@@ -20,7 +20,9 @@ from typing import Any
 
 import stepkeep
 from stepkeep import Hooks, PlanStep, StepContext
-from stepkeep.runs.runner import Interrupted, Runner, RunOptions
+from stepkeep.runs.plan import Interrupted
+from stepkeep.runs.run_options import RunOptions
+from stepkeep.runs.runner import Runner
 
 PROGRAM = Path(__file__)
 SOURCE = Path(stepkeep.__file__).parent.parent

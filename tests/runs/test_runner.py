@@ -31,7 +31,8 @@ from stepkeep import (
     aio,
     config,
 )
-from stepkeep.runs.runner import Runner, RunOptions, StepRules
+from stepkeep.runs.run_options import RunOptions, StepRules
+from stepkeep.runs.runner import Runner
 from stepkeep.storage.memory import MemoryBackend
 from stepkeep.testing.faults import Fault, Faults, fail
 from tests.runs import programs

@@ -11,9 +11,9 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextvars import copy_context
-from types import TracebackType
+from queue import SimpleQueue
 from typing import Any, Final
 
 import msgspec
@@ -111,7 +111,7 @@ def _value(kept: NewBody) -> Any:
     return exact.decode(kept.encoding, kept.content)
 
 
-CLOSE_SECONDS: Final = 1.0
+CLOSE_SECONDS: Final = 2.0
 """How long the end of a run waits for cancelled coroutines to clean up."""
 
 
@@ -179,36 +179,33 @@ class Attempts:
             return
         context = copy_context()
         threading.Thread(
-            target=lambda: context.run(self._call, attempt),
+            target=lambda: context.run(self._end, attempt, lambda: self._call(attempt)),
             name=f"stepkeep-step-{attempt.context.step.id}",
             daemon=True,  # one that hangs must not keep the process from ending
         ).start()
 
-    def _call(self, attempt: Attempt) -> None:
+    def _call(self, attempt: Attempt) -> Any:
+        value = self._handler(attempt.context)
+        if not inspect.isawaitable(value):
+            return value
+        attempt.future = self._submit(_awaited(value))
+        return attempt.future.result()
+
+    def _end(self, attempt: Attempt, call: Callable[[], Any]) -> None:
+        """Post what a call returns or raises."""
         try:
-            value = self._handler(attempt.context)
-            if inspect.isawaitable(value):
-                attempt.future = self._submit(_awaited(value))
-                value = attempt.future.result()
+            value = call()
         except BaseException as exc:  # `sys.exit` in a handler ends its step, not the process
             self._post(AttemptEnded(attempt, error=_as_exception(exc)))
         else:
             self._post(AttemptEnded(attempt, value))
 
     def _start_coroutine(self, attempt: Attempt) -> None:
-        def end(future: Future[Any]) -> None:
-            if future.cancelled():
-                self._post(AttemptEnded(attempt, error=_as_exception(asyncio.CancelledError())))
-            elif (error := future.exception()) is not None:
-                self._post(AttemptEnded(attempt, error=_as_exception(error)))
-            else:
-                self._post(AttemptEnded(attempt, future.result()))
-
         async def call() -> Any:
             return await _awaited(self._handler(attempt.context))
 
         attempt.future = self._submit(call())
-        attempt.future.add_done_callback(end)
+        attempt.future.add_done_callback(lambda future: self._end(attempt, future.result))
 
     def _submit(self, work: Any) -> Future[Any]:
         with self._lock:
@@ -224,9 +221,7 @@ class Attempts:
     def __enter__(self) -> Attempts:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._private is not None:
             self._private.close()
 
@@ -240,7 +235,7 @@ async def _awaited(work: Any) -> Any:
 
 
 def _as_exception(error: BaseException) -> Exception:
-    if isinstance(error, Exception):
+    if isinstance(error, Exception) and not isinstance(error, CancelledError):
         return error
     wrapped = RuntimeError(
         f"the handler ended with {type(error).__name__}{f': {error}' if str(error) else ''}"
@@ -253,27 +248,19 @@ class _PrivateLoop:
     """An event loop on a thread of its own."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._work, name="stepkeep-loop", daemon=True)
+        started: SimpleQueue[asyncio.AbstractEventLoop] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._work(started)), name="stepkeep-loop", daemon=True
+        )
         self._thread.start()
+        self.loop = started.get()
 
-    def _work(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        try:
-            self.loop.run_forever()
-        finally:
-            self.loop.close()
+    async def _work(self, started: SimpleQueue[asyncio.AbstractEventLoop]) -> None:
+        self._end = asyncio.Event()
+        started.put(asyncio.get_running_loop())
+        await self._end.wait()
 
     def close(self) -> None:
         """Cancel what still runs, give it a moment, and end the thread."""
-        asyncio.run_coroutine_threadsafe(self._finish(), self.loop)
-        self._thread.join(2 * CLOSE_SECONDS)  # a coroutine that blocks its loop is left to the daemon thread
-
-    async def _finish(self) -> None:
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
-        await self.loop.shutdown_asyncgens()
-        self.loop.call_soon(self.loop.stop)
+        self.loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(CLOSE_SECONDS)  # a coroutine that does not end is left to the daemon thread

@@ -1,11 +1,11 @@
-"""One runner per session: a lease that is renewed while work goes on.
+"""One runner per session: a lease that is renewed while work goes on, and the saves that it fences.
 
 ```python
 with Held(engine, session.uid, label="nightly") as held:
-    engine.save(Save(..., fence=held.token))
+    RunSaver(held).save({"n": 1})
 ```
 
-The lease keeps others from starting; the token keeps a runner that was taken over from saving.
+The lease keeps others from starting; its token keeps a runner that was taken over from saving.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
-from types import TracebackType
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
-from stepkeep.engine import Engine
+from stepkeep.engine import Engine, Pending, Save
 from stepkeep.errors import BackendUnavailable, Conflict, NotFound, StepkeepError
-from stepkeep.model import from_us
+from stepkeep.model import Header, Status, from_us, new_uid
 from stepkeep.processes import Worker, is_dead, is_this_process, this_process
 from stepkeep.storage.port import Lease
 
 log = logging.getLogger("stepkeep")
+T = TypeVar("T")
 
 LEASE_SECONDS: Final = 15.0
 BEATS_PER_LEASE: Final = 3
 """A lease is renewed that often before it would run out."""
 
 MAX_TRIES: Final = 3
+
+SAVE_DELAYS: Final = (0.1, 0.5, 2.0)
+"""Seconds to wait before a save that failed for a passing reason is repeated."""
 
 _abandoned: set[tuple[str, str, int]] = set()
 """Leases that this process ended with and could not give back: store, session and token."""
@@ -54,8 +57,8 @@ class Held:
         on_lost: Callable[[], object] = lambda: None,
     ) -> None:
         """`lease` is one that was taken already, to be kept from here on."""
-        self._engine = engine
-        self._uid = uid
+        self.engine = engine
+        self.uid = uid
         self._label = label
         self._seconds = seconds
         self._on_lost = on_lost
@@ -71,14 +74,29 @@ class Held:
             raise RuntimeError("the lease is not held: enter it with `with`")
         return self._lease.token
 
+    def persistently(self, write: Callable[[], T]) -> T:
+        """Do a write, and repeat it after `SAVE_DELAYS` as long as it fails for a passing reason.
+
+        The write must be one that may be repeated. A full disk or a missing permission is final at once.
+        """
+        for delay in SAVE_DELAYS:
+            try:
+                return write()
+            except BackendUnavailable as exc:
+                if not exc.retryable:
+                    raise
+                log.warning("a write failed and is repeated in %g s: %s", delay, exc)
+                self.lost.wait(delay)
+        return write()
+
     def check(self) -> None:
         """Raise `Conflict` (`lease_lost`) when another took over."""
         if self.lost.is_set():
             raise Conflict(
-                f"another runner took session {self._uid} over, or it was deleted: this one stops and saves no more",
+                f"another runner took session {self.uid} over, or it was deleted: this one stops and saves no more",
                 code="lease_lost",
                 retryable=False,
-                session=self._uid,
+                session=self.uid,
             )
 
     def __enter__(self) -> Held:
@@ -89,44 +107,42 @@ class Held:
                 lease that was taken already is another's by now.
         """
         if self._lease is None:
-            self._lease = acquire(self._engine, self._uid, label=self._label, seconds=self._seconds)
+            self._lease = acquire(self.engine, self.uid, label=self._label, seconds=self._seconds)
         else:
-            self._lease = self._engine.backend.renew_lease(self._uid, self.token, seconds=self._seconds)
+            self._lease = self.engine.backend.renew_lease(self.uid, self.token, seconds=self._seconds)
         self._pid = os.getpid()
         self._heartbeat.start(self._seconds / BEATS_PER_LEASE)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if os.getpid() != self._pid:
             return  # a forked child: the parent holds it
         self._heartbeat.stop()
         try:
-            self._engine.backend.release_lease(self._uid, self.token)
+            self.engine.backend.release_lease(self.uid, self.token)
             self._tell_keeper()
         except NotFound:
             pass  # the session was deleted, and its lease with it
         except StepkeepError as exc:
             # It runs out by itself, this process may take it again, and what the work itself raised matters more.
-            _abandoned.add((self._engine.backend.url, self._uid, self.token))
-            log.warning("the lease on session %s was not given back: %s", self._uid, exc)
+            _abandoned.add((self.engine.backend.url, self.uid, self.token))
+            log.warning("the lease on session %s was not given back: %s", self.uid, exc)
 
     def _tell_keeper(self) -> None:
         """Announce the end of a session once more: it had to be left alone while the lease was held (V7)."""
-        if self._engine.on_finished:
-            session = self._engine.backend.session(self._uid)
+        if self.engine.on_finished:
+            session = self.engine.backend.session(self.uid)
             if session.status.is_finished:
-                self._engine.tell_finished(session)
+                self.engine.tell_finished(session)
 
     def _renew(self) -> float | None:
         """Keep the lease; how many seconds later to do so again, or None when it is lost."""
         try:
-            self._engine.backend.renew_lease(self._uid, self.token, seconds=self._seconds)
+            self.engine.backend.renew_lease(self.uid, self.token, seconds=self._seconds)
         except BackendUnavailable as exc:
-            log.warning("the lease on session %s was not renewed, next try soon: %s", self._uid, exc)
+            log.warning("the lease on session %s was not renewed, next try soon: %s", self.uid, exc)
         except StepkeepError as exc:
-            log.error("the lease on session %s is lost: %s", self._uid, exc)
+            log.error("the lease on session %s is lost: %s", self.uid, exc)
             self.lost.set()
             self._on_lost()
             return None
@@ -169,3 +185,65 @@ def _is_held(engine: Engine, uid: str, lease: Lease) -> Conflict:
         code="lease_held",
         session=key,
     )
+
+
+class RunSaver:
+    """Stores the checkpoints of one run, of a plan, a workflow or a script, fenced by its lease.
+
+    `branch` is the one to stay on; None follows the session. `parent` is that of the first save. `metadata` goes onto
+    every checkpoint.
+    """
+
+    def __init__(
+        self,
+        held: Held,
+        *,
+        branch: str | None = None,
+        parent: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._held = held
+        self._branch = branch
+        self._parent = parent
+        self._metadata = dict(metadata or {})
+        self._run = new_uid()
+        self._count = 0
+
+    def save(self, state: object, **fields: Any) -> Header:
+        """Store a checkpoint durably, once. A passing failure is repeated.
+
+        Raises:
+            InvalidInput: this state cannot be saved.
+            Conflict: (`lease_lost`) another runner took over. Nothing is stored.
+            BackendUnavailable: nothing is stored, and a repeat did not or would not help.
+        """
+        self._count += 1
+        save = self._save_of(
+            state,
+            parents=None if self._parent is None else (self._parent,),
+            # The answer to a save may be lost on its way: repeated, it must not count twice.
+            idempotency_key=f"run-{self._run}-{self._count}",
+            **fields,
+        )
+        header = self._held.persistently(lambda: self._held.engine.save(save))
+        self._parent = None
+        return header
+
+    def submit(self, state: object, **fields: Any) -> Pending:
+        """Queue a checkpoint; whoever asks for its result commits it, with all that were queued meanwhile."""
+        return self._held.engine.submit(self._save_of(state, **fields))
+
+    def mark(self, status: Status, error: str | None = None) -> None:
+        """Set the status of the session. A passing failure is repeated."""
+        held = self._held
+        held.persistently(lambda: held.engine.finish(held.uid, status, error=error, fence=held.token))
+
+    def _save_of(self, state: object, *, metadata: Mapping[str, Any] | None = None, **fields: Any) -> Save:
+        return Save(
+            session=self._held.uid,
+            state=state,
+            branch=self._branch,
+            fence=self._held.token,
+            metadata={**self._metadata, **(metadata or {})},
+            **fields,
+        )

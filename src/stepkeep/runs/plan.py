@@ -45,6 +45,10 @@ class PlanStep(msgspec.Struct, frozen=True, rename="camel"):
     dependencies: tuple[str, ...] = ()
 
 
+def with_status(step: PlanStep, status: StepStatus) -> PlanStep:
+    return msgspec.structs.replace(step, status=status)
+
+
 class StepResult(msgspec.Struct, frozen=True, rename="camel"):
     """What a completed step gave. `blobs` are the digests of the blobs that `output` names."""
 
@@ -299,6 +303,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def plan(self) -> tuple[PlanStep, ...]:
         return tuple(entry.step for entry in self.steps)
+
+    def count(self, status: StepStatus) -> int:
+        return sum(entry.status is status for entry in self.steps)
 
     @property
     def results(self) -> tuple[StepResult, ...]:

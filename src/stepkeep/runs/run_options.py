@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from math import isfinite
+from math import inf
 from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 import msgspec
@@ -23,6 +23,12 @@ log = logging.getLogger("stepkeep")
 T = TypeVar("T")
 
 
+def _refuse(what: str, problems: Mapping[str, bool]) -> None:
+    """Raise `InvalidInput` with those of the problems that are there, if any is."""
+    if found := [text for text, is_found in problems.items() if is_found]:
+        raise InvalidInput(f"{what}: {'; '.join(found)}", code="invalid_option")
+
+
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """How often a step is tried, and how long to wait in between.
 
@@ -37,19 +43,16 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 0.1
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.attempts < 1:
-            problems.append("attempts counts the tries: 1 or more")
-        if not 0 <= self.delay_seconds < float("inf") or not 0 <= self.max_delay_seconds < float("inf"):
-            problems.append("delays are seconds, 0 or more")
-        if not 1 <= self.factor < float("inf"):
-            problems.append("factor is 1 or more")
-        if not 0 <= self.jitter <= 1:
-            problems.append("jitter is a share between 0 and 1")
-        if problems:
-            raise InvalidInput(
-                f"this retry policy makes no sense: {'; '.join(problems)}", code="invalid_option"
-            )
+        delays = (self.delay_seconds, self.max_delay_seconds)
+        _refuse(
+            "this retry policy makes no sense",
+            {
+                "attempts counts the tries: 1 or more": self.attempts < 1,
+                "delays are seconds, 0 or more": not all(0 <= delay < inf for delay in delays),
+                "factor is 1 or more": not 1 <= self.factor < inf,
+                "jitter is a share between 0 and 1": not 0 <= self.jitter <= 1,
+            },
+        )
 
     def delay_after(self, attempt: int, chance: Callable[[], float] = random.random) -> float | None:
         """Seconds to wait after that attempt failed (the first is 1); None when it was the last one.
@@ -197,18 +200,16 @@ class ExecuteOptions(TypedDict, total=False):
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a plan is run.
+    """How a plan is run: as `ExecuteOptions` says, and as only our own callers choose.
 
-    `resume` goes on from the newest valid checkpoint of the current branch, or from the one `from_ref` names;
-    `force` does so although the plan changed. At most `parallel` steps run at a time. After a failure with
-    `on_failure="stop"` no step is started any more. `rules` are those of single steps, by id. With `saves` false
-    there are no checkpoints at all; with `auto_checkpoint` false none after steps, but those of start, failure,
-    interruption and end. `handle_signals` lets SIGINT and SIGTERM save a `paused` checkpoint, on the main thread
-    only; `grace_seconds` is how long running steps may still finish then. `label` tells others who holds the
-    lease. `lease` is one that was taken for this run already; the run gives it back. `tags` and `metadata` go onto
-    every checkpoint.
+    `rules` are those of single steps, by id. With `saves` false there are no checkpoints at all; with
+    `auto_checkpoint` false none after steps, but those of start, failure, interruption and end. After a signal running
+    steps may still finish for `grace_seconds`. `lease` is one that was taken for this run already; the run gives it
+    back. `metadata` goes onto every checkpoint.
     """
 
+    query: str = ""
+    context: Mapping[str, Any] = {}
     resume: bool = False
     force: bool = False
     from_ref: str | None = None
@@ -219,34 +220,36 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_failure: OnFailure = "stop"
     saves: bool = True
     auto_checkpoint: bool = True
+    hooks: Hooks = Hooks()
     handle_signals: bool = True
     grace_seconds: float = 2.0
     lease_seconds: float = LEASE_SECONDS
     label: str = ""
     lease: Lease | None = None
-    tags: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = {}
 
     def __post_init__(self) -> None:
-        problems = []
-        if type(self.parallel) is not int or self.parallel < 1:
-            problems.append("parallel counts the steps that run at a time: 1 or more")
-        if self.on_failure not in ("stop", "continue"):
-            problems.append("on_failure is stop or continue")
         timeouts = [self.timeout, *(rule.timeout_seconds for rule in self.rules.values())]
-        if not all(seconds is None or (isfinite(seconds) and seconds > 0) for seconds in timeouts):
-            problems.append("a time-out is a number of seconds above 0")
-        if not self.lease_seconds > 0 or not self.grace_seconds >= 0:
-            problems.append("lease and grace are numbers of seconds")
-        if self.from_ref is not None and not self.resume:
-            problems.append("from_ref names a checkpoint to resume from: it goes with resume")
-        if problems:
-            raise InvalidInput(f"this plan cannot be run so: {'; '.join(problems)}", code="invalid_option")
+        _refuse(
+            "this plan cannot be run so",
+            {
+                "parallel counts the steps that run at a time: 1 or more": (
+                    type(self.parallel) is not int or self.parallel < 1
+                ),
+                "on_failure is stop or continue": self.on_failure not in ("stop", "continue"),
+                "a time-out is a number of seconds above 0": not all(
+                    seconds is None or 0 < seconds < inf for seconds in timeouts
+                ),
+                "lease and grace are numbers of seconds": not (
+                    self.lease_seconds > 0 and self.grace_seconds >= 0
+                ),
+                "from_ref names a checkpoint to resume from: it goes with resume": (
+                    self.from_ref is not None and not self.resume
+                ),
+            },
+        )
 
-    def retry_of(self, step: str) -> RetryPolicy:
-        rule = self.rules.get(step)
-        return self.retry if rule is None or rule.retry is None else rule.retry
-
-    def timeout_of(self, step: str) -> float | None:
-        rule = self.rules.get(step)
-        return self.timeout if rule is None or rule.timeout_seconds is None else rule.timeout_seconds
+    def rules_of(self, step: str) -> tuple[RetryPolicy, float | None]:
+        """How a step is retried, and how many seconds one try may take."""
+        own = self.rules.get(step, StepRules())
+        return own.retry or self.retry, own.timeout_seconds or self.timeout

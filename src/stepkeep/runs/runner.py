@@ -1,7 +1,7 @@
 """Work through a plan, saving after every step; go on where an earlier run stopped.
 
 ```python
-runner = Runner(engine, session, plan, handler, serializer=AgentSerializer(), options=RunOptions(resume=True))
+runner = Runner(engine, session, plan, handler, options=RunOptions(resume=True))
 result = runner.run()
 ```
 
@@ -12,17 +12,22 @@ function (called on a thread of its own) or a coroutine function (awaited on one
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from queue import SimpleQueue
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
+
+import msgspec
 
 from stepkeep.config import Settings
-from stepkeep.engine import Engine
-from stepkeep.errors import InvalidInput, NotFound
-from stepkeep.model import SessionInfo, Status, check_name
+from stepkeep.engine import Engine, Loaded, reader
+from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
+from stepkeep.history import refs
+from stepkeep.model import Header, SessionInfo, Status, check_name
 from stepkeep.runs.attempts import Attempts
-from stepkeep.runs.lease import Held
+from stepkeep.runs.lease import Held, RunSaver
 from stepkeep.runs.plan import (
     AgentSerializer,
     ExecutionResult,
@@ -30,24 +35,23 @@ from stepkeep.runs.plan import (
     PlanStep,
     Progress,
     Serializer,
+    StepProgress,
     StepStatus,
     check_plan,
+    differences,
+    fingerprint,
     steps_of,
+    with_status,
 )
-from stepkeep.runs.resuming import Start, remember_plan, start_afresh, start_again
-from stepkeep.runs.run_options import (
-    ExecuteOptions,
-    Handler,
-    Hooks,
-    OnFailure,
-    RunOptions,
-    StepRules,
-)
-from stepkeep.runs.run_saver import PlanCheckpoints, RunSaver, persistently
-from stepkeep.runs.scheduler import Inbox, Scheduler
+from stepkeep.runs.run_options import ExecuteOptions, Handler, RunOptions
+from stepkeep.runs.scheduler import Inbox, PlanCheckpoints, Scheduler
 from stepkeep.runs.signals import Cancellation, SignalHandler, Stop, StopReason
+from stepkeep.storage.port import HeaderQuery
 
-__all__ = ["ExecutionResult", "Interrupted", "OnFailure", "RunOptions", "Runner", "StepRules"]
+log = logging.getLogger("stepkeep")
+
+MAX_LOOKED_AT: Final = 20
+"""How many checkpoints are read to find one that can be resumed, when the newest cannot."""
 
 
 class Runner:
@@ -62,21 +66,14 @@ class Runner:
         *,
         serializer: Serializer | None = None,
         options: RunOptions | None = None,
-        hooks: Hooks | None = None,
-        context: Mapping[str, Any] | None = None,
-        query: str = "",
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`context` and `query` are those of a fresh run; a resumed one has them from its checkpoint."""
         self._engine = engine
         self._session = session
         self._plan = tuple(plan)
         self._handler = handler
         self._serializer = AgentSerializer() if serializer is None else serializer
         self._options = RunOptions() if options is None else options
-        self._hooks = Hooks() if hooks is None else hooks
-        self._context = {} if context is None else context
-        self._query = query
         self._loop = loop
         self._inbox: Inbox = SimpleQueue()
 
@@ -114,6 +111,8 @@ class Runner:
             )
             attempts = stack.enter_context(Attempts(self._handler, self._inbox.put, loop=self._loop))
             result, stop = self._run(held, attempts)
+        if options.resume:
+            self._engine.resumed(result.steps_recovered)
         signal = stop.signal if stop is not None else self._late_signal()
         if signal:
             raise Interrupted(result, signal)
@@ -130,14 +129,17 @@ class Runner:
     def _run(self, held: Held, attempts: Attempts) -> tuple[ExecutionResult, Stop | None]:
         session = self._engine.backend.session(self._session.uid)  # as it is now that nobody else runs it
         start = self._start(session)
-        saver = self._saver(session, start, held)
+        saver = RunSaver(
+            held,
+            branch=session.branch,
+            parent=start.header.id if start.header is not None and start.needs_mark else None,
+            metadata=self._options.metadata,
+        )
         checkpoints = PlanCheckpoints(
             saver if self._options.saves else None,
             serializer=self._serializer,
-            hooks=self._hooks,
-            is_auto=self._options.auto_checkpoint,
+            options=self._options,
             newest=start.header,
-            duration_ms=start.duration_ms,
         )
         scheduler = Scheduler(
             self._engine,
@@ -145,87 +147,69 @@ class Runner:
             attempts=attempts,
             inbox=self._inbox,
             checkpoints=checkpoints,
-            add_blobs=saver.add_blobs if self._options.saves else lambda _: None,
             options=self._options,
-            hooks=self._hooks,
         )
-        if _is_over(start):
+        if start.is_over:
             return _result(Status.COMPLETED, scheduler, checkpoints, start), None
-        self._begin(session, start, checkpoints, saver, held)
+        held.persistently(lambda: remember_plan(self._engine, session, self._plan, fence=held.token))
+        if start.needs_mark:
+            checkpoints.begun(start.progress)
+        elif session.status is not Status.IN_PROGRESS:
+            saver.mark(Status.IN_PROGRESS)
         try:
             stop = scheduler.go()
             if stop is not None and stop.reason is StopReason.LEASE_LOST:
                 held.check()
-            status = self._end(scheduler, stop, checkpoints, saver)
+            status = _end(scheduler, stop, checkpoints)
+            saver.mark(status, _error_of(scheduler))
         finally:
             scheduler.abandon()  # whatever went wrong: tell the steps that still run
         return _result(status, scheduler, checkpoints, start), stop
 
     def _start(self, session: SessionInfo) -> Start:
-        if not self._options.resume:
-            return start_afresh(self._plan, context=self._context, query=self._query)
-        return start_again(
-            self._engine,
-            session,
-            self._plan,
-            serializer=self._serializer,
-            ref=self._options.from_ref,
-            force=self._options.force,
+        """Begin afresh, or go on from the newest valid checkpoint of the current branch or the one that is named.
+
+        A checkpoint that holds another kind of state is never taken for a plan of which nothing is done, `force` or
+        not.
+        """
+        options = self._options
+        if not options.resume:
+            return start_afresh(self._plan, context=options.context, query=options.query)
+        loaded = _load(self._engine, session, options.from_ref)
+        stored = _stored_progress(self._engine, session, loaded, self._serializer)
+        changed = differences(stored.plan, self._plan)
+        if changed and not options.force:
+            raise Conflict(
+                f"the plan of session {session.key!r} is not the one of checkpoint {loaded.header.id}:"
+                f" {'; '.join(changed)}. Resume with force to go on with the new plan, or run without resume to start"
+                " over",
+                code="plan_changed",
+                retryable=False,
+                session=session.key,
+                checkpoint=loaded.header.id,
+            )
+        progress = Progress(
+            steps=_merged(stored, self._plan),
+            context=stored.context,
+            query=stored.query,
+            last_error=None if changed else stored.last_error,
         )
-
-    def _saver(self, session: SessionInfo, start: Start, held: Held) -> RunSaver:
-        origin = start.header if start.needs_mark else None
-        return RunSaver(
-            self._engine,
-            session.uid,
-            fence=held.token,
-            wait=held.lost.wait,
-            branch=session.branch,
-            parent=None if origin is None else origin.id,
-            tags=self._options.tags,
-            metadata=self._options.metadata,
-        )
-
-    def _begin(
-        self,
-        session: SessionInfo,
-        start: Start,
-        checkpoints: PlanCheckpoints,
-        saver: RunSaver,
-        held: Held,
-    ) -> None:
-        persistently(
-            lambda: remember_plan(self._engine, session, self._plan, fence=held.token), held.lost.wait
-        )
-        if start.needs_mark:
-            checkpoints.begun(start.progress)
-        elif session.status is not Status.IN_PROGRESS:
-            saver.mark(Status.IN_PROGRESS)
-
-    def _end(
-        self, scheduler: Scheduler, stop: Stop | None, checkpoints: PlanCheckpoints, saver: RunSaver
-    ) -> Status:
-        """Save the last checkpoint, and mark the session."""
-        if stop is not None:
-            status = Status.PAUSED
-            scheduler.pause()
-        elif scheduler.failures:
-            status = Status.FAILED
-            if checkpoints.newest is None or checkpoints.newest.status is not Status.FAILED:
-                checkpoints.failed(scheduler.progress, scheduler.failures[0][0], is_end=True)
-        else:
-            status = Status.COMPLETED
-            checkpoints.completed(scheduler.progress)
-        saver.mark(status, _error_of(scheduler))
-        return status
+        log.info("Resuming from checkpoint at step %d", progress.current_step_index)
+        needs_mark = bool(changed) or options.from_ref is not None or loaded.fallback is not None
+        return Start(progress=progress, header=loaded.header, needs_mark=needs_mark)
 
 
-def _is_over(start: Start) -> bool:
-    """Whether an earlier run already saved the end of this plan."""
-    is_saved = start.header is not None and start.header.status is Status.COMPLETED
-    return (
-        is_saved and not start.needs_mark and start.progress.current_step_index == len(start.progress.steps)
-    )
+def _end(scheduler: Scheduler, stop: Stop | None, checkpoints: PlanCheckpoints) -> Status:
+    """Save the last checkpoint; how the run ended."""
+    if stop is not None:
+        scheduler.pause()
+        return Status.PAUSED
+    if not scheduler.failures:
+        checkpoints.completed(scheduler.progress)
+        return Status.COMPLETED
+    if checkpoints.newest is None or checkpoints.newest.status is not Status.FAILED:
+        checkpoints.failed(scheduler.progress, scheduler.failures[0][0], is_end=True)
+    return Status.FAILED
 
 
 def _error_of(scheduler: Scheduler) -> str | None:
@@ -235,12 +219,12 @@ def _error_of(scheduler: Scheduler) -> str | None:
 def _result(
     status: Status, scheduler: Scheduler, checkpoints: PlanCheckpoints, start: Start
 ) -> ExecutionResult:
-    progress: Progress = scheduler.progress
+    progress = scheduler.progress
     return ExecutionResult(
         status=status,
         progress=progress,
-        steps_run=scheduler.count(StepStatus.COMPLETED) - start.recovered,
-        steps_skipped=scheduler.count(StepStatus.SKIPPED),
+        steps_run=progress.count(StepStatus.COMPLETED) - start.recovered,
+        steps_skipped=progress.count(StepStatus.SKIPPED),
         steps_recovered=start.recovered,
         duration_ms=checkpoints.duration_ms,
         checkpoint=checkpoints.newest,
@@ -282,34 +266,150 @@ def execute(
         steps,
         handler,
         options=run_options,
-        hooks=options.get("hooks"),
-        context=options.get("context"),
-        query=options.get("query", ""),
         loop=loop,
     )
     with (options.get("cancel") or Cancellation()).stopping(runner.cancel):
-        return _counted(engine, runner, is_resumed=run_options.resume)
+        return runner.run()
 
 
 def _run_options(settings: Settings, options: ExecuteOptions) -> RunOptions:
     if unknown := options.keys() - ExecuteOptions.__annotations__.keys():
         raise TypeError(f"execute() got unexpected options: {', '.join(sorted(unknown))}")
-    named = {name: value for name, value in options.items() if name in RunOptions.__struct_fields__}
-    given: dict[str, Any] = {
-        "auto_checkpoint": settings["agent.checkpoints.auto_checkpoint"],
-        **{name: value for name, value in named.items() if value is not None},
+    given: dict[str, Any] = {"auto_checkpoint": settings["agent.checkpoints.auto_checkpoint"]}
+    given |= {
+        name: value
+        for name, value in options.items()
+        if value is not None and name in RunOptions.__struct_fields__
     }
     return RunOptions(saves=settings["agent.checkpoints.enabled"], **given)
 
 
-def _counted(engine: Engine, runner: Runner, *, is_resumed: bool) -> ExecutionResult:
-    """Run a plan, and tell those who count if it is a resumed one, also when it is interrupted."""
+# --- where a run begins ----------------------------------------------------------------------------------------
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress a run begins with. `header` is the checkpoint it comes from.
+
+    `needs_mark`: the newest checkpoint tells something else, so that a run killed before its first save would be
+    resumed in the wrong place.
+    """
+
+    progress: Progress
+    header: Header | None = None
+    needs_mark: bool = True
+
+    @property
+    def recovered(self) -> int:
+        """How many steps an earlier run completed."""
+        return self.progress.count(StepStatus.COMPLETED)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether an earlier run already saved the end of this plan."""
+        is_saved = self.header is not None and self.header.status is Status.COMPLETED
+        return (
+            is_saved and not self.needs_mark and self.progress.current_step_index == len(self.progress.steps)
+        )
+
+
+def start_afresh(plan: Sequence[PlanStep], *, context: Mapping[str, Any], query: str) -> Start:
+    """Every step pending, whatever its status says."""
+    steps = tuple(StepProgress(step=with_status(step, StepStatus.PENDING)) for step in plan)
+    return Start(progress=Progress(steps=steps, context=dict(context), query=query))
+
+
+def _load(engine: Engine, session: SessionInfo, ref: str | None) -> Loaded:
+    if ref is None or ref == "latest":
+        return newest_of(engine, session)
+    return engine.load(refs.resolve(engine, session, refs.parse(ref, now_us=engine.clock())))
+
+
+def newest_of(engine: Engine, session: SessionInfo) -> Loaded:
+    """The newest valid checkpoint of the current branch; `NotFound` (`nothing_to_resume`) when there is none."""
+    loaded = engine.latest(session)
+    if loaded is None:
+        raise NotFound(
+            f"session {session.key!r} has no checkpoint to resume from: start it afresh",
+            code="nothing_to_resume",
+            session=session.key,
+        )
+    return loaded
+
+
+def _stored_progress(
+    engine: Engine, session: SessionInfo, loaded: Loaded, serializer: Serializer
+) -> Progress:
     try:
-        result = runner.run()
-    except Interrupted as exc:
-        if is_resumed:
-            engine.resumed(exc.result.steps_recovered)
-        raise
-    if is_resumed:
-        engine.resumed(result.steps_recovered)
-    return result
+        return _read(session, loaded, serializer)
+    except InvalidInput as exc:
+        older = _older_plan_state(engine, session, loaded.header, serializer)
+        advice = (
+            "run without resume to start over"
+            if older is None
+            else f"resume from {older.id}, the newest one before it that does (from_ref)"
+        )
+        raise InvalidInput(
+            f"checkpoint {loaded.header.id} holds no state of a plan that could be resumed: {exc.message}."
+            f" Someone else saved it: {advice}",
+            code="not_resumable",
+            session=session.key,
+            checkpoint=loaded.header.id,
+            path=exc.path,
+        ) from exc
+
+
+def _read(session: SessionInfo, loaded: Loaded, serializer: Serializer) -> Progress:
+    stored = serializer.load(loaded.value())
+    if (
+        session.fingerprint and not stored.steps
+    ):  # it had a plan, so a state without steps is not what became of it
+        raise InvalidInput("its plan is empty", code="state_type_mismatch", path="$.plan")
+    return stored
+
+
+def _older_plan_state(
+    engine: Engine, session: SessionInfo, foreign: Header, serializer: Serializer
+) -> Header | None:
+    """The newest checkpoint before a foreign one that a run could go on from, if it is not far."""
+    before = HeaderQuery(max_seq=foreign.seq - 1)
+    for row in islice(
+        reader.line_of(engine.backend, session, foreign.branch, matching=before), MAX_LOOKED_AT
+    ):
+        try:
+            header = reader.verified(row)
+            _read(session, engine.load(header), serializer)
+        except StepkeepError:
+            continue
+        return header
+    return None
+
+
+def _merged(stored: Progress, plan: Sequence[PlanStep]) -> tuple[StepProgress, ...]:
+    """The plan with what is known of its steps: completed ones stay so, all others are to be done."""
+    known = {entry.step.id: entry for entry in stored.steps}
+    skipped = {name for name, entry in known.items() if entry.status is StepStatus.SKIPPED}
+    kept = {name for name, entry in known.items() if entry.status is StepStatus.COMPLETED} | skipped
+    # A step skipped by choice stays skipped; one skipped for a failure waits for something undone.
+    needs = {step.id: step.dependencies for step in plan}
+    while waiting := {name for name in kept & skipped & needs.keys() if not kept.issuperset(needs[name])}:
+        kept -= waiting
+    return tuple(_carried(step, known.get(step.id), step.id in kept) for step in plan)
+
+
+def _carried(step: PlanStep, known: StepProgress | None, is_kept: bool) -> StepProgress:
+    if known is None:
+        return StepProgress(step=with_status(step, StepStatus.PENDING))
+    status = known.status if is_kept else StepStatus.PENDING
+    return StepProgress(
+        step=with_status(step, status),
+        result=known.result if status is StepStatus.COMPLETED else None,
+        attempts=known.attempts,
+        error=known.error if status is StepStatus.SKIPPED else None,
+    )
+
+
+def remember_plan(engine: Engine, session: SessionInfo, plan: Sequence[PlanStep], *, fence: int) -> None:
+    """Store the plan's fingerprint with the session."""
+    mark = fingerprint(plan)
+    if session.fingerprint != mark:
+        engine.backend.update_session(session.uid, {"fingerprint": mark}, fence=fence)

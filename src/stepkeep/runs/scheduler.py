@@ -1,27 +1,142 @@
-"""The steps of one run: start what is ready, take what ends, try again, give up, stop."""
+"""The steps of one run: start what is ready, take what ends, try again, give up, stop; and save at each boundary."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput
-from stepkeep.model import from_us
+from stepkeep.model import Header, Status, Trigger, TriggerKind, from_us
 from stepkeep.runs.attempts import Attempt, AttemptEnded, Attempts, Outputs, WorkingMemory, copy_of
-from stepkeep.runs.plan import LastError, Progress, StepProgress, StepResult, StepStatus
-from stepkeep.runs.run_options import Hooks, Outcome, RunOptions, StepContext, tell
-from stepkeep.runs.run_saver import PlanCheckpoints
+from stepkeep.runs.lease import RunSaver
+from stepkeep.runs.plan import (
+    LastError,
+    Progress,
+    Serializer,
+    StepProgress,
+    StepResult,
+    StepStatus,
+    with_status,
+)
+from stepkeep.runs.run_options import Outcome, RunOptions, StepContext, tell
 from stepkeep.runs.signals import Stop
 from stepkeep.storage.port import Blob
 from stepkeep.text import error_text
 
-_PASSED = (StepStatus.COMPLETED, StepStatus.SKIPPED)
+log = logging.getLogger("stepkeep")
+
+Inbox: TypeAlias = SimpleQueue[AttemptEnded | Stop]
+"""What the runner's thread waits for. Its `put` is safe in a signal handler."""
+
+_PASSED: Final = (StepStatus.COMPLETED, StepStatus.SKIPPED)
+
+_AUTO: Final = Trigger()
+_STEP: Final = Trigger(TriggerKind.AUTO, "step_boundary")
+_ERROR: Final = Trigger(TriggerKind.ERROR, "error_boundary")
+_QUEUE: Final = Trigger(TriggerKind.AUTO, "queued")
+_PAUSE: Final = Trigger(TriggerKind.AUTO, "interruption")
+
+
+class PlanCheckpoints:
+    """Saves at the boundaries of a run. Without a saver nothing is saved.
+
+    `newest` is the last one saved, or the one the run was resumed from.
+    """
+
+    def __init__(
+        self,
+        saver: RunSaver | None,
+        *,
+        serializer: Serializer,
+        options: RunOptions,
+        newest: Header | None = None,
+    ) -> None:
+        self._saver = saver
+        self._serializer = serializer
+        self._options = options
+        self._started = time.monotonic()
+        self._blobs: dict[str, Blob] = {}
+        self.newest = newest
+        earlier = 0 if newest is None else newest.metadata.get("durationMs", 0)
+        self._earlier_ms = int(earlier) if isinstance(earlier, int | float) else 0
+
+    @property
+    def duration_ms(self) -> int:
+        """How long this run has taken so far."""
+        return round((time.monotonic() - self._started) * 1000)
+
+    def add_blobs(self, blobs: Iterable[Blob]) -> None:
+        """Blobs that the next save names."""
+        if self._saver is not None:
+            self._blobs |= {blob.digest: blob for blob in blobs}
+
+    def begun(self, progress: Progress) -> None:
+        """The run begins here: what a run that is killed in its first step goes back to."""
+        at = progress.current_step_index
+        self._save(progress, "Execution started" if at == 0 else f"Resumed at step {at}")
+
+    def stepped(self, progress: Progress, index: int) -> None:
+        """A step is completed, or was skipped by choice."""
+        if self._options.auto_checkpoint:
+            self._save(progress, _labelled("Completed", progress, index), trigger=_STEP)
+
+    def failed(self, progress: Progress, index: int, *, is_end: bool) -> None:
+        """A step failed for good. Only at the end of the work does that make the session failed."""
+        status = Status.FAILED if is_end else Status.IN_PROGRESS
+        message = _labelled(f"Failed at step {index}", progress, index)
+        self._save(progress, message, status=status, trigger=_ERROR)
+
+    def paused(self, progress: Progress) -> None:
+        at = progress.current_step_index
+        message = _labelled(f"Paused at step {at}", progress, at)
+        self._save(progress, message, status=Status.PAUSED, trigger=_PAUSE)
+
+    def queued(self, progress: Progress) -> None:
+        """The run is left to a worker: what it begins with."""
+        self._save(progress, "Queued", trigger=_QUEUE)
+
+    def completed(self, progress: Progress) -> None:
+        self._save(progress, "Execution complete", status=Status.COMPLETED)
+
+    def _save(
+        self,
+        progress: Progress,
+        message: str,
+        *,
+        status: Status = Status.IN_PROGRESS,
+        trigger: Trigger = _AUTO,
+    ) -> None:
+        if self._saver is None:
+            return
+        metadata: dict[str, Any] = {"durationMs": self._earlier_ms + self.duration_ms}
+        if (tokens := progress.token_usage) is not None:
+            metadata["tokenUsage"] = tokens
+        named = progress.blobs
+        self.newest = self._saver.save(
+            self._serializer.dump(progress),
+            state_blobs=named,
+            blobs=tuple(blob for digest, blob in self._blobs.items() if digest in named),
+            step=progress.current_step_index,
+            message=message,
+            status=status,
+            trigger=trigger,
+            metadata=metadata,
+        )
+        self._blobs.clear()
+        tell(self._options.hooks.on_checkpoint, self.newest)
+
+
+def _labelled(text: str, progress: Progress, index: int) -> str:
+    if index >= len(progress.steps):
+        return text
+    step = progress.steps[index].step
+    return error_text(f"{text}: {step.description or step.id}")
 
 
 class StepTable:
@@ -57,58 +172,36 @@ class StepTable:
             ):
                 yield index
 
-    def count(self, *statuses: StepStatus) -> int:
-        return sum(entry.status in statuses for entry in self._entries)
-
     def outputs(self) -> dict[str, object]:
         """The outputs of the completed steps."""
         return {entry.step.id: entry.result.output for entry in self._entries if entry.result is not None}
 
-    def start(self, index: int) -> None:
+    def set(self, index: int, status: StepStatus, **changes: object) -> None:
         entry = self._entries[index]
-        self._set(index, StepStatus.RUNNING, attempts=entry.attempts + 1)
-
-    def release(self, index: int) -> None:
-        """A step that was interrupted has to be done again."""
-        self._set(index, StepStatus.PENDING)
+        step = with_status(entry.step, status)
+        self._entries[index] = msgspec.structs.replace(entry, step=step, **changes)
 
     def complete(self, index: int, result: StepResult) -> None:
-        self._set(index, StepStatus.COMPLETED, result=result, error=None)
+        self.set(index, StepStatus.COMPLETED, result=result, error=None)
         if self.last_error is not None and self.last_error.step_index == index:
             self.last_error = None
 
-    def skip(self, index: int, reason: str) -> None:
-        self._set(index, StepStatus.SKIPPED, error=reason)
-
     def fail(self, index: int, error: LastError) -> list[int]:
         """A step failed for good; the steps that depend on it, directly or not, are skipped and returned."""
-        self._set(index, StepStatus.FAILED, error=error.message)
+        self.set(index, StepStatus.FAILED, error=error.message)
         self.last_error = error
-        return self._skip_dependents(index)
-
-    def _skip_dependents(self, index: int) -> list[int]:
-        blocked, skipped = {self._entries[index].step.id}, list[int]()
+        name = self._entries[index].step.id
+        blocked, skipped = {name}, list[int]()
         grows = True
         while grows:
             grows = False
             for other, entry in enumerate(self._entries):
                 if entry.status is StepStatus.PENDING and blocked.intersection(entry.step.dependencies):
-                    self.skip(other, f"depends on {self._entries[index].step.id!r}, which failed")
+                    self.set(other, StepStatus.SKIPPED, error=f"depends on {name!r}, which failed")
                     blocked.add(entry.step.id)
                     skipped.append(other)
                     grows = True
         return skipped
-
-    def _set(self, index: int, status: StepStatus, **changes: object) -> None:
-        entry = self._entries[index]
-        step = msgspec.structs.replace(entry.step, status=status)
-        self._entries[index] = msgspec.structs.replace(entry, step=step, **changes)
-
-
-log = logging.getLogger("stepkeep")
-
-Inbox: TypeAlias = SimpleQueue[AttemptEnded | Stop]
-"""What the runner's thread waits for. Its `put` is safe in a signal handler."""
 
 
 class Scheduler:
@@ -122,17 +215,14 @@ class Scheduler:
         attempts: Attempts,
         inbox: Inbox,
         checkpoints: PlanCheckpoints,
-        add_blobs: Callable[[Iterable[Blob]], None],
         options: RunOptions,
-        hooks: Hooks,
     ) -> None:
         self._engine = engine
         self._attempts = attempts
         self._inbox = inbox
         self._checkpoints = checkpoints
-        self._add_blobs = add_blobs
         self._options = options
-        self._hooks = hooks
+        self._hooks = options.hooks
         self._table = StepTable(progress)
         self._memory = WorkingMemory(engine, progress.context)
         self._running: dict[int, Attempt] = {}
@@ -168,7 +258,7 @@ class Scheduler:
         """Save as `paused`, with what runs to be done again; then save what still ends within the grace."""
         running = dict(self._running)
         for index in running:
-            self._table.release(index)
+            self._table.set(index, StepStatus.PENDING)  # to be done again
         self._drop_retries()
         self.abandon()
         self._checkpoints.paused(self.progress)
@@ -232,9 +322,9 @@ class Scheduler:
             parameters=parameters,
             make_blob=self._engine.make_blob,
         )
-        self._table.start(index)
+        self._table.set(index, StepStatus.RUNNING, attempts=self._table[index].attempts + 1)
         tell(self._hooks.on_step_start, step, number)
-        attempt = Attempt(context, memory=memory, timeout_seconds=self._options.timeout_of(step.id))
+        attempt = Attempt(context, memory=memory, timeout_seconds=self._options.rules_of(step.id)[1])
         self._running[index] = attempt
         try:
             self._attempts.start(attempt)
@@ -243,7 +333,7 @@ class Scheduler:
 
     def _drop_retries(self) -> None:
         for index in self._retries:
-            self._table.release(index)
+            self._table.set(index, StepStatus.PENDING)  # to be done again
         self._retries.clear()
 
     def _copy(self, value: object) -> Any:
@@ -322,7 +412,7 @@ class Scheduler:
         outcome.check()
         if outcome.is_skipped:
             reason = outcome.output if isinstance(outcome.output, str) else "by choice"
-            self._table.skip(attempt.index, reason)
+            self._table.set(attempt.index, StepStatus.SKIPPED, error=reason)
             return
         output = self._copy(outcome.output)
         changes = self._memory.changes(attempt.memory, attempt.context.context)
@@ -334,13 +424,13 @@ class Scheduler:
             token_usage=outcome.token_usage,
             blobs=tuple(blob.digest for blob in outcome.blobs),
         )
-        self._add_blobs(outcome.blobs)
+        self._checkpoints.add_blobs(outcome.blobs)
         self._memory = self._memory.with_changes(changes)
         self._table.complete(attempt.index, result)
 
     def _retry_or_fail(self, index: int, error: Exception) -> None:
         step, number = self._table[index].step, self._tries[index]
-        delay = None if self._is_stopping else self._options.retry_of(step.id).delay_after(number)
+        delay = None if self._is_stopping else self._options.rules_of(step.id)[0].delay_after(number)
         if delay is None:
             self._fail(index, error)
             return
@@ -367,6 +457,3 @@ class Scheduler:
         if self._running or self._retries:
             return False
         return self._is_stopping or next(self._table.ready(), None) is None
-
-    def count(self, status: StepStatus) -> int:
-        return self._table.count(status)

@@ -33,7 +33,7 @@ from stepkeep.codec import exact
 from stepkeep.engine import Engine, Loaded, Pending
 from stepkeep.errors import SCHEMA_INVALID, Conflict, Corrupt, InvalidInput, StepkeepError
 from stepkeep.model import DETAILS, SessionInfo, Status, Trigger, TriggerKind, check_name
-from stepkeep.runs.lease import Held
+from stepkeep.runs.lease import Held, RunSaver
 from stepkeep.runs.ledger import (
     FinishedStep,
     Ledger,
@@ -46,7 +46,6 @@ from stepkeep.runs.ledger import (
     record_from,
     timestamp,
 )
-from stepkeep.runs.run_saver import RunSaver
 from stepkeep.runs.signals import exits_on_sigterm
 from stepkeep.text import error_text
 
@@ -132,7 +131,7 @@ class Run:
             self._held = opened.enter_context(Held(self._engine, found.uid, label=f"script {found.key!r}"))
             # As it is now that nobody else runs it.
             self._session = self._engine.backend.session(found.uid)
-            self._saver = RunSaver(self._engine, found.uid, fence=self._held.token, wait=self._held.lost.wait)
+            self._saver = RunSaver(self._held)
             self._begin()
             self._lease = opened.pop_all()
         self._pid = os.getpid()

@@ -372,8 +372,6 @@ class Workflows:
             result, signal = launch(self._engine, session, what, hooks=hooks), None
         except Interrupted as exc:
             result, signal = exc.result, exc.signal
-        if what.is_resumed:
-            self._engine.resumed(result.steps_recovered)
         return WorkflowRun(
             session=session.key,
             workflow=what.workflow.name,

@@ -13,13 +13,12 @@ from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.model import Header, SessionInfo, Status
 from stepkeep.processes.child import SupervisorPipe
-from stepkeep.runs.lease import Held
+from stepkeep.runs.lease import Held, RunSaver
 from stepkeep.runs.plan import ExecutionResult, Progress, differences
 from stepkeep.runs.queue import Ticket, with_ticket
-from stepkeep.runs.resuming import remember_plan, start_afresh
 from stepkeep.runs.run_options import Hooks, RetryPolicy, RunOptions, StepRules
-from stepkeep.runs.run_saver import PlanCheckpoints, RunSaver
-from stepkeep.runs.runner import Runner
+from stepkeep.runs.runner import Runner, newest_of, remember_plan, start_afresh
+from stepkeep.runs.scheduler import PlanCheckpoints
 from stepkeep.runs.signals import Cancellation
 from stepkeep.runs.workflow.definition import InvalidWorkflow, Workflow, WorkflowProblem, WorkflowStep
 from stepkeep.runs.workflow.handlers import Handlers
@@ -86,16 +85,16 @@ def launch(
             serializer.plan(),
             handlers,
             serializer=serializer,
-            options=_options(what),
-            hooks=hooks or Hooks(),
-            context=what.variables,
+            options=_options(what, hooks or Hooks()),
         )
         with what.cancel.stopping(runner.cancel):
             return runner.run()
 
 
-def _options(what: Launch) -> RunOptions:
+def _options(what: Launch, hooks: Hooks) -> RunOptions:
     return RunOptions(
+        context=what.variables,
+        hooks=hooks,
         resume=what.is_resumed,
         force=what.force,
         from_ref=what.checkpoint,
@@ -198,13 +197,7 @@ def prepare_resume(
 def _state(engine: Engine, session: SessionInfo, checkpoint: str | None, *, force: bool) -> Any:
     if checkpoint is not None:
         return engine.load(engine.header(checkpoint)).value()
-    loaded = engine.latest(session)
-    if loaded is None:
-        raise NotFound(
-            f"session {session.key!r} has no checkpoint to resume from",
-            code="nothing_to_resume",
-            session=session.key,
-        )
+    loaded = newest_of(engine, session)
     if session.status is Status.COMPLETED and not force:
         raise NotFound(
             f"session {session.key!r} is completed, nothing is left to do: --from REF goes back to a checkpoint",
@@ -265,16 +258,9 @@ def enqueue(engine: Engine, session: SessionInfo, what: Launch, *, queue: str) -
     plan = serializer.plan()
     with Held(engine, session.uid, label=f"queueing workflow {workflow.name}") as held:
         current = engine.backend.session(session.uid)
-        saver = RunSaver(
-            engine,
-            current.uid,
-            fence=held.token,
-            wait=held.lost.wait,
-            branch=current.branch,
-            metadata=RUNNER,
-        )
+        saver = RunSaver(held, branch=current.branch, metadata=RUNNER)
         remember_plan(engine, current, plan, fence=held.token)
-        checkpoints = PlanCheckpoints(saver, serializer=serializer, hooks=Hooks(), is_auto=True)
+        checkpoints = PlanCheckpoints(saver, serializer=serializer, options=RunOptions())
         checkpoints.queued(start_afresh(plan, context=what.variables, query="").progress)
         # Last, so that no worker finds a session without its first checkpoint.
         metadata = with_ticket(current, Ticket(queue=queue, parallel=what.parallel))
