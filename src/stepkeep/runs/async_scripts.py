@@ -15,11 +15,9 @@ import inspect
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from stepkeep.runs.ledger import Started, arguments_of
-from stepkeep.runs.scripts import FinishedOutput, Run, step_name
+from stepkeep.runs.scripts import FinishedOutput, Run, Started, arguments_of, step_name
 from stepkeep.runs.signals import SignalHandler
 
 P = ParamSpec("P")
@@ -61,10 +59,8 @@ class AsyncRun:
         self._signals.__enter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._signals.__exit__(kind, error, trace)
+    async def __aexit__(self, _: object, error: BaseException | None, *rest: object) -> None:
+        self._signals.__exit__()
         if self._calls:  # a plain function whose wait was cancelled still works: keep the lease until it ends
             await asyncio.wait(self._calls)
         await self._work(partial(self._run.close, error))

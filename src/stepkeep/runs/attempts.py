@@ -21,6 +21,7 @@ import msgspec
 from stepkeep.codec import exact
 from stepkeep.engine import Engine, NewBody
 from stepkeep.errors import InvalidInput
+from stepkeep.runs.plan import place_in
 from stepkeep.runs.run_options import Handler, StepContext
 
 
@@ -102,8 +103,7 @@ def _kept(engine: Engine, value: object, what: str) -> NewBody:
     try:
         return engine.encode(value)
     except InvalidInput as exc:
-        inner = exc.path or "$"
-        place = what + (inner[1:] if inner.startswith("$") else f".{inner}")
+        place = place_in(what, exc.path)
         raise InvalidInput(f"{place} cannot be saved: {exc}", code=exc.code, path=place) from exc
 
 

@@ -151,6 +151,12 @@ _STORED_NAMES = {
 }
 
 
+def place_in(what: str, path: str | None) -> str:
+    """A path inside of a value, such as `$.a[0]`, as one that begins with what the value is."""
+    inner = path or "$"
+    return what + (inner[1:] if inner.startswith("$") else f".{inner}")
+
+
 # --- the rules
 
 

@@ -12,6 +12,9 @@ the steps, runs from its beginning each time, so what it does there should be ha
 
 A script that was completed is finished work: run again, it returns the stored outputs and calls nothing.
 `resume=False` begins a new run in the same session.
+
+The outputs are the state of a checkpoint; its details have the record of the finished steps. Arguments are kept there
+as digests of their exact encoding: enough to see that one changed, too little to leak it.
 """
 
 from __future__ import annotations
@@ -21,31 +24,20 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import wraps
-from types import TracebackType
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, overload
 
 import msgspec
 
 from stepkeep.codec import exact
+from stepkeep.codec.integrity import digest
 from stepkeep.engine import Engine, Loaded, Pending
 from stepkeep.errors import SCHEMA_INVALID, Conflict, Corrupt, InvalidInput, StepkeepError
-from stepkeep.model import DETAILS, SessionInfo, Status, Trigger, TriggerKind, check_name
+from stepkeep.model import DETAILS, SessionInfo, Status, Trigger, TriggerKind, check_name, from_us
 from stepkeep.runs.lease import Held, RunSaver
-from stepkeep.runs.ledger import (
-    FinishedStep,
-    Ledger,
-    ScriptError,
-    ScriptRecord,
-    Started,
-    arguments_of,
-    check_same,
-    details_of,
-    record_from,
-    timestamp,
-)
+from stepkeep.runs.plan import SCRIPT, iso, place_in
 from stepkeep.runs.signals import exits_on_sigterm
 from stepkeep.text import error_text
 
@@ -54,23 +46,52 @@ log = logging.getLogger("stepkeep")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-STEP_BOUNDARY: Final = "step_boundary"
-
 MAX_FAILURES: Final = 100
 """How many failures of steps are remembered, to name the step when one of them ends the run."""
+
+_KEY: Final = "key"
+_PLACE: Final = "#"
+
+
+class FinishedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished step: its place in the run, what it was called with, and when it was done."""
+
+    ordinal: int
+    arguments: dict[str, str]
+    completed_at: str
+    duration_ms: int
+
+
+class ScriptError(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What ended a run. `step` is None when no step is to blame."""
+
+    message: str
+    timestamp: str
+    step: str | None = None
+    step_index: int | None = None
+
+
+class ScriptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the details of a script's checkpoint hold. `run` counts the fresh starts in one session."""
+
+    run: int = 1
+    steps: dict[str, FinishedStep] = {}
+    last_error: ScriptError | None = msgspec.field(default=None, name="lastError")
+
+
+class Started(NamedTuple):
+    """A step that is to be called now."""
+
+    name: str
+    ordinal: int
+    arguments: dict[str, str]
+    time_us: int
 
 
 class FinishedOutput(NamedTuple):
     """A step that was finished before: what it returned."""
 
     output: Any
-
-
-class _Saving(NamedTuple):
-    """A checkpoint on its way, and the steps that are safe once it is stored."""
-
-    pending: Pending
-    names: frozenset[str]
 
 
 class Run:
@@ -93,7 +114,8 @@ class Run:
         self._pid = 0
         self._is_open = False
         self._has_worked = False
-        self._done = Ledger()
+        self._record = ScriptRecord()
+        self._outputs: dict[str, Any] = {}
         self._seen: dict[str, int] = {}
         self._running: set[str] = set()
         self._unsaved: set[str] = set()
@@ -109,17 +131,15 @@ class Run:
 
         Raises:
             Conflict: another process runs this script (code `lease_held`, the message names it), or the session
-                is no script's (code `not_a_script`).
+                does not belong to a script (code `not_a_script`).
             Corrupt: there are checkpoints, and none of them verifies.
         """
         self.open()
         self._signals.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._signals.__exit__(kind, error, trace)
+    def __exit__(self, _: object, error: BaseException | None, *rest: object) -> None:
+        self._signals.__exit__()
         self.close(error)
 
     def open(self) -> None:
@@ -132,28 +152,25 @@ class Run:
             # As it is now that nobody else runs it.
             self._session = self._engine.backend.session(found.uid)
             self._saver = RunSaver(self._held)
-            self._begin()
+            if self._resume:
+                self._continue(self._engine.latest(self._session))
+            elif self._session.last_seq:
+                self._begin_again()
             self._lease = opened.pop_all()
         self._pid = os.getpid()
         self._is_open = True
 
-    def _begin(self) -> None:
-        if self._resume:
-            self._take_up(self._engine.latest(self._session))
-        elif self._session.last_seq:
-            self._begin_again()
-
-    def _take_up(self, loaded: Loaded | None) -> None:
+    def _continue(self, loaded: Loaded | None) -> None:
         if loaded is None:
             return
-        record, outputs = _record_of(loaded, self._session), loaded.value()
+        record, outputs = _record_of(loaded, self._session.key), loaded.value()
         if not isinstance(outputs, dict) or outputs.keys() != record.steps.keys():
             raise Corrupt(
                 f"{loaded.header.id} does not hold an output for each step: verify {self._session.key!r}",
                 code=SCHEMA_INVALID,
                 checkpoint=loaded.header.id,
             )
-        self._done = Ledger(record=msgspec.structs.replace(record, last_error=None), outputs=outputs)
+        self._record, self._outputs = msgspec.structs.replace(record, last_error=None), outputs
         if outputs:
             log.info("Resuming from checkpoint at step %d of %r", len(outputs), self._session.key)
             self._engine.resumed(len(outputs))
@@ -162,12 +179,12 @@ class Run:
         """Leave an earlier run behind for good: whoever resumes after a crash must not meet its outputs."""
         try:
             newest = self._engine.latest(self._session)
-            earlier = 0 if newest is None else _record_of(newest, self._session).run
+            earlier = 0 if newest is None else _record_of(newest, self._session.key).run
         except (Conflict, Corrupt):
-            earlier = 0  # no script's, or damaged: beginning afresh is the way out
-        self._done = Ledger(record=ScriptRecord(run=earlier + 1))
+            earlier = 0  # of something else, or damaged: beginning afresh is the way out
+        self._record = ScriptRecord(run=earlier + 1)
         self._has_worked = True
-        self._save(message="Started afresh", event="run_started").result()
+        self._save("Started afresh", event="run_started").result()
 
     def close(self, error: BaseException | None) -> None:
         """Say how the run ended, and give the lease back."""
@@ -177,24 +194,33 @@ class Run:
             self._is_open = False
         with self._lease:
             self._engine.flush()
+            if error is None and self._unsaved:
+                self._save("Saved late").result()
+            if not self._has_worked and self._session.status is Status.COMPLETED:
+                return
             if error is None:
-                self._complete()
-            elif self._has_worked or self._session.status is not Status.COMPLETED:
+                self._saver.mark(Status.COMPLETED)
+            else:
                 self._stop(error)
-
-    def _complete(self) -> None:
-        if self._unsaved:
-            self._save(message="Saved late").result()
-        if self._has_worked or self._session.status is not Status.COMPLETED:
-            self._saver.mark(Status.COMPLETED)
 
     def _stop(self, error: BaseException) -> None:
         """Save where and why the run ended. What prevents that is noted on the error, which goes on."""
+        blamed, status, text, last_error = self._blamed(error), Status.PAUSED, None, None
+        step, name = (None, None) if blamed is None else (blamed.ordinal, blamed.name)
+        if isinstance(error, Exception):
+            status, text = Status.FAILED, error_text(f"{type(error).__name__}: {error}")
+            last_error = ScriptError(
+                message=text, timestamp=_time(self._engine.clock()), step=name, step_index=step
+            )
         try:
-            if isinstance(error, Exception):
-                self._save_failure(error, self._blamed(error))
-            else:
-                self._save_pause(self._blamed(error))
+            self._save(
+                f"{status.capitalize()} {self._last_step if blamed is None else f'at step {step}: {name}'}",
+                event="step_failed" if last_error is not None and blamed is not None else "run_stopped",
+                step=step,
+                status=status,
+                last_error=last_error,
+            ).result()
+            self._saver.mark(status, text)
         except StepkeepError as exc:
             error.add_note(f"stepkeep could not save that the run stopped: {exc} ({exc.code})")
 
@@ -203,12 +229,17 @@ class Run:
         steps = {id(raised): started for raised, started in self._failures}
         return next((steps[id(each)] for each in _related(error) if id(each) in steps), None)
 
+    @property
+    def _last_step(self) -> str:
+        name = next(reversed(self._record.steps), None)
+        return "after no step" if name is None else f"after step {self._record.steps[name].ordinal}: {name}"
+
     # --- steps
 
     @property
     def outputs(self) -> dict[str, Any]:
         """What the finished steps returned, by name; a copy."""
-        copy: dict[str, Any] = self._copy(self._done.outputs)
+        copy: dict[str, Any] = self._copy(self._outputs)
         return copy
 
     def step(self, name: str, call: Callable[..., R], /, *args: Any, key: object = None, **kwargs: Any) -> R:
@@ -264,19 +295,26 @@ class Run:
     def start(
         self, name: str, call: Callable[..., Any], arguments: dict[str, str]
     ) -> Started | FinishedOutput:
-        """Whether a step is to be called. If so, `finish` or `fail` must follow."""
+        """Whether a step is to be called. If so, `finish` or `fail` must follow.
+
+        Finished with other arguments it is refused, or with `force` called again.
+        """
         check_name("a step", name)
         self._check_process()
         with self._lock:
             self._check_open()
             ordinal = self._seen.setdefault(name, len(self._seen) + 1)
-            finished = self._done.record.steps.get(name)
-            if finished is None or not self._is_known(name, call, finished, arguments):
+            finished = self._record.steps.get(name)
+            if finished is not None and finished.arguments != arguments:
+                if not self._force:
+                    raise _step_changed(name, call, finished.arguments, arguments)
+                finished = None
+            if finished is None:
                 return self._started(name, ordinal, arguments)
-            saving = self._save_again(name, ordinal)
-            output = self._copy(self._done.outputs[name])
+            saving = self._submit(name, ordinal) if name in self._unsaved else None
+            output = self._copy(self._outputs[name])
         if saving is not None:
-            self._settle(saving)
+            self._settle(*saving)
         return FinishedOutput(output)
 
     def finish(self, started: Started, output: object) -> Any:
@@ -285,19 +323,38 @@ class Run:
         with self._lock:
             self._running.discard(started.name)
             self._check_open()
-            before = self._done
+            before = self._record, self._outputs
             try:
                 kept = self._copy(output)
-                self._done = before.with_step(started, kept, now_us=self._engine.clock())
-                self._unsaved.add(started.name)
+                self._add(started, kept)
                 saving = self._submit(started.name, started.ordinal)
             except InvalidInput as exc:
-                self._done = before
+                self._record, self._outputs = before
                 self._unsaved.discard(started.name)
-                raise self._unsaveable(started, exc) from exc
+                error = InvalidInput(
+                    f"step {started.name!r} returned what cannot be saved: {exc.message}",
+                    code=exc.code,
+                    path=exc.path,
+                    session=self._session.key,
+                )
+                self._failures.append((error, started))
+                raise error from exc
             returned = self._copy(kept)
-        self._settle(saving)
+        self._settle(*saving)
         return returned
+
+    def _add(self, started: Started, output: object) -> None:
+        now_us = self._engine.clock()
+        finished = FinishedStep(
+            ordinal=started.ordinal,
+            arguments=started.arguments,
+            completed_at=_time(now_us),
+            duration_ms=max(0, now_us - started.time_us) // 1000,
+        )
+        others = {name: step for name, step in self._record.steps.items() if name != started.name}
+        self._record = msgspec.structs.replace(self._record, steps={**others, started.name: finished})
+        self._outputs = {**self._outputs, started.name: output}
+        self._unsaved.add(started.name)
 
     def fail(self, started: Started, error: BaseException) -> None:
         """A step raised instead: the next run calls it again."""
@@ -329,17 +386,6 @@ class Run:
             raise InvalidInput("the run has ended: call its steps inside the with block", code="run_ended")
         self._held.check()
 
-    def _is_known(
-        self, name: str, call: Callable[..., Any], finished: FinishedStep, arguments: dict[str, str]
-    ) -> bool:
-        try:
-            check_same(name, call, finished, arguments)
-        except Conflict:
-            if not self._force:
-                raise
-            return False
-        return True
-
     def _started(self, name: str, ordinal: int, arguments: dict[str, str]) -> Started:
         if name in self._running:
             raise Conflict(
@@ -351,17 +397,7 @@ class Run:
             self._saver.mark(Status.IN_PROGRESS)
         self._has_worked = True
         self._running.add(name)
-        return Started(name=name, ordinal=ordinal, arguments=arguments, started_us=self._engine.clock())
-
-    def _unsaveable(self, started: Started, exc: InvalidInput) -> InvalidInput:
-        error = InvalidInput(
-            f"step {started.name!r} returned what cannot be saved: {exc.message}",
-            code=exc.code,
-            path=exc.path,
-            session=self._session.key,
-        )
-        self._failures.append((error, started))
-        return error
+        return Started(name, ordinal, arguments, self._engine.clock())
 
     def _copy(self, output: object) -> Any:
         """An output as it will be loaded, which nobody else can change."""
@@ -372,70 +408,36 @@ class Run:
 
     def _save(
         self,
-        *,
         message: str,
-        event: str = STEP_BOUNDARY,
+        *,
+        event: str = "step_boundary",
         step: int | None = None,
         status: Status = Status.IN_PROGRESS,
         last_error: ScriptError | None = None,
     ) -> Pending:
-        """Queue the checkpoint of what is done: the outputs are its state, the record its details."""
-        record = msgspec.structs.replace(self._done.record, last_error=last_error)
+        """Queue the checkpoint of what is done."""
+        record = msgspec.structs.replace(self._record, last_error=last_error)
         kind = TriggerKind.ERROR if status is Status.FAILED else TriggerKind.AUTO
         return self._saver.submit(
-            self._done.outputs,
-            details=details_of(record),
+            self._outputs,
+            details={SCRIPT: msgspec.to_builtins(record)},
             step=step,
             status=status,
             trigger=Trigger(kind, event),
             message=message,
         )
 
-    def _save_failure(self, error: Exception, blamed: Started | None) -> None:
-        """Store that an error ended the run, and which step raised it."""
-        text = error_text(f"{type(error).__name__}: {error}")
-        last_error = ScriptError(
-            message=text,
-            timestamp=timestamp(self._engine.clock()),
-            step=None if blamed is None else blamed.name,
-            step_index=None if blamed is None else blamed.ordinal,
-        )
-        self._save(
-            message=f"Failed {self._where(blamed)}",
-            event="run_stopped" if blamed is None else "step_failed",
-            step=None if blamed is None else blamed.ordinal,
-            status=Status.FAILED,
-            last_error=last_error,
-        ).result()
-        self._saver.mark(Status.FAILED, text)
+    def _submit(self, name: str, ordinal: int) -> tuple[Pending, frozenset[str]]:
+        """Queue a step's checkpoint, under the lock: later ones hold what earlier ones did.
 
-    def _save_pause(self, blamed: Started | None) -> None:
-        """Store that the run was stopped from outside, and in which step."""
-        self._save(
-            message=f"Paused {self._where(blamed)}",
-            event="run_stopped",
-            step=None if blamed is None else blamed.ordinal,
-            status=Status.PAUSED,
-        ).result()
-        self._saver.mark(Status.PAUSED)
+        With it, the steps that are safe once it is stored.
+        """
+        return self._save(name, step=ordinal), frozenset(self._unsaved)
 
-    def _where(self, blamed: Started | None) -> str:
-        return (
-            f"after {self._done.last_step}" if blamed is None else f"at step {blamed.ordinal}: {blamed.name}"
-        )
-
-    def _save_again(self, name: str, ordinal: int) -> _Saving | None:
-        """Queue a step that is done and whose save failed."""
-        return self._submit(name, ordinal) if name in self._unsaved else None
-
-    def _submit(self, name: str, ordinal: int) -> _Saving:
-        """Queue a step's checkpoint, under the lock: later ones hold what earlier ones did."""
-        return _Saving(self._save(message=name, step=ordinal), frozenset(self._unsaved))
-
-    def _settle(self, saving: _Saving) -> None:
-        saving.pending.result()
+    def _settle(self, saving: Pending, names: frozenset[str]) -> None:
+        saving.result()
         with self._lock:
-            self._unsaved -= saving.names
+            self._unsaved -= names
 
 
 def step_name(
@@ -449,9 +451,30 @@ def step_name(
     return name.format(**bound.arguments)
 
 
-def _record_of(loaded: Loaded, session: SessionInfo) -> ScriptRecord:
+def _record_of(loaded: Loaded, key: str) -> ScriptRecord:
+    """The record in the details of a checkpoint.
+
+    Raises:
+        Conflict: the checkpoint was not saved by a script (code `not_a_script`).
+        Corrupt: the record does not have the form of one.
+    """
     details = loaded.value(DETAILS) if DETAILS in loaded.contents else None
-    return record_from(details, session=session.key)
+    if not isinstance(details, Mapping) or SCRIPT not in details:
+        raise Conflict(
+            f"the newest checkpoint of {key!r} was not saved by a script: name the run otherwise, or "
+            "begin it afresh with resume=False",
+            code="not_a_script",
+            retryable=False,
+            session=key,
+        )
+    try:
+        return msgspec.convert(details[SCRIPT], ScriptRecord)
+    except msgspec.ValidationError as exc:
+        raise Corrupt(f"the steps of script {key!r}: {exc}", code=SCHEMA_INVALID) from exc
+
+
+def _time(time_us: int) -> str:
+    return str(iso(from_us(time_us), "microseconds"))
 
 
 def _related(error: BaseException) -> Iterator[BaseException]:
@@ -466,3 +489,67 @@ def _related(error: BaseException) -> Iterator[BaseException]:
         if isinstance(each, BaseExceptionGroup):
             waiting.extend(each.exceptions)
         waiting.extend(link for link in (each.__cause__, each.__context__) if link is not None)
+
+
+# --- arguments -------------------------------------------------------------------------------------------------
+
+
+def arguments_of(step: str, args: Sequence[Any], kwargs: Mapping[str, Any], key: object) -> dict[str, str]:
+    """A digest for every argument, by `#place` or name; with a `key`, that alone is compared.
+
+    Raises:
+        InvalidInput: one has no exact encoding; `.path` names the place in it.
+    """
+    if key is not None:
+        return {_KEY: _digest(step, _KEY, key)}
+    placed = {f"{_PLACE}{place}": value for place, value in enumerate(args, 1)}
+    return {name: _digest(step, name, value) for name, value in {**placed, **kwargs}.items()}
+
+
+def _digest(step: str, name: str, value: object) -> str:
+    try:
+        encoding, content = exact.encode(value)
+    except InvalidInput as exc:
+        path = place_in(name, exc.path)
+        raise InvalidInput(
+            f"step {step!r}: argument {path} cannot be compared with that of a later run ({exc.message}): "
+            "pass plain data, or key= to say what the step depends on",
+            code=exc.code,
+            path=path,
+        ) from exc
+    return digest(encoding.encode() + b"\0" + content)
+
+
+def _step_changed(
+    step: str, call: Callable[..., Any], was: Mapping[str, str], now: Mapping[str, str]
+) -> Conflict:
+    """A finished step was called with other arguments: which ones differ."""
+    names = _parameter_names(call)
+    listed = ", ".join(
+        _shown(name, names, was, now) for name in {**was, **now} if was.get(name) != now.get(name)
+    )
+    return Conflict(
+        f"step {step!r} was finished with other arguments: {listed}. Give the step another name, run it again "
+        "with force=True, or begin afresh with resume=False",
+        code="step_changed",
+        retryable=False,
+    )
+
+
+def _parameter_names(call: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(call).parameters)
+    except (TypeError, ValueError):  # some built-ins tell nothing
+        return []
+
+
+def _shown(name: str, names: Sequence[str], was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """`argument 1 (url) changed`, `argument depth is new`, `the key changed`."""
+    change = "changed" if name in was and name in now else "is new" if name in now else "is gone"
+    if name == _KEY:
+        return f"the key {change}"
+    if not name.startswith(_PLACE):
+        return f"argument {name} {change}"
+    place = int(name.removeprefix(_PLACE))
+    label = f" ({names[place - 1]})" if place <= len(names) else ""
+    return f"argument {place}{label} {change}"

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
@@ -148,9 +148,7 @@ class SignalHandler:
         self._restore()
         os.kill(os.getpid(), number)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._loop is not None and os.getpid() == self._pid:
             for number in self._previous:
                 self._loop.remove_signal_handler(number)
