@@ -152,9 +152,9 @@ def test_what_is_no_agent_state_says_so(state: Any) -> None:
 
 def test_progress_survives_the_agent_shape() -> None:
     """What a runner saves as agent state it finds again."""
-    shape = AgentSerializer()
-    progress = shape.load(to_state(FULL))
-    assert shape.load(shape.dump(progress)) == progress
+    serializer = AgentSerializer()
+    progress = serializer.load(to_state(FULL))
+    assert serializer.load(serializer.dump(progress)) == progress
     assert progress.current_step_index == 1
     assert progress.token_usage == 7
     assert progress.blobs == {"ab" * 32}

@@ -762,6 +762,20 @@ def test_sigint_saves_paused_and_interrupts(url: str) -> None:
         assert store.execute("s", THREE, Recorder(), resume=True).steps_recovered == 1
 
 
+def test_a_signal_that_does_not_interrupt_the_wait_is_heard(store: stepkeep.Store) -> None:
+    """The kernel may give it to another thread, or just before the wait begins; the run stops all the same."""
+
+    def handle(context: StepContext) -> None:
+        context.cancelled.wait(0.1)  # by now the run waits for this step
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        assert context.cancelled.wait(SOON)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        store.execute("s", THREE, handle)
+    assert isinstance(caught.value, Interrupted)
+    assert store.get("s").info.status is Status.PAUSED
+
+
 def test_signals_to_forked_children_do_what_they_did_before(url: str) -> None:
     """SIGTERM ends a child of a handler, however early, SIGINT raises in it, a pool can be ended; the run goes on."""
     code, output, errors = programs.end(programs.start(programs.run_with_children, url))

@@ -210,7 +210,7 @@ if TYPE_CHECKING:
     )
     from stepkeep.runs.scripts import Run as Run
     from stepkeep.runs.signals import Cancellation as Cancellation
-    from stepkeep.runs.queue_worker import (
+    from stepkeep.runs.queue import (
         Worked as Worked,
         WorkerEvent as WorkerEvent,
         WorkerEventKind as WorkerEventKind,
@@ -362,7 +362,7 @@ _NAMES_BY_MODULE = {
     "runs.run_options": ("ExecuteOptions", "Hooks", "Outcome", "RetryPolicy", "StepContext"),
     "runs.scripts": ("Run",),
     "runs.signals": ("Cancellation",),
-    "runs.queue_worker": ("Worked", "WorkerEvent", "WorkerEventKind"),
+    "runs.queue": ("Worked", "WorkerEvent", "WorkerEventKind"),
     "runs.workflow.definition": ("NOT_TRUE", "InvalidWorkflow", "Workflow"),
     "runs.workflows": (
         "PlannedWorkflow",

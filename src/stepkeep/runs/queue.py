@@ -1,4 +1,4 @@
-"""Queues: which sessions wait for a worker, how often they were tried, and taking them from the queue.
+"""Queues: which sessions wait for a worker, how often they were tried, taking them from the queue, and the worker.
 
 A session that waits says so in its metadata, as `queue` and `queued`. It leaves the queue when it is completed or
 cancelled, or when too many attempts came no further. Of any number of workers that ask at once, each gets another
@@ -7,24 +7,41 @@ session.
 
 from __future__ import annotations
 
+import logging
+import random
 import re
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime
+from enum import StrEnum
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from stepkeep.config import Settings
 from stepkeep.engine import Engine
-from stepkeep.errors import Conflict, InvalidInput, NotFound
-from stepkeep.model import SessionInfo, Status
+from stepkeep.errors import BackendUnavailable, Conflict, InvalidInput, NotFound, StepkeepError
+from stepkeep.model import SessionInfo, Status, from_us
 from stepkeep.processes import is_dead, this_process
 from stepkeep.runs.lease import LEASE_SECONDS, acquire, is_abandoned
+from stepkeep.runs.plan import PlanStep, StepStatus
+from stepkeep.runs.run_options import Hooks
+from stepkeep.runs.signals import LONGEST_WAIT_SECONDS, Cancellation, SignalHandler, Stop
 from stepkeep.storage.port import Claimed, ClaimQuery, ClaimsSessions, HeaderQuery, Lease, SessionQuery
+
+if TYPE_CHECKING:
+    from stepkeep.runs.workflow.definition import Workflow
+    from stepkeep.runs.workflows import WorkflowRun
+
+log = logging.getLogger("stepkeep")
 
 DEFAULT_QUEUE: Final = "default"
 """The queue of those who name none."""
-
-MAX_ATTEMPTS: Final = 3
-"""How many runs of a session may fail at the same place."""
 
 MAX_DEATHS: Final = 20
 """How many processes may end while they run a session at the same place: more than that is not an accident."""
@@ -119,55 +136,35 @@ def next_attempt(ticket: Ticket, status: Status, *, steps: int) -> Ticket:
     )
 
 
-class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker asks for: any session of a queue but the `passed` ones, failed ones after a rest."""
+def claim(
+    engine: Engine, queue: str, *, retry_seconds: float, label: str = "", passed: Collection[str] = ()
+) -> Claimed | None:
+    """The session of a queue that waits longest and that nobody runs, with its lease; None when there is none.
 
-    queue: str
-    retry_seconds: float
-    label: str = ""
-    passed: Collection[str] = ()
-    lease_seconds: float = LEASE_SECONDS
-
-
-def claim(engine: Engine, request: ClaimRequest) -> Claimed | None:
-    """The session that waits longest and that nobody runs, with its lease; None when there is none.
-
-    One whose runner is dead on this machine is taken at once, and so is one that this process was done with but
-    could not give back; another when its lease ran out.
+    A failed one rests first, and those whose uid is in `passed` are left out. One whose runner is dead on this machine
+    is taken at once, and so is one that this process was done with but could not give back; another when its lease ran
+    out.
     """
-    if isinstance(engine.backend, ClaimsSessions):
-        return engine.backend.claim(
-            ClaimQuery(statuses=WAITING, metadata_part=mark_of(request.queue)),
-            this_process(request.label),
-            seconds=request.lease_seconds,
-            may_take=_rule(engine, request),
-        )
-    return _claim_by_looking(engine, request)
-
-
-def _rule(engine: Engine, request: ClaimRequest) -> Callable[[SessionInfo, Lease | None], bool]:
-    now_us = engine.clock()
+    now_us, backend = engine.clock(), engine.backend
 
     def may_take(session: SessionInfo, lease: Lease | None) -> bool:
-        is_wanted = session.uid not in request.passed and may_claim(
-            session, request.queue, now_us=now_us, retry_seconds=request.retry_seconds
+        is_wanted = session.uid not in passed and may_claim(
+            session, queue, now_us=now_us, retry_seconds=retry_seconds
         )
         return is_wanted and (
             lease is None or is_dead(lease.owner) or is_abandoned(engine, session.uid, lease)
         )
 
-    return may_take
-
-
-def _claim_by_looking(engine: Engine, request: ClaimRequest) -> Claimed | None:
-    """The same on a backend that cannot: try the lease of each, and look again once it is held."""
-    backend, may_take = engine.backend, _rule(engine, request)
-    waiting = [
+    if isinstance(backend, ClaimsSessions):
+        query = ClaimQuery(statuses=WAITING, metadata_part=mark_of(queue))
+        return backend.claim(query, this_process(label), seconds=LEASE_SECONDS, may_take=may_take)
+    # A backend that cannot: try the lease of each, and look again once it is held.
+    found = [
         session for session in backend.sessions(SessionQuery(statuses=WAITING)) if may_take(session, None)
     ]
-    for session in reversed(waiting):
+    for session in reversed(found):
         try:
-            lease = acquire(engine, session.uid, label=request.label, seconds=request.lease_seconds)
+            lease = acquire(engine, session.uid, label=label)
             current = backend.session(session.uid)
         except (Conflict, NotFound):
             continue
@@ -211,3 +208,280 @@ def give_up(engine: Engine, claimed: Claimed, ticket: Ticket) -> str:
     )
     engine.finish(session.uid, Status.FAILED, error=why, fence=fence)
     return why
+
+
+# --- the worker ------------------------------------------------------------------------------------------------
+
+SHORTEST_PAUSE_SECONDS: Final = 0.1
+LONGEST_PAUSE_SECONDS: Final = 2.0
+"""How long an idle worker waits between two looks; longer each time."""
+
+REFUSED_SECONDS: Final = 60.0
+"""How long a worker leaves a session alone that it cannot run."""
+
+
+class WorkerEventKind(StrEnum):
+    """What a worker tells of."""
+
+    READY = "ready"
+    STARTED = "started"
+    STEP = "step"
+    ENDED = "ended"
+    REFUSED = "refused"
+    """The session cannot be run here; another worker may. That does not count as an attempt."""
+    GAVE_UP = "gave_up"
+    """The session was tried often enough, and left the queue."""
+    LOST = "lost"
+    """Another took over, or the store failed: the run stopped, and is gone on with."""
+    STOPPED = "stopped"
+
+
+class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that happened to a worker. `steps` of the workflow, of which `done` in earlier runs."""
+
+    event: WorkerEventKind
+    time: datetime
+    queue: str
+    session: str | None = None
+    workflow: str | None = None
+    attempt: int | None = None
+    steps: int | None = None
+    done: int | None = None
+    step: str | None = None
+    status: str | None = None
+    error: str | None = None
+    counts: dict[str, int] | None = None
+    signal: int | None = None
+
+
+class Worked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker did: runs by how they ended, and the signal that stopped it."""
+
+    queue: str
+    completed: int = 0
+    failed: int = 0
+    paused: int = 0
+    refused: int = 0
+    gave_up: int = 0
+    lost: int = 0
+    signal: int | None = None
+
+
+class _Ended(msgspec.Struct, frozen=True):
+    """A run is over. `kind` is the field of `Worked` that counts it; the session rests for `rest_seconds` here."""
+
+    uid: str
+    kind: str | None
+    rest_seconds: float = 0.0
+
+
+class _TriedEnough(Exception):
+    """The attempts of a session are used up."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        super().__init__()
+        self.ticket = ticket
+
+
+class QueueWorker:
+    """Runs what waits in one queue. `resume` goes on with one session, as `Workflows.resume` does."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        resume: Callable[..., WorkflowRun],
+        *,
+        queue: str,
+        parallel: int,
+        is_once: bool,
+        idle_exit_seconds: float | None,
+        tell: Callable[[WorkerEvent], object],
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self._resume = resume
+        self._queue = queue
+        self._parallel = parallel
+        self._is_once = is_once
+        self._idle_exit_seconds = idle_exit_seconds
+        self._listener = tell
+        self._telling = threading.Lock()
+        self.label = f"worker of queue {queue}"
+        self._cancel = Cancellation()
+        self._inbox: SimpleQueue[Stop | _Ended] = SimpleQueue()
+        self._running = 0
+        self._counts: Counter[str] = Counter()
+        self._passed: dict[str, float] = {}
+        self._signal: int | None = None
+        self._idle_since = time.monotonic()
+
+    # --- the loop, on the main thread
+
+    def run(self) -> Worked:
+        self.tell(WorkerEventKind.READY)
+        with (
+            SignalHandler(self._inbox.put),
+            ThreadPoolExecutor(self._parallel, thread_name_prefix="stepkeep-worker") as pool,
+        ):
+            try:
+                self._loop(pool)
+            except BaseException:
+                self._cancel.cancel()  # what runs is paused before the error goes on
+                raise
+        worked = Worked(queue=self._queue, signal=self._signal, **self._counts)
+        counts = {kind: count for kind, count in sorted(self._counts.items()) if count}
+        self.tell(WorkerEventKind.STOPPED, counts=counts, signal=self._signal)
+        return worked
+
+    def _loop(self, pool: ThreadPoolExecutor) -> None:
+        pause = SHORTEST_PAUSE_SECONDS
+        while True:
+            is_open = not self._cancel.is_cancelled and self._running < self._parallel
+            claimed = self._claimed() if is_open else None
+            if claimed is not None:
+                self._running += 1
+                pool.submit(self._work, claimed)
+                pause = SHORTEST_PAUSE_SECONDS
+            elif not self._running and self._is_over():
+                return
+            seconds = 0.0 if claimed is not None else pause * random.uniform(0.7, 1)
+            if self._heard(seconds if is_open else LONGEST_WAIT_SECONDS):
+                pause = SHORTEST_PAUSE_SECONDS
+            elif claimed is None:
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _is_over(self) -> bool:
+        """Whether a worker with nothing to do ends."""
+        if self._is_once or self._cancel.is_cancelled:
+            return True
+        limit = self._idle_exit_seconds
+        return limit is not None and time.monotonic() - self._idle_since >= limit
+
+    def _claimed(self) -> Claimed | None:
+        now = time.monotonic()
+        self._passed = {uid: until for uid, until in self._passed.items() if until > now}
+        try:
+            return claim(
+                self.engine,
+                self._queue,
+                retry_seconds=self.settings["worker.retry_seconds"],
+                label=self.label,
+                passed=self._passed,
+            )
+        except BackendUnavailable as exc:
+            if not exc.retryable or self._is_once:
+                raise
+            log.warning("the store cannot be asked for work, next try soon: %s", exc)
+            self._idle_since = time.monotonic()  # nobody knows whether there was nothing to do
+            return None
+
+    def _heard(self, seconds: float) -> bool:
+        """Wait for something to happen, at most so long; whether a run ended."""
+        is_over = False
+        with suppress(Empty):
+            while True:
+                event = self._inbox.get(timeout=seconds)
+                seconds = 0.0  # and take what else is there
+                if isinstance(event, Stop):
+                    self._signal = event.signal
+                    self._cancel.cancel()
+                    continue
+                is_over = True
+                self._running -= 1
+                self._idle_since = time.monotonic()
+                if event.kind is not None:
+                    self._counts[event.kind] += 1
+                if event.rest_seconds:
+                    self._passed[event.uid] = time.monotonic() + event.rest_seconds
+        return is_over
+
+    # --- one session, on a thread of the pool
+
+    def _work(self, claimed: Claimed) -> None:
+        uid = claimed.session.uid
+        ended = _Ended(uid, WorkerEventKind.LOST, REFUSED_SECONDS)
+        try:
+            ended = self._run(claimed)
+        except Exception as exc:
+            log.exception("the run of session %s ended with an unforeseen error", claimed.session.key)
+            self.tell(WorkerEventKind.LOST, session=claimed.session.key, error=str(exc))
+        finally:
+            if ended.kind not in (Status.COMPLETED, Status.FAILED, Status.PAUSED):
+                with suppress(StepkeepError):  # it runs out by itself
+                    self.engine.backend.release_lease(uid, claimed.lease.token)
+            self._inbox.put(ended)
+
+    def _run(self, claimed: Claimed) -> _Ended:
+        session, engine = claimed.session, self.engine
+        ticket = ticket_of(session)
+        if ticket is None or is_held_back(engine, session):
+            return _Ended(session.uid, None, REFUSED_SECONDS)
+        watch = _Watch(self, claimed, ticket)
+        try:
+            run = self._resume(
+                session.key,
+                parallel=ticket.parallel,
+                watcher=watch,
+                lease=claimed.lease,
+                cancel=self._cancel,
+            )
+        except _TriedEnough as exc:
+            why = give_up(engine, claimed, exc.ticket)
+            self.tell(WorkerEventKind.GAVE_UP, session=session.key, error=why)
+            return _Ended(session.uid, WorkerEventKind.GAVE_UP)
+        except StepkeepError as exc:
+            is_lost = watch.has_begun or isinstance(exc, BackendUnavailable) or exc.code == "lease_lost"
+            kind = WorkerEventKind.LOST if is_lost else WorkerEventKind.REFUSED
+            self.tell(kind, session=session.key, error=exc.message)
+            return _Ended(session.uid, kind, 1.0 if is_lost else REFUSED_SECONDS)
+        self.tell(
+            WorkerEventKind.ENDED,
+            session=session.key,
+            workflow=run.workflow,
+            status=str(run.status),
+            error=run.error,
+        )
+        return _Ended(session.uid, str(run.status))
+
+    def tell(self, what: WorkerEventKind, **fields: Any) -> None:
+        time = from_us(self.engine.clock())
+        with self._telling:
+            self._listener(WorkerEvent(event=what, time=time, queue=self._queue, **fields))
+
+
+class _Watch:
+    """Counts the attempt before the run begins, and tells of its steps."""
+
+    def __init__(self, worker: QueueWorker, claimed: Claimed, ticket: Ticket) -> None:
+        self._worker = worker
+        self._claimed = claimed
+        self._ticket = ticket
+        self.has_begun = False
+
+    def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:
+        worker = self._worker
+        ticket = next_attempt(self._ticket, self._claimed.session.status, steps=len(done))
+        if ticket.is_enough(worker.settings["worker.max_attempts"]):
+            raise _TriedEnough(msgspec.structs.replace(ticket, attempts=self._ticket.attempts))
+        record_attempt(worker.engine, self._claimed, ticket, label=worker.label)
+        self.has_begun = True
+        worker.tell(
+            WorkerEventKind.STARTED,
+            session=session,
+            workflow=workflow.name,
+            attempt=ticket.attempts,
+            steps=len(workflow.steps),
+            done=len(done),
+        )
+
+        def tell(step: PlanStep, status: str, error: str | None = None) -> None:
+            worker.tell(WorkerEventKind.STEP, session=session, step=step.id, status=status, error=error)
+
+        return Hooks(
+            on_step_complete=lambda step, _: tell(step, StepStatus.COMPLETED),
+            on_step_error=lambda step, error, is_retried: tell(
+                step, "retried" if is_retried else StepStatus.FAILED, str(error)
+            ),
+            on_step_skip=lambda step, reason: tell(step, StepStatus.SKIPPED, reason),
+        )

@@ -25,7 +25,7 @@ from stepkeep.runs.plan import (
     with_status,
 )
 from stepkeep.runs.run_options import Outcome, RunOptions, StepContext, tell
-from stepkeep.runs.signals import Stop
+from stepkeep.runs.signals import LONGEST_WAIT_SECONDS, Stop
 from stepkeep.storage.port import Blob
 from stepkeep.text import error_text
 
@@ -341,13 +341,14 @@ class Scheduler:
 
     # --- ending
 
-    def _seconds_to_wait(self) -> float | None:
+    def _seconds_to_wait(self) -> float:
         moments = [attempt.deadline for attempt in self._running.values() if attempt.deadline is not None]
         moments += self._retries.values()
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
+        now = time.monotonic()
+        return max(0.0, min([now + LONGEST_WAIT_SECONDS, *moments]) - now)
 
-    def _take_event(self, seconds: float | None) -> Stop | None:
-        """Wait for the next event and deal with it; a stop is returned."""
+    def _take_event(self, seconds: float) -> Stop | None:
+        """Wait so long for the next event and deal with it; a stop is returned."""
         try:
             event = self._inbox.get(timeout=seconds)
         except Empty:

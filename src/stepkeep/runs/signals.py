@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
+LONGEST_WAIT_SECONDS: Final = 0.5
+"""How long a run's thread waits at a time: a signal that comes just before a wait begins, or that the kernel gives to
+another thread, does not interrupt it, and its handler runs when the wait is over."""
+
 
 class StopReason(StrEnum):
     CANCELLED = "cancelled"

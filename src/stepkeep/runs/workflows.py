@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -19,18 +19,15 @@ from stepkeep.errors import Conflict, InvalidInput, StepkeepError
 from stepkeep.model import Header, SessionInfo, Status, check_name, from_us
 from stepkeep.processes import is_dead
 from stepkeep.runs.plan import ExecutionResult, Interrupted, StepProgress
-from stepkeep.runs.queue import DEFAULT_QUEUE, check_queue, ticket_of
-from stepkeep.runs.run_options import Hooks
+from stepkeep.runs.queue import DEFAULT_QUEUE, QueueWorker, Worked, WorkerEvent, check_queue, ticket_of
+from stepkeep.runs.run_options import Hooks, RunOptions
 from stepkeep.runs.signals import Cancellation
 from stepkeep.runs.workflow.definition import Workflow
 from stepkeep.runs.workflow.inputs import Inputs, StartValues, start_values
-from stepkeep.runs.workflow.launch import RUNNER, Launch, check_secrets, enqueue, launch, prepare_resume
+from stepkeep.runs.workflow.launch import RUNNER, Launch, check_secrets, prepare_resume
 from stepkeep.runs.workflow.parse import read_workflow
 from stepkeep.runs.workflow.serializer import StateLimits
 from stepkeep.storage.port import Lease, SessionQuery
-
-if TYPE_CHECKING:
-    from stepkeep.runs.queue_worker import Worked, WorkerEvent
 
 log = logging.getLogger("stepkeep")
 
@@ -170,7 +167,9 @@ class Workflows:
             BackendUnavailable: a save failed; the run stopped there.
         """
         session = self._opened(planned.workflow, key, test=test, force=force)
-        return self._run(session, self._fresh(session.key, planned, parallel), frozenset(), watcher)
+        launch = self._launch(session, planned.workflow, planned.folder, planned.values.secrets)
+        options = RunOptions(context=planned.values.variables, parallel=parallel)
+        return self._run(launch, options, frozenset(), watcher)
 
     def queue(
         self,
@@ -191,7 +190,8 @@ class Workflows:
         check_queue(queue)
         check_secrets(planned.workflow, planned.values.secrets, os.environ)
         session = self._opened(planned.workflow, key, test=test, force=force)
-        header = enqueue(self._engine, session, self._fresh(session.key, planned, parallel), queue=queue)
+        launch = self._launch(session, planned.workflow, planned.folder, planned.values.secrets)
+        header = launch.enqueue(queue, variables=planned.values.variables, parallel=parallel)
         return QueuedWorkflow(
             session=session.key,
             workflow=planned.workflow.name,
@@ -233,20 +233,11 @@ class Workflows:
             checkpoint=checkpoint,
             force=force,
         )
-        what = Launch(
-            workflow=found.workflow,
-            inputs=self._inputs(key, found.folder, found.secrets),
-            limits=self._limits(),
-            parallel=parallel,
-            is_resumed=True,
-            force=force,
-            checkpoint=checkpoint,
-            lease=lease,
-            cancel=Cancellation() if cancel is None else cancel,
-        )
+        launch = self._launch(session, found.workflow, found.folder, found.secrets)
         if found.note:
             log.warning("%s", found.note)
-        return self._run(session, what, found.done, watcher)
+        options = RunOptions(resume=True, force=force, from_ref=checkpoint, parallel=parallel, lease=lease)
+        return self._run(launch, options, found.done, watcher, cancel)
 
     def work(
         self,
@@ -266,10 +257,6 @@ class Workflows:
         Raises:
             BackendUnavailable: the store cannot be used, and waiting would not help.
         """
-        from stepkeep.runs.queue_worker import (
-            QueueWorker,  # it brings pools of threads, which nobody else needs
-        )
-
         return QueueWorker(
             self._engine,
             self._settings,
@@ -337,44 +324,48 @@ class Workflows:
                 " or start over with --force",
             )
 
-    def _fresh(self, key: str, planned: PlannedWorkflow, parallel: int) -> Launch:
-        return Launch(
-            workflow=planned.workflow,
-            inputs=self._inputs(key, planned.folder, planned.values.secrets),
-            variables=planned.values.variables,
-            limits=self._limits(),
-            parallel=parallel,
-        )
-
-    def _inputs(self, key: str, folder: Path, values: Mapping[str, Any]) -> Inputs:
+    def _launch(
+        self, session: SessionInfo, workflow: Workflow, folder: Path, secret_values: Mapping[str, Any]
+    ) -> Launch:
         try:
             agent_command = tuple(shlex.split(self._settings["agent.command"]))
         except ValueError as exc:
             raise InvalidInput(
                 f"agent.command cannot be split into words: {exc}", code="invalid_config"
             ) from exc
-        return Inputs(
-            folder=folder, run=key, agent_command=agent_command, secrets=values, environ=dict(os.environ)
+        inputs = Inputs(
+            folder=folder,
+            run=session.key,
+            agent_command=agent_command,
+            secrets=secret_values,
+            environ=dict(os.environ),
         )
-
-    def _limits(self) -> StateLimits:
-        return StateLimits(
+        limits = StateLimits(
             **{name: self._settings[f"workflow.{name}"] for name in StateLimits.__struct_fields__}
         )
+        return Launch(self._engine, session, workflow, inputs, limits)
 
     # --- running
 
     def _run(
-        self, session: SessionInfo, what: Launch, done: frozenset[str], watcher: RunWatcher | None
+        self,
+        launch: Launch,
+        options: RunOptions,
+        done: frozenset[str],
+        watcher: RunWatcher | None,
+        cancel: Cancellation | None = None,
     ) -> WorkflowRun:
-        hooks = None if watcher is None else watcher.begin(session.key, what.workflow, done)
+        session, workflow = launch.session, launch.workflow
+        if watcher is not None:
+            hooks = watcher.begin(session.key, workflow, done)
+            options = msgspec.structs.replace(options, hooks=hooks)
         try:
-            result, signal = launch(self._engine, session, what, hooks=hooks), None
+            result, signal = launch.run(options, cancel or Cancellation()), None
         except Interrupted as exc:
             result, signal = exc.result, exc.signal
         return WorkflowRun(
             session=session.key,
-            workflow=what.workflow.name,
+            workflow=workflow.name,
             status=result.status,
             steps=tuple(_step_view(entry) for entry in result.progress.steps),
             steps_run=result.steps_run,

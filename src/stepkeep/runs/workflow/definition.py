@@ -9,6 +9,7 @@ import msgspec
 
 from stepkeep.errors import InvalidInput
 from stepkeep.runs.plan import PlanStep
+from stepkeep.runs.run_options import RetryPolicy
 from stepkeep.runs.workflow.expressions import Condition, Ref, Template
 
 NOT_TRUE: Final = "its condition is not true"
@@ -73,14 +74,6 @@ class Capture(msgspec.Struct, frozen=True):
     path: tuple[str, ...]
 
 
-class Retry(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a step is tried in all, and the pause before the second try, longer by `factor` each time."""
-
-    attempts: int = 1
-    delay_seconds: float = 1.0
-    factor: float = 2.0
-
-
 class WorkflowStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step. `command` is what the file says, `template` the same in pieces; `arguments` has templates as texts."""
 
@@ -92,7 +85,7 @@ class WorkflowStep(msgspec.Struct, frozen=True, kw_only=True):
     template: Template = ()
     arguments: Any = None
     needs: tuple[str, ...] = ()
-    retry: Retry = Retry()
+    retry: RetryPolicy = RetryPolicy()
     timeout_seconds: float | None = None
     env: tuple[EnvSetting, ...] = ()
     capture: tuple[Capture, ...] = ()

@@ -96,7 +96,7 @@ class StepFailed(Exception):
 class Handlers:
     """Does the steps of one workflow; called by the runner, from several threads at a time.
 
-    `failures` has what the steps that failed printed, for the next state.
+    What the steps that fail printed goes into `failures`, for the next state.
     """
 
     def __init__(
@@ -107,18 +107,19 @@ class Handlers:
         supervisor: SupervisorPipe,
         redactor: Redactor,
         load_blob: LoadBlob,
+        failures: dict[str, dict[str, Any]],
     ) -> None:
         self._workflow = workflow
         self._inputs = inputs
         self._supervisor = supervisor
         self._redactor = redactor
         self._load_blob = load_blob
-        self.failures: dict[str, dict[str, Any]] = {}
+        self._failures = failures
 
     def __call__(self, context: StepContext) -> Outcome:
         step = self._workflow.step(context.step.id)
         scope = StepScope(self._workflow, step, self._inputs, context, self._load_blob)
-        self.failures.pop(step.id, None)
+        self._failures.pop(step.id, None)
         try:
             if step.when is not None and not holds(step.when, scope):
                 return Outcome(is_skipped=True, output=NOT_TRUE)
@@ -148,7 +149,7 @@ class Handlers:
             self._capture(step, context, output, kept)
         except (BadExpression, StepFailed):
             # Blobs go with a completed step only, so a failed one has its previews.
-            self.failures[step.id] = {
+            self._failures[step.id] = {
                 key: value for key, value in output.items() if not key.endswith("_blob")
             }
             raise

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec import field
 
 from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
@@ -16,7 +15,7 @@ from stepkeep.processes.child import SupervisorPipe
 from stepkeep.runs.lease import Held, RunSaver
 from stepkeep.runs.plan import ExecutionResult, Progress, differences
 from stepkeep.runs.queue import Ticket, with_ticket
-from stepkeep.runs.run_options import Hooks, RetryPolicy, RunOptions, StepRules
+from stepkeep.runs.run_options import RunOptions, StepRules
 from stepkeep.runs.runner import Runner, newest_of, remember_plan, start_afresh
 from stepkeep.runs.scheduler import PlanCheckpoints
 from stepkeep.runs.signals import Cancellation
@@ -34,7 +33,6 @@ from stepkeep.runs.workflow.serializer import (
     plan_of,
 )
 from stepkeep.secrets import HIDDEN, Redactor
-from stepkeep.storage.port import Lease
 
 RUNNER: Final = {"runner": "workflow"}
 """In the metadata of every checkpoint that a workflow saves."""
@@ -43,76 +41,74 @@ TIMEOUT_GRACE_SECONDS: Final = 30.0
 """How much later than the step itself the runner notices a time-out: the step kills its process first."""
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """A workflow ready to run. `variables` are those of a fresh run, `checkpoint` the id a resumed one goes on from.
+class Launch:
+    """A workflow ready to run in a session. A secret that is also a word of the file is refused here."""
 
-    `lease` is one that was taken for it already. `cancel` stops it from another thread.
-    """
-
-    workflow: Workflow
-    inputs: Inputs
-    variables: Mapping[str, Any] = {}
-    limits: StateLimits = StateLimits()
-    parallel: int = 1
-    is_resumed: bool = False
-    force: bool = False
-    checkpoint: str | None = None
-    lease: Lease | None = None
-    cancel: Cancellation = field(default_factory=Cancellation)
-
-
-def launch(
-    engine: Engine, session: SessionInfo, what: Launch, *, hooks: Hooks | None = None
-) -> ExecutionResult:
-    """Run a workflow to its end, its failure, or an interruption. Raises as `Runner.run`."""
-    workflow, inputs = what.workflow, what.inputs
-    redactor = redactor_of(workflow, inputs.secrets, inputs.environ)
-    check_redacted(workflow, redactor)
-    with SupervisorPipe() as supervisor:
-        handlers = Handlers(
-            workflow, inputs, supervisor=supervisor, redactor=redactor, load_blob=engine.load_blob
+    def __init__(
+        self, engine: Engine, session: SessionInfo, workflow: Workflow, inputs: Inputs, limits: StateLimits
+    ) -> None:
+        self._engine = engine
+        self.session = session
+        self.workflow = workflow
+        self._inputs = inputs
+        self._redactor = redactor_of(workflow, inputs.secrets, inputs.environ)
+        check_redacted(workflow, self._redactor)
+        self._serializer = WorkflowSerializer(
+            workflow, folder=str(inputs.folder), redactor=self._redactor, check=StateGuard(limits).check
         )
-        serializer = WorkflowSerializer(
-            workflow,
-            folder=str(inputs.folder),
-            redactor=redactor,
-            failures=handlers.failures,
-            check=StateGuard(what.limits).check,
-        )
-        runner = Runner(
-            engine,
-            session,
-            serializer.plan(),
-            handlers,
-            serializer=serializer,
-            options=_options(what, hooks or Hooks()),
-        )
-        with what.cancel.stopping(runner.cancel):
-            return runner.run()
 
+    def run(self, options: RunOptions, cancel: Cancellation) -> ExecutionResult:
+        """Run it to its end, its failure, or an interruption. Raises as `Runner.run`."""
+        with SupervisorPipe() as supervisor:
+            handlers = Handlers(
+                self.workflow,
+                self._inputs,
+                supervisor=supervisor,
+                redactor=self._redactor,
+                load_blob=self._engine.load_blob,
+                failures=self._serializer.failures,
+            )
+            runner = Runner(
+                self._engine,
+                self.session,
+                self._serializer.plan(),
+                handlers,
+                serializer=self._serializer,
+                options=msgspec.structs.replace(
+                    options,
+                    rules={step.id: _rules(step) for step in self.workflow.steps},
+                    label=f"workflow {self.workflow.name}",
+                    metadata=RUNNER,
+                ),
+            )
+            with cancel.stopping(runner.cancel):
+                return runner.run()
 
-def _options(what: Launch, hooks: Hooks) -> RunOptions:
-    return RunOptions(
-        context=what.variables,
-        hooks=hooks,
-        resume=what.is_resumed,
-        force=what.force,
-        from_ref=what.checkpoint,
-        parallel=what.parallel,
-        rules={step.id: _rules(step) for step in what.workflow.steps},
-        label=f"workflow {what.workflow.name}",
-        lease=what.lease,
-        metadata=RUNNER,
-    )
+    def enqueue(self, queue: str, *, variables: Mapping[str, Any], parallel: int) -> Header:
+        """Save a first checkpoint, before any step, then let the workers of a queue have the session.
+
+        Raises:
+            Conflict: (`lease_held`) someone runs the session.
+        """
+        backend, plan = self._engine.backend, self._serializer.plan()
+        with Held(self._engine, self.session.uid, label=f"queueing workflow {self.workflow.name}") as held:
+            current = backend.session(self.session.uid)
+            saver = RunSaver(held, branch=current.branch, metadata=RUNNER)
+            remember_plan(self._engine, current, plan, fence=held.token)
+            checkpoints = PlanCheckpoints(saver, serializer=self._serializer, options=RunOptions())
+            checkpoints.queued(start_afresh(plan, context=variables, query="").progress)
+            # Last, so that no worker finds a session without its first checkpoint.
+            metadata = with_ticket(current, Ticket(queue=queue, parallel=parallel))
+            backend.update_session(current.uid, {"metadata": metadata}, fence=held.token)
+            backend.record_event(current.uid, "queued", {"queue": queue}, time_us=self._engine.clock())
+        assert checkpoints.newest is not None  # it was saved above
+        return checkpoints.newest
 
 
 def _rules(step: WorkflowStep) -> StepRules:
     seconds = step.timeout_seconds
     return StepRules(
-        retry=RetryPolicy(
-            attempts=step.retry.attempts, delay_seconds=step.retry.delay_seconds, factor=step.retry.factor
-        ),
-        timeout_seconds=None if seconds is None else seconds + TIMEOUT_GRACE_SECONDS,
+        retry=step.retry, timeout_seconds=None if seconds is None else seconds + TIMEOUT_GRACE_SECONDS
     )
 
 
@@ -237,37 +233,6 @@ def _changes(
     stored: Progress, workflow: Workflow, secrets: Mapping[str, Any], environ: Mapping[str, str]
 ) -> list[str]:
     return differences(stored.plan, plan_of(workflow, redactor_of(workflow, secrets, environ)))
-
-
-def enqueue(engine: Engine, session: SessionInfo, what: Launch, *, queue: str) -> Header:
-    """Save a first checkpoint, before any step, then let the workers of a queue have the session.
-
-    Raises:
-        Conflict: (`lease_held`) someone runs the session.
-    """
-    workflow, inputs = what.workflow, what.inputs
-    redactor = redactor_of(workflow, inputs.secrets, inputs.environ)
-    check_redacted(workflow, redactor)
-    serializer = WorkflowSerializer(
-        workflow,
-        folder=str(inputs.folder),
-        redactor=redactor,
-        failures={},
-        check=StateGuard(what.limits).check,
-    )
-    plan = serializer.plan()
-    with Held(engine, session.uid, label=f"queueing workflow {workflow.name}") as held:
-        current = engine.backend.session(session.uid)
-        saver = RunSaver(held, branch=current.branch, metadata=RUNNER)
-        remember_plan(engine, current, plan, fence=held.token)
-        checkpoints = PlanCheckpoints(saver, serializer=serializer, options=RunOptions())
-        checkpoints.queued(start_afresh(plan, context=what.variables, query="").progress)
-        # Last, so that no worker finds a session without its first checkpoint.
-        metadata = with_ticket(current, Ticket(queue=queue, parallel=what.parallel))
-        engine.backend.update_session(session.uid, {"metadata": metadata}, fence=held.token)
-        engine.backend.record_event(session.uid, "queued", {"queue": queue}, time_us=engine.clock())
-    assert checkpoints.newest is not None  # it was saved above
-    return checkpoints.newest
 
 
 def check_secrets(workflow: Workflow, secrets: Mapping[str, Any], environ: Mapping[str, str]) -> None:

@@ -10,11 +10,11 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from stepkeep.errors import InvalidInput
 from stepkeep.runs.plan import PlanStep, plan_problems
+from stepkeep.runs.run_options import RetryPolicy
 from stepkeep.runs.workflow import field_values as fields
 from stepkeep.runs.workflow.definition import (
     EnvSetting,
     InvalidWorkflow,
-    Retry,
     StepKind,
     Variable,
     Workflow,
@@ -45,6 +45,7 @@ MAX_STEPS: Final = 1000
 MAX_ATTEMPTS: Final = 1000
 DEFAULT_ATTEMPTS: Final = 3
 
+_RETRY: Final = {"attempts": "attempts", "delay": "delay_seconds", "factor": "factor"}
 _QUOTE: Final = ("'", '"')
 _CLEANUP: Final = ("enabled", "retention_days")
 _RETENTION: Final = (
@@ -314,7 +315,7 @@ class _Reading:
             template=self._template(entries, where, kind),
             arguments=values.get("with"),
             needs=tuple(ids[at - 1 : at] if at else ()) if needs is None else needs,
-            retry=values.get("retry") or Retry(),
+            retry=values.get("retry") or RetryPolicy(),
             timeout_seconds=values.get("timeout"),
             env=values.get("env") or (),
             capture=values.get("capture") or (),
@@ -333,10 +334,10 @@ class _Reading:
             self._read(f"{where}: {key}", line, _shell_text if key == StepKind.SHELL else _text, node) or ()
         )
 
-    def _retry(self, node: Node, where: str) -> Retry:
+    def _retry(self, node: Node, where: str) -> RetryPolicy:
         """A number of attempts, or a section."""
         if isinstance(node, Scalar):
-            return Retry(attempts=fields.as_count(node, MAX_ATTEMPTS))
+            return RetryPolicy(attempts=fields.as_count(node, MAX_ATTEMPTS))
         readers: Readers = {
             "attempts": partial(fields.as_count, most=MAX_ATTEMPTS),
             "delay": fields.as_seconds,
@@ -346,12 +347,8 @@ class _Reading:
             fields.as_section(node, "a number or a section"), readers, f" in retry of {where}"
         )
         given = self._read_all(entries, readers, f"{where}: retry.")
-        attempts, delay, factor = given.get("attempts"), given.get("delay"), given.get("factor")
-        return Retry(
-            attempts=attempts or DEFAULT_ATTEMPTS,
-            delay_seconds=Retry().delay_seconds if delay is None else delay,
-            factor=factor or Retry().factor,
-        )
+        chosen = {_RETRY[key]: value for key, value in given.items() if value is not None}
+        return RetryPolicy(**{"attempts": DEFAULT_ATTEMPTS, **chosen})
 
 
 def _text(node: Node) -> Template:

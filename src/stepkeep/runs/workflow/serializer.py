@@ -123,13 +123,12 @@ class WorkflowSerializer:
         *,
         folder: str,
         redactor: Redactor,
-        failures: Mapping[str, Mapping[str, Any]],
         check: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self._workflow = workflow
         self._folder = folder
         self._redactor = redactor
-        self._failures = failures
+        self.failures: dict[str, dict[str, Any]] = {}
         self._check = check
         self._text = redactor.text(workflow.text)
 
@@ -170,7 +169,7 @@ class WorkflowSerializer:
             **_described(index, entry.step),
             "error": entry.error or "",
             "attempts": entry.attempts,
-            "output": dict(self._failures.get(entry.step.id, {})),
+            "output": dict(self.failures.get(entry.step.id, {})),
         }
 
     def load(self, state: Any) -> Progress:
