@@ -45,6 +45,13 @@ def nearest(text: str, words: Iterable[str], *, cutoff: float = 0.6) -> str | No
     return next(iter(difflib.get_close_matches(text, list(words), n=1, cutoff=cutoff)), None)
 
 
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """`: did you mean 'steps'?` where a known name is close to the given one, else the other hint."""
+    near = nearest(name[:80], known, cutoff=0.5)
+    hint = otherwise if near is None else f"did you mean {near!r}?"
+    return hint and f": {hint}"
+
+
 # --- control characters ----------------------------------------------------------------------------------------
 
 

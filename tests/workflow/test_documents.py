@@ -56,11 +56,8 @@ def test_the_reference_names_everything() -> None:
         "line",
         "kind",
         "command",
-        "template",
         "arguments",
         "timeout_seconds",
-        "when_text",
-        "stdin_text",
     }
     assert set(step.__struct_fields__) - fields <= named
     assert {*STEP_FIELDS, *PASSED_ON} <= named

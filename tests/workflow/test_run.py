@@ -179,7 +179,7 @@ def test_a_value_that_is_no_text(flows: Flows) -> None:
     """Bytes that are no UTF-8 are refused before anything runs."""
     flows.write(THREE)
     done = flows("run", "flow.yaml", "--var", b"who=\xff")
-    assert (done.code, "variable 'who' is no UTF-8 text" in done.err) == (2, True)
+    assert (done.code, "variable 'who' is not valid UTF-8 text" in done.err) == (2, True)
 
 
 # --- secrets and the environment -------------------------------------------------------------------------------

@@ -312,9 +312,7 @@ def _entry(key: str, header: Header) -> AgentEntry:
 def _check_plain(body: NewBody) -> None:
     """Refuse numbers that JSON cannot hold, which some readers of JSON make of texts like 1e999."""
     if body.encoding == exact.TAGGED and b'{"$float":' in body.content:
-        raise InvalidInput(
-            "the state has a number that is no finite number: save it as text", code="invalid_json"
-        )
+        raise InvalidInput("the state has a number that is not finite: save it as text", code="invalid_json")
 
 
 def _state_of_tags(tree: object) -> Any:

@@ -10,7 +10,7 @@ import msgspec
 from stepkeep.errors import InvalidInput
 from stepkeep.runs.plan import PlanStep
 from stepkeep.runs.run_options import RetryPolicy
-from stepkeep.runs.workflow.expressions import Condition, Ref, Template
+from stepkeep.runs.workflow.expressions import Template, parse_template
 
 NOT_TRUE: Final = "its condition is not true"
 """Why a step was skipped whose `when` does not hold."""
@@ -61,10 +61,14 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnvSetting(msgspec.Struct, frozen=True):
-    """A variable for the environment of steps. Without a template it is passed on from our own environment."""
+    """A variable for the environment of steps. Without a value it is passed on from our own environment."""
 
     name: str
-    template: Template | None = None
+    value: str | None = None
+
+    @property
+    def template(self) -> Template:
+        return parse_template(self.value or "")
 
 
 class Capture(msgspec.Struct, frozen=True):
@@ -75,24 +79,21 @@ class Capture(msgspec.Struct, frozen=True):
 
 
 class WorkflowStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. `command` is what the file says, `template` the same in pieces; `arguments` has templates as texts."""
+    """One step, as the file says it: templates and conditions are texts that were checked."""
 
     id: str
     line: int
     name: str
     kind: StepKind
     command: str
-    template: Template = ()
     arguments: Any = None
     needs: tuple[str, ...] = ()
     retry: RetryPolicy = RetryPolicy()
     timeout_seconds: float | None = None
     env: tuple[EnvSetting, ...] = ()
     capture: tuple[Capture, ...] = ()
-    when: Condition | None = None
-    when_text: str | None = None
-    stdin: Template | None = None
-    stdin_text: str | None = None
+    when: str | None = None
+    stdin: str | None = None
     allow_failure: bool = False
 
 
@@ -129,10 +130,10 @@ class Workflow(msgspec.Struct, frozen=True, kw_only=True):
 def _plan_step(workflow: Workflow, step: WorkflowStep) -> PlanStep:
     parts = {
         "with": step.arguments,
-        "when": step.when_text,
-        "stdin": step.stdin_text,
+        "when": step.when,
+        "stdin": step.stdin,
         "capture": {capture.name: ".".join(capture.path) for capture in step.capture},
-        "env": {setting.name: template_text(setting.template) for setting in (*workflow.env, *step.env)},
+        "env": {setting.name: setting.value for setting in (*workflow.env, *step.env)},
         "allow_failure": step.allow_failure,
     }
     return PlanStep(
@@ -141,13 +142,4 @@ def _plan_step(workflow: Workflow, step: WorkflowStep) -> PlanStep:
         action=step.kind.value,
         parameters={"command": step.command, **{name: part for name, part in parts.items() if part}},
         dependencies=step.needs,
-    )
-
-
-def template_text(template: Template | None) -> str | None:
-    """A template as it was written."""
-    if template is None:
-        return None
-    return "".join(
-        f"${{{piece}}}" if isinstance(piece, Ref) else piece.replace("${", "$${") for piece in template
     )

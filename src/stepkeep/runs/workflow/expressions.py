@@ -136,7 +136,7 @@ def _inside(value: Any, part: str, place: str) -> Any:
         if part.isdigit() and int(part) < len(value):
             return value[int(part)]
         raise BadExpression(f"{place} is a list of {len(value)}; it has no item {part}")
-    raise BadExpression(f"{place} is no mapping or list, so it has no {part!r}")
+    raise BadExpression(f"{place} is neither a mapping nor a list, so it has no {part!r}")
 
 
 def as_text(value: Any) -> str:
@@ -301,7 +301,7 @@ class _Parser:
             case "word" if text in _CONSTANTS:
                 return Literal(_CONSTANTS[text])
             case "word" if text not in ("and", "or", "not", "in"):
-                raise BadExpression(f"{_short(text)!r} is no value: write '{_short(text)}' or ${{vars.…}}")
+                raise BadExpression(f"{_short(text)!r} is not a value: write '{_short(text)}' or ${{vars.…}}")
         raise BadExpression(f"a value was expected before {_short(text)!r}")
 
 

@@ -14,10 +14,10 @@ from stepkeep.runs.workflow.definition import Capture, EnvSetting
 from stepkeep.runs.workflow.expressions import (
     STEP_FIELDS,
     BadExpression,
-    Condition,
     parse_condition,
     parse_template,
 )
+from stepkeep.runs.workflow.quoting import quotable
 from stepkeep.text import shortened
 from stepkeep.yaml_lines import Items, Node, Scalar, Section, scalar_value, shown
 
@@ -32,7 +32,7 @@ _UNITS: Final = {"ms": 0.001, "s": 1, None: 1, "m": 60, "h": 3600, "d": 86_400}
 _FLAGS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-class Wrong(Exception):
+class InvalidValue(Exception):
     """A value that cannot be used: what it must be, and the line where that is not the line of its key."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
@@ -40,56 +40,51 @@ class Wrong(Exception):
         self.line = line
 
 
-def as_scalar(node: Node) -> Scalar:
+def _must_be(what: str, node: Node) -> InvalidValue:
+    return InvalidValue(f"must be {what}, not {shown(node)}", node.line)
+
+
+def as_scalar(node: Node, what: str = "a single value") -> Scalar:
     if not isinstance(node, Scalar) or node.is_null:
-        raise Wrong(f"must be a single value, not {shown(node)}", node.line)
+        raise _must_be(what, node)
     return node
 
 
 def as_section(node: Node, what: str = "a section") -> Section:
     if not isinstance(node, Section):
-        raise Wrong(f"must be {what}, not {shown(node)}", node.line)
+        raise _must_be(what, node)
     return node
 
 
 def as_text(node: Node) -> str:
-    if not isinstance(node, Scalar) or node.is_null:
-        raise Wrong(f"must be text, not {shown(node)}", node.line)
-    return node.text
-
-
-def as_command(node: Node) -> str:
-    text = as_text(node)
-    if not text.strip():
-        raise Wrong("is empty", node.line)
-    return text
+    return as_scalar(node, "text").text
 
 
 def as_name(node: Node) -> str:
     try:
         return check_name("it", as_text(node))
     except InvalidInput as exc:
-        raise Wrong(exc.message.removeprefix("it "), node.line) from None
+        raise InvalidValue(exc.message.removeprefix("it "), node.line) from None
 
 
 def as_flag(node: Node) -> bool:
     if isinstance(node, Scalar) and not node.is_quoted and node.text.lower() in _FLAGS:
         return _FLAGS[node.text.lower()]
-    raise Wrong(f"must be true or false, not {shown(node)}", node.line)
+    raise _must_be("true or false", node)
 
 
 def as_count(node: Node, most: int) -> int:
     value = scalar_value(as_scalar(node))
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise Wrong(f"must be a whole number from 1 to {most}, not {shown(node)}", node.line)
+    if type(value) is not int or not 1 <= value <= most:
+        raise _must_be(f"a whole number from 1 to {most}", node)
     return value
 
 
 def as_factor(node: Node) -> float:
     value = scalar_value(as_scalar(node))
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 100:
-        raise Wrong(f"must be a number from 1 to 100, not {shown(node)}", node.line)
-    return float(value)
+    if type(value) not in (int, float) or not 1 <= float(value or 0) <= 100:
+        raise _must_be("a number from 1 to 100", node)
+    return float(value or 0)
 
 
 def as_seconds(node: Node) -> float:
@@ -97,29 +92,27 @@ def as_seconds(node: Node) -> float:
     match = _SPAN.fullmatch(as_scalar(node).text.strip())
     seconds = float(match[1]) * _UNITS[match[2]] if match else -1.0
     if not 0 <= seconds <= MAX_SECONDS:
-        raise Wrong(f"must be a duration such as 500ms, 30s, 5m or 2h, not {shown(node)}", node.line)
+        raise _must_be("a duration such as 500ms, 30s, 5m or 2h", node)
     return seconds
 
 
 def as_timeout(node: Node) -> float:
     seconds = as_seconds(node)
     if not seconds:
-        raise Wrong("must be longer than 0", node.line)
+        raise InvalidValue("must be longer than 0", node.line)
     return seconds
 
 
 def as_words(node: Node) -> tuple[str, ...]:
     """A command: a list of words, or one text that is split as a shell does, without expanding anything."""
-    if isinstance(node, Items):
-        words = tuple(as_text(item) for item in node.nodes)
-    else:
-        try:
-            words = tuple(shlex.split(as_text(node)))
-        except ValueError as exc:
-            raise Wrong(f"cannot be split into words: {exc}", node.line) from None
-    if not words or not words[0]:
-        raise Wrong("names no program", node.line)
-    return words
+    try:
+        words = map(as_text, node.nodes) if isinstance(node, Items) else shlex.split(as_text(node))
+        found = tuple(words)
+    except ValueError as exc:
+        raise InvalidValue(f"cannot be split into words: {exc}", node.line) from None
+    if not found or not found[0]:
+        raise InvalidValue("names no program", node.line)
+    return found
 
 
 # --- data ------------------------------------------------------------------------------------------------------
@@ -129,7 +122,7 @@ def as_data(node: Node) -> Any:
     """The value of a variable. Nothing is replaced in it, so a reference there is a mistake."""
     value = _data(node)
     if "${" in str(value):
-        raise Wrong(
+        raise InvalidValue(
             "holds '${', and nothing is replaced in vars: write it where the variable is used", node.line
         )
     return value
@@ -164,7 +157,7 @@ def unique(section: Section) -> dict[str, Node]:
     found: dict[str, Node] = {}
     for key, value in section.entries:
         if key.text in found:
-            raise Wrong(f"has {shortened(key.text)!r} twice", key.line)
+            raise InvalidValue(f"has {shortened(key.text)!r} twice", key.line)
         found[key.text] = value
     return found
 
@@ -172,10 +165,15 @@ def unique(section: Section) -> dict[str, Node]:
 # --- names and references --------------------------------------------------------------------------------------
 
 
+def _matching(node: Node, pattern: re.Pattern[str], what: str) -> str:
+    text = as_text(node)
+    if not pattern.fullmatch(text):
+        raise _must_be(what, node)
+    return text
+
+
 def as_id(node: Node) -> str:
-    if not _ID.fullmatch(as_text(node)):
-        raise Wrong(f"must be 1 to 64 letters, digits, _ or -, not {shown(node)}", node.line)
-    return as_text(node)
+    return _matching(node, _ID, "1 to 64 letters, digits, _ or -")
 
 
 def as_ids(node: Node) -> tuple[str, ...]:
@@ -183,18 +181,26 @@ def as_ids(node: Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(as_id(item) for item in nodes))
 
 
+def as_function(node: Node) -> str:
+    return _matching(node, _FUNCTION, "module:function")
+
+
 def as_variable(node: Node) -> str:
-    if not _VARIABLE.fullmatch(as_text(node)):
-        raise Wrong(f"{shown(node)} is no name for a variable: letters, digits, _ and -, up to 64", node.line)
-    return as_text(node)
+    name = as_text(node)
+    if not _VARIABLE.fullmatch(name):
+        raise InvalidValue(
+            f"{shown(node)} cannot be the name of a variable: use up to 64 letters, digits, _ and -",
+            node.line,
+        )
+    return name
 
 
 def as_environment_name(node: Node) -> str:
     name = as_text(node)
     if not _ENVIRONMENT.fullmatch(name):
-        raise Wrong(f"{shown(node)} is no name of an environment variable", node.line)
+        raise InvalidValue(f"{shown(node)} cannot be the name of an environment variable", node.line)
     if name.startswith("STEPKEEP_"):
-        raise Wrong(f"{name} is set by Stepkeep itself", node.line)
+        raise InvalidValue(f"{name} is set by Stepkeep itself", node.line)
     return name
 
 
@@ -209,19 +215,11 @@ def as_settings(node: Node) -> tuple[EnvSetting, ...]:
     )
 
 
-def _environment_value(node: Node) -> tuple[Any, ...] | None:
-    if isinstance(node, Scalar) and node.is_null:
-        return None
+def _environment_value(node: Node) -> str | None:
     try:
-        return parse_template(as_text(node))
+        return None if isinstance(node, Scalar) and node.is_null else as_template(node)
     except BadExpression as exc:
-        raise Wrong(f"cannot be used: {exc}", node.line) from None
-
-
-def as_function(node: Node) -> str:
-    if not _FUNCTION.fullmatch(as_text(node)):
-        raise Wrong(f"must be module:function, not {shown(node)}", node.line)
-    return as_text(node)
+        raise InvalidValue(f"cannot be used: {exc}", node.line) from None
 
 
 def as_captures(node: Node) -> tuple[Capture, ...]:
@@ -236,23 +234,43 @@ def as_captures(node: Node) -> tuple[Capture, ...]:
 def _captured_path(node: Node) -> tuple[str, ...]:
     path = tuple(as_text(node).split("."))
     if path[0] not in STEP_FIELDS or not all(path):
-        raise Wrong(f"{shown(node)} must begin with one of {', '.join(STEP_FIELDS)}", node.line)
+        raise InvalidValue(f"{shown(node)} must begin with one of {', '.join(STEP_FIELDS)}", node.line)
     return path
 
 
-def as_condition(node: Node) -> tuple[Condition, str]:
+def as_template(node: Node) -> str:
+    text = as_text(node)
+    parse_template(text)
+    return text
+
+
+def as_command(node: Node) -> str:
+    text = as_template(node)
+    if not text.strip():
+        raise InvalidValue("is empty", node.line)
+    return text
+
+
+def as_shell_command(node: Node) -> str:
+    text = as_command(node)
+    quotable(parse_template(text))
+    return text
+
+
+def as_condition(node: Node) -> str:
     text = as_scalar(node).text
-    return parse_condition(text), text
+    parse_condition(text)
+    return text
 
 
 # --- rules of the session --------------------------------------------------------------------------------------
 
 
-def as_profile(node: Node) -> str:
+def as_profile(node: Node) -> dict[str, Any]:
     name = as_text(node)
     if name not in PROFILES:
-        raise Wrong(f"must be one of {', '.join(PROFILES)}, not {shown(node)}", node.line)
-    return name
+        raise _must_be(f"one of {', '.join(PROFILES)}", node)
+    return {"profile": name}
 
 
 def as_retention_rule(node: Node, key: str) -> dict[str, Any]:
@@ -266,7 +284,7 @@ def as_retention_rule(node: Node, key: str) -> dict[str, Any]:
     try:
         retention_for("archive", {key: value})
     except InvalidInput as exc:
-        raise Wrong(exc.message.removeprefix(f"{key} "), node.line) from None
+        raise InvalidValue(exc.message.removeprefix(f"{key} "), node.line) from None
     return {key: value}
 
 
@@ -275,5 +293,5 @@ def as_cleanup_rule(node: Node, key: str) -> dict[str, Any]:
     try:
         rule_from("cleanup", {key: value})
     except InvalidInput as exc:
-        raise Wrong(exc.message.removeprefix(f"cleanup.{key} "), node.line) from None
+        raise InvalidValue(exc.message.removeprefix(f"cleanup.{key} "), node.line) from None
     return {key: value}

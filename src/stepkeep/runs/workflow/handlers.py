@@ -20,6 +20,7 @@ from stepkeep.runs.workflow.expressions import (
     fill,
     fill_value,
     holds,
+    parse_condition,
     parse_template,
     resolve,
 )
@@ -121,7 +122,7 @@ class Handlers:
         scope = StepScope(self._workflow, step, self._inputs, context, self._load_blob)
         self._failures.pop(step.id, None)
         try:
-            if step.when is not None and not holds(step.when, scope):
+            if step.when is not None and not holds(parse_condition(step.when), scope):
                 return Outcome(is_skipped=True, output=NOT_TRUE)
             return self._run(step, context, scope)
         except (BadExpression, StepFailed) as exc:
@@ -173,14 +174,14 @@ class Handlers:
 
     def _command(self, step: WorkflowStep, context: StepContext, scope: StepScope) -> ChildCommand:
         env = self._environment(step, context, scope)
-        stdin = b"" if step.stdin is None else _encoded(fill(step.stdin, scope))
+        stdin = b"" if step.stdin is None else _encoded(fill(parse_template(step.stdin), scope))
         if step.kind is StepKind.SHELL:
-            text, refs = shell_command(step.template)
+            text, refs = shell_command(parse_template(step.command))
             words: tuple[str, ...] = ("/bin/sh", "-c", text)
             for number, ref in enumerate(refs, start=1):
                 env[f"{PREFIX}{number}"] = _word(f"${{{ref}}}", as_text(resolve(ref, scope)))
         elif step.kind is StepKind.AGENT:
-            words, stdin = self._agent_words(fill(step.template, scope), stdin)
+            words, stdin = self._agent_words(fill(parse_template(step.command), scope), stdin)
         else:
             words, stdin = python_call.words(step.command), _request(step, scope)
         return ChildCommand(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +17,7 @@ from stepkeep.runs.workflow.definition import EnvSetting, StepKind, Variable, Wo
 from stepkeep.runs.workflow.expressions import BadExpression, Ref, fill, refs_in, resolve
 from stepkeep.runs.workflow.parse import PASSED_ON
 from stepkeep.secrets import HIDDEN, Redactor, has_secret, is_secret_name, shaped_secrets, texts_of_secret
-from stepkeep.text import shortened
+from stepkeep.text import did_you_mean, shortened
 from stepkeep.yaml_lines import Scalar, scalar_value
 
 LoadBlob = Callable[[str], bytes]
@@ -59,9 +58,9 @@ def _secrets_written_out(workflow: Workflow) -> Iterator[str]:
     )
     yield from (text for text in shaped_secrets(workflow.text) if text not in public)
     for setting in _settings(workflow):
-        text = setting.template[0] if setting.template is not None and len(setting.template) == 1 else None
-        if is_secret_name(setting.name) and isinstance(text, str) and _MAY_BE_KEY.fullmatch(text):
-            yield text
+        match setting.template:
+            case (str(text),) if is_secret_name(setting.name) and _MAY_BE_KEY.fullmatch(text):
+                yield text
 
 
 def _settings(workflow: Workflow) -> Iterator[EnvSetting]:
@@ -75,8 +74,8 @@ def _secrets_passed_on(workflow: Workflow, environ: Mapping[str, str]) -> set[st
     """The variables of our own environment that steps get and nobody may see."""
     names: set[str] = set()
     for setting in _settings(workflow):
-        used = [ref.path[1] for ref in refs_in(setting.template or ()) if ref.path[0] == "env"]
-        used += [setting.name] if setting.template is None else []
+        used = [ref.path[1] for ref in refs_in(setting.template) if ref.path[0] == "env"]
+        used += [setting.name] if setting.value is None else []
         names |= {name for name in used if is_secret_name(setting.name) or is_secret_name(name)}
     return (names & environ.keys()) - set(PASSED_ON)
 
@@ -125,7 +124,7 @@ def _from_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise BadExpression(f"what it printed is no JSON: {str(exc)[:200]}") from None
+        raise BadExpression(f"what it printed is not JSON: {str(exc)[:200]}") from None
 
 
 class StepScope:
@@ -157,7 +156,7 @@ class StepScope:
     def environment(self, name: str) -> str | None:
         """A variable of the step's environment; None when it is not set."""
         setting = self._settings.get(name, EnvSetting(name))
-        if setting.template is None:
+        if setting.value is None:
             return self._inputs.environ.get(name)
         return fill(setting.template, _Outside(self, self._inputs.environ))
 
@@ -207,7 +206,13 @@ def start_values(workflow: Workflow, given: Mapping[str, str], environ: Mapping[
             none at all; all are named.
     """
     values, problems = _values(workflow.variables, given, environ)
-    problems = [*_unknown(given, [variable.name for variable in workflow.variables]), *problems]
+    known = [variable.name for variable in workflow.variables]
+    choice = f"choose one of {', '.join(known)}" if known else "the file has no vars"
+    problems = [
+        f"there is no variable {shortened(name)!r}{did_you_mean(name, known, choice)}"
+        for name in given
+        if name not in known
+    ] + problems
     secret = workflow.secret_names
     found = StartValues(
         variables={name: HIDDEN if name in secret else value for name, value in values.items()},
@@ -284,7 +289,7 @@ def _utf8(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("is no UTF-8 text") from None
+        raise ValueError("is not valid UTF-8 text") from None
     return text
 
 
@@ -316,16 +321,3 @@ def _as_declared(variable: Variable, text: str) -> Any:
 
 def _not(variable: Variable, text: str) -> str:
     return "and is not" if variable.is_secret else f"not {shortened(text)!r}"
-
-
-def _unknown(given: Iterable[str], known: list[str]) -> list[str]:
-    return [
-        f"there is no variable {shortened(name)!r}{_near(name, known)}" for name in given if name not in known
-    ]
-
-
-def _near(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if near:
-        return f": did you mean {near[0]!r}?"
-    return f": choose one of {', '.join(known)}" if known else ": the file has no vars"

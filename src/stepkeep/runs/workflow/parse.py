@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,11 +20,17 @@ from stepkeep.runs.workflow.definition import (
     WorkflowProblem,
     WorkflowStep,
 )
-from stepkeep.runs.workflow.expressions import BadExpression, Ref, Template, parse_template, refs_in, refs_of
-from stepkeep.runs.workflow.field_values import Wrong, texts_in
-from stepkeep.runs.workflow.quoting import quotable
+from stepkeep.runs.workflow.expressions import (
+    BadExpression,
+    Ref,
+    parse_condition,
+    parse_template,
+    refs_in,
+    refs_of,
+)
+from stepkeep.runs.workflow.field_values import InvalidValue, texts_in
 from stepkeep.secrets import has_secret, is_secret_name
-from stepkeep.text import shortened
+from stepkeep.text import did_you_mean, shortened
 from stepkeep.yaml_lines import (
     Items,
     Node,
@@ -120,7 +125,7 @@ class _Reading:
         """What `read` makes of a node, None if it cannot; then the problem is noted under the name `what`."""
         try:
             return read(node, *args, **kwargs)
-        except Wrong as exc:
+        except InvalidValue as exc:
             self.problem(exc.line or line, f"{what}{': ' if str(exc).startswith(_QUOTE) else ' '}{exc}")
         except BadExpression as exc:
             self.problem(line, f"{what}: {exc}")
@@ -128,28 +133,31 @@ class _Reading:
             self.problem(line, f"{what}: {exc.message}")
         return None
 
-    def _read_all(self, entries: Entries, readers: Readers, where: str = "") -> dict[str, Any]:
-        return {
-            key: self._read(f"{where}{key}", line, readers[key], node)
-            for key, (line, node) in entries.items()
-        }
-
     def _entries(self, section: Section, known: Iterable[str], where: str = "") -> Entries:
         """The entries of a section by name; repeated ones, and where names are known others, are noted and left out."""
         names = tuple(known)
         found: dict[str, tuple[int, Node]] = {}
         for key, node in section.entries:
+            name = shortened(key.text)
             if names and key.text not in names:
-                self.problem(
-                    key.line, f"unknown key {shortened(key.text)!r}{where}: {_hint(key.text, names)}"
-                )
+                hint = did_you_mean(key.text.lower(), names, f"it takes {', '.join(names)}")
+                self.problem(key.line, f"unknown key {name!r}{where}{hint}")
             elif key.text in found:
-                self.problem(
-                    key.line, f"{shortened(key.text)!r} of line {found[key.text][0]} is given again{where}"
-                )
+                self.problem(key.line, f"{name!r} of line {found[key.text][0]} is given again{where}")
             else:
                 found[key.text] = (key.line, node)
         return found
+
+    def _values(self, entries: Entries, readers: Readers, prefix: str = "") -> dict[str, Any]:
+        return {
+            key: self._read(f"{prefix}{key}", line, readers[key], node)
+            for key, (line, node) in entries.items()
+        }
+
+    def _section(self, node: Node, readers: Readers, where: str) -> dict[str, Any]:
+        """What the readers make of the entries of a section that is at `where`."""
+        entries = self._entries(fields.as_section(node), readers, f" in {where}")
+        return self._values(entries, readers, f"{where}.")
 
     # --- the file
 
@@ -174,8 +182,8 @@ class _Reading:
         for required in ("name", "steps"):
             if required not in entries:
                 self.problem(root.line, f"the key {required!r} is missing")
-        values = self._read_all(entries, readers)
-        profile, retention = values.get("checkpoint") or (None, None)
+        values = self._values(entries, readers)
+        retention = values.get("checkpoint") or {}
         return Workflow(
             name=values.get("name") or "",
             source=self._source,
@@ -186,8 +194,8 @@ class _Reading:
             agent_command=values.get("agent"),
             cleanup=values.get("cleanup"),
             is_test=values.get("test") or False,
-            profile=profile,
-            retention=retention,
+            profile=retention.pop("profile", None),
+            retention=retention or None,
         )
 
     def _variables(self, node: Node) -> tuple[Variable, ...]:
@@ -209,7 +217,7 @@ class _Reading:
             "secret": fields.as_flag,
             "env": fields.as_environment_name,
         }
-        given = self._read_all(self._entries(node, readers, f" in vars.{name}"), readers, f"vars.{name}.")
+        given = self._section(node, readers, f"vars.{name}")
         env, value = given.get("env"), given.get("value")
         looks_secret = is_secret_name(name) or is_secret_name(env or "") or has_secret(value)
         return Variable(
@@ -222,33 +230,30 @@ class _Reading:
         )
 
     def _agent(self, node: Node) -> tuple[str, ...] | None:
-        readers: Readers = {"command": fields.as_words}
-        entries = self._entries(fields.as_section(node), readers, " in agent")
-        return self._read_all(entries, readers, "agent.").get("command")
+        return self._section(node, {"command": fields.as_words}, "agent").get("command")
 
     def _cleanup(self, node: Node) -> dict[str, Any]:
-        entries = self._entries(fields.as_section(node), _CLEANUP, " in cleanup")
-        readers: Readers = {key: partial(fields.as_cleanup_rule, key=key) for key in _CLEANUP}
-        rules = self._read_all(entries, readers, "cleanup.")
-        return {key: value for rule in rules.values() for key, value in (rule or {}).items()}
+        return self._rules(
+            node, {key: partial(fields.as_cleanup_rule, key=key) for key in _CLEANUP}, "cleanup"
+        )
 
-    def _checkpoint(self, node: Node) -> tuple[str | None, dict[str, Any] | None]:
+    def _checkpoint(self, node: Node) -> dict[str, Any]:
         readers: Readers = {key: partial(fields.as_retention_rule, key=key) for key in _RETENTION}
-        readers = {"profile": fields.as_profile, **readers}
-        entries = self._entries(fields.as_section(node), readers, " in checkpoint")
-        rules = self._read_all(entries, readers, "checkpoint.")
-        profile = rules.pop("profile", None)
-        return profile, {key: value for rule in rules.values() for key, value in (rule or {}).items()} or None
+        return self._rules(node, {"profile": fields.as_profile, **readers}, "checkpoint")
+
+    def _rules(self, node: Node, readers: Readers, where: str) -> dict[str, Any]:
+        rules = self._section(node, readers, where).values()
+        return {key: value for rule in rules for key, value in (rule or {}).items()}
 
     # --- steps
 
     def _steps(self, node: Node) -> tuple[WorkflowStep, ...]:
         if not isinstance(node, Items):
-            raise Wrong(f"must be a list, not {shown(node)}")
+            raise InvalidValue(f"must be a list, not {shown(node)}")
         if not node.nodes:
-            raise Wrong("has none: a workflow needs at least one step")
+            raise InvalidValue("has none: a workflow needs at least one step")
         if len(node.nodes) > MAX_STEPS:
-            raise Wrong(f"has {len(node.nodes):,}; at most {MAX_STEPS:,} are possible")
+            raise InvalidValue(f"has {len(node.nodes):,}; at most {MAX_STEPS:,} are possible")
         ids = [_id_of(item, number) for number, item in enumerate(node.nodes, start=1)]
         steps = [self._step(item, ids, at) for at, item in enumerate(node.nodes)]
         self.unread = frozenset(id for id, step in zip(ids, steps, strict=True) if step is None)
@@ -264,7 +269,7 @@ class _Reading:
         readers: Readers = {
             "id": fields.as_id,
             "name": fields.as_text,
-            "shell": fields.as_command,
+            "shell": fields.as_shell_command,
             "python": fields.as_function,
             "agent": fields.as_command,
             "with": fields.as_arguments,
@@ -274,64 +279,37 @@ class _Reading:
             "env": fields.as_settings,
             "capture": fields.as_captures,
             "when": fields.as_condition,
-            "stdin": fields.as_text,
+            "stdin": fields.as_template,
             "allow_failure": fields.as_flag,
         }
         entries = self._entries(node, readers, f" in {where}")
-        values = self._read_all(entries, readers, f"{where}: ")
+        values = self._values(entries, readers, f"{where}: ")
         given = [kind for kind in StepKind if kind in entries]
         if len(given) != 1:
             found = " and ".join(given) or "none of them"
             self.problem(node.line, f"{where} must have exactly one of shell, python and agent, not {found}")
             return None
-        self._check_fit(where, given[0], entries)
-        return self._made(node.line, where, given[0], entries, values, ids, at)
-
-    def _check_fit(self, where: str, kind: StepKind, entries: Entries) -> None:
-        """Note keys that mean nothing for a step of that kind."""
+        kind = given[0]
         for key in ("stdin", "allow_failure") if kind is StepKind.PYTHON else ("with",):
             if key in entries:
                 wanted = "a python step" if key == "with" else "a shell or agent step"
                 self.problem(entries[key][0], f"{where}: {key} is for {wanted}")
-
-    def _made(
-        self,
-        line: int,
-        where: str,
-        kind: StepKind,
-        entries: Entries,
-        values: Mapping[str, Any],
-        ids: list[str],
-        at: int,
-    ) -> WorkflowStep:
-        needs, stdin = values.get("needs"), values.get("stdin")
-        condition, when_text = values.get("when") or (None, None)
+        needs = values.get("needs")
         return WorkflowStep(
             id=ids[at],
-            line=line,
+            line=node.line,
             name=values.get("name") or ids[at],
             kind=kind,
             command=values.get(kind) or "",
-            template=self._template(entries, where, kind),
             arguments=values.get("with"),
             needs=tuple(ids[at - 1 : at] if at else ()) if needs is None else needs,
             retry=values.get("retry") or RetryPolicy(),
             timeout_seconds=values.get("timeout"),
             env=values.get("env") or (),
             capture=values.get("capture") or (),
-            when=condition,
-            when_text=when_text,
-            stdin=None if stdin is None else self._template(entries, where, "stdin"),
-            stdin_text=stdin,
+            when=values.get("when"),
+            stdin=values.get("stdin"),
             allow_failure=values.get("allow_failure") or False,
-        )
-
-    def _template(self, entries: Entries, where: str, key: str) -> Template:
-        line, node = entries[key]
-        if key == StepKind.PYTHON or not isinstance(node, Scalar):
-            return ()
-        return (
-            self._read(f"{where}: {key}", line, _shell_text if key == StepKind.SHELL else _text, node) or ()
         )
 
     def _retry(self, node: Node, where: str) -> RetryPolicy:
@@ -343,20 +321,11 @@ class _Reading:
             "delay": fields.as_seconds,
             "factor": fields.as_factor,
         }
-        entries = self._entries(
-            fields.as_section(node, "a number or a section"), readers, f" in retry of {where}"
-        )
-        given = self._read_all(entries, readers, f"{where}: retry.")
+        section = fields.as_section(node, "a number or a section")
+        entries = self._entries(section, readers, f" in retry of {where}")
+        given = self._values(entries, readers, f"{where}: retry.")
         chosen = {_RETRY[key]: value for key, value in given.items() if value is not None}
         return RetryPolicy(**{"attempts": DEFAULT_ATTEMPTS, **chosen})
-
-
-def _text(node: Node) -> Template:
-    return parse_template(fields.as_text(node))
-
-
-def _shell_text(node: Node) -> Template:
-    return quotable(_text(node))
 
 
 def _id_of(node: Node, number: int) -> str:
@@ -366,11 +335,6 @@ def _id_of(node: Node, number: int) -> str:
             if key.text == "id" and isinstance(value, Scalar) and not value.is_null and value.text:
                 return value.text
     return f"step-{number}"
-
-
-def _hint(text: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(text[:60].lower(), list(names), n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names)}"
 
 
 PASSED_ON: Final = (
@@ -433,7 +397,7 @@ def _secret(name: str, workflow: Workflow, *, is_declared: set[str]) -> str | No
 def _common_environment(workflow: Workflow) -> Found:
     names = {variable.name for variable in workflow.variables}
     for setting in workflow.env:
-        for ref in refs_in(setting.template or ()):
+        for ref in refs_in(setting.template):
             what = f"env.{setting.name}"
             if ref.path[0] == "steps":
                 yield None, f"{what}: ${{{ref}}} is not known to all steps: set it in the env of a step"
@@ -448,14 +412,15 @@ def _from(line: int | None, what: str, problem: str | None) -> Found:
 
 def references(step: WorkflowStep) -> Iterator[tuple[str, Ref]]:
     """Every reference in a step, with the key it stands under."""
-    yield from ((step.kind.value, ref) for ref in refs_in(step.template))
-    yield from (("stdin", ref) for ref in refs_in(step.stdin or ()))
-    for text in texts_in(step.arguments):
-        yield from (("with", ref) for ref in refs_in(parse_template(text)))
+    texts = [("with", text) for text in texts_in(step.arguments)]
+    if step.kind is not StepKind.PYTHON:
+        texts += [(step.kind.value, step.command), ("stdin", step.stdin or "")]
+    for key, text in texts:
+        yield from ((key, ref) for ref in refs_in(parse_template(text)))
     for setting in step.env:
-        yield from ((f"env.{setting.name}", ref) for ref in refs_in(setting.template or ()))
+        yield from ((f"env.{setting.name}", ref) for ref in refs_in(setting.template))
     if step.when is not None:
-        yield from (("when", ref) for ref in refs_of(step.when))
+        yield from (("when", ref) for ref in refs_of(parse_condition(step.when)))
 
 
 def _double_ids(steps: Iterable[WorkflowStep]) -> Found:
@@ -473,7 +438,7 @@ def _order(steps: tuple[WorkflowStep, ...], unread: frozenset[str]) -> Found:
             if need not in lines and need not in unread:
                 yield (
                     step.line,
-                    f"step {step.id!r} needs {need!r}, and there is no such step{_near(need, lines)}",
+                    f"step {step.id!r} needs {need!r}, and there is no such step{did_you_mean(need, lines)}",
                 )
     plan = [
         PlanStep(id=step.id, dependencies=tuple(need for need in step.needs if need in lines))
@@ -513,15 +478,10 @@ def _unknown(
             return None
         if any(capture.name == name for step in all_steps for capture in step.capture):
             return f"vars.{name} is set by a step that is not sure to be done before: add it to needs"
-        return f"there is no variable {name!r}{_near(name, variables)}"
+        return f"there is no variable {name!r}{did_you_mean(name, variables)}"
     if space == "env":
         allowed = {*PASSED_ON, *(setting.name for setting in env)}
         return None if name in allowed else f"env.{name} is not allowed: name {name} in env first"
     if name not in steps:
-        return f"there is no step {name!r}{_near(name, steps)}"
+        return f"there is no step {name!r}{did_you_mean(name, steps)}"
     return None if steps[name] else f"step {name!r} is not sure to be done before: add it to needs"
-
-
-def _near(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return f": did you mean {near[0]!r}?" if near else ""

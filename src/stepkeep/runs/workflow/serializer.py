@@ -234,7 +234,7 @@ def _error(progress: Progress) -> dict[str, Any] | None:
 def origin_of(state: Any) -> WorkflowOrigin:
     """Where the workflow of a stored state came from, or `InvalidInput` when it is not the state of a workflow."""
     if not isinstance(state, Mapping) or not isinstance(state.get("workflow"), Mapping):
-        raise InvalidInput("this is no state of a workflow", code="not_resumable")
+        raise InvalidInput("this is not the state of a workflow", code="not_resumable")
     if state.get("version") != VERSION:
         raise InvalidInput(
             f"this state has version {state.get('version')!r}, and this release reads {VERSION}",
