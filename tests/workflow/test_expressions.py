@@ -99,6 +99,9 @@ def test_paths_that_lead_nowhere(path: str) -> None:
         ("'it\\'s' == \"it's\"", True),
         ("-1.5 == -1.5", True),
         ("[] == []", True),
+        ("(${vars.none} or 'x') == 'x'", True),
+        ("'# 1' == '# 1'", True),
+        ("true and\n  not false", True),
     ],
 )
 def test_conditions(text: str, is_true: bool) -> None:
@@ -128,6 +131,16 @@ def test_conditions(text: str, is_true: bool) -> None:
         "true or " * 500 + "true",
         "${vars.n}.real",
         "1 if true else 2",
+        "true # why",
+        "_0",
+        "(true := 1)",
+        "(1, 2)",
+        "1_000",
+        "0x1",
+        "b'a'",
+        "'a' 'b'",
+        "1 is 1",
+        "- ${vars.n}",
     ],
 )
 def test_conditions_that_are_refused(text: str) -> None:

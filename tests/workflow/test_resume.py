@@ -160,7 +160,6 @@ def test_what_is_stored_says_everything(failed: Flows) -> None:
             parse_workflow(origin.text, source=origin.file),
             folder=origin.folder,
             redactor=Redactor([]),
-            check=lambda _: None,
         )
         serializer.failures.update({step["id"]: step["output"] for step in state["failed_steps"]})
         assert serializer.dump(serializer.load(state)) == state

@@ -6,10 +6,10 @@ compares references and literals with `==`, `!=`, `in`, `not in`, joined by `and
 
 from __future__ import annotations
 
-import json
+import ast
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -160,190 +160,107 @@ def _short(text: str) -> str:
 # --- conditions ------------------------------------------------------------------------------------------------
 
 
-class Literal(msgspec.Struct, frozen=True):
-    value: Any
+class Condition(NamedTuple):
+    """What Python's parser makes of a condition in which a name stands for each reference and literal."""
+
+    tree: ast.expr
+    operands: Mapping[str, Any]
 
 
-class Many(msgspec.Struct, frozen=True):
-    items: tuple[Condition, ...]
-
-
-class Not(msgspec.Struct, frozen=True):
-    inner: Condition
-
-
-class Both(msgspec.Struct, frozen=True):
-    """Two sides and `and`, `or`, `==`, `!=` or `in` between them."""
-
-    operator: str
-    left: Condition
-    right: Condition
-
-
-Condition = Literal | Ref | Many | Not | Both
-
-_TOKEN: Final = re.compile(
-    r"""\s*(?:
-        (?P<ref>\$\{[^{}]*\})
+_OPERATORS: Final = frozenset({"and", "or", "not", "in"})
+_CONSTANTS: Final = {"true": True, "false": False, "null": None}
+_OPERATIONS: Final = (ast.And, ast.Or, ast.Not, ast.Eq, ast.NotEq, ast.In, ast.NotIn)
+_NODES: Final = (ast.Name, ast.Load, ast.List, ast.BoolOp, ast.UnaryOp, ast.Compare, *_OPERATIONS)
+_OPERAND: Final = re.compile(
+    r"""(?P<ref>\$\{[^{}]*\})
       | (?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
-      | (?P<number>-?\d{1,18}(?:\.\d{1,18})?(?![\w.]))
-      | (?P<operator>==|!=|\(|\)|\[|\]|,)
-      | (?P<word>[A-Za-z_]\w*)
-      | (?P<other>\S.{0,9})
-    )""",
+      | (?P<number>-?\d[\w.]*)
+      | (?P<word>[^\W\d]\w*)
+    """,
     re.VERBOSE | re.DOTALL,
 )
-_CONSTANTS: Final = {"true": True, "false": False, "null": None}
+_NUMBER: Final = re.compile(r"-?\d{1,18}(\.\d{1,18})?", re.ASCII)
 _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
+_NESTING: Final = re.compile(r"[(\[]|\bnot\b")
 _MAX_NESTING: Final = 40
 
 
 def parse_condition(text: str) -> Condition:
-    """The condition in a text, or `BadExpression` saying where it goes wrong."""
+    """The condition in a text, or `BadExpression`. Names of its own leave Python nothing to look up or to call."""
     if len(text) > MAX_CONDITION:
         raise BadExpression(f"a condition has at most {MAX_CONDITION:,} characters")
-    return _Parser(text).whole()
+    operands: dict[str, Any] = {}
+
+    def named(match: re.Match[str]) -> str:
+        if match[0] in _OPERATORS:
+            return match[0]
+        name = f"_{len(operands)}"
+        operands[name] = _operand(str(match.lastgroup), match[0])
+        return f" {name} "
+
+    plain = " ".join(_OPERAND.sub(named, text).split())
+    if len(_NESTING.findall(plain)) > _MAX_NESTING:
+        raise BadExpression("it is nested too deeply")
+    try:
+        tree = ast.parse(plain, mode="eval").body
+        if "#" not in plain and all(map(_is_known, ast.walk(tree))):
+            return Condition(tree, operands)
+    except (SyntaxError, ValueError):
+        pass
+    raise BadExpression(
+        f"{_short(text)!r} is not a condition: compare values with ==, !=, in and not in, and join that with and, or"
+        " and not"
+    )
 
 
-class _Parser:
-    """Recursive descent: or < and < not < comparison < operand."""
+def _is_known(node: ast.AST) -> bool:
+    return isinstance(node, _NODES) and (not isinstance(node, ast.Compare) or len(node.ops) == 1)
 
-    def __init__(self, text: str) -> None:
-        matches = list(_TOKEN.finditer(text.rstrip()))
-        self._tokens = [(match.lastgroup or "", (match[match.lastgroup or 0])) for match in matches]
-        self._at = 0
-        self._nesting = 0
 
-    def whole(self) -> Condition:
-        condition = self._or()
-        if self._at < len(self._tokens):
-            raise BadExpression(f"{_short(self._tokens[self._at][1])!r} was not expected")
-        return condition
-
-    def _take(self, *texts: str) -> bool:
-        kind, text = self._peek()
-        if kind in ("operator", "word") and text in texts:
-            self._at += 1
-            return True
-        return False
-
-    def _peek(self) -> tuple[str, str]:
-        return self._tokens[self._at] if self._at < len(self._tokens) else ("end", "the end")
-
-    def _or(self) -> Condition:
-        left = self._and()
-        while self._take("or"):
-            left = Both("or", left, self._and())
-        return left
-
-    def _and(self) -> Condition:
-        left = self._not()
-        while self._take("and"):
-            left = Both("and", left, self._not())
-        return left
-
-    def _not(self) -> Condition:
-        if not self._take("not"):
-            return self._comparison()
-        self._enter()
-        inner = Not(self._not())
-        self._nesting -= 1
-        return inner
-
-    def _comparison(self) -> Condition:
-        left = self._operand()
-        for operator in ("==", "!=", "in"):
-            if self._take(operator):
-                return Both(operator, left, self._operand())
-        if self._take("not"):
-            if not self._take("in"):
-                raise BadExpression("'not' between two values must be 'not in'")
-            return Not(Both("in", left, self._operand()))
-        return left
-
-    def _operand(self) -> Condition:
-        if self._take("("):
-            self._enter()
-            inner = self._or()
-            self._expect(")")
-            return inner
-        if self._take("["):
-            self._enter()
-            items: list[Condition] = []
-            while not self._take("]"):
-                if items:
-                    self._expect(",", leave=False)
-                items.append(self._operand())
-            self._nesting -= 1
-            return Many(tuple(items))
-        return self._atom()
-
-    def _enter(self) -> None:
-        self._nesting += 1
-        if self._nesting > _MAX_NESTING:
-            raise BadExpression("it is nested too deeply")
-
-    def _expect(self, text: str, *, leave: bool = True) -> None:
-        if not self._take(text):
-            raise BadExpression(f"{text!r} was expected before {_short(self._peek()[1])!r}")
-        self._nesting -= leave
-
-    def _atom(self) -> Condition:
-        kind, text = self._peek()
-        self._at += 1
-        match kind:
-            case "ref":
-                return parse_ref(text[2:-1])
-            case "text":
-                return Literal(_ESCAPED.sub(r"\1", text[1:-1]))
-            case "number":
-                return Literal(json.loads(text) if not re.match(r"-?0\d", text) else float(text))
-            case "word" if text in _CONSTANTS:
-                return Literal(_CONSTANTS[text])
-            case "word" if text not in ("and", "or", "not", "in"):
-                raise BadExpression(f"{_short(text)!r} is not a value: write '{_short(text)}' or ${{vars.…}}")
-        raise BadExpression(f"a value was expected before {_short(text)!r}")
+def _operand(kind: str, text: str) -> Any:
+    if kind == "ref":
+        return parse_ref(text[2:-1])
+    if kind == "text":
+        return _ESCAPED.sub(r"\1", text[1:-1])
+    if _NUMBER.fullmatch(text):
+        return float(text) if "." in text else int(text)
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    raise BadExpression(f"{_short(text)!r} is not a value: write '{_short(text)}' or ${{vars.…}}")
 
 
 def refs_of(condition: Condition) -> Iterator[Ref]:
     """Every reference in a condition."""
-    match condition:
-        case Ref():
-            yield condition
-        case Not(inner):
-            yield from refs_of(inner)
-        case Both(_, left, right):
-            yield from refs_of(left)
-            yield from refs_of(right)
-        case Many(items):
-            for item in items:
-                yield from refs_of(item)
+    return (operand for operand in condition.operands.values() if isinstance(operand, Ref))
 
 
 def holds(condition: Condition, scope: Scope) -> bool:
     """Whether a condition is true. Empty texts and lists, 0, false and null are not."""
-    return bool(_value(condition, scope))
+    return bool(_value(condition.tree, condition.operands, scope))
 
 
-def _value(condition: Condition, scope: Scope) -> Any:
-    match condition:
-        case Ref():
-            return resolve(condition, scope)
-        case Literal(value):
+def _value(node: ast.AST, operands: Mapping[str, Any], scope: Scope) -> Any:
+    match node:
+        case ast.Name(name):
+            operand = operands[name]
+            return resolve(operand, scope) if isinstance(operand, Ref) else operand
+        case ast.List(items):
+            return [_value(item, operands, scope) for item in items]
+        case ast.UnaryOp(_, inner):
+            return not _value(inner, operands, scope)
+        case ast.BoolOp(operator, parts):
+            value: Any = None
+            for part in parts:
+                value = _value(part, operands, scope)
+                if bool(value) is isinstance(operator, ast.Or):
+                    break
             return value
-        case Many(items):
-            return [_value(item, scope) for item in items]
-        case Not(inner):
-            return not _value(inner, scope)
-        case Both("and", left, right):
-            return _value(left, scope) and _value(right, scope)
-        case Both("or", left, right):
-            return _value(left, scope) or _value(right, scope)
-        case Both("in", left, right):
-            return _contains(_value(right, scope), _value(left, scope))
-        case Both(operator, left, right):
-            return _same(_value(left, scope), _value(right, scope)) is (operator == "==")
-    raise AssertionError(condition)
+        case ast.Compare(left, [operator], [right]):
+            before, after = _value(left, operands, scope), _value(right, operands, scope)
+            if isinstance(operator, ast.Eq | ast.NotEq):
+                return _same(before, after) is isinstance(operator, ast.Eq)
+            return _contains(after, before) is isinstance(operator, ast.In)
+    raise AssertionError(node)
 
 
 def _contains(whole: Any, part: Any) -> bool:

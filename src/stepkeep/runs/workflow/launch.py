@@ -24,7 +24,6 @@ from stepkeep.runs.workflow.handlers import Handlers
 from stepkeep.runs.workflow.inputs import Inputs, redactor_of, secret_values, with_secrets
 from stepkeep.runs.workflow.parse import parse_workflow, read_workflow
 from stepkeep.runs.workflow.serializer import (
-    StateGuard,
     StateLimits,
     WorkflowOrigin,
     WorkflowSerializer,
@@ -54,7 +53,7 @@ class Launch:
         self._redactor = redactor_of(workflow, inputs.secrets, inputs.environ)
         check_redacted(workflow, self._redactor)
         self._serializer = WorkflowSerializer(
-            workflow, folder=str(inputs.folder), redactor=self._redactor, check=StateGuard(limits).check
+            workflow, folder=str(inputs.folder), redactor=self._redactor, limits=limits
         )
 
     def run(self, options: RunOptions, cancel: Cancellation) -> ExecutionResult:
@@ -71,7 +70,7 @@ class Launch:
             runner = Runner(
                 self._engine,
                 self.session,
-                self._serializer.plan(),
+                self._serializer.plan,
                 handlers,
                 serializer=self._serializer,
                 options=msgspec.structs.replace(
@@ -90,7 +89,7 @@ class Launch:
         Raises:
             Conflict: (`lease_held`) someone runs the session.
         """
-        backend, plan = self._engine.backend, self._serializer.plan()
+        backend, plan = self._engine.backend, self._serializer.plan
         with Held(self._engine, self.session.uid, label=f"queueing workflow {self.workflow.name}") as held:
             current = backend.session(self.session.uid)
             saver = RunSaver(held, branch=current.branch, metadata=RUNNER)

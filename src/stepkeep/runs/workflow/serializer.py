@@ -17,7 +17,7 @@ error            the last failure: step, index, message, time
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from heapq import nlargest
 from typing import Any, Final
@@ -26,7 +26,16 @@ import msgspec
 
 from stepkeep.codec import delta
 from stepkeep.errors import InvalidInput
-from stepkeep.runs.plan import LastError, PlanStep, Progress, StepProgress, StepResult, StepStatus, iso
+from stepkeep.runs.plan import (
+    LastError,
+    PlanStep,
+    Progress,
+    StepProgress,
+    StepResult,
+    StepStatus,
+    iso,
+    with_status,
+)
 from stepkeep.runs.workflow.definition import Workflow
 from stepkeep.runs.workflow.parse import parse_workflow
 from stepkeep.secrets import Redactor
@@ -34,7 +43,10 @@ from stepkeep.text import size
 
 log = logging.getLogger("stepkeep")
 
+VERSION: Final = 1
+
 NAMED: Final = 5
+"""How many of the largest values are named where a state is large."""
 
 
 class StateLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,63 +55,6 @@ class StateLimits(msgspec.Struct, frozen=True, kw_only=True):
     warn_stored_bytes: int = 10_000_000
     max_stored_bytes: int = 100_000_000
     max_raw_bytes: int = 500_000_000
-
-
-class StateGuard:
-    """Looks at every state before it is saved. Warns once in a run."""
-
-    def __init__(self, limits: StateLimits) -> None:
-        self._limits = limits
-        self._has_warned = False
-
-    def check(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state that is too large; say when it becomes large.
-
-        Raises:
-            InvalidInput: (`workflow_too_large`) the message names the key that allows more.
-        """
-        limits, content = self._limits, _encoded(state)
-        if len(content) > limits.max_raw_bytes:
-            raise _refusal("", len(content), "max_raw_bytes", limits.max_raw_bytes, state)
-        if len(content) <= limits.warn_stored_bytes:
-            return
-        stored = len(delta.encode_keyframe(content).data)
-        if stored > limits.max_stored_bytes:
-            raise _refusal("stored, ", stored, "max_stored_bytes", limits.max_stored_bytes, state)
-        if stored > limits.warn_stored_bytes and not self._has_warned:
-            self._has_warned = True
-            log.warning(
-                "the state of this workflow takes %s stored; largest: %s", size(stored), _largest(state)
-            )
-
-
-def _refusal(how: str, size_bytes: int, key: str, most: int, state: Mapping[str, Any]) -> InvalidInput:
-    return InvalidInput(
-        f"the state of this workflow would take {size(size_bytes)} ({how}workflow.{key} allows {size(most)});"
-        f" largest: {_largest(state)}. Keep large data in files, or raise workflow.{key}",
-        code="workflow_too_large",
-    )
-
-
-def _largest(state: Mapping[str, Any]) -> str:
-    """The variables and outputs that take most, with their sizes."""
-    found = nlargest(NAMED, _parts(state))
-    return ", ".join(f"{name} {size(size_bytes)}" for size_bytes, name in found)
-
-
-def _parts(state: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    for name, value in state.get("variables", {}).items():
-        yield len(_encoded(value)), f"vars.{name}"
-    for step in state.get("completed_steps", ()):
-        yield len(_encoded(step.get("output"))), f"steps.{step['id']}.output"
-
-
-def _encoded(value: object) -> bytes:
-    """About as the state is stored; exactness is checked when it is saved."""
-    return msgspec.json.encode(value, enc_hook=repr)
-
-
-VERSION: Final = 1
 
 
 class WorkflowOrigin(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,41 +67,29 @@ class WorkflowOrigin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkflowSerializer:
-    """Stores progress as the state above.
+    """Stores progress as the state above. One that is too large is refused; one that becomes large is told once.
 
-    `failures` has what failed steps printed. `check` looks at each state before it is saved, and may refuse it.
+    `failures` has what failed steps printed.
     """
 
     def __init__(
-        self,
-        workflow: Workflow,
-        *,
-        folder: str,
-        redactor: Redactor,
-        check: Callable[[Mapping[str, Any]], None],
+        self, workflow: Workflow, *, folder: str, redactor: Redactor, limits: StateLimits | None = None
     ) -> None:
-        self._workflow = workflow
-        self._folder = folder
+        self._origin = WorkflowOrigin(
+            name=workflow.name, file=workflow.source, folder=folder, text=redactor.text(workflow.text)
+        )
         self._redactor = redactor
+        self._limits = StateLimits() if limits is None else limits
+        self._has_warned = False
+        self.plan = plan_of(workflow, redactor)
         self.failures: dict[str, dict[str, Any]] = {}
-        self._check = check
-        self._text = redactor.text(workflow.text)
-
-    def plan(self) -> tuple[PlanStep, ...]:
-        """The plan as it is stored: without secrets, so that it can be compared with a stored one."""
-        return plan_of(self._workflow, self._redactor)
 
     def dump(self, progress: Progress) -> dict[str, Any]:
         numbered = list(enumerate(progress.steps))
         completed = [(index, entry) for index, entry in numbered if entry.result is not None]
         state = {
             "version": VERSION,
-            "workflow": {
-                "name": self._workflow.name,
-                "file": self._workflow.source,
-                "folder": self._folder,
-                "text": self._text,
-            },
+            "workflow": msgspec.structs.asdict(self._origin),
             "current_step": progress.current_step_index,
             "total_steps": len(progress.steps),
             "variables": self._redactor.value(progress.context),
@@ -175,8 +118,45 @@ class WorkflowSerializer:
     def load(self, state: Any) -> Progress:
         return load(state)
 
+    def _check(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state that is too large (`workflow_too_large`), naming the key that allows more."""
+        limits, content = self._limits, _encoded(state)
+        self._check_size("", len(content), "max_raw_bytes", state)
+        if len(content) <= limits.warn_stored_bytes:
+            return
+        stored = len(delta.encode_keyframe(content).data)
+        self._check_size("stored, ", stored, "max_stored_bytes", state)
+        if stored > limits.warn_stored_bytes and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the state of this workflow takes %s stored; largest: %s", size(stored), _largest(state)
+            )
+
+    def _check_size(self, how: str, size_bytes: int, key: str, state: Mapping[str, Any]) -> None:
+        most = getattr(self._limits, key)
+        if size_bytes > most:
+            raise InvalidInput(
+                f"the state of this workflow would take {size(size_bytes)} ({how}workflow.{key} allows {size(most)});"
+                f" largest: {_largest(state)}. Keep large data in files, or raise workflow.{key}",
+                code="workflow_too_large",
+            )
+
+
+def _largest(state: Mapping[str, Any]) -> str:
+    """The variables and outputs that take most, with their sizes."""
+    parts = {f"vars.{name}": value for name, value in state["variables"].items()}
+    parts |= {f"steps.{step['id']}.output": step["output"] for step in state["completed_steps"]}
+    found = nlargest(NAMED, ((len(_encoded(value)), name) for name, value in parts.items()))
+    return ", ".join(f"{name} {size(size_bytes)}" for size_bytes, name in found)
+
+
+def _encoded(value: object) -> bytes:
+    """About as the state is stored; exactness is checked when it is saved."""
+    return msgspec.json.encode(value, enc_hook=repr)
+
 
 def plan_of(workflow: Workflow, redactor: Redactor) -> tuple[PlanStep, ...]:
+    """The plan as it is stored: without secrets, so that it can be compared with a stored one."""
     return tuple(
         msgspec.structs.replace(
             step,
@@ -261,36 +241,20 @@ def load(state: Any) -> Progress:
 
 
 def _progress(plan: Iterable[PlanStep], state: Mapping[str, Any]) -> Progress:
-    known = {entry["id"]: _loaded_result(entry) for entry in state["completed_steps"]}
-    skipped = {entry["id"]: entry["reason"] for entry in state["skipped_steps"]}
-    failed = {entry["id"]: entry for entry in state["failed_steps"]}
+    known: dict[str, tuple[StepStatus, dict[str, Any]]] = {}
+    for entry in state["failed_steps"]:
+        fields = {"error": entry["error"], "attempts": entry["attempts"]}
+        known[entry["id"]] = StepStatus.FAILED, fields
+    for entry in state["skipped_steps"]:
+        known[entry["id"]] = StepStatus.SKIPPED, {"error": entry["reason"]}
+    for entry in state["completed_steps"]:
+        known[entry["id"]] = StepStatus.COMPLETED, {"result": _loaded_result(entry)}
+    steps = [(step, *known.get(step.id, (step.status, {}))) for step in plan]
     return Progress(
-        steps=tuple(_loaded_step(step, known, skipped, failed) for step in plan),
+        steps=tuple(StepProgress(step=with_status(step, status), **fields) for step, status, fields in steps),
         context=dict(state["variables"]),
         last_error=_loaded_error(state["error"]),
     )
-
-
-def _loaded_step(
-    step: PlanStep,
-    known: Mapping[str, StepResult],
-    skipped: Mapping[str, str],
-    failed: Mapping[str, Mapping[str, Any]],
-) -> StepProgress:
-    if step.id in known:
-        return StepProgress(step=_with(step, StepStatus.COMPLETED), result=known[step.id])
-    if step.id in skipped:
-        return StepProgress(step=_with(step, StepStatus.SKIPPED), error=skipped[step.id])
-    if step.id in failed:
-        entry = failed[step.id]
-        return StepProgress(
-            step=_with(step, StepStatus.FAILED), error=entry["error"], attempts=entry["attempts"]
-        )
-    return StepProgress(step=step)
-
-
-def _with(step: PlanStep, status: StepStatus) -> PlanStep:
-    return msgspec.structs.replace(step, status=status)
 
 
 def _loaded_result(entry: Mapping[str, Any]) -> StepResult:
