@@ -23,7 +23,7 @@ class Values:
     def __init__(self, **values: Any) -> None:
         self._values = values
 
-    def value(self, ref: Ref) -> Any:
+    def __call__(self, ref: Ref) -> Any:
         return self._values[ref.path[1]]
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -39,11 +39,8 @@ Template = tuple[str | Ref, ...]
 """A text in pieces: what stands there, and what is replaced."""
 
 
-class Scope(Protocol):
-    """Where values come from."""
-
-    def value(self, ref: Ref) -> Any:
-        """The value of `vars.NAME`, `env.NAME` or `steps.ID.FIELD`; the rest of the path is followed by `resolve`."""
+Scope: TypeAlias = Callable[[Ref], Any]
+"""Gives the value of `vars.NAME`, `env.NAME` or `steps.ID.FIELD`; the rest of the path is followed by `resolve`."""
 
 
 # --- texts -----------------------------------------------------------------------------------------------------
@@ -119,7 +116,7 @@ def fill_value(template: Template, scope: Scope) -> Any:
 def resolve(ref: Ref, scope: Scope) -> Any:
     """The value a reference names, or `BadExpression`."""
     known = 3 if ref.path[0] == "steps" else 2
-    value, done = scope.value(ref), list(ref.path[:known])
+    value, done = scope(ref), list(ref.path[:known])
     for part in ref.path[known:]:
         value = _inside(value, part, ".".join(done))
         done.append(part)

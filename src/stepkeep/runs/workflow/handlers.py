@@ -16,6 +16,7 @@ from stepkeep.runs.workflow import python_call
 from stepkeep.runs.workflow.definition import NOT_TRUE, StepKind, Workflow, WorkflowStep
 from stepkeep.runs.workflow.expressions import (
     BadExpression,
+    Ref,
     as_text,
     fill,
     fill_value,
@@ -24,7 +25,7 @@ from stepkeep.runs.workflow.expressions import (
     parse_template,
     resolve,
 )
-from stepkeep.runs.workflow.inputs import STREAMS, Inputs, LoadBlob, StepScope, StepValues
+from stepkeep.runs.workflow.inputs import Inputs, LoadBlob, StepScope, value_of_step
 from stepkeep.runs.workflow.parse import PASSED_ON
 from stepkeep.runs.workflow.python_call import Reply
 from stepkeep.runs.workflow.quoting import PREFIX, shell_command
@@ -140,8 +141,8 @@ class Handlers:
         except OSError as exc:
             raise StepFailed(child.start_error(command, exc)) from exc
         kept = Kept(context.blob, self._redactor)
-        for name, captured in zip(STREAMS, (finished.stdout, finished.stderr), strict=True):
-            kept.add(name, captured)
+        kept.add("stdout", finished.stdout)
+        kept.add("stderr", finished.stderr)
         output = {"exit_code": finished.exit_code, **kept.fields}
         try:
             _check_end(step, finished, output)
@@ -160,11 +161,16 @@ class Handlers:
         """Set the variables that the step is to set."""
         if not step.capture:
             return
-        values = StepValues(step.kind, output, lambda digest: kept.contents[digest])
+
+        def scope(ref: Ref) -> Any:
+            return value_of_step(step.kind, output, ref.path[2], kept.contents.__getitem__)
+
         captured: dict[str, Any] = {}
         for capture in step.capture:
             try:
-                captured[capture.name] = self._redactor.value(values.at(capture.path))
+                captured[capture.name] = self._redactor.value(
+                    resolve(Ref(("steps", step.id, *capture.path)), scope)
+                )
             except BadExpression as exc:
                 raise BadExpression(f"capture {capture.name}: {exc}") from None
         context.context.update(captured)

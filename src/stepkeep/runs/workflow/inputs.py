@@ -14,7 +14,7 @@ from stepkeep.errors import InvalidInput
 from stepkeep.processes.child import MAX_CAPTURE
 from stepkeep.runs.run_options import StepContext
 from stepkeep.runs.workflow.definition import EnvSetting, StepKind, Variable, Workflow, WorkflowStep
-from stepkeep.runs.workflow.expressions import BadExpression, Ref, fill, refs_in, resolve
+from stepkeep.runs.workflow.expressions import BadExpression, Ref, fill, refs_in
 from stepkeep.runs.workflow.parse import PASSED_ON
 from stepkeep.secrets import HIDDEN, Redactor, has_secret, is_secret_name, shaped_secrets, texts_of_secret
 from stepkeep.text import did_you_mean, shortened
@@ -24,8 +24,6 @@ LoadBlob = Callable[[str], bytes]
 
 _MAY_BE_KEY: Final = re.compile(r"(?=.*\d)\S{8,}")
 """A mere word beside a secret name, such as `basic` beside `AUTH_MODE`, opens nothing, and may stand anywhere else."""
-
-STREAMS: Final = ("stdout", "stderr")
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,72 +78,41 @@ def _secrets_passed_on(workflow: Workflow, environ: Mapping[str, str]) -> set[st
     return (names & environ.keys()) - set(PASSED_ON)
 
 
-class StepValues:
-    """What a completed step gave, by field."""
-
-    def __init__(self, kind: StepKind, output: Mapping[str, Any], load_blob: LoadBlob) -> None:
-        self._kind = kind
-        self._output = output
-        self._load_blob = load_blob
-
-    def at(self, path: tuple[str, ...]) -> Any:
-        """The value at a path such as `output.items.0`, or `BadExpression`."""
-        return resolve(Ref(("steps", "it", *path)), self)
-
-    def value(self, ref: Ref) -> Any:
-        field = ref.path[2]
-        if field == "status":
-            return "completed"
-        if field == "exit_code":
-            return self._output["exit_code"]
-        if field in STREAMS:
-            return self._stream(field)
-        if self._kind is StepKind.PYTHON:
-            return self._output.get("value")
-        return _from_json(self._stream("stdout"))
-
-    def _stream(self, name: str) -> str:
-        if self._output.get(f"{name}_is_cut"):
-            size = self._output[f"{name}_bytes"]
-            raise BadExpression(
-                f"its {name} has {size:,} bytes, and the first {MAX_CAPTURE:,} are kept: write a file instead"
-            )
-        return stream_text(self._output, name, self._load_blob)
-
-
-def stream_text(output: Mapping[str, Any], name: str, load_blob: Callable[[str], bytes]) -> str:
-    """All that is kept of a stream, without the newlines at its end, as `$(…)` gives it in a shell."""
+def value_of_step(kind: StepKind, output: Mapping[str, Any], field: str, load_blob: LoadBlob) -> Any:
+    """What a completed step gave as `stdout`, `output` or another field, or `BadExpression`."""
+    if field == "status":
+        return "completed"
+    if field == "exit_code":
+        return output["exit_code"]
+    if field == "output" and kind is StepKind.PYTHON:
+        return output.get("value")
+    name = "stdout" if field == "output" else field
+    if output.get(f"{name}_is_cut"):
+        size = output[f"{name}_bytes"]
+        raise BadExpression(
+            f"its {name} has {size:,} bytes, and the first {MAX_CAPTURE:,} are kept: write a file instead"
+        )
     digest = output.get(f"{name}_blob")
-    text = output.get(name, "") if digest is None else load_blob(digest).decode("utf-8", "replace")
-    return str(text).rstrip("\n")
-
-
-def _from_json(text: str) -> Any:
+    text = str(output.get(name, "")) if digest is None else load_blob(digest).decode("utf-8", "replace")
+    text = text.rstrip("\n")  # as `$(…)` gives it in a shell
+    if field != "output":
+        return text
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as exc:
         raise BadExpression(f"what it printed is not JSON: {str(exc)[:200]}") from None
 
 
-class StepScope:
+class StepScope(msgspec.Struct, frozen=True):
     """Everything one step may refer to."""
 
-    def __init__(
-        self,
-        workflow: Workflow,
-        step: WorkflowStep,
-        inputs: Inputs,
-        context: StepContext,
-        load_blob: LoadBlob,
-    ) -> None:
-        self._workflow = workflow
-        self._inputs = inputs
-        self._context = context
-        self._load_blob = load_blob
-        self._defaults = {variable.name: variable.value for variable in workflow.variables}
-        self._settings = {setting.name: setting for setting in (*workflow.env, *step.env)}
+    workflow: Workflow
+    step: WorkflowStep
+    inputs: Inputs
+    context: StepContext
+    load_blob: LoadBlob
 
-    def value(self, ref: Ref) -> Any:
+    def __call__(self, ref: Ref) -> Any:
         space, name = ref.path[0], ref.path[1]
         if space == "env":
             return self.environment(name)
@@ -155,40 +122,35 @@ class StepScope:
 
     def environment(self, name: str) -> str | None:
         """A variable of the step's environment; None when it is not set."""
-        setting = self._settings.get(name, EnvSetting(name))
-        if setting.value is None:
-            return self._inputs.environ.get(name)
-        return fill(setting.template, _Outside(self, self._inputs.environ))
+        settings = {setting.name: setting for setting in (*self.workflow.env, *self.step.env)}
+        if name not in settings or settings[name].value is None:
+            return self.inputs.environ.get(name)
+        # References to the environment mean the one from outside: so no setting can contain itself.
+        environ = self.inputs.environ
+        return fill(
+            settings[name].template,
+            lambda ref: environ.get(ref.path[1]) if ref.path[0] == "env" else self(ref),
+        )
 
     def _variable(self, name: str) -> Any:
-        if name not in self._workflow.secret_names:
+        if name not in self.workflow.secret_names:
             # A variable that came into the file since the run began has its default there; one that a skipped
             # step would have set has no value.
-            return self._context.context.get(name, self._defaults.get(name))
-        if name not in self._inputs.secrets:
+            defaults = {variable.name: variable.value for variable in self.workflow.variables}
+            return self.context.context.get(name, defaults.get(name))
+        if name not in self.inputs.secrets:
             raise BadExpression(f"the secret variable {name!r} has no value: give it with --var {name}=…")
-        return self._inputs.secrets[name]
+        return self.inputs.secrets[name]
 
     def _of_step(self, ref: Ref) -> Any:
         id, field = ref.path[1], ref.path[2]
-        if id not in self._context.outputs:
+        if id not in self.context.outputs:
             return "skipped" if field == "status" else None
-        kind = self._workflow.step(id).kind
         try:
-            return StepValues(kind, self._context.outputs[id], self._load_blob).value(ref)
+            kind = self.workflow.step(id).kind
+            return value_of_step(kind, self.context.outputs[id], field, self.load_blob)
         except BadExpression as exc:
             raise BadExpression(f"${{{ref}}}: {exc}") from None
-
-
-class _Outside:
-    """The same values, but the environment is the one from outside: so no setting can contain itself."""
-
-    def __init__(self, scope: StepScope, environ: Mapping[str, str]) -> None:
-        self._scope = scope
-        self._environ = environ
-
-    def value(self, ref: Ref) -> Any:
-        return self._environ.get(ref.path[1]) if ref.path[0] == "env" else self._scope.value(ref)
 
 
 class StartValues(msgspec.Struct, frozen=True, kw_only=True):
