@@ -285,6 +285,9 @@ def _content(value: object) -> bytes:
 # --- progress --------------------------------------------------------------------------------------------------
 
 
+_PASSED: Final = (StepStatus.COMPLETED, StepStatus.SKIPPED)
+
+
 class StepProgress(msgspec.Struct, frozen=True, kw_only=True):
     """A step with its status, and its result once it is completed. `attempts` counts those of all runs known."""
 
@@ -324,11 +327,47 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def current_step_index(self) -> int:
         """The first step that still has to be done; the number of steps when there is none."""
-        done = (StepStatus.COMPLETED, StepStatus.SKIPPED)
-        for index, entry in enumerate(self.steps):
-            if entry.status not in done:
-                return index
-        return len(self.steps)
+        undone = (index for index, entry in enumerate(self.steps) if entry.status not in _PASSED)
+        return next(undone, len(self.steps))
+
+    @property
+    def ready(self) -> list[int]:
+        """Pending steps with nothing left to wait for, in the plan's order.
+
+        A step skipped by choice stands in nobody's way. What a failure stands in the way of is skipped itself.
+        """
+        passed = {entry.step.id for entry in self.steps if entry.status in _PASSED}
+        return [
+            index
+            for index, entry in enumerate(self.steps)
+            if entry.status is StepStatus.PENDING and passed.issuperset(entry.step.dependencies)
+        ]
+
+    def with_step(self, index: int, status: StepStatus, **changes: Any) -> Progress:
+        """This progress with another status of one step. A completed one takes back the error it had."""
+        entry = self.steps[index]
+        changed = msgspec.structs.replace(entry, step=with_status(entry.step, status), **changes)
+        error = self.last_error
+        if error is not None and error.step_index == index and status is StepStatus.COMPLETED:
+            error = None
+        steps = (*self.steps[:index], changed, *self.steps[index + 1 :])
+        return msgspec.structs.replace(self, steps=steps, last_error=error)
+
+    def with_failure(self, error: LastError) -> Progress:
+        """This progress after a step failed for good; those that depend on it, directly or not, are skipped."""
+        name = self.steps[error.step_index].step.id
+        found = msgspec.structs.replace(self, last_error=error)
+        found = found.with_step(error.step_index, StepStatus.FAILED, error=error.message)
+        blocked = {name}
+        while waiting := [
+            index
+            for index, entry in enumerate(found.steps)
+            if entry.status is StepStatus.PENDING and blocked.intersection(entry.step.dependencies)
+        ]:
+            for index in waiting:
+                found = found.with_step(index, StepStatus.SKIPPED, error=f"depends on {name!r}, which failed")
+                blocked.add(found.steps[index].step.id)
+        return found
 
     @property
     def token_usage(self) -> int | None:

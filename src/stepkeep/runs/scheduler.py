@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeAlias
 
@@ -19,10 +19,8 @@ from stepkeep.runs.plan import (
     LastError,
     Progress,
     Serializer,
-    StepProgress,
     StepResult,
     StepStatus,
-    with_status,
 )
 from stepkeep.runs.run_options import Outcome, RunOptions, StepContext, tell
 from stepkeep.runs.signals import LONGEST_WAIT_SECONDS, Stop
@@ -33,8 +31,6 @@ log = logging.getLogger("stepkeep")
 
 Inbox: TypeAlias = SimpleQueue[AttemptEnded | Stop]
 """What the runner's thread waits for. Its `put` is safe in a signal handler."""
-
-_PASSED: Final = (StepStatus.COMPLETED, StepStatus.SKIPPED)
 
 _AUTO: Final = Trigger()
 _STEP: Final = Trigger(TriggerKind.AUTO, "step_boundary")
@@ -139,71 +135,6 @@ def _labelled(text: str, progress: Progress, index: int) -> str:
     return error_text(f"{text}: {step.description or step.id}")
 
 
-class StepTable:
-    """The steps of one run by index. Its owner's thread alone changes it."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._entries = list(progress.steps)
-        self._query = progress.query
-        self._index = {entry.step.id: index for index, entry in enumerate(self._entries)}
-        self.last_error = progress.last_error
-
-    def __getitem__(self, index: int) -> StepProgress:
-        return self._entries[index]
-
-    def __setitem__(self, index: int, entry: StepProgress) -> None:
-        """Put an entry back as it was."""
-        self._entries[index] = entry
-
-    def progress(self, context: dict[str, object]) -> Progress:
-        """Everything as it stands now."""
-        return Progress(
-            steps=tuple(self._entries), context=context, query=self._query, last_error=self.last_error
-        )
-
-    def ready(self) -> Iterator[int]:
-        """Pending steps with nothing left to wait for, in the plan's order.
-
-        A step skipped by choice stands in nobody's way. What a failure stands in the way of is skipped itself.
-        """
-        for index, entry in enumerate(self._entries):
-            if entry.status is StepStatus.PENDING and all(
-                self._entries[self._index[name]].status in _PASSED for name in entry.step.dependencies
-            ):
-                yield index
-
-    def outputs(self) -> dict[str, object]:
-        """The outputs of the completed steps."""
-        return {entry.step.id: entry.result.output for entry in self._entries if entry.result is not None}
-
-    def set(self, index: int, status: StepStatus, **changes: object) -> None:
-        entry = self._entries[index]
-        step = with_status(entry.step, status)
-        self._entries[index] = msgspec.structs.replace(entry, step=step, **changes)
-
-    def complete(self, index: int, result: StepResult) -> None:
-        self.set(index, StepStatus.COMPLETED, result=result, error=None)
-        if self.last_error is not None and self.last_error.step_index == index:
-            self.last_error = None
-
-    def fail(self, index: int, error: LastError) -> list[int]:
-        """A step failed for good; the steps that depend on it, directly or not, are skipped and returned."""
-        self.set(index, StepStatus.FAILED, error=error.message)
-        self.last_error = error
-        name = self._entries[index].step.id
-        blocked, skipped = {name}, list[int]()
-        grows = True
-        while grows:
-            grows = False
-            for other, entry in enumerate(self._entries):
-                if entry.status is StepStatus.PENDING and blocked.intersection(entry.step.dependencies):
-                    self.set(other, StepStatus.SKIPPED, error=f"depends on {name!r}, which failed")
-                    blocked.add(entry.step.id)
-                    skipped.append(other)
-                    grows = True
-        return skipped
-
-
 class Scheduler:
     """Does the steps that a progress leaves to do. All of it happens on the thread that calls `go`."""
 
@@ -223,16 +154,15 @@ class Scheduler:
         self._checkpoints = checkpoints
         self._options = options
         self._hooks = options.hooks
-        self._table = StepTable(progress)
         self._memory = WorkingMemory(engine, progress.context)
+        self.progress = msgspec.structs.replace(progress, context=self._memory.values)
         self._running: dict[int, Attempt] = {}
         self._retries: dict[int, float] = {}
         self._tries: dict[int, int] = {}
         self.failures: list[tuple[int, Exception]] = []
 
-    @property
-    def progress(self) -> Progress:
-        return self._table.progress(self._memory.values)
+    def _set(self, index: int, status: StepStatus, **changes: Any) -> None:
+        self.progress = self.progress.with_step(index, status, **changes)
 
     # --- going on and stopping
 
@@ -258,7 +188,7 @@ class Scheduler:
         """Save as `paused`, with what runs to be done again; then save what still ends within the grace."""
         running = dict(self._running)
         for index in running:
-            self._table.set(index, StepStatus.PENDING)  # to be done again
+            self._set(index, StepStatus.PENDING)  # to be done again
         self._drop_retries()
         self.abandon()
         self._checkpoints.paused(self.progress)
@@ -302,14 +232,14 @@ class Scheduler:
         for index in [index for index, when in self._retries.items() if when <= now]:
             del self._retries[index]
             self._begin(index)
-        for index in self._table.ready():
+        for index in self.progress.ready:
             # A step that waits for its next try keeps its place: one at a time means in the plan's order.
             if len(self._running) + len(self._retries) >= self._options.parallel:
                 return
             self._begin(index)
 
     def _begin(self, index: int) -> None:
-        step, number = self._table[index].step, self._tries.get(index, 0) + 1
+        step, number = self.progress.steps[index].step, self._tries.get(index, 0) + 1
         self._tries[index] = number
         lent, memory = self._memory.lend()
         parameters = copy_of(self._engine, step.parameters, what="parameters")
@@ -317,12 +247,12 @@ class Scheduler:
             step=msgspec.structs.replace(step, parameters=parameters),
             index=index,
             attempt=number,
-            outputs=Outputs(self._table.outputs(), self._copy),
+            outputs=Outputs({result.step_id: result.output for result in self.progress.results}, self._copy),
             context=lent,
             parameters=parameters,
             make_blob=self._engine.make_blob,
         )
-        self._table.set(index, StepStatus.RUNNING, attempts=self._table[index].attempts + 1)
+        self._set(index, StepStatus.RUNNING, attempts=self.progress.steps[index].attempts + 1)
         tell(self._hooks.on_step_start, step, number)
         attempt = Attempt(context, memory=memory, timeout_seconds=self._options.rules_of(step.id)[1])
         self._running[index] = attempt
@@ -333,7 +263,7 @@ class Scheduler:
 
     def _drop_retries(self) -> None:
         for index in self._retries:
-            self._table.set(index, StepStatus.PENDING)  # to be done again
+            self._set(index, StepStatus.PENDING)  # to be done again
         self._retries.clear()
 
     def _copy(self, value: object) -> Any:
@@ -383,7 +313,7 @@ class Scheduler:
 
     def _complete(self, attempt: Attempt, value: object) -> None:
         index = attempt.index
-        before = self._table[index], self._memory, self._table.last_error
+        before = self.progress, self._memory
         problem: Exception | None = None
         try:
             self._accept(attempt, value)
@@ -395,13 +325,13 @@ class Scheduler:
             except InvalidInput as exc:  # alone it could be saved, but not with all the rest
                 problem = exc
         if problem is not None:
-            self._table[index], self._memory, self._table.last_error = before
+            self.progress, self._memory = before
             self._fail(index, problem)
             return
         self._tell_end(index)
 
     def _tell_end(self, index: int) -> None:
-        entry = self._table[index]
+        entry = self.progress.steps[index]
         if entry.result is None:
             tell(self._hooks.on_step_skip, entry.step, entry.error or "")
         else:
@@ -413,7 +343,7 @@ class Scheduler:
         outcome.check()
         if outcome.is_skipped:
             reason = outcome.output if isinstance(outcome.output, str) else "by choice"
-            self._table.set(attempt.index, StepStatus.SKIPPED, error=reason)
+            self._set(attempt.index, StepStatus.SKIPPED, error=reason)
             return
         output = self._copy(outcome.output)
         changes = self._memory.changes(attempt.memory, attempt.context.context)
@@ -427,10 +357,11 @@ class Scheduler:
         )
         self._checkpoints.add_blobs(outcome.blobs)
         self._memory = self._memory.with_changes(changes)
-        self._table.complete(attempt.index, result)
+        self._set(attempt.index, StepStatus.COMPLETED, result=result, error=None)
+        self.progress = msgspec.structs.replace(self.progress, context=self._memory.values)
 
     def _retry_or_fail(self, index: int, error: Exception) -> None:
-        step, number = self._table[index].step, self._tries[index]
+        step, number = self.progress.steps[index].step, self._tries[index]
         delay = None if self._is_stopping else self._options.rules_of(step.id)[0].delay_after(number)
         if delay is None:
             self._fail(index, error)
@@ -444,12 +375,14 @@ class Scheduler:
         self.failures.append((index, error))
         if self._is_stopping:
             self._drop_retries()
-        skipped = self._table.fail(
-            index, LastError(step_index=index, message=message, timestamp=from_us(self._engine.clock()))
+        before = self.progress
+        self.progress = before.with_failure(
+            LastError(step_index=index, message=message, timestamp=from_us(self._engine.clock()))
         )
-        tell(self._hooks.on_step_error, self._table[index].step, error, False)
-        for other in skipped:
-            self._tell_end(other)
+        tell(self._hooks.on_step_error, self.progress.steps[index].step, error, False)
+        for other, entry in enumerate(before.steps):
+            if other != index and entry.status is not self.progress.steps[other].status:
+                self._tell_end(other)
         self._checkpoints.failed(self.progress, index, is_end=self._is_end)
 
     @property
@@ -457,4 +390,4 @@ class Scheduler:
         """Whether nothing is going on and nothing will be started."""
         if self._running or self._retries:
             return False
-        return self._is_stopping or next(self._table.ready(), None) is None
+        return self._is_stopping or not self.progress.ready

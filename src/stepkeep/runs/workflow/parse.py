@@ -92,8 +92,7 @@ def parse_workflow(text: str, *, source: str) -> Workflow:
     reading = _Reading(source)
     workflow = reading.workflow(root, text)
     if workflow is not None:
-        for line, message in check(workflow, unread=reading.unread):
-            reading.problem(line, message)
+        _check(workflow, reading)
     if reading.problems or workflow is None:
         raise InvalidWorkflow(tuple(sorted(reading.problems, key=lambda problem: problem.line or 0)))
     return workflow
@@ -112,6 +111,10 @@ class _Reading:
             self.problems.append(WorkflowProblem(self._source, line, message))
         elif len(self.problems) == MAX_PROBLEMS:
             self.problems.append(WorkflowProblem(self._source, line, "there are more problems"))
+
+    def note(self, line: int | None, what: str, problem: str | None) -> None:
+        if problem is not None:
+            self.problem(line, f"{what}: {problem}")
 
     def _read(
         self,
@@ -352,62 +355,64 @@ PASSED_ON: Final = (
 )
 """What every step gets of our own environment."""
 
-Found = Iterator[tuple[int | None, str]]
 
-
-def check(workflow: Workflow, *, unread: frozenset[str] = frozenset()) -> Found:
-    """Everything that does not fit, as (line, message).
-
-    `unread` are the ids of steps that are wrong in themselves. What they would have given is not missed.
-    """
-    steps = workflow.steps
-    yield from _double_ids(steps)
-    yield from _order(steps, unread)
-    yield from _common_environment(workflow)
-    before = ancestors(steps)
-    names = {variable.name for variable in workflow.variables}
+def _check(workflow: Workflow, reading: _Reading) -> None:
+    """Note everything that does not fit together. What steps that could not be read would have given is not missed."""
+    steps, unread = workflow.steps, reading.unread
+    _check_order(steps, reading)
+    declared = {variable.name for variable in workflow.variables}
+    for setting in workflow.env:
+        for ref in refs_in(setting.template):
+            if ref.path[0] == "steps":
+                problem: str | None = f"${{{ref}}} is not known to all steps: set it in the env of a step"
+            else:
+                problem = _unknown(ref, declared, {}, workflow.env, ())
+            reading.note(None, f"env.{setting.name}", problem)
+    needs = {step.id: step.needs for step in steps}
     for step in steps:
-        captured = {
-            capture.name for other in steps if other.id in before[step.id] for capture in other.capture
-        }
-        known = {other.id: other.id in before[step.id] for other in steps} | dict.fromkeys(unread, True)
+        before = _ancestors(step, needs)
+        captured = {capture.name for other in steps if other.id in before for capture in other.capture}
+        known = {other.id: other.id in before for other in steps} | dict.fromkeys(unread, True)
         for what, ref in references(step):
-            if unread and ref.path[0] == "vars":
-                continue
-            problem = _unknown(ref, names | captured, known, (*workflow.env, *step.env), steps)
-            yield from _from(step.line, f"step {step.id!r}: {what}", problem)
+            if not unread or ref.path[0] != "vars":
+                problem = _unknown(ref, declared | captured, known, (*workflow.env, *step.env), steps)
+                reading.note(step.line, f"step {step.id!r}: {what}", problem)
         for capture in step.capture:
-            yield from _from(
-                step.line, f"step {step.id!r}: capture", _secret(capture.name, workflow, is_declared=names)
+            problem = _not_to_be_set(capture.name, workflow, declared)
+            reading.note(step.line, f"step {step.id!r}: capture", problem)
+
+
+def _check_order(steps: tuple[WorkflowStep, ...], reading: _Reading) -> None:
+    lines: dict[str, int] = {}
+    for step in steps:
+        if step.id in lines:
+            reading.problem(
+                step.line, f"the id {step.id!r} is already that of the step in line {lines[step.id]}"
             )
+        lines.setdefault(step.id, step.line)
+    for step in steps:
+        for need in step.needs:
+            if need not in lines and need not in reading.unread:
+                hint = did_you_mean(need, lines)
+                reading.problem(
+                    step.line, f"step {step.id!r} needs {need!r}, and there is no such step{hint}"
+                )
+    if steps and len(lines) == len(steps):
+        known = [(step.id, tuple(need for need in step.needs if need in lines)) for step in steps]
+        for problem in plan_problems([PlanStep(id, dependencies=needs) for id, needs in known]):
+            reading.problem(lines[problem.rpartition(" -> ")[2]], problem)
 
 
-def _secret(name: str, workflow: Workflow, *, is_declared: set[str]) -> str | None:
+def _not_to_be_set(name: str, workflow: Workflow, declared: set[str]) -> str | None:
     """Why a step cannot set a variable: what it sets is stored."""
     if name in workflow.secret_names:
         return f"{name} is a secret, which no step can set"
-    if is_secret_name(name) and name not in is_declared:
+    if is_secret_name(name) and name not in declared:
         return (
             f"{name} looks like a secret, and what a step sets is stored: choose another name,"
             f" or declare it in vars with secret: false"
         )
     return None
-
-
-def _common_environment(workflow: Workflow) -> Found:
-    names = {variable.name for variable in workflow.variables}
-    for setting in workflow.env:
-        for ref in refs_in(setting.template):
-            what = f"env.{setting.name}"
-            if ref.path[0] == "steps":
-                yield None, f"{what}: ${{{ref}}} is not known to all steps: set it in the env of a step"
-            else:
-                yield from _from(None, what, _unknown(ref, names, {}, workflow.env, ()))
-
-
-def _from(line: int | None, what: str, problem: str | None) -> Found:
-    if problem is not None:
-        yield line, f"{what}: {problem}"
 
 
 def references(step: WorkflowStep) -> Iterator[tuple[str, Ref]]:
@@ -423,45 +428,16 @@ def references(step: WorkflowStep) -> Iterator[tuple[str, Ref]]:
         yield from (("when", ref) for ref in refs_of(parse_condition(step.when)))
 
 
-def _double_ids(steps: Iterable[WorkflowStep]) -> Found:
-    lines: dict[str, int] = {}
-    for step in steps:
-        if step.id in lines:
-            yield step.line, f"the id {step.id!r} is already that of the step in line {lines[step.id]}"
-        lines.setdefault(step.id, step.line)
-
-
-def _order(steps: tuple[WorkflowStep, ...], unread: frozenset[str]) -> Found:
-    lines = {step.id: step.line for step in steps}
-    for step in steps:
-        for need in step.needs:
-            if need not in lines and need not in unread:
-                yield (
-                    step.line,
-                    f"step {step.id!r} needs {need!r}, and there is no such step{did_you_mean(need, lines)}",
-                )
-    plan = [
-        PlanStep(id=step.id, dependencies=tuple(need for need in step.needs if need in lines))
-        for step in steps
-    ]
-    if plan and len(lines) == len(steps):
-        yield from ((lines[problem.rpartition(" -> ")[2]], problem) for problem in plan_problems(plan))
-
-
-def ancestors(steps: tuple[WorkflowStep, ...]) -> Mapping[str, frozenset[str]]:
-    """For each step the steps that are done before it starts."""
-    needs = {step.id: step.needs for step in steps}
-    found: dict[str, frozenset[str]] = {}
-    for step in steps:
-        before: set[str] = set()
-        rest = list(step.needs)
-        while rest:
-            name = rest.pop()
-            if name not in before and name in needs:
-                before.add(name)
-                rest += needs[name]
-        found[step.id] = frozenset(before)
-    return found
+def _ancestors(step: WorkflowStep, needs: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """The steps that are done before a step starts."""
+    before: set[str] = set()
+    rest = list(step.needs)
+    while rest:
+        name = rest.pop()
+        if name not in before and name in needs:
+            before.add(name)
+            rest += needs[name]
+    return before
 
 
 def _unknown(
