@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from stepkeep.codec import exact
-from stepkeep.engine import Engine, Fallback, Loaded, NewBody, Save
+from stepkeep.engine import Engine, Fallback, Loaded, Save
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound
 from stepkeep.history.paths import ROOT, find, format_path, parse_path
 from stepkeep.model import Header, SessionInfo, Status, Trigger, TriggerKind, check_name, check_text
@@ -119,11 +119,14 @@ class AgentStore:
         metadata: dict[str, Any] = {"durationMs": duration_ms}
         if token_usage is not None:
             metadata["tokenUsage"] = token_usage
-        kind = _kind_of(trigger)
+        if trigger not in tuple(TriggerKind):
+            raise InvalidInput(
+                f"no trigger {trigger!r}: choose one of {', '.join(TriggerKind)}", code="invalid_trigger"
+            )
         save = Save(
             state=stored,
             step=_step_of(stored),
-            trigger=Trigger(kind),
+            trigger=Trigger(TriggerKind(trigger)),
             message=description,
             metadata=metadata,
         )
@@ -131,7 +134,7 @@ class AgentStore:
         info = self._engine.backend.session(header.session)
         if project is not None and info.project != project:
             info = self._engine.describe_session(info.uid, {"project": project})
-        return self._checkpoint(self._engine.load(header), info)
+        return _checkpoint(self._engine.load(header), info)
 
     def save_document(
         self,
@@ -170,13 +173,15 @@ class AgentStore:
                 metadata={"durationMs": 0},
             )
         )
-        if encoding == exact.JSON:
-            _check_plain(save.state)
-        if known is None:
-            return _entry(
-                session,
-                self._engine.save_in(session, save, profile=AGENT_PROFILE, **self._made_with(project)),
+        body = save.state
+        if encoding == exact.JSON and body.encoding == exact.TAGGED and b'{"$float":' in body.content:
+            # Some readers of JSON make infinity of texts like 1e999.
+            raise InvalidInput(
+                "the state has a number that is not finite: save it as text", code="invalid_json"
             )
+        if known is None:
+            made = self._made_with(project)
+            return _entry(session, self._engine.save_in(session, save, profile=AGENT_PROFILE, **made))
         header = self._engine.save(save)
         if project is not None and known.project != project:
             self._engine.describe_session(known.uid, {"project": project})
@@ -210,7 +215,7 @@ class AgentStore:
         """The newest checkpoint of the session's current branch that verifies; None when there is none."""
         info = self._find(session)
         loaded = None if info is None else self._engine.latest(info)
-        return None if info is None or loaded is None else self._checkpoint(loaded, info)
+        return None if info is None or loaded is None else _checkpoint(loaded, info)
 
     def load(self, id: str) -> AgentCheckpoint | None:
         """The checkpoint with that id, of whichever session; None when there is none.
@@ -218,10 +223,11 @@ class AgentStore:
         Raises:
             Corrupt: it is damaged.
         """
-        header = self._header(id)
-        if header is None:
+        try:
+            header = self._engine.header(id)
+        except NotFound:
             return None
-        return self._checkpoint(self._engine.load(header), self._engine.backend.session(header.session))
+        return _checkpoint(self._engine.load(header), self._engine.backend.session(header.session))
 
     def list(self, session: str) -> list[AgentSummary]:
         """All checkpoints of a session without their states, newest first; empty when there is none."""
@@ -251,15 +257,10 @@ class AgentStore:
     def _find(self, key: str) -> SessionInfo | None:
         return self._engine.backend.session_by_key(check_name("a session key", key))
 
-    def _header(self, id: str) -> Header | None:
-        try:
-            return self._engine.header(id)
-        except NotFound:
-            return None
 
-    def _checkpoint(self, loaded: Loaded, info: SessionInfo) -> AgentCheckpoint:
-        fields = _summary(loaded.header, info)
-        return AgentCheckpoint(**fields, state=loaded.value(), fallback=loaded.fallback)
+def _checkpoint(loaded: Loaded, info: SessionInfo) -> AgentCheckpoint:
+    fields = _summary(loaded.header, info)
+    return AgentCheckpoint(**fields, state=loaded.value(), fallback=loaded.fallback)
 
 
 def _summary(header: Header, info: SessionInfo) -> dict[str, Any]:
@@ -274,15 +275,6 @@ def _summary(header: Header, info: SessionInfo) -> dict[str, Any]:
         "duration_ms": header.metadata.get("durationMs", 0),
         "token_usage": header.metadata.get("tokenUsage"),
     }
-
-
-def _kind_of(trigger: TriggerKind | str) -> TriggerKind:
-    try:
-        return TriggerKind(trigger)
-    except ValueError:
-        raise InvalidInput(
-            f"no trigger {trigger!r}: choose one of {', '.join(TriggerKind)}", code="invalid_trigger"
-        ) from None
 
 
 def _step_of(state: object) -> int:
@@ -307,12 +299,6 @@ def _entry(key: str, header: Header) -> AgentEntry:
         token_usage=usage if isinstance(usage, int) else None,
         size_bytes=header.size_bytes,
     )
-
-
-def _check_plain(body: NewBody) -> None:
-    """Refuse numbers that JSON cannot hold, which some readers of JSON make of texts like 1e999."""
-    if body.encoding == exact.TAGGED and b'{"$float":' in body.content:
-        raise InvalidInput("the state has a number that is not finite: save it as text", code="invalid_json")
 
 
 def _state_of_tags(tree: object) -> Any:

@@ -249,20 +249,14 @@ def differences(old: Sequence[PlanStep], new: Sequence[PlanStep]) -> list[str]:
     lines = [f"step {name!r} was removed" for name in before if name not in after]
     lines += [f"step {name!r} was added" for name in after if name not in before]
     for name, step in after.items():
-        if name in before and (changed := _changed_fields(before[name], step)):
-            lines.append(f"step {name!r} has other {' and '.join(changed)}")
+        if name in before:
+            pairs = zip(FIELDS, _identity(before[name]), _identity(step), strict=True)
+            if changed := [field for field, was, now in pairs if _content(was) != _content(now)]:
+                lines.append(f"step {name!r} has other {' and '.join(changed)}")
     common = [name for name in before if name in after]
     if common != [name for name in after if name in before]:
         lines.append("the steps are in another order")
     return lines
-
-
-def _changed_fields(old: PlanStep, new: PlanStep) -> list[str]:
-    return [
-        name
-        for name, was, now in zip(FIELDS, _identity(old), _identity(new), strict=True)
-        if _content(was) != _content(now)
-    ]
 
 
 def _identity(step: PlanStep) -> list[Any]:

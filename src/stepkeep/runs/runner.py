@@ -175,8 +175,12 @@ class Runner:
         options = self._options
         if not options.resume:
             return start_afresh(self._plan, context=options.context, query=options.query)
-        loaded = _load(self._engine, session, options.from_ref)
-        stored = _stored_progress(self._engine, session, loaded, self._serializer)
+        engine, ref = self._engine, options.from_ref
+        if ref is None or ref == "latest":
+            loaded = newest_of(engine, session)
+        else:
+            loaded = engine.load(refs.resolve(engine, session, refs.parse(ref, now_us=engine.clock())))
+        stored = _stored_progress(engine, session, loaded, self._serializer)
         changed = differences(stored.plan, self._plan)
         if changed and not options.force:
             raise Conflict(
@@ -195,7 +199,7 @@ class Runner:
             last_error=None if changed else stored.last_error,
         )
         log.info("Resuming from checkpoint at step %d", progress.current_step_index)
-        needs_mark = bool(changed) or options.from_ref is not None or loaded.fallback is not None
+        needs_mark = bool(changed) or ref is not None or loaded.fallback is not None
         return Start(progress=progress, header=loaded.header, needs_mark=needs_mark)
 
 
@@ -316,12 +320,6 @@ def start_afresh(plan: Sequence[PlanStep], *, context: Mapping[str, Any], query:
     """Every step pending, whatever its status says."""
     steps = tuple(StepProgress(step=with_status(step, StepStatus.PENDING)) for step in plan)
     return Start(progress=Progress(steps=steps, context=dict(context), query=query))
-
-
-def _load(engine: Engine, session: SessionInfo, ref: str | None) -> Loaded:
-    if ref is None or ref == "latest":
-        return newest_of(engine, session)
-    return engine.load(refs.resolve(engine, session, refs.parse(ref, now_us=engine.clock())))
 
 
 def newest_of(engine: Engine, session: SessionInfo) -> Loaded:

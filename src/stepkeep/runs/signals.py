@@ -171,8 +171,8 @@ def exits_on_sigterm() -> SignalHandler:
     Only an exception reaches the code that runs; Ctrl-C already is one. A program that handles SIGTERM in its own way
     keeps that.
     """
-    return SignalHandler(_exit, numbers=(signal.SIGTERM,), keeps_others=True)
 
+    def leave(stop: Stop) -> NoReturn:
+        raise SystemExit(128 + stop.signal)
 
-def _exit(stop: Stop) -> NoReturn:
-    raise SystemExit(128 + stop.signal)
+    return SignalHandler(leave, numbers=(signal.SIGTERM,), keeps_others=True)

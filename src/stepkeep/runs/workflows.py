@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -271,9 +271,15 @@ class Workflows:
     def resumable(self) -> tuple[Resumable, ...]:
         """Workflows that did not come to their end, most recently used first. One that is being run says so."""
         found: list[Resumable] = []
-        for info in self._unfinished():
-            header = self._newest(info)
-            if header is None or header.metadata.get("runner") != RUNNER["runner"]:
+        query = SessionQuery(statuses=(Status.IN_PROGRESS, Status.PAUSED, Status.FAILED))
+        for info in self._engine.backend.sessions(query):
+            if info.workflow is None:
+                continue
+            try:
+                header = self._find_header(info.key, "latest")
+            except StepkeepError:
+                continue
+            if header.metadata.get("runner") != RUNNER["runner"]:
                 continue
             lease = self._engine.backend.lease(info.uid)
             is_running = (
@@ -282,7 +288,7 @@ class Workflows:
             found.append(
                 Resumable(
                     session=info.key,
-                    workflow=info.workflow or "",
+                    workflow=info.workflow,
                     status=info.status,
                     step=header.step or 0,
                     updated=from_us(info.updated_us),
@@ -298,7 +304,8 @@ class Workflows:
 
     def _opened(self, workflow: Workflow, key: str | None, *, test: bool, force: bool) -> SessionInfo:
         if key is None:
-            key = _new_key(workflow.name, from_us(self._engine.clock()))
+            now = from_us(self._engine.clock())
+            key = f"{workflow.name[:200]}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         elif not force:
             self._refuse_unfinished(key, workflow.name)
         return self._open_session(
@@ -377,23 +384,6 @@ class Workflows:
             resume=None if result.status is Status.COMPLETED else resume_command(session.key),
             signal=signal,
         )
-
-    # --- what can be resumed
-
-    def _unfinished(self) -> Iterator[SessionInfo]:
-        query = SessionQuery(statuses=(Status.IN_PROGRESS, Status.PAUSED, Status.FAILED))
-        return (info for info in self._engine.backend.sessions(query) if info.workflow is not None)
-
-    def _newest(self, info: SessionInfo) -> Header | None:
-        try:
-            return self._find_header(info.key, "latest")
-        except StepkeepError:
-            return None
-
-
-def _new_key(workflow: str, now: datetime) -> str:
-    """A key for a new session: the workflow, the time, and four characters by chance."""
-    return f"{workflow[:200]}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def _unfinished_work(key: str, why: str) -> Conflict:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stepkeep.codec import exact
 from stepkeep.errors import StepkeepError
 from stepkeep.processes import child
 from stepkeep.processes.child import Captured, ChildCommand, Finished, SupervisorPipe
@@ -297,4 +298,4 @@ def _returned(finished: Finished) -> Any:
     reply = _reply(finished)
     if reply is None:
         raise StepFailed("ended before its function returned")
-    return python_call.value_of(reply)
+    return exact.decode(reply.encoding, reply.data)

@@ -241,22 +241,18 @@ def _values(
             )
             continue
         try:
-            values[variable.name] = variable.value if text is None else _as_declared(variable, _utf8(text))
+            values[variable.name] = variable.value if text is None else _as_declared(variable, text)
         except ValueError as exc:
             problems.append(f"variable {variable.name!r} {exc}")
     return values, problems
 
 
-def _utf8(text: str) -> str:
+def _as_declared(variable: Variable, text: str) -> Any:
+    """A given text as the kind of value that the file has there: text unless that is a number, a boolean or data."""
     try:
         text.encode()
     except UnicodeEncodeError:
         raise ValueError("is not valid UTF-8 text") from None
-    return text
-
-
-def _as_declared(variable: Variable, text: str) -> Any:
-    """A given text as the kind of value that the file has there: text unless that is a number, a boolean or data."""
     default = variable.value
     if default is None or isinstance(default, str):
         return text

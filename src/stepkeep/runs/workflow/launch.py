@@ -13,7 +13,7 @@ from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.model import Header, SessionInfo, Status
 from stepkeep.processes.child import SupervisorPipe
 from stepkeep.runs.lease import Held, RunSaver
-from stepkeep.runs.plan import ExecutionResult, Progress, differences
+from stepkeep.runs.plan import ExecutionResult, differences
 from stepkeep.runs.queue import Ticket, with_ticket
 from stepkeep.runs.run_options import RunOptions, StepRules
 from stepkeep.runs.runner import Runner, newest_of, remember_plan, start_afresh
@@ -166,11 +166,16 @@ def prepare_resume(
         problems.append(f"the folder {origin.folder!r}, where its steps run, is not there")
     secrets, wrong = secret_values(workflow, given, environ)
     problems += wrong
-    stored, unreadable = _progress(state)
-    problems += unreadable
-    if stored is not None:
+    stored, changed, done = None, list[str](), frozenset[str]()
+    try:
+        stored = load(state)
+    except StepkeepError as exc:
+        problems.append(f"the stored plan cannot be read: {exc.message}")
+    else:
         problems += with_secrets(workflow, stored.context, secrets, environ)
-    changed = [] if stored is None or found else _changes(stored, workflow, secrets, environ)
+        done = frozenset(entry.step.id for entry in stored.steps if entry.result is not None)
+    if stored is not None and not found:
+        changed = differences(stored.plan, plan_of(workflow, redactor_of(workflow, secrets, environ)))
     if problems:
         raise InvalidInput(
             f"session {session.key!r} cannot be resumed: {'; '.join([*problems, *changed])}",
@@ -185,8 +190,7 @@ def prepare_resume(
             retryable=False,
             session=session.key,
         )
-    done = () if stored is None else (entry.step.id for entry in stored.steps if entry.result is not None)
-    return Resumption(workflow=workflow, done=frozenset(done), folder=folder, secrets=secrets, note=note)
+    return Resumption(workflow=workflow, done=done, folder=folder, secrets=secrets, note=note)
 
 
 def _state(engine: Engine, session: SessionInfo, checkpoint: str | None, *, force: bool) -> Any:
@@ -219,19 +223,6 @@ def _workflow_now(origin: WorkflowOrigin) -> tuple[Workflow, list[str], str]:
         f"{where} had a secret in the file, which was not stored: put the file back" for where in lost
     ]
     return workflow, problems, note
-
-
-def _progress(state: Any) -> tuple[Progress | None, list[str]]:
-    try:
-        return load(state), []
-    except StepkeepError as exc:
-        return None, [f"the stored plan cannot be read: {exc.message}"]
-
-
-def _changes(
-    stored: Progress, workflow: Workflow, secrets: Mapping[str, Any], environ: Mapping[str, str]
-) -> list[str]:
-    return differences(stored.plan, plan_of(workflow, redactor_of(workflow, secrets, environ)))
 
 
 def check_secrets(workflow: Workflow, secrets: Mapping[str, Any], environ: Mapping[str, str]) -> None:

@@ -46,10 +46,6 @@ def request(arguments: dict[str, Any]) -> bytes:
     return msgspec.msgpack.encode((encoding, data))
 
 
-def value_of(reply: Reply) -> Any:
-    return exact.decode(reply.encoding, reply.data)
-
-
 def main(arguments: list[str]) -> int:
     """Do one call; the exit code says whether it went well, the reply what came of it."""
     function, pipe = arguments[0], int(arguments[1])

@@ -249,11 +249,14 @@ def _progress(plan: Iterable[PlanStep], state: Mapping[str, Any]) -> Progress:
         known[entry["id"]] = StepStatus.SKIPPED, {"error": entry["reason"]}
     for entry in state["completed_steps"]:
         known[entry["id"]] = StepStatus.COMPLETED, {"result": _loaded_result(entry)}
+    error = state["error"]
     steps = [(step, *known.get(step.id, (step.status, {}))) for step in plan]
     return Progress(
         steps=tuple(StepProgress(step=with_status(step, status), **fields) for step, status, fields in steps),
         context=dict(state["variables"]),
-        last_error=_loaded_error(state["error"]),
+        last_error=None
+        if error is None
+        else LastError(step_index=error["index"], message=error["message"], timestamp=_moment(error["time"])),
     )
 
 
@@ -266,12 +269,6 @@ def _loaded_result(entry: Mapping[str, Any]) -> StepResult:
         duration_ms=entry["duration_ms"],
         blobs=tuple(entry.get("blobs", ())),
     )
-
-
-def _loaded_error(error: Mapping[str, Any] | None) -> LastError | None:
-    if error is None:
-        return None
-    return LastError(step_index=error["index"], message=error["message"], timestamp=_moment(error["time"]))
 
 
 def _moment(text: str | None) -> datetime | None:
