@@ -115,17 +115,14 @@ CLOSE_SECONDS: Final = 2.0
 """How long the end of a run waits for cancelled coroutines to clean up."""
 
 
-class Attempt:
+class Attempt(msgspec.Struct, kw_only=True, eq=False):
     """One attempt that was started. `memory` is what its copy of the context is compared with."""
 
-    def __init__(
-        self, context: StepContext, *, memory: Mapping[str, NewBody], timeout_seconds: float | None
-    ) -> None:
-        self.context = context
-        self.memory = memory
-        self.timeout_seconds = timeout_seconds
-        self.started = time.monotonic()
-        self.future: Future[Any] | None = None
+    context: StepContext
+    memory: Mapping[str, NewBody]
+    timeout_seconds: float | None
+    started: float = msgspec.field(default_factory=time.monotonic)
+    future: Future[Any] | None = None
 
     @property
     def index(self) -> int:

@@ -450,21 +450,20 @@ class QueueWorker:
             self._listener(WorkerEvent(event=what, time=time, queue=self._queue, **fields))
 
 
-class _Watch:
+class _Watch(msgspec.Struct):
     """Counts the attempt before the run begins, and tells of its steps."""
 
-    def __init__(self, worker: QueueWorker, claimed: Claimed, ticket: Ticket) -> None:
-        self._worker = worker
-        self._claimed = claimed
-        self._ticket = ticket
-        self.has_begun = False
+    worker: QueueWorker
+    claimed: Claimed
+    ticket: Ticket
+    has_begun: bool = False
 
     def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:
-        worker = self._worker
-        ticket = next_attempt(self._ticket, self._claimed.session.status, steps=len(done))
+        worker = self.worker
+        ticket = next_attempt(self.ticket, self.claimed.session.status, steps=len(done))
         if ticket.is_enough(worker.settings["worker.max_attempts"]):
-            raise _TriedEnough(msgspec.structs.replace(ticket, attempts=self._ticket.attempts))
-        record_attempt(worker.engine, self._claimed, ticket, label=worker.label)
+            raise _TriedEnough(msgspec.structs.replace(ticket, attempts=self.ticket.attempts))
+        record_attempt(worker.engine, self.claimed, ticket, label=worker.label)
         self.has_begun = True
         worker.tell(
             WorkerEventKind.STARTED,

@@ -90,39 +90,25 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput("token_usage of an outcome is a whole number", code="invalid_outcome")
 
 
-class StepContext:
+class StepContext(msgspec.Struct, kw_only=True, eq=False):
     """One attempt at one step.
 
     `parameters`, also those of `step`, `outputs` and `context` are copies of its own: changes of `context` count
     once the step is completed, those of a failed attempt are forgotten. `outputs` has the outputs of the steps
-    completed when this one began, by id; only those of its dependencies are sure to be there. `cancelled` is set
-    when the result is no longer wanted: a time-out, an interruption, a lost lease. A coroutine is cancelled then as
-    well.
+    completed when this one began, by id; only those of its dependencies are sure to be there. `blob` makes of bytes a
+    blob to be stored once, beside the state: name its `.digest` in the output, and pass it in `Outcome`. `cancelled`
+    is set when the result is no longer wanted: a time-out, an interruption, a lost lease. A coroutine is cancelled
+    then as well.
     """
 
-    def __init__(
-        self,
-        *,
-        step: PlanStep,
-        index: int,
-        attempt: int,
-        outputs: Mapping[str, Any],
-        context: dict[str, Any],
-        parameters: dict[str, Any],
-        make_blob: Callable[[bytes], Blob],
-    ) -> None:
-        self.step = step
-        self.index = index
-        self.attempt = attempt
-        self.parameters = parameters
-        self.outputs = outputs
-        self.context = context
-        self.cancelled = threading.Event()
-        self._make_blob = make_blob
-
-    def blob(self, content: bytes) -> Blob:
-        """Bytes to be stored once, beside the state: name `.digest` in the output, pass the blob in `Outcome`."""
-        return self._make_blob(content)
+    step: PlanStep
+    index: int
+    attempt: int
+    parameters: dict[str, Any]
+    outputs: Mapping[str, Any]
+    context: dict[str, Any]
+    blob: Callable[[bytes], Blob]
+    cancelled: threading.Event = msgspec.field(default_factory=threading.Event)
 
     def __repr__(self) -> str:
         return f"<StepContext {self.step.id!r} attempt {self.attempt}>"

@@ -250,11 +250,11 @@ class Scheduler:
             outputs=Outputs({result.step_id: result.output for result in self.progress.results}, self._copy),
             context=lent,
             parameters=parameters,
-            make_blob=self._engine.make_blob,
+            blob=self._engine.make_blob,
         )
         self._set(index, StepStatus.RUNNING, attempts=self.progress.steps[index].attempts + 1)
         tell(self._hooks.on_step_start, step, number)
-        attempt = Attempt(context, memory=memory, timeout_seconds=self._options.rules_of(step.id)[1])
+        attempt = Attempt(context=context, memory=memory, timeout_seconds=self._options.rules_of(step.id)[1])
         self._running[index] = attempt
         try:
             self._attempts.start(attempt)

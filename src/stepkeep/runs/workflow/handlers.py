@@ -38,23 +38,22 @@ PREVIEW_BYTES: Final = 8 * 1024
 """Longer output is kept as a blob; the state has its first and last half of this."""
 
 
-class Kept:
+class Kept(msgspec.Struct):
     """Collects the fields of one output, its blobs, and their contents by digest."""
 
-    def __init__(self, make_blob: Callable[[bytes], Blob], redactor: Redactor) -> None:
-        self._make_blob = make_blob
-        self._redactor = redactor
-        self.fields: dict[str, Any] = {}
-        self.blobs: list[Blob] = []
-        self.contents: dict[str, bytes] = {}
+    make_blob: Callable[[bytes], Blob]
+    redactor: Redactor
+    fields: dict[str, Any] = {}
+    blobs: list[Blob] = []
+    contents: dict[str, bytes] = {}
 
     def add(self, name: str, captured: Captured) -> None:
         """Keep a stream under its name: `NAME`, and for long ones `NAME_bytes`, `NAME_blob` and `NAME_is_cut`."""
-        whole = self._redactor.data(captured.head, ends_inside=captured.is_cut)
+        whole = self.redactor.data(captured.head, ends_inside=captured.is_cut)
         if len(whole) <= PREVIEW_BYTES and not captured.is_cut:
             self.fields[name] = _text(whole)
             return
-        blob = self._make_blob(whole)
+        blob = self.make_blob(whole)
         self.blobs.append(blob)
         self.contents[blob.digest] = whole
         self.fields |= {
@@ -67,7 +66,7 @@ class Kept:
 
     def _preview(self, whole: bytes, captured: Captured) -> str:
         half = PREVIEW_BYTES // 2
-        end = self._redactor.data(captured.tail, starts_inside=True) if captured.is_cut else whole
+        end = self.redactor.data(captured.tail, starts_inside=True) if captured.is_cut else whole
         head, tail = whole[:half], end[-half:]
         left_out = captured.size - len(head) - len(tail)
         return f"{_text(head)}\n… {left_out:,} bytes left out …\n{_text(tail)}"
@@ -96,63 +95,53 @@ class StepFailed(Exception):
     """Why a step failed; its message is what is stored and shown."""
 
 
-class Handlers:
+class Handlers(msgspec.Struct, kw_only=True):
     """Does the steps of one workflow; called by the runner, from several threads at a time.
 
     What the steps that fail printed goes into `failures`, for the next state.
     """
 
-    def __init__(
-        self,
-        workflow: Workflow,
-        inputs: Inputs,
-        *,
-        supervisor: SupervisorPipe,
-        redactor: Redactor,
-        load_blob: LoadBlob,
-        failures: dict[str, dict[str, Any]],
-    ) -> None:
-        self._workflow = workflow
-        self._inputs = inputs
-        self._supervisor = supervisor
-        self._redactor = redactor
-        self._load_blob = load_blob
-        self._failures = failures
+    workflow: Workflow
+    inputs: Inputs
+    supervisor: SupervisorPipe
+    redactor: Redactor
+    load_blob: LoadBlob
+    failures: dict[str, dict[str, Any]]
 
     def __call__(self, context: StepContext) -> Outcome:
-        step = self._workflow.step(context.step.id)
-        scope = StepScope(self._workflow, step, self._inputs, context, self._load_blob)
-        self._failures.pop(step.id, None)
+        step = self.workflow.step(context.step.id)
+        scope = StepScope(self.workflow, step, self.inputs, context, self.load_blob)
+        self.failures.pop(step.id, None)
         try:
             if step.when is not None and not holds(parse_condition(step.when), scope):
                 return Outcome(is_skipped=True, output=NOT_TRUE)
             return self._run(step, context, scope)
         except (BadExpression, StepFailed) as exc:
-            raise StepFailed(self._redactor.text(str(exc))) from None
+            raise StepFailed(self.redactor.text(str(exc))) from None
 
     def _run(self, step: WorkflowStep, context: StepContext, scope: StepScope) -> Outcome:
         command = self._command(step, context, scope)
         try:
             finished = child.run(
                 command,
-                supervisor=self._supervisor,
+                supervisor=self.supervisor,
                 timeout_seconds=step.timeout_seconds,
                 cancelled=context.cancelled,
             )
         except OSError as exc:
             raise StepFailed(child.start_error(command, exc)) from exc
-        kept = Kept(context.blob, self._redactor)
+        kept = Kept(context.blob, self.redactor)
         kept.add("stdout", finished.stdout)
         kept.add("stderr", finished.stderr)
         output = {"exit_code": finished.exit_code, **kept.fields}
         try:
             _check_end(step, finished, output)
             if step.kind is StepKind.PYTHON:
-                output["value"] = self._redactor.value(_returned(finished))
+                output["value"] = self.redactor.value(_returned(finished))
             self._capture(step, context, output, kept)
         except (BadExpression, StepFailed):
             # Blobs go with a completed step only, so a failed one has its previews.
-            self._failures[step.id] = {
+            self.failures[step.id] = {
                 key: value for key, value in output.items() if not key.endswith("_blob")
             }
             raise
@@ -169,7 +158,7 @@ class Handlers:
         captured: dict[str, Any] = {}
         for capture in step.capture:
             try:
-                captured[capture.name] = self._redactor.value(
+                captured[capture.name] = self.redactor.value(
                     resolve(Ref(("steps", step.id, *capture.path)), scope)
                 )
             except BadExpression as exc:
@@ -194,14 +183,14 @@ class Handlers:
         return ChildCommand(
             words=words,
             env=env,
-            folder=self._inputs.folder,
+            folder=self.inputs.folder,
             stdin=stdin,
             has_reply=step.kind is StepKind.PYTHON,
         )
 
     def _agent_words(self, prompt: str, stdin: bytes) -> tuple[tuple[str, ...], bytes]:
         """The prompt in place of `{prompt}`; without such a word it goes to stdin, before what else goes there."""
-        template = self._workflow.agent_command or self._inputs.agent_command
+        template = self.workflow.agent_command or self.inputs.agent_command
         if any(PROMPT in word for word in template):
             if prompt.startswith("-") and PROMPT in template:
                 raise StepFailed("the prompt begins with '-' and would be taken for an option of the agent")
@@ -209,12 +198,12 @@ class Handlers:
         return template, _encoded(prompt) + (b"\n" + stdin if stdin else b"")
 
     def _environment(self, step: WorkflowStep, context: StepContext, scope: StepScope) -> dict[str, str]:
-        names = (*PASSED_ON, *(setting.name for setting in (*self._workflow.env, *step.env)))
+        names = (*PASSED_ON, *(setting.name for setting in (*self.workflow.env, *step.env)))
         values = {name: scope.environment(name) for name in names}
         env = {name: _word(f"env.{name}", value) for name, value in values.items() if value is not None}
         return env | {
-            "STEPKEEP_WORKFLOW": self._workflow.name,
-            "STEPKEEP_RUN": self._inputs.run,
+            "STEPKEEP_WORKFLOW": self.workflow.name,
+            "STEPKEEP_RUN": self.inputs.run,
             "STEPKEEP_STEP": step.id,
             "STEPKEEP_ATTEMPT": str(context.attempt),
         }

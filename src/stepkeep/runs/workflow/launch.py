@@ -60,8 +60,8 @@ class Launch:
         """Run it to its end, its failure, or an interruption. Raises as `Runner.run`."""
         with SupervisorPipe() as supervisor:
             handlers = Handlers(
-                self.workflow,
-                self._inputs,
+                workflow=self.workflow,
+                inputs=self._inputs,
                 supervisor=supervisor,
                 redactor=self._redactor,
                 load_blob=self._engine.load_blob,
