@@ -498,7 +498,7 @@ def outputs_of(state: object, details: object, stream: Stream, load_blob: LoadBl
     if not isinstance(state, Mapping):
         return {}
     if isinstance(details, Mapping) and SCRIPT in details:
-        return {name: partial(_value, output) for name, output in state.items()}
+        return {name: partial(_returned, {"output": output}, load_blob) for name, output in state.items()}
     if "completed_steps" in state:
         ended = [*_dicts(state["completed_steps"]), *_dicts(state.get("failed_steps"))]
         return {
@@ -527,11 +527,7 @@ def _returned(result: Mapping[str, Any], load_blob: LoadBlob) -> tuple[bytes, bo
     blobs = result.get("blobs") or []
     if blobs:
         return b"".join(load_blob(digest) for digest in blobs), False
-    return _value(result.get("output"))
-
-
-def _value(value: object) -> tuple[bytes, bool]:
-    return _written(value), False
+    return _written(result.get("output")), False
 
 
 def _written(value: object) -> bytes:

@@ -323,13 +323,13 @@ class Workflows:
             return
         if info.workflow != workflow:
             what = "holds no workflow" if info.workflow is None else f"belongs to workflow {info.workflow!r}"
-            raise _unfinished_work(key, f"{what}: choose another key, or --force to run {workflow!r} in it")
-        if info.status is not Status.COMPLETED:
-            raise _unfinished_work(
-                key,
-                f"has unfinished work ({info.status}): go on with `{resume_command(key)}`,"
-                " or start over with --force",
-            )
+            why = f"{what}: choose another key, or --force to run {workflow!r} in it"
+        elif info.status is not Status.COMPLETED:
+            how = f"go on with `{resume_command(key)}`, or start over with --force"
+            why = f"has unfinished work ({info.status}): {how}"
+        else:
+            return
+        raise Conflict(f"session {key!r} {why}", code="unfinished_work", retryable=False, session=key)
 
     def _launch(
         self, session: SessionInfo, workflow: Workflow, folder: Path, secret_values: Mapping[str, Any]
@@ -384,10 +384,6 @@ class Workflows:
             resume=None if result.status is Status.COMPLETED else resume_command(session.key),
             signal=signal,
         )
-
-
-def _unfinished_work(key: str, why: str) -> Conflict:
-    return Conflict(f"session {key!r} {why}", code="unfinished_work", retryable=False, session=key)
 
 
 def _error(result: ExecutionResult) -> str | None:

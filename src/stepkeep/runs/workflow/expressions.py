@@ -53,32 +53,18 @@ def parse_template(text: str) -> Template:
         BadExpression: a `${` that is not closed, or what it holds is not a reference.
     """
     pieces: list[str | Ref] = []
-    at = 0
+    plain, at = "", 0
     for match in _REFERENCE.finditer(text):
-        pieces.append(text[at : match.start()])
+        plain += text[at : match.start()]
         at = match.end()
         if match[0] == "$${":
-            pieces.append("${")
+            plain += "${"
         elif not match[2]:
             raise BadExpression("'${' without '}'; write $${ for a plain ${")
         else:
-            pieces.append(parse_ref(match[1]))
-    return tuple(_joined([*pieces, text[at:]]))
-
-
-def _joined(pieces: list[str | Ref]) -> Iterator[str | Ref]:
-    """Texts side by side made one, empty ones left out."""
-    text = ""
-    for piece in pieces:
-        if isinstance(piece, str):
-            text += piece
-            continue
-        if text:
-            yield text
-        yield piece
-        text = ""
-    if text:
-        yield text
+            pieces += [plain, parse_ref(match[1])]
+            plain = ""
+    return tuple(piece for piece in [*pieces, plain + text[at:]] if piece != "")
 
 
 def parse_ref(text: str) -> Ref:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from stepkeep.errors import InvalidInput
@@ -281,17 +283,19 @@ def as_retention_rule(node: Node, key: str) -> dict[str, Any]:
     else:
         value = scalar_value(as_scalar(node))
         value = None if value in ("all", "off") else value
-    try:
-        retention_for("archive", {key: value})
-    except InvalidInput as exc:
-        raise InvalidValue(exc.message.removeprefix(f"{key} "), node.line) from None
-    return {key: value}
+    return _rule(node, {key: value}, partial(retention_for, "archive"), f"{key} ")
 
 
 def as_cleanup_rule(node: Node, key: str) -> dict[str, Any]:
     value = as_flag(node) if key == "enabled" else scalar_value(as_scalar(node))
+    return _rule(node, {key: value}, partial(rule_from, "cleanup"), f"cleanup.{key} ")
+
+
+def _rule(
+    node: Node, rule: dict[str, Any], check: Callable[[dict[str, Any]], object], prefix: str
+) -> dict[str, Any]:
     try:
-        rule_from("cleanup", {key: value})
+        check(rule)
     except InvalidInput as exc:
-        raise InvalidValue(exc.message.removeprefix(f"cleanup.{key} "), node.line) from None
-    return {key: value}
+        raise InvalidValue(exc.message.removeprefix(prefix), node.line) from None
+    return rule
