@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepkeep.runs.workflow.expressions import BadExpression, parse_template
-from stepkeep.runs.workflow.quoting import PREFIX, quotable, shell_command
+from stepkeep.runs.workflow.quoting import PREFIX, shell_command
 from tests.sampling import examples
 
 NASTY = "a  b\n'\"`$(touch pwned)${HOME}\\\t*; touch pwned #é"
@@ -35,7 +35,7 @@ PLACES = {
 
 
 def run(text: str, value: str, folder: Path) -> str:
-    command, refs = shell_command(quotable(parse_template(text)))
+    command, refs = shell_command(parse_template(text))
     assert value not in command
     done = subprocess.run(
         ["/bin/sh", "-c", command],
@@ -64,7 +64,7 @@ def test_any_value_comes_out_as_it_is(value: str) -> None:
     text = "printf '%s|%s|%s' ${vars.x} \"${vars.x}\" '${vars.x}'"
     if not value:
         value = "x"  # an empty text is in every command
-    command, _ = shell_command(quotable(parse_template(text)))
+    command, _ = shell_command(parse_template(text))
     done = subprocess.run(
         ["/bin/sh", "-c", command],
         env={f"{PREFIX}1": value, "PATH": "/usr/bin:/bin"},
@@ -91,7 +91,7 @@ def test_any_value_comes_out_as_it_is(value: str) -> None:
 def test_places_where_no_value_can_stand(text: str) -> None:
     """Arithmetic would evaluate a value, backticks may split it, a quoted here-document shows none: all are refused."""
     with pytest.raises(BadExpression):
-        quotable(parse_template(text))
+        shell_command(parse_template(text))
 
 
 def test_one_value_has_one_name() -> None:

@@ -19,7 +19,7 @@ from stepkeep.runs.workflow.expressions import (
     parse_condition,
     parse_template,
 )
-from stepkeep.runs.workflow.quoting import quotable
+from stepkeep.runs.workflow.quoting import shell_command
 from stepkeep.text import shortened
 from stepkeep.yaml_lines import Items, Node, Scalar, Section, scalar_value, shown
 
@@ -255,7 +255,7 @@ def as_command(node: Node) -> str:
 
 def as_shell_command(node: Node) -> str:
     text = as_command(node)
-    quotable(parse_template(text))
+    shell_command(parse_template(text))
     return text
 
 

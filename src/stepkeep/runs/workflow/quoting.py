@@ -10,8 +10,6 @@ many or be split into words, and still not be run.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from enum import Enum
 from typing import Final
 
 from stepkeep.runs.workflow.expressions import BadExpression, Ref, Template
@@ -21,62 +19,30 @@ PREFIX: Final = "STEPKEEP_V"
 _HERE: Final = re.compile(r"<<(-?)[ \t]*(\\?)(['\"]?)([A-Za-z_]\w*)\3")
 
 
-class ShellContext(Enum):
-    """What surrounds a piece of a shell command."""
-
-    BARE = '"{}"'
-    DOUBLE = "{}"
-    SINGLE = "'\"{}\"'"
-    LITERAL_HERE = "literal"
-    SUM = "sum"
-    BACKTICKS = "backticks"
+_BARE: Final = '"{}"'
+_SINGLE: Final = "'\"{}\"'"
+_DOUBLE: Final = "{}"
 
 
-def quotable(template: Template) -> Template:
-    """The template if values can be put where it wants them.
+def shell_command(template: Template) -> tuple[str, tuple[Ref, ...]]:
+    """The command with names in place of references, and the references, whose values are to be `PREFIX` 1, 2, …
 
     Raises:
         BadExpression: a reference in arithmetic, which a shell evaluates, in backticks, whose quotes cannot be told
             for sure, or where a shell expands nothing.
     """
-    for place in _places(template):
-        if place is ShellContext.BACKTICKS:
-            raise BadExpression("a value inside of `…` could be split into words: write $(…) instead")
-        if place is ShellContext.SUM:
-            raise BadExpression(
-                "a value inside of $((…)) would be evaluated: put it into env and use that name"
-            )
-        if place is ShellContext.LITERAL_HERE:
-            raise BadExpression(
-                "nothing is replaced in a here-document with a quoted end: take the quotes off"
-            )
-    return template
-
-
-def shell_command(template: Template) -> tuple[str, tuple[Ref, ...]]:
-    """The command with names in place of references, and the references, whose values are to be `PREFIX` 1, 2, …"""
     refs: list[Ref] = []
-    places = _places(template)
-    text = ""
+    scanner, text = _Scanner(), ""
     for piece in template:
         if isinstance(piece, str):
             text += piece
+            scanner.read(piece)
             continue
         if piece not in refs:
             refs.append(piece)
-        text += next(places).value.format(f"${{{PREFIX}{refs.index(piece) + 1}}}")
+        text += scanner.quotes().format(f"${{{PREFIX}{refs.index(piece) + 1}}}")
+        scanner.skip_value()
     return text, tuple(refs)
-
-
-def _places(template: Template) -> Iterator[ShellContext]:
-    """Where each reference of a template stands."""
-    scanner = _Scanner()
-    for piece in template:
-        if isinstance(piece, str):
-            scanner.read(piece)
-        else:
-            yield scanner.place
-            scanner.skip_value()
 
 
 class _Scanner:
@@ -90,15 +56,21 @@ class _Scanner:
         self._line = ""
         self._last = ""
 
-    @property
-    def place(self) -> ShellContext:
+    def quotes(self) -> str:
+        """How a value is quoted at this place."""
         if "`" in self._inside:
-            return ShellContext.BACKTICKS
+            raise BadExpression("a value inside of `…` could be split into words: write $(…) instead")
         if "$((" in self._inside:
-            return ShellContext.SUM
+            raise BadExpression(
+                "a value inside of $((…)) would be evaluated: put it into env and use that name"
+            )
         if self._around == "<<":
-            return ShellContext.LITERAL_HERE if self._ends[0][1] else ShellContext.DOUBLE
-        return {"'": ShellContext.SINGLE, '"': ShellContext.DOUBLE}.get(self._around, ShellContext.BARE)
+            if self._ends[0][1]:
+                raise BadExpression(
+                    "nothing is replaced in a here-document with a quoted end: take the quotes off"
+                )
+            return _DOUBLE
+        return {"'": _SINGLE, '"': _DOUBLE}.get(self._around, _BARE)
 
     @property
     def _around(self) -> str:
