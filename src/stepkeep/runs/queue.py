@@ -184,16 +184,6 @@ def is_held_back(engine: Engine, session: SessionInfo) -> bool:
     return newest is None or newest.status is not Status.PAUSED
 
 
-def record_attempt(engine: Engine, claimed: Claimed, ticket: Ticket, *, label: str) -> None:
-    """Store that a run begins, before it does: one that kills its worker counts too."""
-    uid, fence = claimed.session.uid, claimed.lease.token
-    metadata = with_ticket(claimed.session, ticket)
-    engine.backend.update_session(uid, {"metadata": metadata}, fence=fence)
-    owner = claimed.lease.owner
-    data = {"attempt": ticket.attempts, "worker": label, "host": owner.host, "pid": owner.pid}
-    engine.backend.record_event(uid, "attempt_started", data, time_us=engine.clock())
-
-
 def give_up(engine: Engine, claimed: Claimed, ticket: Ticket) -> str:
     """Take a session out of its queue as failed; why it did. `ticket` is its last place."""
     session, fence = claimed.session, claimed.lease.token
@@ -463,7 +453,7 @@ class _Watch(msgspec.Struct):
         ticket = next_attempt(self.ticket, self.claimed.session.status, steps=len(done))
         if ticket.is_enough(worker.settings["worker.max_attempts"]):
             raise _TriedEnough(msgspec.structs.replace(ticket, attempts=self.ticket.attempts))
-        record_attempt(worker.engine, self.claimed, ticket, label=worker.label)
+        self._record(ticket)
         self.has_begun = True
         worker.tell(
             WorkerEventKind.STARTED,
@@ -484,3 +474,12 @@ class _Watch(msgspec.Struct):
             ),
             on_step_skip=lambda step, reason: tell(step, StepStatus.SKIPPED, reason),
         )
+
+    def _record(self, ticket: Ticket) -> None:
+        """Store that a run begins, before it does: one that kills its worker counts too."""
+        session, lease, engine = self.claimed.session, self.claimed.lease, self.worker.engine
+        metadata = with_ticket(session, ticket)
+        engine.backend.update_session(session.uid, {"metadata": metadata}, fence=lease.token)
+        owner = lease.owner
+        data = {"attempt": ticket.attempts, "worker": self.worker.label, "host": owner.host, "pid": owner.pid}
+        engine.backend.record_event(session.uid, "attempt_started", data, time_us=engine.clock())

@@ -256,6 +256,7 @@ def _as_declared(variable: Variable, text: str) -> Any:
     default = variable.value
     if default is None or isinstance(default, str):
         return text
+    value: Any
     if isinstance(default, dict | list):
         try:
             value = msgspec.json.decode(text)
@@ -265,17 +266,15 @@ def _as_declared(variable: Variable, text: str) -> Any:
             raise ValueError(f"must be a {'list' if isinstance(default, list) else 'mapping'} in JSON")
         return value
     value = scalar_value(Scalar(text, False, 0))
-    if isinstance(default, bool) or isinstance(value, bool):
-        if type(value) is not type(default):
-            raise ValueError(
-                f"must be {'true or false' if isinstance(default, bool) else 'a number'}, {_not(variable, text)}"
-            )
-        return value
-    if not isinstance(value, int | float) or (isinstance(default, int) and isinstance(value, float)):
-        kind = "a whole number" if isinstance(default, int) else "a number"
-        raise ValueError(f"must be {kind}, {_not(variable, text)}")
+    kinds, what = _KINDS[type(default)]
+    if type(value) not in kinds:
+        found = "and is not" if variable.is_secret else f"not {shortened(text)!r}"
+        raise ValueError(f"must be {what}, {found}")
     return value
 
 
-def _not(variable: Variable, text: str) -> str:
-    return "and is not" if variable.is_secret else f"not {shortened(text)!r}"
+_KINDS: Final[Mapping[type, tuple[tuple[type, ...], str]]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+}

@@ -89,16 +89,16 @@ def parse_workflow(text: str, *, source: str) -> Workflow:
         root = parse(text)
     except Unreadable as exc:
         raise InvalidWorkflow((WorkflowProblem(source, exc.line, f"the file {exc.message}"),)) from exc
-    reading = _Reading(source)
-    workflow = reading.workflow(root, text)
+    reader = _WorkflowReader(source)
+    workflow = reader.workflow(root, text)
     if workflow is not None:
-        _check(workflow, reading)
-    if reading.problems or workflow is None:
-        raise InvalidWorkflow(tuple(sorted(reading.problems, key=lambda problem: problem.line or 0)))
+        _check(workflow, reader)
+    if reader.problems or workflow is None:
+        raise InvalidWorkflow(tuple(sorted(reader.problems, key=lambda problem: problem.line or 0)))
     return workflow
 
 
-class _Reading:
+class _WorkflowReader:
     """Collects what is wrong with one file. Stops at `MAX_PROBLEMS`, so that a hostile file costs little."""
 
     def __init__(self, source: str) -> None:
@@ -356,10 +356,10 @@ PASSED_ON: Final = (
 """What every step gets of our own environment."""
 
 
-def _check(workflow: Workflow, reading: _Reading) -> None:
+def _check(workflow: Workflow, reader: _WorkflowReader) -> None:
     """Note everything that does not fit together. What steps that could not be read would have given is not missed."""
-    steps, unread = workflow.steps, reading.unread
-    _check_order(steps, reading)
+    steps, unread = workflow.steps, reader.unread
+    _check_order(steps, reader)
     declared = {variable.name for variable in workflow.variables}
     for setting in workflow.env:
         for ref in refs_in(setting.template):
@@ -367,7 +367,7 @@ def _check(workflow: Workflow, reading: _Reading) -> None:
                 problem: str | None = f"${{{ref}}} is not known to all steps: set it in the env of a step"
             else:
                 problem = _unknown(ref, declared, {}, workflow.env, ())
-            reading.note(None, f"env.{setting.name}", problem)
+            reader.note(None, f"env.{setting.name}", problem)
     needs = {step.id: step.needs for step in steps}
     for step in steps:
         before = _ancestors(step, needs)
@@ -376,31 +376,29 @@ def _check(workflow: Workflow, reading: _Reading) -> None:
         for what, ref in references(step):
             if not unread or ref.path[0] != "vars":
                 problem = _unknown(ref, declared | captured, known, (*workflow.env, *step.env), steps)
-                reading.note(step.line, f"step {step.id!r}: {what}", problem)
+                reader.note(step.line, f"step {step.id!r}: {what}", problem)
         for capture in step.capture:
             problem = _not_to_be_set(capture.name, workflow, declared)
-            reading.note(step.line, f"step {step.id!r}: capture", problem)
+            reader.note(step.line, f"step {step.id!r}: capture", problem)
 
 
-def _check_order(steps: tuple[WorkflowStep, ...], reading: _Reading) -> None:
+def _check_order(steps: tuple[WorkflowStep, ...], reader: _WorkflowReader) -> None:
     lines: dict[str, int] = {}
     for step in steps:
         if step.id in lines:
-            reading.problem(
+            reader.problem(
                 step.line, f"the id {step.id!r} is already that of the step in line {lines[step.id]}"
             )
         lines.setdefault(step.id, step.line)
     for step in steps:
         for need in step.needs:
-            if need not in lines and need not in reading.unread:
+            if need not in lines and need not in reader.unread:
                 hint = did_you_mean(need, lines)
-                reading.problem(
-                    step.line, f"step {step.id!r} needs {need!r}, and there is no such step{hint}"
-                )
+                reader.problem(step.line, f"step {step.id!r} needs {need!r}, and there is no such step{hint}")
     if steps and len(lines) == len(steps):
         known = [(step.id, tuple(need for need in step.needs if need in lines)) for step in steps]
         for problem in plan_problems([PlanStep(id, dependencies=needs) for id, needs in known]):
-            reading.problem(lines[problem.rpartition(" -> ")[2]], problem)
+            reader.problem(lines[problem.rpartition(" -> ")[2]], problem)
 
 
 def _not_to_be_set(name: str, workflow: Workflow, declared: set[str]) -> str | None:
