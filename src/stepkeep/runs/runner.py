@@ -45,7 +45,7 @@ from stepkeep.runs.plan import (
 )
 from stepkeep.runs.run_options import ExecuteOptions, Handler, RunOptions
 from stepkeep.runs.scheduler import Inbox, PlanCheckpoints, Scheduler
-from stepkeep.runs.signals import Cancellation, SignalHandler, Stop, StopReason
+from stepkeep.runs.signals import Cancellation, SignalHandler, Stop
 from stepkeep.storage.port import HeaderQuery
 
 log = logging.getLogger("stepkeep")
@@ -79,7 +79,7 @@ class Runner:
 
     def cancel(self) -> None:
         """Stop as soon as possible: nothing is started any more, a `paused` checkpoint is saved. Any thread."""
-        self._inbox.put(Stop(StopReason.CANCELLED))
+        self._inbox.put(Stop())
 
     def run(self) -> ExecutionResult:
         """Take the lease, do what is to be done, save, and give the lease back.
@@ -106,7 +106,7 @@ class Runner:
                     label=options.label,
                     seconds=options.lease_seconds,
                     lease=options.lease,
-                    on_lost=lambda: self._inbox.put(Stop(StopReason.LEASE_LOST)),
+                    on_lost=self.cancel,
                 )
             )
             attempts = stack.enter_context(Attempts(self._handler, self._inbox.put, loop=self._loop))
@@ -122,7 +122,7 @@ class Runner:
         """A signal that came while the end was being saved."""
         while not self._inbox.empty():
             event = self._inbox.get()
-            if isinstance(event, Stop) and event.reason is StopReason.SIGNAL:
+            if isinstance(event, Stop) and event.signal:
                 return event.signal
         return 0
 
@@ -158,7 +158,7 @@ class Runner:
             saver.mark(Status.IN_PROGRESS)
         try:
             stop = scheduler.go()
-            if stop is not None and stop.reason is StopReason.LEASE_LOST:
+            if stop is not None:
                 held.check()
             status = _end(scheduler, stop, checkpoints)
             saver.mark(status, _error_of(scheduler))

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from enum import StrEnum
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -25,16 +24,9 @@ LONGEST_WAIT_SECONDS: Final = 0.5
 another thread, does not interrupt it, and its handler runs when the wait is over."""
 
 
-class StopReason(StrEnum):
-    CANCELLED = "cancelled"
-    SIGNAL = "signal"
-    LEASE_LOST = "lease_lost"
-
-
 class Stop(msgspec.Struct, frozen=True):
     """Stop the run. `signal` is the number of the signal, where it was one."""
 
-    reason: StopReason
     signal: int = 0
 
 
@@ -127,7 +119,7 @@ class SignalHandler:
             signal.signal(number, self._called)
         else:
             try:
-                self._loop.add_signal_handler(number, self._handle, Stop(StopReason.SIGNAL, number))
+                self._loop.add_signal_handler(number, self._handle, Stop(number))
             except (NotImplementedError, RuntimeError, ValueError):
                 return  # a loop that cannot, or that another thread runs
         self._previous[number] = previous
@@ -147,7 +139,7 @@ class SignalHandler:
 
     def _called(self, number: int, _: FrameType | None) -> None:
         if os.getpid() == self._pid:
-            self._handle(Stop(StopReason.SIGNAL, number))
+            self._handle(Stop(number))
             return
         self._restore()
         os.kill(os.getpid(), number)

@@ -119,9 +119,6 @@ class Workflow(msgspec.Struct, frozen=True, kw_only=True):
     def step(self, id: str) -> WorkflowStep:
         return next(step for step in self.steps if step.id == id)
 
-    def index(self, id: str) -> int:
-        return next(index for index, step in enumerate(self.steps) if step.id == id)
-
     def plan(self) -> tuple[PlanStep, ...]:
         """The steps for the runner. Timeouts and retries are not part of them, so they may change."""
         return tuple(_plan_step(self, step) for step in self.steps)

@@ -27,7 +27,6 @@ from stepkeep.runs.workflow.serializer import (
     StateLimits,
     WorkflowOrigin,
     WorkflowSerializer,
-    load,
     origin_of,
     plan_of,
 )
@@ -168,7 +167,7 @@ def prepare_resume(
     problems += wrong
     stored, changed, done = None, list[str](), frozenset[str]()
     try:
-        stored = load(state)
+        stored = WorkflowSerializer.load(state)
     except StepkeepError as exc:
         problems.append(f"the stored plan cannot be read: {exc.message}")
     else:

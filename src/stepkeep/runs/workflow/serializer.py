@@ -115,8 +115,17 @@ class WorkflowSerializer:
             "output": dict(self.failures.get(entry.step.id, {})),
         }
 
-    def load(self, state: Any) -> Progress:
-        return load(state)
+    @staticmethod
+    def load(state: Any) -> Progress:
+        """The progress a stored state tells of, or `InvalidInput` when it is not the state of a workflow."""
+        origin = origin_of(state)
+        plan = parse_workflow(origin.text, source=origin.file).plan()
+        try:
+            return _progress(plan, state)
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            raise InvalidInput(
+                f"this state of a workflow is not whole: {exc!r}", code="not_resumable"
+            ) from exc
 
     def _check(self, state: Mapping[str, Any]) -> None:
         """Refuse a state that is too large (`workflow_too_large`), naming the key that allows more."""
@@ -224,20 +233,6 @@ def origin_of(state: Any) -> WorkflowOrigin:
         return msgspec.convert(state["workflow"], WorkflowOrigin)
     except msgspec.ValidationError as exc:
         raise InvalidInput(f"the workflow in this state is not whole: {exc}", code="not_resumable") from exc
-
-
-def load(state: Any) -> Progress:
-    """The progress a stored state tells of.
-
-    Raises:
-        InvalidInput: it is not the state of a workflow.
-    """
-    origin = origin_of(state)
-    plan = parse_workflow(origin.text, source=origin.file).plan()
-    try:
-        return _progress(plan, state)
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise InvalidInput(f"this state of a workflow is not whole: {exc!r}", code="not_resumable") from exc
 
 
 def _progress(plan: Iterable[PlanStep], state: Mapping[str, Any]) -> Progress:
