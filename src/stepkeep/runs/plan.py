@@ -145,9 +145,9 @@ def _named(fields: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 _STORED_NAMES = {
-    field.name: field.encode_name
+    name: stored
     for kind in (AgentState, PlanStep, StepResult, LastError)
-    for field in msgspec.structs.fields(kind)
+    for name, stored in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
 }
 
 
@@ -174,7 +174,7 @@ def steps_of(plan: object) -> tuple[PlanStep, ...]:
         except InvalidInput as exc:
             problems.append(f"step {number} cannot be read: {exc}")
     if problems:
-        raise _invalid(problems)
+        raise _invalid_plan(problems)
     check_plan(steps)
     return tuple(steps)
 
@@ -186,7 +186,7 @@ def check_plan(steps: Sequence[PlanStep]) -> None:
         InvalidInput: (`invalid_plan`) it is empty, ids are missing or double, dependencies are unknown or circular.
     """
     if problems := plan_problems(steps):
-        raise _invalid(problems)
+        raise _invalid_plan(problems)
 
 
 def plan_problems(steps: Sequence[PlanStep]) -> list[str]:
@@ -226,7 +226,7 @@ def _cycles(steps: Sequence[PlanStep]) -> list[list[str]]:
             return cycles
 
 
-def _invalid(problems: Sequence[str]) -> InvalidInput:
+def _invalid_plan(problems: Sequence[str]) -> InvalidInput:
     return InvalidInput(f"this plan cannot be run: {'; '.join(problems)}", code="invalid_plan")
 
 

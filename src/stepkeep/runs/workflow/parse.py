@@ -50,6 +50,15 @@ MAX_STEPS: Final = 1000
 MAX_ATTEMPTS: Final = 1000
 DEFAULT_ATTEMPTS: Final = 3
 
+_FIELDS: Final = {
+    "vars": "variables",
+    "agent": "agent_command",
+    "test": "is_test",
+    "with": "arguments",
+    "timeout": "timeout_seconds",
+}
+"""The fields that keys of a workflow and its steps are for, where they have another name."""
+
 _RETRY: Final = {"attempts": "attempts", "delay": "delay_seconds", "factor": "factor"}
 _QUOTE: Final = ("'", '"')
 _CLEANUP: Final = ("enabled", "retention_days")
@@ -186,17 +195,11 @@ class _WorkflowReader:
             if required not in entries:
                 self.problem(root.line, f"the key {required!r} is missing")
         values = self._values(entries, readers)
-        retention = values.get("checkpoint") or {}
+        retention = values.pop("checkpoint", None) or {}
         return Workflow(
-            name=values.get("name") or "",
+            **{"name": "", "steps": (), **_fields(values)},
             source=self._source,
             text=text,
-            steps=values.get("steps") or (),
-            variables=values.get("vars") or (),
-            env=values.get("env") or (),
-            agent_command=values.get("agent"),
-            cleanup=values.get("cleanup"),
-            is_test=values.get("test") or False,
             profile=retention.pop("profile", None),
             retention=retention or None,
         )
@@ -297,23 +300,10 @@ class _WorkflowReader:
             if key in entries:
                 wanted = "a python step" if key == "with" else "a shell or agent step"
                 self.problem(entries[key][0], f"{where}: {key} is for {wanted}")
-        needs = values.get("needs")
-        return WorkflowStep(
-            id=ids[at],
-            line=node.line,
-            name=values.get("name") or ids[at],
-            kind=kind,
-            command=values.get(kind) or "",
-            arguments=values.get("with"),
-            needs=tuple(ids[at - 1 : at] if at else ()) if needs is None else needs,
-            retry=values.get("retry") or RetryPolicy(),
-            timeout_seconds=values.get("timeout"),
-            env=values.get("env") or (),
-            capture=values.get("capture") or (),
-            when=values.get("when"),
-            stdin=values.get("stdin"),
-            allow_failure=values.get("allow_failure") or False,
-        )
+        command = values.pop(kind) or ""
+        before = tuple(ids[at - 1 : at]) if at else ()
+        chosen = {"name": ids[at], "needs": before, **_fields(values), "id": ids[at]}
+        return WorkflowStep(**chosen, line=node.line, kind=kind, command=command)
 
     def _retry(self, node: Node, where: str) -> RetryPolicy:
         """A number of attempts, or a section."""
@@ -329,6 +319,11 @@ class _WorkflowReader:
         given = self._values(entries, readers, f"{where}: retry.")
         chosen = {_RETRY[key]: value for key, value in given.items() if value is not None}
         return RetryPolicy(**{"attempts": DEFAULT_ATTEMPTS, **chosen})
+
+
+def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that were read, by the field they are for; what could not be read, or is empty, has its default."""
+    return {_FIELDS.get(key, key): value for key, value in values.items() if value not in (None, "")}
 
 
 def _id_of(node: Node, number: int) -> str:
