@@ -16,7 +16,7 @@ from stepkeep.errors import BackendUnavailable
 from stepkeep.model import Status
 from stepkeep.processes import this_process
 from stepkeep.runs.lease import Held
-from stepkeep.runs.queue import Ticket, claim, with_ticket
+from stepkeep.runs.queue import QueueEntry, claim, with_entry
 from stepkeep.storage.port import Claimed, ClaimsSessions, LooksOver
 from stepkeep.storage.urls import open_backend
 from stepkeep.testing.builders import draft, item, new_owner
@@ -33,7 +33,7 @@ def store(store_url: str) -> Iterator[Store]:
 def queued(store: Store, key: str, queue: str = "default") -> str:
     session = store.session(key, workflow="w")
     session.save({"key": key})
-    metadata = with_ticket(session.info, Ticket(queue=queue))
+    metadata = with_entry(session.info, QueueEntry(queue=queue))
     store.engine.backend.update_session(session.uid, {"metadata": metadata})
     return session.uid
 

@@ -11,21 +11,21 @@ from stepkeep.errors import InvalidInput
 from stepkeep.model import SessionInfo, Status
 from stepkeep.runs.queue import (
     MAX_DEATHS,
-    Ticket,
+    QueueEntry,
     check_queue,
+    entry_of,
     mark_of,
     may_claim,
     next_attempt,
-    ticket_of,
-    with_ticket,
-    without_ticket,
+    with_entry,
+    without_entry,
 )
 from stepkeep.testing.builders import new_session
 
 
 def queued(queue: str = "default", **fields: Any) -> SessionInfo:
     session = new_session()
-    return msgspec.structs.replace(session, metadata=with_ticket(session, Ticket(queue=queue)), **fields)
+    return msgspec.structs.replace(session, metadata=with_entry(session, QueueEntry(queue=queue)), **fields)
 
 
 def claims(session: SessionInfo, *, queue: str = "default", now_us: int = 10**15) -> bool:
@@ -57,36 +57,36 @@ def test_queues_are_apart() -> None:
 def test_a_place_is_kept_beside_other_metadata() -> None:
     """And is found again by the stored text."""
     session = msgspec.structs.replace(new_session(), metadata={"mine": 1})
-    ticket = Ticket(queue="q", parallel=2, attempts=1, steps=4)
-    session = msgspec.structs.replace(session, metadata=with_ticket(session, ticket))
-    assert ticket_of(session) == ticket
+    entry = QueueEntry(queue="q", parallel=2, attempts=1, steps=4)
+    session = msgspec.structs.replace(session, metadata=with_entry(session, entry))
+    assert entry_of(session) == entry
     assert mark_of("q").encode() in msgspec.json.encode(session.metadata)
-    left = msgspec.structs.replace(session, metadata=without_ticket(session, ticket))
-    assert ticket_of(left) is None
-    assert left.metadata == {"mine": 1, "given_up": msgspec.to_builtins(ticket)}
-    assert with_ticket(left, ticket).keys() == {"mine", "queue", "queued"}
+    left = msgspec.structs.replace(session, metadata=without_entry(session, entry))
+    assert entry_of(left) is None
+    assert left.metadata == {"mine": 1, "given_up": msgspec.to_builtins(entry)}
+    assert with_entry(left, entry).keys() == {"mine", "queue", "queued"}
 
 
 def test_three_failures_at_the_same_place_are_enough() -> None:
     """A step more, and the next failure is the first one there."""
-    ticket = next_attempt(Ticket(queue="q"), Status.IN_PROGRESS, steps=0)
-    assert ticket == Ticket(queue="q", attempts=1)
+    entry = next_attempt(QueueEntry(queue="q"), Status.IN_PROGRESS, steps=0)
+    assert entry == QueueEntry(queue="q", attempts=1)
     for failures in (1, 2):
-        ticket = next_attempt(ticket, Status.FAILED, steps=2)
-        assert (ticket.failures, ticket.is_enough(3)) == (failures, False)
-    assert next_attempt(ticket, Status.FAILED, steps=2).is_enough(3)
-    assert next_attempt(ticket, Status.FAILED, steps=3).failures == 1
+        entry = next_attempt(entry, Status.FAILED, steps=2)
+        assert (entry.failures, entry.is_enough(3)) == (failures, False)
+    assert next_attempt(entry, Status.FAILED, steps=2).is_enough(3)
+    assert next_attempt(entry, Status.FAILED, steps=3).failures == 1
 
 
 def test_deaths_are_accidents_for_long_and_interruptions_for_ever() -> None:
     """A step that takes down every process that runs it is given up too, but much later."""
-    ticket = Ticket(queue="q")
+    entry = QueueEntry(queue="q")
     for deaths in range(MAX_DEATHS):
-        ticket = next_attempt(ticket, Status.IN_PROGRESS, steps=0)
-        assert (ticket.deaths, ticket.is_enough(3)) == (deaths, False)
-    paused = next_attempt(ticket, Status.PAUSED, steps=0)
-    assert (paused.deaths, paused.attempts) == (ticket.deaths, ticket.attempts + 1)
-    assert next_attempt(ticket, Status.IN_PROGRESS, steps=0).is_enough(3)
+        entry = next_attempt(entry, Status.IN_PROGRESS, steps=0)
+        assert (entry.deaths, entry.is_enough(3)) == (deaths, False)
+    paused = next_attempt(entry, Status.PAUSED, steps=0)
+    assert (paused.deaths, paused.attempts) == (entry.deaths, entry.attempts + 1)
+    assert next_attempt(entry, Status.IN_PROGRESS, steps=0).is_enough(3)
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", 'a"b', "a%", "-a", "ü", "a" * 65])

@@ -15,7 +15,7 @@ import stepkeep
 from stepkeep import config
 from stepkeep.api import Store, WorkerEvent, WorkerEventKind
 from stepkeep.model import Status, utc_now_us
-from stepkeep.runs.queue import ticket_of
+from stepkeep.runs.queue import entry_of
 from stepkeep.storage.port import Claimed
 from stepkeep.storage.postgres import PostgresBackend
 from stepkeep.storage.sqlite import SqliteBackend
@@ -145,9 +145,9 @@ def test_what_cannot_be_run_here_stays_and_costs_no_attempt(crew: Crew, tmp_path
     refused = told(crew.work(), "refused")
     assert "changed" in refused[0]["error"]
     info = crew.sessions()["s"]
-    ticket = ticket_of(info)
-    assert ticket is not None
-    assert (ticket.attempts, info.status) == (0, Status.IN_PROGRESS)
+    entry = entry_of(info)
+    assert entry is not None
+    assert (entry.attempts, info.status) == (0, Status.IN_PROGRESS)
     crew.write(SHORT)
     assert told(crew.work(), "ended")[0]["status"] == "completed"
 
@@ -190,7 +190,7 @@ def test_a_session_that_fails_is_not_tried_for_ever(crew: Crew) -> None:
     (gave_up,) = (each for each in found if each.event is WorkerEventKind.GAVE_UP)
     assert gave_up.error == "attempt limit reached (3): ended with exit code 3"
     assert (info.status, info.error) == (Status.FAILED, gave_up.error)
-    assert ticket_of(info) is None
+    assert entry_of(info) is None
     assert info.metadata["given_up"]["attempts"] == 3
     assert crew.events("s").count("attempt_started") == 3
     assert crew.events("s").count("attempts_used_up") == 1

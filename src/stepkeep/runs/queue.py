@@ -47,7 +47,7 @@ MAX_DEATHS: Final = 20
 """How many processes may end while they run a session at the same place: more than that is not an accident."""
 
 WAITING: Final = (Status.IN_PROGRESS, Status.PAUSED, Status.FAILED)
-"""Where a session can stand that is to be gone on with."""
+"""The statuses of sessions that can be resumed."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _QUEUE: Final = "queue"
@@ -55,7 +55,7 @@ _QUEUED: Final = "queued"
 _GIVEN_UP: Final = "given_up"
 
 
-class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A session's place in a queue. `parallel` is how many of its steps may run at a time.
 
     `attempts` counts its runs. `failures` and `deaths` are those that failed, or whose process ended, since it last
@@ -84,26 +84,26 @@ def check_queue(name: str) -> str:
     return name
 
 
-def ticket_of(session: SessionInfo) -> Ticket | None:
+def entry_of(session: SessionInfo) -> QueueEntry | None:
     """The place of a session in a queue; None when it is in none."""
     metadata = session.metadata
     try:
-        return msgspec.convert({**metadata[_QUEUED], "queue": metadata[_QUEUE]}, Ticket)
+        return msgspec.convert({**metadata[_QUEUED], "queue": metadata[_QUEUE]}, QueueEntry)
     except (KeyError, TypeError, msgspec.ValidationError):
         return None
 
 
-def with_ticket(session: SessionInfo, ticket: Ticket) -> dict[str, Any]:
+def with_entry(session: SessionInfo, entry: QueueEntry) -> dict[str, Any]:
     """The session's metadata when it has this place."""
-    fields = msgspec.to_builtins(ticket)
+    fields = msgspec.to_builtins(entry)
     kept = {name: value for name, value in session.metadata.items() if name != _GIVEN_UP}
     return {**kept, _QUEUE: fields.pop(_QUEUE), _QUEUED: fields}
 
 
-def without_ticket(session: SessionInfo, ticket: Ticket) -> dict[str, Any]:
+def without_entry(session: SessionInfo, entry: QueueEntry) -> dict[str, Any]:
     """The session's metadata when it left its queue unfinished; what was tried stays on record."""
     kept = {name: value for name, value in session.metadata.items() if name not in (_QUEUE, _QUEUED)}
-    return {**kept, _GIVEN_UP: msgspec.to_builtins(ticket)}
+    return {**kept, _GIVEN_UP: msgspec.to_builtins(entry)}
 
 
 def mark_of(queue: str) -> str:
@@ -113,25 +113,25 @@ def mark_of(queue: str) -> str:
 
 def may_claim(session: SessionInfo, queue: str, *, now_us: int, retry_seconds: float) -> bool:
     """Whether a worker of a queue may go on with a session that nobody runs. A failed one rests first."""
-    ticket = ticket_of(session)
-    if ticket is None or ticket.queue != queue or session.status not in WAITING:
+    entry = entry_of(session)
+    if entry is None or entry.queue != queue or session.status not in WAITING:
         return False
     if session.status is not Status.FAILED:
         return True
     return now_us >= (session.finished_us or 0) + round(retry_seconds * 1_000_000)
 
 
-def next_attempt(ticket: Ticket, status: Status, *, steps: int) -> Ticket:
+def next_attempt(entry: QueueEntry, status: Status, *, steps: int) -> QueueEntry:
     """The place of a session with that status that is run once more, now that so many steps are done.
 
     One that was interrupted in good order did nothing wrong, so that counts for nothing.
     """
-    is_further = steps > ticket.steps
+    is_further = steps > entry.steps
     return msgspec.structs.replace(
-        ticket,
-        attempts=ticket.attempts + 1,
-        failures=(0 if is_further else ticket.failures) + (status is Status.FAILED),
-        deaths=(0 if is_further else ticket.deaths) + (status is Status.IN_PROGRESS and ticket.attempts > 0),
+        entry,
+        attempts=entry.attempts + 1,
+        failures=(0 if is_further else entry.failures) + (status is Status.FAILED),
+        deaths=(0 if is_further else entry.deaths) + (status is Status.IN_PROGRESS and entry.attempts > 0),
         steps=steps,
     )
 
@@ -184,17 +184,17 @@ def is_held_back(engine: Engine, session: SessionInfo) -> bool:
     return newest is None or newest.status is not Status.PAUSED
 
 
-def give_up(engine: Engine, claimed: Claimed, ticket: Ticket) -> str:
-    """Take a session out of its queue as failed; why it did. `ticket` is its last place."""
+def give_up(engine: Engine, claimed: Claimed, entry: QueueEntry) -> str:
+    """Take a session out of its queue as failed; why it did. `entry` is its last place."""
     session, fence = claimed.session, claimed.lease.token
     if session.status is Status.FAILED:
-        why = f"attempt limit reached ({ticket.failures}): {session.error or 'it failed each time'}"
+        why = f"attempt limit reached ({entry.failures}): {session.error or 'it failed each time'}"
     else:
-        why = f"attempt limit reached ({ticket.deaths}): each time the process that ran it ended"
-    metadata = without_ticket(session, ticket)
+        why = f"attempt limit reached ({entry.deaths}): each time the process that ran it ended"
+    metadata = without_entry(session, entry)
     engine.backend.update_session(session.uid, {"metadata": metadata}, fence=fence)
     engine.backend.record_event(
-        session.uid, "attempts_used_up", {"attempts": ticket.attempts}, time_us=engine.clock()
+        session.uid, "attempts_used_up", {"attempts": entry.attempts}, time_us=engine.clock()
     )
     engine.finish(session.uid, Status.FAILED, error=why, fence=fence)
     return why
@@ -222,7 +222,7 @@ class WorkerEventKind(StrEnum):
     GAVE_UP = "gave_up"
     """The session was tried often enough, and left the queue."""
     LOST = "lost"
-    """Another took over, or the store failed: the run stopped, and is gone on with."""
+    """Another took over, or the store failed: the run stopped, and will be resumed."""
     STOPPED = "stopped"
 
 
@@ -268,9 +268,9 @@ class _Ended(msgspec.Struct, frozen=True):
 class _TriedEnough(Exception):
     """The attempts of a session are used up."""
 
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(self, entry: QueueEntry) -> None:
         super().__init__()
-        self.ticket = ticket
+        self.entry = entry
 
 
 class QueueWorker:
@@ -394,7 +394,7 @@ class QueueWorker:
         try:
             ended = self._run(claimed)
         except Exception as exc:
-            log.exception("the run of session %s ended with an unforeseen error", claimed.session.key)
+            log.exception("the run of session %s ended with an unexpected error", claimed.session.key)
             self.tell(WorkerEventKind.LOST, session=claimed.session.key, error=str(exc))
         finally:
             if ended.kind not in (Status.COMPLETED, Status.FAILED, Status.PAUSED):
@@ -404,20 +404,20 @@ class QueueWorker:
 
     def _run(self, claimed: Claimed) -> _Ended:
         session, engine = claimed.session, self.engine
-        ticket = ticket_of(session)
-        if ticket is None or is_held_back(engine, session):
+        entry = entry_of(session)
+        if entry is None or is_held_back(engine, session):
             return _Ended(session.uid, None, REFUSED_SECONDS)
-        watch = _Watch(self, claimed, ticket)
+        watch = _Watch(self, claimed, entry)
         try:
             run = self._resume(
                 session.key,
-                parallel=ticket.parallel,
+                parallel=entry.parallel,
                 watcher=watch,
                 lease=claimed.lease,
                 cancel=self._cancel,
             )
         except _TriedEnough as exc:
-            why = give_up(engine, claimed, exc.ticket)
+            why = give_up(engine, claimed, exc.entry)
             self.tell(WorkerEventKind.GAVE_UP, session=session.key, error=why)
             return _Ended(session.uid, WorkerEventKind.GAVE_UP)
         except StepkeepError as exc:
@@ -445,21 +445,21 @@ class _Watch(msgspec.Struct):
 
     worker: QueueWorker
     claimed: Claimed
-    ticket: Ticket
+    entry: QueueEntry
     has_begun: bool = False
 
     def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:
         worker = self.worker
-        ticket = next_attempt(self.ticket, self.claimed.session.status, steps=len(done))
-        if ticket.is_enough(worker.settings["worker.max_attempts"]):
-            raise _TriedEnough(msgspec.structs.replace(ticket, attempts=self.ticket.attempts))
-        self._record(ticket)
+        entry = next_attempt(self.entry, self.claimed.session.status, steps=len(done))
+        if entry.is_enough(worker.settings["worker.max_attempts"]):
+            raise _TriedEnough(msgspec.structs.replace(entry, attempts=self.entry.attempts))
+        self._record(entry)
         self.has_begun = True
         worker.tell(
             WorkerEventKind.STARTED,
             session=session,
             workflow=workflow.name,
-            attempt=ticket.attempts,
+            attempt=entry.attempts,
             steps=len(workflow.steps),
             done=len(done),
         )
@@ -475,11 +475,11 @@ class _Watch(msgspec.Struct):
             on_step_skip=lambda step, reason: tell(step, StepStatus.SKIPPED, reason),
         )
 
-    def _record(self, ticket: Ticket) -> None:
+    def _record(self, entry: QueueEntry) -> None:
         """Store that a run begins, before it does: one that kills its worker counts too."""
         session, lease, engine = self.claimed.session, self.claimed.lease, self.worker.engine
-        metadata = with_ticket(session, ticket)
+        metadata = with_entry(session, entry)
         engine.backend.update_session(session.uid, {"metadata": metadata}, fence=lease.token)
         owner = lease.owner
-        data = {"attempt": ticket.attempts, "worker": self.worker.label, "host": owner.host, "pid": owner.pid}
+        data = {"attempt": entry.attempts, "worker": self.worker.label, "host": owner.host, "pid": owner.pid}
         engine.backend.record_event(session.uid, "attempt_started", data, time_us=engine.clock())

@@ -1,4 +1,4 @@
-"""Workflow files on a store: check one, run it, put it into a queue, go on with it, and what can be gone on with."""
+"""Workflow files on a store: check one, run it, put it into a queue, resume it, and list what can be resumed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stepkeep.errors import Conflict, InvalidInput, StepkeepError
 from stepkeep.model import Header, SessionInfo, Status, check_name, from_us
 from stepkeep.processes import is_dead
 from stepkeep.runs.plan import ExecutionResult, Interrupted, StepProgress
-from stepkeep.runs.queue import DEFAULT_QUEUE, QueueWorker, Worked, WorkerEvent, check_queue, ticket_of
+from stepkeep.runs.queue import DEFAULT_QUEUE, QueueWorker, Worked, WorkerEvent, check_queue, entry_of
 from stepkeep.runs.run_options import Hooks, RunOptions
 from stepkeep.runs.signals import Cancellation
 from stepkeep.runs.workflow.definition import Workflow
@@ -414,7 +414,7 @@ def _why(info: SessionInfo, lease: Lease | None) -> str:
         return "was interrupted"
     if info.status is Status.FAILED:
         return info.error or "failed"
-    ticket = ticket_of(info)
-    if ticket is not None and not ticket.attempts:
-        return f"waits for a worker of queue {ticket.queue!r}"
+    entry = entry_of(info)
+    if entry is not None and not entry.attempts:
+        return f"waits for a worker of queue {entry.queue!r}"
     return "its process ended"

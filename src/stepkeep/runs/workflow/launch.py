@@ -14,7 +14,7 @@ from stepkeep.model import Header, SessionInfo, Status
 from stepkeep.processes.child import SupervisorPipe
 from stepkeep.runs.lease import Held, RunSaver
 from stepkeep.runs.plan import ExecutionResult, differences
-from stepkeep.runs.queue import Ticket, with_ticket
+from stepkeep.runs.queue import QueueEntry, with_entry
 from stepkeep.runs.run_options import RunOptions, StepRules
 from stepkeep.runs.runner import Runner, newest_of, remember_plan, start_afresh
 from stepkeep.runs.scheduler import PlanCheckpoints
@@ -96,7 +96,7 @@ class Launch:
             checkpoints = PlanCheckpoints(saver, serializer=self._serializer, options=RunOptions())
             checkpoints.queued(start_afresh(plan, context=variables, query="").progress)
             # Last, so that no worker finds a session without its first checkpoint.
-            metadata = with_ticket(current, Ticket(queue=queue, parallel=parallel))
+            metadata = with_entry(current, QueueEntry(queue=queue, parallel=parallel))
             backend.update_session(current.uid, {"metadata": metadata}, fence=held.token)
             backend.record_event(current.uid, "queued", {"queue": queue}, time_us=self._engine.clock())
         assert checkpoints.newest is not None  # it was saved above
