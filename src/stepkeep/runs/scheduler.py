@@ -201,16 +201,10 @@ class Scheduler:
         """Wait a little for attempts that were told to stop; those that were completed all the same."""
         deadline, completed = time.monotonic() + self._options.grace_seconds, list[int]()
         while running and (left := deadline - time.monotonic()) > 0:
-            try:
-                event = self._inbox.get(timeout=left)
-            except Empty:
-                break
+            event = self._next_event(left, running)
             if isinstance(event, Stop):
                 break  # told twice: at once
-            if running.get(event.attempt.index) is not event.attempt:
-                continue
-            del running[event.attempt.index]
-            if event.error is None:
+            if event is not None and event.error is None:
                 try:
                     self._accept(event.attempt, event.value)
                 except Exception as exc:  # as when it ends undisturbed; it is done again
@@ -279,21 +273,28 @@ class Scheduler:
 
     def _take_event(self, seconds: float) -> Stop | None:
         """Wait so long for the next event and deal with it; a stop is returned."""
+        event = self._next_event(seconds, self._running)
+        if isinstance(event, Stop):
+            return event
+        if event is not None and event.error is None:
+            self._complete(event.attempt, event.value)
+        elif event is not None and event.error is not None:
+            self._retry_or_fail(event.attempt.index, event.error)
+        return None
+
+    def _next_event(self, seconds: float, running: dict[int, Attempt]) -> Stop | AttemptEnded | None:
+        """What happens within a time, None if nothing does. An attempt that ended runs no more."""
         try:
             event = self._inbox.get(timeout=seconds)
         except Empty:
             return None
         if isinstance(event, Stop):
             return event
-        if self._running.get(event.attempt.index) is not event.attempt:
+        if running.get(event.attempt.index) is not event.attempt:
             log.info("a late result of step %r is ignored", event.attempt.context.step.id)
             return None
-        del self._running[event.attempt.index]
-        if event.error is None:
-            self._complete(event.attempt, event.value)
-        else:
-            self._retry_or_fail(event.attempt.index, event.error)
-        return None
+        del running[event.attempt.index]
+        return event
 
     def _end_overdue(self) -> None:
         now = time.monotonic()

@@ -86,14 +86,15 @@ class WorkflowSerializer:
 
     def dump(self, progress: Progress) -> dict[str, Any]:
         numbered = list(enumerate(progress.steps))
-        completed = [(index, entry) for index, entry in numbered if entry.result is not None]
+        by_id = {entry.step.id: (index, entry) for index, entry in numbered}
+        error = progress.last_error
         state = {
             "version": VERSION,
             "workflow": msgspec.structs.asdict(self._origin),
             "current_step": progress.current_step_index,
             "total_steps": len(progress.steps),
             "variables": self._redactor.value(progress.context),
-            "completed_steps": [_completed(index, entry) for index, entry in sorted(completed, key=_ended)],
+            "completed_steps": [_completed(*by_id[result.step_id], result) for result in progress.results],
             "skipped_steps": [
                 {"id": entry.step.id, "index": index, "reason": entry.error or ""}
                 for index, entry in numbered
@@ -102,7 +103,14 @@ class WorkflowSerializer:
             "failed_steps": [
                 self._failed(index, entry) for index, entry in numbered if entry.status is StepStatus.FAILED
             ],
-            "error": _error(progress),
+            "error": None
+            if error is None
+            else {
+                "step": progress.steps[error.step_index].step.id,
+                "index": error.step_index,
+                "message": error.message,
+                "time": iso(error.timestamp),
+            },
         }
         self._check(state)
         return state
@@ -186,35 +194,16 @@ def _described(index: int, step: PlanStep) -> dict[str, Any]:
     }
 
 
-def _ended(numbered: tuple[int, StepProgress]) -> tuple[float, int]:
-    index, entry = numbered
-    when = None if entry.result is None else entry.result.completed_at
-    return (0.0 if when is None else when.timestamp()), index
-
-
-def _completed(index: int, entry: StepProgress) -> dict[str, Any]:
-    assert entry.result is not None
-    output = dict(entry.result.output)
+def _completed(index: int, entry: StepProgress, result: StepResult) -> dict[str, Any]:
+    output = dict(result.output)
     fields = {
         **_described(index, entry.step),
         "captured": output.pop("captured", {}),
         "output": output,
-        "duration_ms": entry.result.duration_ms,
-        "completed_at": iso(entry.result.completed_at),
+        "duration_ms": result.duration_ms,
+        "completed_at": iso(result.completed_at),
     }
-    return fields | ({"blobs": list(entry.result.blobs)} if entry.result.blobs else {})
-
-
-def _error(progress: Progress) -> dict[str, Any] | None:
-    error = progress.last_error
-    if error is None:
-        return None
-    return {
-        "step": progress.plan[error.step_index].id,
-        "index": error.step_index,
-        "message": error.message,
-        "time": iso(error.timestamp),
-    }
+    return fields | ({"blobs": list(result.blobs)} if result.blobs else {})
 
 
 # --- reading it ------------------------------------------------------------------------------------------------
