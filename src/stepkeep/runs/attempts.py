@@ -164,7 +164,7 @@ class Attempts:
         self._handler = handler
         self._post = post
         self._loop = loop
-        self._private: _PrivateLoop | None = None
+        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
@@ -207,20 +207,34 @@ class Attempts:
     def _submit(self, work: Any) -> Future[Any]:
         with self._lock:
             if self._loop is None:
-                self._private = _PrivateLoop()
-                self._loop = self._private.loop
+                self._loop = self._private_loop()
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:  # the loop is closed
             work.close()
             raise
 
+    def _private_loop(self) -> asyncio.AbstractEventLoop:
+        """An event loop on a thread of its own, until the end of the run."""
+        started: SimpleQueue[asyncio.AbstractEventLoop] = SimpleQueue()
+
+        async def work() -> None:
+            self._is_over = asyncio.Event()
+            started.put(asyncio.get_running_loop())
+            await self._is_over.wait()
+
+        self._thread = threading.Thread(target=lambda: asyncio.run(work()), name="stepkeep-loop", daemon=True)
+        self._thread.start()
+        return started.get()
+
     def __enter__(self) -> Attempts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._private is not None:
-            self._private.close()
+        """Cancel what still runs on the private loop, give it a moment, and end its thread."""
+        if self._thread is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._is_over.set)
+            self._thread.join(CLOSE_SECONDS)  # a coroutine that does not end is left to the daemon thread
 
 
 async def _awaited(work: Any) -> Any:
@@ -239,25 +253,3 @@ def _as_exception(error: BaseException) -> Exception:
     )
     wrapped.__cause__ = error
     return wrapped
-
-
-class _PrivateLoop:
-    """An event loop on a thread of its own."""
-
-    def __init__(self) -> None:
-        started: SimpleQueue[asyncio.AbstractEventLoop] = SimpleQueue()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._work(started)), name="stepkeep-loop", daemon=True
-        )
-        self._thread.start()
-        self.loop = started.get()
-
-    async def _work(self, started: SimpleQueue[asyncio.AbstractEventLoop]) -> None:
-        self._end = asyncio.Event()
-        started.put(asyncio.get_running_loop())
-        await self._end.wait()
-
-    def close(self) -> None:
-        """Cancel what still runs, give it a moment, and end the thread."""
-        self.loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(CLOSE_SECONDS)  # a coroutine that does not end is left to the daemon thread
