@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepkeep.codec import document, integrity, readable
-from stepkeep.codec.document import BodyRecord, Document
+from stepkeep.codec.delta import Body
+from stepkeep.codec.document import Document
 from stepkeep.codec.readable import Layout
 from stepkeep.errors import Corrupt, Unsupported
 from stepkeep.model import Header, SessionInfo, Status, Trigger, TriggerKind
@@ -24,8 +25,9 @@ SESSION = SessionInfo(uid="u1", key="run/ä", created_us=1, updated_us=2, metada
 TIME_US = 1_764_426_622_123_456
 
 
-def body(name: str, content: bytes, **fields: Any) -> BodyRecord:
-    return BodyRecord(
+def body(name: str, content: bytes, **fields: Any) -> Body:
+    return Body(
+        checkpoint="cp_1",
         name=name,
         codec=fields.pop("codec", "raw"),
         size=len(content),
@@ -36,7 +38,7 @@ def body(name: str, content: bytes, **fields: Any) -> BodyRecord:
     )
 
 
-def doc(state: bytes, *more: BodyRecord, encoding: str = "json", **fields: Any) -> Document:
+def doc(state: bytes, *more: Body, encoding: str = "json", **fields: Any) -> Document:
     bodies = (body("state", state), *more)
     contents = {each.name: integrity.describe(each.data, encoding) for each in bodies}
     draft = Header(
@@ -49,7 +51,8 @@ def doc(state: bytes, *more: BodyRecord, encoding: str = "json", **fields: Any) 
         contents=contents,
         **fields,
     )
-    return Document(raw=integrity.seal(draft, 3, (), ()), session=SESSION, bodies=bodies)
+    raw = integrity.seal(draft, 3, (), ())
+    return Document(raw=raw, header=integrity.open_header(raw), session=SESSION, bodies=bodies)
 
 
 def shown(layout: Layout, one: Document) -> dict[str, Any]:

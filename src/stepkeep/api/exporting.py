@@ -11,7 +11,7 @@ from stepkeep.api.checkpoint import Checkpoint
 from stepkeep.api.values import FallbackInfo, Shown
 from stepkeep.api.values import shown as shown_of
 from stepkeep.codec import delta
-from stepkeep.codec.document import BodyRecord, Document, encode
+from stepkeep.codec.document import Document, encode
 from stepkeep.codec.integrity import digest
 from stepkeep.codec.readable import LAYOUTS, Layout
 from stepkeep.engine import Engine
@@ -98,7 +98,8 @@ def _document(layout: Layout, engine: Engine, session: SessionInfo, checkpoint: 
     """Every body whole, whatever it is stored as. Blobs are not in a document, so it names none."""
     header = checkpoint.header
     bodies = [
-        BodyRecord(
+        delta.Body(
+            checkpoint=header.id,
             name=name,
             codec=delta.RAW,
             size=len(content),
@@ -109,7 +110,7 @@ def _document(layout: Layout, engine: Engine, session: SessionInfo, checkpoint: 
         for name in header.contents
         for content in [checkpoint.content(name)]
     ]
-    document = Document(raw=_sealed(engine, header), session=session, bodies=tuple(bodies))
+    document = Document(raw=_sealed(engine, header), header=header, session=session, bodies=tuple(bodies))
     return encode(layout, document, merged=merged_words(engine, header))
 
 

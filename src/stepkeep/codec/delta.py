@@ -31,6 +31,39 @@ _MAX_GROUP_MEMBERS: Final = 128
 _SMALL_BYTES: Final = 32 * 1024
 
 
+class StoredForm(msgspec.Struct, frozen=True, kw_only=True):
+    """How one body is stored. It may be re-encoded without changing the checkpoint.
+
+    `digest` is over the stored bytes. `base` is the checkpoint whose body of the same name this one is based on.
+    `position` and `group_bytes` are the place in the keyframe group and the delta bytes of the group so far.
+    `is_redundant` marks a second encoding of a keyframe; a redundant delta is never a reference. `blobs` are the
+    blobs this record keeps alive, sorted.
+    """
+
+    name: str
+    codec: str
+    size: int
+    stored_size: int
+    digest: str
+    base: str | None = None
+    position: int = 0
+    group_bytes: int = 0
+    is_redundant: bool = False
+    blobs: tuple[str, ...] = ()
+
+
+class BodyInfo(StoredForm, frozen=True, kw_only=True):
+    """How one body of one checkpoint is stored."""
+
+    checkpoint: str
+
+
+class Body(BodyInfo, frozen=True, kw_only=True):
+    """A body record with its stored bytes."""
+
+    data: bytes
+
+
 class Encoded(msgspec.Struct, frozen=True):
     """Content as it is stored: the id of the codec and the bytes it made."""
 

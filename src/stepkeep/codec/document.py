@@ -13,17 +13,20 @@ import zlib
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
+from stepkeep.codec.delta import Body, StoredForm
 from stepkeep.codec.integrity import open_header
 from stepkeep.codec.readable import (
     DOCUMENTS,
     FORMAT_VERSION,
     STATE_MEMBER,
+    Form,
     Layout,
     Record,
     StoredRecord,
@@ -49,32 +52,13 @@ _encoder = msgspec.json.Encoder()
 _decoders = {layout: msgspec.json.Decoder(shape) for layout, shape in DOCUMENTS.items()}
 
 
-class BodyRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A body with its stored bytes, as a backend keeps it."""
-
-    name: str
-    codec: str
-    size: int
-    stored_size: int
-    digest: str
-    base: str | None = None
-    position: int = 0
-    group_bytes: int = 0
-    is_redundant: bool = False
-    blobs: tuple[str, ...] = ()
-    data: bytes
-
-
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """What a document holds: the sealed header, the session as it was, and every body."""
+    """What a document holds: the header and its sealed bytes, the session as it was, and every body."""
 
     raw: bytes
+    header: Header
     session: SessionInfo
-    bodies: tuple[BodyRecord, ...]
-
-    @property
-    def header(self) -> Header:
-        return open_header(self.raw)
+    bodies: tuple[Body, ...]
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
@@ -85,17 +69,16 @@ def encode(layout: Layout, document: Document, *, merged: Sequence[str] = ()) ->
 
     `merged` names the triggers that were merged into the checkpoint after it was saved.
     """
+    encoded = _encode(layout, document, merged, is_plain=False)
+    with suppress(Corrupt):
+        if _decode(layout, encoded, document.header) == document:
+            return encoded
+    # Content that is marked as JSON but is not JSON must not break out of its line.
+    return _encode(layout, document, merged, is_plain=True)
+
+
+def _encode(layout: Layout, document: Document, merged: Sequence[str], *, is_plain: bool) -> bytes:
     header = document.header
-    encoded = _encode(layout, document, header, merged, is_plain=False)
-    if not _reads_back(layout, encoded, document):
-        # Content that is marked as JSON but is not JSON must not break out of its line.
-        encoded = _encode(layout, document, header, merged, is_plain=True)
-    return encoded
-
-
-def _encode(
-    layout: Layout, document: Document, header: Header, merged: Sequence[str], *, is_plain: bool
-) -> bytes:
     own = _own_state(document.bodies)
     is_large = layout is Layout.WORKFLOW and own is not None and len(own.data) > COMPRESS_ABOVE
     form, value = _written(own, header, is_plain, is_large) if own is not None else ("json", b"null")
@@ -133,12 +116,12 @@ def _member(name: str, value: object) -> bytes:
     return b'"%s":%s\n' % (name.encode(), _encoder.encode(value))
 
 
-def _own_state(bodies: Sequence[BodyRecord]) -> BodyRecord | None:
+def _own_state(bodies: Sequence[Body]) -> Body | None:
     """The body that is shown as the document's state."""
     return next((body for body in bodies if body.name == STATE and not body.is_redundant), None)
 
 
-def _written(body: BodyRecord, header: Header, is_plain: bool, is_large: bool = False) -> tuple[str, bytes]:
+def _written(body: Body, header: Header, is_plain: bool, is_large: bool = False) -> tuple[Form, bytes]:
     """The form of a body's bytes, and the JSON value that stands for them."""
     if is_large:
         packed = zlib.compress(body.data, level=1, wbits=_GZIP_BITS)
@@ -155,24 +138,20 @@ def _quoted(data: bytes) -> bytes:
     return b'"%s"' % b64encode(data)
 
 
-def _record_line(body: BodyRecord, header: Header, is_plain: bool, form: str | None) -> bytes:
+def _record_line(body: Body, header: Header, is_plain: bool, form: Form | None) -> bytes:
     """One body record. `form` is given for the state, whose content stands elsewhere."""
     value = b""
     if form is None:
         form, value = _written(body, header, is_plain)
-    fields = msgspec.structs.asdict(body)
-    stored = {name: given for name, given in fields.items() if name not in ("data", *_unsaid(body))}
-    line = _encoder.encode({**stored, "form": form})
+    line = _encoder.encode(StoredRecord(**_stored_form(body), form=form))
     return line + b"\n" if not value else b'%s,"content":\n%s\n}\n' % (line[:-1], value)
 
 
-def _unsaid(body: BodyRecord) -> list[str]:
-    """The members of a record that have their default, and are left out."""
-    defaults = {"base": None, "position": 0, "group_bytes": 0, "is_redundant": False, "blobs": ()}
-    return [name for name, default in defaults.items() if getattr(body, name) == default]
+def _stored_form(record: StoredForm) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in StoredForm.__struct_fields__}
 
 
-def _details(bodies: Sequence[BodyRecord], header: Header) -> object:
+def _details(bodies: Sequence[Body], header: Header) -> object:
     """The details that were saved, where they are plain data."""
     content = header.contents.get(DETAILS)
     body = next((each for each in bodies if each.name == DETAILS and not each.is_redundant), None)
@@ -182,13 +161,6 @@ def _details(bodies: Sequence[BodyRecord], header: Header) -> object:
         return msgspec.json.decode(body.data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
-
-
-def _reads_back(layout: Layout, encoded: bytes, document: Document) -> bool:
-    try:
-        return _decode(layout, encoded) == document
-    except Corrupt:
-        return False
 
 
 # --- reading ---------------------------------------------------------------------------------------------------
@@ -204,12 +176,10 @@ def decode(layout: Layout, data: bytes) -> Document:
     """
     check_integrity(data)
     try:
-        document = _decode(layout, data)
+        return _decode(layout, data)
     except Corrupt:
         _check_version(data)
         raise
-    document.header  # noqa: B018  (the seal is checked by opening it)
-    return document
 
 
 def check_integrity(data: bytes) -> None:
@@ -263,29 +233,33 @@ def _newer(version: int) -> Unsupported:
     )
 
 
-def _decode(layout: Layout, data: bytes) -> Document:
+def _decode(layout: Layout, data: bytes, header: Header | None = None) -> Document:
+    """What a document holds; its header is opened, and so its seal checked, unless it is known."""
     try:
         found: Any = _decoders[layout].decode(data)
         record: Record = found.stepkeep
         if record.version > FORMAT_VERSION:
             raise _newer(record.version)
-        state = bytes(getattr(found, STATE_MEMBER[layout]))
-        bodies = tuple(_body(stored, bytes(stored.content) or state) for stored in record.bodies)
-        return Document(raw=bytes(record.header), session=record.session, bodies=bodies)
+        raw, state = bytes(record.header), bytes(getattr(found, STATE_MEMBER[layout]))
+        contents = [
+            _content(stored, state if stored.content is UNSET else bytes(stored.content))
+            for stored in record.bodies
+        ]
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, Base64Error, zlib.error) as exc:
         raise Corrupt(f"the document is not valid: {exc}", code=SCHEMA_INVALID) from exc
+    header = open_header(raw) if header is None else header
+    bodies = tuple(
+        Body(**_stored_form(stored), checkpoint=header.id, data=content)
+        for stored, content in zip(record.bodies, contents, strict=True)
+    )
+    return Document(raw=raw, header=header, session=record.session, bodies=bodies)
 
 
-def _body(stored: StoredRecord, value: bytes) -> BodyRecord:
-    data = value if stored.form == "json" else _unquoted(value)
+def _content(stored: StoredRecord, value: bytes) -> bytes:
+    data = value if stored.form == "json" else b64decode(msgspec.json.decode(value, type=str), validate=True)
     if stored.form == "gzip":
-        data = unzip(data, limit=min(max(0, stored.stored_size), MAX_DOCUMENT_BYTES))
-    fields = {name: getattr(stored, name) for name in BodyRecord.__struct_fields__ if name != "data"}
-    return BodyRecord(**fields, data=data)
-
-
-def _unquoted(value: bytes) -> bytes:
-    return b64decode(msgspec.json.decode(value, type=str), validate=True)
+        return unzip(data, limit=min(max(0, stored.stored_size), MAX_DOCUMENT_BYTES))
+    return data
 
 
 def seq_hint(data: bytes) -> tuple[str, int]:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from stepkeep.codec.delta import StoredForm
 from stepkeep.errors import InvalidInput
 from stepkeep.model import PHASES, STATE, Header, SessionInfo, Status, TriggerKind, from_us
 
@@ -73,24 +74,17 @@ LAYOUTS: Final = tuple(str(layout) for layout in Layout)
 # --- the part that is the same in every layout -----------------------------------------------------------------
 
 
-class StoredRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+Form: TypeAlias = Literal["json", "base64", "gzip"]
+
+
+class StoredRecord(StoredForm, frozen=True, kw_only=True, omit_defaults=True):
     """How one body is stored in the document. Without `content` it is the document's own state.
 
     `form` says how the bytes are written: as the JSON value they are, as base64, or as base64 of gzip.
     """
 
-    name: str
-    codec: str
-    size: int
-    stored_size: int
-    digest: str
-    form: Literal["json", "base64", "gzip"]
-    base: str | None = None
-    position: int = 0
-    group_bytes: int = 0
-    is_redundant: bool = False
-    blobs: tuple[str, ...] = ()
-    content: Raw = msgspec.field(default_factory=lambda: Raw(b""))
+    form: Form
+    content: Raw | UnsetType = UNSET
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, r
 
 import msgspec
 
+from stepkeep.codec.delta import Body as Body
+from stepkeep.codec.delta import BodyInfo as BodyInfo
 from stepkeep.errors import StepkeepError
 from stepkeep.model import Branch, Header, SessionInfo, Status
 from stepkeep.processes import Owner
@@ -45,34 +47,6 @@ Target: TypeAlias = str | tuple[str, str]
 
 
 # --- records ---------------------------------------------------------------------------------------------------
-
-
-class BodyInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How one body of one checkpoint is stored. It may be re-encoded without changing the checkpoint.
-
-    `base` is the checkpoint whose body of the same name this one is based on. `position` and `group_bytes`
-    are the place in the keyframe group and the delta bytes of the group so far. `is_redundant` marks a second
-    encoding of a keyframe; a redundant delta is never a reference. `blobs` are the blobs this record keeps
-    alive, sorted.
-    """
-
-    checkpoint: str
-    name: str
-    codec: str
-    size: int
-    stored_size: int
-    digest: str
-    base: str | None = None
-    position: int = 0
-    group_bytes: int = 0
-    is_redundant: bool = False
-    blobs: tuple[str, ...] = ()
-
-
-class Body(BodyInfo, frozen=True, kw_only=True):
-    """A body record with its stored bytes; `digest` is over those bytes."""
-
-    data: bytes
 
 
 class Blob(msgspec.Struct, frozen=True, kw_only=True):

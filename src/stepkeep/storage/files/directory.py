@@ -28,7 +28,6 @@ from stepkeep.storage.files.document_reader import (
     located,
     read_bytes,
     read_document,
-    record_of,
     standing_alone,
     without_bytes,
 )
@@ -138,8 +137,8 @@ class FilesBackend(FilesTransactions):
             updated_us=header.time_us,
             finished_us=header.time_us if header.status.is_finished else None,
         )
-        records = tuple(record_of(body) for body in bodies)
-        return documents.encode(self._layout, Document(raw=raw, session=then, bodies=records))
+        document = Document(raw=raw, header=header, session=then, bodies=tuple(bodies))
+        return documents.encode(self._layout, document)
 
     def adopt(
         self,
@@ -260,10 +259,8 @@ class FilesBackend(FilesTransactions):
         if not is_original:
             self._doubt(body.checkpoint)
         place = (body.name, body.is_redundant)
-        kept = next((each for each in document.bodies if (each.name, each.is_redundant) == place), None)
-        if kept is None:
-            return damaged(body)
-        return Body(checkpoint=body.checkpoint, **msgspec.structs.asdict(kept))
+        kept = (each for each in document.bodies if (each.name, each.is_redundant) == place)
+        return next(kept, None) or damaged(body)
 
     def _found(
         self,
@@ -307,10 +304,10 @@ class FilesBackend(FilesTransactions):
 
     def _rewrite(self, tx: Connection, writer: DocumentWriter, entry: DocumentEntry, body: Body) -> None:
         found = self._reader.document(entry, body.checkpoint)
-        if record_of(body) in found.bodies:
+        if body in found.bodies:
             return
         kept = [each for each in found.bodies if each.name != body.name]
-        bodies = tuple(sorted([*kept, record_of(body)], key=lambda each: (each.name, each.is_redundant)))
+        bodies = tuple(sorted([*kept, body], key=lambda each: (each.name, each.is_redundant)))
         content = documents.encode(self._layout, msgspec.structs.replace(found, bodies=bodies))
         self._announce(tx)
         writer.rewrite(entry, content)

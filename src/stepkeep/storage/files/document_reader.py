@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from stepkeep.codec import delta, document
-from stepkeep.codec.document import MAX_DOCUMENT_BYTES, BodyRecord, Document
+from stepkeep.codec.document import MAX_DOCUMENT_BYTES, Document
 from stepkeep.codec.foreign import MAX_BYTES
 from stepkeep.codec.integrity import digest, open_header
 from stepkeep.codec.readable import Layout
@@ -224,12 +224,6 @@ def read_foreign(directory: Path, found: FoundFile) -> tuple[bytes, str, list[st
 
 
 _CODE: Final = re.compile(r"[a-z]+(?:_[a-z]+)+")
-
-
-def record_of(body: Body) -> BodyRecord:
-    fields = msgspec.structs.asdict(body)
-    del fields["checkpoint"]
-    return BodyRecord(**fields)
 
 
 def without_bytes(item: Append) -> Append:

@@ -168,10 +168,7 @@ class Rebuild:
             raw=document.raw,
             header=header,
             session=document.session,
-            bodies=tuple(
-                Body(checkpoint=header.id, **(msgspec.structs.asdict(body) | {"data": b""}))
-                for body in document.bodies
-            ),
+            bodies=tuple(msgspec.structs.replace(body, data=b"") for body in document.bodies),
         )
 
     def _note_problem(self, file: str, problem: str) -> None:
