@@ -123,7 +123,7 @@ def _cleaning(directory: Path, sessions: int) -> tuple[float, float]:
             )
         store.flush()
         now_us = utc_now_us()
-        policies = settings.cleanup_policies("workflow")
+        policies = settings.cleanup_policies
         planning = seconds_of(lambda: plan_clean(store.engine, policies, now_us=now_us))
         plan = plan_clean(store.engine, policies, now_us=now_us)
         applying = seconds_of(lambda: apply_clean(store.engine, plan, now_us=now_us))

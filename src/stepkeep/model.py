@@ -186,6 +186,16 @@ def from_us(time_us: int) -> datetime:
     return _EPOCH + timedelta(microseconds=time_us)
 
 
+MIN_TIME_US: Final = -62_135_596_800_000_000
+MAX_TIME_US: Final = 253_402_300_799_999_999
+"""The first and the last microsecond that a calendar of four-digit years can name."""
+
+
+def within_calendar(time_us: int) -> int:
+    """The nearest time that `from_us` can give."""
+    return min(max(time_us, MIN_TIME_US), MAX_TIME_US)
+
+
 _ID_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # base32 without letters that read like digits
 _ID_PAIRS = [first + second for first in _ID_ALPHABET for second in _ID_ALPHABET]
 _PUNCTUATION = str.maketrans("", "", "-:.")

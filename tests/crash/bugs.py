@@ -93,7 +93,7 @@ def failed_write_swallowed(say: Say) -> None:
 
 
 def prune_takes_the_newest(say: Say) -> None:
-    prune._in_order = lambda plan: iter([each.item.id for each in plan.decisions])
+    prune._in_order = lambda headers, going: iter([header.id for header in headers])
     remove = SqlBackend.remove
 
     def unguarded(*args: Any, keep_heads: bool = False, **options: Any) -> Any:

@@ -57,7 +57,7 @@ def ended(store: Store, key: str, status: str = "completed", **fields: Any) -> S
 def clean(store: Store, policies: CleanupPolicies = DEFAULTS, **options: Any) -> CleanReport:
     now_us = store.engine.clock()
     return apply_clean(
-        store.engine, plan_clean(store.engine, policies, now_us=now_us), now_us=now_us, **options
+        store.engine, plan_clean(store.engine, lambda _: policies, now_us=now_us), now_us=now_us, **options
     )
 
 
@@ -114,7 +114,7 @@ def test_switched_off_is_kept_for_ever(store: Store, clock: FakeClock) -> None:
     ended(store, "by none")
     clock.advance(10_000 * DAY)
     policies = CleanupPolicies(workflows={"precious": CleanupRule(enabled=False)})
-    assert going(plan_clean(store.engine, CleanupPolicies(enabled=False), now_us=clock())) == []
+    assert going(plan_clean(store.engine, lambda _: CleanupPolicies(enabled=False), now_us=clock())) == []
     assert clean(store, policies).cleaned == 1
     assert keys(store) == {"by workflow", "by itself"}
 
@@ -125,11 +125,11 @@ def test_completed_ones_go_first_then_the_oldest(store: Store, clock: FakeClock)
         ended(store, key, status)
         clock.advance(DAY)
     clock.advance(40 * DAY)
-    plan = plan_clean(store.engine, DEFAULTS, now_us=clock())
+    plan = plan_clean(store.engine, lambda _: DEFAULTS, now_us=clock())
     assert going(plan) == ["c1", "c2", "f1", "f2"]
-    steps: list[int] = []
-    report = clean(store, limit=3, progress=steps.append)
-    assert (report.cleaned, report.retained, steps) == (3, 1, [1, 1, 1])
+    report = clean(store, limit=3)
+    assert (report.cleaned, report.retained) == (3, 1)
+    assert [each.session for each in report.sessions] == ["c1", "c2", "f1"]
     assert keys(store) == {"f2"}
     assert clean(store, limit=0).cleaned == 0
     with pytest.raises(InvalidInput):
@@ -141,10 +141,10 @@ def test_a_leased_session_is_not_touched(store: Store, clock: FakeClock) -> None
     session = ended(store, "leased")
     clock.advance(100 * DAY)
     backend = store.engine.backend
-    early = plan_clean(store.engine, DEFAULTS, now_us=clock())
+    early = plan_clean(store.engine, lambda _: DEFAULTS, now_us=clock())
     lease = backend.acquire_lease(session.uid, new_owner(), seconds=15)
-    plan = plan_clean(store.engine, DEFAULTS, now_us=clock())
-    assert [(entry.decision.clean, entry.decision.reason) for entry in plan.entries] == [(False, "leased")]
+    plan = plan_clean(store.engine, lambda _: DEFAULTS, now_us=clock())
+    assert [(entry.decision.goes, entry.decision.reason) for entry in plan.entries] == [(False, "leased")]
     assert apply_clean(store.engine, early, now_us=clock()).retained == 1
     backend.release_lease(session.uid, lease.token)
     assert clean(store).cleaned == 1
@@ -154,7 +154,7 @@ def test_a_session_that_goes_on_is_not_touched(store: Store, clock: FakeClock) -
     """A save after the plan was made reopens it, and keeps all of it."""
     session = ended(store, "again")
     clock.advance(100 * DAY)
-    plan = plan_clean(store.engine, DEFAULTS, now_us=clock())
+    plan = plan_clean(store.engine, lambda _: DEFAULTS, now_us=clock())
     session.save({"n": 3})
     report = apply_clean(store.engine, plan, now_us=clock())
     assert (report.cleaned, report.retained, report.errors) == (0, 1, ())
@@ -185,7 +185,7 @@ def test_a_pruned_session_still_goes(store: Store, clock: FakeClock) -> None:
     """Pruning between plan and removal changes the session, and nothing about whether it may go."""
     session = ended(store, "pruned")
     clock.advance(100 * DAY)
-    plan = plan_clean(store.engine, DEFAULTS, now_us=clock())
+    plan = plan_clean(store.engine, lambda _: DEFAULTS, now_us=clock())
     store.engine.backend.remove(session.uid, [session.header(1).id])
     assert apply_clean(store.engine, plan, now_us=clock()).cleaned == 1
 
@@ -194,7 +194,7 @@ def test_a_session_that_is_gone_is_not_missed(store: Store, clock: FakeClock) ->
     """Removed by others, and even begun again under the same key: the new one stays."""
     session = ended(store, "gone")
     clock.advance(100 * DAY)
-    plan = plan_clean(store.engine, DEFAULTS, now_us=clock())
+    plan = plan_clean(store.engine, lambda _: DEFAULTS, now_us=clock())
     session.clear()
     again = ended(store, "gone")
     report = apply_clean(store.engine, plan, now_us=clock())
@@ -256,7 +256,7 @@ def test_stale_sessions_go_like_failed_ones(store: Store, clock: FakeClock) -> N
 def test_a_session_from_the_future_stays(store: Store, clock: FakeClock) -> None:
     """Its age counts as 0."""
     ended(store, "future")
-    report = apply_clean(store.engine, plan_clean(store.engine, DEFAULTS, now_us=1), now_us=1)
+    report = apply_clean(store.engine, plan_clean(store.engine, lambda _: DEFAULTS, now_us=1), now_us=1)
     assert (report.cleaned, report.retained) == (0, 1)
 
 
@@ -288,7 +288,7 @@ def test_two_cleaners_at_once(tmp_path: Path, clock: FakeClock) -> None:
         for number in range(40):
             ended(store, f"s{number}")
         clock.advance(100 * DAY)
-        plan = plan_clean(store.engine, DEFAULTS, now_us=clock())
+        plan = plan_clean(store.engine, lambda _: DEFAULTS, now_us=clock())
     reports: list[CleanReport] = []
 
     def work() -> None:

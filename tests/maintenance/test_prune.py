@@ -157,10 +157,10 @@ def test_a_plan_changes_nothing_and_gives_each_a_reason(session: Session) -> Non
     headers = save(session, 5)
     plan = plan_prune(session._engine, session.info, Retention(keep_last=2), now_us=headers[-1].time_us)
     newest_first = [header.id for header in reversed(headers)]
-    assert [each.item.id for each in plan.decisions] == newest_first
+    assert [each.checkpoint for each in plan.decisions] == newest_first
     assert all(each.reasons for each in plan.decisions)
     assert plan.going == tuple(header.id for header in headers[:3])
-    assert plan.kept == tuple(newest_first[:2])
+    assert [each.checkpoint for each in plan.decisions if each.stays] == newest_first[:2]
     assert (plan.session, plan.warnings) == (session.info, ())
     assert len(ids(session)) == 5
 

@@ -36,7 +36,7 @@ def session(
 
 
 def is_cleaned(one: SessionInfo, policies: CleanupPolicies = DEFAULT, **options: Any) -> bool:
-    return decide(one, policies, NOW, **options).clean
+    return decide(one, policies, NOW, **options).goes
 
 
 # --- limits ----------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_a_finished_session_goes_when_its_age_reaches_the_limit(profile, complet
     for status, limit in limits.items():
         assert is_cleaned(session(status, limit, profile))
         decision = decide(session(status, limit - 0.001, profile), DEFAULT, NOW)
-        assert (decision.clean, decision.age_days, decision.limit_days) == (False, limit - 1, limit)
+        assert (decision.goes, decision.age_days, decision.limit_days) == (False, limit - 1, limit)
 
 
 def test_the_reason_names_age_limit_and_source():
@@ -94,7 +94,7 @@ def test_age_counts_from_the_end_or_else_from_the_beginning():
 def test_a_time_in_the_future_is_age_zero():
     """A clock that ran ahead keeps a session; only an immediate limit may clean it."""
     decision = decide(session(days=-400), DEFAULT, NOW)
-    assert (decision.clean, decision.age_days) == (False, 0)
+    assert (decision.goes, decision.age_days) == (False, 0)
     assert is_cleaned(session(days=-400, is_test=True))
 
 
@@ -167,7 +167,7 @@ def test_the_first_place_that_names_a_limit_decides():
 def test_off_in_any_place_wins_over_everything(policies, fields, reason):
     """AC11: kept for ever, whatever another place says."""
     decision = decide(session(days=900, **fields), policies, NOW)
-    assert (decision.clean, decision.reason, decision.limit_days) == (False, reason, None)
+    assert (decision.goes, decision.reason, decision.limit_days) == (False, reason, None)
 
 
 def test_off_for_others_is_not_off_for_this_one():
@@ -187,7 +187,7 @@ def test_a_leased_session_stays():
     """V7: whoever holds the lease may still write."""
     for status in Status:
         decision = decide(session(status, 900, "agent"), DEFAULT, NOW, has_lease=True)
-        assert (decision.clean, decision.reason) == (False, "leased")
+        assert (decision.goes, decision.reason) == (False, "leased")
 
 
 @pytest.mark.parametrize("status", ACTIVE)
@@ -212,7 +212,7 @@ def test_a_stale_session_is_kept_as_long_as_a_failed_one():
     assert not is_cleaned(session(Status.IN_PROGRESS, 29, "agent", is_test=True))
     off = CleanupPolicies(failed=CleanupRule(enabled=False))
     decision = decide(session(Status.IN_PROGRESS, 900, "agent"), off, NOW)
-    assert (decision.clean, decision.reason) == (False, "cleanup is off (failed and stale sessions)")
+    assert (decision.goes, decision.reason) == (False, "cleanup is off (failed and stale sessions)")
 
 
 # --- settings --------------------------------------------------------------------------------------------------
@@ -325,10 +325,10 @@ def expected(one: SessionInfo, policies: CleanupPolicies, has_lease: bool) -> bo
 def test_exactly_what_the_oracle_expects_is_cleaned(one, policies, has_lease):
     """And every decision has a reason and an age that is never negative."""
     decision = decide(one, policies, NOW, has_lease)
-    assert decision.clean == expected(one, policies, has_lease)
+    assert decision.goes == expected(one, policies, has_lease)
     assert decision.reason
     assert decision.age_days >= 0
-    if decision.clean:
+    if decision.goes:
         assert decision.limit_days is not None
         assert decision.age_days >= decision.limit_days
 
@@ -336,5 +336,5 @@ def test_exactly_what_the_oracle_expects_is_cleaned(one, policies, has_lease):
 @given(sessions(), policies_of_all_kinds, st.integers(0, 100))
 def test_time_alone_never_brings_a_session_back(one, policies, days):
     """What may go today may go on every later day."""
-    if decide(one, policies, NOW).clean:
-        assert decide(one, policies, NOW + days * DAY).clean
+    if decide(one, policies, NOW).goes:
+        assert decide(one, policies, NOW + days * DAY).goes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -12,16 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepkeep.model import Branch, BranchState, Content, Header, Status, Trigger, TriggerKind, to_us
+from stepkeep.policy import retention
 from stepkeep.policy.profiles import retention_for
-from stepkeep.policy.retention import (
-    FROM_THE_FUTURE,
-    NOTHING_VERIFIES,
-    Decision,
-    Item,
-    Retention,
-    decide,
-    span_text,
-)
+from stepkeep.policy.retention import FROM_THE_FUTURE, NOTHING_VERIFIES, Retention, span_text
 
 NOW = to_us(datetime(2026, 11, 15, 14, 30, tzinfo=UTC))
 MINUTE = timedelta(minutes=1)
@@ -31,6 +24,56 @@ DAY = timedelta(days=1)
 
 def us(span: timedelta) -> int:
     return span // timedelta(microseconds=1)
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint, with all that a decision depends on."""
+
+    id: str
+    seq: int
+    time_us: int
+    branch: str = "main"
+    status: Status = Status.IN_PROGRESS
+    trigger: TriggerKind = TriggerKind.AUTO
+    tags: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    parents: tuple[str, ...] = ()
+    digests: tuple[tuple[str, str], ...] = ()
+    stored_bytes: int = 0
+
+    @property
+    def header(self) -> Header:
+        return Header(
+            v=1,
+            id=self.id,
+            session="s",
+            seq=self.seq,
+            branch=self.branch,
+            time_us=self.time_us,
+            contents={name: Content(digest, 2, "json") for name, digest in self.digests},
+            parents=self.parents,
+            status=self.status,
+            trigger=Trigger(self.trigger, "event"),
+            tags=self.tags,
+            requires=self.requires,
+        )
+
+
+class Decision(NamedTuple):
+    item: Item
+    keep: bool
+    reasons: tuple[str, ...]
+    warning: str | None
+
+
+def decide(items: Sequence[Item], policy: Retention, now_us: int, **guards: Any) -> list[Decision]:
+    stored = {one.id: one.stored_bytes for one in items}
+    decisions = retention.decide([one.header for one in items], stored, policy, now_us, **guards)
+    assert [each.checkpoint for each in decisions] == [one.id for one in items]
+    return [
+        Decision(one, each.stays, each.reasons, each.warning)
+        for one, each in zip(items, decisions, strict=True)
+    ]
 
 
 def item(seq: int, age: timedelta = timedelta(0), **fields: Any) -> Item:
@@ -424,35 +467,18 @@ def test_a_time_in_the_future_counts_as_age_zero_and_is_warned_of():
     assert told(decisions)[2] == "3 stays: newest, last 1, hourly 2026-11-15 14:00"
 
 
-def test_an_item_is_made_from_a_header():
-    """All that a decision needs is in the header, except for the stored size."""
-    header = Header(
-        v=1,
-        id="cp_1",
-        session="s",
-        seq=4,
-        branch="retry",
-        time_us=NOW,
-        contents={"state": Content("aa", 2, "exact"), "files": Content("bb", 2, "exact")},
-        parents=("cp_0",),
-        status=Status.FAILED,
-        trigger=Trigger(TriggerKind.TIMER, "heartbeat"),
-        tags=("gold",),
-        requires=("cp_0",),
-    )
-    assert Item.of(header, 7) == Item(
-        id="cp_1",
-        seq=4,
-        time_us=NOW,
-        branch="retry",
-        status=Status.FAILED,
-        trigger=TriggerKind.TIMER,
-        tags=("gold",),
-        requires=("cp_0",),
-        parents=("cp_0",),
-        digests=(("files", "bb"), ("state", "aa")),
-        stored_bytes=7,
-    )
+def test_a_decision_describes_its_checkpoint():
+    """What is shown beside the reason comes from the header, except for the stored size."""
+    header = msgspec.structs.replace(item(4, branch="retry").header, step=7)
+    (found,) = retention.decide([header], {"cp_4": 9}, Retention(), NOW)
+    assert (found.checkpoint, found.seq, found.branch, found.step) == ("cp_4", 4, "retry", 7)
+    assert (found.time, found.stored_bytes, found.stays) == (header.created_at, 9, True)
+
+
+def test_a_time_that_no_calendar_has_is_decided_about_too():
+    """A damaged clock must not stop pruning."""
+    (found,) = decide([msgspec.structs.replace(item(1), time_us=1 << 62)], Retention(), NOW)
+    assert (found.keep, found.warning) == (True, FROM_THE_FUTURE)
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ if TYPE_CHECKING:
     )
     from stepkeep.investigation.worklog import VERIFICATION_SECONDS as VERIFICATION_SECONDS
     from stepkeep.maintenance.backup import BackupReport as BackupReport, restore_backup as restore_backup
-    from stepkeep.maintenance.clean import CleanReport as CleanReport, SessionCleanup as SessionCleanup
+    from stepkeep.maintenance.clean import CleanReport as CleanReport
     from stepkeep.maintenance.copying import (
         CopyReport as CopyReport,
         RecoverReport as RecoverReport,
@@ -140,11 +140,7 @@ if TYPE_CHECKING:
         count_copied as count_copied,
         recover as recover,
     )
-    from stepkeep.maintenance.prune import (
-        CheckpointDecision as CheckpointDecision,
-        PruneReport as PruneReport,
-        Pruned as Pruned,
-    )
+    from stepkeep.maintenance.prune import Pruned as Pruned, PruneReport as PruneReport
     from stepkeep.maintenance.stats import Stats as Stats, prometheus as prometheus
     from stepkeep.maintenance.status import (
         NextClean as NextClean,
@@ -163,6 +159,8 @@ if TYPE_CHECKING:
         Trigger as Trigger,
         TriggerKind as TriggerKind,
     )
+    from stepkeep.policy.cleanup import SessionCleanup as SessionCleanup
+    from stepkeep.policy.retention import CheckpointDecision as CheckpointDecision
     from stepkeep.recording.coding_agents.hook_process import HookProblem as HookProblem
     from stepkeep.recording.coding_agents.installing import (
         HooksChange as HooksChange,
@@ -321,9 +319,9 @@ _NAMES_BY_MODULE = {
     "investigation.hypotheses": ("PRIOR_CONFIDENCE", "Criticality", "EvidenceKind", "GapStatus", "GapType"),
     "investigation.worklog": ("VERIFICATION_SECONDS",),
     "maintenance.backup": ("BackupReport", "restore_backup"),
-    "maintenance.clean": ("CleanReport", "SessionCleanup"),
+    "maintenance.clean": ("CleanReport",),
     "maintenance.copying": ("CopyReport", "RecoverReport", "copy_store", "count_copied", "recover"),
-    "maintenance.prune": ("CheckpointDecision", "PruneReport", "Pruned"),
+    "maintenance.prune": ("PruneReport", "Pruned"),
     "maintenance.stats": ("Stats", "prometheus"),
     "maintenance.status": ("NextClean", "SessionStatus", "SessionUsage", "StoreStatus"),
     "maintenance.verify": ("Finding", "VerifyReport"),
@@ -337,6 +335,8 @@ _NAMES_BY_MODULE = {
         "Trigger",
         "TriggerKind",
     ),
+    "policy.cleanup": ("SessionCleanup",),
+    "policy.retention": ("CheckpointDecision",),
     "recording.connected_parts": ("Part", "PartFailed"),
     "recording.phase_checkpoints": ("PhaseCheckpoint", "PhaseResult", "Phases", "resolve_checkpoints_dir"),
     "recording.recorder": ("Recorder",),

@@ -17,10 +17,10 @@ from stepkeep.api.session import Session
 from stepkeep.api.store import Store
 from stepkeep.codec import foreign
 from stepkeep.codec.foreign import Foreign
-from stepkeep.codec.readable import MAX_TIME_US, Layout, timestamp
+from stepkeep.codec.readable import Layout, timestamp
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
 from stepkeep.fixes import FAIL, IMPORT_FIXES, PASS, WARN, fixes_for_codes
-from stepkeep.model import Header
+from stepkeep.model import MAX_TIME_US, Header
 from stepkeep.storage.files.document_reader import FoundFile, find_files, read_foreign
 from stepkeep.storage.memory import MemoryBackend
 from stepkeep.storage.port import HeaderQuery

@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from stepkeep.codec.delta import StoredForm
 from stepkeep.errors import InvalidInput
-from stepkeep.model import PHASES, STATE, Header, SessionInfo, Status, TriggerKind, from_us
+from stepkeep.model import PHASES, STATE, Header, SessionInfo, Status, TriggerKind, from_us, within_calendar
 
 STEP_WORDS: Final = {
     "pending": "pending",
@@ -49,10 +49,6 @@ def step_status(word: str) -> str:
 
 
 FORMAT_VERSION: Final = 1
-
-MIN_TIME_US: Final = -62_135_596_800_000_000
-MAX_TIME_US: Final = 253_402_300_799_999_999
-"""The first and the last microsecond that a calendar of four-digit years can name."""
 
 DEFAULT_PHASE: Final = "checkpoint"
 
@@ -350,10 +346,6 @@ def timestamp(time_us: int) -> str:
     """RFC 3339 in UTC. A time that no calendar names is written as the nearest one that it does."""
     moment = from_us(within_calendar(time_us))
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def within_calendar(time_us: int) -> int:
-    return min(max(time_us, MIN_TIME_US), MAX_TIME_US)
 
 
 def _valid(value: object, type_: type[T]) -> T | None:

@@ -7,9 +7,10 @@ backend once more in the transaction that removes it, so an active or leased ses
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Final, TypeAlias
+from functools import cache
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -17,8 +18,7 @@ from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.maintenance.space import in_turn, reclaim, sweep
 from stepkeep.model import MAX_SEQ, SessionError, SessionInfo
-from stepkeep.policy.cleanup import CleanupDecision, CleanupPolicies, cleaning_order, decide
-from stepkeep.policy.profiles import PROFILES
+from stepkeep.policy.cleanup import CleanupPolicies, SessionCleanup, cleaning_order, decide
 from stepkeep.storage.port import LooksOver, SessionQuery
 
 log = logging.getLogger("stepkeep")
@@ -26,15 +26,15 @@ log = logging.getLogger("stepkeep")
 ORPHANS_KEPT: Final = timedelta(days=7)
 """How long an annotation waits for its checkpoint."""
 
-Progress: TypeAlias = Callable[[int], None]
-"""Called after each session, outside any transaction."""
+Policies: TypeAlias = Callable[[str], CleanupPolicies]
+"""The cleanup policies of a profile."""
 
 
-class CleanEntry(msgspec.Struct, frozen=True):
+class CleanEntry(NamedTuple):
     """A session and what is to become of it."""
 
     session: SessionInfo
-    decision: CleanupDecision
+    decision: SessionCleanup
 
 
 class CleanPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,38 +43,13 @@ class CleanPlan(msgspec.Struct, frozen=True, kw_only=True):
     `errors` are sessions that nothing can be decided about: they stay.
     """
 
-    policies: CleanupPolicies
+    policies: Policies
     entries: tuple[CleanEntry, ...] = ()
     errors: tuple[SessionError, ...] = ()
 
     @property
     def going(self) -> tuple[CleanEntry, ...]:
-        return tuple(entry for entry in self.entries if entry.decision.clean)
-
-    @property
-    def retained(self) -> tuple[CleanEntry, ...]:
-        return tuple(entry for entry in self.entries if not entry.decision.clean)
-
-
-class SessionCleanup(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether cleaning removes a session, and why. `limit_days` is None where no age could make it go."""
-
-    session: str
-    goes: bool
-    reason: str
-    age_days: int
-    limit_days: int | None
-
-    @classmethod
-    def of(cls, entry: CleanEntry) -> SessionCleanup:
-        decision = entry.decision
-        return cls(
-            session=entry.session.key,
-            goes=decision.clean,
-            reason=decision.reason,
-            age_days=decision.age_days,
-            limit_days=decision.limit_days,
-        )
+        return tuple(entry for entry in self.entries if entry.decision.goes)
 
 
 class CleanReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,49 +71,23 @@ class CleanReport(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-def plan_clean(engine: Engine, policies: CleanupPolicies, *, now_us: int) -> CleanPlan:
-    """Decide for each session whether it may go. Reads only."""
+def plan_clean(engine: Engine, policies: Policies, *, now_us: int) -> CleanPlan:
+    """Decide for each session whether it may go, by the policies of its profile. Reads only."""
     entries: list[CleanEntry] = []
     errors: list[SessionError] = []
-    leases = _Leases(engine)
+    leases, known = _Leases(engine), cache(policies)
     for session in engine.backend.sessions(SessionQuery()):
         try:
-            entries.append(CleanEntry(session, _decide(leases, session, policies, now_us)))
+            entries.append(CleanEntry(session, _decide(leases, session, known, now_us)))
         except NotFound:
             continue
         except StepkeepError as exc:
             errors.append(_failure(session, exc))
     entries.sort(key=lambda entry: cleaning_order(entry.session))
-    return CleanPlan(policies=policies, entries=tuple(entries), errors=tuple(errors))
+    return CleanPlan(policies=known, entries=tuple(entries), errors=tuple(errors))
 
 
-def plans_to_clean(
-    engine: Engine, policies: Callable[[str], CleanupPolicies], *, now_us: int
-) -> Iterator[CleanPlan]:
-    """Plans that together cover every session once, each with the policies of its profiles. Reads only."""
-    groups: list[tuple[CleanupPolicies, set[str]]] = []
-    for profile in PROFILES:
-        ours = policies(profile)
-        for known, profiles in groups:
-            if known == ours:
-                profiles.add(profile)
-                break
-        else:
-            groups.append((ours, {profile}))
-    for number, (ours, profiles) in enumerate(groups):
-        plan = plan_clean(engine, ours, now_us=now_us)
-        entries = tuple(entry for entry in plan.entries if entry.session.profile in profiles)
-        yield msgspec.structs.replace(plan, entries=entries, errors=() if number else plan.errors)
-
-
-def apply_clean(
-    engine: Engine,
-    plan: CleanPlan,
-    *,
-    now_us: int,
-    limit: int | None = None,
-    progress: Progress | None = None,
-) -> CleanReport:
+def apply_clean(engine: Engine, plan: CleanPlan, *, now_us: int, limit: int | None = None) -> CleanReport:
     """Remove the sessions that the plan lets go and that may still go, at most `limit` of them.
 
     Each goes in one transaction, only if nobody changed or leased it since it was looked at. A failure of one is
@@ -147,10 +96,10 @@ def apply_clean(
     """
     if limit is not None and limit < 0:
         raise InvalidInput(f"limit must be at least 0, not {limit}", code="invalid_setting")
-    going = plan.going[:limit]
+    cleaned: list[SessionCleanup] = []
     errors = list(plan.errors)
-    cleaned = missing = stored_bytes = 0
-    for entry in going:
+    missing = stored_bytes = 0
+    for entry in plan.going[:limit]:
         try:
             freed = _clean(engine, entry.session, plan.policies, now_us)
         except NotFound:
@@ -158,10 +107,8 @@ def apply_clean(
         except StepkeepError as exc:
             errors.append(_failure(entry.session, exc))
         else:
-            cleaned += freed is not None
+            cleaned += [] if freed is None else [entry.decision]
             stored_bytes += freed or 0
-        if progress is not None:
-            progress(1)
     failed = len(errors) - len(plan.errors)
     try:
         stored_bytes += sweep(
@@ -171,18 +118,19 @@ def apply_clean(
         log.warning("Failed to sweep what cleaned sessions left: %s", exc)
         errors.append(SessionError(session=None, code=exc.code, message=str(exc)))
     return CleanReport(
-        cleaned=cleaned,
-        retained=len(plan.entries) - cleaned - missing - failed,
+        cleaned=len(cleaned),
+        retained=len(plan.entries) - len(cleaned) - missing - failed,
         missing=missing,
         error=len(errors),
         stored_bytes=stored_bytes,
+        sessions=tuple(cleaned),
         errors=tuple(errors),
     )
 
 
 def clean_store(
     engine: Engine,
-    policies: Callable[[str], CleanupPolicies],
+    policies: Policies,
     *,
     workflows: Iterable[str] = (),
     dry_run: bool = False,
@@ -199,50 +147,28 @@ def clean_store(
         for name in workflows
         if name not in known
     )
-    plans = list(plans_to_clean(engine, policies, now_us=now_us))
+    plan = plan_clean(engine, policies, now_us=now_us)
     if dry_run:
-        return _planned(plans, warnings)
-    reports = [apply_clean(engine, plan, now_us=now_us) for plan in plans]
-    left = {session.uid for session in engine.backend.sessions(SessionQuery())}
-    errors = tuple(error for report in reports for error in report.errors)
-    return CleanReport(
-        cleaned=sum(report.cleaned for report in reports),
-        retained=sum(report.retained for report in reports),
-        missing=sum(report.missing for report in reports),
-        error=len(errors),
-        stored_bytes=sum(report.stored_bytes for report in reports),
-        reclaimed_bytes=reclaim(engine, max_bytes=MAX_SEQ),
-        sessions=tuple(
-            SessionCleanup.of(entry)
-            for plan in plans
-            for entry in plan.going
-            if entry.session.uid not in left
-        ),
-        errors=errors,
-        warnings=warnings,
-    )
+        decisions = sorted((entry.decision for entry in plan.entries), key=lambda each: not each.goes)
+        return CleanReport(
+            is_dry_run=True,
+            cleaned=len(plan.going),
+            retained=len(plan.entries) - len(plan.going),
+            error=len(plan.errors),
+            sessions=tuple(decisions),
+            errors=plan.errors,
+            warnings=warnings,
+        )
+    report = apply_clean(engine, plan, now_us=now_us)
+    reclaimed = reclaim(engine, max_bytes=MAX_SEQ)
+    return msgspec.structs.replace(report, reclaimed_bytes=reclaimed, warnings=warnings)
 
 
-def _planned(plans: list[CleanPlan], warnings: tuple[str, ...]) -> CleanReport:
-    going = [entry for plan in plans for entry in plan.going]
-    staying = [entry for plan in plans for entry in plan.retained]
-    errors = tuple(error for plan in plans for error in plan.errors)
-    return CleanReport(
-        is_dry_run=True,
-        cleaned=len(going),
-        retained=len(staying),
-        error=len(errors),
-        sessions=tuple(SessionCleanup.of(entry) for entry in [*going, *staying]),
-        errors=errors,
-        warnings=warnings,
-    )
-
-
-def _clean(engine: Engine, planned: SessionInfo, policies: CleanupPolicies, now_us: int) -> int | None:
+def _clean(engine: Engine, planned: SessionInfo, policies: Policies, now_us: int) -> int | None:
     """Remove a session if it may still go; the stored bytes of its bodies, None when it stays."""
     session = engine.backend.session(planned.uid)
     decision = _decide(_Leases(engine), session, policies, now_us)
-    if not decision.clean:
+    if not decision.goes:
         return None
     stored_bytes = engine.backend.usage(session.uid).body_bytes
     log.info(
@@ -275,12 +201,12 @@ class _Leases:
         return lease is not None and lease.expires_us > now_us
 
 
-def _decide(leases: _Leases, session: SessionInfo, policies: CleanupPolicies, now_us: int) -> CleanupDecision:
+def _decide(leases: _Leases, session: SessionInfo, policies: Policies, now_us: int) -> SessionCleanup:
     """The lease is looked up only where it matters."""
-    decision = decide(session, policies, now_us)
-    if not decision.clean or not leases.has(session.uid, now_us):
+    decision = decide(session, policies(session.profile), now_us)
+    if not decision.goes or not leases.has(session.uid, now_us):
         return decision
-    return decide(session, policies, now_us, has_lease=True)
+    return decide(session, policies(session.profile), now_us, has_lease=True)
 
 
 def _failure(session: SessionInfo, exc: StepkeepError) -> SessionError:

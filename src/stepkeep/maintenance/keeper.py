@@ -27,12 +27,12 @@ import msgspec
 from stepkeep.engine import Engine, Saved
 from stepkeep.errors import PRUNE_FAILED, NotFound, StepkeepError
 from stepkeep.maintenance.budget import Budget, Limits
-from stepkeep.maintenance.clean import CleanEntry, CleanPlan, apply_clean, plans_to_clean
+from stepkeep.maintenance.clean import CleanEntry, CleanPlan, Policies, apply_clean, plan_clean
 from stepkeep.maintenance.prune import PrunePlan, PruneReport, apply_prune, plan_prune
 from stepkeep.maintenance.space import Ballast, compress_history, reclaim
 from stepkeep.model import SessionInfo
-from stepkeep.policy.cleanup import CleanupPolicies, decide
-from stepkeep.policy.retention import Decision, Retention
+from stepkeep.policy.cleanup import decide
+from stepkeep.policy.retention import Retention
 from stepkeep.processes import Worker, tell_of_forks
 
 log = logging.getLogger("stepkeep")
@@ -76,7 +76,7 @@ class Keeper:
         engine: Engine,
         *,
         retention_of: Callable[[SessionInfo], Retention],
-        policies: Callable[[str], CleanupPolicies],
+        policies: Policies,
         limits: Limits | None = None,
         keeps_history: bool = True,
         compress_after_hours: int | None = None,
@@ -294,7 +294,7 @@ class Keeper:
         notes = backend.annotations(uid, kind=kind)
         marked = {str(note.target) for note in notes if note.name == name}
         plan = self._plan(session, _NEWEST_ONLY)
-        new = (marked | set(job.ids)) & {each.item.id for each in plan.decisions}
+        new = (marked | set(job.ids)) & {each.checkpoint for each in plan.decisions}
         going = new & set(plan.going)
         for id in new - going - marked:
             backend.annotate(uid, id, kind, name, b"off", time_us=self._clock())
@@ -336,11 +336,11 @@ class Keeper:
         """Remove a finished session whose time has come."""
         if not session.status.is_finished:
             return False
-        policies, now_us = self._policies(session.profile), self._clock()
-        decision = decide(session, policies, now_us)
-        if not decision.clean:
+        now_us = self._clock()
+        decision = decide(session, self._policies(session.profile), now_us)
+        if not decision.goes:
             return False
-        plan = CleanPlan(policies=policies, entries=(CleanEntry(session, decision),))
+        plan = CleanPlan(policies=self._policies, entries=(CleanEntry(session, decision),))
         report = apply_clean(self._engine, plan, now_us=now_us)
         self._freed_bytes += report.stored_bytes
         return bool(report.cleaned)
@@ -354,10 +354,10 @@ class Keeper:
 
     def _clean_all(self) -> None:
         now_us = self._clock()
-        for plan in plans_to_clean(self._engine, self._policies, now_us=now_us):
-            if plan.going and not self._worker.is_stopping:
-                report = apply_clean(self._engine, plan, now_us=now_us, limit=SESSIONS_PER_CLEANING)
-                self._freed_bytes += report.stored_bytes
+        plan = plan_clean(self._engine, self._policies, now_us=now_us)
+        if plan.going and not self._worker.is_stopping:
+            report = apply_clean(self._engine, plan, now_us=now_us, limit=SESSIONS_PER_CLEANING)
+            self._freed_bytes += report.stored_bytes
 
     # --- lifetime
 
@@ -404,11 +404,7 @@ def _slack(keep_last: int) -> int:
 
 def _only(plan: PrunePlan, going: set[str]) -> PrunePlan:
     """The same plan, but nothing else goes."""
-    decisions = tuple(
-        each if each.keep or each.item.id in going else Decision(each.item, True, ("saved with history on",))
-        for each in plan.decisions
-    )
-    return msgspec.structs.replace(plan, decisions=decisions)
+    return msgspec.structs.replace(plan, going=tuple(id for id in plan.going if id in going))
 
 
 def _unexpected(exc: Exception) -> Exception | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from datetime import datetime
 from functools import partial
 from typing import TypeAlias
 
@@ -27,12 +26,11 @@ from stepkeep.errors import (
 )
 from stepkeep.fixes import FAIL, PASS, fixes_for_codes
 from stepkeep.maintenance.space import compress_history, count_compressible, in_turn, reclaim, sweep
-from stepkeep.model import MAX_SEQ, Header, SessionError, SessionInfo, from_us
+from stepkeep.model import MAX_SEQ, Header, SessionError, SessionInfo
 from stepkeep.policy.retention import (
     FROM_THE_FUTURE,
     NOTHING_VERIFIES,
-    Decision,
-    Item,
+    CheckpointDecision,
     Retention,
     decide,
     rule_texts,
@@ -48,72 +46,48 @@ Progress: TypeAlias = Callable[[int], None]
 class PrunePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What pruning would do to a session, checkpoint by checkpoint, newest first.
 
-    `reclaimable_bytes` are the stored bytes of bodies that nothing would need any more. Blobs are shared between
-    sessions and not counted.
+    `going` are the ids that go, in the order in which they can: the oldest first, but what requires another before
+    that one. `reclaimable_bytes` are the stored bytes of bodies that nothing would need any more. Blobs are shared
+    between sessions and not counted.
     """
 
     session: SessionInfo
-    decisions: tuple[Decision, ...]
+    decisions: tuple[CheckpointDecision, ...]
+    going: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     reclaimable_bytes: int = 0
 
-    @property
-    def going(self) -> tuple[str, ...]:
-        """The ids that go, oldest first."""
-        return tuple(each.item.id for each in reversed(self.decisions) if not each.keep)
 
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """The ids that stay, newest first."""
-        return tuple(each.item.id for each in self.decisions if each.keep)
+class PruneCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """`total` = `kept` + `deleted` + `missing`. `refused` are those of the kept that were to go and became needed
+    meanwhile; `missing` are those that others removed meanwhile. `stored_bytes` are needed no more."""
 
-
-class CheckpointDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether one checkpoint stays, and why."""
-
-    checkpoint: str
-    seq: int
-    branch: str
-    time: datetime
-    step: int | None
-    stored_bytes: int
-    stays: bool
-    reasons: tuple[str, ...]
-    warning: str | None
-
-
-class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What pruning did to the session with that key, or in a dry run would do.
-
-    `total` = `kept` + `deleted` + `missing`. `refused` are those of the kept that were to go and became needed
-    meanwhile; `missing` are those that others removed meanwhile. `stored_bytes` are needed no more. `rules` are in
-    words. A dry run has a decision for each checkpoint, newest first.
-    """
-
-    session: str
     total: int = 0
     kept: int = 0
     deleted: int = 0
     refused: int = 0
     missing: int = 0
     stored_bytes: int = 0
+
+
+class PruneReport(PruneCounts, frozen=True, kw_only=True):
+    """What pruning did to the session with that key, or in a dry run would do; `rules` are in words.
+
+    A dry run has a decision for each checkpoint, newest first.
+    """
+
+    session: str
     rules: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     decisions: tuple[CheckpointDecision, ...] = ()
 
 
-class Pruned(msgspec.Struct, frozen=True, kw_only=True):
+class Pruned(PruneCounts, frozen=True, kw_only=True):
     """What pruning did to all sessions it was asked for, or would do. `reclaimed_bytes` is what the store became
     smaller; other data may still use the room of what was removed. `compressed` counts checkpoints that stay and
     are stored smaller. `result` is PASS, or FAIL with `errors`; `fixes` is what to do about those."""
 
     is_dry_run: bool
-    total: int
-    kept: int
-    deleted: int
-    refused: int
-    missing: int
-    stored_bytes: int
     reclaimed_bytes: int
     sessions: tuple[PruneReport, ...]
     errors: tuple[SessionError, ...]
@@ -142,33 +116,35 @@ def plan_prune(engine: Engine, session: SessionInfo, retention: Retention, *, no
     headers = list(engine.headers(HeaderQuery(session=session.uid), broken=broken))
     blobs = engine.backend.blob_sizes(session.uid) if any(body.blobs for body in bodies) else {}
     decisions = decide(
-        _items(headers, bodies, blobs),
+        headers,
+        _stored_bytes(headers, bodies, blobs),
         retention,
         now_us,
         branches=branches,
         current=session.branch,
         verified_id=verified_id,
     )
-    going = {each.item.id for each in decisions if not each.keep}
-    staying = {header.id for header in headers} - going | {row.id for row, _ in broken}
+    going = tuple(_in_order(headers, {each.checkpoint for each in decisions if not each.stays}))
+    staying = {header.id for header in headers}.difference(going) | {row.id for row, _ in broken}
     return PrunePlan(
         session=session,
         decisions=tuple(decisions),
+        going=going,
         warnings=tuple(_warnings(broken, decisions, verified_id)),
         reclaimable_bytes=_reclaimable(bodies, blobs, staying),
     )
 
 
-def _items(
+def _stored_bytes(
     headers: Sequence[Header], bodies: Sequence[BodyInfo], blobs: Mapping[str, BlobSize]
-) -> list[Item]:
-    """The checkpoints, each with the bytes of its bodies and of the blobs that it is the newest to need."""
+) -> dict[str, int]:
+    """What each checkpoint takes: its bodies, and the blobs that it is the newest to need."""
     stored = dict.fromkeys((header.id for header in headers), 0)
     for body in bodies:
         stored[body.checkpoint] = stored.get(body.checkpoint, 0) + body.stored_size
     for blob, checkpoint in _newest_with(headers, bodies).items() if blobs else ():
         stored[checkpoint] += blobs[blob].stored_size if blob in blobs else 0
-    return [Item.of(header, stored[header.id]) for header in headers]
+    return stored
 
 
 def _newest_with(headers: Sequence[Header], bodies: Sequence[BodyInfo]) -> dict[str, str]:
@@ -214,7 +190,9 @@ def _newest_that_verifies(engine: Engine, session: SessionInfo) -> str:
 
 
 def _warnings(
-    broken: Sequence[tuple[HeaderRow, StepkeepError]], decisions: Sequence[Decision], verified_id: str
+    broken: Sequence[tuple[HeaderRow, StepkeepError]],
+    decisions: Sequence[CheckpointDecision],
+    verified_id: str,
 ) -> Iterator[str]:
     for row, exc in broken:
         yield f"{row.id} is left alone, its header is damaged: {exc}"
@@ -222,7 +200,7 @@ def _warnings(
         yield "no checkpoint of the current line verifies, so all of it stays: run verify"
     for decision in decisions:
         if decision.warning == FROM_THE_FUTURE:
-            yield f"{decision.item.id}: {decision.warning}"
+            yield f"{decision.checkpoint}: {decision.warning}"
 
 
 def _reclaimable(bodies: Sequence[BodyInfo], blobs: Mapping[str, BlobSize], staying: Set[str]) -> int:
@@ -240,6 +218,26 @@ def _reclaimable(bodies: Sequence[BodyInfo], blobs: Mapping[str, BlobSize], stay
 def _is_needed(body: BodyInfo, needed: Set[tuple[str, str]]) -> bool:
     is_own = (body.checkpoint, body.name) in needed
     return is_own and (not body.is_redundant or body.base is None or (body.base, body.name) in needed)
+
+
+def _in_order(headers: Sequence[Header], going: Set[str]) -> Iterator[str]:
+    """What goes, the oldest first, but what requires another before that one, or it would be refused."""
+    oldest_first = [header for header in reversed(headers) if header.id in going]
+    dependents: dict[str, list[str]] = {}
+    for header in oldest_first:
+        for required in header.requires:
+            dependents.setdefault(required, []).append(header.id)
+    seen: set[str] = set()
+    for header in oldest_first:
+        waiting = [(header.id, False)]  # not the call stack: a chain may be longer than Python recurses
+        while waiting:
+            id, is_ready = waiting.pop()
+            if is_ready:
+                yield id
+            elif id not in seen:
+                seen.add(id)
+                waiting.append((id, True))
+                waiting.extend((each, False) for each in dependents.get(id, ()))
 
 
 # --- apply -----------------------------------------------------------------------------------------------------
@@ -280,32 +278,12 @@ def prune_session(
         raise
     except StepkeepError as exc:
         raise exc if dry_run else _failed(engine, session, exc) from exc
-    report = _planned(plan) if dry_run else apply_prune(engine, plan)
+    if dry_run:
+        would = Removed(removed=plan.going, stored_bytes=plan.reclaimable_bytes)
+        report = msgspec.structs.replace(_report(plan, [would], 0), decisions=plan.decisions)
+    else:
+        report = apply_prune(engine, plan)
     return msgspec.structs.replace(report, rules=rule_texts(retention), warnings=plan.warnings)
-
-
-def _planned(plan: PrunePlan) -> PruneReport:
-    return PruneReport(
-        session=plan.session.key,
-        total=len(plan.decisions),
-        kept=len(plan.kept),
-        deleted=len(plan.going),
-        stored_bytes=plan.reclaimable_bytes,
-        decisions=tuple(
-            CheckpointDecision(
-                checkpoint=each.item.id,
-                seq=each.item.seq,
-                branch=each.item.branch,
-                time=from_us(each.item.time_us),
-                step=each.item.step,
-                stored_bytes=each.item.stored_bytes,
-                stays=each.keep,
-                reasons=each.reasons,
-                warning=each.warning,
-            )
-            for each in plan.decisions
-        ),
-    )
 
 
 def prune_store(
@@ -335,12 +313,7 @@ def prune_store(
     hours = compress_after_hours
     return Pruned(
         is_dry_run=dry_run,
-        total=sum(each.total for each in reports),
-        kept=sum(each.kept for each in reports),
-        deleted=sum(each.deleted for each in reports),
-        refused=sum(each.refused for each in reports),
-        missing=sum(each.missing for each in reports),
-        stored_bytes=sum(each.stored_bytes for each in reports),
+        **{name: sum(getattr(each, name) for each in reports) for name in PruneCounts.__struct_fields__},
         compressed=0
         if hours is None
         else compress(engine, after_hours=hours, now_us=engine.clock(), session=uid),
@@ -353,80 +326,38 @@ def prune_store(
 
 
 def _apply(engine: Engine, plan: PrunePlan, batch: int, progress: Progress | None) -> PruneReport:
-    uid, total = plan.session.uid, len(plan.decisions)
-    deleted = refused = missing = stored_bytes = 0
+    uid, done, swept_bytes = plan.session.uid, list[Removed](), 0
     try:
-        for done in _removals(engine, plan, batch):
-            deleted += len(done.removed)
-            refused += len(done.refused)
-            missing += len(done.missing)
-            stored_bytes += done.stored_bytes
+        for start in range(0, len(plan.going), batch):
+            remove = partial(engine.backend.remove, uid, plan.going[start : start + batch], keep_heads=True)
+            done.append(in_turn(engine, remove))
+            for id in done[-1].removed:
+                log.info("Pruning old checkpoint from history: %s", id)
             if progress is not None:
-                progress(len(done.removed) + len(done.refused) + len(done.missing))
-        if deleted or plan.reclaimable_bytes:
-            stored_bytes += sweep(engine, uid)
-        report = PruneReport(
-            session=plan.session.key,
-            total=total,
-            kept=total - deleted - missing,
-            deleted=deleted,
-            refused=refused,
-            missing=missing,
-            stored_bytes=stored_bytes,
-        )
-        if deleted:
-            _record(engine, uid, "pruned", report)
-    except NotFound:
-        return PruneReport(
-            session=plan.session.key,
-            total=total,
-            deleted=deleted,
-            missing=total - deleted,
-            stored_bytes=stored_bytes,
-        )
+                progress(len(done[-1].removed) + len(done[-1].refused) + len(done[-1].missing))
+        if plan.reclaimable_bytes or any(each.removed for each in done):
+            swept_bytes = sweep(engine, uid)
+        report = _report(plan, done, swept_bytes)
+        if report.deleted:
+            data = {name: getattr(report, name) for name in PruneCounts.__struct_fields__}
+            engine.backend.record_event(uid, "pruned", data, time_us=engine.clock())
+    except NotFound:  # others removed the whole session
+        report = _report(plan, done, swept_bytes)
+        return msgspec.structs.replace(report, kept=0, refused=0, missing=report.total - report.deleted)
     return report
 
 
-def _removals(engine: Engine, plan: PrunePlan, batch: int) -> Iterator[Removed]:
-    going = list(_in_order(plan))
-    for start in range(0, len(going), batch):
-        part = going[start : start + batch]
-        remove = partial(engine.backend.remove, plan.session.uid, part, keep_heads=True)
-        done = in_turn(engine, remove)
-        for id in done.removed:
-            log.info("Pruning old checkpoint from history: %s", id)
-        yield done
-
-
-def _in_order(plan: PrunePlan) -> Iterator[str]:
-    """What goes, the oldest first, but what requires another before that one, or it would be refused."""
-    going = {each.item.id: each.item for each in reversed(plan.decisions) if not each.keep}
-    requirers: dict[str, list[str]] = {}
-    for item in going.values():
-        for required in item.requires:
-            requirers.setdefault(required, []).append(item.id)
-    return _dependents_first(going, requirers)
-
-
-def _dependents_first(ids: Iterable[str], dependents: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Each id once, after all its dependents. A stack of its own: a chain may be longer than Python recurses."""
-    seen: set[str] = set()
-    for first in ids:
-        waiting = [(first, False)]
-        while waiting:
-            id, is_ready = waiting.pop()
-            if is_ready:
-                yield id
-            elif id not in seen:
-                seen.add(id)
-                waiting.append((id, True))
-                waiting.extend((each, False) for each in dependents.get(id, ()))
-
-
-def _record(engine: Engine, uid: str, type: str, report: PruneReport) -> None:
-    names = ("total", "kept", "deleted", "refused", "missing", "stored_bytes")
-    data = {name: getattr(report, name) for name in names}
-    engine.backend.record_event(uid, type, data, time_us=engine.clock())
+def _report(plan: PrunePlan, done: Sequence[Removed], swept_bytes: int) -> PruneReport:
+    deleted, missing = sum(len(each.removed) for each in done), sum(len(each.missing) for each in done)
+    return PruneReport(
+        session=plan.session.key,
+        total=len(plan.decisions),
+        kept=len(plan.decisions) - deleted - missing,
+        deleted=deleted,
+        refused=sum(len(each.refused) for each in done),
+        missing=missing,
+        stored_bytes=swept_bytes + sum(each.stored_bytes for each in done),
+    )
 
 
 def _failed(engine: Engine, session: SessionInfo, cause: StepkeepError) -> StepkeepError:

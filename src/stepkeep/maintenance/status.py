@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from heapq import nlargest
 from typing import Final
@@ -11,17 +10,14 @@ import msgspec
 
 from stepkeep.engine import Engine
 from stepkeep.history.documents import CheckpointInfo, SessionSummary, describe, summary_of
-from stepkeep.maintenance.clean import CleanPlan, SessionCleanup, plans_to_clean
+from stepkeep.maintenance.clean import Policies, plan_clean
 from stepkeep.model import Header, SessionInfo, Status
-from stepkeep.policy.cleanup import CleanupPolicies
+from stepkeep.policy.cleanup import SessionCleanup
 from stepkeep.policy.retention import Retention, rule_texts
 from stepkeep.storage.port import HeaderQuery, LooksOver, SessionQuery, Usage
 
 MAX_NAMED: Final = 10
 """How many sessions a status names at most, where there may be any number."""
-
-Policies = Callable[[str], CleanupPolicies]
-"""The cleanup policies of a profile."""
 
 
 class SessionUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +76,7 @@ def store_status(engine: Engine, policies: Policies, *, limit: int | None = MAX_
     statuses = dict.fromkeys((status.value for status in Status), 0)
     for info in sessions:
         statuses[info.status] += 1
-    going = [entry.session.key for plan in _plans(engine, policies) for entry in plan.going]
+    going = [entry.session.key for entry in plan_clean(engine, policies, now_us=engine.clock()).going]
     return StoreStatus(
         store=engine.backend.url,
         statuses=statuses,
@@ -114,6 +110,7 @@ def session_status(
     engine: Engine, policies: Policies, info: SessionInfo, retention: Retention, latest: Header | None
 ) -> SessionStatus:
     """Where a session stands, what it takes, and the rules it is under; `latest` is its newest checkpoint."""
+    plan = plan_clean(engine, policies, now_us=engine.clock())
     return SessionStatus(
         store=engine.backend.url,
         session=summary_of(info),
@@ -121,18 +118,8 @@ def session_status(
         latest=None if latest is None else describe(engine, info.key, [latest])[0],
         takes=session_usage(engine, info),
         rules=rule_texts(retention),
-        cleanup=_cleanup(engine, policies, info),
+        cleanup=next((each.decision for each in plan.entries if each.session.uid == info.uid), None),
     )
-
-
-def _cleanup(engine: Engine, policies: Policies, info: SessionInfo) -> SessionCleanup | None:
-    """Whether cleaning would remove a session now; None when its profile or policy makes no sense."""
-    entries = (entry for plan in _plans(engine, policies) for entry in plan.entries)
-    return next((SessionCleanup.of(entry) for entry in entries if entry.session.uid == info.uid), None)
-
-
-def _plans(engine: Engine, policies: Policies) -> list[CleanPlan]:
-    return list(plans_to_clean(engine, policies, now_us=engine.clock()))
 
 
 def _largest(engine: Engine, sessions: list[SessionInfo], limit: int | None) -> tuple[SessionUsage, ...]:

@@ -47,18 +47,19 @@ class CleanupPolicies(msgspec.Struct, frozen=True, kw_only=True):
     stale_days: int | None = None
 
 
-class CleanupDecision(msgspec.Struct, frozen=True):
-    """Whether a session goes, and why. `limit_days` is None where no age could make it go."""
+class SessionCleanup(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether cleaning removes a session, and why. `limit_days` is None where no age could make it go."""
 
-    clean: bool
+    session: str
+    goes: bool
     reason: str
     age_days: int
-    limit_days: int | None = None
+    limit_days: int | None
 
 
 def decide(
     session: SessionInfo, policies: CleanupPolicies, now_us: int, has_lease: bool = False
-) -> CleanupDecision:
+) -> SessionCleanup:
     """Whether this session may be removed as a whole. A time in the future counts as age 0.
 
     Raises:
@@ -70,11 +71,13 @@ def decide(
     age = max(0, now_us - since_us) // _DAY_US
     kept = _never(policies, rules, profile) or ("leased" if has_lease else None)
     if kept is not None:
-        return CleanupDecision(False, kept, age)
-    if session.status.is_finished:
+        goes, reason, limit = False, kept, None
+    elif session.status.is_finished:
         what = f"{session.status} {_days(age)} ago"
-        return _by_age(what, age, *_limit(rules, profile, session.status))
-    return _if_stale(session, policies, rules, profile, age)
+        goes, reason, limit = _by_age(what, age, *_limit(rules, profile, session.status))
+    else:
+        goes, reason, limit = _if_stale(session, policies, rules, profile, age)
+    return SessionCleanup(session=session.key, goes=goes, reason=reason, age_days=age, limit_days=limit)
 
 
 def rule_from(what: str, settings: object) -> CleanupRule:
@@ -150,21 +153,21 @@ def _limit(rules: list[_Place], profile: Profile, status: Status) -> tuple[int |
 
 def _if_stale(
     session: SessionInfo, policies: CleanupPolicies, rules: list[_Place], profile: Profile, idle_days: int
-) -> CleanupDecision:
+) -> tuple[bool, str, int | None]:
     """An unfinished session stays until it is stale; then it counts as failed at its last activity."""
     stale_days = profile.stale_days if policies.stale_days is None else policies.stale_days
     if stale_days is None or idle_days < stale_days:
-        return CleanupDecision(False, f"active ({session.status})", idle_days, stale_days)
+        return False, f"active ({session.status})", stale_days
     limit, source = _limit(rules, profile, session.status)
     if limit is not None and limit <= stale_days:
         limit, source = stale_days, "stale sessions"
     return _by_age(f"no activity for {_days(idle_days)}", idle_days, limit, source)
 
 
-def _by_age(what: str, age: int, limit: int | None, source: str) -> CleanupDecision:
+def _by_age(what: str, age: int, limit: int | None, source: str) -> tuple[bool, str, int | None]:
     if limit is None:
-        return CleanupDecision(False, f"{what}, no limit ({source})", age)
-    return CleanupDecision(age >= limit, f"{what}, limit {_days(limit)} ({source})", age, limit)
+        return False, f"{what}, no limit ({source})", None
+    return age >= limit, f"{what}, limit {_days(limit)} ({source})", limit
 
 
 def _ended_us(session: SessionInfo) -> int:

@@ -12,12 +12,21 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from stepkeep.model import MAIN_BRANCH, Branch, BranchState, Header, Status, TriggerKind, from_us
+from stepkeep.model import (
+    MAIN_BRANCH,
+    Branch,
+    BranchState,
+    Header,
+    Status,
+    TriggerKind,
+    from_us,
+    within_calendar,
+)
 from stepkeep.text import size
 
 SAFETY_TAG: Final = "safety"
@@ -85,97 +94,74 @@ def rule_texts(retention: Retention) -> tuple[str, ...]:
     return (*(f"keep {text}" for text in keeps), *(f"remove {text}" for text in removes))
 
 
-class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decision needs to know of one checkpoint. `digests` are (body, digest) pairs, sorted."""
-
-    id: str
-    seq: int
-    time_us: int
-    step: int | None = None
-    branch: str = MAIN_BRANCH
-    status: Status = Status.IN_PROGRESS
-    trigger: TriggerKind = TriggerKind.AUTO
-    tags: tuple[str, ...] = ()
-    requires: tuple[str, ...] = ()
-    parents: tuple[str, ...] = ()
-    digests: tuple[tuple[str, str], ...] = ()
-    stored_bytes: int = 0
-
-    @classmethod
-    def of(cls, header: Header, stored_bytes: int = 0) -> Item:
-        return cls(
-            id=header.id,
-            seq=header.seq,
-            time_us=header.time_us,
-            step=header.step,
-            branch=header.branch,
-            status=header.status,
-            trigger=header.trigger.kind,
-            tags=header.tags,
-            requires=header.requires,
-            parents=header.parents,
-            digests=tuple(sorted((name, content.digest) for name, content in header.contents.items())),
-            stored_bytes=stored_bytes,
-        )
-
-
-class Decision(msgspec.Struct, frozen=True):
+class CheckpointDecision(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one checkpoint stays, and why. There is always a reason."""
 
-    item: Item
-    keep: bool
+    checkpoint: str
+    seq: int
+    branch: str
+    time: datetime
+    step: int | None
+    stored_bytes: int
+    stays: bool
     reasons: tuple[str, ...]
-    warning: str | None = None
+    warning: str | None
 
 
 def decide(
-    items: Sequence[Item],
+    headers: Sequence[Header],
+    stored: Mapping[str, int],
     policy: Retention,
     now_us: int,
     *,
     branches: Sequence[Branch] = (),
     current: str = MAIN_BRANCH,
     verified_id: str | None = None,
-) -> list[Decision]:
-    """One decision for each checkpoint of a session, in the order given.
+) -> list[CheckpointDecision]:
+    """One decision for each checkpoint of a session, in the order given. `stored` is what each takes, in bytes.
 
     `verified_id` is the newest checkpoint of the current line known to verify: it and what follows it on that line
-    stay (V7). None sets no such guard; an id that is not among `items` keeps the whole line.
+    stay (V7). None sets no such guard; an id that is not among them keeps the whole line.
 
     "Newest" is always by `seq`. A time in the future counts as now and is warned of. An unchanged heartbeat is the
     last to be chosen by a rule and the first to go for a budget.
     """
-    idle = _unchanged_heartbeats(items)
-    ranked = sorted(items, key=lambda item: (item.id not in idle, item.seq), reverse=True)
-    guarded = _guarded(items, branches, current, verified_id)
-    aged = _over_age(items, policy, now_us)
+    idle = _unchanged_heartbeats(headers)
+    ranked = sorted(headers, key=lambda header: (header.id not in idle, header.seq), reverse=True)
+    guarded = _guarded(headers, branches, current, verified_id)
+    aged = _over_age(headers, policy, now_us)
     chosen = _chosen(ranked, policy, now_us, aged)
-    squeezed = _over_budget(ranked, guarded, chosen, policy.max_bytes)
+    squeezed = _over_budget(ranked, stored, guarded, chosen, policy.max_bytes)
     chosen = {id: reasons for id, reasons in chosen.items() if id not in squeezed}
-    kept = _with_required(items, guarded.keys() | chosen.keys())
-    required = _required(items, kept)
+    kept = _with_required(headers, guarded.keys() | chosen.keys())
+    required = _required(headers, kept)
 
-    def reasons_of(item: Item) -> Iterator[str]:
-        if item.id in kept:
+    def reasons_of(header: Header) -> Iterator[str]:
+        if header.id in kept:
             for voice in (guarded, required, chosen):
-                yield from voice.get(item.id, ())
-        elif item.id in aged and policy.max_age is not None:
+                yield from voice.get(header.id, ())
+        elif header.id in aged and policy.max_age is not None:
             yield f"older than {span_text(policy.max_age)}"
-        elif item.id in squeezed and policy.max_bytes is not None:
+        elif header.id in squeezed and policy.max_bytes is not None:
             yield f"over the budget of {size(policy.max_bytes)}"
-        elif item.id in idle:
+        elif header.id in idle:
             yield "unchanged heartbeat"
         else:
-            yield from _missed(item, policy, now_us)
+            yield from _missed(header, policy, now_us)
 
     return [
-        Decision(
-            item,
-            item.id in kept,
-            tuple(reasons_of(item)),
-            FROM_THE_FUTURE if item.time_us > now_us else None,
+        CheckpointDecision(
+            checkpoint=header.id,
+            seq=header.seq,
+            branch=header.branch,
+            time=from_us(within_calendar(header.time_us)),
+            step=header.step,
+            stored_bytes=stored.get(header.id, 0),
+            stays=header.id in kept,
+            reasons=tuple(reasons_of(header)),
+            warning=FROM_THE_FUTURE if header.time_us > now_us else None,
         )
-        for item in items
+        for header in headers
     ]
 
 
@@ -183,11 +169,11 @@ def decide(
 
 
 def _guarded(
-    items: Sequence[Item], branches: Sequence[Branch], current: str, verified_id: str | None
+    headers: Sequence[Header], branches: Sequence[Branch], current: str, verified_id: str | None
 ) -> Reasons:
     """What stays against every rule and cap, except for what is required: that depends on what else stays."""
-    newest_first = sorted(items, key=lambda item: item.seq, reverse=True)
-    known = {item.id for item in items}
+    newest_first = sorted(headers, key=lambda header: header.seq, reverse=True)
+    known = {header.id for header in headers}
     reasons: defaultdict[str, list[str]] = defaultdict(list)
     if newest_first:
         reasons[newest_first[0].id].append("newest")
@@ -199,18 +185,18 @@ def _guarded(
         if branch.fork in known:
             reasons[str(branch.fork)].append(f"fork point of {branch.name}")
     for status in (Status.FAILED, Status.COMPLETED):
-        for item in _newest_with(status, newest_first):
-            reasons[item.id].append(f"newest {status}")
-    for item in [item for item in newest_first if SAFETY_TAG in item.tags][:SAFETY_KEPT]:
-        reasons[item.id].append(f"last {SAFETY_KEPT} safety checkpoints")
+        for header in _newest_with(status, newest_first):
+            reasons[header.id].append(f"newest {status}")
+    for header in [header for header in newest_first if SAFETY_TAG in header.tags][:SAFETY_KEPT]:
+        reasons[header.id].append(f"last {SAFETY_KEPT} safety checkpoints")
     if verified_id is not None:
-        for item in _back_to(verified_id, list(_line(newest_first, branches, current))):
-            is_it = item.id == verified_id
-            reasons[item.id].append("newest that verifies" if is_it else "after the newest that verifies")
+        for header in _back_to(verified_id, list(_line(newest_first, branches, current))):
+            is_it = header.id == verified_id
+            reasons[header.id].append("newest that verifies" if is_it else "after the newest that verifies")
     return reasons
 
 
-def _line(items: Iterable[Item], branches: Sequence[Branch], current: str) -> Iterator[Item]:
+def _line(headers: Iterable[Header], branches: Sequence[Branch], current: str) -> Iterator[Header]:
     """The checkpoints that `latest` may fall back to: the current branch, and what it was forked from."""
     by_name = {branch.name: branch for branch in branches}
     limits: dict[str, int | None] = {current: None}
@@ -218,27 +204,27 @@ def _line(items: Iterable[Item], branches: Sequence[Branch], current: str) -> It
     while branch is not None and branch.fork_branch is not None and branch.fork_branch not in limits:
         limits[branch.fork_branch] = branch.fork_seq
         branch = by_name.get(branch.fork_branch)
-    for item in items:
-        if item.branch in limits:
-            limit = limits[item.branch]
-            if limit is None or item.seq <= limit:
-                yield item
+    for header in headers:
+        if header.branch in limits:
+            limit = limits[header.branch]
+            if limit is None or header.seq <= limit:
+                yield header
 
 
-def _back_to(verified_id: str, line: Sequence[Item]) -> list[Item]:
-    since = next((item.seq for item in line if item.id == verified_id), None)
-    return [item for item in line if since is None or item.seq >= since]
+def _back_to(verified_id: str, line: Sequence[Header]) -> list[Header]:
+    since = next((header.seq for header in line if header.id == verified_id), None)
+    return [header for header in line if since is None or header.seq >= since]
 
 
-def _newest_with(status: Status, newest_first: Iterable[Item]) -> Iterator[Item]:
-    found = next((item for item in newest_first if item.status is status), None)
+def _newest_with(status: Status, newest_first: Iterable[Header]) -> Iterator[Header]:
+    found = next((header for header in newest_first if header.status is status), None)
     if found is not None:
         yield found
 
 
-def _with_required(items: Iterable[Item], roots: Set[str]) -> set[str]:
+def _with_required(headers: Iterable[Header], roots: Set[str]) -> set[str]:
     """The roots and all they require, through any number of steps. What is already gone is not missed."""
-    by_id = {item.id: item for item in items}
+    by_id = {header.id: header for header in headers}
     kept: set[str] = set()
     waiting = list(roots)
     while waiting:
@@ -249,18 +235,18 @@ def _with_required(items: Iterable[Item], roots: Set[str]) -> set[str]:
     return kept
 
 
-def _required(items: Iterable[Item], kept: Set[str]) -> Reasons:
+def _required(headers: Iterable[Header], kept: Set[str]) -> Reasons:
     """For each checkpoint that another kept one requires, by which: the newest is named, the rest counted."""
-    by: defaultdict[str, list[Item]] = defaultdict(list)
-    for item in items:
-        if item.id in kept:
-            for id in set(item.requires) - {item.id}:
-                by[id].append(item)
+    by: defaultdict[str, list[Header]] = defaultdict(list)
+    for header in headers:
+        if header.id in kept:
+            for id in set(header.requires) - {header.id}:
+                by[id].append(header)
     return {id: [_required_text(requirers)] for id, requirers in by.items()}
 
 
-def _required_text(requirers: Sequence[Item]) -> str:
-    newest = max(requirers, key=lambda item: item.seq)
+def _required_text(requirers: Sequence[Header]) -> str:
+    newest = max(requirers, key=lambda header: header.seq)
     more = f" and {len(requirers) - 1} more" if len(requirers) > 1 else ""
     return f"required by {newest.id}{more}"
 
@@ -285,7 +271,7 @@ def _spans(policy: Retention) -> tuple[timedelta | None, ...]:
     return policy.keep_within, policy.keep_hourly, policy.keep_daily, policy.keep_weekly
 
 
-def _chosen(ranked: Sequence[Item], policy: Retention, now_us: int, aged: Set[str]) -> Reasons:
+def _chosen(ranked: Sequence[Header], policy: Retention, now_us: int, aged: Set[str]) -> Reasons:
     """What the keep rules name, with their names, except for what is too old for any of them."""
     reasons: defaultdict[str, list[str]] = defaultdict(list)
     for id, reason in _named(ranked, policy, now_us):
@@ -294,48 +280,50 @@ def _chosen(ranked: Sequence[Item], policy: Retention, now_us: int, aged: Set[st
     return reasons
 
 
-def _named(ranked: Sequence[Item], policy: Retention, now_us: int) -> Iterator[tuple[str, str]]:
+def _named(ranked: Sequence[Header], policy: Retention, now_us: int) -> Iterator[tuple[str, str]]:
     if policy.keeps_all:
-        yield from ((item.id, "no limit") for item in ranked)
+        yield from ((header.id, "no limit") for header in ranked)
     if policy.keep_last is not None:
-        yield from ((item.id, f"last {policy.keep_last}") for item in ranked[: policy.keep_last])
+        yield from ((header.id, f"last {policy.keep_last}") for header in ranked[: policy.keep_last])
     within, *periods = _spans(policy)
     if within is not None:
         reason = f"within {span_text(within)}"
-        yield from ((item.id, reason) for item in ranked if _is_within(item, within, now_us))
+        yield from ((header.id, reason) for header in ranked if _is_within(header, within, now_us))
     for period, span in zip(_PERIODS, periods, strict=True):
         if span is not None:
             yield from _newest_of_each(period, span, ranked, now_us)
-    for item in ranked:
-        if policy.keep_manual and item.trigger is TriggerKind.MANUAL:
-            yield item.id, "manual"
-        yield from ((item.id, f"tag {tag}") for tag in policy.keep_tags if tag in item.tags)
+    for header in ranked:
+        if policy.keep_manual and header.trigger.kind is TriggerKind.MANUAL:
+            yield header.id, "manual"
+        yield from ((header.id, f"tag {tag}") for tag in policy.keep_tags if tag in header.tags)
     if policy.keep_terminal:
-        newest_first = sorted(ranked, key=lambda item: item.seq, reverse=True)
+        newest_first = sorted(ranked, key=lambda header: header.seq, reverse=True)
         # The newest failed and completed one are guarded anyway.
-        yield from ((item.id, "newest cancelled") for item in _newest_with(Status.CANCELLED, newest_first))
+        yield from (
+            (header.id, "newest cancelled") for header in _newest_with(Status.CANCELLED, newest_first)
+        )
 
 
 def _newest_of_each(
-    period: _Period, span: timedelta, ranked: Iterable[Item], now_us: int
+    period: _Period, span: timedelta, ranked: Iterable[Header], now_us: int
 ) -> Iterator[tuple[str, str]]:
     seen: set[str] = set()
-    for item in ranked:
-        if not _is_within(item, span, now_us):
+    for header in ranked:
+        if not _is_within(header, span, now_us):
             continue
-        label = from_us(min(item.time_us, now_us)).strftime(period.label)
+        label = from_us(min(header.time_us, now_us)).strftime(period.label)
         if label not in seen:
             seen.add(label)
-            yield item.id, f"{period.rule} {label}"
+            yield header.id, f"{period.rule} {label}"
 
 
-def _missed(item: Item, policy: Retention, now_us: int) -> Iterator[str]:
+def _missed(header: Header, policy: Retention, now_us: int) -> Iterator[str]:
     """Why no rule named it."""
     if policy.keep_last is not None:
         yield f"beyond the last {policy.keep_last}"
     spans = _spans(policy)
     for period, span in zip(_PERIODS, spans[1:], strict=True):
-        if span is not None and _is_within(item, span, now_us):
+        if span is not None and _is_within(header, span, now_us):
             yield f"not the newest of its {period.name}"
             return
     longest = max((span for span in spans if span is not None), default=None)
@@ -343,42 +331,47 @@ def _missed(item: Item, policy: Retention, now_us: int) -> Iterator[str]:
         yield f"older than {span_text(longest)}"
 
 
-def _unchanged_heartbeats(items: Sequence[Item]) -> set[str]:
+def _unchanged_heartbeats(headers: Sequence[Header]) -> set[str]:
     """Saved by a timer, with the same contents as the checkpoint before: they tell nothing that it does not."""
-    digests = {item.id: item.digests for item in items}
+    digests = {
+        header.id: {name: content.digest for name, content in header.contents.items()} for header in headers
+    }
     return {
-        item.id
-        for item in items
-        if item.trigger is TriggerKind.TIMER
-        and item.digests
-        and item.parents
-        and digests.get(item.parents[0]) == item.digests
+        header.id
+        for header in headers
+        if header.trigger.kind is TriggerKind.TIMER
+        and header.contents
+        and header.parents
+        and digests.get(header.parents[0]) == digests[header.id]
     }
 
 
 # --- caps ------------------------------------------------------------------------------------------------------
 
 
-def _over_age(items: Iterable[Item], policy: Retention, now_us: int) -> set[str]:
+def _over_age(headers: Iterable[Header], policy: Retention, now_us: int) -> set[str]:
     if policy.max_age is None:
         return set()
     limit_us = _us(policy.max_age)
-    return {item.id for item in items if now_us - item.time_us > limit_us}
+    return {header.id for header in headers if now_us - header.time_us > limit_us}
 
 
-def _over_budget(ranked: Sequence[Item], guarded: Reasons, chosen: Reasons, budget: int | None) -> Set[str]:
+def _over_budget(
+    ranked: Sequence[Header], stored: Mapping[str, int], guarded: Reasons, chosen: Reasons, budget: int | None
+) -> Set[str]:
     """The chosen ones that must go for the budget: no more than needed, the lowest rank first.
 
     What a kept one requires stays, so giving up a checkpoint may free nothing, or more than itself.
     """
     if budget is None:
         return set()
-    sizes = {item.id: item.stored_bytes for item in ranked}
-    first_to_go = [item.id for item in reversed(ranked) if item.id in chosen and item.id not in guarded]
+    first_to_go = [
+        header.id for header in reversed(ranked) if header.id in chosen and header.id not in guarded
+    ]
 
     def fits(given_up: int) -> bool:
         kept = _with_required(ranked, guarded.keys() | set(first_to_go[given_up:]))
-        return sum(sizes[id] for id in kept) <= budget
+        return sum(stored.get(id, 0) for id in kept) <= budget
 
     return set(first_to_go[: bisect_left(range(len(first_to_go)), True, key=fits)])
 
@@ -390,8 +383,8 @@ def _us(span: timedelta) -> int:
     return span // timedelta(microseconds=1)
 
 
-def _is_within(item: Item, span: timedelta, now_us: int) -> bool:
-    return now_us - min(item.time_us, now_us) < _us(span)
+def _is_within(header: Header, span: timedelta, now_us: int) -> bool:
+    return now_us - min(header.time_us, now_us) < _us(span)
 
 
 _UNITS: Final = (

@@ -292,12 +292,12 @@ def _adding(event: HookEvent, text: str) -> Answer:
 
 def _clean(store: AnyStore) -> None:
     """Remove sessions whose time has come, by the rules of the configuration. It may fail: others clean too."""
-    from stepkeep.maintenance.clean import apply_clean, plans_to_clean
+    from stepkeep.maintenance.clean import apply_clean, plan_clean
 
     try:
         engine, policies = store.engine, store.settings.cleanup_policies
         now_us = engine.clock()
-        for plan in plans_to_clean(engine, policies, now_us=now_us):
-            apply_clean(engine, plan, now_us=now_us, limit=MAX_CLEANED)
+        plan = plan_clean(engine, policies, now_us=now_us)
+        apply_clean(engine, plan, now_us=now_us, limit=MAX_CLEANED)
     except (StepkeepError, OSError):
         return

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Final
 
 from stepkeep.codec.integrity import digest
-from stepkeep.codec.readable import Layout, phase_of, timestamp, within_calendar
+from stepkeep.codec.readable import Layout, phase_of, timestamp
 from stepkeep.model import Header
 
 SIDECAR: Final = ".stepkeep"
@@ -205,7 +205,7 @@ def found_names(pointer: str, time_us: int) -> Iterator[str]:
 
 def second_of(time_us: int) -> str:
     """`YYYYMMDD-HHMMSS` in UTC."""
-    text = timestamp(within_calendar(time_us))
+    text = timestamp(time_us)
     return text[:10].replace("-", "") + "-" + text[11:19].replace(":", "")
 
 
