@@ -257,11 +257,7 @@ SCHEMA: Final = (
         TEXT,
         "What runs the `agent` steps of workflows. The prompt takes the place of `{prompt}`, or comes on stdin.",
     ),
-    Key(
-        "agent.checkpoints.enabled",
-        BOOLEAN,
-        "Whether `Store.execute` saves checkpoints at all.",
-    ),
+    Key("agent.checkpoints.enabled", BOOLEAN, "Whether `Store.execute` saves checkpoints at all."),
     Key(
         "agent.checkpoints.auto_checkpoint",
         BOOLEAN,
@@ -272,11 +268,7 @@ SCHEMA: Final = (
         _COUNT_OR_ALL,
         "How many checkpoints a session with profile `agent` keeps.",
     ),
-    Key(
-        "agent.checkpoints.prune_after_days",
-        DAYS,
-        "How long finished sessions with profile `agent` stay.",
-    ),
+    Key("agent.checkpoints.prune_after_days", DAYS, "How long finished sessions with profile `agent` stay."),
     Key(
         "agent.checkpoints.compress_state",
         BOOLEAN,
@@ -319,16 +311,8 @@ SCHEMA: Final = (
         SIZE,
         "A workflow whose state is stored in more gets a warning that names its largest values.",
     ),
-    Key(
-        "workflow.max_stored_bytes",
-        SIZE,
-        "A workflow's state that takes more, stored, is refused.",
-    ),
-    Key(
-        "workflow.max_raw_bytes",
-        SIZE,
-        "A workflow's state that takes more, uncompressed, is refused.",
-    ),
+    Key("workflow.max_stored_bytes", SIZE, "A workflow's state that takes more, stored, is refused."),
+    Key("workflow.max_raw_bytes", SIZE, "A workflow's state that takes more, uncompressed, is refused."),
     Key(
         "worker.max_attempts",
         COUNT,
@@ -353,11 +337,7 @@ SCHEMA: Final = (
         _TIMER,
         "So long after the last checkpoint, time alone is worth an automatic one of the connected parts.",
     ),
-    Key(
-        "workspace.max_file_bytes",
-        SIZE,
-        "Project files that are larger are not captured, and reported.",
-    ),
+    Key("workspace.max_file_bytes", SIZE, "Project files that are larger are not captured, and reported."),
     Key(
         "workspace.max_total_bytes",
         SIZE,
