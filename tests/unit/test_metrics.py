@@ -20,9 +20,8 @@ from stepkeep import config
 from stepkeep.access import has_token, is_known_host, is_known_origin, read_address
 from stepkeep.engine import Saved
 from stepkeep.errors import Conflict
-from stepkeep.maintenance.metering import Meter
+from stepkeep.maintenance.metering import KEEP_HOURS, Meter, MetricsFile, metrics_path
 from stepkeep.maintenance.metrics import HOUR_US, Metrics, latency_class, metrics_of, percentile, totals_of
-from stepkeep.maintenance.metrics_file import KEEP_HOURS, MetricsFile, metrics_path
 from stepkeep.model import Content
 from stepkeep.testing.builders import draft
 
@@ -313,7 +312,7 @@ def test_a_program_with_opentelemetry_gets_the_counts(file: Path) -> None:
     metrics = pytest.importorskip("opentelemetry.sdk.metrics")
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-    from stepkeep.maintenance.telemetry import Reporter
+    from stepkeep.maintenance.metering import Reporter
 
     reader = InMemoryMetricReader()
     provider = metrics.MeterProvider(metric_readers=[reader])
@@ -338,7 +337,7 @@ def test_opentelemetry_is_not_loaded_on_our_account(file: Path) -> None:
         f"store = stepkeep.open('sqlite:{file}'); store.session('s').save({{}})\n"
         "assert 'opentelemetry' not in sys.modules\n"
         "import opentelemetry.metrics\n"
-        "from stepkeep.maintenance.telemetry import reporter\n"
+        "from stepkeep.maintenance.metering import reporter\n"
         "assert reporter() is not None\n"
         f"with stepkeep.open('sqlite:{file}') as other: other.session('s').save({{}})\n"
         "store.close()\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import stepkeep
-from stepkeep.maintenance.metrics_file import metrics_path
+from stepkeep.maintenance.metering import metrics_path
 from stepkeep.maintenance.space import ballast_file
 from stepkeep.workspace import git as git_module
 from stepkeep.workspace import scan

@@ -141,7 +141,7 @@ if TYPE_CHECKING:
         recover as recover,
     )
     from stepkeep.maintenance.prune import Pruned as Pruned, PruneReport as PruneReport
-    from stepkeep.maintenance.stats import Stats as Stats, prometheus as prometheus
+    from stepkeep.maintenance.metrics import Stats as Stats, prometheus as prometheus
     from stepkeep.maintenance.status import (
         NextClean as NextClean,
         SessionStatus as SessionStatus,
@@ -322,7 +322,7 @@ _NAMES_BY_MODULE = {
     "maintenance.clean": ("CleanReport",),
     "maintenance.copying": ("CopyReport", "RecoverReport", "copy_store", "count_copied", "recover"),
     "maintenance.prune": ("PruneReport", "Pruned"),
-    "maintenance.stats": ("Stats", "prometheus"),
+    "maintenance.metrics": ("Stats", "prometheus"),
     "maintenance.status": ("NextClean", "SessionStatus", "SessionUsage", "StoreStatus"),
     "maintenance.verify": ("Finding", "VerifyReport"),
     "model": (

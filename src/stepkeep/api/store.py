@@ -42,9 +42,8 @@ if TYPE_CHECKING:
     from stepkeep.maintenance.backup import BackupReport
     from stepkeep.maintenance.clean import CleanReport
     from stepkeep.maintenance.copying import CopyReport
-    from stepkeep.maintenance.metrics import Metrics
+    from stepkeep.maintenance.metrics import Metrics, Stats
     from stepkeep.maintenance.prune import Pruned
-    from stepkeep.maintenance.stats import Stats
     from stepkeep.maintenance.status import StoreStatus
     from stepkeep.maintenance.verify import Progress, VerifyReport
     from stepkeep.recording.phase_checkpoints import Phases
@@ -457,7 +456,7 @@ class Store:
 
     def stats(self, *, hours: int = 24) -> Stats:
         """What all processes counted: totals, latencies, and the last hours one by one."""
-        from stepkeep.maintenance.stats import store_stats
+        from stepkeep.maintenance.metrics import store_stats
 
         return store_stats(self._engine, self._upkeep.meter.counts(), hours=hours)
 

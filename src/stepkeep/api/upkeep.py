@@ -67,9 +67,7 @@ class Upkeep:
     def _make_meter(self) -> Meter:
         from pathlib import Path
 
-        from stepkeep.maintenance.metering import Meter
-        from stepkeep.maintenance.metrics_file import MetricsFile, metrics_path
-        from stepkeep.maintenance.telemetry import reporter
+        from stepkeep.maintenance.metering import Meter, MetricsFile, metrics_path, reporter
 
         path = None
         if self._settings is not None and self._settings["metrics.enabled"]:

@@ -1,12 +1,17 @@
-"""What the metrics are: counters by the hour, and the figures made of them. Pure."""
+"""What the metrics are: counters by the hour, the figures made of them, and the same as Prometheus text."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Final, TypeAlias
 
 import msgspec
+
+from stepkeep.engine import Engine
+from stepkeep.model import from_us
+from stepkeep.storage.port import SessionQuery, Usage
 
 HOUR_US: Final = 3_600_000_000
 
@@ -14,21 +19,6 @@ LATENCIES_MS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 1000, 5000)
 """The upper ends of the latency classes; the last class has none."""
 
 _CLASSES: Final = (*(f"le_{end}" for end in LATENCIES_MS), "le_inf")
-
-COUNTERS: Final = (
-    "saves",
-    "content_bytes",
-    "stored_bytes",
-    "save_us",
-    "repeats",
-    "failures",
-    "conflicts",
-    "fallbacks",
-    "resumes",
-    "steps_recovered",
-    *_CLASSES,
-)
-"""Every counter that is kept. All of them only grow."""
 
 Counts: TypeAlias = dict[tuple[int, str], int]
 """(hour since 1970, counter) -> how much was counted in that hour."""
@@ -106,23 +96,135 @@ def classes(totals: Mapping[str, int]) -> list[int]:
     return [totals.get(name, 0) for name in _CLASSES]
 
 
-def totals_of(counts: Counts, *, since_hour: int | None = None) -> dict[str, int]:
-    """The sum of every counter over all hours, or those from one on."""
+def totals_of(counts: Counts) -> dict[str, int]:
+    """The sum of every counter over all hours."""
     totals: dict[str, int] = {}
-    for (hour, name), number in counts.items():
-        if since_hour is None or hour >= since_hour:
-            totals[name] = totals.get(name, 0) + number
+    for (_, name), number in counts.items():
+        totals[name] = totals.get(name, 0) + number
     return totals
 
 
-def added(*several: Counts) -> Counts:
-    """Several counts as one."""
-    result: Counts = {}
-    for key, number in _entries(several):
-        result[key] = result.get(key, 0) + number
-    return result
+def added(one: Counts, other: Counts) -> Counts:
+    """Two counts as one."""
+    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
 
 
-def _entries(several: Iterable[Counts]) -> Iterable[tuple[tuple[int, str], int]]:
-    for counts in several:
-        yield from counts.items()
+# --- statistics ------------------------------------------------------------------------------------------------
+
+
+class HourStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What was counted in one hour, which begins at `time`. The latency is an average, None without saves."""
+
+    time: datetime
+    saves: int
+    failures: int
+    conflicts: int
+    fallbacks: int
+    resumes: int
+    steps_recovered: int
+    content_bytes: int
+    stored_bytes: int
+    latency_ms: float | None
+
+
+class LatencyClass(msgspec.Struct, frozen=True, kw_only=True):
+    """How many saves took up to `up_to_ms`, and more than the class before; None: any longer."""
+
+    up_to_ms: int | None
+    saves: int
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """What was counted, by all processes. `since` is the first hour that is known apart, None when nothing was
+    counted. `checkpoint_removed_count` are the checkpoints that pruning and `delete` took from sessions which exist.
+    """
+
+    store: str
+    since: datetime | None
+    metrics: Metrics
+    checkpoint_removed_count: int
+    usage: Usage
+    latencies: tuple[LatencyClass, ...]
+    hours: tuple[HourStats, ...]
+
+
+def store_stats(engine: Engine, counts: Counts, *, hours: int) -> Stats:
+    """All totals of what was counted, and the last hours one by one, the oldest first."""
+    totals = totals_of(counts)
+    last = engine.clock() // HOUR_US
+    known = [hour for hour, _ in counts if hour > 0]
+    ends: tuple[int | None, ...] = (*LATENCIES_MS, None)
+    return Stats(
+        store=engine.backend.url,
+        since=from_us(min(known) * HOUR_US) if known else None,
+        metrics=metrics_of(totals),
+        checkpoint_removed_count=sum(info.removed_count for info in engine.backend.sessions(SessionQuery())),
+        usage=engine.backend.usage(),
+        latencies=tuple(
+            LatencyClass(up_to_ms=end, saves=number)
+            for end, number in zip(ends, classes(totals), strict=True)
+        ),
+        hours=tuple(_hour(counts, hour) for hour in range(last - hours + 1, last + 1)),
+    )
+
+
+def _hour(counts: Counts, hour: int) -> HourStats:
+    saves, save_us = counts.get((hour, "saves"), 0), counts.get((hour, "save_us"), 0)
+    return HourStats(
+        time=from_us(hour * HOUR_US),
+        latency_ms=round(save_us / saves / 1e3, 3) if saves else None,
+        **{name: counts.get((hour, name), 0) for name in HourStats.__struct_fields__[1:-1]},
+    )
+
+
+# --- Prometheus ------------------------------------------------------------------------------------------------
+
+_COUNTERS: Final = {
+    "checkpoint_save_count": "Checkpoints saved",
+    "checkpoint_resume_count": "Runs that went on where one stopped",
+    "steps_recovered": "Steps not done again because of checkpoints",
+    "checkpoint_repeat_count": "Saves found stored by their key",
+    "checkpoint_failure_count": "Saves that were not stored",
+    "checkpoint_conflict_count": "Saves refused: someone wrote first",
+    "checkpoint_fallback_count": "Loads that took an older checkpoint",
+    "content_bytes": "Bytes of all saved checkpoints",
+    "stored_bytes": "Bytes they were stored in",
+}
+_USAGE: Final = {
+    "sessions": "Sessions in the store",
+    "checkpoints": "Checkpoints in the store",
+    "body_bytes": "Bytes that the bodies take",
+    "store_bytes": "Bytes that the store takes on the disk",
+}
+
+
+def prometheus(stats: Stats) -> str:
+    """The totals in the text format that Prometheus reads."""
+    metrics, removed = stats.metrics, stats.checkpoint_removed_count
+    lines: list[str] = []
+    for name, text in _COUNTERS.items():
+        lines += _sample(f"{name}_total", "counter", getattr(metrics, name), text)
+    average = metrics.checkpoint_save_size_bytes
+    lines += _sample("checkpoint_save_size_bytes", "gauge", average, "Average size of a checkpoint")
+    lines += _sample("checkpoint_removed_count", "gauge", removed, "Checkpoints removed from living sessions")
+    for name, text in _USAGE.items():
+        lines += _sample(name, "gauge", getattr(stats.usage, name), text)
+    return "\n".join([*lines, *_histogram(stats)]) + "\n"
+
+
+def _sample(name: str, kind: str, value: float, text: str) -> list[str]:
+    full = f"stepkeep_{name}"
+    return [f"# HELP {full} {text}.", f"# TYPE {full} {kind}", f"{full} {value}"]
+
+
+def _histogram(stats: Stats) -> list[str]:
+    name = "stepkeep_checkpoint_save_latency_ms"
+    saves = stats.metrics.checkpoint_save_count
+    lines = [f"# HELP {name} Time to save a checkpoint.", f"# TYPE {name} histogram"]
+    reached = 0
+    for each in stats.latencies:
+        reached += each.saves
+        end = "+Inf" if each.up_to_ms is None else str(each.up_to_ms)
+        lines.append(f'{name}_bucket{{le="{end}"}} {reached}')
+    total = round(stats.metrics.checkpoint_save_latency_ms * saves, 3)
+    return [*lines, f"{name}_sum {total}", f"{name}_count {reached}"]
