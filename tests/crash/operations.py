@@ -16,10 +16,9 @@ from stepkeep import PlanStep, Store
 from stepkeep.engine import Engine
 from stepkeep.engine.engine import SETTLING
 from stepkeep.errors import BackendUnavailable, Conflict
-from stepkeep.maintenance.backup import backup, restore_backup_file
+from stepkeep.maintenance.backup import backup, restore_backup
 from stepkeep.maintenance.copying import copy
 from stepkeep.maintenance.space import reclaim, sweep
-from stepkeep.model import utc_now_us
 from stepkeep.storage.files import FilesBackend
 from stepkeep.storage.sqlite import SqliteBackend
 from tests.crash import agent, trees
@@ -183,7 +182,7 @@ def backed_up(store: Store, root: Path) -> None:
 
 def put_back(store: Store, root: Path, say: Say) -> None:
     store.close()
-    restore_backup_file(root / KEPT, root / "store/h.db", now_us=utc_now_us(), force=True)
+    restore_backup(root / KEPT, f"sqlite:{root}/store/h.db", force=True)
 
 
 def replaced_is_kept(store: Store, root: Path) -> list[str]:

@@ -7,7 +7,6 @@ that a backup with its name is whole.
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ import msgspec
 
 from stepkeep.engine import Engine
 from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, NotFound
-from stepkeep.maintenance.copying import copy
+from stepkeep.maintenance.copying import copy, copy_database
 from stepkeep.maintenance.verify import Finding, verify
 from stepkeep.model import from_us, utc_now_us
 from stepkeep.storage.disk import (
@@ -116,34 +115,23 @@ def dated_name(now_us: int) -> str:
 def restore_backup(
     source: str | Path, url: str, *, force: bool = False, progress: Progress | None = None
 ) -> BackupReport:
-    """Make a backup the store at a URL; see `restore_backup_file`.
-
-    Raises:
-        InvalidInput: the URL is not that of a SQLite store (`not_a_file_store`).
-    """
-    destination = database_file(url)
-    if destination is None:
-        raise InvalidInput(
-            f"{url} is no SQLite store: open the backup as sqlite:{source} and copy it there",
-            code="not_a_file_store",
-        )
-    return restore_backup_file(Path(source), destination, now_us=utc_now_us(), force=force, progress=progress)
-
-
-def restore_backup_file(
-    source: Path, destination: Path, *, now_us: int, force: bool = False, progress: Progress | None = None
-) -> BackupReport:
-    """Make a backup the store at `destination`, after it was verified. The backup itself is only read.
+    """Make a backup the store at a URL, after it was verified. The backup itself is only read.
 
     With `force` a store that is there is kept under another name, which is in the report. At every moment there is a
     store at the destination, the old one or the backup.
 
     Raises:
         NotFound: there is no such backup.
-        InvalidInput: the destination exists, or the backup is not a store.
+        InvalidInput: the URL is not that of a SQLite store, the destination exists, or the backup is not a store.
         Corrupt: the backup is damaged: recover it into a new store instead.
         BackendUnavailable: the store at the destination is open somewhere. Nothing was changed.
     """
+    source, destination = Path(source), database_file(url)
+    if destination is None:
+        raise InvalidInput(
+            f"{url} is not a SQLite store: open the backup as sqlite:{source} and copy it there",
+            code="not_a_file_store",
+        )
     if not source.is_file():
         raise NotFound(f"no backup {source}", code="backup_not_found")
     if destination.exists() and source.samefile(destination):
@@ -156,7 +144,7 @@ def restore_backup_file(
     with file_errors(destination, code="backup_failed"):
         make_private_directory(destination.parent)
         with _unfinished(destination) as temporary:
-            _copy_store(source, temporary)
+            copy_database(source, temporary)
             if progress is not None:
                 progress(0.5)
             try:
@@ -169,7 +157,7 @@ def restore_backup_file(
                     f"{source} is damaged: {report.findings[0].message}; recover it into a new store",
                     code="backup_damaged",
                 )
-            replaced = _kept(destination, now_us)
+            replaced = _kept(destination)
             _make_room(destination)
             put_in_place(temporary, destination, replace=replaced is not None)
     if progress is not None:
@@ -243,22 +231,13 @@ def _rotate(directory: Path, keep: int) -> tuple[str, ...]:
     return tuple(str(path) for path in going)
 
 
-def _copy_store(source: Path, target: Path) -> None:
-    """The database with its log, should it have one; the log has the newest commits."""
-    for ending in ("", "-wal"):
-        if (file := Path(f"{source}{ending}")).is_file():
-            copied = Path(f"{target}{ending}")
-            copied.touch(mode=0o600, exist_ok=False)
-            shutil.copyfile(file, copied)
-
-
-def _kept(path: Path, now_us: int) -> str | None:
+def _kept(path: Path) -> str | None:
     """Give a store that is about to be replaced another name, durably; None when there is none."""
     if not path.exists():
         return None
     with suppress(InvalidInput, Corrupt):  # a store that cannot be opened has nobody working on it
         make_single_file(path)
-    kept = path.with_name(f"{path.name}.replaced-{from_us(now_us):%Y%m%dT%H%M%S%f}")
+    kept = path.with_name(f"{path.name}.replaced-{from_us(utc_now_us()):%Y%m%dT%H%M%S%f}")
     if (log := Path(f"{path}-wal")).exists():
         log.rename(f"{kept}-wal")  # SQLite would apply it to the backup
     try:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -21,36 +20,23 @@ from stepkeep.codec.integrity import check_content
 from stepkeep.engine import Engine, chains, reader
 from stepkeep.engine.chains import Base, Chain
 from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
-from stepkeep.maintenance.verify import Finding, verify
+from stepkeep.maintenance.verify import Finding, Progress, is_stored, missing_numbers, verify
 from stepkeep.model import Branch, Header, SessionInfo, Status
-from stepkeep.storage.port import Annotation, Backend, Blob, Body, HeaderQuery, HeaderRow, SessionQuery
+from stepkeep.storage.port import Backend, Blob, Body, HeaderQuery, HeaderRow, SessionQuery
 from stepkeep.storage.salvage import salvage
 from stepkeep.storage.sqlite import SqliteBackend
 from stepkeep.storage.urls import database_file, directory_of, open_backend
 
-Progress = Callable[[int], None]
-
-_FILE_ENDINGS: Final = ("", "-wal", "-shm")
-
-
-class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    """A session or checkpoint, or a blob it names, that is not in the destination, and why."""
-
-    session: str
-    code: str
-    message: str
-    seq: int | None = None
-    checkpoint: str | None = None
-
 
 class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a copy did. `present` counts checkpoints that were there before; `refused` are sessions not copied."""
+    """What a copy did. `present` counts checkpoints that were there before; `refused` are sessions not copied, and
+    `lost` checkpoints, or blobs they name. `findings` is damage at the destination."""
 
     sessions: int = 0
     copied: int = 0
     present: int = 0
-    lost: tuple[Lost, ...] = ()
-    refused: tuple[Lost, ...] = ()
+    lost: tuple[Finding, ...] = ()
+    refused: tuple[Finding, ...] = ()
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -85,16 +71,11 @@ def copy(
         except BackendUnavailable:
             raise  # one of the stores cannot be used: the next session would fail too
         except StepkeepError as exc:
-            refusal = Lost(session=session.key, code=exc.code, message=str(exc))
-            report = CopyReport(refused=(refusal,))
-        total = _sum(total, report)
+            report = CopyReport(refused=(Finding.of(session.key, exc),))
+        total = CopyReport(
+            **{name: getattr(total, name) + getattr(report, name) for name in CopyReport.__struct_fields__}
+        )
     return total
-
-
-def _sum(one: CopyReport, other: CopyReport) -> CopyReport:
-    return CopyReport(
-        **{name: getattr(one, name) + getattr(other, name) for name in CopyReport.__struct_fields__}
-    )
 
 
 class _SessionCopy:
@@ -115,8 +96,8 @@ class _SessionCopy:
         # Branches before the session: no head is beyond the counter that bounds the copy.
         self._branches = source.backend.branches(session.uid)
         self._session = source.backend.session(session.uid)
-        self._lines: dict[tuple[str, str], Chain] = {}
-        self._lost: list[Lost] = []
+        self._chains: dict[tuple[str, str], Chain] = {}
+        self._lost: list[Finding] = []
 
     def run(self) -> CopyReport:
         uid = self._session.uid
@@ -124,7 +105,8 @@ class _SessionCopy:
         self._destination.backend.adopt_session(msgspec.structs.replace(self._session, last_seq=0))
         stored = {row.id for row in self._destination.backend.headers(HeaderQuery(session=uid))}
         copied = present = 0
-        for row in self._rows():
+        query = HeaderQuery(session=uid, max_seq=self._session.last_seq, newest_first=False)
+        for row in self._source.backend.headers(query):
             if row.id in stored:
                 present += 1
             else:
@@ -153,43 +135,33 @@ class _SessionCopy:
                 session=self._session.key,
             )
 
-    def _rows(self) -> Iterator[HeaderRow]:
-        query = HeaderQuery(session=self._session.uid, max_seq=self._session.last_seq, newest_first=False)
-        return self._source.backend.headers(query)
-
     def _copy_row(self, row: HeaderRow) -> bool:
         try:
             header = reader.verified(row)
-            members = {name: self._member(header, name) for name in header.contents}
+            contents = {name: self._content(header, name) for name in header.contents}
         except NotFound:
             return False
         except StepkeepError as exc:
-            if self._is_there(row):
-                self._lose(exc, row)
+            if is_stored(self._source, row):
+                self._lost.append(Finding.of(self._session.key, exc, row))
             return False
-        blobs = self._blobs(row, members)
-        kept = {blob.digest for blob in blobs}
+        blobs = self._blobs(row, {blob for content in contents.values() for blob in content.blobs})
         bodies = [
             body
-            for name, member in members.items()
-            for body in self._encode(header, name, member._replace(blobs=member.blobs & kept))
+            for name, content in contents.items()
+            for body in self._encode(header, name, content._replace(blobs=content.blobs & blobs.keys()))
         ]
-        new = self._missing(blobs)
-        return self._destination.backend.adopt(
-            header.session, row.raw, bodies=bodies, blobs=new, annotations=self._annotations(header.id)
+        target = self._destination.backend
+        stored = target.has_blobs(list(blobs)) if blobs else set()
+        return target.adopt(
+            header.session,
+            row.raw,
+            bodies=bodies,
+            blobs=[blob for digest, blob in blobs.items() if digest not in stored],
+            annotations=self._source.backend.annotations(self._session.uid, [header.id]),
         )
 
-    def _is_there(self, row: HeaderRow) -> bool:
-        """False when it was removed while it was being read."""
-        query = HeaderQuery(session=row.session, ids=(row.id,), limit=1)
-        return next(self._source.backend.headers(query), None) is not None
-
-    def _lose(self, exc: StepkeepError, row: HeaderRow) -> None:
-        self._lost.append(
-            Lost(session=self._session.key, code=exc.code, message=str(exc), seq=row.seq, checkpoint=row.id)
-        )
-
-    def _member(self, header: Header, name: str) -> Base:
+    def _content(self, header: Header, name: str) -> Base:
         """The verified content of a body, with every blob its records keep alive."""
         backend = self._source.backend
         chain = backend.body_chain(header.session, header.id, name)
@@ -200,39 +172,31 @@ class _SessionCopy:
             content = reader.load_body(backend, header, name)  # its keyframe may have a redundant delta
         return Base(header.id, content, frozenset(blob for body in chain for blob in body.blobs))
 
-    def _encode(self, header: Header, name: str, member: Base) -> list[Body]:
+    def _encode(self, header: Header, name: str, content: Base) -> list[Body]:
         if not self._destination.backend.capabilities.takes_deltas:
-            return [chains.plain(name, member)]
-        line = (header.branch, name)
-        bodies, self._lines[line] = chains.encode(
+            return [chains.plain(name, content)]
+        place = (header.branch, name)
+        bodies, self._chains[place] = chains.encode(
             name,
-            self._lines.get(line),
-            member,
+            self._chains.get(place),
+            content,
             limit=self._destination.group_limit(self._session),
             as_keyframe=header.status is not Status.IN_PROGRESS,
         )
         return bodies
 
-    def _blobs(self, row: HeaderRow, members: dict[str, Base]) -> list[Blob]:
+    def _blobs(self, row: HeaderRow, wanted: set[str]) -> dict[str, Blob]:
         """The blobs of a checkpoint that are intact; others are reported, and the checkpoint goes without."""
-        intact = []
-        for wanted in sorted({blob for member in members.values() for blob in member.blobs}):
+        intact = {}
+        for digest in sorted(wanted):
             try:
-                self._source.load_blob(wanted)
+                self._source.load_blob(digest)
             except StepkeepError as exc:
-                self._lose(exc, row)
+                self._lost.append(Finding.of(self._session.key, exc, row))
                 continue
-            blob = self._source.backend.blob(wanted)
-            if blob is not None:
-                intact.append(blob)
+            if (blob := self._source.backend.blob(digest)) is not None:
+                intact[digest] = blob
         return intact
-
-    def _missing(self, blobs: list[Blob]) -> list[Blob]:
-        stored = self._destination.backend.has_blobs([blob.digest for blob in blobs]) if blobs else set()
-        return [blob for blob in blobs if blob.digest not in stored]
-
-    def _annotations(self, checkpoint: str) -> list[Annotation]:
-        return self._source.backend.annotations(self._session.uid, [checkpoint])
 
     def _copy_waiting_annotations(self) -> None:
         """Those whose checkpoint has not come yet."""
@@ -249,7 +213,6 @@ class _SessionCopy:
         now = source.session(uid)
         gaps = [(first, min(last, end)) for first, last in now.gaps if first <= end]
         lost = self._lost_numbers(gaps) if self._salvage else []
-        self._report_missing(lost)
         final = msgspec.structs.replace(now, last_seq=end, gaps=tuple(sorted([*gaps, *lost])))
         destination.adopt_session(final, self._branches, source.events(uid))
         if lost:
@@ -257,31 +220,25 @@ class _SessionCopy:
             data = {"seqs": [list(each) for each in lost]}
             destination.record_event(uid, "checkpoints_lost", data, time_us=self._destination.clock())
 
-    def _report_missing(self, ranges: list[tuple[int, int]]) -> None:
-        """Name the numbers whose checkpoint was not even found."""
-        named = {each.seq for each in self._lost}
-        for first, last in ranges:
-            self._lost += [
-                Lost(
-                    session=self._session.key,
-                    code="checkpoint_missing",
-                    message=f"checkpoint #{seq} was not found, and it is not known to be pruned",
-                    seq=seq,
-                )
-                for seq in range(first, last + 1)
-                if seq not in named
-            ]
-
     def _lost_numbers(self, gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Closed ranges of numbers that are neither in the destination nor removed on purpose."""
-        query = HeaderQuery(session=self._session.uid, newest_first=False)
-        there = [(row.seq, row.seq) for row in self._destination.backend.headers(query)]
-        ranges, expected = [], 1
-        end = self._session.last_seq + 1
-        for first, last in sorted([*there, *gaps, (end, end)]):
-            if first > expected:
-                ranges.append((expected, first - 1))
-            expected = max(expected, last + 1)
+        """Closed ranges of numbers that are neither in the destination nor removed on purpose.
+
+        Those whose checkpoint was not even found are reported too.
+        """
+        rows = self._destination.backend.headers(HeaderQuery(session=self._session.uid))
+        ranges = list(missing_numbers((row.seq for row in rows), gaps, self._session.last_seq))
+        named = {each.seq for each in self._lost}
+        self._lost += [
+            Finding(
+                session=self._session.key,
+                code="checkpoint_missing",
+                message=f"checkpoint #{seq} was not found, and it is not known to be pruned",
+                seq=seq,
+            )
+            for first, last in ranges
+            for seq in range(first, last + 1)
+            if seq not in named
+        ]
         return ranges
 
     def _without_lost_head(self, branch: Branch) -> Branch:
@@ -297,8 +254,6 @@ class _SessionCopy:
 
 # --- recovering ------------------------------------------------------------------------------------------------
 
-Open = Callable[[Path], Backend]
-
 
 class RecoverReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was salvaged. `by_pages` is set when the file was read page by page, because SQLite could not."""
@@ -306,141 +261,6 @@ class RecoverReport(msgspec.Struct, frozen=True, kw_only=True):
     copied: CopyReport
     by_pages: bool = False
     problem: str | None = None
-
-
-def recover_database(
-    damaged: Path, destination: Engine, *, progress: Progress | None = None
-) -> RecoverReport:
-    """Salvage a SQLite store, with its log where there is one.
-
-    It is read as a store first. When that fails, or does not give everything, its pages are read one by one.
-
-    Raises:
-        NotFound: there is no such file, or nothing in it is a checkpoint of ours.
-    """
-    _check_exists(damaged)
-    with _working_copy(damaged) as (work, _):
-        problem = _trouble(work, damaged)
-        if problem is None:
-            copied = _copy(SqliteBackend(work), destination, progress)
-            if copied.is_whole:
-                return RecoverReport(copied=copied)
-            problem = _first_problem(copied).replace(str(work), str(damaged))
-    with _working_copy(damaged) as (work, folder):  # opening may have changed the first one
-        copied = _copy(salvage(work, folder / "salvaged.db"), destination, progress)
-        copied = msgspec.structs.replace(copied, copied=copied.copied + copied.present, present=0)
-    if not copied.sessions and not copied.refused:
-        raise NotFound(f"{damaged} holds no checkpoint that verifies: {problem}", code="nothing_recoverable")
-    return RecoverReport(copied=copied, by_pages=True, problem=problem)
-
-
-def _first_problem(copied: CopyReport) -> str:
-    lost = [*copied.refused, *copied.lost]
-    return lost[0].message if lost else copied.findings[0].message
-
-
-def recover_directory(
-    damaged: Path, destination: Engine, open_copy: Open, *, progress: Progress | None = None
-) -> RecoverReport:
-    """Salvage a store of files, opened from a copy of its directory."""
-    _check_exists(damaged)
-    with tempfile.TemporaryDirectory(prefix="stepkeep-recover-") as folder:
-        work = Path(folder) / "store"
-        with _reading(damaged):
-            shutil.copytree(damaged, work, symlinks=True)
-        return RecoverReport(copied=_copy(open_copy(work), destination, progress))
-
-
-def _check_exists(path: Path) -> None:
-    if not path.exists():
-        raise NotFound(f"no store {path}", code="store_not_found")
-
-
-@contextmanager
-def _working_copy(damaged: Path) -> Iterator[tuple[Path, Path]]:
-    with tempfile.TemporaryDirectory(prefix="stepkeep-recover-") as folder, _reading(damaged):
-        work = Path(folder) / "damaged.db"
-        for ending in ("", "-wal"):
-            if (file := Path(f"{damaged}{ending}")).is_file():
-                shutil.copyfile(file, f"{work}{ending}")
-        yield work, Path(folder)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise BackendUnavailable(
-            f"{path} cannot be read: {exc.strerror or exc}", code="store_not_readable", retryable=False
-        ) from exc
-
-
-def _trouble(work: Path, damaged: Path) -> str | None:
-    """Why the store cannot be read whole; None when it can."""
-    try:
-        engine = Engine(SqliteBackend(work))
-        try:
-            report, stored = verify(engine), engine.backend.usage()
-        finally:
-            _close(engine)
-    except StepkeepError as exc:
-        return str(exc).replace(str(work), str(damaged))
-    if report.findings:
-        return report.findings[0].message
-    if report.checkpoints != stored.checkpoints:
-        return f"{stored.checkpoints - report.checkpoints} checkpoints belong to no session"
-    return None if report.sessions else "it has no session"
-
-
-def _close(engine: Engine) -> None:
-    """A damaged database may fail to close as well; nothing of it is needed any more."""
-    with suppress(StepkeepError):
-        engine.close()
-
-
-def _copy(backend: Backend, destination: Engine, progress: Progress | None) -> CopyReport:
-    engine = Engine(backend)
-    try:
-        sessions = list(backend.sessions(SessionQuery()))
-        return copy(engine, destination, sessions=sessions, salvage=True, progress=progress)
-    finally:
-        _close(engine)
-
-
-# --- stores by their URLs --------------------------------------------------------------------------------------
-
-
-def copy_store(
-    source: str, destination: str, *, keys: Sequence[str] = (), progress: Progress | None = None
-) -> CopyReport:
-    """Copy sessions, all of them unless named, from the store at one URL into the store at another.
-
-    Raises:
-        NotFound: there is no such store or session.
-        InvalidInput: both URLs name the same store.
-        BackendUnavailable: one of the stores failed. What was copied is whole; copy again to go on.
-    """
-    _check_apart(source, destination)
-    with _existing(source) as engine:
-        return copy_into(engine, destination, keys=keys, progress=progress)
-
-
-def copy_into(
-    source: Engine, destination: str, *, keys: Sequence[str] = (), progress: Progress | None = None
-) -> CopyReport:
-    """The same for a source that is open."""
-    _check_apart(source.backend.url, destination)
-    sessions = [source.find_session(key) for key in keys] if keys else None
-    with _opened(destination) as target:
-        return copy(source, target, sessions=sessions, progress=progress)
-
-
-def count_copied(source: str, keys: Sequence[str] = ()) -> int:
-    """How many checkpoints `copy_store` will look at."""
-    with _existing(source) as engine:
-        uids = [engine.find_session(key).uid for key in keys] if keys else [None]
-        return sum(engine.backend.usage(uid).checkpoints for uid in uids)
 
 
 def recover(source: str, destination: str, *, progress: Progress | None = None) -> RecoverReport:
@@ -461,20 +281,140 @@ def recover(source: str, destination: str, *, progress: Progress | None = None) 
             return _recover(source, target, progress)
     except NotFound:
         if made is not None and is_new:
-            _remove_store(made)
+            for ending in ("", "-wal", "-shm"):
+                with suppress(OSError):
+                    Path(f"{made}{ending}").unlink(missing_ok=True)
         raise
 
 
 def _recover(source: str, target: Engine, progress: Progress | None) -> RecoverReport:
+    _check_exists(source)
     if (file := database_file(source)) is not None:
-        return recover_database(file, target, progress=progress)
-    if (directory := directory_of(source)) is not None:
-        options = source.partition("?")[2]
-        return recover_directory(
-            directory, target, lambda copy: open_backend(f"files:{copy}?{options}"), progress=progress
-        )
-    with _existing(source) as engine:
-        return RecoverReport(copied=copy(engine, target, salvage=True, progress=progress))
+        return _recover_database(file, target, progress)
+    if (directory := directory_of(source)) is None:
+        with _opened(source) as engine:
+            return RecoverReport(copied=copy(engine, target, salvage=True, progress=progress))
+    with tempfile.TemporaryDirectory(prefix="stepkeep-recover-") as folder:
+        work = Path(folder) / "store"
+        with _reading(directory):
+            shutil.copytree(directory, work, symlinks=True)
+        backend = open_backend(f"files:{work}?{source.partition('?')[2]}")
+        return RecoverReport(copied=_salvage(backend, target, progress))
+
+
+def _recover_database(damaged: Path, destination: Engine, progress: Progress | None) -> RecoverReport:
+    """Salvage a SQLite store, with its log where there is one.
+
+    It is read as a store first. When that fails, or does not give everything, its pages are read one by one.
+    """
+    with _working_copy(damaged) as work:
+        problem = _trouble(work, damaged)
+        if problem is None:
+            copied = _salvage(SqliteBackend(work), destination, progress)
+            if copied.is_whole:
+                return RecoverReport(copied=copied)
+            found = [*copied.refused, *copied.lost, *copied.findings]
+            problem = found[0].message.replace(str(work), str(damaged))
+    with _working_copy(damaged) as work:  # opening may have changed the first one
+        pages = salvage(work, work.with_name("salvaged.db"))
+        copied = _salvage(pages, destination, progress)
+        copied = msgspec.structs.replace(copied, copied=copied.copied + copied.present, present=0)
+    if not copied.sessions and not copied.refused:
+        raise NotFound(f"{damaged} holds no checkpoint that verifies: {problem}", code="nothing_recoverable")
+    return RecoverReport(copied=copied, by_pages=True, problem=problem)
+
+
+@contextmanager
+def _working_copy(damaged: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="stepkeep-recover-") as folder, _reading(damaged):
+        work = Path(folder) / "damaged.db"
+        copy_database(damaged, work)
+        yield work
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a database, which nobody writes to, and its log, should it have one: the log has the newest commits."""
+    for ending in ("", "-wal"):
+        if (file := Path(f"{source}{ending}")).is_file():
+            copied = Path(f"{target}{ending}")
+            copied.touch(mode=0o600, exist_ok=False)
+            shutil.copyfile(file, copied)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise BackendUnavailable(
+            f"{path} cannot be read: {exc.strerror or exc}", code="store_not_readable", retryable=False
+        ) from exc
+
+
+def _trouble(work: Path, damaged: Path) -> str | None:
+    """Why the store cannot be read whole; None when it can."""
+    try:
+        with _closing(Engine(SqliteBackend(work))) as engine:
+            report, stored = verify(engine), engine.backend.usage()
+    except StepkeepError as exc:
+        return str(exc).replace(str(work), str(damaged))
+    if report.findings:
+        return report.findings[0].message
+    if report.checkpoints != stored.checkpoints:
+        return f"{stored.checkpoints - report.checkpoints} checkpoints belong to no session"
+    return None if report.sessions else "it has no session"
+
+
+@contextmanager
+def _closing(engine: Engine) -> Iterator[Engine]:
+    """A damaged database may fail to close as well; nothing of it is needed any more."""
+    try:
+        yield engine
+    finally:
+        with suppress(StepkeepError):
+            engine.close()
+
+
+def _salvage(backend: Backend, destination: Engine, progress: Progress | None) -> CopyReport:
+    with _closing(Engine(backend)) as engine:
+        return copy(engine, destination, salvage=True, progress=progress)
+
+
+# --- stores by their URLs --------------------------------------------------------------------------------------
+
+
+def copy_store(
+    source: str, destination: str, *, keys: Sequence[str] = (), progress: Progress | None = None
+) -> CopyReport:
+    """Copy sessions, all of them unless named, from the store at one URL into the store at another.
+
+    Raises:
+        NotFound: there is no such store or session.
+        InvalidInput: both URLs name the same store.
+        BackendUnavailable: one of the stores failed. What was copied is whole; copy again to go on.
+    """
+    _check_apart(source, destination)
+    _check_exists(source)
+    with _opened(source) as engine:
+        return copy_into(engine, destination, keys=keys, progress=progress)
+
+
+def copy_into(
+    source: Engine, destination: str, *, keys: Sequence[str] = (), progress: Progress | None = None
+) -> CopyReport:
+    """The same for a source that is open."""
+    _check_apart(source.backend.url, destination)
+    sessions = [source.find_session(key) for key in keys] if keys else None
+    with _opened(destination) as target:
+        return copy(source, target, sessions=sessions, progress=progress)
+
+
+def count_copied(source: str, keys: Sequence[str] = ()) -> int:
+    """How many checkpoints `copy_store` will look at."""
+    _check_exists(source)
+    with _opened(source) as engine:
+        uids = [engine.find_session(key).uid for key in keys] if keys else [None]
+        return sum(engine.backend.usage(uid).checkpoints for uid in uids)
 
 
 def _check_apart(source: str, destination: str) -> None:
@@ -486,13 +426,10 @@ def _check_apart(source: str, destination: str) -> None:
         raise InvalidInput(f"{destination} is the source itself", code="same_store")
 
 
-@contextmanager
-def _existing(url: str) -> Iterator[Engine]:
-    place = database_file(url) or directory_of(url)
-    if place is not None and not place.exists():
-        raise NotFound(f"no store at {place}", code="store_not_found")
-    with _opened(url) as engine:
-        yield engine
+def _check_exists(url: str) -> None:
+    path = database_file(url) or directory_of(url)
+    if path is not None and not path.exists():
+        raise NotFound(f"no store at {path}", code="store_not_found")
 
 
 @contextmanager
@@ -503,9 +440,3 @@ def _opened(url: str) -> Iterator[Engine]:
         yield engine
     finally:
         engine.close()
-
-
-def _remove_store(path: Path) -> None:
-    for ending in _FILE_ENDINGS:
-        with suppress(OSError):
-            Path(f"{path}{ending}").unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -15,13 +15,19 @@ from stepkeep.storage.port import HeaderQuery, HeaderRow, SessionQuery
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is not as it was written."""
+    """Something that is not as it was written, or cannot be read any more."""
 
     session: str
     code: str
     message: str
     checkpoint: str | None = None
     seq: int | None = None
+
+    @classmethod
+    def of(cls, key: str, exc: StepkeepError, at: Header | HeaderRow | None = None) -> Finding:
+        """What was met while a session, or one of its checkpoints, was read."""
+        id, seq = (None, None) if at is None else (at.id, at.seq)
+        return cls(session=key, code=exc.code, message=str(exc), checkpoint=id, seq=seq)
 
 
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +54,12 @@ def verify(
 ) -> VerifyReport:
     """Check one session, or all of them. Reads everything, changes nothing but rows that can be rebuilt."""
     sessions = [session] if session is not None else list(engine.backend.sessions(SessionQuery()))
-    findings = [] if session is not None else _lost_sessions(engine)
+    findings: list[Finding] = []
+    if session is None:
+        findings += [
+            Finding(session=place, code=code, message=message)
+            for place, message, code in engine.backend.inconsistencies()
+        ]
     checkpoints = bodies = 0
     for each in sessions:
         engine.backend.branches(each.uid)  # rebuilds records that are damaged or lost
@@ -77,21 +88,11 @@ def verify(
     )
 
 
-def _lost_sessions(engine: Engine) -> list[Finding]:
-    return [
-        Finding(session=place, code=code, message=message)
-        for place, message, code in engine.backend.inconsistencies()
-    ]
-
-
 def _headers(engine: Engine, session: SessionInfo) -> tuple[list[Header], list[Finding]]:
     broken: list[tuple[HeaderRow, StepkeepError]] = []
     query = HeaderQuery(session=session.uid, newest_first=False)
     headers = list(engine.headers(query, broken=broken))
-    return headers, [
-        Finding(session=session.key, code=exc.code, message=str(exc), checkpoint=row.id, seq=row.seq)
-        for row, exc in broken
-    ]
+    return headers, [Finding.of(session.key, exc, row) for row, exc in broken]
 
 
 def _chain_findings(session: SessionInfo, headers: list[Header]) -> Iterator[Finding]:
@@ -109,19 +110,28 @@ def _numbering_findings(engine: Engine, session: SessionInfo) -> Iterator[Findin
     The gaps are read after the headers, and numbers given since `session` was read do not count: others may save
     and prune meanwhile.
     """
-    stored = [(row.seq, row.seq) for row in engine.backend.headers(HeaderQuery(session=session.uid))]
+    stored = [row.seq for row in engine.backend.headers(HeaderQuery(session=session.uid))]
     gaps = engine.backend.session(session.uid).gaps
-    end = session.last_seq + 1
+    for first, last in missing_numbers(stored, gaps, session.last_seq):
+        missing = f"#{first}" if first == last else f"#{first} to #{last}"
+        yield Finding(
+            session=session.key,
+            code="checkpoint_missing",
+            message=f"checkpoint {missing} is missing and was not removed on purpose",
+            seq=first,
+        )
+
+
+def missing_numbers(
+    stored: Iterable[int], gaps: Iterable[tuple[int, int]], last_seq: int
+) -> Iterator[tuple[int, int]]:
+    """Closed ranges of numbers up to `last_seq` that are neither stored nor in one of the gaps."""
     expected = 1
-    for first, last in [*sorted(each for each in [*stored, *gaps] if each[0] < end), (end, end)]:
+    for first, last in sorted([*((seq, seq) for seq in stored), *gaps, (last_seq + 1, last_seq + 1)]):
+        if first > last_seq + 1:
+            return
         if first > expected:
-            missing = f"#{expected}" if first == expected + 1 else f"#{expected} to #{first - 1}"
-            yield Finding(
-                session=session.key,
-                code="checkpoint_missing",
-                message=f"checkpoint {missing} is missing and was not removed on purpose",
-                seq=expected,
-            )
+            yield expected, first - 1
         expected = max(expected, last + 1)
 
 
@@ -133,8 +143,8 @@ def _body_findings(engine: Engine, session: SessionInfo, header: Header) -> Iter
         try:
             check_content(reader.from_chain(chain), content, checkpoint=header.id, body=name)
         except StepkeepError as exc:
-            if _is_removed(engine, header):
-                return
+            if not is_stored(engine, header):
+                return  # someone removed it while it was being looked at
             served = ", but its redundant delta serves" if _loads(engine, header, name) else ""
             yield _finding(session, header, f"{exc}{served}", exc.code)
         redundant = backend.redundant_delta(session.uid, header.id, name)
@@ -142,10 +152,10 @@ def _body_findings(engine: Engine, session: SessionInfo, header: Header) -> Iter
             yield _finding(session, header, f"the redundant delta of body {name!r} of {header.id} is damaged")
 
 
-def _is_removed(engine: Engine, header: Header) -> bool:
-    """Whether someone removed the checkpoint while it was being looked at."""
-    query = HeaderQuery(session=header.session, ids=(header.id,), limit=1)
-    return next(engine.backend.headers(query), None) is None
+def is_stored(engine: Engine, row: Header | HeaderRow) -> bool:
+    """Whether a checkpoint that was read before is still there."""
+    query = HeaderQuery(session=row.session, ids=(row.id,), limit=1)
+    return next(engine.backend.headers(query), None) is not None
 
 
 def _loads(engine: Engine, header: Header, name: str) -> bool:
@@ -163,7 +173,7 @@ def _blob_findings(engine: Engine, session: SessionInfo) -> Iterator[Finding]:
         try:
             engine.load_blob(blob)
         except StepkeepError as exc:
-            yield Finding(session=session.key, code=exc.code, message=str(exc))
+            yield Finding.of(session.key, exc)
 
 
 def _index_findings(engine: Engine, session: SessionInfo, told: set[str | None]) -> Iterator[Finding]:
