@@ -226,15 +226,23 @@ def new_uid() -> str:
 
 def check_name(what: str, text: object) -> str:
     """`text` if it may be a key, branch, tag, external id or idempotency key; the rule is the same everywhere."""
+    return _checked(what, text, 1, MAX_NAME_BYTES, "invalid_name")
+
+
+def _checked(what: str, text: object, least: int, most: int, code: str) -> str:
     if not isinstance(text, str):
-        raise InvalidInput(f"{what} must be text, not {type(text).__name__}", code="invalid_name")
-    size = len(_utf8(what, text))
-    if not 1 <= size <= MAX_NAME_BYTES:
+        raise InvalidInput(f"{what} must be text, not {type(text).__name__}", code=code)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as exc:
         raise InvalidInput(
-            f"{what} must have 1 to {MAX_NAME_BYTES} bytes of UTF-8, not {size}", code="invalid_name"
-        )
+            f"{what} contains a lone surrogate, which is not text", code="invalid_name"
+        ) from exc
+    if not least <= size <= most:
+        amount = f"{least} to {most}" if least else f"at most {most}"
+        raise InvalidInput(f"{what} must have {amount} bytes of UTF-8, not {size}", code=code)
     if "\0" in text:
-        raise InvalidInput(f"{what} must not contain a NUL character", code="invalid_name")
+        raise InvalidInput(f"{what} must not contain a NUL character", code=code)
     return str(text)
 
 
@@ -263,16 +271,7 @@ def check_branch_name(name: object) -> str:
 
 def check_text(what: str, text: object, limit: int = MAX_MESSAGE_BYTES) -> str:
     """`text` if it may be a message: any Unicode text within the limit, also empty."""
-    if not isinstance(text, str):
-        raise InvalidInput(f"{what} must be text, not {type(text).__name__}", code="invalid_text")
-    size = len(_utf8(what, text))
-    if size > limit:
-        raise InvalidInput(
-            f"{what} must have at most {limit} bytes of UTF-8, not {size}", code="invalid_text"
-        )
-    if "\0" in text:
-        raise InvalidInput(f"{what} must not contain a NUL character", code="invalid_text")
-    return str(text)
+    return _checked(what, text, 0, limit, "invalid_text")
 
 
 def check_metadata(what: str, encoded_size: int) -> None:
@@ -283,12 +282,3 @@ def check_metadata(what: str, encoded_size: int) -> None:
             "put large values into the state",
             code="metadata_too_large",
         )
-
-
-def _utf8(what: str, text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as exc:
-        raise InvalidInput(
-            f"{what} contains a lone surrogate, which is not text", code="invalid_name"
-        ) from exc

@@ -276,9 +276,9 @@ def gzip(data: bytes) -> bytes:
     return zlib.compress(data, level=6, wbits=_GZIP_BITS)
 
 
-def unzip(data: bytes, *, limit: int) -> bytes:
+def unzip(data: bytes, *, limit: int, takes_zlib: bool = False) -> bytes:
     """One whole gzip member of at most `limit` bytes; memory stays within that, whatever the data claims."""
-    decompressor = zlib.decompressobj(wbits=_GZIP_BITS)
+    decompressor = zlib.decompressobj(wbits=_GZIP_BITS + 16 if takes_zlib else _GZIP_BITS)
     try:
         content = decompressor.decompress(data, limit + 1)
     except zlib.error as exc:

@@ -33,23 +33,13 @@ from stepkeep.codec.validation import (
     TOO_LARGE,
     Suspicion,
     ValidationError,
+    check_sharing,
     from_json,
+    is_repeated,
     to_json,
     too_many_values,
 )
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, InvalidInput, StepkeepError, Unsupported
-
-__all__ = [
-    "JSON",
-    "MAX_BYTES",
-    "MAX_DEPTH",
-    "TAGGED",
-    "TooDeep",
-    "convert",
-    "decode",
-    "encode",
-    "on_fresh_stack",
-]
 
 JSON: Final = "json"
 TAGGED: Final = "json+tags"
@@ -205,7 +195,7 @@ def _encode(state: object, max_depth: int, max_bytes: int) -> tuple[str, bytes]:
     try:
         tree = tagger.tag(state, 1)
     except Suspicion:
-        _check_sharing(state, max_bytes)
+        check_sharing(state, max_bytes)
         tagger = Tagger(max_depth, max_bytes)
         tree = tagger.tag(state, 1)
     data = _plain_json(tree, _JSON_LEVELS * (max_depth + 1), max_bytes)
@@ -266,10 +256,10 @@ def _is_plain(root: object, max_depth: int, max_bytes: int) -> bool:
             return True
         count += sum(map(len, lists)) + sum(map(len, dicts))
         if count > max_bytes // 2:
-            _check_sharing(root, max_bytes)
+            check_sharing(root, max_bytes)
             raise too_many_values(max_bytes)
         if count > SUSPICIOUS and not is_checked and (depth >= _DEEP or _is_repeated(lists, dicts, seen)):
-            _check_sharing(root, max_bytes)
+            check_sharing(root, max_bytes)
             is_checked = True
         if len(lists) + len(dicts) <= _FEW:
             seen.update(map(id, lists), map(id, dicts))
@@ -279,16 +269,8 @@ def _is_plain(root: object, max_depth: int, max_bytes: int) -> bool:
     return False
 
 
-def _check_sharing(root: object, max_bytes: int) -> None:
-    from stepkeep.codec.validation import check_sharing  # few states are that large
-
-    check_sharing(root, max_bytes)
-
-
 def _is_repeated(lists: list[Any], dicts: list[Any], seen: set[int]) -> bool:
     """Whether many containers are mostly the same ones, or a few were met further up already."""
-    from stepkeep.codec.validation import is_repeated
-
     if len(lists) + len(dicts) <= _FEW:
         return not seen.isdisjoint(map(id, chain(lists, dicts)))
     return is_repeated(lists) or is_repeated(dicts)

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from hashlib import sha256
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from stepkeep.codec import compression, exact
+from stepkeep.codec import exact
+from stepkeep.codec.compression import decompress
+from stepkeep.codec.document import unzip
 from stepkeep.codec.readable import (
     SOURCES,
     STEP_WORDS,
@@ -38,81 +39,11 @@ from stepkeep.codec.readable import (
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, StepkeepError
 from stepkeep.model import PHASES, Status, Trigger, TriggerKind, to_us
 
-_DIGEST: Final = re.compile(r"(?:sha-?256[:=])?([0-9a-f]{64})", re.IGNORECASE)
-_MEMBERS: Final = ("integrity", "integrity_hash", "checksum")
-_INSIDE: Final = ("checksum", "sha256", "hash", "integrity_hash")
-_COMPACT: Final = (",", ":")
-_STYLES: Final[tuple[dict[str, Any], ...]] = tuple(
-    {"sort_keys": is_sorted, "ensure_ascii": is_ascii, **shape}
-    for is_sorted in (True, False)
-    for is_ascii in (True, False)
-    for shape in ({"separators": _COMPACT}, {}, {"indent": 2})
-)
-
-
-def claimed(document: Mapping[str, Any]) -> str | None:
-    """The SHA-256 that a document says it has, in small letters; None when it names none that we know."""
-    for name in _MEMBERS:
-        given = document.get(name)
-        words = [given] if isinstance(given, str) else []
-        if isinstance(given, Mapping):
-            words = [given[inside] for inside in _INSIDE if isinstance(given.get(inside), str)]
-        for word in words:
-            if (found := _DIGEST.fullmatch(word.strip())) is not None:
-                return found[1].lower()
-    return None
-
-
-def names_a_checksum(document: Mapping[str, Any]) -> bool:
-    """Whether a document has a checksum at all, of whichever kind."""
-    return any(document.get(name) for name in _MEMBERS)
-
-
-def is_confirmed(checksum: str, document: Mapping[str, Any], data: bytes, payload: bytes | None) -> bool:
-    """Whether some part of the document that a checksum may cover has it."""
-    try:
-        return any(sha256(covered).hexdigest() == checksum for covered in _covered(document, data, payload))
-    except RecursionError:  # nested too deep to be written again: no part of it can be found
-        return False
-
-
-def _covered(document: Mapping[str, Any], data: bytes, payload: bytes | None) -> Iterator[bytes]:
-    yield data[: data.rfind(b"\n", 0, max(0, len(data) - 1)) + 1]
-    values: list[Any] = [{name: value for name, value in document.items() if name not in _MEMBERS}]
-    values += [_emptied(document, remove=remove) for remove in (False, True)]
-    if payload is None:
-        values += [document["data"]] if "data" in document else []
-    else:
-        yield payload
-        with suppress(ValueError):
-            values.append(json.loads(payload))
-    for value in values:
-        for style in _STYLES:
-            text = json.dumps(value, **style).encode("utf-8", "surrogatepass")
-            yield text
-            yield text + b"\n"
-
-
-def _emptied(document: Mapping[str, Any], *, remove: bool) -> dict[str, Any]:
-    """The document as it was before its checksum was put in: an empty text, or nothing in its place."""
-    found: dict[str, Any] = {}
-    for name, value in document.items():
-        if name in _MEMBERS and isinstance(value, Mapping):
-            inside = {key: each for key, each in value.items() if not (remove and key in _INSIDE)}
-            found[name] = {key: "" if key in _INSIDE else each for key, each in inside.items()}
-        elif name in _MEMBERS and not remove:
-            found[name] = ""
-        elif name not in _MEMBERS:
-            found[name] = value
-    return found
-
-
 MAX_BYTES: Final = exact.MAX_BYTES
 """No document and no payload of others is taken in that is larger."""
 
 T = TypeVar("T")
 
-_GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _NAMED_TIME: Final = re.compile(r"checkpoint-(\d{8}-\d{6})")
 _STATUSES: Final = {
@@ -170,9 +101,9 @@ def parse(data: bytes) -> dict[str, Any]:
     try:
         found = exact.decode(exact.JSON, data)
     except StepkeepError as exc:
-        raise _invalid(f"the file is no JSON, or was cut off: {exc.message}") from exc
+        raise _invalid(f"the file is not JSON, or was cut off: {exc.message}") from exc
     if not isinstance(found, dict):
-        raise _invalid("the file is JSON, but no object")
+        raise _invalid("the file is JSON, but not an object")
     return found
 
 
@@ -195,13 +126,79 @@ def read(layout: Layout, document: Mapping[str, Any], data: bytes, *, name: str,
     checksum = claimed(document)
     if checksum is not None and is_confirmed(checksum, document, data, payload):
         verified.append("checksum")
-    elif names_a_checksum(document):
+    elif any(document.get(name) for name in _MEMBERS):  # a checksum of whichever kind
         unverified.append("checksum")
     return msgspec.structs.replace(found, verified=tuple(verified), unverified=tuple(unverified))
 
 
 def _invalid(message: str) -> Corrupt:
     return Corrupt(message, code=SCHEMA_INVALID)
+
+
+# --- checksums -------------------------------------------------------------------------------------------------
+
+_DIGEST: Final = re.compile(r"(?:sha-?256[:=])?([0-9a-f]{64})", re.IGNORECASE)
+_MEMBERS: Final = ("integrity", "integrity_hash", "checksum")
+_INSIDE: Final = ("checksum", "sha256", "hash", "integrity_hash")
+_COMPACT: Final = (",", ":")
+_STYLES: Final[tuple[dict[str, Any], ...]] = tuple(
+    {"sort_keys": is_sorted, "ensure_ascii": is_ascii, **shape}
+    for is_sorted in (True, False)
+    for is_ascii in (True, False)
+    for shape in ({"separators": _COMPACT}, {}, {"indent": 2})
+)
+
+
+def claimed(document: Mapping[str, Any]) -> str | None:
+    """The SHA-256 that a document says it has, in small letters; None when it names none that we know."""
+    for name in _MEMBERS:
+        given = document.get(name)
+        words = [given] if isinstance(given, str) else []
+        if isinstance(given, Mapping):
+            words = [given[inside] for inside in _INSIDE if isinstance(given.get(inside), str)]
+        for word in words:
+            if (found := _DIGEST.fullmatch(word.strip())) is not None:
+                return found[1].lower()
+    return None
+
+
+def is_confirmed(checksum: str, document: Mapping[str, Any], data: bytes, payload: bytes | None) -> bool:
+    """Whether some part of the document that a checksum may cover has it."""
+    try:
+        return any(sha256(covered).hexdigest() == checksum for covered in _covered(document, data, payload))
+    except RecursionError:  # nested too deep to be written again: no part of it can be found
+        return False
+
+
+def _covered(document: Mapping[str, Any], data: bytes, payload: bytes | None) -> Iterator[bytes]:
+    yield data[: data.rfind(b"\n", 0, max(0, len(data) - 1)) + 1]
+    values: list[Any] = [{name: value for name, value in document.items() if name not in _MEMBERS}]
+    values += [_emptied(document, remove=remove) for remove in (False, True)]
+    if payload is None:
+        values += [document["data"]] if "data" in document else []
+    else:
+        yield payload
+        with suppress(ValueError):
+            values.append(json.loads(payload))
+    for value in values:
+        for style in _STYLES:
+            text = json.dumps(value, **style).encode("utf-8", "surrogatepass")
+            yield text
+            yield text + b"\n"
+
+
+def _emptied(document: Mapping[str, Any], *, remove: bool) -> dict[str, Any]:
+    """The document as it was before its checksum was put in: an empty text, or nothing in its place."""
+    found = dict(document)
+    for name in found.keys() & set(_MEMBERS):
+        if isinstance(inside := found[name], Mapping):
+            kept = {key: each for key, each in inside.items() if not (remove and key in _INSIDE)}
+            found[name] = {key: "" if key in _INSIDE else each for key, each in kept.items()}
+        elif remove:
+            del found[name]
+        else:
+            found[name] = ""
+    return found
 
 
 # --- run -------------------------------------------------------------------------------------------------------
@@ -222,7 +219,8 @@ _KINDS: Final = {source: kind for kind, source in SOURCES.items()}
 def _run(document: Mapping[str, Any], name: str, digest_id: str) -> tuple[Foreign, None]:  # noqa: ARG001
     fields = _fields(document, _Run)
     details, unverified = _run_details(document)
-    other = {key: value for key, value in document.items() if key not in {*_FIELDS_OF_RUN, *details}}
+    known = {*_Run.__struct_fields__, "state", "integrity", *details}
+    other = {key: value for key, value in document.items() if key not in known}
     if "state" in document and other:
         details["other"] = other
     events = [each for each in fields.source_details if isinstance(each, str) and each]
@@ -230,7 +228,7 @@ def _run(document: Mapping[str, Any], name: str, digest_id: str) -> tuple[Foreig
     found = Foreign(
         external_id=fields.snapshot_id,
         session=fields.run_id,
-        time_us=_moment(fields.created_at),
+        time_us=_required_time(fields.created_at),
         status=fields.status,
         state=document["state"] if "state" in document else dict(document),
         step=_count(ordinal),
@@ -241,18 +239,6 @@ def _run(document: Mapping[str, Any], name: str, digest_id: str) -> tuple[Foreig
         unverified=tuple(unverified),
     )
     return found, None
-
-
-_FIELDS_OF_RUN: Final = (
-    "snapshot_id",
-    "created_at",
-    "run_id",
-    "source",
-    "status",
-    "source_details",
-    "state",
-    "integrity",
-)
 
 
 def _run_details(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -295,7 +281,7 @@ def _workflow(document: Mapping[str, Any], name: str, digest_id: str) -> tuple[F
     found = Foreign(
         external_id=_first(given, ("checkpoint_id",), _text) or digest_id,
         session=_first(given, _SESSIONS, _text),
-        time_us=_first(given, _TIMES, _moment_or_none) or _time_in(name),
+        time_us=_first(given, _TIMES, _time) or _time_in(name),
         status=status or Status.IN_PROGRESS,
         state=state,
         step=_first(given, _STEPS, _count),
@@ -307,25 +293,28 @@ def _workflow(document: Mapping[str, Any], name: str, digest_id: str) -> tuple[F
 
 def _payload(document: Mapping[str, Any]) -> tuple[Any, bytes | None]:
     """The state in an envelope, and its bytes where they are known: text, base64, or a list of bytes."""
-    given = document["data"]
-    is_compressed = document.get("compressed") is True
-    if not isinstance(given, str | list) or (isinstance(given, list) and not _are_bytes(given)):
-        if is_compressed:
-            raise _invalid("`data` is said to be compressed and is no text of bytes")
+    given, is_compressed = document["data"], document.get("compressed") is True
+    if isinstance(given, str):
+        raw = _bytes_of(given, is_compressed)
+    elif (
+        isinstance(given, list)
+        and given
+        and all(isinstance(each, int) and 0 <= each <= 255 for each in given)
+    ):
+        raw = bytes(given)
+    elif is_compressed:
+        raise _invalid("`data` is said to be compressed, but is neither text nor a list of bytes")
+    else:
         return given, None
-    raw = bytes(given) if isinstance(given, list) else _bytes_of(given, is_compressed)
     if is_compressed:
-        raw = _decompressed(raw)
+        is_zstd = raw.startswith(_ZSTD)
+        raw = decompress(raw, limit=MAX_BYTES) if is_zstd else unzip(raw, limit=MAX_BYTES, takes_zlib=True)
     try:
         return exact.decode(exact.JSON, raw), raw
     except StepkeepError as exc:
         if isinstance(given, str) and not is_compressed:
             return given, given.encode("utf-8", "surrogatepass")
-        raise _invalid(f"the payload is no JSON: {exc.message}") from exc
-
-
-def _are_bytes(given: list[Any]) -> bool:
-    return bool(given) and all(isinstance(each, int) and 0 <= each <= 255 for each in given)
+        raise _invalid(f"the payload is not JSON: {exc.message}") from exc
 
 
 def _bytes_of(text: str, is_compressed: bool) -> bytes:
@@ -333,22 +322,9 @@ def _bytes_of(text: str, is_compressed: bool) -> bytes:
         raw = b64decode(text, validate=True)
     except (Base64Error, ValueError) as exc:
         if is_compressed:
-            raise Corrupt("the compressed payload is no base64") from exc
+            raise Corrupt("the compressed payload is not base64") from exc
         return text.encode("utf-8", "surrogatepass")
     return raw if is_compressed or raw[:1] in (b"{", b"[") else text.encode()
-
-
-def _decompressed(raw: bytes) -> bytes:
-    if raw.startswith(_ZSTD):
-        return compression.decompress(raw, limit=MAX_BYTES)
-    decompressor = zlib.decompressobj(wbits=47)  # gzip or zlib, by their headers
-    try:
-        content = decompressor.decompress(raw, MAX_BYTES + 1)
-    except zlib.error as exc:
-        raise Corrupt(f"the compressed payload is damaged: {exc}") from exc
-    if len(content) > MAX_BYTES or not decompressor.eof:
-        raise Corrupt("the compressed payload is cut off, or too large")
-    return content
 
 
 # --- phase -----------------------------------------------------------------------------------------------------
@@ -382,7 +358,7 @@ def _phase(document: Mapping[str, Any], name: str, digest_id: str) -> tuple[Fore
     found = Foreign(
         external_id=fields.id,
         session=fields.sessionId,
-        time_us=_moment(fields.createdAt),
+        time_us=_required_time(fields.createdAt),
         status=Status.COMPLETED if fields.completed else Status.IN_PROGRESS,
         state=document.get("state", fields.metadata),
         trigger=Trigger(TriggerKind.AUTO, "phase_transition"),
@@ -429,20 +405,16 @@ def _status(value: Any) -> Status | None:
     return _STATUSES.get(value.lower()) or _STATUSES.get(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", value).lower())
 
 
-def _moment(text: str) -> int:
-    moment = _moment_or_none(text)
-    if moment is None:
-        raise _invalid(f"{text!r} is no time in RFC 3339")
-    return moment
+def _required_time(text: str) -> int:
+    if (time_us := _time(text)) is None:
+        raise _invalid(f"{text!r} is not a time in RFC 3339")
+    return time_us
 
 
-def _moment_or_none(value: Any) -> int | None:
-    if not isinstance(value, str):
-        return None
+def _time(value: Any) -> int | None:
     try:
-        moment = datetime.fromisoformat(value)
-        return to_us(moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment)
-    except (ValueError, OverflowError):
+        return to_us(datetime.fromisoformat(value))
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -223,29 +223,6 @@ STATE_MEMBER: Final = {Layout.WORKFLOW: "data", Layout.RUN: "state", Layout.PHAS
 """Under which name each layout shows the state."""
 
 
-def schema_of(layout: Layout) -> dict[str, Any]:
-    """The JSON Schema that reading a document of the layout checks."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"A Stepkeep checkpoint in the {layout} layout",
-        **_with_clean_texts(msgspec.json.schema(DOCUMENTS[layout])),
-    }
-
-
-def _with_clean_texts(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema whose descriptions do not depend on how a Python release indents docstrings."""
-    from inspect import cleandoc  # slow to import, and only the documents of the project need it
-
-    return {
-        name: _with_clean_texts(value)
-        if isinstance(value, dict)
-        else cleandoc(value)
-        if name == "description"
-        else value
-        for name, value in schema.items()
-    }
-
-
 # --- from a checkpoint to its fields ---------------------------------------------------------------------------
 
 
