@@ -10,19 +10,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from stepkeep.errors import (
-    INTEGRITY_MISMATCH,
-    PRUNE_FAILED,
-    SCHEMA_INVALID,
-    WRITE_FAILED,
-    BackendUnavailable,
-    Conflict,
-    Corrupt,
-    InvalidInput,
-    NotFound,
-    StepkeepError,
-    Unsupported,
-)
+from stepkeep import errors
+from stepkeep.errors import INTEGRITY_MISMATCH, PRUNE_FAILED, SCHEMA_INVALID, WRITE_FAILED, StepkeepError
 
 PASS: Final = "PASS"
 WARN: Final = "WARN"
@@ -100,12 +89,12 @@ FIXES: Final[dict[str, tuple[str, ...]]] = {
 }
 
 _BY_CLASS: Final[tuple[tuple[type[StepkeepError], tuple[str, ...]], ...]] = (
-    (NotFound, ("stepkeep list",)),
-    (Conflict, ("load again, then decide again",)),
-    (Corrupt, (_LOOK_FOR_DAMAGE, "stepkeep doctor")),
-    (BackendUnavailable, ("stepkeep doctor",)),
-    (Unsupported, ("upgrade stepkeep, or use another store",)),
-    (InvalidInput, (_HELP,)),
+    (errors.NotFound, ("stepkeep list",)),
+    (errors.Conflict, ("load again, then decide again",)),
+    (errors.Corrupt, (_LOOK_FOR_DAMAGE, "stepkeep doctor")),
+    (errors.BackendUnavailable, ("stepkeep doctor",)),
+    (errors.Unsupported, ("upgrade stepkeep, or use another store",)),
+    (errors.InvalidInput, (_HELP,)),
 )
 
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from stepkeep.codec import delta
 from stepkeep.codec.compression import compress, decompress, zstd
 from stepkeep.codec.delta import (
-    GROUP_STRIDE,
     PREFIX,
     RAW,
     SPLICE,
@@ -25,7 +24,6 @@ from stepkeep.codec.delta import (
     Edit,
     Encoded,
     apply_edits,
-    base_position,
     decode,
     encode_delta,
     encode_keyframe,
@@ -36,6 +34,7 @@ from stepkeep.codec.delta import (
     starts_group,
     unpack,
 )
+from stepkeep.engine import chains
 from stepkeep.errors import Corrupt, InvalidInput, StepkeepError, Unsupported
 from tests.sampling import examples
 
@@ -458,33 +457,28 @@ class TestRebuild:
 
 
 class TestGroups:
-    def test_every_eighth_member_skips_back_to_the_eighth_before(self) -> None:
-        """The two-level chain of bases."""
-        assert [base_position(position) for position in range(1, 18)] == [
+    def test_any_body_of_a_full_group_is_few_deltas_away(self) -> None:
+        """Every eighth skips back to the eighth before: at most 22 deltas lead from the keyframe to one of 128."""
+        limit = group_limit(None)
+        content, positions, bases, line = noise(10_000), {}, {}, None
+        for number in range(limit):
+            new = chains.Base(f"cp_{number}", content + bytes([number]))
+            (body, *_), line = chains.encode("state", line, new, limit=limit, as_keyframe=False)
+            positions[number] = body.position
+            bases[number] = None if body.base is None else int(body.base.removeprefix("cp_"))
+        assert list(positions.values()) == list(range(limit))
+        assert [bases[number] for number in range(18)] == [
+            None,
             *(0, 1, 2, 3, 4, 5, 6, 0),
             *(8, 9, 10, 11, 12, 13, 14, 8),
             16,
         ]
 
-    def test_any_member_of_a_full_group_is_few_patches_away(self) -> None:
-        """At most 22 deltas lead from the keyframe to a position of a group of 128."""
+        def distance(number: int) -> int:
+            base = bases[number]
+            return 0 if base is None else 1 + distance(base)
 
-        def distance(position: int) -> int:
-            return 1 + distance(base_position(position)) if position else 0
-
-        assert max(distance(position) for position in range(group_limit(None))) == 22
-
-    def test_a_writer_needs_two_contents_at_hand(self) -> None:
-        """Each base is the previous position, or the newest one on the upper level."""
-        for position in range(1, 128):
-            upper = (position - 1) // GROUP_STRIDE * GROUP_STRIDE
-            assert base_position(position) in (position - 1, upper)
-
-    @pytest.mark.parametrize("position", [0, -1])
-    def test_a_keyframe_has_no_base(self, position: int) -> None:
-        """Member 0 stands alone; asking for its base is a mistake."""
-        with pytest.raises(InvalidInput):
-            base_position(position)
+        assert max(map(distance, bases)) == 22
 
     @pytest.mark.parametrize(
         ("keep_last", "keyframe_every", "limit"),

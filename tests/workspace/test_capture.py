@@ -13,7 +13,7 @@ import pytest
 
 import stepkeep
 from stepkeep.maintenance.metering import metrics_path
-from stepkeep.maintenance.space import ballast_file
+from stepkeep.maintenance.space import beside_store
 from stepkeep.workspace import git as git_module
 from stepkeep.workspace import scan
 from stepkeep.workspace.capture import CaptureLimits, EarlierCapture, capture
@@ -654,7 +654,7 @@ def test_files_that_share_the_name_of_the_store_are_captured(root: Path) -> None
     """Only what the store makes is left out: the database, its log, its counts and its ballast."""
     with stepkeep.open(f"sqlite:{root / 'app'}") as store:
         write(root, {"app.py": "", "app-notes.md": "", "app.d/f": "", "app-wal.txt": "", "sub/app": ""})
-        made = [metrics_path(store.url, data_folder=Path), ballast_file(store.url)]
+        made = [metrics_path(store.url, data_folder=Path), beside_store(store.url, "-ballast", "ballast")]
         for path in [*map(str, made), f"{made[0]}-journal", f"{root / 'app'}-journal"]:
             Path(path).touch()
         run = store.session("run", workspace=root)

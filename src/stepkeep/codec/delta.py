@@ -26,6 +26,9 @@ CODECS: Final = frozenset({RAW, ZSTD, PREFIX, SPLICE})
 DEFAULT_CEILING_BYTES: Final = 512 * 1024 * 1024
 
 GROUP_STRIDE: Final = 8
+"""A delta whose number divides by this is based on the one as many before it, any other on its neighbour. So a writer
+needs two contents at hand, and any body of a full group is rebuilt from at most 22 deltas."""
+
 _MAX_GROUP_MEMBERS: Final = 128
 # Up to here a frame that refers to the base is both quicker and smaller than edits.
 _SMALL_BYTES: Final = 32 * 1024
@@ -163,17 +166,6 @@ def rebuild(links: Sequence[Link], *, ceiling: int = DEFAULT_CEILING_BYTES) -> b
         for link in run:
             content = decode(link.codec, link.data, size=link.size, base=content, ceiling=ceiling)
     return _usable(content)
-
-
-def base_position(position: int) -> int:
-    """The position of the group that the given one is based on.
-
-    Two levels: every eighth position skips back to the eighth before it, the others to their neighbour. A
-    writer needs two contents at hand, and any position of a full group is rebuilt from at most 22 deltas.
-    """
-    if position < 1:
-        raise InvalidInput(f"position {position} of a group has no base")
-    return position - (GROUP_STRIDE if position % GROUP_STRIDE == 0 else 1)
 
 
 def group_limit(keep_last: int | None, keyframe_every: int | None = None) -> int:

@@ -7,18 +7,17 @@ alone. When nothing may go any more, the save that would cross the limit is refu
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from stepkeep.engine import Engine
 from stepkeep.errors import BackendUnavailable, InvalidInput
-from stepkeep.maintenance.space import reclaim
+from stepkeep.maintenance.space import free_bytes, reclaim
 from stepkeep.model import SessionInfo, Status
 from stepkeep.policy.profiles import profile_named
 from stepkeep.policy.retention import Retention
@@ -26,6 +25,9 @@ from stepkeep.processes import tell_of_forks
 from stepkeep.storage.port import Append, SessionQuery
 from stepkeep.storage.urls import database_file, directory_of
 from stepkeep.text import size
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SQUEEZE_AT: Final = 0.9
 SQUEEZE_TO: Final = 0.8
@@ -43,7 +45,6 @@ STEPS: Final = (10, 3, 1)
 
 _FINISHED: Final = tuple(status for status in Status if status.is_finished)
 _ACTIVE: Final = tuple(status for status in Status if not status.is_finished)
-_RECLAIM_STEP: Final = 4 * 1024 * 1024
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,13 +100,11 @@ class Budget:
         *,
         prune: Callable[[SessionInfo, Retention], int] | None = None,
         on_pressure: Callable[[], None] | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._limits = limits
         self._prune = prune
         self._on_pressure = on_pressure
-        self._monotonic = monotonic
         self._file = database_file(engine.backend.url)
         self._folder = directory_of(engine.backend.url) if self._file is None else self._file.parent
         self._lock = threading.Lock()
@@ -125,7 +124,7 @@ class Budget:
             BackendUnavailable: `store_budget_exceeded` or `disk_floor_reached`; nothing was written.
         """
         size = sum(len(body.data) for body in append.bodies) + sum(len(blob.data) for blob in append.blobs)
-        if self._admitted_bytes > MEASURE_BYTES or self._monotonic() - self._measured_at > MEASURE_SECONDS:
+        if self._admitted_bytes > MEASURE_BYTES or time.monotonic() - self._measured_at > MEASURE_SECONDS:
             self.measure()
         level = self._room.after(size).level(self._limits)
         if level > 1:
@@ -172,7 +171,7 @@ class Budget:
         file = self._file
         size = self._engine.backend.usage().store_bytes if file is None else _size(file)
         self._room = Room(size, None if self._folder is None else _free(self._folder))
-        self._measured_at = self._monotonic()
+        self._measured_at = time.monotonic()
         self._admitted_bytes = 0
         return self._room
 
@@ -185,7 +184,7 @@ class Budget:
 
     @property
     def _may_squeeze(self) -> bool:
-        return self._prune is not None and self._monotonic() >= self._retry_at
+        return self._prune is not None and time.monotonic() >= self._retry_at
 
     def squeeze(self, *, extra: int = 0, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Prune until enough room is left, also for `extra` bytes, or nothing more may go; then reclaim the space."""
@@ -201,26 +200,23 @@ class Budget:
             if room.excess(self._limits, 1.0) <= now.store_bytes:
                 self._squeeze(extra, should_stop)
             if self.measure().after(extra).level(self._limits) >= SQUEEZE_AT:
-                self._retry_at = self._monotonic() + RETRY_SECONDS
+                self._retry_at = time.monotonic() + RETRY_SECONDS
 
     def _squeeze(self, extra: int, should_stop: Callable[[], bool]) -> None:
         assert self._prune is not None
-        self._reclaim()  # what was freed before and not yet given back
+        reclaim(self._engine)  # what was freed before and not yet given back
         missing = self._missing(extra)
         for session, retention in self._victims():
             if missing <= 0 or should_stop():
                 break
             missing -= self._prune(session, retention)
             if missing <= 0:
-                self._reclaim()
+                reclaim(self._engine)
                 missing = self._missing(extra)
-        self._reclaim()
+        reclaim(self._engine)
 
     def _missing(self, extra: int) -> int:
         return self.measure().after(extra).excess(self._limits, SQUEEZE_TO)
-
-    def _reclaim(self) -> None:
-        reclaim(self._engine, max_bytes=self._room.store_bytes, step_bytes=_RECLAIM_STEP)
 
     def _victims(self) -> Iterator[tuple[SessionInfo, Retention]]:
         for session in self._sessions(_FINISHED):
@@ -257,19 +253,14 @@ def _gives_way(session: SessionInfo) -> bool:
 
 
 def _size(file: Path) -> int:
-    return sum(_stat_size(Path(f"{file}{suffix}")) for suffix in ("", "-wal"))
-
-
-def _stat_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+    size = 0
+    for path in (file, file.with_name(f"{file.name}-wal")):
+        with suppress(OSError):
+            size += path.stat().st_size
+    return size
 
 
 def _free(folder: Path) -> int | None:
-    try:
-        disk = os.statvfs(folder)
-    except OSError:
-        return None
-    return disk.f_bavail * disk.f_frsize
+    with suppress(OSError):
+        return free_bytes(folder)
+    return None

@@ -17,7 +17,7 @@ import msgspec
 from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.maintenance.space import in_turn, reclaim, sweep
-from stepkeep.model import MAX_SEQ, SessionError, SessionInfo
+from stepkeep.model import SessionError, SessionInfo
 from stepkeep.policy.cleanup import CleanupPolicies, SessionCleanup, cleaning_order, decide
 from stepkeep.storage.port import LooksOver, SessionQuery
 
@@ -160,7 +160,7 @@ def clean_store(
             warnings=warnings,
         )
     report = apply_clean(engine, plan, now_us=now_us)
-    reclaimed = reclaim(engine, max_bytes=MAX_SEQ)
+    reclaimed = reclaim(engine)
     return msgspec.structs.replace(report, reclaimed_bytes=reclaimed, warnings=warnings)
 
 

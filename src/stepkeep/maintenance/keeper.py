@@ -67,8 +67,8 @@ _NEWEST_ONLY: Final = Retention(keep_last=1, keep_terminal=False)
 class Keeper:
     """Looks after one open store. `saved` and `finished` may be called from any thread and cost next to nothing.
 
-    `retention_of` gives the rules of a session, `policies` the cleanup policies of a profile. `clock` is for
-    decisions by age; pauses and time limits run on the machine's own.
+    `retention_of` gives the rules of a session, `policies` the cleanup policies of a profile. Decisions by age go by
+    the engine's clock; pauses and time limits by the machine's own.
     """
 
     def __init__(
@@ -81,7 +81,6 @@ class Keeper:
         keeps_history: bool = True,
         compress_after_hours: int | None = None,
         interval_seconds: float = INTERVAL_SECONDS,
-        clock: Callable[[], int] | None = None,
     ) -> None:
         self._engine = engine
         self._retention_of = retention_of
@@ -89,7 +88,6 @@ class Keeper:
         self._keeps_history = keeps_history
         self._compress_after_hours = compress_after_hours
         self._interval_seconds = interval_seconds
-        self._clock = engine.clock if clock is None else clock
         self.budget = Budget(engine, limits or Limits(), prune=self._prune_for_room, on_pressure=self.wake)
         self._clean_at = time.monotonic() + min(interval_seconds, CLEAN_SECONDS)
         self._compress_at = self._clean_at
@@ -224,7 +222,7 @@ class Keeper:
         log.error("Pruning session %s failed: %s (%s)", uid, exc, PRUNE_FAILED, exc_info=_unexpected(exc))
         with suppress(StepkeepError):
             self._engine.backend.record_event(
-                uid, "prune_failed", {"error": str(exc), "code": PRUNE_FAILED}, time_us=self._clock()
+                uid, "prune_failed", {"error": str(exc), "code": PRUNE_FAILED}, time_us=self._engine.clock()
             )
 
     def _try(self, what: str, work: Callable[[], None]) -> None:
@@ -259,7 +257,7 @@ class Keeper:
         return True
 
     def _plan(self, session: SessionInfo, retention: Retention) -> PrunePlan:
-        return plan_prune(self._engine, session, retention, now_us=self._clock())
+        return plan_prune(self._engine, session, retention, now_us=self._engine.clock())
 
     def _apply(self, plan: PrunePlan, should_stop: Callable[[], bool]) -> PruneReport:
         resumed, left, worker = time.monotonic(), len(plan.going), self._worker
@@ -297,7 +295,7 @@ class Keeper:
         new = (marked | set(job.ids)) & {each.checkpoint for each in plan.decisions}
         going = new & set(plan.going)
         for id in new - going - marked:
-            backend.annotate(uid, id, kind, name, b"off", time_us=self._clock())
+            backend.annotate(uid, id, kind, name, b"off", time_us=self._engine.clock())
         if going:
             self._apply(_only(plan, going), should_stop)
 
@@ -326,7 +324,9 @@ class Keeper:
         if hours is None or should_stop() or time.monotonic() < self._compress_at:
             return
         self._compress_at = time.monotonic() + CLEAN_SECONDS
-        compress_history(self._engine, after_hours=hours, now_us=self._clock(), should_stop=should_stop)
+        compress_history(
+            self._engine, after_hours=hours, now_us=self._engine.clock(), should_stop=should_stop
+        )
         if should_stop():
             self._compress_at = 0.0
 
@@ -336,7 +336,7 @@ class Keeper:
         """Remove a finished session whose time has come."""
         if not session.status.is_finished:
             return False
-        now_us = self._clock()
+        now_us = self._engine.clock()
         decision = decide(session, self._policies(session.profile), now_us)
         if not decision.goes:
             return False
@@ -347,13 +347,12 @@ class Keeper:
 
     def clean_now_and_then(self) -> None:
         """Look through the whole store, once per `CLEAN_SECONDS`."""
-        if time.monotonic() < self._clean_at:
-            return
-        self._clean_at = time.monotonic() + CLEAN_SECONDS
-        self._try("cleaning the store", self._clean_all)
+        if time.monotonic() >= self._clean_at:
+            self._clean_at = time.monotonic() + CLEAN_SECONDS
+            self._try("cleaning the store", self._clean_all)
 
     def _clean_all(self) -> None:
-        now_us = self._clock()
+        now_us = self._engine.clock()
         plan = plan_clean(self._engine, self._policies, now_us=now_us)
         if plan.going and not self._worker.is_stopping:
             report = apply_clean(self._engine, plan, now_us=now_us, limit=SESSIONS_PER_CLEANING)

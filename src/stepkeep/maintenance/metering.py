@@ -24,10 +24,10 @@ from stepkeep.engine import Saved
 from stepkeep.errors import Conflict, StepkeepError
 from stepkeep.logs import Log
 from stepkeep.maintenance.metrics import HOUR_US, Counts, added, latency_class
+from stepkeep.maintenance.space import beside_store
 from stepkeep.model import utc_now_us
 from stepkeep.processes import END_SECONDS, Worker, tell_of_forks
 from stepkeep.storage.disk import make_private_directory
-from stepkeep.storage.urls import database_file, directory_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -220,13 +220,12 @@ def metrics_path(url: str, *, data_folder: Callable[[], Path]) -> Path | None:
 
     A server's counts are those of this user and machine, in the data folder, under a digest of its URL.
     """
-    if (file := database_file(url)) is not None:
-        return file.absolute().with_name(f"{file.name}.metrics")
-    if (folder := directory_of(url)) is not None:
-        return folder.absolute() / ".stepkeep" / "metrics.db"
+    from pathlib import Path  # its import takes longer than a save
+
     if url == "memory:":
         return None
-    return data_folder() / "metrics" / f"{digest(url.encode())[:32]}.db"
+    own = beside_store(url, ".metrics", "metrics.db")
+    return data_folder() / "metrics" / f"{digest(url.encode())[:32]}.db" if own is None else Path(own)
 
 
 class MetricsFile:

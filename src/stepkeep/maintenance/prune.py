@@ -26,7 +26,7 @@ from stepkeep.errors import (
 )
 from stepkeep.fixes import FAIL, PASS, fixes_for_codes
 from stepkeep.maintenance.space import compress_history, count_compressible, in_turn, reclaim, sweep
-from stepkeep.model import MAX_SEQ, Header, SessionError, SessionInfo
+from stepkeep.model import Header, SessionError, SessionInfo
 from stepkeep.policy.retention import (
     FROM_THE_FUTURE,
     NOTHING_VERIFIES,
@@ -317,7 +317,7 @@ def prune_store(
         compressed=0
         if hours is None
         else compress(engine, after_hours=hours, now_us=engine.clock(), session=uid),
-        reclaimed_bytes=0 if dry_run else reclaim(engine, max_bytes=MAX_SEQ),
+        reclaimed_bytes=0 if dry_run else reclaim(engine),
         sessions=tuple(reports),
         errors=tuple(errors),
         result=FAIL if errors else PASS,

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 
 from stepkeep.engine import Engine
 from stepkeep.errors import WRITE_FAILED, BackendUnavailable, InvalidInput
+from stepkeep.model import MAX_SEQ
 from stepkeep.storage.port import Compresses
 from stepkeep.storage.urls import database_name, directory_of
 
@@ -46,8 +47,8 @@ _BALLAST_SHARE: Final = 4
 # --- giving space back -----------------------------------------------------------------------------------------
 
 
-def reclaim(engine: Engine, *, max_bytes: int = 64 * MIB, step_bytes: int = 4 * MIB) -> int:
-    """Give freed space back to the file system, at most about `max_bytes`; the bytes that were given back.
+def reclaim(engine: Engine, *, max_bytes: int = MAX_SEQ, step_bytes: int = 4 * MIB) -> int:
+    """Give freed space back to the file system, all or at most about `max_bytes`; the bytes that were given back.
 
     Each step is a transaction of its own. Repeatable, and safe while others save.
     """
@@ -139,15 +140,14 @@ class Ballast:
     """The ballast file beside one store. Whatever goes wrong with it, the store works without."""
 
     def __init__(self, url: str) -> None:
-        self._file = ballast_file(url)
+        self._file = beside_store(url, "-ballast", "ballast")
 
     def hold(self) -> None:
         """Take some space while there is some, if there is little; give it back where there is enough."""
         if self._file is None:
             return
         with suppress(OSError):
-            disk = os.statvfs(os.path.dirname(self._file))
-            free = disk.f_bavail * disk.f_frsize
+            free = free_bytes(os.path.dirname(self._file))
             if free >= TIGHT_BYTES:
                 os.unlink(self._file)
             elif free // _BALLAST_SHARE >= MIN_BALLAST_BYTES:
@@ -176,13 +176,19 @@ class Ballast:
             self.hold()
 
 
-def ballast_file(url: str) -> str | None:
-    """Where the ballast of a store is, if it has one; None for a store without files."""
+def beside_store(url: str, ending: str, name: str) -> str | None:
+    """Where a file of ours lies beside a database, or in the sidecar of a folder; None for a store without files."""
     if (file := database_name(url)) is not None:
-        return f"{os.path.abspath(file)}-ballast"
+        return os.path.abspath(file) + ending
     if url.startswith("files:") and (folder := directory_of(url)) is not None:
-        return f"{folder.absolute()}/.stepkeep/ballast"
+        return f"{folder.absolute()}/.stepkeep/{name}"
     return None
+
+
+def free_bytes(folder: str | os.PathLike[str]) -> int:
+    """What a user may still write to the disk that a folder is on."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
 
 
 def _make(file: str, size: int) -> None:
