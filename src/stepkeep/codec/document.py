@@ -188,7 +188,7 @@ def check_integrity(data: bytes) -> None:
     found = _INTEGRITY.fullmatch(data, start)
     if found is None:
         if not _is_json(data):
-            raise Corrupt("the document is no JSON", code=SCHEMA_INVALID)
+            raise Corrupt("the document is not JSON", code=SCHEMA_INVALID)
         raise Corrupt("the document has no integrity line")
     if sha256(memoryview(data)[:start]).hexdigest().encode() != found[2]:
         raise Corrupt("the document does not match its checksum")
@@ -222,7 +222,7 @@ def _check_version(data: bytes) -> None:
     try:
         version = _version_decoder.decode(data).stepkeep.version
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
-        raise Corrupt(f"the document is none of ours: {exc}", code=SCHEMA_INVALID) from exc
+        raise Corrupt(f"not a document of stepkeep: {exc}", code=SCHEMA_INVALID) from exc
     if version > FORMAT_VERSION:
         raise _newer(version)
 

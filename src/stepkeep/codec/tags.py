@@ -388,7 +388,7 @@ def _zone_key(tz: ZoneInfo, value: datetime | time) -> str:
 def _zone(key: str) -> ZoneInfo:
     # Zone data may lie in a package whose modules are named by the key: only plain names get there.
     if not re.fullmatch(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*", key):
-        raise ValueError(f"{key!r} is no time zone key")
+        raise ValueError(f"{key!r} is not the key of a time zone")
     try:
         return ZoneInfo(key)
     except ZoneInfoNotFoundError as exc:
@@ -418,7 +418,7 @@ def _read_decimal(body: str) -> Decimal:
     value = Decimal(body)
     # A context that does not trap turns any text into NaN.
     if _decimal_text(value) != body:
-        raise ValueError(f"{body!r} is no decimal number")
+        raise ValueError(f"{body!r} is not a valid decimal number")
     return value
 
 

@@ -75,10 +75,12 @@ def plan_clean(engine: Engine, policies: Policies, *, now_us: int) -> CleanPlan:
     """Decide for each session whether it may go, by the policies of its profile. Reads only."""
     entries: list[CleanEntry] = []
     errors: list[SessionError] = []
-    leases, known = _Leases(engine), cache(policies)
+    known = cache(policies)
+    leased = _leased(engine)
     for session in engine.backend.sessions(SessionQuery()):
         try:
-            entries.append(CleanEntry(session, _decide(leases, session, known, now_us)))
+            decision = decide_about(engine, session, known, now_us=now_us, leased=leased)
+            entries.append(CleanEntry(session, decision))
         except NotFound:
             continue
         except StepkeepError as exc:
@@ -167,7 +169,7 @@ def clean_store(
 def _clean(engine: Engine, planned: SessionInfo, policies: Policies, now_us: int) -> int | None:
     """Remove a session if it may still go; the stored bytes of its bodies, None when it stays."""
     session = engine.backend.session(planned.uid)
-    decision = _decide(_Leases(engine), session, policies, now_us)
+    decision = decide_about(engine, session, policies, now_us=now_us)
     if not decision.goes:
         return None
     stored_bytes = engine.backend.usage(session.uid).body_bytes
@@ -186,27 +188,31 @@ def _clean(engine: Engine, planned: SessionInfo, policies: Policies, now_us: int
     return stored_bytes
 
 
-class _Leases:
-    """Which sessions someone runs: all of them asked for at once, where the backend can, when the first is needed."""
+def decide_about(
+    engine: Engine,
+    session: SessionInfo,
+    policies: Policies,
+    *,
+    now_us: int,
+    leased: frozenset[str] | None = None,
+) -> SessionCleanup:
+    """Whether a session may go. `leased` are the sessions that someone runs, where they were asked for already.
 
-    def __init__(self, engine: Engine) -> None:
-        self._backend = engine.backend
-        self._leased: frozenset[str] | None = None
-
-    def has(self, uid: str, now_us: int) -> bool:
-        if isinstance(self._backend, LooksOver):
-            self._leased = self._backend.leased() if self._leased is None else self._leased
-            return uid in self._leased
-        lease = self._backend.lease(uid)
-        return lease is not None and lease.expires_us > now_us
-
-
-def _decide(leases: _Leases, session: SessionInfo, policies: Policies, now_us: int) -> SessionCleanup:
-    """The lease is looked up only where it matters."""
+    Raises:
+        InvalidInput: its profile is unknown, or its own policy makes no sense.
+    """
     decision = decide(session, policies(session.profile), now_us)
-    if not decision.goes or not leases.has(session.uid, now_us):
-        return decision
-    return decide(session, policies(session.profile), now_us, has_lease=True)
+    if not decision.goes:
+        return decision  # only one that would go is kept by its lease
+    leased = _leased(engine) if leased is None else leased
+    lease = engine.backend.lease(session.uid) if leased is None else None
+    has_lease = session.uid in (leased or ()) or (lease is not None and lease.expires_us > now_us)
+    return decide(session, policies(session.profile), now_us, has_lease=has_lease)
+
+
+def _leased(engine: Engine) -> frozenset[str] | None:
+    """The sessions that someone runs, by the store's own clock; None where the backend is asked one by one."""
+    return engine.backend.leased() if isinstance(engine.backend, LooksOver) else None
 
 
 def _failure(session: SessionInfo, exc: StepkeepError) -> SessionError:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
-from heapq import nlargest
 from typing import Final
 
 import msgspec
 
 from stepkeep.engine import Engine
+from stepkeep.errors import InvalidInput
 from stepkeep.history.documents import CheckpointInfo, SessionSummary, describe, summary_of
-from stepkeep.maintenance.clean import Policies, plan_clean
+from stepkeep.maintenance.clean import Policies, decide_about, plan_clean
 from stepkeep.model import Header, SessionInfo, Status
 from stepkeep.policy.cleanup import SessionCleanup
 from stepkeep.policy.retention import Retention, rule_texts
@@ -110,7 +111,9 @@ def session_status(
     engine: Engine, policies: Policies, info: SessionInfo, retention: Retention, latest: Header | None
 ) -> SessionStatus:
     """Where a session stands, what it takes, and the rules it is under; `latest` is its newest checkpoint."""
-    plan = plan_clean(engine, policies, now_us=engine.clock())
+    cleanup = None
+    with suppress(InvalidInput):
+        cleanup = decide_about(engine, info, policies, now_us=engine.clock())
     return SessionStatus(
         store=engine.backend.url,
         session=summary_of(info),
@@ -118,23 +121,18 @@ def session_status(
         latest=None if latest is None else describe(engine, info.key, [latest])[0],
         takes=session_usage(engine, info),
         rules=rule_texts(retention),
-        cleanup=next((each.decision for each in plan.entries if each.session.uid == info.uid), None),
+        cleanup=cleanup,
     )
 
 
 def _largest(engine: Engine, sessions: list[SessionInfo], limit: int | None) -> tuple[SessionUsage, ...]:
-    sizes = _sizes(engine, sessions)
-    ranked = [(sizes.get(info.uid, 0), -at, info) for at, info in enumerate(sessions)]
-    found = nlargest(len(ranked) if limit is None else limit, ranked, key=lambda each: each[:2])
-    return tuple(session_usage(engine, info) for _, _, info in found)
-
-
-def _sizes(engine: Engine, sessions: list[SessionInfo]) -> dict[str, int]:
-    """The stored bytes of every session, by uid."""
     backend = engine.backend
     if isinstance(backend, LooksOver):
-        return backend.session_bytes()
-    return {info.uid: backend.usage(info.uid).body_bytes for info in sessions}
+        sizes = backend.session_bytes()
+    else:
+        sizes = {info.uid: backend.usage(info.uid).body_bytes for info in sessions}
+    ranked = sorted(sessions, key=lambda info: -sizes.get(info.uid, 0))
+    return tuple(session_usage(engine, info) for info in ranked[:limit])
 
 
 def _time(engine: Engine, query: HeaderQuery) -> datetime | None:
