@@ -168,11 +168,10 @@ class Redactor:
         if b"\\" in data:
             for pattern in self._escaped:
                 data = re.sub(_encoded(pattern), HIDDEN.encode(), data)
-        if ends_inside and (size := max((_overlap(data, secret) for secret in self._encoded), default=0)):
+        halves = [(each, min(len(data), len(each) - 1)) for each in self._encoded]
+        if ends_inside and (size := max((_overlap(data, each, most) for each, most in halves), default=0)):
             data = data[:-size] + HIDDEN.encode()
-        if starts_inside and (
-            size := max((_end_inside(secret, data) for secret in self._encoded), default=0)
-        ):
+        if starts_inside and (size := max((_overlap(each, data, most) for each, most in halves), default=0)):
             data = HIDDEN.encode() + data[size:]
         return data
 
@@ -236,13 +235,6 @@ def _character(char: str) -> str:
     return "|".join([*ways, _SHORT[char]] if char in _SHORT else ways)
 
 
-def _overlap(data: bytes, secret: bytes) -> int:
-    """How many bytes at the end of the data are the beginning of the secret."""
-    sizes = range(min(len(data), len(secret) - 1), 0, -1)
-    return next((size for size in sizes if data.endswith(secret[:size])), 0)
-
-
-def _end_inside(secret: bytes, data: bytes) -> int:
-    """How many bytes at the beginning of the data are the end of the secret."""
-    sizes = range(min(len(data), len(secret) - 1), 0, -1)
-    return next((size for size in sizes if data.startswith(secret[-size:])), 0)
+def _overlap(before: bytes, after: bytes, most: int) -> int:
+    """How many bytes, up to a number, the end of one and the beginning of another have in common."""
+    return next((size for size in range(most, 0, -1) if before.endswith(after[:size])), 0)

@@ -7,6 +7,7 @@ and takes any change. Bodies form groups: number 0 is a keyframe, each other one
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple, Protocol
@@ -160,10 +161,13 @@ def rebuild(links: Sequence[Link], *, ceiling: int = DEFAULT_CEILING_BYTES) -> b
         raise InvalidInput("nothing to rebuild: no links were given")
     content: bytes | None = None
     for is_splice, run in groupby(reversed(links), key=lambda link: link.codec == SPLICE):
+        links_of_run = list(run)
         if is_splice:
-            content = apply_edits(_usable(content), _sized(run, ceiling))
+            for link in links_of_run:
+                _check_size(link.size, ceiling)
+            content = apply_edits(_usable(content), [(link.data, link.size) for link in links_of_run])
             continue
-        for link in run:
+        for link in links_of_run:
             content = decode(link.codec, link.data, size=link.size, base=content, ceiling=ceiling)
     return _usable(content)
 
@@ -192,12 +196,6 @@ def starts_group(
     if length < 1 or length >= limit or delta_bytes is None:
         return True
     return delta_bytes * 2 > keyframe_bytes or deltas_bytes + delta_bytes > 2 * keyframe_bytes
-
-
-def _sized(links: Iterable[Link], ceiling: int) -> Iterable[tuple[bytes, int]]:
-    for link in links:
-        _check_size(link.size, ceiling)
-        yield link.data, link.size
 
 
 def _check_size(size: int, ceiling: int) -> None:
@@ -302,45 +300,29 @@ def apply_edits(base: bytes, splices: Iterable[tuple[bytes, int]]) -> bytes:
     return b"".join(pieces)
 
 
-def _spliced(pieces: list[memoryview], edits: list[Edit]) -> list[memoryview]:
-    source = _Source(pieces)
+def _spliced(pieces: Iterable[memoryview], edits: list[Edit]) -> list[memoryview]:
+    """Content in consecutive pieces, edited without copying it."""
+    left = deque(pieces)
+
+    def take(count: int) -> Iterator[memoryview]:
+        while count:
+            if not left:
+                raise Corrupt("a splice reaches past the end of its base")
+            piece = left.popleft()
+            if len(piece) > count:
+                left.appendleft(piece[count:])
+                piece = piece[:count]
+            count -= len(piece)
+            yield piece
+
     result: list[memoryview] = []
     for keep, cut, put in edits:
-        result += source.take(keep)
-        source.take(cut)
+        result += take(keep)
+        for _ in take(cut):
+            pass
         if put:
             result.append(memoryview(put))
-    result += source.rest()
-    return result
-
-
-class _Source:
-    """Content given as consecutive pieces, taken from the front without copying."""
-
-    def __init__(self, pieces: list[memoryview]) -> None:
-        self._pieces = iter(pieces)
-        self._current = memoryview(b"")
-
-    def take(self, count: int) -> list[memoryview]:
-        taken = []
-        while count > len(self._current):
-            if self._current:
-                taken.append(self._current)
-            count -= len(self._current)
-            self._current = self._next()
-        if count:
-            taken.append(self._current[:count])
-            self._current = self._current[count:]
-        return taken
-
-    def rest(self) -> list[memoryview]:
-        return [piece for piece in (self._current, *self._pieces) if piece]
-
-    def _next(self) -> memoryview:
-        try:
-            return next(self._pieces)
-        except StopIteration:
-            raise Corrupt("a splice reaches past the end of its base") from None
+    return [*result, *left]
 
 
 class _Comparison:

@@ -221,17 +221,11 @@ class Tagger:
         if self._room < 0:
             raise too_many_values(self._max_bytes)
         if self._met is not None:
-            self._meet(id(origin))
+            self._met_again += id(origin) in self._met
+            self._met.add(id(origin))
+            if self._met_again > _OFTEN:
+                raise Suspicion
         self._open.add(id(origin))
-
-    def _meet(self, origin: int) -> None:
-        assert self._met is not None
-        if origin not in self._met:
-            self._met.add(origin)
-            return
-        self._met_again += 1
-        if self._met_again > _OFTEN:
-            raise Suspicion
 
     def _mark(self, tag: str, body: Any) -> dict[str, Any]:
         self.tagged = True
@@ -496,16 +490,11 @@ def untag(tree: Any) -> Any:
                 tree[index] = untag(item)
     elif type(tree) is dict:
         if len(tree) == 1 and _is_tag(tree):
-            (tag,) = tree
-            return _reader(tag)(tree[tag])
+            ((tag, body),) = tree.items()
+            if tag not in READERS:
+                raise ValueError(f"unknown tag {tag!r}")
+            return READERS[tag](body)
         for key, item in tree.items():
             if type(item) is dict or type(item) is list:
                 tree[key] = untag(item)
     return tree
-
-
-def _reader(tag: str) -> Callable[[Any], Any]:
-    reader = READERS.get(tag)
-    if reader is None:
-        raise ValueError(f"unknown tag {tag!r}")
-    return reader

@@ -64,16 +64,14 @@ def contains_itself() -> ValidationError:
 def step_of(key: object) -> str:
     """One step of a path: `.name`, `["any text"]`, `[1]`, or the type of a key that has no short text."""
     if type(key) is str:
-        return "." + key if key.isidentifier() and len(key) <= 80 else f"[{_quoted(shortened(key, 80))}]"
+        if key.isidentifier() and len(key) <= 80:
+            return "." + key
+        import json  # only a refusal needs it
+
+        return f"[{json.dumps(shortened(key, 80))}]"
     if type(key) in ATOMS and not (type(key) is int and key.bit_length() > 64):
         return f"[{key!r}]"
     return f"[<{type(key).__name__}>]"
-
-
-def _quoted(text: str) -> str:
-    import json  # only a refusal needs it
-
-    return json.dumps(text)
 
 
 def text_of(value: str) -> str:

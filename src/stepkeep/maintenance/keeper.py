@@ -297,7 +297,8 @@ class Keeper:
         for id in new - going - marked:
             backend.annotate(uid, id, kind, name, b"off", time_us=self._engine.clock())
         if going:
-            self._apply(_only(plan, going), should_stop)
+            only = msgspec.structs.replace(plan, going=tuple(id for id in plan.going if id in going))
+            self._apply(only, should_stop)
 
     def _prune_for_room(self, session: SessionInfo, retention: Retention) -> int:
         try:
@@ -399,11 +400,6 @@ class _Job:
 def _slack(keep_last: int) -> int:
     """How many checkpoints more than that a session may have before the thread is woken for it."""
     return max(MIN_SLACK, keep_last // 5)
-
-
-def _only(plan: PrunePlan, going: set[str]) -> PrunePlan:
-    """The same plan, but nothing else goes."""
-    return msgspec.structs.replace(plan, going=tuple(id for id in plan.going if id in going))
 
 
 def _unexpected(exc: Exception) -> Exception | None:

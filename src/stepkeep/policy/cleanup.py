@@ -67,7 +67,8 @@ def decide(
     """
     profile = profile_named(session.profile)
     rules = list(_rules(session, policies))
-    since_us = _ended_us(session) if session.status.is_finished else _active_us(session)
+    active_us = max(session.created_us, session.updated_us)
+    since_us = _ended_us(session) if session.status.is_finished else active_us
     age = max(0, now_us - since_us) // _DAY_US
     kept = _never(policies, rules, profile) or ("leased" if has_lease else None)
     if kept is not None:
@@ -172,10 +173,6 @@ def _by_age(what: str, age: int, limit: int | None, source: str) -> tuple[bool, 
 
 def _ended_us(session: SessionInfo) -> int:
     return session.created_us if session.finished_us is None else session.finished_us
-
-
-def _active_us(session: SessionInfo) -> int:
-    return max(session.created_us, session.updated_us)
 
 
 def _days(count: int) -> str:

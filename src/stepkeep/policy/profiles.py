@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -159,10 +160,6 @@ def check_size(key: str, value: object) -> int:
     return check_count(key, count, least=1, most=MAX_SEQ)
 
 
-def _last(key: str, value: object) -> int:
-    return check_count(key, value, least=1, most=MAX_SEQ)
-
-
 def _tags(key: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise _invalid(key, f"must be a list of tags, not {value!r}")
@@ -170,7 +167,7 @@ def _tags(key: str, value: object) -> tuple[str, ...]:
 
 
 _CHECKS: Final[Mapping[str, Callable[[str, object], Any]]] = {
-    "keep_last": _last,
+    "keep_last": partial(check_count, least=1, most=MAX_SEQ),
     "keep_within": check_duration,
     "keep_hourly": check_duration,
     "keep_daily": check_duration,

@@ -190,9 +190,14 @@ def _guarded(
     for header in [header for header in newest_first if SAFETY_TAG in header.tags][:SAFETY_KEPT]:
         reasons[header.id].append(f"last {SAFETY_KEPT} safety checkpoints")
     if verified_id is not None:
-        for header in _back_to(verified_id, list(_line(newest_first, branches, current))):
-            is_it = header.id == verified_id
-            reasons[header.id].append("newest that verifies" if is_it else "after the newest that verifies")
+        line = list(_line(newest_first, branches, current))
+        since = next((header.seq for header in line if header.id == verified_id), 0)
+        for header in line:
+            if header.seq >= since:
+                is_it = header.id == verified_id
+                reasons[header.id].append(
+                    "newest that verifies" if is_it else "after the newest that verifies"
+                )
     return reasons
 
 
@@ -209,11 +214,6 @@ def _line(headers: Iterable[Header], branches: Sequence[Branch], current: str) -
             limit = limits[header.branch]
             if limit is None or header.seq <= limit:
                 yield header
-
-
-def _back_to(verified_id: str, line: Sequence[Header]) -> list[Header]:
-    since = next((header.seq for header in line if header.id == verified_id), None)
-    return [header for header in line if since is None or header.seq >= since]
 
 
 def _newest_with(status: Status, newest_first: Iterable[Header]) -> Iterator[Header]:
@@ -242,13 +242,12 @@ def _required(headers: Iterable[Header], kept: Set[str]) -> Reasons:
         if header.id in kept:
             for id in set(header.requires) - {header.id}:
                 by[id].append(header)
-    return {id: [_required_text(requirers)] for id, requirers in by.items()}
-
-
-def _required_text(requirers: Sequence[Header]) -> str:
-    newest = max(requirers, key=lambda header: header.seq)
-    more = f" and {len(requirers) - 1} more" if len(requirers) > 1 else ""
-    return f"required by {newest.id}{more}"
+    reasons: dict[str, list[str]] = {}
+    for id, requirers in by.items():
+        newest = max(requirers, key=lambda header: header.seq)
+        more = f" and {len(requirers) - 1} more" if len(requirers) > 1 else ""
+        reasons[id] = [f"required by {newest.id}{more}"]
+    return reasons
 
 
 # --- keep rules ------------------------------------------------------------------------------------------------
