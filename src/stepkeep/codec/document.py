@@ -211,11 +211,11 @@ class _Inner(msgspec.Struct):
     version: int
 
 
-class _Versioned(msgspec.Struct):
+class _DocumentVersion(msgspec.Struct):
     stepkeep: _Inner
 
 
-_version_decoder = msgspec.json.Decoder(_Versioned)
+_version_decoder = msgspec.json.Decoder(_DocumentVersion)
 
 
 def _check_version(data: bytes) -> None:

@@ -27,11 +27,11 @@ _encoder = msgspec.json.Encoder()
 _header_decoder = msgspec.json.Decoder(Header)
 
 
-class _Versioned(msgspec.Struct):
+class _HeaderVersion(msgspec.Struct):
     v: int
 
 
-_version_decoder = msgspec.json.Decoder(_Versioned)
+_version_decoder = msgspec.json.Decoder(_HeaderVersion)
 
 
 def digest(data: bytes | memoryview) -> str:

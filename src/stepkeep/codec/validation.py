@@ -91,7 +91,7 @@ _MANY: Final = 1 << 22
 _TIMES: Final = 1000
 
 
-class _Place:
+class _Container:
     """A container on the way: the step that leads to it, what is to be looked at below, and the count so far."""
 
     __slots__ = ("below", "step", "unfolded", "value")
@@ -114,7 +114,7 @@ def check_sharing(root: object, max_bytes: int) -> None:
     Few shared references never come near: below the limit of bytes, only more than four million values that are a
     thousand times what is really there are refused.
     """
-    counted: dict[int, _Place] = {}  # places keep their containers, so that no other gets the same id
+    counted: dict[int, _Container] = {}  # places keep their containers, so that no other gets the same id
     held = _count_all(root, counted)
     unfolded = counted[id(root)].unfolded
     if unfolded > max_bytes // 2:
@@ -137,18 +137,18 @@ def check_sharing(root: object, max_bytes: int) -> None:
     )
 
 
-def _count_all(root: object, counted: dict[int, _Place]) -> int:
+def _count_all(root: object, counted: dict[int, _Container]) -> int:
     """Count what each container unfolds into; returns how many values the containers hold, each taken once."""
     held = 0
-    way = [_Place(root, "")]
+    way = [_Container(root, "")]
     on_way = {id(root)}
     while way:
         place = way[-1]
         for step, child in place.below:
             if id(child) in on_way:
-                raise _at([*way, _Place(None, step)], contains_itself())
+                raise _at([*way, _Container(None, step)], contains_itself())
             if (known := counted.get(id(child))) is None:
-                way.append(_Place(child, step))
+                way.append(_Container(child, step))
                 on_way.add(id(child))
                 break
             place.unfolded += known.unfolded - 1
@@ -162,7 +162,7 @@ def _count_all(root: object, counted: dict[int, _Place]) -> int:
     return held
 
 
-def _guilty(place: _Place, counted: dict[int, _Place], limit: int) -> list[_Place]:
+def _guilty(place: _Container, counted: dict[int, _Container], limit: int) -> list[_Container]:
     """The way to the innermost container that alone is to blame."""
     way = [place]
     while True:
@@ -173,11 +173,11 @@ def _guilty(place: _Place, counted: dict[int, _Place], limit: int) -> list[_Plac
         if len(guilty) != 1:
             return way
         step, child = guilty[0]
-        way.append(_Place(child.value, step))
+        way.append(_Container(child.value, step))
         way[-1].unfolded = child.unfolded
 
 
-def _at(way: list[_Place], refusal: ValidationError) -> ValidationError:
+def _at(way: list[_Container], refusal: ValidationError) -> ValidationError:
     refusal.steps += [place.step for place in reversed(way)]
     return refusal
 

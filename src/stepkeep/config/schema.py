@@ -429,7 +429,7 @@ class Found(NamedTuple):
 
 def values_of(root: Node | None, source: str) -> tuple[list[Found], list[Problem]]:
     """What a file sets, and everything that is wrong with it, in the order of its lines."""
-    reading = _Reading(source)
+    reading = _FileReader(source)
     if isinstance(root, Section):
         reading.section(root, _TREE, "")
     elif root is not None:
@@ -437,7 +437,7 @@ def values_of(root: Node | None, source: str) -> tuple[list[Found], list[Problem
     return reading.found, reading.problems
 
 
-class _Reading:
+class _FileReader:
     """Collects what one file gives. Stops at `MAX_PROBLEMS`, so that a hostile file costs little."""
 
     def __init__(self, source: str) -> None:

@@ -106,33 +106,33 @@ def cleaning_order(session: SessionInfo) -> tuple[bool, int, str]:
 # --- the places that speak of a session ------------------------------------------------------------------------
 
 
-class _Place(NamedTuple):
+class _RuleSource(NamedTuple):
     name: str
     rule: CleanupRule
 
 
-def _rules(session: SessionInfo, policies: CleanupPolicies) -> Iterator[_Place]:
+def _rules(session: SessionInfo, policies: CleanupPolicies) -> Iterator[_RuleSource]:
     """All places that speak of this session, the strongest first."""
     own = (session.policy or {}).get(CLEANUP)
     if own is not None:
-        yield _Place("the session's policy", rule_from(CLEANUP, own))
+        yield _RuleSource("the session's policy", rule_from(CLEANUP, own))
     if session.workflow is not None and session.workflow in policies.workflows:
-        yield _Place(f"workflow {session.workflow}", policies.workflows[session.workflow])
+        yield _RuleSource(f"workflow {session.workflow}", policies.workflows[session.workflow])
     if session.is_test:
         days = TEST_DAYS if policies.test.retention_days is None else policies.test.retention_days
-        yield _Place("test sessions", CleanupRule(policies.test.enabled, days))
+        yield _RuleSource("test sessions", CleanupRule(policies.test.enabled, days))
     if session.status is Status.COMPLETED:
-        yield _Place("completed sessions", policies.completed)
+        yield _RuleSource("completed sessions", policies.completed)
     elif session.status is Status.CANCELLED:
-        yield _Place("cancelled sessions", policies.cancelled)
-        yield _Place("completed sessions", policies.completed)
+        yield _RuleSource("cancelled sessions", policies.cancelled)
+        yield _RuleSource("completed sessions", policies.completed)
     else:
         # What never ended is treated like what failed, once it is stale.
         is_failed = session.status is Status.FAILED
-        yield _Place("failed sessions" if is_failed else "failed and stale sessions", policies.failed)
+        yield _RuleSource("failed sessions" if is_failed else "failed and stale sessions", policies.failed)
 
 
-def _never(policies: CleanupPolicies, rules: list[_Place], profile: Profile) -> str | None:
+def _never(policies: CleanupPolicies, rules: list[_RuleSource], profile: Profile) -> str | None:
     """Why nothing may ever remove it; None if something may."""
     if not policies.enabled:
         return "cleanup is off"
@@ -144,7 +144,7 @@ def _never(policies: CleanupPolicies, rules: list[_Place], profile: Profile) -> 
     return None
 
 
-def _limit(rules: list[_Place], profile: Profile, status: Status) -> tuple[int | None, str]:
+def _limit(rules: list[_RuleSource], profile: Profile, status: Status) -> tuple[int | None, str]:
     for place in rules:
         if place.rule.retention_days is not None:
             return place.rule.retention_days, place.name
@@ -153,7 +153,11 @@ def _limit(rules: list[_Place], profile: Profile, status: Status) -> tuple[int |
 
 
 def _if_stale(
-    session: SessionInfo, policies: CleanupPolicies, rules: list[_Place], profile: Profile, idle_days: int
+    session: SessionInfo,
+    policies: CleanupPolicies,
+    rules: list[_RuleSource],
+    profile: Profile,
+    idle_days: int,
 ) -> tuple[bool, str, int | None]:
     """An unfinished session stays until it is stale; then it counts as failed at its last activity."""
     stale_days = profile.stale_days if policies.stale_days is None else policies.stale_days
