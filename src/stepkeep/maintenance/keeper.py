@@ -93,6 +93,7 @@ class Keeper:
         self._compress_at = self._clean_at
         self._thorough_at = 0.0
         self._freed_bytes = 0
+        self._deadline = 0.0
         self._is_closed = False
         self._start_afresh()
         tell_of_forks(self)
@@ -138,10 +139,7 @@ class Keeper:
         if not self._is_closed and not self._worker.is_alive:
             self._thorough_at = time.monotonic() + self._interval_seconds
             self._worker.start(self._interval_seconds)
-        job = self._jobs.get(uid)
-        if job is None:
-            job = self._jobs[uid] = _Job()
-        return job
+        return self._jobs.get(uid) or self._jobs.setdefault(uid, _Job())
 
     def wake(self) -> None:
         self._worker.wake()
@@ -153,15 +151,11 @@ class Keeper:
 
         A pass that is not thorough leaves sessions that have not outgrown their rules by much for later.
         """
-        started, worker = time.monotonic(), self._worker
-
-        def should_stop() -> bool:
-            return worker.is_stopping or time.monotonic() - started > seconds
-
+        self._deadline = time.monotonic() + seconds
         later: list[tuple[str, _Job]] = []
-        while not should_stop() and (due := self._next()) is not None:
+        while not self._should_stop() and (due := self._next()) is not None:
             try:
-                if not self._look_after(*due, should_stop, is_thorough):
+                if not self._look_after(*due, is_thorough):
                     later.append(due)
             except _Stopped:
                 self._put_back(*due)
@@ -170,9 +164,12 @@ class Keeper:
             job.saves = 0  # after some more saves, or the interval
             self._put_back(uid, job)
         self._try("holding some space", Ballast(self._engine.backend.url).hold)
-        self._try("squeezing the store", lambda: self._squeeze(should_stop))
-        self._try("compressing old history", lambda: self._compress(should_stop))
+        self._try("squeezing the store", self._squeeze)
+        self._try("compressing old history", self._compress)
         return is_left
+
+    def _should_stop(self) -> bool:
+        return self._worker.is_stopping or time.monotonic() > self._deadline
 
     def _work(self) -> float:
         """A pass on the thread; how many seconds later the next one is due."""
@@ -198,11 +195,11 @@ class Keeper:
             uid = next(iter(self._jobs), None)
             return None if uid is None else (uid, self._jobs.pop(uid))
 
-    def _look_after(self, uid: str, job: _Job, should_stop: Callable[[], bool], is_thorough: bool) -> bool:
+    def _look_after(self, uid: str, job: _Job, is_thorough: bool) -> bool:
         """Clean or prune one session; False when it is to be looked at again."""
         try:
             session = self._engine.backend.session(uid)
-            if not self._clean(session) and not self._prune(session, job, should_stop, is_thorough):
+            if not self._clean(session) and not self._prune(session, job, is_thorough):
                 return False
         except NotFound:
             pass  # it was deleted
@@ -233,12 +230,10 @@ class Keeper:
 
     # --- pruning
 
-    def _prune(
-        self, session: SessionInfo, job: _Job, should_stop: Callable[[], bool], is_thorough: bool
-    ) -> bool:
+    def _prune(self, session: SessionInfo, job: _Job, is_thorough: bool) -> bool:
         """Prune one session; False when that can wait."""
         if not self._keeps_history:
-            self._prune_marked(session, job, should_stop)
+            self._prune_marked(session, job)
             self._allow(session.uid, MIN_SLACK)
             return True
         retention, count = self._retention_of(session), session.stored_count
@@ -248,7 +243,7 @@ class Keeper:
             self._allow(session.uid, keep_last + _slack(keep_last) - count)
             return False
         if not retention.keeps_all_of(count):
-            count = self._apply(self._plan(session, retention), should_stop).kept
+            count = self._apply(self._plan(session, retention), self._should_stop).kept
         if keep_last is None:
             self._allow(session.uid, float("inf"))
         else:
@@ -285,7 +280,7 @@ class Keeper:
                 self._allowances.clear()
             self._allowances[uid] = saves
 
-    def _prune_marked(self, session: SessionInfo, job: _Job, should_stop: Callable[[], bool]) -> None:
+    def _prune_marked(self, session: SessionInfo, job: _Job) -> None:
         """Of the checkpoints saved with history off keep only the newest."""
         kind, name = MARK
         uid, backend = session.uid, self._engine.backend
@@ -298,7 +293,7 @@ class Keeper:
             backend.annotate(uid, id, kind, name, b"off", time_us=self._engine.clock())
         if going:
             only = msgspec.structs.replace(plan, going=tuple(id for id in plan.going if id in going))
-            self._apply(only, should_stop)
+            self._apply(only, self._should_stop)
 
     def _prune_for_room(self, session: SessionInfo, retention: Retention) -> int:
         try:
@@ -309,25 +304,23 @@ class Keeper:
             self._note_failure(session.uid, exc)
             return 0
 
-    def _squeeze(self, should_stop: Callable[[], bool]) -> None:
+    def _squeeze(self) -> None:
         if self.budget.is_pressed:
-            self.budget.squeeze(should_stop=should_stop)
-        elif self._freed_bytes >= RECLAIM_AT_BYTES and not should_stop():
+            self.budget.squeeze(should_stop=self._should_stop)
+        elif self._freed_bytes >= RECLAIM_AT_BYTES and not self._should_stop():
             # Less than that is soon used again, and giving it back would only cost writes.
             self._freed_bytes = 0
             reclaim(self._engine, max_bytes=RECLAIM_BYTES)
 
     # --- compressing
 
-    def _compress(self, should_stop: Callable[[], bool]) -> None:
+    def _compress(self) -> None:
         """Compress what is old enough, when it is time to look for it. What is left over comes with the next pass."""
-        hours = self._compress_after_hours
+        hours, now_us, should_stop = self._compress_after_hours, self._engine.clock(), self._should_stop
         if hours is None or should_stop() or time.monotonic() < self._compress_at:
             return
         self._compress_at = time.monotonic() + CLEAN_SECONDS
-        compress_history(
-            self._engine, after_hours=hours, now_us=self._engine.clock(), should_stop=should_stop
-        )
+        compress_history(self._engine, after_hours=hours, now_us=now_us, should_stop=should_stop)
         if should_stop():
             self._compress_at = 0.0
 
@@ -387,14 +380,11 @@ class _Stopped(Exception):
     """A pass was asked to stop between two batches."""
 
 
-class _Job:
+class _Job(msgspec.Struct):
     """What is to be done for one session. `ids` are its checkpoints that were saved with history off."""
 
-    __slots__ = ("ids", "saves")
-
-    def __init__(self) -> None:
-        self.saves = 0
-        self.ids: list[str] = []
+    saves: int = 0
+    ids: list[str] = []
 
 
 def _slack(keep_last: int) -> int:
