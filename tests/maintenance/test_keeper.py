@@ -274,7 +274,8 @@ def test_history_off_keeps_what_was_there(url: str) -> None:
 def test_no_thread_is_left_after_closing(url: str) -> None:
     """Closing ends the thread, repeating it is harmless, and later notes start none."""
     store = stepkeep.open(url, config=settings())
-    header = store.session("run").save({})
+    store.session("run").save({})
+    header = store.session("run").save({})  # the thread begins with the second save
     assert len(threads()) == 1
     store.close()
     store.close()
@@ -285,9 +286,11 @@ def test_no_thread_is_left_after_closing(url: str) -> None:
 def test_a_dropped_store_takes_its_thread_along(url: str) -> None:
     """A store that nobody closes does not keep its thread for ever."""
     store = stepkeep.open(url, config=settings())
-    store.session("run").save({})
+    session = store.session("run")
+    session.save({})
+    session.save({})
     assert len(threads()) == 1
-    del store
+    del store, session
     gc.collect()
     assert eventually(lambda: threads() == [])
 
