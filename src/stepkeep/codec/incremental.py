@@ -12,7 +12,7 @@ values alone, never on what is remembered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from itertools import chain
 from operator import attrgetter, is_
@@ -26,12 +26,37 @@ MAX_WATCHED: Final = 1_000_000
 
 
 _attributes: Final = attrgetter("__dict__", "__pydantic_extra__")
-_values = dict.values
 
 
 def no_objects(kind: type) -> bool:  # noqa: ARG001
     """Only dicts and lists are watched."""
     return False
+
+
+class _Held:
+    """Containers of one kind, and the very objects that each held when it was added.
+
+    `contents` gives the objects in a container, `mark` what of it must not change beside them: its length or class.
+    """
+
+    def __init__(self, contents: Callable[[Any], Iterable[Any]], mark: Callable[[Any], object]) -> None:
+        self._contents = contents
+        self._mark = mark
+        self.containers: list[Any] = []
+        self._marks: list[object] = []
+        self.objects: list[Any] = []
+
+    def add(self, containers: list[Any]) -> list[Any]:
+        """What these hold."""
+        objects = list(chain.from_iterable(map(self._contents, containers)))
+        self.containers += containers
+        self._marks += map(self._mark, containers)
+        self.objects += objects
+        return objects
+
+    def is_same(self) -> bool:
+        now = chain.from_iterable(map(self._contents, self.containers))
+        return list(map(self._mark, self.containers)) == self._marks and all(map(is_, now, self.objects))
 
 
 class Watch:
@@ -43,16 +68,10 @@ class Watch:
 
     def __init__(self, is_open: Callable[[type], bool] = no_objects) -> None:
         self._is_open = is_open
-        self._dicts: list[dict[str, Any]] = []
-        self._sizes: list[int] = []
+        self._dicts = _Held(dict.values, len)
         self._keys = ""
-        self._values: list[Any] = []
-        self._lists: list[list[Any]] = []
-        self._lengths: list[int] = []
-        self._items: list[Any] = []
-        self._objects: list[Any] = []
-        self._kinds: list[type] = []
-        self._parts: list[Any] = []
+        self._lists = _Held(iter, len)
+        self._models = _Held(_attributes, type)
 
     def add(self, values: Iterable[Any]) -> bool:
         """Watch more values. False if one of them cannot be watched: then this watch proves nothing any more."""
@@ -64,51 +83,27 @@ class Watch:
                 dicts = [value for value in level if type(value) is dict]
                 if not _have_plain_keys(dicts):
                     return False
-                below += self._add_dicts(dicts)
+                below += self._dicts.add(dicts)
+                self._keys += _keys(dicts)
             if list in present:
-                below += self._add_lists([value for value in level if type(value) is list])
+                below += self._lists.add([value for value in level if type(value) is list])
             if others := present - {dict, list}:
                 if not all(map(self._is_open, others)):
                     return False
-                below += self._add_objects([value for value in level if type(value) in others])
-            if len(self._values) + len(self._items) > MAX_WATCHED:
+                below += self._models.add([value for value in level if type(value) in others])
+            if len(self._dicts.objects) + len(self._lists.objects) > MAX_WATCHED:
                 return False
             level = _changeable(below)
         return True
-
-    def _add_dicts(self, dicts: list[dict[Any, Any]]) -> list[Any]:
-        held = list(chain.from_iterable(map(_values, dicts)))
-        self._dicts += dicts
-        self._sizes += map(len, dicts)
-        self._keys += _keys(dicts)
-        self._values += held
-        return held
-
-    def _add_lists(self, lists: list[list[Any]]) -> list[Any]:
-        held = list(chain.from_iterable(lists))
-        self._lists += lists
-        self._lengths += map(len, lists)
-        self._items += held
-        return held
-
-    def _add_objects(self, objects: list[Any]) -> list[Any]:
-        held = list(chain.from_iterable(map(_attributes, objects)))
-        self._objects += objects
-        self._kinds += map(type, objects)
-        self._parts += held
-        return held
 
     def holds(self) -> bool:
         """Whether nothing in the values changed since they were added."""
         try:
             return (
-                list(map(len, self._dicts)) == self._sizes
-                and _keys(self._dicts) == self._keys
-                and _are(chain.from_iterable(map(_values, self._dicts)), self._values)
-                and list(map(len, self._lists)) == self._lengths
-                and _are(chain.from_iterable(self._lists), self._items)
-                and _are(map(type, self._objects), self._kinds)
-                and _are(chain.from_iterable(map(_attributes, self._objects)), self._parts)
+                self._dicts.is_same()
+                and _keys(self._dicts.containers) == self._keys
+                and self._lists.is_same()
+                and self._models.is_same()
             )
         except (AttributeError, RuntimeError, TypeError):  # it is changing, or a key is not text any more
             return False
@@ -129,10 +124,6 @@ def _have_plain_keys(dicts: list[dict[Any, Any]]) -> bool:
 
 def _changeable(values: Iterable[Any]) -> list[Any]:
     return [value for value in values if type(value) not in ATOMS]
-
-
-def _are(now: Iterable[Any], then: Sequence[Any]) -> bool:
-    return all(map(is_, now, then))
 
 
 LARGE_BYTES: Final = 32 * 1024
