@@ -32,12 +32,12 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     checkpoint_save_count: int = 0
-    checkpoint_resume_count: int = 0
-    checkpoint_save_size_bytes: float = 0.0
     checkpoint_save_latency_ms: float = 0.0
-    steps_recovered: int = 0
     checkpoint_save_latency_p50_ms: float | None = None
     checkpoint_save_latency_p95_ms: float | None = None
+    checkpoint_save_size_bytes: float = 0.0
+    checkpoint_resume_count: int = 0
+    steps_recovered: int = 0
     checkpoint_repeat_count: int = 0
     checkpoint_failure_count: int = 0
     checkpoint_conflict_count: int = 0

@@ -98,10 +98,10 @@ def session_usage(engine: Engine, info: SessionInfo) -> SessionUsage:
         session=info.key,
         status=info.status,
         checkpoints=usage.checkpoints,
-        stored_bytes=usage.body_bytes,
-        hidden_bytes=usage.hidden_bytes,
         size_bytes=size_bytes,
         ratio=round(size_bytes / usage.body_bytes, 2) if usage.body_bytes else None,
+        stored_bytes=usage.body_bytes,
+        hidden_bytes=usage.hidden_bytes,
         oldest=headers[-1].created_at if headers else None,
         newest=headers[0].created_at if headers else None,
     )

@@ -18,10 +18,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Something that is not as it was written, or cannot be read any more."""
 
     session: str
-    code: str
-    message: str
     checkpoint: str | None = None
     seq: int | None = None
+    code: str
+    message: str
 
     @classmethod
     def of(cls, key: str, exc: StepkeepError, at: Header | HeaderRow | None = None) -> Finding:

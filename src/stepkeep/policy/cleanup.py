@@ -51,10 +51,10 @@ class SessionCleanup(msgspec.Struct, frozen=True, kw_only=True):
     """Whether cleaning removes a session, and why. `limit_days` is None where no age could make it go."""
 
     session: str
-    goes: bool
-    reason: str
     age_days: int
     limit_days: int | None
+    goes: bool
+    reason: str
 
 
 def decide(
