@@ -6,7 +6,6 @@ backend once more in the transaction that removes it, so an active or leased ses
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import cache
@@ -16,12 +15,13 @@ import msgspec
 
 from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
+from stepkeep.logs import Log
 from stepkeep.maintenance.space import in_turn, reclaim, sweep
 from stepkeep.model import SessionError, SessionInfo
 from stepkeep.policy.cleanup import CleanupPolicies, SessionCleanup, cleaning_order, decide
 from stepkeep.storage.port import LooksOver, SessionQuery
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 ORPHANS_KEPT: Final = timedelta(days=7)
 """How long an annotation waits for its checkpoint."""

@@ -15,7 +15,6 @@ only the newest stays. What was saved before is not touched.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ import msgspec
 
 from stepkeep.engine import Engine, Saved
 from stepkeep.errors import PRUNE_FAILED, NotFound, StepkeepError
+from stepkeep.logs import Log
 from stepkeep.maintenance.budget import Budget, Limits
 from stepkeep.maintenance.clean import CleanEntry, CleanPlan, Policies, apply_clean, plan_clean
 from stepkeep.maintenance.prune import PrunePlan, PruneReport, apply_prune, plan_prune
@@ -35,7 +35,7 @@ from stepkeep.policy.cleanup import decide
 from stepkeep.policy.retention import Retention
 from stepkeep.processes import Worker, tell_of_forks
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 INTERVAL_SECONDS: Final = 300.0
 CLEAN_SECONDS: Final = 3600.0

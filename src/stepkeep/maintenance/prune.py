@@ -7,7 +7,6 @@ others save, and after a kill the next prune finishes the work.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import TypeAlias
@@ -25,6 +24,7 @@ from stepkeep.errors import (
     Unsupported,
 )
 from stepkeep.fixes import FAIL, PASS, fixes_for_codes
+from stepkeep.logs import Log
 from stepkeep.maintenance.space import compress_history, count_compressible, in_turn, reclaim, sweep
 from stepkeep.model import Header, SessionError, SessionInfo
 from stepkeep.policy.retention import (
@@ -37,7 +37,7 @@ from stepkeep.policy.retention import (
 )
 from stepkeep.storage.port import BlobSize, BodyInfo, HeaderQuery, HeaderRow, Removed, SessionQuery
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 Progress: TypeAlias = Callable[[int], None]
 """Called after each batch, outside any transaction, with the number of checkpoints dealt with."""
