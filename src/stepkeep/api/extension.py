@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING
 from stepkeep.api.options import policy_of
 from stepkeep.codec.delta import decode as decode_stored
 from stepkeep.codec.delta import encode_keyframe
-from stepkeep.codec.exact import JSON, MAX_DEPTH, decode, encode
+from stepkeep.codec.exact import ATOMS, JSON, MAX_DEPTH, ValidationError, decode, encode, name_of, step_of
 from stepkeep.codec.incremental import LARGE_BYTES, Growing
 from stepkeep.codec.integrity import check_stored, digest
-from stepkeep.codec.validation import ATOMS, ValidationError, name_of, step_of
 from stepkeep.engine import Engine, NewBody, Save
 from stepkeep.engine.chains import Shared
 from stepkeep.engine.reader import load_body, verified

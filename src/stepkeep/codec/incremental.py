@@ -18,8 +18,7 @@ from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from stepkeep.codec.exact import MAX_BYTES
-from stepkeep.codec.validation import ATOMS, to_json
+from stepkeep.codec.exact import ATOMS, MAX_BYTES, to_json
 
 MAX_WATCHED: Final = 1_000_000
 """More values than this are not watched: shared references may multiply without end."""

@@ -32,7 +32,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from stepkeep.codec.validation import (
+from stepkeep.codec.exact import (
     ATOMS,
     INT_MAX,
     INT_MIN,

@@ -13,9 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from stepkeep.codec import exact
+from stepkeep.codec.exact import ValidationError
 from stepkeep.codec.incremental import LARGE_BYTES, Growing, Grown
 from stepkeep.codec.integrity import digest
-from stepkeep.codec.validation import ValidationError
 from stepkeep.engine.chains import Shared
 from stepkeep.errors import StepkeepError
 from stepkeep.model import Content
