@@ -530,9 +530,8 @@ def _unknown(written: Scalar, tree: Tree, prefix: str) -> str:
     start = f"unknown key {shown(written)}{where}"
     if lookup(prefix + written.text) is not None:
         return f"{start}: write its parts as nested sections"
-    nearest = nearest_key(written.text, tree, prefix)
-    if nearest is not None:
-        return f"{start}: did you mean {nearest}?"
+    if (near := nearest_key(written.text, tree, prefix)) is not None:
+        return f"{start}: did you mean {near}?"
     return f"{start}: it takes {', '.join(_spellings(tree, written.text))}"
 
 
