@@ -79,7 +79,7 @@ def encode(layout: Layout, document: Document, *, merged: Sequence[str] = ()) ->
 
 def _encode(layout: Layout, document: Document, merged: Sequence[str], *, is_plain: bool) -> bytes:
     header = document.header
-    own = _own_state(document.bodies)
+    own = _whole_body(document.bodies, STATE)  # shown as the document's state
     is_large = layout is Layout.WORKFLOW and own is not None and len(own.data) > COMPRESS_ABOVE
     form, value = _written(own, header, is_plain, is_large) if own is not None else ("json", b"null")
     fields = fields_of(
@@ -88,9 +88,9 @@ def _encode(layout: Layout, document: Document, merged: Sequence[str], *, is_pla
         document.session,
         details=None if is_plain else _details(document.bodies, header),
         merged=merged,
-        is_compressed=form == "gzip",
-        stored_size=len(value) if own is not None else 0,
     )
+    if layout is Layout.WORKFLOW:
+        fields |= {"compressed": form == "gzip", "stored_size": len(value) if own is not None else 0}
     lines = [_member(name, given) for name, given in fields.items()]
     lines += [b'"%s":\n%s\n' % (STATE_MEMBER[layout].encode(), value)]
     lines += [b'"stepkeep":{"version":%d\n' % FORMAT_VERSION]
@@ -116,9 +116,8 @@ def _member(name: str, value: object) -> bytes:
     return b'"%s":%s\n' % (name.encode(), _encoder.encode(value))
 
 
-def _own_state(bodies: Sequence[Body]) -> Body | None:
-    """The body that is shown as the document's state."""
-    return next((body for body in bodies if body.name == STATE and not body.is_redundant), None)
+def _whole_body(bodies: Sequence[Body], name: str) -> Body | None:
+    return next((body for body in bodies if body.name == name and not body.is_redundant), None)
 
 
 def _written(body: Body, header: Header, is_plain: bool, is_large: bool = False) -> tuple[Form, bytes]:
@@ -153,8 +152,7 @@ def _stored_form(record: StoredForm) -> dict[str, Any]:
 
 def _details(bodies: Sequence[Body], header: Header) -> object:
     """The details that were saved, where they are plain data."""
-    content = header.contents.get(DETAILS)
-    body = next((each for each in bodies if each.name == DETAILS and not each.is_redundant), None)
+    content, body = header.contents.get(DETAILS), _whole_body(bodies, DETAILS)
     if content is None or body is None or content.encoding != "json" or body.codec != "raw":
         return None
     try:

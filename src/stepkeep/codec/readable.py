@@ -29,11 +29,6 @@ STEP_WORDS: Final = {
 _OURS: Final = {theirs: ours for ours, theirs in STEP_WORDS.items()}
 
 
-def step_word(status: str) -> str:
-    """The snapshot's word for the status of a step; a word that is not ours stays as it is."""
-    return STEP_WORDS.get(status, status)
-
-
 def step_status(word: str) -> str:
     """Our word for the status of a step, given in either language.
 
@@ -233,24 +228,20 @@ def fields_of(
     *,
     details: object = None,
     merged: Sequence[str] = (),
-    is_compressed: bool = False,
-    stored_size: int = 0,
 ) -> dict[str, Any]:
     """The readable fields of a checkpoint, in the order in which they are written; the state is not among them.
 
-    `details` is the decoded details body, `merged` names the triggers that were merged into the checkpoint later;
-    `stored_size` is what the state takes in the document.
+    `details` is the decoded details body, `merged` names the triggers that were merged into the checkpoint later.
+    How the state itself is written is filled in by whoever writes it.
     """
     if layout is Layout.WORKFLOW:
-        return _workflow_fields(header, session, is_compressed, stored_size)
+        return _workflow_fields(header, session)
     if layout is Layout.RUN:
         return _run_fields(header, session, details, merged)
     return _phase_fields(header, session)
 
 
-def _workflow_fields(
-    header: Header, session: SessionInfo, is_compressed: bool, stored_size: int
-) -> dict[str, Any]:
+def _workflow_fields(header: Header, session: SessionInfo) -> dict[str, Any]:
     content = header.contents.get(STATE)
     return {
         "version": FORMAT_VERSION,
@@ -259,9 +250,9 @@ def _workflow_fields(
         "created_at": timestamp(header.time_us),
         "step": header.step,
         "status": header.status,
-        "compressed": is_compressed,
+        "compressed": False,
         "original_size": content.size if content is not None else 0,
-        "stored_size": stored_size,
+        "stored_size": 0,
     }
 
 
@@ -273,7 +264,7 @@ def _run_fields(
     if step_state is None and header.step is not None:
         step_state = StepState(step_ordinal=header.step)
     elif step_state is not None and isinstance(step_state.step_status, str):
-        word = step_word(step_state.step_status)
+        word = STEP_WORDS.get(step_state.step_status, step_state.step_status)
         step_state = msgspec.structs.replace(step_state, step_status=word)
     context = _valid(given.get("context_digest"), ContextDigest)
     return {
