@@ -120,8 +120,11 @@ def read(layout: Layout, document: Mapping[str, Any], data: bytes, *, name: str,
         Corrupt: it does not have the fields of its specification (`checkpoint_schema_invalid`), or a size or
             compressed payload in it is wrong (`checkpoint_integrity_mismatch`).
     """
-    reader = {Layout.RUN: _run, Layout.WORKFLOW: _workflow, Layout.PHASE: _phase}[layout]
-    found, payload = reader(document, name, f"sha256:{file_digest[:32]}")
+    payload = None
+    if layout is Layout.WORKFLOW:
+        found, payload = _workflow(document, name, f"sha256:{file_digest[:32]}")
+    else:
+        found = (_run if layout is Layout.RUN else _phase)(document)
     verified, unverified = list(found.verified), list(found.unverified)
     checksum = claimed(document)
     if checksum is not None and is_confirmed(checksum, document, data, payload):
@@ -216,7 +219,7 @@ class _Run(msgspec.Struct, frozen=True):
 _KINDS: Final = {source: kind for kind, source in SOURCES.items()}
 
 
-def _run(document: Mapping[str, Any], name: str, digest_id: str) -> tuple[Foreign, None]:  # noqa: ARG001
+def _run(document: Mapping[str, Any]) -> Foreign:
     fields = _fields(document, _Run)
     details, unverified = _run_details(document)
     known = {*_Run.__struct_fields__, "state", "integrity", *details}
@@ -225,7 +228,7 @@ def _run(document: Mapping[str, Any], name: str, digest_id: str) -> tuple[Foreig
         details["other"] = other
     events = [each for each in fields.source_details if isinstance(each, str) and each]
     ordinal = details.get("step_state", {}).get("step_ordinal")
-    found = Foreign(
+    return Foreign(
         external_id=fields.snapshot_id,
         session=fields.run_id,
         time_us=_required_time(fields.created_at),
@@ -238,7 +241,6 @@ def _run(document: Mapping[str, Any], name: str, digest_id: str) -> tuple[Foreig
         verified=("schema",),
         unverified=tuple(unverified),
     )
-    return found, None
 
 
 def _run_details(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -342,7 +344,7 @@ class _Phase(msgspec.Struct, frozen=True):
     metadata: dict[str, Any] = {}
 
 
-def _phase(document: Mapping[str, Any], name: str, digest_id: str) -> tuple[Foreign, None]:  # noqa: ARG001
+def _phase(document: Mapping[str, Any]) -> Foreign:
     fields = _fields(document, _Phase)
     number = fields.phaseNumber
     if number is None and fields.phase.lower() in PHASES:
@@ -355,7 +357,7 @@ def _phase(document: Mapping[str, Any], name: str, digest_id: str) -> tuple[Fore
         "task_summary": fields.taskSummary,
         "criteria": msgspec.to_builtins(fields.iscCriteria),
     }
-    found = Foreign(
+    return Foreign(
         external_id=fields.id,
         session=fields.sessionId,
         time_us=_required_time(fields.createdAt),
@@ -366,7 +368,6 @@ def _phase(document: Mapping[str, Any], name: str, digest_id: str) -> tuple[Fore
         metadata={key: value for key, value in fields.metadata.items() if key not in ours} | ours,
         verified=("schema",),
     )
-    return found, None
 
 
 # --- fields ----------------------------------------------------------------------------------------------------
