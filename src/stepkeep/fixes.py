@@ -16,6 +16,7 @@ from stepkeep.errors import INTEGRITY_MISMATCH, PRUNE_FAILED, SCHEMA_INVALID, WR
 PASS: Final = "PASS"
 WARN: Final = "WARN"
 FAIL: Final = "FAIL"
+"""The results of what checks or does something to many."""
 
 _LOOK_FOR_DAMAGE: Final = "stepkeep verify {session}"
 _FREE_SPACE: Final = "free space on the disk, or name a store on another one with --store"

@@ -222,12 +222,7 @@ STATE_MEMBER: Final = {Layout.WORKFLOW: "data", Layout.RUN: "state", Layout.PHAS
 
 
 def fields_of(
-    layout: Layout,
-    header: Header,
-    session: SessionInfo,
-    *,
-    details: object = None,
-    merged: Sequence[str] = (),
+    layout: Layout, header: Header, session: SessionInfo, *, details: object, merged: Sequence[str]
 ) -> dict[str, Any]:
     """The readable fields of a checkpoint, in the order in which they are written; the state is not among them.
 

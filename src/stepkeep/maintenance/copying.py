@@ -289,17 +289,24 @@ def recover(source: str, destination: str, *, progress: Progress | None = None) 
 
 def _recover(source: str, target: Engine, progress: Progress | None) -> RecoverReport:
     _check_exists(source)
-    if (file := database_file(source)) is not None:
-        return _recover_database(file, target, progress)
-    if (directory := directory_of(source)) is None:
-        with _opened(source) as engine:
-            return RecoverReport(copied=copy(engine, target, salvage=True, progress=progress))
-    with tempfile.TemporaryDirectory(prefix="stepkeep-recover-") as folder:
-        work = Path(folder) / "store"
-        with _reading(directory):
-            shutil.copytree(directory, work, symlinks=True)
-        backend = open_backend(f"files:{work}?{source.partition('?')[2]}")
-        return RecoverReport(copied=_salvage(backend, target, progress))
+    file, directory = database_file(source), directory_of(source)
+    try:
+        if file is not None:
+            return _recover_database(file, target, progress)
+        if directory is not None:
+            with tempfile.TemporaryDirectory(prefix="stepkeep-recover-") as folder:
+                work = Path(folder) / "store"
+                shutil.copytree(directory, work, symlinks=True)
+                backend = open_backend(f"files:{work}?{source.partition('?')[2]}")
+                return RecoverReport(copied=_salvage(backend, target, progress))
+    except OSError as exc:
+        raise BackendUnavailable(
+            f"{file or directory} cannot be read: {exc.strerror or exc}",
+            code="store_not_readable",
+            retryable=False,
+        ) from exc
+    with _opened(source) as engine:
+        return RecoverReport(copied=copy(engine, target, salvage=True, progress=progress))
 
 
 def _recover_database(damaged: Path, destination: Engine, progress: Progress | None) -> RecoverReport:
@@ -326,7 +333,7 @@ def _recover_database(damaged: Path, destination: Engine, progress: Progress | N
 
 @contextmanager
 def _working_copy(damaged: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="stepkeep-recover-") as folder, _reading(damaged):
+    with tempfile.TemporaryDirectory(prefix="stepkeep-recover-") as folder:
         work = Path(folder) / "damaged.db"
         copy_database(damaged, work)
         yield work
@@ -339,16 +346,6 @@ def copy_database(source: Path, target: Path) -> None:
             copied = Path(f"{target}{ending}")
             copied.touch(mode=0o600, exist_ok=False)
             shutil.copyfile(file, copied)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise BackendUnavailable(
-            f"{path} cannot be read: {exc.strerror or exc}", code="store_not_readable", retryable=False
-        ) from exc
 
 
 def _trouble(work: Path, damaged: Path) -> str | None:
