@@ -13,11 +13,6 @@ from typing import Final
 from stepkeep import errors
 from stepkeep.errors import INTEGRITY_MISMATCH, PRUNE_FAILED, SCHEMA_INVALID, WRITE_FAILED, StepkeepError
 
-PASS: Final = "PASS"
-WARN: Final = "WARN"
-FAIL: Final = "FAIL"
-"""The results of what checks or does something to many."""
-
 _LOOK_FOR_DAMAGE: Final = "stepkeep verify {session}"
 _FREE_SPACE: Final = "free space on the disk, or name a store on another one with --store"
 _LESS_HISTORY: Final = "stepkeep prune --all --dry-run"
@@ -107,6 +102,12 @@ IMPORT_FIXES: Final[dict[str, tuple[str, ...]]] = {
     "usage": ("name the session with --session",),
 }
 """The same for files of other systems that an import skipped."""
+
+
+PASS: Final = "PASS"
+WARN: Final = "WARN"
+FAIL: Final = "FAIL"
+"""The results of what checks many things, or does something to many."""
 
 
 def fixes_for(error: StepkeepError) -> tuple[str, ...]:
