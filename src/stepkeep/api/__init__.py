@@ -387,9 +387,8 @@ if not TYPE_CHECKING:
         module = _MODULES.get(name)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib import import_module
-
-        value = getattr(import_module(f"stepkeep.{module}"), name)
+        # As `import_module` does, which takes an import of its own.
+        value = getattr(__import__(f"stepkeep.{module}", fromlist=[name]), name)
         globals()[name] = value
         return value
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import IO, TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import IO, TYPE_CHECKING, Final, TypeAlias
+
+import msgspec
 
 from stepkeep.api.options import ref_of, zone_of
 from stepkeep.config import Settings
@@ -30,7 +32,7 @@ MAX_PATCH_BYTES: Final = 1_000_000
 """How large the patches in a recovery point may be together."""
 
 
-class CodeAt(NamedTuple):
+class CodeAt(msgspec.Struct, frozen=True):
     """The commit of captured files, the patches from there to them, and what a person has to do instead."""
 
     commit: str | None = None

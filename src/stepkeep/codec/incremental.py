@@ -18,6 +18,8 @@ from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgspec
+
 from stepkeep.codec.exact import ATOMS, MAX_BYTES, to_json
 
 MAX_WATCHED: Final = 1_000_000
@@ -134,7 +136,7 @@ Encode: TypeAlias = Callable[[Any], bytes | None]
 _Bytes: TypeAlias = bytes | memoryview
 
 
-class Grown(NamedTuple):
+class Grown(msgspec.Struct, frozen=True):
     """A content, its SHA-256, and the order in which it has the keys of the dict.
 
     Its first `shared` bytes are those of `before`, the content of the last time; `known` are those that were not
@@ -170,7 +172,7 @@ class _Part(NamedTuple):
         )
 
 
-class _Piece(NamedTuple):
+class _Piece(msgspec.Struct, frozen=True):
     """The bytes of one value in this round, and what to remember of it."""
 
     chunks: list[_Bytes]
@@ -182,7 +184,7 @@ class _Piece(NamedTuple):
         return sum(map(len, self.chunks))
 
 
-class _First(NamedTuple):
+class _First(msgspec.Struct, frozen=True):
     """The value that came first: its name, where it ended, and the hash of everything up to there."""
 
     name: str

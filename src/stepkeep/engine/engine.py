@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -68,7 +68,7 @@ MAX_LOOK_BACK: Final = 64
 """Among how many checkpoints the last one with a body is looked for, to store a delta instead of all of it."""
 
 
-class Made(NamedTuple):
+class Made(msgspec.Struct, frozen=True):
     """A body that was made for a save, and the blobs that come with it."""
 
     body: NewBody
@@ -116,7 +116,7 @@ class Save(msgspec.Struct, frozen=True, kw_only=True):
     requires: tuple[str, ...] = ()
 
 
-class Saved(NamedTuple):
+class Saved(msgspec.Struct, frozen=True):
     """A save that is durable, for those who count and keep. A repeat of an earlier one is not new."""
 
     header: Header
@@ -125,7 +125,7 @@ class Saved(NamedTuple):
     seconds: float
 
 
-class _Known(NamedTuple):
+class _Known(msgspec.Struct, frozen=True):
     """A session as last seen, and what its profile says about how its bodies are stored."""
 
     session: SessionInfo

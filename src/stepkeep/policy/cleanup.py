@@ -9,7 +9,7 @@ last the session's profile.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -106,7 +106,7 @@ def cleaning_order(session: SessionInfo) -> tuple[bool, int, str]:
 # --- the places that speak of a session ------------------------------------------------------------------------
 
 
-class _RuleSource(NamedTuple):
+class _RuleSource(msgspec.Struct, frozen=True):
     name: str
     rule: CleanupRule
 

@@ -59,7 +59,7 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
-class BlobSize(NamedTuple):
+class BlobSize(msgspec.Struct, frozen=True):
     """The bytes that a blob takes, and whether bodies of other sessions name it too."""
 
     stored_size: int
