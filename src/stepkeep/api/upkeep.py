@@ -156,6 +156,8 @@ class Upkeep:
         assert settings is not None
         if header.status.is_finished or not settings["checkpoint.history.enabled"]:
             return True
+        if header.seq == 1:
+            return False
         try:
             retention = settings.retention_of(self._engine.seen(header.session))
         except StepkeepError:
