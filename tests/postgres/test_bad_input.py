@@ -15,9 +15,8 @@ import stepkeep
 from stepkeep.api import Store
 from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, StepkeepError, Unsupported
 from stepkeep.storage.postgres import PostgresBackend
-from stepkeep.storage.postgres.connections import COMMIT, PostgresConnection, Raw
+from stepkeep.storage.postgres.connections import COMMIT, PostgresConnection, Raw, translate
 from stepkeep.storage.postgres.optimistic_append import OptimisticAppend
-from stepkeep.storage.postgres.server_errors import translate
 from stepkeep.storage.sql.connection import Value
 from stepkeep.testing.builders import headers, new_owner, new_session, save
 from tests.postgres.access import PostgresAccess

@@ -102,7 +102,7 @@ def test_an_id_and_its_folded_twin_differ() -> None:
 def test_the_workflow_layout_has_the_names_of_its_specification() -> None:
     """The time of the checkpoint to the second; the number when another has that name."""
     names = NAMES[Layout.WORKFLOW]
-    assert names.pointer_of("session-abc") == "sessions/session-abc/checkpoint.json"
+    assert f"{names.folder('session-abc')}/{names.pointer}" == "sessions/session-abc/checkpoint.json"
     assert names.history("session-abc") == "sessions/session-abc/history"
     assert list(islice(names.names(header()), 3)) == [
         "checkpoint-20251129-143022.json",
@@ -114,7 +114,7 @@ def test_the_workflow_layout_has_the_names_of_its_specification() -> None:
 def test_the_run_layout_has_the_names_of_its_specification() -> None:
     """The snapshot's id."""
     names = NAMES[Layout.RUN]
-    assert names.pointer_of("r") == "checkpoints/r/latest.json"
+    assert f"{names.folder('r')}/{names.pointer}" == "checkpoints/r/latest.json"
     assert names.history("r") == "checkpoints/r/history"
     assert next(names.names(header())) == "cp_20251129T143022123456_0123456789.json"
 
@@ -133,7 +133,7 @@ def test_the_run_layout_has_the_names_of_its_specification() -> None:
 def test_the_phase_layout_has_the_names_of_its_specification(fields: dict, phase: str) -> None:
     """The time and the phase, whose name may be any text; the end of the id when another has that name."""
     names = NAMES[Layout.PHASE]
-    assert names.pointer_of("any") is None
+    assert names.pointer == ""
     assert names.history("any") == "checkpoints"
     assert list(islice(names.names(header(**fields)), 2)) == [
         f"ckpt-20251129T143022123456Z-{phase}.json",

@@ -83,6 +83,6 @@ def postgres_url(url: str) -> str:
 
 def is_connection_lost(error: psycopg.Error) -> bool:
     """Whether an error of psycopg means that the connection broke, so that a retry can help."""
-    from stepkeep.storage.postgres.server_errors import is_lost  # psycopg is an extra
+    from stepkeep.storage.postgres.connections import is_lost  # psycopg is an extra
 
     return is_lost(error)

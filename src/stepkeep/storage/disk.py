@@ -46,28 +46,20 @@ def file_system_type(path: str | Path) -> str | None:
             mounts = file.read()
     except OSError:
         return None
-    return type_at(os.path.realpath(path), mounts)
-
-
-def type_at(path: str, mountinfo: str) -> str | None:
-    """The type of the mount that holds `path`: of those on the way to it the deepest, and of these the last."""
-    best, kind = "", None
-    for line in mountinfo.splitlines():
+    name = os.path.realpath(path)
+    best, kind = "", None  # of the mounts on the way to it the deepest, and of these the last
+    for line in mounts.splitlines():
         left, separator, right = line.partition(" - ")
         if not separator:
             continue
         mount = left.split(" ")[4]
         if "\\" in mount:
-            mount = _unescape(mount)
-        if (path == mount or path.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):
+            import re  # seldom has a mount such a name
+
+            mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), mount)
+        if (name == mount or name.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):
             best, kind = mount, right.split(" ")[0]
     return kind
-
-
-def _unescape(text: str) -> str:
-    import re  # seldom has a mount such a name
-
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def sync_directory(directory: int | str | Path) -> None:
@@ -92,13 +84,9 @@ def sync_way_to(directory: str) -> None:
         try:
             if os.stat(above).st_uid != os.geteuid():
                 return
-            descriptor = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            sync_directory(above)
         except PermissionError:
             return
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def make_private_directory(path: str | Path) -> None:

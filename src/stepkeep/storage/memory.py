@@ -189,7 +189,12 @@ class MemoryBackend:
 
     def bodies(self, uid: str, checkpoints: Sequence[str] | None = None) -> list[port.BodyInfo]:
         records = self._reading().of(uid).records()
-        return [_info(body) for body in records if checkpoints is None or body.checkpoint in checkpoints]
+        names = port.BodyInfo.__struct_fields__
+        return [
+            port.BodyInfo(**{name: getattr(body, name) for name in names})
+            for body in records
+            if checkpoints is None or body.checkpoint in checkpoints
+        ]
 
     def replace_body(self, uid: str, body: Body, *, expect_digest: str, fence: int | None = None) -> None:
         with self._writing(uid) as tables:
@@ -444,7 +449,3 @@ def _changed(session: SessionInfo, changes: dict[str, Any]) -> SessionInfo:
         return msgspec.convert(fields | changes, SessionInfo)
     except msgspec.ValidationError as exc:
         raise InvalidInput(f"not a session: {exc}", session=session.uid) from exc
-
-
-def _info(body: Body) -> port.BodyInfo:
-    return port.BodyInfo(**{name: getattr(body, name) for name in port.BodyInfo.__struct_fields__})

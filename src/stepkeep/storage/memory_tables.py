@@ -163,7 +163,8 @@ class Tables:
         self, table: SessionTable, stored: Stored, bodies: Iterable[Body], blobs: Iterable[Blob]
     ) -> None:
         table.headers[stored.header.id] = stored
-        table.put_bodies(bodies)
+        for body in bodies:
+            (table.redundant if body.is_redundant else table.bodies)[body.checkpoint, body.name] = body
         for blob in blobs:
             self.blobs.setdefault(blob.digest, blob)
 
@@ -350,10 +351,6 @@ class SessionTable:
     def blobs(self) -> set[str]:
         """The blobs that a record here keeps alive, those of hidden bodies included."""
         return {digest for body in self.records() for digest in body.blobs}
-
-    def put_bodies(self, bodies: Iterable[Body]) -> None:
-        for body in bodies:
-            (self.redundant if body.is_redundant else self.bodies)[body.checkpoint, body.name] = body
 
     def follow(self, draft: Header, seq: int) -> None:
         """Let the session's counter, status and times follow a checkpoint. Its version stays."""

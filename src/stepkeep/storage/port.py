@@ -264,12 +264,7 @@ class Sessions(Protocol):
         """
 
     def delete_session(
-        self,
-        uid: str,
-        *,
-        secure: bool = False,
-        fence: int | None = None,
-        expect: SessionInfo | None = None,
+        self, uid: str, *, secure: bool = False, fence: int | None = None, expect: SessionInfo | None = None
     ) -> None:
         """Remove a session with all that belongs to it; blobs are left to `sweep`. `secure` overwrites the bytes.
 

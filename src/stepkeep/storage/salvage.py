@@ -15,13 +15,15 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from stepkeep.codec.integrity import digest, open_header
+from stepkeep.codec.integrity import digest
 from stepkeep.errors import StepkeepError
 from stepkeep.model import Header, SessionInfo
+from stepkeep.storage.sql.checkpoints import columns_of
 from stepkeep.storage.sql.connection import Connection, Value, marks
 from stepkeep.storage.sql.row_mapping import (
     SESSION_COLUMNS,
     branch_from,
+    intact_header,
     open_description,
     session_from,
     session_row,
@@ -30,7 +32,7 @@ from stepkeep.storage.sqlite import SqliteBackend
 
 _KEEPS_ALL: Final = "archive"
 # The columns in the order of the tables; the first of sessions and annotations is the rowid.
-_SESSION_WIDTH, _BODY_WIDTH, _BLOB_WIDTH, _NOTE_WIDTH = 22, 13, 6, 8
+_SESSION_WIDTH, _BODY_WIDTH, _BLOB_WIDTH, _ANNOTATION_WIDTH = 22, 13, 6, 8
 _BRANCH_WIDTH, _CHECKPOINT_WIDTH = 12, 10
 _EVENT: Final = (int, int, int, str, str)
 _BLOB_REF: Final = (int, str, str, int, str)
@@ -46,10 +48,10 @@ def salvage(damaged: Path, new: Path) -> SqliteBackend:
 
 
 class Salvage:
-    """Rows by table, each place once; of several versions the first that proves itself."""
+    """Rows by table, each key once; of several versions the first that proves itself."""
 
     def __init__(self, found: Iterable[SalvagedRow]) -> None:
-        self._sessions: dict[int, tuple[int, SessionInfo]] = {}
+        self._sessions: dict[int, SessionInfo] = {}
         self._descriptions: dict[str, dict[str, Any]] = {}
         self._headers: dict[str, tuple[int, Header, bytes]] = {}
         self._bodies: dict[Record, Record] = {}
@@ -57,36 +59,35 @@ class Salvage:
             name: {} for name in ("blobs", "branches", "annotations", "events", "blob_refs")
         }
         for each in found:
-            if not each.is_free or self._is_of_known_session(each.record):
+            # A row in a page that was given up counts for what is left: a removed session must not come back.
+            is_left = (
+                len(each.record) != _SESSION_WIDTH and each.record[:1] and each.record[0] in self._sessions
+            )
+            if not each.is_free or is_left:
                 self._sort(each.rowid, each.record)
 
     # --- sorting
 
-    def _is_of_known_session(self, record: Record) -> bool:
-        """Whether a row in a page that was given up may count: a session that was removed must not come back."""
-        return len(record) != _SESSION_WIDTH and record[:1] != () and record[0] in self._sessions
-
     def _sort(self, rowid: int | None, record: Record) -> None:
-        if rowid is not None:
-            self._sort_table_row(rowid, record)
-        elif len(record) == _CHECKPOINT_WIDTH:
-            self._take_checkpoint(record)
-        elif len(record) == _BRANCH_WIDTH and _is_branch(record):
-            self._tables["branches"].setdefault(record[:2], record)
-        elif tuple(map(type, record)) == _EVENT:
-            self._tables["events"].setdefault(record[:2], record)
-        elif tuple(map(type, record)) == _BLOB_REF:
-            self._tables["blob_refs"].setdefault(record, record)
-
-    def _sort_table_row(self, rowid: int, record: Record) -> None:
-        if len(record) == _SESSION_WIDTH:
-            self._take_session(rowid, record)
-        elif len(record) == _BODY_WIDTH and _proves(record[12], record[8]):
-            self._bodies.setdefault(record[:4], record)
-        elif len(record) == _BLOB_WIDTH and _proves(record[5], record[3]):
-            self._tables["blobs"].setdefault(record[:1], record)
-        elif len(record) == _NOTE_WIDTH and _proves(record[7], record[6]):
-            self._tables["annotations"].setdefault(record[1:5], (rowid, *record[1:]))
+        match rowid, len(record):
+            case None, _ if tuple(map(type, record)) == _EVENT:
+                self._tables["events"].setdefault(record[:2], record)
+            case None, _ if tuple(map(type, record)) == _BLOB_REF:
+                self._tables["blob_refs"].setdefault(record, record)
+            case None, width if width == _CHECKPOINT_WIDTH:
+                header = intact_header(raw := record[9])
+                if header is not None and isinstance(raw, bytes) and isinstance(record[0], int):
+                    self._headers.setdefault(header.id, (record[0], header, raw))
+            case None, width if width == _BRANCH_WIDTH and _is_branch(record):
+                self._tables["branches"].setdefault(record[:2], record)
+            case int(sid), width if width == _SESSION_WIDTH:
+                self._take_session(sid, record)
+            case int(), width if width == _BODY_WIDTH and _proves(record[12], record[8]):
+                self._bodies.setdefault(record[:4], record)
+            case int(), width if width == _BLOB_WIDTH and _proves(record[5], record[3]):
+                self._tables["blobs"].setdefault(record[:1], record)
+            case int(), width if width == _ANNOTATION_WIDTH and _proves(record[7], record[6]):
+                self._tables["annotations"].setdefault(record[1:5], (rowid, *record[1:]))
 
     def _take_session(self, sid: int, record: Record) -> None:
         described = open_description(record[_DESCRIPTION])
@@ -98,17 +99,8 @@ class Salvage:
         except StepkeepError:
             return
         held = self._sessions.get(sid)
-        if held is None or _progress(held[1]) < _progress(session):
-            self._sessions[sid] = (sid, session)
-
-    def _take_checkpoint(self, record: Record) -> None:
-        raw = record[9]
-        try:
-            header = open_header(raw) if isinstance(raw, bytes) else None
-        except StepkeepError:
-            return
-        if header is not None and isinstance(raw, bytes) and isinstance(record[0], int):
-            self._headers.setdefault(header.id, (record[0], header, raw))
+        if held is None or _progress(held) < _progress(session):
+            self._sessions[sid] = session
 
     # --- writing
 
@@ -116,25 +108,11 @@ class Salvage:
         """Fill the empty tables of a new store."""
         sids = self._write_sessions(tx)
         for sid, header, raw in self._kept(sids):
-            tx.run(
-                f"INSERT OR IGNORE INTO checkpoints VALUES ({marks(_CHECKPOINT_WIDTH)})",
-                (
-                    sid,
-                    header.seq,
-                    header.id,
-                    header.branch,
-                    header.time_us,
-                    header.step,
-                    str(header.status),
-                    header.external_id,
-                    header.idempotency_key,
-                    raw,
-                ),
-            )
+            _insert(tx, "checkpoints", (sid, header.seq, header.id, *columns_of(header), raw))
         for record in self._bodies.values():  # those of pruned checkpoints too: others may be based on them
             owner = self._headers.get(str(record[1]))
-            place = record[0] if owner is None else sids[owner[1].session]
-            _insert(tx, "bodies", (place, *record[1:]))
+            number = record[0] if owner is None else sids[owner[1].session]
+            _insert(tx, "bodies", (number, *record[1:]))
         for table, records in self._tables.items():
             for record in records.values():
                 _insert(tx, table, record)
@@ -146,7 +124,10 @@ class Salvage:
         newest: dict[str, int] = {}
         for _, header, _ in self._headers.values():
             newest[header.session] = max(header.seq, newest.get(header.session, 0))
-        for sid, session in [*sorted(self._sessions.values(), key=_newest_first), *self._rebuilt()]:
+        for sid, session in [
+            *sorted(self._sessions.items(), key=lambda item: (-item[1].updated_us, item[0])),
+            *self._rebuilt(),
+        ]:
             if session.uid in sids:
                 continue
             # A row from an older page may be behind its checkpoints.
@@ -156,29 +137,28 @@ class Salvage:
             keys.add(key)
             number = sid if sid not in sids.values() else max([*sids.values(), *self._sessions]) + 1
             sids[session.uid] = number
-            columns = f"sid, {SESSION_COLUMNS}"
             row = (number, *session_row(free))
-            tx.run(f"INSERT INTO sessions ({columns}) VALUES ({marks(len(row))})", row)
+            tx.run(f"INSERT INTO sessions (sid, {SESSION_COLUMNS}) VALUES ({marks(len(row))})", row)
         return sids
 
     def _rebuilt(self) -> Iterator[tuple[int, SessionInfo]]:
         """Sessions without a row that proves itself, from their description or only their headers."""
-        known = {session.uid for _, session in self._sessions.values()}
+        known = {session.uid for session in self._sessions.values()}
         by_uid: dict[str, list[tuple[int, Header]]] = {}
         for sid, header, _ in self._headers.values():
             if header.session not in known:
                 by_uid.setdefault(header.session, []).append((sid, header))
-        for uid, places in by_uid.items():
-            newest = max((header for _, header in places), key=lambda header: header.seq)
+        for uid, found in by_uid.items():
+            newest = max((header for _, header in found), key=lambda header: header.seq)
             described: dict[str, Any] = {
                 "uid": uid,
                 "key": _recovered_key(uid),
-                "created_us": min(header.time_us for _, header in places),
+                "created_us": min(header.time_us for _, header in found),
                 "profile": _KEEPS_ALL,
                 **self._descriptions.get(uid, {}),
             }
             yield (
-                places[0][0],
+                found[0][0],
                 SessionInfo(
                     **described,
                     updated_us=newest.time_us,
@@ -191,7 +171,7 @@ class Salvage:
 
     def _kept(self, sids: dict[str, int]) -> Iterator[tuple[int, Header, bytes]]:
         """The checkpoints that were not removed on purpose."""
-        gaps = {session.uid: session.gaps for _, session in self._sessions.values()}
+        gaps = {session.uid: session.gaps for session in self._sessions.values()}
         for _, header, raw in self._headers.values():
             if not any(first <= header.seq <= last for first, last in gaps.get(header.session, ())):
                 yield sids[header.session], header, raw
@@ -199,16 +179,11 @@ class Salvage:
 
 def _progress(session: SessionInfo) -> tuple[int, int, int, int]:
     """What only ever grows in a session: of two versions of its row, the later one has more."""
-    removed = sum(last - first + 1 for first, last in session.gaps)
-    return session.last_seq, removed, session.version, session.updated_us
+    return session.last_seq, session.removed_count, session.version, session.updated_us
 
 
 def _insert(tx: Connection, table: str, record: tuple[Value, ...]) -> None:
     tx.run(f"INSERT OR IGNORE INTO {table} VALUES ({marks(len(record))})", record)
-
-
-def _newest_first(entry: tuple[int, SessionInfo]) -> tuple[int, int]:
-    return -entry[1].updated_us, entry[0]
 
 
 def _proves(data: Value, stored_digest: Value) -> bool:
@@ -275,8 +250,8 @@ def rows(path: Path) -> Iterator[SalvagedRow]:
 
 
 def _free_pages(pages: dict[int, bytes]) -> set[int]:
-    """The pages that were given up, as far as their list can be followed. They hold rows that were removed, and old
-    places of rows that were moved."""
+    """The pages that were given up, as far as their list can be followed. They hold rows that were removed, and rows
+    that were moved."""
     free: set[int] = set()
     trunk = int.from_bytes(pages.get(1, b"")[32:36], "big")
     while trunk in pages and trunk not in free:
@@ -347,7 +322,7 @@ class _Page:
 
     def _payload(self, at: int, size: int) -> bytes:
         if not 0 < size <= MAX_PAYLOAD:
-            raise ValueError("no payload of that size")
+            raise ValueError("a payload cannot have that size")
         local = self._local(size)
         payload = bytearray(self._data[at : at + local])
         if len(payload) < local:
@@ -390,11 +365,11 @@ def decode(payload: bytes) -> Record:
     """The columns of a record.
 
     Raises:
-        ValueError, IndexError: it is none.
+        ValueError, IndexError: it is not a record.
     """
     end, at = varint(payload, 0)
     if not at <= end <= len(payload):
-        raise ValueError("no record")
+        raise ValueError("not a record")
     kinds = []
     while at < end:
         kind, at = varint(payload, at)
@@ -417,7 +392,7 @@ def _column(payload: bytes, kind: int, at: int) -> tuple[Value, int]:
         size = _INTEGER_SIZES[kind]
         return int.from_bytes(payload[at : at + size], "big", signed=True), at + size
     if kind < 12:
-        raise ValueError("no column of ours: they hold no fractions")
+        raise ValueError("not one of our columns: they hold no fractions")
     size = (kind - 12) // 2
     data = payload[at : at + size]
     return (data.decode() if kind % 2 else data), at + size

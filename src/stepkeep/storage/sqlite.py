@@ -27,12 +27,7 @@ from stepkeep.errors import (
 from stepkeep.logs import Log
 from stepkeep.model import new_uid, utc_now_us
 from stepkeep.processes import tell_of_forks
-from stepkeep.storage.disk import (
-    make_private_directory,
-    network_file_system,
-    sync_directory,
-    sync_way_to,
-)
+from stepkeep.storage.disk import make_private_directory, network_file_system, sync_directory, sync_way_to
 from stepkeep.storage.port import Facts
 from stepkeep.storage.sql.backend import SqlBackend
 from stepkeep.storage.sql.connection import NO_LOCKS, Connection, Query, Row, Value
@@ -158,7 +153,10 @@ class SqliteBackend(SqlBackend):
             self._borrowed += 1
         try:
             if self._writer is None:
-                self._writer = self._take_over_reader() or _connect(self._path, self._busy_seconds)
+                # A process that reads a little and saves once needs no second connection.
+                with self._pool:
+                    reader = self._idle.pop() if self._idle else None
+                self._writer = reader or _connect(self._path, self._busy_seconds)
             self._bury_failed()
             yield self._writer
         except apsw.IOError:
@@ -175,20 +173,15 @@ class SqliteBackend(SqlBackend):
                 self._borrowed -= 1
                 self._pool.notify_all()
 
-    def _take_over_reader(self) -> _SqliteConnection | None:
-        """An idle reader to write with: a process that reads a little and saves once needs no second connection."""
-        with self._pool:
-            return self._idle.pop() if self._idle else None
-
     def _set_writer_aside(self) -> None:
         """After a failed write or sync nothing in this connection's memory is to be believed.
 
         Its commit may be whole in the log all the same, without being durable. It stays open until another commit
         is written in its place: else the next opening would read it there and build on what the disk never got.
         """
-        self._failed, spare = self._failed or self._writer, self._writer
-        if spare is not self._failed and spare is not None:
-            spare.close()
+        self._failed, dropped = self._failed or self._writer, self._writer
+        if dropped is not self._failed and dropped is not None:
+            dropped.close()
         self._writer = None
         with suppress(apsw.Error):
             self._writer = _connect(self._path, self._busy_seconds)
@@ -201,12 +194,10 @@ class SqliteBackend(SqlBackend):
             self._failed = None
 
     def _drop_writer(self) -> None:
-        if self._failed is not None:
-            self._failed.close()
-            self._failed = None
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        for connection in (self._failed, self._writer):
+            if connection is not None:
+                connection.close()
+        self._failed = self._writer = None
 
     def _drop_idle(self) -> None:
         while self._idle:
@@ -235,16 +226,13 @@ class SqliteBackend(SqlBackend):
         return _size_of(self._path) + _size_of(f"{self._path}-wal")
 
     def reclaim(self, max_bytes: int) -> int:
-        def vacuum(connection: _SqliteConnection) -> int:
+        with _translated(self._path), self._writing_lock, self._borrow_writer() as connection:
             (page_size,) = connection.one("PRAGMA page_size") or (4096,)
             (before,) = connection.one("PRAGMA freelist_count") or (0,)
             connection.all(f"PRAGMA incremental_vacuum({max(1, max_bytes // page_size)})")
             (after,) = connection.one("PRAGMA freelist_count") or (0,)
             connection.truncate_wal()
             return int((before - after) * page_size)
-
-        with _translated(self._path), self._writing_lock, self._borrow_writer() as connection:
-            return vacuum(connection)
 
     def facts(self) -> Facts:
         def ask(connection: Connection) -> tuple[str, int]:
@@ -324,7 +312,7 @@ class _SqliteConnection:
             raise _unstorable(exc) from exc
 
     def _all_with_damaged_text(self, sql: str, values: Sequence[Value]) -> list[Row]:
-        """The rows again, with replacement characters where text is no UTF-8: their digests tell the damage."""
+        """The rows again, with replacement characters where text is not valid UTF-8: their digests tell the damage."""
         names = self._column_names(sql, values)
         cast = ", ".join(
             f"""CASE typeof("{name}") WHEN 'text' THEN CAST("{name}" AS BLOB) ELSE "{name}" END, typeof("{name}")"""
@@ -613,7 +601,7 @@ def _check_foreign(path: str) -> bool:
             header = file.read(100)
     except FileNotFoundError:
         return False
-    if not any(header) and (_is_blank(path) or _has_log(path)):
+    if not any(header) and (_is_blank(path) or _size_of(f"{path}-wal") > 0):
         return False  # its creation was cut short by a loss of power; what there is of it is in the log
     if header and not header.startswith(_MAGIC):
         header = _header_before(path)  # the power failed while the first page was written
@@ -644,10 +632,6 @@ def _is_blank(path: str) -> bool:
     """Whether a file has nothing but zeros in it: its size reached the disk, its first page did not."""
     with open(path, "rb") as file:
         return not any(any(part) for part in iter(lambda: file.read(4096), b""))
-
-
-def _has_log(path: str) -> bool:
-    return os.path.isfile(f"{path}-wal") and _size_of(f"{path}-wal") > 0
 
 
 def _size_of(path: str) -> int:

@@ -3,14 +3,21 @@
 Checkpoints are JSON documents, and the documents are the truth. Everything a layout has no place for lives in a
 sidecar, `ROOT/.stepkeep/index.db`, with an index of the documents: an SQL store like any other, whose rows hold no
 body bytes.
+
+A transaction over the sidecar and the files is all of it, or nothing. The sidecar's write lock orders the savers; a
+document is durable before the sidecar commits. What a crash leaves between the two is taken up by whoever writes next,
+in whichever process, and files whose checkpoint was removed are listed in the commit that removed it, so that a crash
+cannot bring them back.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Final
+from pathlib import Path
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -18,10 +25,11 @@ from stepkeep.codec import document as documents
 from stepkeep.codec.document import Document
 from stepkeep.codec.integrity import open_header
 from stepkeep.codec.readable import Layout
-from stepkeep.errors import BackendUnavailable, Corrupt, StepkeepError, Unsupported
-from stepkeep.model import Header, SessionInfo
+from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, StepkeepError, Unsupported
+from stepkeep.model import Header, SessionInfo, utc_now_us
 from stepkeep.storage.files import sidecar
 from stepkeep.storage.files.document_reader import (
+    DocumentReader,
     damaged,
     foreign_file,
     is_sealed,
@@ -31,14 +39,19 @@ from stepkeep.storage.files.document_reader import (
     standing_alone,
     without_bytes,
 )
-from stepkeep.storage.files.document_transactions import FilesTransactions
-from stepkeep.storage.files.document_writer import DocumentWriter
-from stepkeep.storage.files.durable_files import translated
-from stepkeep.storage.files.layouts import is_temporary
-from stepkeep.storage.files.rebuild import folders_in
-from stepkeep.storage.files.sidecar import DocumentEntry, Leftover
+from stepkeep.storage.files.document_writer import Changes, DocumentWriter
+from stepkeep.storage.files.durable_files import Tree, translated
+from stepkeep.storage.files.layouts import INTENT, NAMES, is_temporary
+from stepkeep.storage.files.rebuild import Rebuild, folders_in, is_up_to_date
+from stepkeep.storage.files.sidecar import (
+    DocumentEntry,
+    Leftover,
+    announced,
+    detect_layout,
+    note_damage,
+    open_sidecar,
+)
 from stepkeep.storage.port import (
-    Annotation,
     Append,
     Appended,
     Blob,
@@ -54,9 +67,14 @@ from stepkeep.storage.port import (
 )
 from stepkeep.storage.sql import bodies as body_rows
 from stepkeep.storage.sql import sessions as session_rows
+from stepkeep.storage.sql.backend import SqlBackend
 from stepkeep.storage.sql.connection import Connection
+from stepkeep.storage.sql.sessions import NeedsRepair, repair
+from stepkeep.storage.sqlite import BUSY_SECONDS
 
 log = logging.getLogger("stepkeep.storage")
+
+T = TypeVar("T")
 
 TEMPORARY_AGE_US: Final = 3600 * 1_000_000
 """How old a temporary file must be before it is cleaned away."""
@@ -69,10 +87,143 @@ Served = tuple[Document, bool]
 """A document, and whether it is the original."""
 
 
-class FilesBackend(FilesTransactions):
-    """Everything the port promises, with checkpoints as documents."""
+class FilesBackend(SqlBackend):
+    """A store in a directory. Directory, sidecar and folders are made on demand, readable only by their owner."""
 
     capabilities = Capabilities(takes_deltas=False)
+
+    _writer: DocumentWriter
+    """That of the transaction that is under way; there is one at a time."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        layout: Layout | str | None = None,
+        clock: Callable[[], int] = utc_now_us,
+        busy_seconds: float = BUSY_SECONDS,
+    ) -> None:
+        """Open the store at `root`. Without a `layout` it has the one it was made with, a new one `run`.
+
+        Raises:
+            InvalidInput: the root is not a directory, or the store has another layout.
+        """
+        super().__init__(clock=clock)
+        self._root = Path(root).absolute()
+        self._sidecar = open_sidecar(self._root, clock=clock, busy_seconds=busy_seconds)
+        try:
+            self._layout = self._settled_layout(None if layout is None else Layout(layout))
+            self._names = NAMES[self._layout]
+            self._tree = Tree(self._root)
+            self._reader = DocumentReader(self._tree, self._names)
+            self._take_up()
+        except BaseException:
+            self._sidecar.close()
+            raise
+
+    def _settled_layout(self, wanted: Layout | None) -> Layout:
+        def settle(tx: Connection) -> str:
+            known = sidecar.fact(tx, "layout")
+            if known is None:
+                known = wanted or detect_layout(self._root)
+                sidecar.state_fact(tx, "layout", known)
+            return known
+
+        stored = self._sidecar._read(lambda tx: sidecar.fact(tx, "layout")) or self._sidecar._write(settle)
+        if wanted not in (None, stored):
+            raise InvalidInput(
+                f"{self._root} has the layout {stored}, not {wanted}: open it with layout={stored}",
+                code="layout_mismatch",
+            )
+        return Layout(stored)
+
+    @property
+    def root(self) -> Path:
+        return self._root
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    @property
+    def url(self) -> str:
+        return f"files:{self._root}?layout={self._layout}"
+
+    # --- transactions
+
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        with note_damage(self._root):
+            return self._sidecar._read(work)
+
+    def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
+        """Run a transaction of the sidecar, with what it does to the files: all of it, or nothing."""
+        changes = Changes()
+
+        def transaction(tx: Connection) -> T:
+            try:
+                self._writer = DocumentWriter(self._tree, self._names, tx, changes)
+                with translated(self._root):
+                    self._settle(tx)
+                    return work(tx)
+            except BaseException:
+                changes.undo()
+                raise
+
+        try:
+            with note_damage(self._root):
+                result = self._sidecar._write(transaction, secure=secure)
+        except BaseException:
+            if changes:
+                self._undo_uncommitted(changes)
+            raise
+        if changes.has_left:
+            self._clear()
+        return result
+
+    def _clear(self) -> None:
+        """Remove the files that a transaction left; a failure leaves them to the next one."""
+        try:
+            self._write(lambda _: None)
+        except BackendUnavailable as exc:
+            log.warning("files of removed checkpoints stay for now: %s", exc)
+
+    def _settle(self, tx: Connection) -> None:
+        """Finish what earlier transactions left: files to remove, and documents whose commit never came."""
+        self._writer.clear_leftovers()
+        number = announced(self._root)
+        if sidecar.fact(tx, INTENT) != number:
+            if not is_up_to_date(tx, self._tree, self._names):
+                self._rebuild(tx)
+                self._writer.clear_leftovers()
+            sidecar.state_fact(tx, INTENT, number)
+
+    def _rebuild(self, tx: Connection) -> None:
+        try:
+            Rebuild(tx, self._tree, self._names, self._writer).run()
+        except NeedsRepair:
+            repair(tx)
+            Rebuild(tx, self._tree, self._names, self._writer).run()
+
+    def _undo_uncommitted(self, changes: Changes) -> None:
+        """Take documents back whose commit failed, unless another process took them up meanwhile.
+
+        The sidecar first writes over what the failed commit left in its log, or the next opening would find the
+        commit there and miss the documents. If that fails too they stay: each alone leads to the whole checkpoint.
+        """
+
+        def undo(tx: Connection) -> None:
+            if sidecar.fact(tx, INTENT) != changes.announced:
+                changes.undo()
+
+        try:
+            self._sidecar._write(undo)
+        except StepkeepError as exc:
+            log.warning("documents of a failed save stay until the next one: %s", exc)
+
+    def _take_up(self) -> None:
+        """Take up documents that came or went while the store was closed, or by hand."""
+        if not self._read(lambda tx: is_up_to_date(tx, self._tree, self._names)):
+            self._writing(self._rebuild)
 
     # --- saving
 
@@ -80,15 +231,20 @@ class FilesBackend(FilesTransactions):
         whole = [
             msgspec.structs.replace(item, bodies=tuple(map(standing_alone, item.bodies))) for item in batch
         ]
-
-        def then(tx: Connection, writer: DocumentWriter, outcomes: object) -> None:
-            if isinstance(outcomes, list):
-                self._write_documents(tx, writer, whole, outcomes)
-                body_rows.remove_unnamed(tx, list(_refused_blobs(batch, outcomes)))
-
         self._store_blobs([blob for item in batch for blob in item.blobs])
-        with self._also(then):
-            return super().append([without_bytes(item) for item in whole], seal)
+        return super().append(whole, seal)
+
+    def _append_batch(
+        self, tx: Connection, batch: Sequence[Append], seal: Seal, *, is_repaired: bool = False
+    ) -> list[Appended | StepkeepError]:
+        bare = [without_bytes(item) for item in batch]
+        outcomes = super()._append_batch(tx, bare, seal, is_repaired=is_repaired)
+        self._write_documents(tx, batch, outcomes)
+        refused = [
+            each for each, answer in zip(batch, outcomes, strict=True) if isinstance(answer, StepkeepError)
+        ]
+        body_rows.remove_unnamed(tx, [blob.digest for item in refused for blob in item.blobs])
+        return outcomes
 
     def _store_blobs(self, blobs: Sequence[Blob]) -> None:
         """Store blobs before the documents that name them: a document that is taken up after a crash is then whole.
@@ -101,11 +257,7 @@ class FilesBackend(FilesTransactions):
             self._writing(lambda tx: body_rows.insert_blobs(tx, missing))
 
     def _write_documents(
-        self,
-        tx: Connection,
-        writer: DocumentWriter,
-        batch: Sequence[Append],
-        outcomes: Sequence[Appended | StepkeepError],
+        self, tx: Connection, batch: Sequence[Append], outcomes: Sequence[Appended | StepkeepError]
     ) -> None:
         stored = [
             (item, outcome.row)
@@ -114,19 +266,18 @@ class FilesBackend(FilesTransactions):
         ]
         if not stored:
             return
-        self._announce(tx)
-        newest: dict[str, tuple[str, bytes, str | None]] = {}
+        self._writer.announce()
+        shown: dict[str, str | None] = {}
+        newest: dict[str, bytes] = {}
         for item, row in stored:
             sid, session = session_rows.by_uid(tx, row.session)
             header = open_header(row.raw)
-            content = self._encoded(row.raw, header, session, item.bodies)
-            if row.session not in newest:
-                before = writer.keep_shown(session.key, sid, row.seq)
-                newest[row.session] = session.key, content, before
-            newest[row.session] = (session.key, content, newest[row.session][2])
-            writer.place(session.key, header, content, is_newest=True)
-        for key, content, before in newest.values():
-            writer.show_latest(key, content, before=before)
+            newest[session.key] = content = self._encoded(row.raw, header, session, item.bodies)
+            if session.key not in shown:
+                shown[session.key] = self._writer.keep_shown(session.key, sid, row.seq)
+            self._writer.store(session.key, header, content, is_newest=True)
+        for key, content in newest.items():
+            self._writer.show_latest(key, content, before=shown[key])
 
     def _encoded(self, raw: bytes, header: Header, session: SessionInfo, bodies: Sequence[Body]) -> bytes:
         """The document of a checkpoint; the session is told as the checkpoint left it."""
@@ -140,45 +291,43 @@ class FilesBackend(FilesTransactions):
         document = Document(raw=raw, header=header, session=then, bodies=tuple(bodies))
         return documents.encode(self._layout, document)
 
-    def adopt(
+    def _store_ahead(self, blobs: Sequence[Blob]) -> Sequence[Blob]:
+        self._store_blobs(blobs)
+        return ()
+
+    def _adopt(
         self,
-        uid: str,
+        tx: Connection,
+        sid: int,
+        session: SessionInfo,
         raw: bytes,
-        *,
         bodies: Sequence[Body],
-        blobs: Sequence[Blob] = (),
-        annotations: Sequence[Annotation] = (),
+        blobs: Sequence[Blob],
     ) -> bool:
         whole = [standing_alone(body) for body in bodies]
-
-        def then(tx: Connection, writer: DocumentWriter, is_new: object) -> None:
-            if is_new is True:
-                self._write_adopted(tx, writer, raw, whole)
-
         bare = [msgspec.structs.replace(body, data=b"") for body in whole]
-        self._store_blobs(blobs)
-        with self._also(then):
-            return super().adopt(uid, raw, bodies=bare, annotations=annotations)
+        is_new = super()._adopt(tx, sid, session, raw, bare, blobs)
+        if is_new:
+            self._write_adopted(tx, raw, whole)
+        return is_new
 
-    def _write_adopted(
-        self, tx: Connection, writer: DocumentWriter, raw: bytes, given: Sequence[Body]
-    ) -> None:
+    def _write_adopted(self, tx: Connection, raw: bytes, given: Sequence[Body]) -> None:
         """A body that was hidden shows again as it was: its bytes move from the sidecar into the document."""
         header = open_header(raw)
         sid, session = session_rows.by_uid(tx, header.session)
-        by_place = {(body.name, body.is_redundant): body for body in given}
+        by_key = {(body.name, body.is_redundant): body for body in given}
         bodies: list[Body] = []
         for held in body_rows.stored(tx, sid, header.id):
-            sent = by_place.get((held.name, held.is_redundant))
+            sent = by_key.get((held.name, held.is_redundant))
             bodies.append(sent if sent is not None and sent.digest == held.digest else held)
             sidecar.set_data(tx, sid, header.id, held.name, held.is_redundant, b"")
-        self._announce(tx)
+        self._writer.announce()
         content = self._encoded(raw, header, session, bodies)
         is_newest = sidecar.is_newest(tx, sid, header.seq)
-        kept = writer.keep_shown(session.key, sid, header.seq) if is_newest else None
-        writer.place(session.key, header, content, is_newest=is_newest)
+        kept = self._writer.keep_shown(session.key, sid, header.seq) if is_newest else None
+        self._writer.store(session.key, header, content, is_newest=is_newest)
         if is_newest:
-            writer.show_latest(session.key, content, before=kept)
+            self._writer.show_latest(session.key, content, before=kept)
 
     # --- reading
 
@@ -195,7 +344,13 @@ class FilesBackend(FilesTransactions):
     def _checked(self, rows: list[HeaderRow]) -> dict[str, HeaderRow]:
         """The rows whose documents are not as they were, as those say now."""
         entries = self._read(lambda tx: sidecar.of_checkpoints(tx, [row.id for row in rows]))
-        doubtful = [row for row in rows if not self._is_unchanged(row, entries.get(row.id))]
+        doubtful = [
+            row
+            for row in rows
+            if (entry := entries.get(row.id)) is None
+            or self._tree.fingerprint(entry.file) != entry.fingerprint
+            or not is_sealed(row.raw)
+        ]
         if not doubtful:
             return {}
         # Under the lock sidecar and documents agree: nobody is between writing the one and the other.
@@ -203,18 +358,11 @@ class FilesBackend(FilesTransactions):
             row.id: row for row in self._write(lambda tx: [self._as_documented(tx, row) for row in doubtful])
         }
 
-    def _is_unchanged(self, row: HeaderRow, entry: DocumentEntry | None) -> bool:
-        return (
-            entry is not None
-            and self._tree.fingerprint(entry.file) == entry.fingerprint
-            and is_sealed(row.raw)
-        )
-
     def _as_documented(self, tx: Connection, row: HeaderRow) -> HeaderRow:
         stored = sidecar.header_of(tx, row.id)
         if stored is None:
             return row  # removed meanwhile
-        entry = sidecar.of_checkpoints(tx, [row.id]).get(row.id)
+        entry = sidecar.of_checkpoint(tx, row.id)
         try:
             found, is_original = self._reader.served(entry, row.id)
             if is_sealed(stored) and stored != found.raw:
@@ -263,14 +411,12 @@ class FilesBackend(FilesTransactions):
         return next(kept, None) or damaged(body)
 
     def _found(
-        self,
-        run: Callable[[Callable[[Connection], Served | None]], Served | None],
-        checkpoint: str,
+        self, run: Callable[[Callable[[Connection], Served | None]], Served | None], checkpoint: str
     ) -> Served | None:
         """The document of a checkpoint, None when it was removed."""
 
         def find(tx: Connection) -> Served | None:
-            entry = sidecar.of_checkpoints(tx, [checkpoint]).get(checkpoint)
+            entry = sidecar.of_checkpoint(tx, checkpoint)
             if entry is None and sidecar.header_of(tx, checkpoint) is None:
                 return None
             return self._reader.served(entry, checkpoint)
@@ -288,56 +434,45 @@ class FilesBackend(FilesTransactions):
 
     def replace_body(self, uid: str, body: Body, *, expect_digest: str, fence: int | None = None) -> None:
         def transaction(tx: Connection, sid: int, _: SessionInfo) -> None:
-            entry = sidecar.of_checkpoints(tx, [body.checkpoint]).get(body.checkpoint)
+            entry = sidecar.of_checkpoint(tx, body.checkpoint)
             if entry is None:
                 body_rows.replace(tx, sid, body, expect_digest)
-                return
-            body_rows.replace(tx, sid, msgspec.structs.replace(body, data=b""), expect_digest)
+            else:
+                body_rows.replace(tx, sid, msgspec.structs.replace(body, data=b""), expect_digest)
+                self._rewrite(entry, body)
 
-        def then(tx: Connection, writer: DocumentWriter, result: object) -> None:  # noqa: ARG001
-            entry = sidecar.of_checkpoints(tx, [body.checkpoint]).get(body.checkpoint)
-            if entry is not None:
-                self._rewrite(tx, writer, entry, body)
+        self._in_session(uid, transaction, fence=fence)
 
-        with self._also(then):
-            self._in_session(uid, transaction, fence=fence)
-
-    def _rewrite(self, tx: Connection, writer: DocumentWriter, entry: DocumentEntry, body: Body) -> None:
+    def _rewrite(self, entry: DocumentEntry, body: Body) -> None:
         found = self._reader.document(entry, body.checkpoint)
         if body in found.bodies:
             return
         kept = [each for each in found.bodies if each.name != body.name]
         bodies = tuple(sorted([*kept, body], key=lambda each: (each.name, each.is_redundant)))
         content = documents.encode(self._layout, msgspec.structs.replace(found, bodies=bodies))
-        self._announce(tx)
-        writer.rewrite(entry, content)
+        self._writer.announce()
+        self._writer.rewrite(entry, content)
         if (
             self._layout is Layout.RUN
             and self._reader.shown(self._reader.pointer_beside(entry.file)) == body.checkpoint
         ):
-            writer.show_latest(found.session.key, content, before=entry.file)
+            self._writer.show_latest(found.session.key, content, before=entry.file)
 
-    def remove(
+    def _remove(
         self,
-        uid: str,
+        tx: Connection,
+        sid: int,
+        session: SessionInfo,
         checkpoints: Sequence[str],
-        *,
-        secure: bool = False,
-        fence: int | None = None,
-        keep_heads: bool = False,
+        keep_heads: bool,
+        secure: bool,
     ) -> Removed:
-        def then(tx: Connection, writer: DocumentWriter, removed: object) -> None:  # noqa: ARG001
-            if isinstance(removed, Removed):
-                self._leave(tx, uid, removed.removed, secure)
-
-        with self._also(then):
-            removed = super().remove(uid, checkpoints, secure=secure, fence=fence, keep_heads=keep_heads)
-        self._clear()
+        removed = super()._remove(tx, sid, session, checkpoints, keep_heads, secure)
+        self._leave(tx, sid, session.uid, removed.removed, secure)
         return removed
 
-    def _leave(self, tx: Connection, uid: str, checkpoints: Sequence[str], secure: bool) -> None:
+    def _leave(self, tx: Connection, sid: int, uid: str, checkpoints: Sequence[str], secure: bool) -> None:
         """Let the files of removed checkpoints go after the commit, but keep the bodies that others need."""
-        sid = session_rows.sid_of(tx, uid)
         entries = sidecar.of_checkpoints(tx, checkpoints)
         needed: dict[str, list[tuple[str, bool]]] = {}
         for checkpoint, name, is_redundant in sidecar.hidden_bodies(tx, sid, checkpoints):
@@ -354,7 +489,7 @@ class FilesBackend(FilesTransactions):
             files |= self._stale_pointers(entries)
         for file in files:
             sidecar.forget(tx, file)
-        sidecar.leave(tx, [Leftover(file=file, session=uid, is_secure=secure) for file in files])
+        self._writer.leave([Leftover(file=file, session=uid, is_secure=secure) for file in files])
 
     def _stale_pointers(self, entries: Sequence[DocumentEntry]) -> set[str]:
         """The copies that show one of these checkpoints, or nothing that can be read."""
@@ -362,57 +497,33 @@ class FilesBackend(FilesTransactions):
         pointers = {self._reader.pointer_beside(entry.file) for entry in entries}
         return {pointer for pointer in pointers if self._reader.shown(pointer) in {None, *gone}}
 
-    def _clear(self) -> None:
-        """Remove the files that a transaction left; a failure leaves them to the next one."""
-        if not self._read(sidecar.leftovers):
-            return
-        try:
-            self._write(lambda _: None)
-        except BackendUnavailable as exc:
-            log.warning("files of removed checkpoints stay for now: %s", exc)
+    def _delete_session(self, tx: Connection, sid: int, uid: str, secure: bool) -> None:
+        super()._delete_session(tx, sid, uid, secure)
+        self._let_go(tx, uid, sidecar.of_session(tx, uid), secure)
 
-    def delete_session(
-        self,
-        uid: str,
-        *,
-        secure: bool = False,
-        fence: int | None = None,
-        expect: SessionInfo | None = None,
-    ) -> None:
-        def then(tx: Connection, writer: DocumentWriter, result: object) -> None:  # noqa: ARG001
-            if tx.one("SELECT 1 FROM sessions WHERE uid = ?", (uid,)) is None:
-                self._let_go(tx, uid, sidecar.of_session(tx, uid), secure)
+    def _sweep(self, tx: Connection, uid: str | None, limit: int, before_us: int | None) -> Swept:
+        self._clean_temporaries()
+        return super()._sweep(tx, uid, limit, before_us)
 
-        with self._also(then):
-            super().delete_session(uid, secure=secure, fence=fence, expect=expect)
-        self._clear()
-
-    def sweep(
-        self,
-        *,
-        session: str | None = None,
-        limit: int = 1000,
-        annotations_before_us: int | None = None,
-        secure: bool = False,
-    ) -> Swept:
-        swept = super().sweep(
-            session=session, limit=limit, annotations_before_us=annotations_before_us, secure=secure
-        )
-        self._write(self._clean_temporaries)
-        return swept
-
-    def _clean_temporaries(self, tx: Connection) -> None:  # noqa: ARG002
+    def _clean_temporaries(self) -> None:
         """Under the lock no writer is at work, so an old temporary file is nobody's."""
         before_ns = (self._clock() - TEMPORARY_AGE_US) * 1000
-        for place in folders_in(self._tree, self._names):
-            with suppress(OSError), self._tree.folder(place) as folder:
+        for location in folders_in(self._tree, self._names):
+            with suppress(OSError), self._tree.folder(location) as folder:
                 for entry in folder.entries():
                     if is_temporary(entry.name) and folder.fingerprint(entry.name).mtime_ns < before_ns:
                         folder.discard(entry.name)
 
     def reclaim(self, max_bytes: int) -> int:
-        self._clear()
+        if self._read(sidecar.leftovers):
+            self._clear()
         return self._sidecar.reclaim(max_bytes)
+
+    def _store_bytes(self) -> int:
+        return self._sidecar._store_bytes() + self._read(sidecar.stored_bytes)
+
+    def close(self) -> None:
+        self._sidecar.close()
 
     # --- compressing
 
@@ -439,7 +550,6 @@ class FilesBackend(FilesTransactions):
             done += count
             if found == 0:
                 break
-        self._clear()
         return done
 
     def _compress_some(
@@ -448,20 +558,18 @@ class FilesBackend(FilesTransactions):
         """Compress a few; (how many, how many were looked at). Damaged ones are skipped, and told."""
         entries = sidecar.plain_before(tx, before_us, session, step + len(skipped))
         going = [entry for entry in entries if entry.file not in skipped][:step]
-        writer: DocumentWriter = self._local.writer
         count = 0
         if going:
-            self._announce(tx)
+            self._writer.announce()
         for entry in going:
             try:
-                self._reader.document_in(entry.file, entry.checkpoint or "")
+                self._reader.document_in(entry.file, entry.checkpoint)
                 packed = documents.gzip(read_bytes(self._tree, entry.file))
             except (Corrupt, Unsupported) as exc:
                 log.warning("%s is not compressed: %s", entry.file, exc)
                 skipped.add(entry.file)
                 continue
-            with translated(self._root):
-                writer.compress(entry, packed)
+            self._writer.compress(entry, packed)
             count += 1
         return count, len(going)
 
@@ -509,7 +617,7 @@ class FilesBackend(FilesTransactions):
         """What is wrong with the file of a checkpoint, also where its copy serves."""
         if sidecar.header_of(tx, checkpoint) is None:
             return None  # removed meanwhile
-        entry = sidecar.of_checkpoints(tx, [checkpoint]).get(checkpoint)
+        entry = sidecar.of_checkpoint(tx, checkpoint)
         try:
             self._reader.original(entry, checkpoint)
         except (Corrupt, Unsupported) as exc:
@@ -519,10 +627,3 @@ class FilesBackend(FilesTransactions):
             message = f"{exc.message}; latest.json still has it, and the next save restores it from there"
             return Inconsistency(checkpoint, message, exc.code)
         return None
-
-
-def _refused_blobs(batch: Sequence[Append], outcomes: Sequence[Appended | StepkeepError]) -> Iterator[str]:
-    """The blobs that came with appends that were refused."""
-    for item, outcome in zip(batch, outcomes, strict=True):
-        if isinstance(outcome, StepkeepError):
-            yield from (blob.digest for blob in item.blobs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -46,15 +46,24 @@ def read_document(tree: Tree, layout: Layout, file: str) -> Document:
 
 def read_bytes(tree: Tree, file: str) -> bytes:
     """The bytes of a document, decompressed after the digest of the stored bytes was checked."""
-    place, name = split(file)
+    location, name = split(file)
+    with _reading(tree, location) as folder:
+        data = folder.read(name, limit=MAX_DOCUMENT_BYTES)
+        return _unzipped(folder, name, data) if name.endswith(GZIP) else data
+
+
+@contextmanager
+def _reading(tree: Tree, location: str) -> Iterator[OpenFolder]:
+    """A folder to read a file from; what goes wrong there makes the document `Corrupt`."""
     try:
-        with tree.folder(place) as folder:
-            data = folder.read(name, limit=MAX_DOCUMENT_BYTES)
-            return _unzipped(folder, name, data) if name.endswith(GZIP) else data
+        with tree.folder(location) as folder:
+            yield folder
     except FileNotFoundError as exc:
         raise Corrupt("the document is missing", code="checkpoint_missing") from exc
     except NotADirectoryError as exc:
-        raise Corrupt("a folder on its way is a symbolic link or a file", code=SCHEMA_INVALID) from exc
+        raise Corrupt(
+            "a folder on its way is a symbolic link or a file: not followed", code=SCHEMA_INVALID
+        ) from exc
     except OSError as exc:
         raise Corrupt(f"the document cannot be read: {exc.strerror or exc}") from exc
 
@@ -117,7 +126,7 @@ class DocumentReader:
                 return self.document_in(self.pointer_beside(entry.file), checkpoint)
         return None
 
-    def document_in(self, file: str, checkpoint: str) -> Document:
+    def document_in(self, file: str, checkpoint: str | None) -> Document:
         """The document in a file, if it is that of the checkpoint."""
         found = read_document(self._tree, self._names.layout, file)
         if found.header.id != checkpoint:
@@ -126,7 +135,7 @@ class DocumentReader:
 
     def pointer_beside(self, file: str) -> str:
         """The file that shows the newest checkpoint of the session that a file belongs to."""
-        return "/".join([*file.split("/")[:2], self._names.pointer or ""])
+        return "/".join([*file.split("/")[:2], self._names.pointer])
 
     def shown(self, pointer: str) -> str | None:
         """The checkpoint that a pointer shows, None when it shows nothing that can be read."""
@@ -166,35 +175,26 @@ def find_files(directory: Path, layout: Layout) -> Iterator[FoundFile]:
     if _is_session(directory / top, names):
         yield from _in_session(tree, top, directory.absolute().name, names)
         return
-    for name in sorted(name for name, is_file in _entries(tree, top) if not is_file):
+    for name in sorted(each.name for each in tree.entries(top) if not each.is_file(follow_symlinks=False)):
         yield from _in_session(tree, f"{top}/{name}", name, names)
 
 
 def _is_session(folder: Path, names: Names) -> bool:
-    return (folder / (names.pointer or "")).is_file() or (folder / names.history_of_folder(".")).is_dir()
+    return (folder / names.pointer).is_file() or (folder / names.history_of_folder(".")).is_dir()
 
 
 def _in_session(tree: Tree, folder: str, session: str, names: Names) -> Iterator[FoundFile]:
     history = names.history_of_folder(folder)
     try:
         yield from (FoundFile(f"{history}/{name}", session, False) for name in _names(tree, history, names))
-        if any(name == names.pointer for name, _ in _entries(tree, folder)):
+        if any(entry.name == names.pointer for entry in tree.entries(folder)):
             yield FoundFile(f"{folder}/{names.pointer}", session, True)
     except OSError:  # a symbolic link, or closed to us: told when the file itself is to be read
         yield FoundFile(f"{folder}/{names.pointer}", session, True)
 
 
-def _names(tree: Tree, place: str, names: Names) -> list[str]:
-    return sorted(name for name, _ in _entries(tree, place) if names.is_history(name))
-
-
-def _entries(tree: Tree, place: str) -> list[tuple[str, bool]]:
-    """The names in a folder, and whether each is a plain file."""
-    try:
-        with tree.folder(place) as folder:
-            return [(entry.name, entry.is_file(follow_symlinks=False)) for entry in folder.entries()]
-    except FileNotFoundError:
-        return []
+def _names(tree: Tree, location: str, names: Names) -> list[str]:
+    return sorted(entry.name for entry in tree.entries(location) if names.is_history(entry.name))
 
 
 def read_foreign(directory: Path, found: FoundFile) -> tuple[bytes, str, list[str]]:
@@ -203,17 +203,10 @@ def read_foreign(directory: Path, found: FoundFile) -> tuple[bytes, str, list[st
     Raises:
         Corrupt: it is a symbolic link, not a regular file, too large, or not what the checksum beside it says.
     """
-    place, name = split(found.file)
-    try:
-        with Tree(directory).folder(place) as folder:
-            data = folder.read(name, limit=MAX_BYTES)
-            matches = _matches_checksum(folder, name, data)
-    except FileNotFoundError as exc:
-        raise Corrupt("the file is gone", code="checkpoint_missing") from exc
-    except NotADirectoryError as exc:
-        raise Corrupt("its folder is a symbolic link: not followed", code=SCHEMA_INVALID) from exc
-    except OSError as exc:
-        raise Corrupt(f"the file cannot be read: {exc.strerror or exc}") from exc
+    location, name = split(found.file)
+    with _reading(Tree(directory), location) as folder:
+        data = folder.read(name, limit=MAX_BYTES)
+        matches = _matches_checksum(folder, name, data)
     if matches is False:
         raise Corrupt(f"the file does not match {name}{CHECKSUM}")
     content = document.unzip(data, limit=MAX_BYTES) if name.endswith(GZIP) else data
@@ -251,10 +244,13 @@ def damaged(body: Body) -> Body:
 
 
 def is_sealed(raw: bytes) -> bool:
+    """Whether a stored header is as it was written, also one of a newer version."""
     try:
         open_header(raw)
-    except StepkeepError:
+    except Corrupt:
         return False
+    except StepkeepError:
+        return True
     return True
 
 
@@ -267,5 +263,5 @@ def foreign_file(entry: DocumentEntry) -> Inconsistency:
 
 
 def located(exc: Corrupt | Unsupported, session: str, checkpoint: str) -> StepkeepError:
-    """Why the header of a checkpoint cannot be given, told with its place."""
+    """Why the header of a checkpoint cannot be given, told with its location."""
     return type(exc)(exc.message, code=exc.code, session=session, checkpoint=checkpoint)

@@ -8,26 +8,29 @@ into the history, that folder synced; then the new one renamed over it, and its 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from stepkeep.codec.document import Document
-from stepkeep.codec.integrity import open_header
 from stepkeep.codec.readable import Layout
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, StepkeepError, Unsupported
 from stepkeep.model import Header
 from stepkeep.storage.files import sidecar
-from stepkeep.storage.files.document_reader import (
-    DocumentReader,
-    checksum_file,
-    is_sealed,
-    read_bytes,
-    read_document,
-)
+from stepkeep.storage.files.document_reader import DocumentReader, checksum_file, is_sealed, read_bytes
 from stepkeep.storage.files.durable_files import OpenFolder, Tree, split
-from stepkeep.storage.files.layouts import CHECKSUM, GZIP, HISTORY, Names, compressed, found_names, plain
+from stepkeep.storage.files.layouts import (
+    CHECKSUM,
+    GZIP,
+    HISTORY,
+    INTENT,
+    Names,
+    compressed,
+    found_names,
+    plain,
+)
 from stepkeep.storage.files.sidecar import DocumentEntry, Leftover
 from stepkeep.storage.sql.connection import Connection
+from stepkeep.storage.sql.row_mapping import intact_header
 
 log = logging.getLogger("stepkeep.storage")
 
@@ -37,6 +40,8 @@ class Changes:
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
+        self.announced: str | None = None
+        self.has_left = False
 
     def __bool__(self) -> bool:
         return bool(self._undo)
@@ -54,7 +59,7 @@ class Changes:
 
 
 class DocumentWriter:
-    """Puts documents into their places within one transaction of the sidecar."""
+    """Puts documents into their locations within one transaction of the sidecar."""
 
     def __init__(self, tree: Tree, names: Names, tx: Connection, changes: Changes) -> None:
         self._tree = tree
@@ -63,27 +68,33 @@ class DocumentWriter:
         self._changes = changes
         self._reader = DocumentReader(tree, names)
 
+    def announce(self) -> None:
+        """Say before the first document is written that the files are about to change."""
+        number = str(int(sidecar.fact(self._tx, INTENT) or 0) + 1)
+        sidecar.announce(self._tree.root, number)
+        sidecar.state_fact(self._tx, INTENT, number)
+        self._changes.announced = number
+
     # --- one document
 
-    def place(self, key: str, header: Header, content: bytes, *, is_newest: bool) -> None:
+    def store(self, key: str, header: Header, content: bytes, *, is_newest: bool) -> None:
         """Store a document durably, and remember where it is."""
         if is_newest and self._names.layout is Layout.WORKFLOW:
-            self._place_newest(key, header, content)
+            self._store_newest(key, header, content)
         else:
-            self._place_in_history(key, header, content)
+            self._store_in_history(key, header, content)
 
-    def _place_in_history(self, key: str, header: Header, content: bytes) -> None:
-        place = self._names.history(key)
-        with self._tree.folder(place, create=True) as folder:
+    def _store_in_history(self, key: str, header: Header, content: bytes) -> None:
+        with self._tree.folder(self._names.history(key), create=True) as folder:
             temporary = folder.write_temporary(content)
             try:
                 name = _first_free(self._names.names(header), lambda name: folder.give_name(temporary, name))
             except BaseException:
                 folder.discard(temporary)
                 raise
-            self._changes.add(lambda: self._take_back(place, name))
+            self._changes.add(lambda: self._take_back(folder.location, name))
             self._sync(folder)
-            self._remember(folder, f"{place}/{name}", header.id, header.session)
+            self._remember(folder, name, header.id, header.session)
 
     def _sync(self, folder: OpenFolder) -> None:
         """Make the names in a folder durable, and with the first of them the way there.
@@ -91,25 +102,34 @@ class DocumentWriter:
         Whoever made the folder may have been stopped before its own name was.
         """
         folder.sync()
-        if not sidecar.has_any_in(self._tx, folder.place):
-            self._tree.sync_way(folder.place)
+        if not sidecar.has_any_in(self._tx, folder.location):
+            self._tree.sync_way(folder.location)
 
-    def _take_back(self, place: str, name: str) -> None:
-        with self._tree.folder(place) as folder:
+    def _take_back(self, location: str, name: str) -> None:
+        with self._tree.folder(location) as folder:
             folder.remove(name)
             folder.sync()
 
-    def _remember(self, folder: OpenFolder, file: str, checkpoint: str, session: str) -> None:
-        fingerprint = folder.fingerprint(split(file)[1])
-        sidecar.put(
-            self._tx,
-            DocumentEntry(file=file, fingerprint=fingerprint, checkpoint=checkpoint, session=session),
+    def _remember(self, folder: OpenFolder, name: str, checkpoint: str | None, session: str | None) -> None:
+        entry = DocumentEntry(
+            file=f"{folder.location}/{name}",
+            fingerprint=folder.fingerprint(name),
+            checkpoint=checkpoint,
+            session=session,
         )
+        sidecar.put(self._tx, entry)
+
+    def _put(self, file: str, content: bytes) -> None:
+        """Write a file over whatever is there, in one step, durably."""
+        location, name = split(file)
+        with self._tree.folder(location, create=True) as folder:
+            folder.put(name, content)
+            folder.sync()
 
     # --- workflow: the newest record is checkpoint.json itself
 
-    def _place_newest(self, key: str, header: Header, content: bytes) -> None:
-        pointer = self._names.pointer or ""
+    def _store_newest(self, key: str, header: Header, content: bytes) -> None:
+        pointer = self._names.pointer
         with self._tree.folder(self._names.folder(key), create=True) as folder:
             temporary = folder.write_temporary(content)
             try:
@@ -120,33 +140,26 @@ class DocumentWriter:
                 raise
             self._changes.add(lambda: self._put_back(key, archived))
             self._sync(folder)
-            self._remember(folder, f"{folder.place}/{pointer}", header.id, header.session)
+            self._remember(folder, pointer, header.id, header.session)
 
     def _archive(self, folder: OpenFolder) -> str:
         """Link checkpoint.json into the history under the name of its own time; that name."""
-        pointer = self._names.pointer or ""
-        file = f"{folder.place}/{pointer}"
-        header = self._indexed_header(file)
+        pointer = self._names.pointer
+        file = f"{folder.location}/{pointer}"
+        header = intact_header(sidecar.header_in(self._tx, file))
         with folder.below(HISTORY, create=True) as history:
-            # Somebody else's file is kept too, and stays a file that is none of ours.
+            # A file that is not ours is kept too, and stays one that is not ours.
             names = _found(folder, pointer) if header is None else self._names.names(header)
             name = _first_free(names, lambda name: folder.link(pointer, history, name))
             self._sync(history)
             if header is not None:
                 seen, now = folder.fingerprint(pointer), history.fingerprint(name)
-                sidecar.moved(self._tx, file, f"{history.place}/{name}", seen=seen, now=now)
+                sidecar.moved(self._tx, file, f"{history.location}/{name}", seen=seen, now=now)
             log.debug("Archived checkpoint to history: %s/%s", history, name)
         return name
 
-    def _indexed_header(self, file: str) -> Header | None:
-        raw = sidecar.header_in(self._tx, file)
-        try:
-            return None if raw is None else open_header(raw)
-        except StepkeepError:
-            return None
-
     def _put_back(self, key: str, archived: str | None) -> None:
-        pointer = self._names.pointer or ""
+        pointer = self._names.pointer
         with self._tree.folder(self._names.folder(key)) as folder:
             if archived is None:
                 folder.remove(pointer)
@@ -169,45 +182,40 @@ class DocumentWriter:
         if before is None:
             self._set_aside(key)
             return None
-        if self._is_as_written(before):
+        if not before.file.endswith(GZIP) and self._tree.fingerprint(before.file) == before.fingerprint:
             return before.file
         try:
-            self._saved_document(before.file, before.checkpoint or "")
+            self._saved_document(before.file, before.checkpoint)
         except Unsupported:
             return before.file  # a newer version wrote it, and can read it
         except Corrupt as exc:
             return self._restore(key, before, exc)
-        with self._tree.folder(split(before.file)[0]) as folder:
-            self._remember(folder, before.file, before.checkpoint or "", before.session or "")
+        location, name = split(before.file)
+        with self._tree.folder(location) as folder:
+            self._remember(folder, name, before.checkpoint, before.session)
         return before.file
 
     def _set_aside(self, key: str) -> None:
-        """Keep a latest.json that is none of ours: it moves into the history, and is reported from there."""
-        pointer = self._names.pointer or ""
+        """Keep a latest.json that is not ours: it moves into the history, and is reported from there."""
+        pointer = self._names.pointer
         with self._tree.folder(self._names.folder(key), create=True) as folder:
             if not folder.has(pointer):
                 return
             with folder.below(HISTORY, create=True) as history:
+                shown = f"{folder.location}/{pointer}"
                 name = next(name for name in _found(folder, pointer) if not history.has(name))
-                is_ours = self._reader.shown(f"{folder.place}/{pointer}") is not None
+                is_ours = self._reader.shown(shown) is not None
                 folder.move(pointer, history, name)
                 self._sync(history)
                 folder.sync()
-                sidecar.forget(self._tx, f"{folder.place}/{pointer}")
+                sidecar.forget(self._tx, shown)
                 if not is_ours:  # else the next opening takes it up
-                    self._report(history, name, f"{SCHEMA_INVALID}: it was found as {folder.place}/{pointer}")
+                    file, problem = f"{history.location}/{name}", f"{SCHEMA_INVALID}: it was found as {shown}"
+                    fingerprint = history.fingerprint(name)
+                    sidecar.put(self._tx, DocumentEntry(file=file, fingerprint=fingerprint, problem=problem))
+                    log.warning("%s is left out: %s", file, problem)
 
-    def _report(self, folder: OpenFolder, name: str, problem: str) -> None:
-        entry = DocumentEntry(
-            file=f"{folder.place}/{name}", fingerprint=folder.fingerprint(name), problem=problem
-        )
-        sidecar.put(self._tx, entry)
-        log.warning("%s is left out: %s", entry.file, problem)
-
-    def _is_as_written(self, entry: DocumentEntry) -> bool:
-        return not entry.file.endswith(GZIP) and self._tree.fingerprint(entry.file) == entry.fingerprint
-
-    def _saved_document(self, file: str, checkpoint: str) -> Document:
+    def _saved_document(self, file: str, checkpoint: str | None) -> Document:
         found = self._reader.document_in(file, checkpoint)
         stored = sidecar.header_of(self._tx, checkpoint)
         if stored is not None and stored != found.raw and is_sealed(stored):
@@ -218,32 +226,28 @@ class DocumentWriter:
         """Write a damaged or missing document again from latest.json, if that still has it."""
         pointer = self._reader.pointer_beside(entry.file)
         try:
-            header = self._saved_document(pointer, entry.checkpoint or "").header
+            header = self._saved_document(pointer, entry.checkpoint).header
             content = read_bytes(self._tree, pointer)
         except (Corrupt, Unsupported):
             return entry.file
         try:
             file = self._write_again(entry, content)
         except OSError:  # a directory has its name
-            self._place_in_history(key, header, content)
+            self._store_in_history(key, header, content)
             file = sidecar.of_checkpoints(self._tx, [header.id])[header.id].file
         log.warning("%s is restored from latest.json (%s)", file, damage.code)
         return file
 
     def _write_again(self, entry: DocumentEntry, content: bytes) -> str:
+        """Write a document in its plain form over whatever is there; the compressed one goes."""
         file = plain(entry.file)
-        place, name = split(file)
-        with self._tree.folder(place, create=True) as folder:
-            temporary = folder.write_temporary(content)
-            try:
-                folder.replace(temporary, name)
-            except BaseException:
-                folder.discard(temporary)
-                raise
+        location, name = split(file)
+        with self._tree.folder(location, create=True) as folder:
+            folder.put(name, content)
             folder.sync()
-            self._remember(folder, file, entry.checkpoint or "", entry.session or "")
+            self._remember(folder, name, entry.checkpoint, entry.session)
         if file != entry.file:
-            sidecar.leave(self._tx, [Leftover(file=entry.file, session=entry.session or "")])
+            self.leave([Leftover(file=entry.file, session=entry.session or "")])
         return file
 
     def show_latest(self, key: str, content: bytes, *, before: str | None) -> None:
@@ -253,85 +257,69 @@ class DocumentWriter:
         """
         if self._names.layout is not Layout.RUN:
             return
+        pointer = f"{self._names.folder(key)}/{self._names.pointer}"
         try:
-            self._write_pointer(key, content)
+            self._put(pointer, content)
         except OSError as exc:
             log.warning("latest.json of %r is not up to date: %s", key, exc)
             return
-        self._changes.add(lambda: self._show_again(key, before))
+        self._changes.add(lambda: self._show_again(pointer, before))
 
-    def _write_pointer(self, key: str, content: bytes) -> None:
-        with self._tree.folder(self._names.folder(key), create=True) as folder:
-            temporary = folder.write_temporary(content)
-            try:
-                folder.replace(temporary, self._names.pointer or "")
-            except BaseException:
-                folder.discard(temporary)
-                raise
-            folder.sync()
-
-    def _show_again(self, key: str, before: str | None) -> None:
+    def _show_again(self, pointer: str, before: str | None) -> None:
         if before is None:
-            with self._tree.folder(self._names.folder(key)) as folder:
-                folder.remove(self._names.pointer or "")
+            location, name = split(pointer)
+            with self._tree.folder(location) as folder:
+                folder.remove(name)
         else:
-            self._write_pointer(key, read_bytes(self._tree, before))
+            self._put(pointer, read_bytes(self._tree, before))
 
     # --- other forms of the same document
 
     def rewrite(self, entry: DocumentEntry, content: bytes) -> None:
         """Exchange the bytes of a document, in one step."""
-        file = plain(entry.file)
-        place, name = split(file)
         old = read_bytes(self._tree, entry.file)
-        with self._tree.folder(place) as folder:
-            folder.replace(folder.write_temporary(content), name)
-            self._changes.add(lambda: self._write_over(file, old))
-            folder.sync()
-            self._remember(folder, file, entry.checkpoint or "", entry.session or "")
-        if file != entry.file:
-            sidecar.leave(self._tx, [Leftover(file=entry.file, session=entry.session or "")])
-
-    def _write_over(self, file: str, content: bytes) -> None:
-        place, name = split(file)
-        with self._tree.folder(place) as folder:
-            folder.replace(folder.write_temporary(content), name)
-            folder.sync()
+        self._changes.add(lambda: self._put(plain(entry.file), old))
+        self._write_again(entry, content)
 
     def compress(self, entry: DocumentEntry, packed: bytes) -> None:
         """Put the compressed form beside a document, durably, and let the plain one go after the commit."""
-        file = compressed(entry.file)
-        place, name = split(file)
-        with self._tree.folder(place) as folder:
+        location, name = split(compressed(entry.file))
+        with self._tree.folder(location) as folder:
             # The checksum first: without it the compressed form would be a document without integrity.
             for found, content in ((name + CHECKSUM, checksum_file(name, packed)), (name, packed)):
-                folder.replace(folder.write_temporary(content), found)
-                self._changes.add(lambda found=found: self._take_back(place, found))  # type: ignore[misc]
+                folder.put(found, content)
+                self._changes.add(lambda found=found: self._take_back(location, found))  # type: ignore[misc]
                 folder.sync()
-            self._remember(folder, file, entry.checkpoint or "", entry.session or "")
-        sidecar.leave(self._tx, [Leftover(file=entry.file, session=entry.session or "")])
+            self._remember(folder, name, entry.checkpoint, entry.session)
+        self.leave([Leftover(file=entry.file, session=entry.session or "")])
 
     # --- files that are to go
+
+    def leave(self, files: Iterable[Leftover]) -> None:
+        """Let files go after the commit."""
+        sidecar.leave(self._tx, files)
+        self._changes.has_left = True
 
     def clear_leftovers(self) -> None:
         """Remove what earlier transactions left to remove, and let the pointers show what is newest now."""
         going = sidecar.leftovers(self._tx)
         if not going:
             return
-        places: set[str] = set()
+        locations: set[str] = set()
         for leftover in going:
-            places.add(split(leftover.file)[0])
+            locations.add(split(leftover.file)[0])
             if self._names.is_pointer(leftover.file):
                 self._refresh(leftover)
             else:
                 self._remove(leftover)
-        for place in sorted(places, key=len, reverse=True):  # a history before the folder it is in
-            self._sync_or_remove(place)
+        for location in sorted(locations, key=len, reverse=True):  # a history before the folder it is in
+            self._sync_or_remove(location)
         sidecar.cleared(self._tx)
+        self._changes.has_left = False
 
     def _remove(self, leftover: Leftover) -> None:
-        place, name = split(leftover.file)
-        with suppress(FileNotFoundError, NotADirectoryError), self._tree.folder(place) as folder:
+        location, name = split(leftover.file)
+        with suppress(FileNotFoundError, NotADirectoryError), self._tree.folder(location) as folder:
             folder.occupy(name)
             folder.remove(name, secure=leftover.is_secure)
             if name.endswith(GZIP) or not folder.has(compressed(name)):
@@ -341,7 +329,7 @@ class DocumentWriter:
     def _refresh(self, leftover: Leftover) -> None:
         """Let a pointer whose checkpoint went show the newest that remains, or go with the last."""
         checkpoint = sidecar.newest(self._tx, leftover.session)
-        entry = None if checkpoint is None else sidecar.of_checkpoints(self._tx, [checkpoint]).get(checkpoint)
+        entry = None if checkpoint is None else sidecar.of_checkpoint(self._tx, checkpoint)
         if entry is not None and entry.file == leftover.file:
             return
         if entry is None:
@@ -364,41 +352,39 @@ class DocumentWriter:
 
     def _shows(self, pointer: str, entry: DocumentEntry) -> bool:
         """Whether a pointer shows the checkpoint already."""
-        try:
-            shown = read_document(self._tree, self._names.layout, pointer).header.id
-        except (Corrupt, Unsupported):
+        if self._reader.shown(pointer) != entry.checkpoint:
             return False
-        if shown == entry.checkpoint and self._names.layout is Layout.WORKFLOW:
-            with self._tree.folder(split(pointer)[0]) as folder:
-                self._remember(folder, pointer, entry.checkpoint, entry.session or "")
-        return shown == entry.checkpoint
+        if self._names.layout is Layout.WORKFLOW:
+            location, name = split(pointer)
+            with self._tree.folder(location) as folder:
+                self._remember(folder, name, entry.checkpoint, entry.session)
+        return True
 
     def _promote(self, entry: DocumentEntry, pointer: str) -> None:
-        place, name = split(pointer)
-        with self._tree.folder(place) as folder:
-            if self._names.layout is Layout.WORKFLOW:
-                from_place, from_name = split(entry.file)
-                with self._tree.folder(from_place) as history:
-                    history.move(from_name, folder, name)
-                    self._changes.add(lambda: self._move_back(pointer, entry.file))
-                    history.sync()
-                self._remember(folder, pointer, entry.checkpoint or "", entry.session or "")
-            else:
-                folder.replace(folder.write_temporary(read_bytes(self._tree, entry.file)), name)
+        """Let a pointer show a checkpoint of the history."""
+        if self._names.layout is not Layout.WORKFLOW:
+            self._put(pointer, read_bytes(self._tree, entry.file))
+            return
+        (location, name), (from_location, from_name) = split(pointer), split(entry.file)
+        with self._tree.folder(location) as folder, self._tree.folder(from_location) as history:
+            history.move(from_name, folder, name)
+            self._changes.add(lambda: self._move_back(pointer, entry.file))
+            history.sync()
+            self._remember(folder, name, entry.checkpoint, entry.session)
             folder.sync()
 
     def _move_back(self, pointer: str, file: str) -> None:
-        (place, name), (from_place, from_name) = split(pointer), split(file)
-        with self._tree.folder(place) as folder, self._tree.folder(from_place) as history:
-            folder.move(name, history, from_name)
+        (location, name), (to_location, to_name) = split(pointer), split(file)
+        with self._tree.folder(location) as folder, self._tree.folder(to_location) as history:
+            folder.move(name, history, to_name)
 
-    def _sync_or_remove(self, place: str) -> None:
+    def _sync_or_remove(self, location: str) -> None:
         is_empty = False
-        with suppress(FileNotFoundError, NotADirectoryError), self._tree.folder(place) as folder:
+        with suppress(FileNotFoundError, NotADirectoryError), self._tree.folder(location) as folder:
             folder.sync()
             is_empty = not folder.entries()
-        if is_empty and place != self._names.top:
-            self._tree.remove_empty(place)
+        if is_empty and location != self._names.top:
+            self._tree.remove_empty(location)
 
 
 def _found(folder: OpenFolder, pointer: str) -> Iterator[str]:

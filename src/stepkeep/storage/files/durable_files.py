@@ -53,24 +53,20 @@ class Fingerprint(NamedTuple):
 class OpenFolder:
     """An open directory. All names are of files directly in it."""
 
-    def __init__(self, descriptor: int, root: Path, place: str) -> None:
+    def __init__(self, descriptor: int, root: Path, location: str) -> None:
         self._fd = descriptor
         self._root = root
-        self.place = place
-
-    @property
-    def path(self) -> Path:
-        return self._root / self.place
+        self.location = location
 
     def __str__(self) -> str:
-        return str(self.path)
+        return str(self._root / self.location)
 
     @contextmanager
     def below(self, name: str, *, create: bool = False) -> Iterator[OpenFolder]:
         """A folder directly in this one, opened without following links."""
         descriptor = _enter(self._fd, name, create=create)
         try:
-            yield OpenFolder(descriptor, self._root, f"{self.place}/{name}")
+            yield OpenFolder(descriptor, self._root, f"{self.location}/{name}")
         finally:
             os.close(descriptor)
 
@@ -111,8 +107,17 @@ class OpenFolder:
             self.discard(name)
             raise
 
+    def put(self, name: str, content: bytes) -> None:
+        """Write a file durably, over another one of that name in one step; the name is durable after `sync`."""
+        temporary = self.write_temporary(content)
+        try:
+            self.replace(temporary, name)
+        except BaseException:
+            self.discard(temporary)
+            raise
+
     def replace(self, temporary: str, name: str) -> None:
-        """Let a finished file take the place of another in one step."""
+        """Let a finished file replace another in one step."""
         os.rename(temporary, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def move(self, name: str, target: OpenFolder, new_name: str) -> None:
@@ -128,18 +133,13 @@ class OpenFolder:
         try:
             os.link(name, new_name, src_dir_fd=self._fd, dst_dir_fd=target._fd, follow_symlinks=False)
         except FileExistsError:
-            if not self.is_same(name, target, new_name):
+            one = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+            if not os.path.samestat(one, os.stat(new_name, dir_fd=target._fd, follow_symlinks=False)):
                 raise
         except OSError as exc:
             if exc.errno not in _NO_LINKS:
                 raise
             target.give_name(target.write_temporary(self.read(name, limit=None)), new_name)
-
-    def is_same(self, name: str, target: OpenFolder, other: str) -> bool:
-        """Whether two names are one file."""
-        one = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
-        two = os.stat(other, dir_fd=target._fd, follow_symlinks=False)
-        return (one.st_dev, one.st_ino) == (two.st_dev, two.st_ino)
 
     def sync(self) -> None:
         """Make the names in the folder durable."""
@@ -180,7 +180,7 @@ class OpenFolder:
         """The bytes of a regular file of at most `limit` bytes.
 
         Raises:
-            Corrupt: it is a symbolic link, no regular file, or too large (`checkpoint_schema_invalid`).
+            Corrupt: it is a symbolic link, not a regular file, or too large (`checkpoint_schema_invalid`).
         """
         try:
             descriptor = os.open(
@@ -188,36 +188,31 @@ class OpenFolder:
             )
         except OSError as exc:
             if exc.errno == errno.ELOOP:
-                raise Corrupt(
-                    f"{self.path / name} is a symbolic link: not followed", code=SCHEMA_INVALID
-                ) from exc
+                raise Corrupt(f"{self}/{name} is a symbolic link: not followed", code=SCHEMA_INVALID) from exc
             raise
         try:
-            self._check_readable(name, os.fstat(descriptor), limit)
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise Corrupt(f"{self}/{name} is not a regular file", code=SCHEMA_INVALID)
+            if limit is not None and found.st_size > limit:
+                raise Corrupt(
+                    f"{self}/{name} has {found.st_size} bytes, more than any checkpoint", code=SCHEMA_INVALID
+                )
         except BaseException:
             os.close(descriptor)  # a directory cannot even be wrapped in a file
             raise
         with os.fdopen(descriptor, "rb") as file:
             return file.read() if limit is None else file.read(limit + 1)
 
-    def _check_readable(self, name: str, found: os.stat_result, limit: int | None) -> None:
-        if not stat.S_ISREG(found.st_mode):
-            raise Corrupt(f"{self.path / name} is no file", code=SCHEMA_INVALID)
-        if limit is not None and found.st_size > limit:
-            raise Corrupt(
-                f"{self.path / name} has {found.st_size} bytes, more than any checkpoint", code=SCHEMA_INVALID
-            )
-
     def fingerprint(self, name: str) -> Fingerprint:
         found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
         return Fingerprint(found.st_size, found.st_mtime_ns)
 
     def has(self, name: str) -> bool:
-        try:
+        with suppress(FileNotFoundError):
             os.stat(name, dir_fd=self._fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return True
+            return True
+        return False
 
     def entries(self) -> list[os.DirEntry[str]]:
         with os.scandir(self._fd) as found:
@@ -231,34 +226,40 @@ class Tree:
         self.root = root
 
     @contextmanager
-    def folder(self, place: str, *, create: bool = False) -> Iterator[OpenFolder]:
+    def folder(self, location: str, *, create: bool = False) -> Iterator[OpenFolder]:
         """A folder below the root, opened without following links; the root itself is never made here.
 
         Raises:
             FileNotFoundError: it is not there.
             NotADirectoryError: a part of the way is a file or a symbolic link.
         """
-        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = self._descend(location, create=create)
         try:
-            for part in place.split("/"):
-                below = _enter(descriptor, part, create=create)
-                os.close(descriptor)
-                descriptor = below
-            yield OpenFolder(descriptor, self.root, place)
+            yield OpenFolder(descriptor, self.root, location)
         finally:
             os.close(descriptor)
 
-    def sync_way(self, place: str) -> None:
-        """Make the names on the way from the root to a folder durable."""
+    def _descend(self, location: str, *, create: bool = False, sync: bool = False) -> int:
         descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for part in place.split("/"):
-                os.fsync(descriptor)
-                below = _enter(descriptor, part, create=False)
+        for part in location.split("/"):
+            try:
+                if sync:
+                    os.fsync(descriptor)
+                below = _enter(descriptor, part, create=create)
+            finally:
                 os.close(descriptor)
-                descriptor = below
-        finally:
-            os.close(descriptor)
+            descriptor = below
+        return descriptor
+
+    def sync_way(self, location: str) -> None:
+        """Make the names on the way from the root to a folder durable."""
+        os.close(self._descend(location, sync=True))
+
+    def entries(self, location: str) -> list[os.DirEntry[str]]:
+        """What is in a folder; nothing if it is not there."""
+        with suppress(FileNotFoundError), self.folder(location) as folder:
+            return folder.entries()
+        return []
 
     def fingerprint(self, file: str) -> Fingerprint | None:
         """The fingerprint of a regular file, None when there is none."""
@@ -268,16 +269,16 @@ class Tree:
             return None
         return Fingerprint(found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
-    def remove_empty(self, place: str) -> None:
+    def remove_empty(self, location: str) -> None:
         """Remove a folder if nothing is in it."""
         with suppress(OSError):
-            (self.root / place).rmdir()
+            (self.root / location).rmdir()
 
 
 def split(file: str) -> tuple[str, str]:
     """The folder and the name of a file."""
-    place, _, name = file.rpartition("/")
-    return place, name
+    location, _, name = file.rpartition("/")
+    return location, name
 
 
 def _enter(parent: int, part: str, *, create: bool) -> int:
@@ -288,18 +289,13 @@ def _enter(parent: int, part: str, *, create: bool) -> int:
             raise
     with suppress(FileExistsError):
         os.mkdir(part, 0o700, dir_fd=parent)
-        _sync_or_take_back(parent, part)
+        try:
+            os.fsync(parent)
+        except OSError:  # one whose sync failed must be made anew to be synced anew
+            with suppress(OSError):
+                os.rmdir(part, dir_fd=parent)
+            raise
     return os.open(part, _DIRECTORY, dir_fd=parent)
-
-
-def _sync_or_take_back(parent: int, part: str) -> None:
-    """Make the name of a new folder durable. One whose sync failed must be made anew to be synced anew."""
-    try:
-        os.fsync(parent)
-    except OSError:
-        with suppress(OSError):
-            os.rmdir(part, dir_fd=parent)
-        raise
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

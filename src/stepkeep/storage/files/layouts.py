@@ -94,12 +94,12 @@ def plain(file: str) -> str:
 
 
 class Names(ABC):
-    """The places of one layout. Places are relative to the root, with `/` between their parts."""
+    """The locations of one layout. They are relative to the root, with `/` between their parts."""
 
     layout: Layout
     top: str
-    pointer: str | None = None
-    """The file that shows the newest checkpoint of a session."""
+    pointer = ""
+    """The file that shows the newest checkpoint of a session; empty where there is none."""
     has_folders = True
     """Whether each session has a folder of its own, with its history inside."""
 
@@ -111,15 +111,12 @@ class Names(ABC):
         """Where the documents of a session that are not the pointer lie."""
         return f"{self.folder(key)}/{HISTORY}" if self.has_folders else self.top
 
-    def pointer_of(self, key: str) -> str | None:
-        return None if self.pointer is None else f"{self.folder(key)}/{self.pointer}"
-
     def history_of_folder(self, folder: str) -> str:
         """The history folder inside a session's folder, where there is one."""
         return f"{folder}/{HISTORY}"
 
     def is_pointer(self, file: str) -> bool:
-        return self.pointer is not None and file.endswith(f"/{self.pointer}") and file.count("/") == 2
+        return self.pointer != "" and file.endswith(f"/{self.pointer}") and file.count("/") == 2
 
     @abstractmethod
     def is_history(self, name: str) -> bool:
@@ -196,7 +193,7 @@ class PhaseNames(Names):
 
 
 def found_names(pointer: str, time_us: int) -> Iterator[str]:
-    """Names in the history for a pointer that is none of ours, the best one first, without end."""
+    """Names in the history for a pointer that is not ours, the best one first, without end."""
     bare = f"{pointer.removesuffix(PLAIN)}-{second_of(time_us)}-found"
     yield bare + PLAIN
     for number in count(2):

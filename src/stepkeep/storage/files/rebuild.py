@@ -10,25 +10,25 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 
 from stepkeep.codec.document import Document, seq_hint
-from stepkeep.codec.integrity import open_header
 from stepkeep.codec.readable import Layout
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepError, Unsupported
 from stepkeep.model import Header, SessionInfo
 from stepkeep.storage.files import sidecar
-from stepkeep.storage.files.document_reader import read_bytes, read_document
+from stepkeep.storage.files.document_reader import is_sealed, read_bytes, read_document
 from stepkeep.storage.files.document_writer import DocumentWriter
 from stepkeep.storage.files.durable_files import Fingerprint, Tree
 from stepkeep.storage.files.layouts import GZIP, Names, plain
 from stepkeep.storage.files.sidecar import DocumentEntry, Leftover
-from stepkeep.storage.port import Body
 from stepkeep.storage.sql import bodies as body_rows
 from stepkeep.storage.sql import checkpoints as checkpoint_rows
 from stepkeep.storage.sql import sessions
 from stepkeep.storage.sql.attachments import record_event
+from stepkeep.storage.sql.checkpoints import advanced_session
 from stepkeep.storage.sql.connection import Connection
 
 log = logging.getLogger("stepkeep.storage")
@@ -37,15 +37,13 @@ PLAUSIBLE_LEAD = 1000
 """How far the number in a damaged document may be ahead and still be believed."""
 
 
-class FoundDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A document that was looked at: everything but the bytes of its bodies."""
+class FoundDocument(NamedTuple):
+    """A document that was looked at, without the bytes of its bodies."""
 
     file: str
     fingerprint: Fingerprint
-    raw: bytes
+    document: Document
     header: Header
-    session: SessionInfo
-    bodies: tuple[Body, ...]
 
 
 def files_in(tree: Tree, names: Names) -> set[str]:
@@ -75,15 +73,16 @@ def folders_in(tree: Tree, names: Names) -> Iterator[str]:
             yield names.history_of_folder(folder)
 
 
-def _folders_in(tree: Tree, place: str) -> list[str]:
-    with suppress(FileNotFoundError, NotADirectoryError), tree.folder(place) as folder:
-        return [f"{place}/{entry.name}" for entry in folder.entries() if entry.is_dir(follow_symlinks=False)]
+def _folders_in(tree: Tree, location: str) -> list[str]:
+    with suppress(NotADirectoryError):
+        entries = tree.entries(location)
+        return [f"{location}/{entry.name}" for entry in entries if entry.is_dir(follow_symlinks=False)]
     return []
 
 
-def _names_in(tree: Tree, place: str) -> list[str]:
-    with suppress(FileNotFoundError, NotADirectoryError), tree.folder(place) as folder:
-        return [entry.name for entry in folder.entries()]
+def _names_in(tree: Tree, location: str) -> list[str]:
+    with suppress(NotADirectoryError):
+        return [entry.name for entry in tree.entries(location)]
     return []
 
 
@@ -107,13 +106,15 @@ class Rebuild:
         self._new_sessions: dict[str, FoundDocument] = {}  # each by its newest document
         self._hints: dict[str, int] = {}
 
-    def run(self) -> int:
-        """Take up what is new; how many checkpoints were."""
+    def run(self) -> None:
+        """Take up what is new."""
         leftovers = {leftover.file for leftover in sidecar.leftovers(self._tx)}
         self._present = files_in(self._tree, self._names) - leftovers
         for file in self._known.keys() - self._present:
             sidecar.forget(self._tx, file)
-        changed = sorted(file for file in self._changed() if not self._is_copy(file))
+        changed = sorted(self._changed())
+        if self._names.layout is Layout.RUN:  # latest.json is only a copy
+            changed = [file for file in changed if not self._names.is_pointer(file)]
         looked = [found for file in changed if (found := self._look(file)) is not None]
         # A file that holds another checkpoint now must not hide where the one before it went.
         for found in looked:
@@ -124,7 +125,6 @@ class Rebuild:
             self._take_up(found)
         self._take_up_pointers()
         self._finish()
-        return sum(len(headers) for headers in self._taken_up.values())
 
     def _changed(self) -> set[str]:
         """Files that are new, and those beside them that are not as they were."""
@@ -138,9 +138,6 @@ class Rebuild:
         }
         return new | altered
 
-    def _is_copy(self, file: str) -> bool:
-        return self._names.layout is Layout.RUN and self._names.is_pointer(file)
-
     def _home(self, file: str) -> str:
         """The folder of the session that a file belongs to, or that of all of them."""
         return "/".join(file.split("/")[: 2 if self._names.has_folders else 1])
@@ -148,36 +145,32 @@ class Rebuild:
     def _look(self, file: str) -> FoundDocument | None:
         """The document in a file; None, and the problem is remembered, when it holds none of ours."""
         try:
-            document = read_document(self._tree, self._names.layout, file)
-            return self._found(file, document)
+            return self._read(file)
         except (Corrupt, Unsupported) as exc:
             if file.endswith(GZIP) and plain(file) in self._present:
-                sidecar.leave(
-                    self._tx, [Leftover(file=file, session="")]
-                )  # compressing it was never finished
+                # Compressing it was never finished.
+                self._writer.leave([Leftover(file=file, session="")])
             else:
                 self._note_problem(file, f"{exc.code}: {exc.message}")
                 self._note_number(file)
         return None
 
-    def _found(self, file: str, document: Document) -> FoundDocument:
-        header = document.header
-        return FoundDocument(
-            file=file,
-            fingerprint=self._tree.fingerprint(file) or Fingerprint(0, 0),
-            raw=document.raw,
-            header=header,
-            session=document.session,
-            bodies=tuple(msgspec.structs.replace(body, data=b"") for body in document.bodies),
-        )
+    def _read(self, file: str) -> FoundDocument:
+        document = read_document(self._tree, self._names.layout, file)
+        bare = tuple(msgspec.structs.replace(body, data=b"") for body in document.bodies)
+        document = msgspec.structs.replace(document, bodies=bare)
+        return FoundDocument(file, self._fingerprint(file), document, document.header)
+
+    def _fingerprint(self, file: str) -> Fingerprint:
+        return self._tree.fingerprint(file) or Fingerprint(0, 0)
 
     def _note_problem(self, file: str, problem: str) -> None:
         log.warning("%s is left out: %s", file, problem)
         known = self._known.get(file)
         if known is not None and known.checkpoint is not None:
             return  # the checkpoint that was in it is still looked for there, and its loss is told
-        fingerprint = self._tree.fingerprint(file) or Fingerprint(0, 0)
-        sidecar.put(self._tx, DocumentEntry(file=file, fingerprint=fingerprint, problem=problem))
+        entry = DocumentEntry(file=file, fingerprint=self._fingerprint(file), problem=problem)
+        sidecar.put(self._tx, entry)
 
     def _note_number(self, file: str) -> None:
         """A number in a damaged document was given, so it must not be given again."""
@@ -194,22 +187,22 @@ class Rebuild:
 
     def _take_up(self, found: FoundDocument) -> None:
         stored = sidecar.header_of(self._tx, found.header.id)
-        if stored is not None and stored != found.raw and _is_sealed(stored):
+        if stored is not None and stored != found.document.raw and is_sealed(stored):
             self._note_problem(found.file, f"another checkpoint has the id {found.header.id}")
             return
         try:
             if stored is None:
                 self._adopt(found)
-            elif stored != found.raw:
-                sidecar.mend_header(self._tx, found.header.id, found.raw)
+            elif stored != found.document.raw:
+                sidecar.mend_header(self._tx, found.header.id, found.document.raw)
         except (Conflict, InvalidInput, Corrupt) as exc:
             self._note_problem(found.file, f"{exc.code}: {exc.message}")
             return
-        self._settle_place(found)
+        self._settle_location(found)
 
-    def _settle_place(self, found: FoundDocument) -> None:
+    def _settle_location(self, found: FoundDocument) -> None:
         """Remember where a checkpoint is; a second copy of it goes if it is one that a crash left."""
-        held = sidecar.of_checkpoints(self._tx, [found.header.id]).get(found.header.id)
+        held = sidecar.of_checkpoint(self._tx, found.header.id)
         if held is None or held.file == found.file:
             self._put(found)
         elif plain(held.file) == plain(found.file) or self._is_one_file(held.file, found.file):
@@ -217,7 +210,7 @@ class Rebuild:
             if held.file.endswith(GZIP):
                 extra = held.file
                 self._put(found)
-            sidecar.leave(self._tx, [Leftover(file=extra, session=found.header.session)])
+            self._writer.leave([Leftover(file=extra, session=found.header.session)])
         else:
             self._note_problem(found.file, f"a second copy of {found.header.id}")
 
@@ -234,20 +227,18 @@ class Rebuild:
 
     def _is_one_file(self, one: str, other: str) -> bool:
         try:
-            return os.path.samestat(
-                os.lstat(self._tree.root / one),
-                os.lstat(self._tree.root / other),
-            )
+            return os.path.samestat(os.lstat(self._tree.root / one), os.lstat(self._tree.root / other))
         except OSError:
             return False
 
     def _adopt(self, found: FoundDocument) -> None:
         header = found.header
         sid, session = self._session(found)
-        checkpoint_rows.adopt(self._tx, sid, session, found.raw, (), ())
+        checkpoint_rows.adopt(self._tx, sid, session, found.document.raw, (), ())
         held = {(body.name, body.is_redundant) for body in body_rows.stored(self._tx, sid, header.id)}
+        records = found.document.bodies
         body_rows.insert(
-            self._tx, sid, [body for body in found.bodies if (body.name, body.is_redundant) not in held]
+            self._tx, sid, [body for body in records if (body.name, body.is_redundant) not in held]
         )
         self._taken_up.setdefault(session.uid, []).append(header)
         told = self._new_sessions.get(session.uid)
@@ -255,15 +246,17 @@ class Rebuild:
             self._new_sessions[session.uid] = found
         if header.seq > session.last_seq:
             _, session = sessions.by_uid(self._tx, session.uid)
-            sessions.write(self._tx, sid, _followed(session, header))
+            sessions.write(self._tx, sid, advanced_session(session, header, session.last_seq))
 
     def _session(self, found: FoundDocument) -> tuple[int, SessionInfo]:
         with suppress(NotFound):
             return sessions.by_uid(self._tx, found.header.session)
-        if found.session.uid != found.header.session:
+        if found.document.session.uid != found.header.session:
             raise Conflict("the document names two sessions", code="place_taken", retryable=False)
         # The branch it has first is one that has a checkpoint; which one is current is settled at the end.
-        session = msgspec.structs.replace(found.session, branch=found.header.branch, last_seq=0, gaps=())
+        session = msgspec.structs.replace(
+            found.document.session, branch=found.header.branch, last_seq=0, gaps=()
+        )
         sessions.create(self._tx, session)
         self._new_sessions[session.uid] = found
         return sessions.by_uid(self._tx, session.uid)
@@ -286,19 +279,19 @@ class Rebuild:
     def _take_up_pointer(self, file: str) -> str | None:
         """Give a checkpoint that only latest.json still has its place in the history again; else why not."""
         try:
-            found = self._found(file, read_document(self._tree, self._names.layout, file))
+            found = self._read(file)
             header = found.header
             stored = sidecar.header_of(self._tx, header.id)
             if sidecar.of_checkpoints(self._tx, [header.id]):
                 return f"a second copy of {header.id}"
-            if stored is not None and stored != found.raw:
+            if stored is not None and stored != found.document.raw:
                 return f"another checkpoint has the id {header.id}"
             if stored is None and self._is_removed(header):
                 return f"{header.id} was removed on purpose"
             if stored is None:
                 self._adopt(found)
             content = read_bytes(self._tree, file)
-            self._writer.place(found.session.key, header, content, is_newest=False)
+            self._writer.store(found.document.session.key, header, content, is_newest=False)
         except (Conflict, Corrupt, InvalidInput, Unsupported) as exc:
             return f"{exc.code}: {exc.message}"
         log.warning("%s was lost, and is taken from %s", header.id, file)
@@ -318,70 +311,31 @@ class Rebuild:
         for uid in self._taken_up.keys() | self._hints.keys():
             with suppress(NotFound):
                 sid, session = sessions.by_uid(self._tx, uid)
-                self._raise_counter(sid, session)
-        for uid in self._new_sessions:
-            self._finish_new(uid)
+                hint = self._hints.get(uid, 0)
+                if session.last_seq < hint <= session.last_seq + PLAUSIBLE_LEAD:
+                    sessions.write(self._tx, sid, msgspec.structs.replace(session, last_seq=hint))
+        for uid, newest in self._new_sessions.items():
+            self._finish_new(uid, newest)
 
-    def _raise_counter(self, sid: int, session: SessionInfo) -> None:
-        hint = self._hints.get(session.uid, 0)
-        if session.last_seq < hint <= session.last_seq + PLAUSIBLE_LEAD:
-            sessions.write(self._tx, sid, msgspec.structs.replace(session, last_seq=hint))
-
-    def _finish_new(self, uid: str) -> None:
+    def _finish_new(self, uid: str, newest: FoundDocument) -> None:
         """A session that was lost: as its newest document says, with every number that is not there as removed."""
         sid, session = sessions.by_uid(self._tx, uid)
         headers = self._taken_up.get(uid, [])
         present = {header.seq for header in headers}
         absent = [seq for seq in range(1, max(present, default=0) + 1) if seq not in present]
-        told = self._new_sessions[uid]
-        gaps = checkpoint_rows.merge_gaps(told.session.gaps, absent)
-        branch = _current_branch(told, headers)
-        sessions.write(self._tx, sid, _as_told(session, told.session, branch=branch, gaps=gaps))
+        told = newest.document.session
+        # A branch that was only forked, or left by a restore, has no document that tells where it begins.
+        is_used = any(header.branch == told.branch for header in headers)
+        rebuilt = msgspec.structs.replace(
+            told,
+            branch=told.branch if is_used else newest.header.branch,
+            gaps=checkpoint_rows.merge_gaps(told.gaps, absent),
+            last_seq=session.last_seq,
+            status=session.status,
+            updated_us=session.updated_us,
+            finished_us=session.finished_us,
+        )
+        sessions.write(self._tx, sid, rebuilt)
         log.warning("session %r is rebuilt from %d documents", session.key, len(headers))
         data = {"checkpoints": len(headers), "absent": len(absent)}
         record_event(self._tx, sid, "session_rebuilt", data, time_us=session.updated_us)
-
-
-def _current_branch(newest: FoundDocument, headers: list[Header]) -> str:
-    """The branch that the newest document names; if no checkpoint is on it, the one that document is on.
-
-    A branch that was only forked, or left by a restore, has no document that tells where it begins.
-    """
-    told = newest.session.branch
-    return told if any(header.branch == told for header in headers) else newest.header.branch
-
-
-def _as_told(
-    session: SessionInfo, told: SessionInfo, *, branch: str, gaps: tuple[tuple[int, int], ...]
-) -> SessionInfo:
-    """A rebuilt session with everything that its newest document says of it."""
-    return msgspec.structs.replace(
-        told,
-        branch=branch,
-        gaps=gaps,
-        last_seq=session.last_seq,
-        status=session.status,
-        updated_us=session.updated_us,
-        finished_us=session.finished_us,
-    )
-
-
-def _is_sealed(raw: bytes) -> bool:
-    try:
-        open_header(raw)
-    except Corrupt:
-        return False
-    except StepkeepError:
-        return True
-    return True
-
-
-def _followed(session: SessionInfo, header: Header) -> SessionInfo:
-    """The session after a checkpoint that was saved into it."""
-    is_finished = header.status.is_finished
-    return msgspec.structs.replace(
-        session,
-        updated_us=max(session.updated_us, header.time_us),
-        status=header.status,
-        finished_us=header.time_us if is_finished else None,
-    )

@@ -94,6 +94,10 @@ def of_checkpoints(tx: Connection, checkpoints: Sequence[str]) -> dict[str, Docu
     return found
 
 
+def of_checkpoint(tx: Connection, checkpoint: str) -> DocumentEntry | None:
+    return of_checkpoints(tx, [checkpoint]).get(checkpoint)
+
+
 def of_session(tx: Connection, uid: str) -> list[DocumentEntry]:
     return [_entry(row) for row in tx.all(f"SELECT {_COLUMNS} FROM documents WHERE session = ?", (uid,))]
 
@@ -187,7 +191,7 @@ def state_fact(tx: Connection, name: str, value: str) -> None:
 # --- rows of the store that documents are made of --------------------------------------------------------------
 
 
-def header_of(tx: Connection, checkpoint: str) -> bytes | None:
+def header_of(tx: Connection, checkpoint: str | None) -> bytes | None:
     row = tx.one("SELECT header FROM checkpoints WHERE id = ?", (checkpoint,))
     return None if row is None else bytes(row[0])
 

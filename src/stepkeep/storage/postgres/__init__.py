@@ -1,7 +1,8 @@
 """One PostgreSQL server, many machines. Needs the extra `postgres`.
 
-`driver` is the backend; `address` reads its URL, `connections` has pool and transactions, `optimistic_append` the short
-way of a save, `migrations` the tables and the function it calls. All other statements are in `storage.sql`.
+`driver` is the backend; `address` reads its URL, `connections` has the pool, transactions and errors,
+`optimistic_append` the short way of a save, `migrations` the tables and the function it calls. All other statements are
+in `storage.sql`.
 """
 
 from __future__ import annotations

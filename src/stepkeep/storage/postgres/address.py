@@ -71,6 +71,9 @@ def parse(url: str) -> Address:
     except psycopg.Error as exc:
         why = _without_secrets(str(exc), theirs)
         raise InvalidInput(f"no store {_shown(url)!r}: {why}", code="unknown_store_url") from exc
+    project = ours.get("project")
+    if project is not None and (not project or "\0" in project):
+        raise InvalidInput("project= in the URL needs a name", code="unknown_store_url")
     return Address(
         url=_shown(url),
         parameters={**_NETWORK, **given, "client_encoding": "UTF8"},
@@ -79,7 +82,7 @@ def parse(url: str) -> Address:
         timeout_seconds=_number(
             "statement_timeout", ours, DEFAULT_TIMEOUT_SECONDS, 0.001, _MAX_TIMEOUT_SECONDS
         ),
-        project=_project(ours.get("project")),
+        project=project,
     )
 
 
@@ -135,9 +138,3 @@ def _number(name: str, given: dict[str, str], default: float, least: float, most
             f"{name}={given[name]}: a number from {least:g} to {most:g} is needed", code="unknown_store_url"
         )
     return value
-
-
-def _project(name: str | None) -> str | None:
-    if name is not None and (not name or "\0" in name):
-        raise InvalidInput("project= in the URL needs a name", code="unknown_store_url")
-    return name

@@ -22,7 +22,16 @@ from stepkeep.model import SessionInfo
 from stepkeep.processes import tell_of_forks
 from stepkeep.storage.port import Append, Appended, Seal
 from stepkeep.storage.postgres import address, migrations
-from stepkeep.storage.postgres.connections import Pool, Raw, Repeatable, Transaction, settings
+from stepkeep.storage.postgres.connections import (
+    Pool,
+    Raw,
+    Repeatable,
+    Transaction,
+    is_collision,
+    is_lost,
+    settings,
+    translate,
+)
 from stepkeep.storage.postgres.optimistic_append import (
     CachedHead,
     HeadCache,
@@ -30,9 +39,8 @@ from stepkeep.storage.postgres.optimistic_append import (
     SealedSave,
     seal_batch,
 )
-from stepkeep.storage.postgres.server_errors import is_collision, is_lost, translate
-from stepkeep.storage.sql.append import Batch
 from stepkeep.storage.sql.backend import SqlBackend
+from stepkeep.storage.sql.checkpoints import Batch
 from stepkeep.storage.sql.connection import Connection
 
 log = logging.getLogger("stepkeep.storage")
@@ -126,7 +134,9 @@ class PostgresBackend(SqlBackend):
                     may_repeat = done <= COLLISION_REPEATS and is_collision(exc)
                 if not may_repeat:
                     raise translate(exc, self._address.url, is_unknown=is_unknown) from exc
-                time.sleep(_pause(done))
+                # A little longer each time, and not the same for all who collided.
+                longest = min(_LONGEST_PAUSE_SECONDS, 0.005 * 2**done)
+                time.sleep(random.uniform(longest / 5, longest))
         raise AssertionError("unreachable")
 
     # --- sessions
@@ -162,9 +172,8 @@ class PostgresBackend(SqlBackend):
         try:
             answers = iter(self._repeatedly(OptimisticAppend(self._address, sealed), is_keyed=True))
         except InvalidInput:
-            return [None] * len(
-                batch
-            )  # the long way looks at them one by one, and refuses the one that is invalid
+            # The long way looks at them one by one, and refuses the one that is invalid.
+            return [None] * len(batch)
         return [self._settled(save, next(answers)) if save else None for save in found]
 
     def _settled(self, save: SealedSave, is_stored: bool) -> Appended | None:
@@ -189,7 +198,11 @@ class PostgresBackend(SqlBackend):
     # --- space
 
     def _store_bytes(self) -> int:
-        (total,) = self._read(lambda tx: tx.one(_STORE_BYTES, (self._address.schema,))) or (0,)
+        sizes = (
+            "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0) FROM pg_class c"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = ? AND c.relkind = 'r'"
+        )
+        (total,) = self._read(lambda tx: tx.one(sizes, (self._address.schema,))) or (0,)
         return int(total)
 
     def reclaim(self, max_bytes: int) -> int:  # noqa: ARG002  (the server's own vacuum does it)
@@ -206,15 +219,3 @@ class PostgresBackend(SqlBackend):
 
     def after_fork(self, *, is_child: bool) -> None:
         self._pool.after_fork(is_child=is_child)
-
-
-_STORE_BYTES: Final = (
-    "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0) FROM pg_class c"
-    " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = ? AND c.relkind = 'r'"
-)
-
-
-def _pause(attempt: int) -> float:
-    """A little longer each time, and not the same for all who collided."""
-    longest: float = min(_LONGEST_PAUSE_SECONDS, 0.005 * 2**attempt)
-    return random.uniform(longest / 5, longest)

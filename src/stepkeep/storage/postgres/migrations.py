@@ -136,7 +136,7 @@ _MORE: Final[dict[int, tuple[str, ...]]] = {
         "ALTER TABLE sessions SET (fillfactor = 70)",
         "ALTER TABLE branches SET (fillfactor = 70)",
         FUNCTION,
-    ),
+    )
 }
 
 
@@ -159,10 +159,7 @@ def is_current(tx: Connection, schema: str, url: str) -> bool:
     Raises:
         Unsupported: they are of a newer one.
     """
-    if tx.one("SELECT to_regclass(?)", (f"{quoted(schema)}.meta",)) in (None, (None,)):
-        return False
-    row = tx.one("SELECT value FROM meta WHERE name = 'schema_version'")
-    version = int(row[0]) if row else 0
+    version = _version(tx, schema)
     if version > SCHEMA_VERSION:
         raise Unsupported(
             f"{url} has schema {version}, newer than {SCHEMA_VERSION}: upgrade stepkeep", code="schema_newer"

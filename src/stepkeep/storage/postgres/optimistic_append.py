@@ -9,7 +9,7 @@ the long way, which asks first and tells why something is refused.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -21,7 +21,7 @@ from stepkeep.model import Branch, SessionInfo
 from stepkeep.storage.port import ANY_HEAD, Append, HeaderRow, Seal
 from stepkeep.storage.postgres.address import Address, quoted
 from stepkeep.storage.postgres.connections import Raw
-from stepkeep.storage.sql.append import advanced_session
+from stepkeep.storage.sql.checkpoints import advanced_session
 from stepkeep.storage.sql.connection import Row
 from stepkeep.storage.sql.row_mapping import branch_row, session_row
 
@@ -169,45 +169,32 @@ class _Payload:
         return b"".join(self._parts)
 
 
+_OF_SESSION: Final = ("uid", "updated_us", "finished_us", "error")
+_OF_HEADER: Final = ("branch", "id", "time_us", "step", "status", "external_id", "idempotency_key")
+_OF_BODY: Final = ("name", "codec", "size", "stored_size", "digest", "base", "position", "group_bytes")
+
+
 def _call(save: SealedSave, payload: _Payload) -> dict[str, object]:
     """What `FUNCTION` reads, by the names of its fields."""
     draft, session = save.item.draft, save.after.session
     return {
-        "uid": session.uid,
+        **{name: getattr(session, name) for name in _OF_SESSION},
+        **{name: getattr(draft, name) for name in _OF_HEADER},
         "was": save.before.session_digest,
         "digest": save.after.session_digest,
-        "updated_us": session.updated_us,
-        "finished_us": session.finished_us,
-        "error": session.error,
-        "branch": draft.branch,
         "branch_was": save.before.branch_digest,
         "branch_digest": save.after.branch_digest,
         "seq": session.last_seq,
-        "id": draft.id,
-        "time_us": draft.time_us,
-        "step": draft.step,
-        "status": draft.status,
-        "external_id": draft.external_id,
-        "idempotency_key": draft.idempotency_key,
         "fence": save.item.fence,
         "tags": sorted(set(draft.tags)),
         **payload.add(save.row.raw),
-        "bodies": list(_bodies(save.item, payload)),
+        "bodies": [
+            {
+                **{name: getattr(body, name) for name in _OF_BODY},
+                "is_redundant": int(body.is_redundant),
+                **payload.add(body.data),
+            }
+            for body in save.item.bodies
+        ],
         "has_bases": any(body.base is not None for body in save.item.bodies),
     }
-
-
-def _bodies(item: Append, payload: _Payload) -> Iterable[dict[str, object]]:
-    for body in item.bodies:
-        yield {
-            "name": body.name,
-            "is_redundant": int(body.is_redundant),
-            "codec": body.codec,
-            "size": body.size,
-            "stored_size": body.stored_size,
-            "digest": body.digest,
-            "base": body.base,
-            "position": body.position,
-            "group_bytes": body.group_bytes,
-            **payload.add(body.data),
-        }

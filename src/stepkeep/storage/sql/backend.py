@@ -19,7 +19,7 @@ from stepkeep.storage.sql import attachments, leases
 from stepkeep.storage.sql import bodies as body_rows
 from stepkeep.storage.sql import checkpoints as checkpoint_rows
 from stepkeep.storage.sql import sessions as session_rows
-from stepkeep.storage.sql.append import Batch, DamagedPage
+from stepkeep.storage.sql.checkpoints import Batch, DamagedPage
 from stepkeep.storage.sql.connection import Connection
 from stepkeep.storage.sql.sessions import NeedsRepair, repair
 
@@ -105,7 +105,9 @@ class SqlBackend(ABC):
 
         def transaction(tx: Connection) -> T:
             sid, session = session_rows.by_uid(tx, uid)
-            leases.check_fence(tx, sid, uid, fence)
+            # Expiry alone does not make a token stale.
+            if fence is not None and tx.one(leases.TOKEN, (sid,)) != (fence, 1):
+                raise conflicts.lease_lost(uid)
             return work(tx, sid, session)
 
         return self._writing(transaction, secure=secure)
@@ -159,12 +161,7 @@ class SqlBackend(ABC):
         )
 
     def delete_session(
-        self,
-        uid: str,
-        *,
-        secure: bool = False,
-        fence: int | None = None,
-        expect: SessionInfo | None = None,
+        self, uid: str, *, secure: bool = False, fence: int | None = None, expect: SessionInfo | None = None
     ) -> None:
         def transaction(tx: Connection, sid: int, session: SessionInfo) -> None:
             if expect is not None:
@@ -173,9 +170,12 @@ class SqlBackend(ABC):
                 lease = leases.running(leases.read(tx, sid), self._now_us(tx))
                 if lease is not None and lease.token != fence:
                     raise conflicts.lease_held(uid, lease)
-            session_rows.delete(tx, sid)
+            self._delete_session(tx, sid, uid, secure)
 
         self._in_session(uid, transaction, fence=fence, secure=secure)
+
+    def _delete_session(self, tx: Connection, sid: int, uid: str, secure: bool) -> None:  # noqa: ARG002
+        session_rows.delete(tx, sid)
 
     def branch(self, uid: str, name: str) -> Branch | None:
         return self._read_session(uid, session_rows.branch, name)
@@ -289,12 +289,21 @@ class SqlBackend(ABC):
     ) -> port.Removed:
         return self._in_session(
             uid,
-            lambda tx, sid, session: checkpoint_rows.remove(
-                tx, sid, session, checkpoints, keep_heads=keep_heads
-            ),
+            lambda tx, sid, session: self._remove(tx, sid, session, checkpoints, keep_heads, secure),
             fence=fence,
             secure=secure,
         )
+
+    def _remove(
+        self,
+        tx: Connection,
+        sid: int,
+        session: SessionInfo,
+        checkpoints: Sequence[str],
+        keep_heads: bool,
+        secure: bool,  # noqa: ARG002
+    ) -> port.Removed:
+        return checkpoint_rows.remove(tx, sid, session, checkpoints, keep_heads=keep_heads)
 
     def sweep(
         self,
@@ -304,22 +313,20 @@ class SqlBackend(ABC):
         annotations_before_us: int | None = None,
         secure: bool = False,
     ) -> port.Swept:
-        def transaction(tx: Connection) -> port.Swept:
-            sid = None if session is None else session_rows.sid_of(tx, session)
-            bodies, body_bytes = body_rows.sweep(tx, sid, limit)
-            blobs, blob_bytes = body_rows.sweep_blobs(tx, limit)
-            late = 0
-            if annotations_before_us is not None:
-                late = attachments.sweep_annotations(tx, sid, annotations_before_us, limit)
-            return port.Swept(
-                bodies=bodies,
-                blobs=blobs,
-                annotations=late,
-                stored_bytes=body_bytes + blob_bytes,
-                has_more=limit in (bodies, blobs, late),
-            )
+        return self._writing(lambda tx: self._sweep(tx, session, limit, annotations_before_us), secure=secure)
 
-        return self._writing(transaction, secure=secure)
+    def _sweep(self, tx: Connection, uid: str | None, limit: int, before_us: int | None) -> port.Swept:
+        sid = None if uid is None else session_rows.sid_of(tx, uid)
+        bodies, body_bytes = body_rows.sweep(tx, sid, limit)
+        blobs, blob_bytes = body_rows.sweep_blobs(tx, limit)
+        late = 0 if before_us is None else attachments.sweep_annotations(tx, sid, before_us, limit)
+        return port.Swept(
+            bodies=bodies,
+            blobs=blobs,
+            annotations=late,
+            stored_bytes=body_bytes + blob_bytes,
+            has_more=limit in (bodies, blobs, late),
+        )
 
     def adopt_session(
         self, session: SessionInfo, branches: Sequence[Branch] = (), events: Sequence[Event] = ()
@@ -343,13 +350,30 @@ class SqlBackend(ABC):
         blobs: Sequence[Blob] = (),
         annotations: Sequence[Annotation] = (),
     ) -> bool:
+        left = self._store_ahead(blobs)
+
         def transaction(tx: Connection, sid: int, session: SessionInfo) -> bool:
-            is_new = checkpoint_rows.adopt(tx, sid, session, raw, bodies, blobs)
+            is_new = self._adopt(tx, sid, session, raw, bodies, left)
             for annotation in annotations:
                 attachments.annotate(tx, sid, annotation, replace=False)
             return is_new
 
         return self._in_session(uid, transaction)
+
+    def _store_ahead(self, blobs: Sequence[Blob]) -> Sequence[Blob]:
+        """Store blobs that must be durable before the transaction that names them; those left to it."""
+        return blobs
+
+    def _adopt(
+        self,
+        tx: Connection,
+        sid: int,
+        session: SessionInfo,
+        raw: bytes,
+        bodies: Sequence[Body],
+        blobs: Sequence[Blob],
+    ) -> bool:
+        return checkpoint_rows.adopt(tx, sid, session, raw, bodies, blobs)
 
     # --- annotations, events, leases
 

@@ -140,9 +140,7 @@ def head(tx: Connection, uid: str, branch: str | None, known: tuple[str, str] | 
         chains.setdefault(row[1], []).append(rows.body(row))
     id, seq, on_branch, raw = first[_INFO : _INFO + 4]
     return StoredHead(
-        session=session,
-        row=rows.header_row((id, session.uid, seq, on_branch, raw)),
-        chains=chains,
+        session=session, row=rows.header_row((id, session.uid, seq, on_branch, raw)), chains=chains
     )
 
 
@@ -225,28 +223,9 @@ def drop_or_hide(sid: int, checkpoint: str) -> list[Query]:
             f" AND name IN ({_OWN} AND b.is_redundant = 0 AND b.is_hidden = 0) RETURNING stored_size",
             (*key, *key),
         ),
-        (
-            "DELETE FROM bodies WHERE sid = ? AND checkpoint = ? AND is_hidden = 0 RETURNING stored_size",
-            key,
-        ),
-        (
-            f"DELETE FROM blob_refs WHERE sid = ? AND checkpoint = ? AND name NOT IN ({_OWN})",
-            (*key, *key),
-        ),
+        ("DELETE FROM bodies WHERE sid = ? AND checkpoint = ? AND is_hidden = 0 RETURNING stored_size", key),
+        (f"DELETE FROM blob_refs WHERE sid = ? AND checkpoint = ? AND name NOT IN ({_OWN})", (*key, *key)),
     ]
-
-
-def hidden(tx: Connection, sid: int, checkpoint: str) -> set[str]:
-    """The names of the bodies of a removed checkpoint that others still need."""
-    rows = tx.all(
-        "SELECT name FROM bodies WHERE sid = ? AND checkpoint = ? AND is_hidden = 1", (sid, checkpoint)
-    )
-    return {row[0] for row in rows}
-
-
-def show(tx: Connection, sid: int, checkpoint: str) -> None:
-    """Let hidden bodies belong to a checkpoint again."""
-    tx.put("UPDATE bodies SET is_hidden = 0 WHERE sid = ? AND checkpoint = ?", (sid, checkpoint))
 
 
 def sweep(tx: Connection, sid: int | None, limit: int) -> tuple[int, int]:

@@ -18,13 +18,9 @@ from stepkeep.storage.sql.row_mapping import SESSION_COLUMNS, SESSION_NAMES
 _PAGE: Final = 100
 _UPDATED: Final = 1 + SESSION_NAMES.index("updated_us")
 
+TOKEN: Final = "SELECT token, is_held FROM leases WHERE sid = ?"
+
 MayTake = Callable[[SessionInfo, Lease | None], bool]
-
-
-def check_fence(tx: Connection, sid: int, uid: str, fence: int | None) -> None:
-    """Refuse a writer whose lease was taken over or released; expiry alone does not make a token stale."""
-    if fence is not None and tx.one("SELECT token, is_held FROM leases WHERE sid = ?", (sid,)) != (fence, 1):
-        raise conflicts.lease_lost(uid)
 
 
 def read(tx: Connection, sid: int) -> Lease | None:

@@ -7,9 +7,9 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from stepkeep.codec.integrity import digest, row_digest
-from stepkeep.errors import Corrupt
-from stepkeep.model import Branch, SessionInfo
+from stepkeep.codec.integrity import digest, open_header, row_digest
+from stepkeep.errors import Corrupt, StepkeepError
+from stepkeep.model import Branch, Header, SessionInfo
 from stepkeep.storage.port import Blob, Body, BodyInfo, HeaderRow
 from stepkeep.storage.sql.connection import Row, Value
 
@@ -53,14 +53,6 @@ class _Mapping(Generic[S]):
             columns[at] = str(columns[at])
         return columns
 
-    def values(self, columns: Sequence[Any]) -> dict[str, Any]:
-        values = list(columns)
-        for at in self._json:
-            values[at] = None if values[at] is None else msgspec.json.decode(values[at])
-        for at in self._flags:
-            values[at] = bool(values[at])
-        return dict(zip(self.fields, values, strict=True))
-
     def check(self, columns: Sequence[Any], stored_digest: object, *more: object) -> None:
         """Raise `Corrupt` unless the digest of columns, with `more` behind them, is the stored one."""
         try:
@@ -71,8 +63,13 @@ class _Mapping(Generic[S]):
 
     def restore(self, columns: Sequence[Any]) -> S:
         """The struct in columns that were checked."""
+        values = list(columns)
         try:
-            return msgspec.convert(self.values(columns), self.struct)
+            for at in self._json:
+                values[at] = None if values[at] is None else msgspec.json.decode(values[at])
+            for at in self._flags:
+                values[at] = bool(values[at])
+            return msgspec.convert(dict(zip(self.fields, values, strict=True)), self.struct)
         except (msgspec.MsgspecError, TypeError, UnicodeError) as exc:
             raise Corrupt(f"a {self.noun} row is not valid: {exc}") from exc
 
@@ -92,12 +89,15 @@ class _Mapping(Generic[S]):
 
 _sessions = _Mapping("session", SessionInfo)
 _branches = _Mapping("branch", Branch)
+readable_session = _sessions.readable
+readable_branch = _branches.readable
 
 
 def session_row(session: SessionInfo) -> tuple[Value, ...]:
     """The columns of `SESSION_COLUMNS`."""
     columns = _sessions.columns(session)
-    description = sealed_description(session)
+    described = _encoder.encode({name: getattr(session, name) for name in _DESCRIPTIVE})
+    description = digest(described) + described.decode()
     return (*columns, digest(session.key.encode()), description, row_digest(*columns, description))
 
 
@@ -131,12 +131,6 @@ _DESCRIPTIVE: Final = (
 )
 
 
-def sealed_description(session: SessionInfo) -> str:
-    """The copy of the descriptive fields, after its digest."""
-    text = _encoder.encode({name: getattr(session, name) for name in _DESCRIPTIVE}).decode()
-    return digest(text.encode()) + text
-
-
 def open_description(sealed: object) -> dict[str, Any]:
     """The descriptive fields in a copy; empty when it is damaged too."""
     if not isinstance(sealed, str) or digest(sealed[64:].encode("utf-8", "replace")) != sealed[:64]:
@@ -162,16 +156,6 @@ def branch_from(row: Row) -> Branch:
     return _branches.restore(row[:-1])
 
 
-def readable_session(columns: Sequence[Any]) -> dict[str, Any]:
-    """What can still be read of a damaged session row."""
-    return _sessions.readable(columns)
-
-
-def readable_branch(columns: Sequence[Any]) -> dict[str, Any]:
-    """What can still be read of a damaged branch row."""
-    return _branches.readable(columns)
-
-
 # SQLite stores any type in any column, so damage can change the type of a value. Such a value is replaced by one
 # that no digest matches, and whoever reads it finds the damage.
 
@@ -186,6 +170,14 @@ def _number(value: object) -> int:
 
 def _bytes(value: object) -> bytes:
     return bytes(value) if isinstance(value, bytes | memoryview) else b""
+
+
+def intact_header(raw: object) -> Header | None:
+    """The header in stored bytes; None when they are damaged, or of another version."""
+    try:
+        return open_header(raw) if isinstance(raw, bytes) else None
+    except StepkeepError:
+        return None
 
 
 HEADER_COLUMNS: Final = "c.id, s.uid, c.seq, c.branch, c.header"

@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from stepkeep.codec.integrity import digest, open_header
-from stepkeep.errors import Corrupt, StepkeepError
+from stepkeep.codec.integrity import digest
+from stepkeep.errors import Corrupt
 from stepkeep.logs import Log
 from stepkeep.model import MAIN_BRANCH, MAX_SEQ, Branch, BranchState, Header, SessionInfo
 from stepkeep.storage import conflicts
@@ -27,6 +27,7 @@ from stepkeep.storage.sql.row_mapping import (
     SESSION_NAMES,
     branch_from,
     branch_row,
+    intact_header,
     open_description,
     readable_branch,
     readable_session,
@@ -248,14 +249,9 @@ def _is_branch(tx: Connection, sid: int, name: object) -> bool:
     if tx.one("SELECT 1 FROM sessions WHERE sid = ? AND branch = ?", (sid, name)):
         return True
     rows = tx.all("SELECT header FROM checkpoints WHERE sid = ? AND branch = ?", (sid, name))
-    return any(header is not None and header.branch == name for header in map(_intact_header, rows))
-
-
-def _intact_header(row: Row) -> Header | None:
-    try:
-        return open_header(row[0] if isinstance(row[0], bytes) else b"")
-    except StepkeepError:
-        return None
+    return any(
+        header is not None and header.branch == name for header in (intact_header(raw) for (raw,) in rows)
+    )
 
 
 def put_branch(tx: Connection, sid: int, branch: Branch) -> None:
@@ -410,7 +406,7 @@ def _rebuild_branch(tx: Connection, sid: int, name: str, fields: dict[str, Any])
 
 def _fork_of(tx: Connection, sid: int, name: str, oldest: Row) -> dict[str, Any]:
     """Where a branch left another, as its oldest checkpoint tells."""
-    header = _intact_header(oldest)
+    header = intact_header(oldest[0])
     parent = header.parents[0] if header is not None and header.parents else None
     found = find_location(tx, sid, parent)
     if found is None or found[1] == name:
@@ -421,4 +417,4 @@ def _fork_of(tx: Connection, sid: int, name: str, oldest: Row) -> dict[str, Any]
 def _first_intact(tx: Connection, sid: int, order: str) -> Header | None:
     """The first header of a session that verifies."""
     rows = tx.all(f"SELECT header FROM checkpoints WHERE sid = ? ORDER BY seq {order}", (sid,))
-    return next((header for header in map(_intact_header, rows) if header is not None), None)
+    return next((header for header in (intact_header(raw) for (raw,) in rows) if header is not None), None)

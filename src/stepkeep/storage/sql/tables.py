@@ -183,8 +183,8 @@ SESSION_TABLES: Final = (
 
 def statements(version: int, dialect: Dialect) -> tuple[str, ...]:
     words = {name: getattr(dialect, name) for name in ("integer", "blob", "serial", "clustered", "text")}
-    return tuple(_spelled(sql, dialect).format(**words).rstrip() for sql in MIGRATIONS[version])
-
-
-def _spelled(sql: str, dialect: Dialect) -> str:
-    return next((own for start, own in dialect.instead.items() if sql.startswith(start)), sql)
+    spelled = [
+        next((own for start, own in dialect.instead.items() if sql.startswith(start)), sql)
+        for sql in MIGRATIONS[version]
+    ]
+    return tuple(sql.format(**words).rstrip() for sql in spelled)
