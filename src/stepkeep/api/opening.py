@@ -11,7 +11,7 @@ from stepkeep.codec import exact
 from stepkeep.config import Settings
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import utc_now_us
-from stepkeep.storage.urls import missing_place, open_backend
+from stepkeep.storage.urls import missing_location, open_backend
 
 
 def open(
@@ -43,7 +43,7 @@ def open(
     if isinstance(url, os.PathLike):
         url = f"sqlite:{os.fspath(url)}"
     url = default_url(settings) if url is None else url
-    if not create and (place := missing_place(url)) is not None:
+    if not create and (place := missing_location(url)) is not None:
         raise NotFound(f"no store at {place} yet: the first save creates it", code="store_not_found")
     backend = open_backend(url, busy_seconds=busy_seconds)
     return Store(

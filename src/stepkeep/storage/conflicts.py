@@ -44,9 +44,8 @@ def append_in_order(
 
 
 def session_not_found(uid: str) -> NotFound:
-    return NotFound(
-        f"no session {uid}: it was deleted or never existed", code="session_not_found", session=uid
-    )
+    message = f"no session {uid}: it was deleted or never existed"
+    return NotFound(message, code="session_not_found", session=uid)
 
 
 def session_exists(session: SessionInfo) -> Conflict:
@@ -54,82 +53,57 @@ def session_exists(session: SessionInfo) -> Conflict:
 
 
 def key_taken(session: SessionInfo) -> Conflict:
-    return Conflict(
-        f"the key {session.key!r} belongs to another session here", code="session_exists", retryable=False
-    )
+    message = f"the key {session.key!r} belongs to another session here"
+    return Conflict(message, code="session_exists", retryable=False)
 
 
 def session_changed(session: SessionInfo) -> Conflict:
-    return Conflict(f"session {session.key!r} changed meanwhile", code="session_changed", session=session.uid)
+    message = f"session {session.key!r} changed meanwhile"
+    return Conflict(message, code="session_changed", session=session.uid)
 
 
 def version_changed(session: SessionInfo, expected: int) -> Conflict:
-    return Conflict(
-        f"session {session.key!r} is at version {session.version}, not {expected}: reload and retry",
-        code="version_changed",
-        session=session.uid,
-    )
+    message = f"session {session.key!r} is at version {session.version}, not {expected}: reload and retry"
+    return Conflict(message, code="version_changed", session=session.uid)
 
 
 def unchangeable(fields: Iterable[str]) -> InvalidInput:
-    return InvalidInput(f"a session's {', '.join(sorted(fields))} cannot be changed", code="invalid_change")
+    message = f"a session's {', '.join(sorted(fields))} cannot be changed"
+    return InvalidInput(message, code="invalid_change")
 
 
 def branch_not_found(session: SessionInfo, name: str) -> NotFound:
-    return NotFound(
-        f"session {session.key!r} has no branch {name!r}",
-        code="branch_not_found",
-        session=session.uid,
-        branch=name,
-    )
+    message = f"session {session.key!r} has no branch {name!r}"
+    return NotFound(message, code="branch_not_found", session=session.uid, branch=name)
 
 
 def checkpoint_not_found(uid: str, checkpoint: str) -> NotFound:
-    return NotFound(
-        f"session {uid} has no checkpoint {checkpoint}",
-        code="checkpoint_not_found",
-        session=uid,
-        checkpoint=checkpoint,
-    )
+    message = f"session {uid} has no checkpoint {checkpoint}"
+    return NotFound(message, code="checkpoint_not_found", session=uid, checkpoint=checkpoint)
 
 
 def head_moved(uid: str, branch: str, head: str | None, expected: str | None) -> Conflict:
-    return Conflict(
-        f"the head of branch {branch!r} is {head or 'empty'}, not {expected or 'empty'}: reload and retry",
-        code="head_moved",
-        session=uid,
-        branch=branch,
-    )
+    now = f"the head of branch {branch!r} is {head or 'empty'}, not {expected or 'empty'}"
+    return Conflict(f"{now}: reload and retry", code="head_moved", session=uid, branch=branch)
 
 
 def lease_held(uid: str, lease: Lease) -> Conflict:
     owner = lease.owner
-    return Conflict(
-        f"session {uid} is run by {owner.label or 'another process'} (pid {owner.pid} on {owner.host})",
-        code="lease_held",
-        session=uid,
-    )
+    by = f"{owner.label or 'another process'} (pid {owner.pid} on {owner.host})"
+    return Conflict(f"session {uid} is run by {by}", code="lease_held", session=uid)
 
 
 def lease_lost(uid: str) -> Conflict:
-    return Conflict(
-        f"the lease on session {uid} was taken over or released: this writer must stop",
-        code="lease_lost",
-        retryable=False,
-        session=uid,
-    )
+    message = f"the lease on session {uid} was taken over or released: this writer must stop"
+    return Conflict(message, code="lease_lost", retryable=False, session=uid)
 
 
 # --- checkpoints and bodies ------------------------------------------------------------------------------------
 
 
 def branch_switched(key: str, current: str, draft: Header) -> Conflict:
-    return Conflict(
-        f"session {key!r} is on branch {current!r} now, not {draft.branch!r}",
-        code="branch_switched",
-        session=draft.session,
-        branch=current,
-    )
+    message = f"session {key!r} is on branch {current!r} now, not {draft.branch!r}"
+    return Conflict(message, code="branch_switched", session=draft.session, branch=current)
 
 
 def idempotency_mismatch(draft: Header, holder: str) -> Conflict:
@@ -143,45 +117,29 @@ def idempotency_mismatch(draft: Header, holder: str) -> Conflict:
 
 
 def external_id_exists(header: Header, holder: str) -> Conflict:
-    return Conflict(
-        f"branch {header.branch!r} already has a checkpoint with external id {header.external_id!r}",
-        code="external_id_exists",
-        retryable=False,
-        branch=header.branch,
-        checkpoint=holder,
-    )
+    branch, external_id = header.branch, header.external_id
+    message = f"branch {branch!r} already has a checkpoint with external id {external_id!r}"
+    return Conflict(message, code="external_id_exists", retryable=False, branch=branch, checkpoint=holder)
 
 
 def id_taken(draft: Header) -> Conflict:
-    return Conflict(
-        f"{draft.id} was removed, and others still need its body",
-        code="id_taken",
-        retryable=False,
-        checkpoint=draft.id,
-    )
+    message = f"{draft.id} was removed, and others still need its body"
+    return Conflict(message, code="id_taken", retryable=False, checkpoint=draft.id)
 
 
 def place_taken(header: Header) -> Conflict:
-    return Conflict(
-        f"{header.id} (seq {header.seq}) cannot be adopted: its id, number or key is taken",
-        code="place_taken",
-        retryable=False,
-        checkpoint=header.id,
-    )
+    message = f"{header.id} (seq {header.seq}) cannot be adopted: its id, number or key is taken"
+    return Conflict(message, code="place_taken", retryable=False, checkpoint=header.id)
 
 
 def foreign_checkpoint(header: Header, uid: str) -> InvalidInput:
-    return InvalidInput(
-        f"{header.id} belongs to session {header.session}, not {uid}", code="foreign_checkpoint"
-    )
+    message = f"{header.id} belongs to session {header.session}, not {uid}"
+    return InvalidInput(message, code="foreign_checkpoint")
 
 
 def base_gone(body: Body) -> Conflict:
-    return Conflict(
-        f"body {body.name!r} of {body.checkpoint} is based on {body.base}, which is gone",
-        code="base_gone",
-        checkpoint=body.checkpoint,
-    )
+    message = f"body {body.name!r} of {body.checkpoint} is based on {body.base}, which is gone"
+    return Conflict(message, code="base_gone", checkpoint=body.checkpoint)
 
 
 def blob_gone(digest: str) -> Conflict:
@@ -189,9 +147,8 @@ def blob_gone(digest: str) -> Conflict:
 
 
 def body_not_found(body: Body) -> NotFound:
-    return NotFound(
-        f"{body.checkpoint} has no body {body.name!r}", code="body_not_found", checkpoint=body.checkpoint
-    )
+    message = f"{body.checkpoint} has no body {body.name!r}"
+    return NotFound(message, code="body_not_found", checkpoint=body.checkpoint)
 
 
 def body_changed(body: Body) -> Conflict:

@@ -30,19 +30,6 @@ from stepkeep.storage.memory_tables import (
     page,
     unpack,
 )
-from stepkeep.storage.port import (
-    ANY_HEAD,
-    Annotation,
-    Append,
-    Appended,
-    Blob,
-    Body,
-    Event,
-    HeaderRow,
-    Lease,
-    Seal,
-    Target,
-)
 
 _FIXED_FIELDS = frozenset({"uid", "key", "created_us", "version", "last_seq", "gaps"})
 
@@ -139,7 +126,7 @@ class MemoryBackend:
         return self._reading().of(uid).all_branches()
 
     def set_branch(
-        self, uid: str, branch: Branch, *, expect_head: str | None = ANY_HEAD, fence: int | None = None
+        self, uid: str, branch: Branch, *, expect_head: str | None = port.ANY_HEAD, fence: int | None = None
     ) -> Branch:
         with self._writing(uid) as tables:
             table = tables.of(uid, fence)
@@ -150,7 +137,7 @@ class MemoryBackend:
 
     # --- records ---------------------------------------------------------------------------------------
 
-    def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | StepkeepError]:
+    def append(self, batch: Sequence[port.Append], seal: port.Seal) -> list[port.Appended | StepkeepError]:
         with self._writing(*(item.draft.session for item in batch)) as tables:
             return conflicts.append_in_order(batch, tables.append, seal)
 
@@ -166,8 +153,7 @@ class MemoryBackend:
         found = {name: chain for name, chain in chains.items() if chain}
         return port.StoredHead(session=table.session, row=stored.row, chains=found)
 
-    def headers(self, query: port.HeaderQuery) -> Iterator[HeaderRow]:
-        """A snapshot, so nothing is held while the caller iterates."""
+    def headers(self, query: port.HeaderQuery) -> Iterator[port.HeaderRow]:
         session_tables = self._reading().some(query.session)
         if query.project is not None:
             session_tables = [table for table in session_tables if table.session.project == query.project]
@@ -178,13 +164,13 @@ class MemoryBackend:
         wanted = [((s.header.time_us if by_time else s.header.seq, s.header.id), s.row) for s in stored]
         return iter(page(wanted, newest_first=query.newest_first, after=query.after, limit=query.limit))
 
-    def body(self, uid: str, checkpoint: str, name: str) -> Body | None:
+    def body(self, uid: str, checkpoint: str, name: str) -> port.Body | None:
         return self._reading().of(uid).bodies.get((checkpoint, name))
 
-    def body_chain(self, uid: str, checkpoint: str, name: str) -> list[Body]:
+    def body_chain(self, uid: str, checkpoint: str, name: str) -> list[port.Body]:
         return self._reading().of(uid).chain(checkpoint, name)
 
-    def redundant_delta(self, uid: str, checkpoint: str, name: str) -> Body | None:
+    def redundant_delta(self, uid: str, checkpoint: str, name: str) -> port.Body | None:
         return self._reading().of(uid).redundant.get((checkpoint, name))
 
     def bodies(self, uid: str, checkpoints: Sequence[str] | None = None) -> list[port.BodyInfo]:
@@ -196,7 +182,9 @@ class MemoryBackend:
             if checkpoints is None or body.checkpoint in checkpoints
         ]
 
-    def replace_body(self, uid: str, body: Body, *, expect_digest: str, fence: int | None = None) -> None:
+    def replace_body(
+        self, uid: str, body: port.Body, *, expect_digest: str, fence: int | None = None
+    ) -> None:
         with self._writing(uid) as tables:
             table = tables.of(uid, fence)
             key = (body.checkpoint, body.name)
@@ -208,7 +196,7 @@ class MemoryBackend:
             table.bodies[key] = body
             table.redundant.pop(key, None)
 
-    def blob(self, digest: str) -> Blob | None:
+    def blob(self, digest: str) -> port.Blob | None:
         return self._reading().blobs.get(digest)
 
     def has_blobs(self, digests: Sequence[str]) -> set[str]:
@@ -271,7 +259,7 @@ class MemoryBackend:
             )
 
     def adopt_session(
-        self, session: SessionInfo, branches: Sequence[Branch] = (), events: Sequence[Event] = ()
+        self, session: SessionInfo, branches: Sequence[Branch] = (), events: Sequence[port.Event] = ()
     ) -> SessionInfo:
         with self._writing(session.uid) as tables:
             if tables.uid_of(session.key) not in (None, session.uid):
@@ -291,9 +279,9 @@ class MemoryBackend:
         uid: str,
         raw: bytes,
         *,
-        bodies: Sequence[Body],
-        blobs: Sequence[Blob] = (),
-        annotations: Sequence[Annotation] = (),
+        bodies: Sequence[port.Body],
+        blobs: Sequence[port.Blob] = (),
+        annotations: Sequence[port.Annotation] = (),
     ) -> bool:
         with self._writing(uid) as tables:
             is_new = tables.adopt(uid, raw, bodies, blobs)
@@ -306,7 +294,7 @@ class MemoryBackend:
     def annotate(
         self,
         uid: str,
-        target: Target,
+        target: port.Target,
         kind: str,
         name: str,
         data: bytes,
@@ -319,14 +307,14 @@ class MemoryBackend:
             table = tables.of(uid, fence)
             if (target, kind, name) in table.annotations and not replace:
                 return False
-            table.annotations[target, kind, name] = Annotation(
+            table.annotations[target, kind, name] = port.Annotation(
                 target=target, kind=kind, name=name, data=data, time_us=time_us, digest=integrity.digest(data)
             )
             return True
 
     def annotations(
-        self, uid: str, targets: Sequence[Target] | None = None, kind: str | None = None
-    ) -> list[Annotation]:
+        self, uid: str, targets: Sequence[port.Target] | None = None, kind: str | None = None
+    ) -> list[port.Annotation]:
         table = self._reading().of(uid)
         wanted = set(targets or ())
         for stored in table.headers.values():
@@ -339,25 +327,27 @@ class MemoryBackend:
         ]
         return sorted(found, key=lambda each: each.time_us)
 
-    def record_event(self, uid: str, type: str, data: dict[str, Any], *, time_us: int) -> Event:
+    def record_event(self, uid: str, type: str, data: dict[str, Any], *, time_us: int) -> port.Event:
         with self._writing(uid) as tables:
             return tables.of(uid).add_event(type, data, time_us)
 
-    def events(self, uid: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
+    def events(self, uid: str, *, after: int = 0, limit: int | None = None) -> list[port.Event]:
         events = self._reading().of(uid).events
-        return [unpack(events[number], Event) for number in sorted(events) if number > after][:limit]
+        return [unpack(events[number], port.Event) for number in sorted(events) if number > after][:limit]
 
     # --- leases ----------------------------------------------------------------------------------------
 
-    def acquire_lease(self, uid: str, owner: Owner, *, seconds: float, replacing: int | None = None) -> Lease:
+    def acquire_lease(
+        self, uid: str, owner: Owner, *, seconds: float, replacing: int | None = None
+    ) -> port.Lease:
         with self._writing(uid) as tables:
             table = tables.of(uid)
             self._check_not_leased(table, replacing)
             table.last_token += 1
-            table.lease = Lease(token=table.last_token, owner=owner, expires_us=self._end(seconds))
+            table.lease = port.Lease(token=table.last_token, owner=owner, expires_us=self._end(seconds))
             return table.lease
 
-    def renew_lease(self, uid: str, token: int, *, seconds: float) -> Lease:
+    def renew_lease(self, uid: str, token: int, *, seconds: float) -> port.Lease:
         with self._writing(uid) as tables:
             table = tables.of(uid, token)
             assert table.lease is not None
@@ -370,7 +360,7 @@ class MemoryBackend:
             if table.lease is not None and table.lease.token == token:
                 table.lease = None
 
-    def lease(self, uid: str) -> Lease | None:
+    def lease(self, uid: str) -> port.Lease | None:
         return self._reading().of(uid).lease
 
     def _check_not_leased(self, table: SessionTable, token: int | None) -> None:

@@ -16,23 +16,7 @@ from msgspec.structs import replace
 from stepkeep.codec import integrity
 from stepkeep.errors import Corrupt
 from stepkeep.model import MAX_SEQ, Branch, BranchState, Header, SessionInfo
-from stepkeep.storage import conflicts
-from stepkeep.storage.port import (
-    ANY_HEAD,
-    MAX_EVENTS,
-    Annotation,
-    Append,
-    Appended,
-    Blob,
-    Body,
-    Event,
-    HeaderQuery,
-    HeaderRow,
-    Lease,
-    Seal,
-    SessionQuery,
-    Target,
-)
+from stepkeep.storage import conflicts, port
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, str]
@@ -44,7 +28,7 @@ _DIGEST_CHARS = 64
 @dataclass
 class Tables:
     session_tables: dict[str, SessionTable] = field(default_factory=dict)
-    blobs: dict[str, Blob] = field(default_factory=dict)
+    blobs: dict[str, port.Blob] = field(default_factory=dict)
 
     def copy(self, uids: Iterable[str]) -> Tables:
         """A copy, in which the tables of these sessions are copies too."""
@@ -89,7 +73,7 @@ class Tables:
 
     # --- append -----------------------------------------------------------------------------------------
 
-    def append(self, item: Append, seal: Seal) -> Appended:
+    def append(self, item: port.Append, seal: port.Seal) -> port.Appended:
         """Check everything, then store: a refused one leaves nothing behind for those after it."""
         draft = item.draft
         table = self.of(draft.session, item.fence)
@@ -101,7 +85,7 @@ class Tables:
                 (held.step, held.status) != (draft.step, draft.status)
             ):
                 raise conflicts.idempotency_mismatch(draft, held.id)
-            return Appended(row=original.row, is_new=False)
+            return port.Appended(row=original.row, is_new=False)
         session, head = table.session, table.head(draft.branch)
         if item.on_current and session.branch != draft.branch:
             raise conflicts.branch_switched(session.key, session.branch, draft)
@@ -116,9 +100,9 @@ class Tables:
         self._put(table, stored, item.bodies, item.blobs)
         table.advance(stored.header)
         table.follow(draft, stored.header.seq)
-        return Appended(row=stored.row, is_new=True)
+        return port.Appended(row=stored.row, is_new=True)
 
-    def _seal(self, item: Append, seq: int, head: str | None, seal: Seal) -> Stored:
+    def _seal(self, item: port.Append, seq: int, head: str | None, seal: port.Seal) -> Stored:
         parents = item.parents
         if parents is None:
             parents = () if head is None else (head,)
@@ -127,7 +111,7 @@ class Tables:
 
     # --- adopt ------------------------------------------------------------------------------------------
 
-    def adopt(self, uid: str, raw: bytes, bodies: Sequence[Body], blobs: Sequence[Blob]) -> bool:
+    def adopt(self, uid: str, raw: bytes, bodies: Sequence[port.Body], blobs: Sequence[port.Blob]) -> bool:
         table = self.of(uid)
         header = integrity.open_header(raw)
         if header.session != uid:
@@ -152,7 +136,9 @@ class Tables:
 
     # --- both -------------------------------------------------------------------------------------------
 
-    def _check_bodies(self, table: SessionTable, bodies: Sequence[Body], sent: Sequence[Blob]) -> None:
+    def _check_bodies(
+        self, table: SessionTable, bodies: Sequence[port.Body], sent: Sequence[port.Blob]
+    ) -> None:
         table.check_bases(bodies)
         there = self.blobs.keys() | {blob.digest for blob in sent}
         for digest in (digest for body in bodies for digest in body.blobs):
@@ -160,7 +146,7 @@ class Tables:
                 raise conflicts.blob_gone(digest)
 
     def _put(
-        self, table: SessionTable, stored: Stored, bodies: Iterable[Body], blobs: Iterable[Blob]
+        self, table: SessionTable, stored: Stored, bodies: Iterable[port.Body], blobs: Iterable[port.Blob]
     ) -> None:
         table.headers[stored.header.id] = stored
         for body in bodies:
@@ -170,7 +156,7 @@ class Tables:
 
 
 def check_head(uid: str, branch: str, head: str | None, expect_head: str | None) -> None:
-    if expect_head not in (ANY_HEAD, head):
+    if expect_head not in (port.ANY_HEAD, head):
         raise conflicts.head_moved(uid, branch, head, expect_head)
 
 
@@ -184,9 +170,9 @@ class Stored(NamedTuple):
     raw: bytes
 
     @property
-    def row(self) -> HeaderRow:
+    def row(self) -> port.HeaderRow:
         header = self.header
-        return HeaderRow(
+        return port.HeaderRow(
             id=header.id, session=header.session, seq=header.seq, branch=header.branch, raw=self.raw
         )
 
@@ -215,7 +201,7 @@ def merge_gaps(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]
     return tuple(merged)
 
 
-def names_of(header: Header) -> set[Target]:
+def names_of(header: Header) -> set[port.Target]:
     """All targets that mean this checkpoint."""
     if header.external_id is None:
         return {header.id}
@@ -230,12 +216,12 @@ class SessionTable:
     row: bytes
     branches: dict[str, bytes] = field(default_factory=dict)
     headers: dict[str, Stored] = field(default_factory=dict)
-    bodies: dict[Key, Body] = field(default_factory=dict)
-    redundant: dict[Key, Body] = field(default_factory=dict)
-    annotations: dict[tuple[Target, str, str], Annotation] = field(default_factory=dict)
+    bodies: dict[Key, port.Body] = field(default_factory=dict)
+    redundant: dict[Key, port.Body] = field(default_factory=dict)
+    annotations: dict[tuple[port.Target, str, str], port.Annotation] = field(default_factory=dict)
     events: dict[int, bytes] = field(default_factory=dict)
     last_event: int = 0
-    lease: Lease | None = None
+    lease: port.Lease | None = None
     last_token: int = 0
 
     def copy(self) -> SessionTable:
@@ -303,16 +289,16 @@ class SessionTable:
             raise conflicts.checkpoint_not_found(self.session.uid, checkpoint)
         return self.headers[checkpoint].header
 
-    def add_event(self, type_: str, data: dict[str, Any], time_us: int) -> Event:
+    def add_event(self, type_: str, data: dict[str, Any], time_us: int) -> port.Event:
         self.last_event += 1
-        event = Event(number=self.last_event, time_us=time_us, type=type_, data=data)
+        event = port.Event(number=self.last_event, time_us=time_us, type=type_, data=data)
         self.put_event(event)
-        return unpack(self.events[event.number], Event)
+        return unpack(self.events[event.number], port.Event)
 
-    def put_event(self, event: Event) -> None:
+    def put_event(self, event: port.Event) -> None:
         self.events[event.number] = pack(event)
         self.last_event = max(self.last_event, event.number)
-        for number in sorted(self.events)[:-MAX_EVENTS]:
+        for number in sorted(self.events)[: -port.MAX_EVENTS]:
             del self.events[number]
 
     # --- what must hold before a write -----------------------------------------------------------------
@@ -323,7 +309,7 @@ class SessionTable:
         if header.external_id is not None and holders:
             raise conflicts.external_id_exists(header, holders[0])
 
-    def check_bases(self, bodies: Iterable[Body]) -> None:
+    def check_bases(self, bodies: Iterable[port.Body]) -> None:
         for body in bodies:
             if body.base is not None and not body.is_redundant and (body.base, body.name) not in self.bodies:
                 raise conflicts.base_gone(body)
@@ -336,16 +322,16 @@ class SessionTable:
 
     # --- records ---------------------------------------------------------------------------------------
 
-    def chain(self, checkpoint: str, name: str, known: Key | None = None) -> list[Body]:
+    def chain(self, checkpoint: str, name: str, known: Key | None = None) -> list[port.Body]:
         """A body and those it is rebuilt from, up to one that is `known`, or that is missing."""
-        chain: list[Body] = []
+        chain: list[port.Body] = []
         at: str | None = checkpoint
         while at is not None and (at, name) in self.bodies:
             chain.append(self.bodies[at, name])
             at = None if (at, name) == known else chain[-1].base
         return chain
 
-    def records(self) -> list[Body]:
+    def records(self) -> list[port.Body]:
         return [*self.bodies.values(), *self.redundant.values()]
 
     def blobs(self) -> set[str]:
@@ -442,7 +428,7 @@ class SessionTable:
         dropped = [self.bodies.pop(key), *(self.redundant.pop(k) for k in going)]
         return sum(body.stored_size for body in dropped)
 
-    def orphans(self, before_us: int) -> list[tuple[Target, str, str]]:
+    def orphans(self, before_us: int) -> list[tuple[port.Target, str, str]]:
         """Annotations older than that whose checkpoint is not there."""
         known = {target for stored in self.headers.values() for target in names_of(stored.header)}
         return [
@@ -457,7 +443,7 @@ class SessionTable:
 Position: TypeAlias = tuple[int, str]
 
 
-def is_wanted_session(session: SessionInfo, query: SessionQuery) -> bool:
+def is_wanted_session(session: SessionInfo, query: port.SessionQuery) -> bool:
     return (
         _is(query.project, session.project)
         and _is(query.workflow, session.workflow)
@@ -467,7 +453,7 @@ def is_wanted_session(session: SessionInfo, query: SessionQuery) -> bool:
     )
 
 
-def is_wanted_header(header: Header, query: HeaderQuery) -> bool:
+def is_wanted_header(header: Header, query: port.HeaderQuery) -> bool:
     """Whether the header meets every condition on itself. Bounds of `seq` and time belong to the range."""
     return (
         _is(query.branch, header.branch)

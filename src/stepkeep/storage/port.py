@@ -67,7 +67,7 @@ class BlobSize(msgspec.Struct, frozen=True):
 
 
 class HeaderRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored header as found: its place, and the sealed bytes, unverified.
+    """A stored header as found: where it belongs, and the sealed bytes, unverified.
 
     `problem` is why a backend that reads headers out of documents has no bytes to give.
     """
@@ -83,10 +83,10 @@ class HeaderRow(msgspec.Struct, frozen=True, kw_only=True):
 class Inconsistency(NamedTuple):
     """Something that `verify` reports beside damaged headers, bodies and blobs.
 
-    `place` is the checkpoint, or the session or file where none is known.
+    `location` is the checkpoint, or the session or file where none is known.
     """
 
-    place: str
+    location: str
     message: str
     code: str = "index_damaged"
 
@@ -284,7 +284,7 @@ class Sessions(Protocol):
     def set_branch(
         self, uid: str, branch: Branch, *, expect_head: str | None = ANY_HEAD, fence: int | None = None
     ) -> Branch:
-        """Create or replace a branch record; `head_seq` and, where not given, the place of the fork are filled in.
+        """Create or replace a branch record; `head_seq` and, where not given, the location of the fork are filled in.
 
         Raises:
             Conflict: `expect_head` was given and is not the branch's head (`head_moved`; None: it is new or empty).
@@ -292,7 +292,7 @@ class Sessions(Protocol):
         """
 
 
-class Records(Protocol):
+class Checkpoints(Protocol):
     """Checkpoints: headers, bodies, blobs."""
 
     def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | StepkeepError]:
@@ -375,7 +375,7 @@ class Records(Protocol):
         """Remove checkpoints with their annotations, record the gap, and move heads to the newest that remain.
 
         Their bodies go too, unless another body is based on them: those stay hidden until `sweep` (V5).
-        Spares based on a removed body go. What a remaining checkpoint requires is refused. With
+        Redundant deltas based on a removed body go. What a remaining checkpoint requires is refused. With
         `keep_heads` so are the session's newest checkpoint, and heads and fork points of branches that are
         current, or open and pinned.
         """
@@ -474,7 +474,7 @@ class Leases(Protocol):
         """The lease as last taken, expired or not; None when it was never taken or was released."""
 
 
-class Backend(Sessions, Records, Annotations, Events, Leases, Protocol):
+class Backend(Sessions, Checkpoints, Annotations, Events, Leases, Protocol):
     """Everything a store needs."""
 
     @property
@@ -487,7 +487,7 @@ class Backend(Sessions, Records, Annotations, Events, Leases, Protocol):
     def inconsistencies(self, uid: str | None = None) -> list[Inconsistency]:
         """Checkpoints where that by which headers are found differs from the headers.
 
-        Without a uid: sessions whose records are damaged beyond rebuilding, and files that hold none of ours.
+        Without a uid: sessions whose records are damaged beyond rebuilding, and files that are not ours.
         """
 
     def usage(self, uid: str | None = None) -> Usage:

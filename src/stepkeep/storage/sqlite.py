@@ -330,12 +330,12 @@ class _SqliteConnection:
     def _column_names(self, sql: str, values: Sequence[Value]) -> list[str]:
         names: list[str] = []
 
-        def note(cursor: apsw.Cursor, sql: str, bindings: object) -> bool:  # noqa: ARG001
+        def collect(cursor: apsw.Cursor, sql: str, bindings: object) -> bool:  # noqa: ARG001
             names.extend(column[0] for column in cursor.get_description())
             return True
 
         cursor = self._connection.cursor()
-        cursor.exec_trace = note
+        cursor.exec_trace = collect
         cursor.execute(f"SELECT * FROM ({sql}) LIMIT 0", tuple(values))
         return names
 

@@ -1,4 +1,4 @@
-"""Store URLs: `sqlite:PATH`, `memory:`."""
+"""Store URLs: `sqlite:PATH`, `files:DIR`, `postgresql://…`, `memory:`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def directory_of(url: str) -> Path | None:
     return Path(path).expanduser()
 
 
-def missing_place(url: str) -> Path | None:
+def missing_location(url: str) -> Path | None:
     """Where the store of a URL will be once it is made; None when it is there, or is not on this machine's disk.
 
     A directory is a store of files when it has the sidecar, or the folder of a layout: documents alone are enough.

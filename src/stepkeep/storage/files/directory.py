@@ -1,6 +1,6 @@
 """The store of readable files, behind the same port as every other.
 
-Checkpoints are JSON documents, and the documents are the truth. Everything a layout has no place for lives in a
+Checkpoints are JSON documents, and the documents are the truth. What a layout cannot hold lives in a
 sidecar, `ROOT/.stepkeep/index.db`, with an index of the documents: an SQL store like any other, whose rows hold no
 body bytes.
 
@@ -27,13 +27,12 @@ from stepkeep.codec.integrity import open_header
 from stepkeep.codec.readable import Layout
 from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, StepkeepError, Unsupported
 from stepkeep.model import Header, SessionInfo, utc_now_us
+from stepkeep.storage import port
 from stepkeep.storage.files import sidecar
 from stepkeep.storage.files.document_reader import (
     DocumentReader,
-    damaged,
     foreign_file,
     is_sealed,
-    located,
     read_bytes,
     read_document,
     standing_alone,
@@ -50,20 +49,6 @@ from stepkeep.storage.files.sidecar import (
     detect_layout,
     note_damage,
     open_sidecar,
-)
-from stepkeep.storage.port import (
-    Append,
-    Appended,
-    Blob,
-    Body,
-    Capabilities,
-    HeaderQuery,
-    HeaderRow,
-    Inconsistency,
-    Removed,
-    Seal,
-    StoredHead,
-    Swept,
 )
 from stepkeep.storage.sql import bodies as body_rows
 from stepkeep.storage.sql import sessions as session_rows
@@ -90,7 +75,7 @@ Served = tuple[Document, bool]
 class FilesBackend(SqlBackend):
     """A store in a directory. Directory, sidecar and folders are made on demand, readable only by their owner."""
 
-    capabilities = Capabilities(takes_deltas=False)
+    capabilities = port.Capabilities(takes_deltas=False)
 
     _writer: DocumentWriter
     """That of the transaction that is under way; there is one at a time."""
@@ -227,7 +212,7 @@ class FilesBackend(SqlBackend):
 
     # --- saving
 
-    def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | StepkeepError]:
+    def append(self, batch: Sequence[port.Append], seal: port.Seal) -> list[port.Appended | StepkeepError]:
         whole = [
             msgspec.structs.replace(item, bodies=tuple(map(standing_alone, item.bodies))) for item in batch
         ]
@@ -235,8 +220,8 @@ class FilesBackend(SqlBackend):
         return super().append(whole, seal)
 
     def _append_batch(
-        self, tx: Connection, batch: Sequence[Append], seal: Seal, *, is_repaired: bool = False
-    ) -> list[Appended | StepkeepError]:
+        self, tx: Connection, batch: Sequence[port.Append], seal: port.Seal, *, is_repaired: bool = False
+    ) -> list[port.Appended | StepkeepError]:
         bare = [without_bytes(item) for item in batch]
         outcomes = super()._append_batch(tx, bare, seal, is_repaired=is_repaired)
         self._write_documents(tx, batch, outcomes)
@@ -246,7 +231,7 @@ class FilesBackend(SqlBackend):
         body_rows.remove_unnamed(tx, [blob.digest for item in refused for blob in item.blobs])
         return outcomes
 
-    def _store_blobs(self, blobs: Sequence[Blob]) -> None:
+    def _store_blobs(self, blobs: Sequence[port.Blob]) -> None:
         """Store blobs before the documents that name them: a document that is taken up after a crash is then whole.
 
         One that is swept before its document is written makes the save `blob_gone`, which is repeated.
@@ -257,12 +242,12 @@ class FilesBackend(SqlBackend):
             self._writing(lambda tx: body_rows.insert_blobs(tx, missing))
 
     def _write_documents(
-        self, tx: Connection, batch: Sequence[Append], outcomes: Sequence[Appended | StepkeepError]
+        self, tx: Connection, batch: Sequence[port.Append], outcomes: Sequence[port.Appended | StepkeepError]
     ) -> None:
         stored = [
             (item, outcome.row)
             for item, outcome in zip(batch, outcomes, strict=True)
-            if isinstance(outcome, Appended) and outcome.is_new
+            if isinstance(outcome, port.Appended) and outcome.is_new
         ]
         if not stored:
             return
@@ -279,7 +264,9 @@ class FilesBackend(SqlBackend):
         for key, content in newest.items():
             self._writer.show_latest(key, content, before=shown[key])
 
-    def _encoded(self, raw: bytes, header: Header, session: SessionInfo, bodies: Sequence[Body]) -> bytes:
+    def _encoded(
+        self, raw: bytes, header: Header, session: SessionInfo, bodies: Sequence[port.Body]
+    ) -> bytes:
         """The document of a checkpoint; the session is told as the checkpoint left it."""
         then = msgspec.structs.replace(
             session,
@@ -291,7 +278,7 @@ class FilesBackend(SqlBackend):
         document = Document(raw=raw, header=header, session=then, bodies=tuple(bodies))
         return documents.encode(self._layout, document)
 
-    def _store_ahead(self, blobs: Sequence[Blob]) -> Sequence[Blob]:
+    def _store_ahead(self, blobs: Sequence[port.Blob]) -> Sequence[port.Blob]:
         self._store_blobs(blobs)
         return ()
 
@@ -301,8 +288,8 @@ class FilesBackend(SqlBackend):
         sid: int,
         session: SessionInfo,
         raw: bytes,
-        bodies: Sequence[Body],
-        blobs: Sequence[Blob],
+        bodies: Sequence[port.Body],
+        blobs: Sequence[port.Blob],
     ) -> bool:
         whole = [standing_alone(body) for body in bodies]
         bare = [msgspec.structs.replace(body, data=b"") for body in whole]
@@ -311,12 +298,12 @@ class FilesBackend(SqlBackend):
             self._write_adopted(tx, raw, whole)
         return is_new
 
-    def _write_adopted(self, tx: Connection, raw: bytes, given: Sequence[Body]) -> None:
+    def _write_adopted(self, tx: Connection, raw: bytes, given: Sequence[port.Body]) -> None:
         """A body that was hidden shows again as it was: its bytes move from the sidecar into the document."""
         header = open_header(raw)
         sid, session = session_rows.by_uid(tx, header.session)
         by_key = {(body.name, body.is_redundant): body for body in given}
-        bodies: list[Body] = []
+        bodies: list[port.Body] = []
         for held in body_rows.stored(tx, sid, header.id):
             sent = by_key.get((held.name, held.is_redundant))
             bodies.append(sent if sent is not None and sent.digest == held.digest else held)
@@ -331,17 +318,17 @@ class FilesBackend(SqlBackend):
 
     # --- reading
 
-    def load_head(self, *_: object, **__: object) -> StoredHead | None:
+    def load_head(self, *_: object, **__: object) -> port.StoredHead | None:
         return None  # documents are read one by one
 
     def _header_page(
-        self, sid: int | None, query: HeaderQuery, after: tuple[int, str] | None, size: int
-    ) -> list[tuple[tuple[int, str], HeaderRow]]:
+        self, sid: int | None, query: port.HeaderQuery, after: tuple[int, str] | None, size: int
+    ) -> list[tuple[tuple[int, str], port.HeaderRow]]:
         page = super()._header_page(sid, query, after, size)
         checked = self._checked([row for _, row in page])
-        return [(place, checked.get(row.id, row)) for place, row in page]
+        return [(position, checked.get(row.id, row)) for position, row in page]
 
-    def _checked(self, rows: list[HeaderRow]) -> dict[str, HeaderRow]:
+    def _checked(self, rows: list[port.HeaderRow]) -> dict[str, port.HeaderRow]:
         """The rows whose documents are not as they were, as those say now."""
         entries = self._read(lambda tx: sidecar.of_checkpoints(tx, [row.id for row in rows]))
         doubtful = [
@@ -358,7 +345,7 @@ class FilesBackend(SqlBackend):
             row.id: row for row in self._write(lambda tx: [self._as_documented(tx, row) for row in doubtful])
         }
 
-    def _as_documented(self, tx: Connection, row: HeaderRow) -> HeaderRow:
+    def _as_documented(self, tx: Connection, row: port.HeaderRow) -> port.HeaderRow:
         stored = sidecar.header_of(tx, row.id)
         if stored is None:
             return row  # removed meanwhile
@@ -369,7 +356,8 @@ class FilesBackend(SqlBackend):
                 raise Corrupt("the document is not the one that was saved", checkpoint=row.id)
         except (Corrupt, Unsupported) as exc:
             log.warning("%s: %s (%s)", row.id, exc, exc.code)
-            return msgspec.structs.replace(row, raw=b"", problem=located(exc, row.session, row.id))
+            problem = type(exc)(exc.message, code=exc.code, session=row.session, checkpoint=row.id)
+            return msgspec.structs.replace(row, raw=b"", problem=problem)
         if stored != found.raw:
             sidecar.mend_header(tx, row.id, found.raw)
         if not is_original:
@@ -380,19 +368,19 @@ class FilesBackend(SqlBackend):
             sidecar.put(tx, msgspec.structs.replace(entry, fingerprint=fingerprint))
         return msgspec.structs.replace(row, raw=found.raw)
 
-    def body(self, uid: str, checkpoint: str, name: str) -> Body | None:
+    def body(self, uid: str, checkpoint: str, name: str) -> port.Body | None:
         found = super().body(uid, checkpoint, name)
         return None if found is None else self._with_bytes(found)
 
-    def body_chain(self, uid: str, checkpoint: str, name: str) -> list[Body]:
+    def body_chain(self, uid: str, checkpoint: str, name: str) -> list[port.Body]:
         return [self._with_bytes(body) for body in super().body_chain(uid, checkpoint, name)]
 
-    def redundant_delta(self, uid: str, checkpoint: str, name: str) -> Body | None:
+    def redundant_delta(self, uid: str, checkpoint: str, name: str) -> port.Body | None:
         found = super().redundant_delta(uid, checkpoint, name)
         return None if found is None else self._with_bytes(found)
 
-    def _with_bytes(self, body: Body) -> Body:
-        """The record as the document has it. Where that is damaged, bytes that match no digest."""
+    def _with_bytes(self, body: port.Body) -> port.Body:
+        """The record as the document has it; where that is damaged without bytes, which its digest does not match."""
         try:
             found = self._found(self._read, body.checkpoint)
         except (Corrupt, Unsupported):
@@ -400,15 +388,15 @@ class FilesBackend(SqlBackend):
                 found = self._found(self._write, body.checkpoint)
             except (Corrupt, Unsupported) as exc:
                 log.warning("%s: %s", body.checkpoint, exc)
-                return damaged(body)
+                return msgspec.structs.replace(body, data=b"")
         if found is None:
             return body  # the checkpoint was removed: what others still need of it is in the sidecar
         document, is_original = found
         if not is_original:
             self._doubt(body.checkpoint)
-        place = (body.name, body.is_redundant)
-        kept = (each for each in document.bodies if (each.name, each.is_redundant) == place)
-        return next(kept, None) or damaged(body)
+        key = (body.name, body.is_redundant)
+        kept = (each for each in document.bodies if (each.name, each.is_redundant) == key)
+        return next(kept, None) or msgspec.structs.replace(body, data=b"")
 
     def _found(
         self, run: Callable[[Callable[[Connection], Served | None]], Served | None], checkpoint: str
@@ -432,7 +420,9 @@ class FilesBackend(SqlBackend):
 
     # --- changing and removing
 
-    def replace_body(self, uid: str, body: Body, *, expect_digest: str, fence: int | None = None) -> None:
+    def replace_body(
+        self, uid: str, body: port.Body, *, expect_digest: str, fence: int | None = None
+    ) -> None:
         def transaction(tx: Connection, sid: int, _: SessionInfo) -> None:
             entry = sidecar.of_checkpoint(tx, body.checkpoint)
             if entry is None:
@@ -443,8 +433,8 @@ class FilesBackend(SqlBackend):
 
         self._in_session(uid, transaction, fence=fence)
 
-    def _rewrite(self, entry: DocumentEntry, body: Body) -> None:
-        found = self._reader.document(entry, body.checkpoint)
+    def _rewrite(self, entry: DocumentEntry, body: port.Body) -> None:
+        found = self._reader.served(entry, body.checkpoint)[0]
         if body in found.bodies:
             return
         kept = [each for each in found.bodies if each.name != body.name]
@@ -466,7 +456,7 @@ class FilesBackend(SqlBackend):
         checkpoints: Sequence[str],
         keep_heads: bool,
         secure: bool,
-    ) -> Removed:
+    ) -> port.Removed:
         removed = super()._remove(tx, sid, session, checkpoints, keep_heads, secure)
         self._leave(tx, sid, session.uid, removed.removed, secure)
         return removed
@@ -477,9 +467,9 @@ class FilesBackend(SqlBackend):
         needed: dict[str, list[tuple[str, bool]]] = {}
         for checkpoint, name, is_redundant in sidecar.hidden_bodies(tx, sid, checkpoints):
             needed.setdefault(checkpoint, []).append((name, is_redundant))
-        for checkpoint, places in needed.items():
-            for each in self._reader.document(entries.get(checkpoint), checkpoint).bodies:
-                if (each.name, each.is_redundant) in places:
+        for checkpoint, keys in needed.items():
+            for each in self._reader.served(entries.get(checkpoint), checkpoint)[0].bodies:
+                if (each.name, each.is_redundant) in keys:
                     sidecar.set_data(tx, sid, checkpoint, each.name, each.is_redundant, each.data)
         self._let_go(tx, uid, list(entries.values()), secure)
 
@@ -501,7 +491,7 @@ class FilesBackend(SqlBackend):
         super()._delete_session(tx, sid, uid, secure)
         self._let_go(tx, uid, sidecar.of_session(tx, uid), secure)
 
-    def _sweep(self, tx: Connection, uid: str | None, limit: int, before_us: int | None) -> Swept:
+    def _sweep(self, tx: Connection, uid: str | None, limit: int, before_us: int | None) -> port.Swept:
         self._clean_temporaries()
         return super()._sweep(tx, uid, limit, before_us)
 
@@ -533,11 +523,7 @@ class FilesBackend(SqlBackend):
         return self._read(lambda tx: sidecar.count_plain_before(tx, before_us, session))
 
     def compress(self, before_us: int, *, session: str | None = None, limit: int | None = None) -> int:
-        """Compress the history of the `run` layout that was saved before a time; `latest.json` stays as it is.
-
-        The compressed file and its checksum are durable before the plain one goes. Stopped anywhere, both are
-        there and are one checkpoint.
-        """
+        """Only the history of the `run` layout; `latest.json` stays as it is."""
         done = 0
         skipped: set[str] = set()
         while self._layout is Layout.RUN and (limit is None or done < limit):
@@ -575,15 +561,15 @@ class FilesBackend(SqlBackend):
 
     # --- the store
 
-    def inconsistencies(self, uid: str | None = None) -> list[Inconsistency]:
+    def inconsistencies(self, uid: str | None = None) -> list[port.Inconsistency]:
         if uid is None:
             self._take_up()
             return [*super().inconsistencies(), *map(foreign_file, self._read(sidecar.problems))]
         return [*super().inconsistencies(uid), *self._document_problems(uid)]
 
-    def _document_problems(self, uid: str) -> Iterator[Inconsistency]:
+    def _document_problems(self, uid: str) -> Iterator[port.Inconsistency]:
         """Checkpoints whose documents are missing or damaged."""
-        rows = list(self.headers(HeaderQuery(session=uid, newest_first=False)))
+        rows = list(self.headers(port.HeaderQuery(session=uid, newest_first=False)))
         for row in rows:
             problem = self._write(lambda tx, id=row.id: self._document_problem(tx, id))  # type: ignore[misc]
             if problem is not None:
@@ -599,8 +585,8 @@ class FilesBackend(SqlBackend):
         except (OSError, Corrupt):
             return False
 
-    def _copy_problem(self, tx: Connection, newest: HeaderRow) -> Inconsistency | None:
-        """What is wrong with the copy that people read first; one that shows an older checkpoint is no damage."""
+    def _copy_problem(self, tx: Connection, newest: port.HeaderRow) -> port.Inconsistency | None:
+        """What is wrong with the copy that people read first; one that shows an older checkpoint is not damaged."""
         pointers = {
             self._reader.pointer_beside(entry.file) for entry in sidecar.of_session(tx, newest.session)
         }
@@ -610,10 +596,10 @@ class FilesBackend(SqlBackend):
             except (Corrupt, Unsupported) as exc:
                 if exc.code != "checkpoint_missing" and not self._is_erased(pointer):
                     message = f"{exc.message}; the next save writes it anew"
-                    return Inconsistency(newest.id, message, exc.code)
+                    return port.Inconsistency(newest.id, message, exc.code)
         return None
 
-    def _document_problem(self, tx: Connection, checkpoint: str) -> Inconsistency | None:
+    def _document_problem(self, tx: Connection, checkpoint: str) -> port.Inconsistency | None:
         """What is wrong with the file of a checkpoint, also where its copy serves."""
         if sidecar.header_of(tx, checkpoint) is None:
             return None  # removed meanwhile
@@ -622,8 +608,8 @@ class FilesBackend(SqlBackend):
             self._reader.original(entry, checkpoint)
         except (Corrupt, Unsupported) as exc:
             if isinstance(exc, Unsupported) or self._reader.copy(entry, checkpoint) is None:
-                return Inconsistency(checkpoint, exc.message, exc.code)
+                return port.Inconsistency(checkpoint, exc.message, exc.code)
             sidecar.doubt(tx, checkpoint)
             message = f"{exc.message}; latest.json still has it, and the next save restores it from there"
-            return Inconsistency(checkpoint, message, exc.code)
+            return port.Inconsistency(checkpoint, message, exc.code)
         return None

@@ -98,12 +98,11 @@ class DocumentReader:
         self._tree = tree
         self._names = names
 
-    def document(self, entry: DocumentEntry | None, checkpoint: str) -> Document:
-        """The document of a checkpoint; in the `run` layout its copy serves where the original is damaged."""
-        return self.served(entry, checkpoint)[0]
-
     def served(self, entry: DocumentEntry | None, checkpoint: str) -> tuple[Document, bool]:
-        """The document of a checkpoint, and whether it is the original."""
+        """The document of a checkpoint, and whether it is the original.
+
+        In the `run` layout its copy serves where the original is damaged.
+        """
         try:
             return self.original(entry, checkpoint), True
         except (Corrupt, Unsupported):
@@ -238,11 +237,6 @@ def standing_alone(body: Body) -> Body:
     )
 
 
-def damaged(body: Body) -> Body:
-    """The record of a body whose document cannot be read: without its bytes, which its digest then does not match."""
-    return msgspec.structs.replace(body, data=b"")
-
-
 def is_sealed(raw: bytes) -> bool:
     """Whether a stored header is as it was written, also one of a newer version."""
     try:
@@ -260,8 +254,3 @@ def foreign_file(entry: DocumentEntry) -> Inconsistency:
     if found and _CODE.fullmatch(code):
         return Inconsistency(entry.file, text, code)
     return Inconsistency(entry.file, entry.problem or "", INTEGRITY_MISMATCH)
-
-
-def located(exc: Corrupt | Unsupported, session: str, checkpoint: str) -> StepkeepError:
-    """Why the header of a checkpoint cannot be given, told with its location."""
-    return type(exc)(exc.message, code=exc.code, session=session, checkpoint=checkpoint)

@@ -134,9 +134,9 @@ class Names(ABC):
     def _bare(self, header: Header) -> str:
         """The name that the specification gives, without its ending."""
 
-    @abstractmethod
     def _suffix(self, header: Header) -> str:
         """What tells two checkpoints with the same bare name apart."""
+        return str(header.seq)
 
 
 class WorkflowNames(Names):
@@ -153,9 +153,6 @@ class WorkflowNames(Names):
     def _bare(self, header: Header) -> str:
         return f"checkpoint-{second_of(header.time_us)}"
 
-    def _suffix(self, header: Header) -> str:
-        return str(header.seq)
-
 
 class RunNames(Names):
     """`checkpoints/RUN/latest.json`, and `history/SNAPSHOT.json`."""
@@ -169,9 +166,6 @@ class RunNames(Names):
 
     def _bare(self, header: Header) -> str:
         return safe_name(header.id)
-
-    def _suffix(self, header: Header) -> str:
-        return str(header.seq)
 
 
 class PhaseNames(Names):

@@ -143,7 +143,7 @@ class Rebuild:
         return "/".join(file.split("/")[: 2 if self._names.has_folders else 1])
 
     def _look(self, file: str) -> FoundDocument | None:
-        """The document in a file; None, and the problem is remembered, when it holds none of ours."""
+        """The document in a file; None, and the problem is remembered, when it is not one of ours."""
         try:
             return self._read(file)
         except (Corrupt, Unsupported) as exc:
@@ -277,7 +277,7 @@ class Rebuild:
                 self._note_number(pointer)
 
     def _take_up_pointer(self, file: str) -> str | None:
-        """Give a checkpoint that only latest.json still has its place in the history again; else why not."""
+        """Put a checkpoint that only latest.json still has back into the history; else why not."""
         try:
             found = self._read(file)
             header = found.header

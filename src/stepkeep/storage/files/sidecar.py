@@ -102,14 +102,14 @@ def of_session(tx: Connection, uid: str) -> list[DocumentEntry]:
     return [_entry(row) for row in tx.all(f"SELECT {_COLUMNS} FROM documents WHERE session = ?", (uid,))]
 
 
-def has_any_in(tx: Connection, place: str) -> bool:
+def has_any_in(tx: Connection, location: str) -> bool:
     """Whether a file was looked at in a folder or below it."""
     sql = "SELECT 1 FROM documents WHERE file > ? AND file < ? LIMIT 1"
-    return tx.one(sql, (f"{place}/", f"{place}0")) is not None  # "0" comes right after "/"
+    return tx.one(sql, (f"{location}/", f"{location}0")) is not None  # "0" comes right after "/"
 
 
 def problems(tx: Connection) -> list[DocumentEntry]:
-    """Files that look like checkpoints and hold none of ours."""
+    """Files that look like checkpoints of ours and are not."""
     found = tx.all(f"SELECT {_COLUMNS} FROM documents WHERE problem IS NOT NULL ORDER BY file")
     return [_entry(row) for row in found]
 
@@ -129,7 +129,7 @@ def put(tx: Connection, entry: DocumentEntry) -> None:
 def moved(tx: Connection, file: str, to: str, *, seen: Fingerprint, now: Fingerprint) -> None:
     """Remember that what a file held is in another one now; what was known of that one is replaced.
 
-    A file that was not `seen` as it was written is doubted in its new place too.
+    A file that was not `seen` as it was written is doubted under its new name too.
     """
     tx.run("DELETE FROM leftovers WHERE file = ?", (to,))  # what holds a checkpoint must not go
     tx.run(
@@ -308,7 +308,7 @@ def _open_sidecar(root: Path, *, clock: Callable[[], int], busy_seconds: float) 
 
 
 def _set_aside(folder: Path) -> None:
-    """Keep the damaged database for whoever wants to save what only it has: notes, events, blobs."""
+    """Keep the damaged database for whoever wants to save what only it has: annotations, events, blobs."""
     name = f"damaged-{new_uid()}.db"
     for suffix in ("", "-wal", "-shm"):
         with suppress(FileNotFoundError):

@@ -277,7 +277,7 @@ def _undo(raw: Raw) -> None:
 # The server rolled the transaction back because of another one; the same work may well succeed now. A unique key that
 # another transaction took first is seen, and answered properly, when the work is done again.
 _COLLISIONS: Final = frozenset({"40001", "40P01", "23505"})
-# The server ends the connection, or has no place for one.
+# The server ends the connection, or cannot take another one.
 _ENDED: Final = frozenset({"57P01", "57P02", "57P03", "25P03", "25P04"})
 
 # Of a connection that could not be made libpq gives only text, without a code. What it says of one that was there

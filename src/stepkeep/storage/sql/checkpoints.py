@@ -14,19 +14,7 @@ import msgspec
 
 from stepkeep.codec.integrity import chain_of, open_header, row_digest
 from stepkeep.model import MAX_SEQ, Branch, Header, SessionInfo, Status
-from stepkeep.storage import conflicts
-from stepkeep.storage.port import (
-    Append,
-    Appended,
-    Blob,
-    Body,
-    HeaderQuery,
-    HeaderRow,
-    Inconsistency,
-    Removed,
-    Seal,
-    Usage,
-)
+from stepkeep.storage import conflicts, port
 from stepkeep.storage.sql import bodies, sessions
 from stepkeep.storage.sql.attachments import record_event, remove_annotations
 from stepkeep.storage.sql.connection import Conditions, Connection, Query, Row, Value, marks
@@ -140,7 +128,7 @@ class SessionRows:
 class Batch:
     """Appends of one transaction. What they make of sessions and branches is written once, by `flush`."""
 
-    def __init__(self, tx: Connection, items: Sequence[Append]) -> None:
+    def __init__(self, tx: Connection, items: Sequence[port.Append]) -> None:
         self._tx = tx
         self.opened: dict[str, SessionRows] = {}
         if tx.locks.change:
@@ -151,7 +139,7 @@ class Batch:
                 uids,
             )
 
-    def append(self, item: Append, seal: Seal) -> Appended:
+    def append(self, item: port.Append, seal: port.Seal) -> port.Appended:
         """Store one checkpoint, or raise why it is refused."""
         tx, draft = self._tx, item.draft
         row, rest = self._look_up(item)
@@ -161,7 +149,7 @@ class Batch:
             raise conflicts.lease_lost(draft.session)
         original = own or (next(rest) if draft.idempotency_key is not None else None)
         if original is not None:
-            return Appended(row=_same_content(tx, original, draft), is_new=False)
+            return port.Appended(row=_same_content(tx, original, draft), is_new=False)
         columns = opened.columns
         if item.on_current and columns[_CURRENT] != draft.branch:
             raise conflicts.branch_switched(columns[_KEY], columns[_CURRENT], draft)
@@ -197,8 +185,8 @@ class Batch:
         opened.advance(draft, seq, branch, chain_of(raw))
         if not tx.trusts_storage:
             _check_stored(tx, opened.sid, seq, raw, item)
-        return Appended(
-            row=HeaderRow(id=draft.id, session=draft.session, seq=seq, branch=draft.branch, raw=raw),
+        return port.Appended(
+            row=port.HeaderRow(id=draft.id, session=draft.session, seq=seq, branch=draft.branch, raw=raw),
             is_new=True,
         )
 
@@ -208,7 +196,7 @@ class Batch:
             if opened.branches:
                 opened.write(self._tx)
 
-    def _look_up(self, item: Append) -> tuple[Row, Iterator[Any]]:
+    def _look_up(self, item: port.Append) -> tuple[Row, Iterator[Any]]:
         """The row with everything that decides about a save; behind the fixed columns those that this one needs."""
         draft = item.draft
         columns = [_LOOKUP]
@@ -257,7 +245,7 @@ def _chain(raw: object) -> str | None:
     return chain_of(raw) if isinstance(raw, bytes) else None
 
 
-def _check_stored(tx: Connection, sid: int, seq: int, raw: bytes, item: Append) -> None:
+def _check_stored(tx: Connection, sid: int, seq: int, raw: bytes, item: port.Append) -> None:
     """Read back what was written: in a damaged page an insert can go astray without any error.
 
     By its id, as it will be looked for: that leads through the index into the table.
@@ -273,7 +261,7 @@ def _check_stored(tx: Connection, sid: int, seq: int, raw: bytes, item: Append) 
         raise DamagedPage("what was just written does not read back")
 
 
-def _same_content(tx: Connection, original: str, draft: Header) -> HeaderRow:
+def _same_content(tx: Connection, original: str, draft: Header) -> port.HeaderRow:
     row = header_row(tx.one(_ORIGINAL, (original,)) or ())
     header = open_header(row.raw, expect_id=row.id)
     held = (header.session, header.contents, header.step, header.status)
@@ -333,8 +321,8 @@ def advanced_session(session: SessionInfo, header: Header, seq: int) -> SessionI
 
 
 def page(
-    tx: Connection, sid: int | None, query: HeaderQuery, after: tuple[int, str] | None, limit: int
-) -> list[tuple[tuple[int, str], HeaderRow]]:
+    tx: Connection, sid: int | None, query: port.HeaderQuery, after: tuple[int, str] | None, limit: int
+) -> list[tuple[tuple[int, str], port.HeaderRow]]:
     """One page of (position in the order, header)."""
     where = Conditions(
         ("c.sid = ?", sid),
@@ -363,11 +351,11 @@ def page(
     return [((row[5] if sid is None else row[2], row[0]), header_row(row)) for row in found]
 
 
-def inconsistencies(tx: Connection, sid: int) -> list[Inconsistency]:
+def inconsistencies(tx: Connection, sid: int) -> list[port.Inconsistency]:
     """Columns and side tables that differ from the intact headers they were made from."""
     tags = _by_seq(tx, "SELECT seq, tag FROM tags WHERE sid = ?", sid)
     required = _by_seq(tx, "SELECT seq, required FROM requirements WHERE sid = ?", sid)
-    found: list[Inconsistency] = []
+    found: list[port.Inconsistency] = []
     for id, seq, raw, *columns in tx.all(
         "SELECT id, seq, header, branch, time_us, step, status, external_id, idempotency_key FROM checkpoints"
         " WHERE sid = ?",
@@ -377,9 +365,11 @@ def inconsistencies(tx: Connection, sid: int) -> list[Inconsistency]:
         if header is None:
             continue  # a damaged header is found by whoever reads it
         if tuple(columns) != columns_of(header):
-            found.append(Inconsistency(header.id, f"the columns of {id} differ from its header"))
+            found.append(port.Inconsistency(header.id, f"the columns of {id} differ from its header"))
         if tags.get(seq, set()) != set(header.tags) or required.get(seq, set()) != set(header.requires):
-            found.append(Inconsistency(header.id, f"the tags or requirements of {id} differ from its header"))
+            found.append(
+                port.Inconsistency(header.id, f"the tags or requirements of {id} differ from its header")
+            )
     return found
 
 
@@ -390,7 +380,7 @@ def _by_seq(tx: Connection, sql: str, sid: int) -> dict[int, set[str]]:
     return values
 
 
-def usage(tx: Connection, uid: str | None) -> Usage:
+def usage(tx: Connection, uid: str | None) -> port.Usage:
     """Counts and bytes of one session, or of all."""
     where, values = ("", ()) if uid is None else (" WHERE sid = ?", (sessions.sid_of(tx, uid),))
     (session_count,) = tx.one(f"SELECT count(*) FROM sessions{where}", values) or (0,)
@@ -404,7 +394,7 @@ def usage(tx: Connection, uid: str | None) -> Usage:
     blob_count, blob_bytes = tx.one(
         f"SELECT count(*), coalesce(sum(stored_size), 0) FROM blobs{named}", values
     ) or (0, 0)
-    return Usage(
+    return port.Usage(
         sessions=session_count,
         checkpoints=checkpoint_count,
         bodies=count,
@@ -421,7 +411,7 @@ def usage(tx: Connection, uid: str | None) -> Usage:
 
 def remove(
     tx: Connection, sid: int, session: SessionInfo, ids: Sequence[str], *, keep_heads: bool
-) -> Removed:
+) -> port.Removed:
     wanted = list(dict.fromkeys(ids))
     held = sessions.held(tx, sid, session) if keep_heads else frozenset()
     found = {
@@ -440,7 +430,7 @@ def remove(
     gaps = merge_gaps(session.gaps, [row[1] for row in going])
     if gaps != session.gaps:
         sessions.write_counters(tx, sid, msgspec.structs.replace(session, gaps=gaps))
-    return Removed(
+    return port.Removed(
         removed=tuple(id for id in wanted if id in found and id not in refused),
         refused=tuple(id for id in wanted if id in refused),
         missing=tuple(id for id in wanted if id not in found),
@@ -537,8 +527,8 @@ def adopt(
     sid: int,
     session: SessionInfo,
     raw: bytes,
-    incoming: Sequence[Body],
-    blobs: Sequence[Blob],
+    incoming: Sequence[port.Body],
+    blobs: Sequence[port.Blob],
 ) -> bool:
     """Store a sealed checkpoint of another store under its own number."""
     header = open_header(raw)

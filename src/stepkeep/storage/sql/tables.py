@@ -10,7 +10,7 @@ import msgspec
 class Dialect(msgspec.Struct, frozen=True):
     """What the servers spell differently. `clustered` is said of tables whose rows live in their primary key.
 
-    A statement in `instead` takes the place of the one that begins with its key.
+    A statement in `instead` replaces the one that begins with its key.
     """
 
     integer: str
