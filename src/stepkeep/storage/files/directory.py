@@ -169,7 +169,7 @@ class FilesBackend(SqlBackend):
         """Remove the files that a transaction left; a failure leaves them to the next one."""
         try:
             self._write(lambda _: None)
-        except BackendUnavailable as exc:
+        except StepkeepError as exc:
             log.warning("files of removed checkpoints stay for now: %s", exc)
 
     def _settle(self, tx: Connection) -> None:
@@ -197,7 +197,7 @@ class FilesBackend(SqlBackend):
         """
 
         def undo(tx: Connection) -> None:
-            if sidecar.fact(tx, INTENT) != changes.announced:
+            if changes.announced is None or sidecar.fact(tx, INTENT) != changes.announced:
                 changes.undo()
 
         try:
