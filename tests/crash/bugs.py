@@ -113,7 +113,7 @@ def original_removed_before_its_copy(say: Say) -> None:
 
 
 def documents_removed_before_the_commit(say: Say) -> None:
-    def hasty(store: Any, tx: Any, uid: str, entries: Any, secure: bool) -> None:
+    def hasty(store: Any, tx: Any, uid: str, entries: Any) -> None:
         for entry in entries:
             sidecar.forget(tx, entry.file)
             (store.root / entry.file).unlink(missing_ok=True)

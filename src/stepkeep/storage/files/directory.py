@@ -44,7 +44,6 @@ from stepkeep.storage.files.layouts import INTENT, NAMES, is_temporary
 from stepkeep.storage.files.rebuild import Rebuild, folders_in, is_up_to_date
 from stepkeep.storage.files.sidecar import (
     DocumentEntry,
-    Leftover,
     announced,
     detect_layout,
     note_damage,
@@ -142,7 +141,7 @@ class FilesBackend(SqlBackend):
 
     def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
         """Run a transaction of the sidecar, with what it does to the files: all of it, or nothing."""
-        changes = Changes()
+        changes = Changes(is_secure=secure)
 
         def transaction(tx: Connection) -> T:
             try:
@@ -449,19 +448,13 @@ class FilesBackend(SqlBackend):
             self._writer.show_latest(found.session.key, content, before=entry.file)
 
     def _remove(
-        self,
-        tx: Connection,
-        sid: int,
-        session: SessionInfo,
-        checkpoints: Sequence[str],
-        keep_heads: bool,
-        secure: bool,
+        self, tx: Connection, sid: int, session: SessionInfo, checkpoints: Sequence[str], keep_heads: bool
     ) -> port.Removed:
-        removed = super()._remove(tx, sid, session, checkpoints, keep_heads, secure)
-        self._leave(tx, sid, session.uid, removed.removed, secure)
+        removed = super()._remove(tx, sid, session, checkpoints, keep_heads)
+        self._leave(tx, sid, session.uid, removed.removed)
         return removed
 
-    def _leave(self, tx: Connection, sid: int, uid: str, checkpoints: Sequence[str], secure: bool) -> None:
+    def _leave(self, tx: Connection, sid: int, uid: str, checkpoints: Sequence[str]) -> None:
         """Let the files of removed checkpoints go after the commit, but keep the bodies that others need."""
         entries = sidecar.of_checkpoints(tx, checkpoints)
         needed: dict[str, list[tuple[str, bool]]] = {}
@@ -471,15 +464,15 @@ class FilesBackend(SqlBackend):
             for each in self._reader.served(entries.get(checkpoint), checkpoint)[0].bodies:
                 if (each.name, each.is_redundant) in keys:
                     sidecar.set_data(tx, sid, checkpoint, each.name, each.is_redundant, each.data)
-        self._let_go(tx, uid, list(entries.values()), secure)
+        self._let_go(tx, uid, list(entries.values()))
 
-    def _let_go(self, tx: Connection, uid: str, entries: Sequence[DocumentEntry], secure: bool) -> None:
+    def _let_go(self, tx: Connection, uid: str, entries: Sequence[DocumentEntry]) -> None:
         files = {entry.file for entry in entries}
         if self._layout is Layout.RUN:
             files |= self._stale_pointers(entries)
         for file in files:
             sidecar.forget(tx, file)
-        self._writer.leave([Leftover(file=file, session=uid, is_secure=secure) for file in files])
+        self._writer.leave(files, uid, is_removal=True)
 
     def _stale_pointers(self, entries: Sequence[DocumentEntry]) -> set[str]:
         """The copies that show one of these checkpoints, or nothing that can be read."""
@@ -487,9 +480,9 @@ class FilesBackend(SqlBackend):
         pointers = {self._reader.pointer_beside(entry.file) for entry in entries}
         return {pointer for pointer in pointers if self._reader.shown(pointer) in {None, *gone}}
 
-    def _delete_session(self, tx: Connection, sid: int, uid: str, secure: bool) -> None:
-        super()._delete_session(tx, sid, uid, secure)
-        self._let_go(tx, uid, sidecar.of_session(tx, uid), secure)
+    def _delete_session(self, tx: Connection, sid: int, uid: str) -> None:
+        super()._delete_session(tx, sid, uid)
+        self._let_go(tx, uid, sidecar.of_session(tx, uid))
 
     def _sweep(self, tx: Connection, uid: str | None, limit: int, before_us: int | None) -> port.Swept:
         self._clean_temporaries()

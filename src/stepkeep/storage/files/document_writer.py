@@ -38,8 +38,9 @@ log = logging.getLogger("stepkeep.storage")
 class Changes:
     """What one transaction did to the files, so that it can be undone if its commit fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_secure: bool) -> None:
         self._undo: list[Callable[[], None]] = []
+        self.is_secure = is_secure
         self.announced: str | None = None
         self.has_left = False
 
@@ -247,7 +248,7 @@ class DocumentWriter:
             folder.sync()
             self._remember(folder, name, entry.checkpoint, entry.session)
         if file != entry.file:
-            self.leave([Leftover(file=entry.file, session=entry.session or "")])
+            self.leave([entry.file], entry.session or "")
         return file
 
     def show_latest(self, key: str, content: bytes, *, before: str | None) -> None:
@@ -291,13 +292,16 @@ class DocumentWriter:
                 self._changes.add(lambda found=found: self._take_back(location, found))  # type: ignore[misc]
                 folder.sync()
             self._remember(folder, name, entry.checkpoint, entry.session)
-        self.leave([Leftover(file=entry.file, session=entry.session or "")])
+        self.leave([entry.file], entry.session or "")
 
     # --- files that are to go
 
-    def leave(self, files: Iterable[Leftover]) -> None:
-        """Let files go after the commit."""
-        sidecar.leave(self._tx, files)
+    def leave(self, files: Iterable[str], session: str, *, is_removal: bool = False) -> None:
+        """Let files go after the commit. With a removal go the bytes, if that is asked of the transaction.
+
+        Otherwise another name of the same file may have to stay as it is.
+        """
+        sidecar.leave(self._tx, files, session, is_secure=is_removal and self._changes.is_secure)
         self._changes.has_left = True
 
     def clear_leftovers(self) -> None:

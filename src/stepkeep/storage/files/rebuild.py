@@ -23,7 +23,7 @@ from stepkeep.storage.files.document_reader import is_sealed, read_bytes, read_d
 from stepkeep.storage.files.document_writer import DocumentWriter
 from stepkeep.storage.files.durable_files import Fingerprint, Tree
 from stepkeep.storage.files.layouts import GZIP, Names, plain
-from stepkeep.storage.files.sidecar import DocumentEntry, Leftover
+from stepkeep.storage.files.sidecar import DocumentEntry
 from stepkeep.storage.sql import bodies as body_rows
 from stepkeep.storage.sql import checkpoints as checkpoint_rows
 from stepkeep.storage.sql import sessions
@@ -149,7 +149,7 @@ class Rebuild:
         except (Corrupt, Unsupported) as exc:
             if file.endswith(GZIP) and plain(file) in self._present:
                 # Compressing it was never finished.
-                self._writer.leave([Leftover(file=file, session="")])
+                self._writer.leave([file], "")
             else:
                 self._note_problem(file, f"{exc.code}: {exc.message}")
                 self._note_number(file)
@@ -210,7 +210,7 @@ class Rebuild:
             if held.file.endswith(GZIP):
                 extra = held.file
                 self._put(found)
-            self._writer.leave([Leftover(file=extra, session=found.header.session)])
+            self._writer.leave([extra], found.header.session)
         else:
             self._note_problem(found.file, f"a second copy of {found.header.id}")
 

@@ -64,7 +64,7 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 
     file: str
     session: str
-    is_secure: bool = False
+    is_secure: bool
 
 
 def _entry(row: Row) -> DocumentEntry:
@@ -161,11 +161,11 @@ def leftovers(tx: Connection) -> list[Leftover]:
     return [Leftover(file=file, session=session, is_secure=bool(secure)) for file, session, secure in found]
 
 
-def leave(tx: Connection, files: Iterable[Leftover]) -> None:
+def leave(tx: Connection, files: Iterable[str], session: str, *, is_secure: bool) -> None:
     tx.run_many(
         "INSERT INTO leftovers (file, session, is_secure) VALUES (?, ?, ?) ON CONFLICT (file)"
         " DO UPDATE SET is_secure = max(is_secure, excluded.is_secure)",
-        [(each.file, each.session, int(each.is_secure)) for each in files],
+        [(file, session, int(is_secure)) for file in files],
     )
 
 

@@ -170,11 +170,11 @@ class SqlBackend(ABC):
                 lease = leases.running(leases.read(tx, sid), self._now_us(tx))
                 if lease is not None and lease.token != fence:
                     raise conflicts.lease_held(uid, lease)
-            self._delete_session(tx, sid, uid, secure)
+            self._delete_session(tx, sid, uid)
 
         self._in_session(uid, transaction, fence=fence, secure=secure)
 
-    def _delete_session(self, tx: Connection, sid: int, uid: str, secure: bool) -> None:  # noqa: ARG002
+    def _delete_session(self, tx: Connection, sid: int, uid: str) -> None:  # noqa: ARG002
         session_rows.delete(tx, sid)
 
     def branch(self, uid: str, name: str) -> Branch | None:
@@ -289,19 +289,13 @@ class SqlBackend(ABC):
     ) -> port.Removed:
         return self._in_session(
             uid,
-            lambda tx, sid, session: self._remove(tx, sid, session, checkpoints, keep_heads, secure),
+            lambda tx, sid, session: self._remove(tx, sid, session, checkpoints, keep_heads),
             fence=fence,
             secure=secure,
         )
 
     def _remove(
-        self,
-        tx: Connection,
-        sid: int,
-        session: SessionInfo,
-        checkpoints: Sequence[str],
-        keep_heads: bool,
-        secure: bool,  # noqa: ARG002
+        self, tx: Connection, sid: int, session: SessionInfo, checkpoints: Sequence[str], keep_heads: bool
     ) -> port.Removed:
         return checkpoint_rows.remove(tx, sid, session, checkpoints, keep_heads=keep_heads)
 
