@@ -67,7 +67,7 @@ def keeper(kind: str, root: Path, keep: int) -> None:
 def acknowledged(root: Path) -> dict[int, tuple[int, int]]:
     found: dict[int, tuple[int, int]] = {}
     for file in root.glob("acks-*"):
-        for line in file.read_text().splitlines():
+        for line in file.read_text().split("\n")[:-1]:
             seq, writer, n = map(int, line.split())
             assert seq not in found, "a number was given twice"
             found[seq] = writer, n
@@ -206,8 +206,10 @@ def test_killed_savers_with_an_oracle_outside(tmp_path: Path, kind: str) -> None
     with opened(kind, tmp_path) as store:
         store.session("r", profile="archive")
     for round_ in range(6):
+        enough = len(acknowledged(tmp_path)) + 3 * round_
         child = forked(lambda round_=round_: saver(kind, tmp_path, round_, 10_000))  # type: ignore[misc]
-        time.sleep(0.05 + 0.013 * round_)
+        while len(acknowledged(tmp_path)) < enough:
+            time.sleep(0.001)
         os.kill(child, 9)
         os.waitpid(child, 0)
     acked = acknowledged(tmp_path)
