@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from stepkeep.errors import StepkeepError
-from tests.workflow.flows import Flows
+from tests.workflow.flows import Flows, until
 
 STEPS = 20
 FLOW = "name: twenty\nvars: {start: s}\nsteps:\n" + "".join(
@@ -36,7 +36,9 @@ def _kill_and_resume(flows: Flows, seed: int) -> None:
     flows.write(FLOW)
     chance = random.Random(seed)
     process = flows.start("run", "flow.yaml", "--session", "s")
-    time.sleep(chance.uniform(0.2, 1.6))
+    begun = chance.randrange(STEPS)
+    until(lambda: len(flows.log) >= begun)
+    time.sleep(chance.uniform(0, 0.02))
     flows.stop(process)
     done = _completed(flows)
     if not done and not flows.here("resume", "--json").json:
