@@ -18,6 +18,7 @@ import pytest
 import stepkeep
 from stepkeep.engine import NewBody, Save
 from stepkeep.storage.port import Append, Appended
+from tests import interpreter
 from tests.api import programs
 
 
@@ -199,6 +200,42 @@ def test_a_fork_during_an_open_keeps_nobody_out(url: str) -> None:
     finally:
         kill(pid)
         programs.finish(opener)
+
+
+FORK_AMID_AN_IMPORT = """
+import importlib.abc, os, signal, sys, threading, time
+import stepkeep
+
+NAME = "stepkeep.maintenance.metering"
+begun = threading.Event()
+
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == NAME:
+            begun.set()
+            time.sleep(0.3)
+
+with stepkeep.open(sys.argv[1]) as store:
+    run = store.session("run")
+    sys.modules.pop(NAME, None)
+    sys.meta_path.insert(0, Slow())
+    thread = threading.Thread(target=run.save, args=({"by": "parent"},))
+    thread.start()
+    begun.wait()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        run.save({"by": "child"})
+        os._exit(0)
+    thread.join()
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), run.info.last_seq)
+"""
+
+
+def test_a_fork_while_a_first_save_imports(url: str) -> None:
+    """What a first save needs is imported by its thread; a child forked amid it does not wait for that thread."""
+    done = interpreter.python("-c", FORK_AMID_AN_IMPORT, url)
+    assert done.stdout == b"0 2\n", done.stderr
 
 
 def test_a_failed_connection_does_not_hang_close(url: str) -> None:

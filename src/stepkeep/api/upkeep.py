@@ -6,6 +6,7 @@ that save many save once.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from stepkeep.engine import Engine, Saved
 from stepkeep.errors import StepkeepError
 from stepkeep.maintenance.space import Ballast
 from stepkeep.model import SessionInfo
+from stepkeep.processes import tell_of_forks
 from stepkeep.storage.port import Compresses
 
 if TYPE_CHECKING:
@@ -34,8 +36,10 @@ class Upkeep:
         self._clock = clock
         self._has_keeper = settings is not None and settings["keeper.enabled"]
         Ballast(engine.backend.url).hold()
-        # Filled by `setdefault`: of two threads that make the same at once one is first, and the other's is dropped.
         self._made: dict[str, Any] = {}
+        # Making imports. A child that is forked while another thread imports waits for that thread for ever.
+        self._making = threading.RLock()
+        tell_of_forks(self)
         engine.on_saved.append(self._saved)
         engine.on_failed.append(self._failed)
         engine.on_fallback.append(self._fell_back)
@@ -53,7 +57,7 @@ class Upkeep:
 
     @property
     def meter(self) -> Meter:
-        meter: Meter = self._made.get("meter") or self._made.setdefault("meter", self._make_meter())
+        meter: Meter = self._made.get("meter") or self._once("meter", self._make_meter)
         return meter
 
     @property
@@ -61,8 +65,14 @@ class Upkeep:
         """None when the configuration switches it off, or there is none."""
         if not self._has_keeper:
             return None
-        keeper: Keeper = self._made.get("keeper") or self._made.setdefault("keeper", self._make_keeper())
+        keeper: Keeper = self._made.get("keeper") or self._once("keeper", self._make_keeper)
         return keeper
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        with self._making:
+            if name not in self._made:
+                self._made[name] = make()
+            return self._made[name]
 
     def _make_meter(self) -> Meter:
         from pathlib import Path
@@ -138,6 +148,14 @@ class Upkeep:
     def _finished(self, session: SessionInfo) -> None:
         if (keeper := self.keeper) is not None:
             keeper.finished(session)
+
+    # --- forks
+
+    def before_fork(self) -> None:
+        self._making.acquire()
+
+    def after_fork(self, *, is_child: bool) -> None:  # noqa: ARG002  (both sides only go on)
+        self._making.release()
 
     # --- the end
 

@@ -49,10 +49,17 @@ def tell_of_forks(holder: ForkAware) -> None:
 
 
 def _before() -> None:
-    for known in reversed(tuple(_holders)):
-        if (holder := known()) is not None:
+    while unquiet := _not_yet_quiet():
+        for holder in unquiet:
             holder.before_fork()
             _quiet.append(holder)
+
+
+def _not_yet_quiet() -> list[ForkAware]:
+    """The youngest first. A thread that a holder waits for may have made another one meanwhile."""
+    known = {id(holder) for holder in _quiet}
+    holders = (reference() for reference in reversed(tuple(_holders)))
+    return [holder for holder in holders if holder is not None and id(holder) not in known]
 
 
 def _after(*, is_child: bool) -> None:
