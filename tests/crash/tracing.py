@@ -169,6 +169,8 @@ def run(
         ours.shutdown(socket.SHUT_WR)
         has_fired = notices.answer(ours, child, notices.Fault.parse(inject), seconds=TIMEOUT_SECONDS)
         trace = False
+    else:
+        ours.recv(1)  # all that the child does before the operation is done, and has no number
     tracer = _attach(child, log, inject, record) if trace else None
     ours.close()
     code = _wait(child)
@@ -236,6 +238,8 @@ def _be_child(
         bugs.apply(bug, say)
         if asked is not None:
             notices.ask_for(asked, go)
+        else:
+            go.send(b".")
         os.read(go.fileno(), 1)  # ends when nobody is at the other end: all is set
         os.write(output, b"BEGIN\n")
         if limit is not None:
