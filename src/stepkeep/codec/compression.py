@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from stepkeep.errors import Corrupt
 
-if TYPE_CHECKING:
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
     from backports import zstd
+
+__all__ = ["MIN_PREFIX_BYTES", "compress", "decompress", "zstd"]
 
 # Keyframes of text are a tenth smaller than at level 1, for a little more time in one save of many; higher levels
 # cost more than they gain.
@@ -27,22 +30,11 @@ _MIN_WINDOW_LOG: Final = 10
 _MAX_WINDOW_LOG: Final = 31
 
 
-@cache
-def zstd_library() -> Any:
-    """Imported when something is compressed: most processes that open a store only list or load a little."""
-    if sys.version_info >= (3, 14):
-        from compression import zstd
-    else:
-        from backports import zstd
-    return zstd
-
-
 def compress(content: bytes, *, prefix: bytes | None = None) -> bytes:
     """Compress into one frame; with a `prefix`, refer to its bytes wherever they recur.
 
     The same prefix of at least `MIN_PREFIX_BYTES` is needed to decompress.
     """
-    zstd = zstd_library()
     if prefix is None:
         return _compressor().compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
     options: dict[int, int] = {
@@ -51,8 +43,7 @@ def compress(content: bytes, *, prefix: bytes | None = None) -> bytes:
         zstd.CompressionParameter.enable_long_distance_matching: 1,
         zstd.CompressionParameter.window_log: _window_log(len(prefix) + len(content)),
     }
-    frame: bytes = zstd.compress(content, options=options, zstd_dict=_as_prefix(prefix))
-    return frame
+    return zstd.compress(content, options=options, zstd_dict=_as_prefix(prefix))
 
 
 def decompress(frame: bytes, *, limit: int, prefix: bytes | None = None) -> bytes:
@@ -64,12 +55,11 @@ def decompress(frame: bytes, *, limit: int, prefix: bytes | None = None) -> byte
     Raises:
         Corrupt: not exactly one frame, or its content is longer than `limit`.
     """
-    zstd = zstd_library()
     options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _window_log(limit)}
     decompressor = zstd.ZstdDecompressor(None if prefix is None else _as_prefix(prefix), options)
     try:
         # One byte more than allowed, so that a frame that is too long shows.
-        content: bytes = decompressor.decompress(frame, max_length=limit + 1)
+        content = decompressor.decompress(frame, max_length=limit + 1)
     except zstd.ZstdError as exc:
         raise Corrupt(f"stored bytes do not decompress: {exc}") from exc
     if len(content) > limit:
@@ -85,14 +75,13 @@ _local = threading.local()
 def _compressor() -> zstd.ZstdCompressor:
     """This thread's compressor: making one costs more than compressing a delta."""
     if not hasattr(_local, "compressor"):
-        _local.compressor = zstd_library().ZstdCompressor(_LEVEL)
+        _local.compressor = zstd.ZstdCompressor(_LEVEL)
     compressor: zstd.ZstdCompressor = _local.compressor
     return compressor
 
 
 def _as_prefix(prefix: bytes) -> tuple[zstd.ZstdDict, int]:
-    base: zstd.ZstdDict = zstd_library().ZstdDict(prefix, is_raw=True)
-    return base.as_prefix
+    return zstd.ZstdDict(prefix, is_raw=True).as_prefix
 
 
 def _window_log(size: int) -> int:
