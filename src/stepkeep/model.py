@@ -105,7 +105,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def size_bytes(self) -> int:
         """The size of all contents, before compression."""
-        return sum(content.size for content in self.contents.values())
+        size = 0
+        for content in self.contents.values():
+            size += content.size
+        return size
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -223,21 +224,18 @@ def read_json(what: str, text: str) -> Any:
             refuse(f"the number {_short(literal)} is too large for a float")
         return value
 
-    def whole(literal: str) -> int:
-        try:
-            return int(literal)
-        except ValueError:
-            refuse(f"the number {_short(literal)} has {len(literal)} digits, more than can be read")
-
     def constant(name: str) -> NoReturn:
         refuse(f"{name} is not JSON; save it from Python, or as text")
 
     try:
-        return json.loads(
-            text, object_pairs_hook=unique, parse_float=finite, parse_int=whole, parse_constant=constant
-        )
+        return json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=constant)
     except json.JSONDecodeError as exc:
         refuse(f"not JSON: {exc.msg} at line {exc.lineno}, column {exc.colno}")
+    except InvalidInput:
+        raise
+    except ValueError:  # Python reads no number of so many digits
+        literal = max(re.findall(r"-?\d+", text), key=len)
+        refuse(f"the number {_short(literal)} has {len(literal)} digits, more than can be read")
     except RecursionError:
         raise InvalidInput(f"{what}: it is nested too deeply", code="state_too_deep") from None
 

@@ -182,6 +182,8 @@ class Settings(msgspec.Struct, frozen=True):
         The number to keep has several names. The source that wins elsewhere wins here too; within one source the
         key for that profile comes before `retention.keep_last`, and that before `checkpoint.history.max_count`.
         """
+        if not self.given:
+            return {}
         overrides = self.section("retention")
         count = self._strongest(
             "agent.checkpoints.max_checkpoints_per_session" if profile == "agent" else None,

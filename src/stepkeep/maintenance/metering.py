@@ -57,8 +57,9 @@ class Meter:
         self._clock = clock
         self._reporter = reporter
         self._ledger = _Ledger(file)
-        self._worker = Worker("stepkeep-metrics", self._write_down)
+        self._worker: Worker | None = None
         self._is_started = file is None
+        self._has_counted = False
         # Also at the end of the program, for a store that nobody closed.
         self._end = weakref.finalize(self, self._ledger.flush)
         tell_of_forks(self)
@@ -90,8 +91,10 @@ class Meter:
             self._report(lambda reporter: reporter.saved(save))
 
     def _start(self) -> None:
-        self._is_started = True
-        if self._end.alive:  # a meter that was closed stays so
+        """Begin the thread with the second thing to count: a process that saves once writes it down at its end."""
+        self._is_started, self._has_counted = self._has_counted, True
+        if self._is_started and self._end.alive:  # a meter that was closed stays so
+            self._worker = Worker("stepkeep-metrics", self._write_down)
             self._worker.start(FLUSH_SECONDS)
 
     def _report(self, work: Callable[[Reporter], None]) -> None:
@@ -121,7 +124,8 @@ class Meter:
 
     def close(self) -> None:
         """End the thread and write down the rest. Repeating it is harmless."""
-        self._worker.stop(END_SECONDS)
+        if self._worker is not None:
+            self._worker.stop(END_SECONDS)
         self._end()
 
     def before_fork(self) -> None:
@@ -130,7 +134,7 @@ class Meter:
     def after_fork(self, *, is_child: bool) -> None:
         self._ledger.after_fork(is_child=is_child)
         if is_child:
-            self._is_started = self._ledger.file is None
+            self._is_started, self._worker = self._ledger.file is None, None
 
 
 class _Ledger:
@@ -242,7 +246,7 @@ class MetricsFile:
         rows = [(hour, name, number) for (hour, name), number in counts.items() if number]
         if not rows:
             return
-        newest = max(hour for hour, _, _ in rows)
+        newest, _ = max(counts)
 
         def work(connection: apsw.Connection) -> None:
             connection.execute("BEGIN IMMEDIATE")  # closing undoes what does not come to its end

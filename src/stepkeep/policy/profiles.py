@@ -91,7 +91,9 @@ def retention_for(profile_name: str, overrides: Mapping[str, object] | None = No
         InvalidInput: an unknown key, or a value that makes no sense; the message names the key.
     """
     base = profile_named(profile_name).retention
-    given = {key: _value(key, value) for key, value in (overrides or {}).items()}
+    if not overrides:
+        return base
+    given = {key: _value(key, value) for key, value in overrides.items()}
     if "keep_last" in given and given["keep_last"] is None:
         given = dict.fromkeys(_SELECTING) | given
     return msgspec.structs.replace(base, **given)

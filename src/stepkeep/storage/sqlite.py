@@ -112,15 +112,19 @@ class SqliteBackend(SqlBackend):
             raise _error_of(exc, self._path) from exc
 
     def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
-        with _translated(self._path), self._writing_lock, self._borrow_writer() as connection:
-            self._check_in_place()
-            connection.set_secure_delete(secure)
-            result = _transaction(connection, work)
-            if secure and not connection.truncate_wal():
-                log.warning(
-                    "another process reads %s: removed bytes stay in its log until it stops", self._path
-                )
-            return result
+        try:
+            with self._writing_lock, self._borrow_writer() as connection:
+                self._check_in_place()
+                if secure != connection.is_secure:
+                    connection.set_secure_delete(secure)
+                result = _transaction(connection, work)
+                if secure and not connection.truncate_wal():
+                    log.warning(
+                        "another process reads %s: removed bytes stay in its log until it stops", self._path
+                    )
+                return result
+        except (apsw.Error, OSError) as exc:
+            raise _error_of(exc, self._path) from exc
 
     def _take_reader(self) -> _SqliteConnection:
         with self._pool:
@@ -157,7 +161,8 @@ class SqliteBackend(SqlBackend):
                 with self._pool:
                     reader = self._idle.pop() if self._idle else None
                 self._writer = reader or _connect(self._path, self._busy_seconds)
-            self._bury_failed()
+            if self._failed is not None:
+                self._bury_failed()
             yield self._writer
         except apsw.IOError:
             self._set_writer_aside()
@@ -301,7 +306,7 @@ class _SqliteConnection:
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
-        self._is_secure = False
+        self.is_secure = False
 
     def all(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
         try:
@@ -371,9 +376,8 @@ class _SqliteConnection:
 
     def set_secure_delete(self, secure: bool) -> None:
         """Overwrite freed pages too; what is freed inside a page is overwritten always, which costs nothing."""
-        if secure != self._is_secure:
-            self.set_pragmas([("secure_delete", "ON", 1) if secure else ("secure_delete", "FAST", 2)])
-            self._is_secure = secure
+        self.set_pragmas([("secure_delete", "ON", 1) if secure else ("secure_delete", "FAST", 2)])
+        self.is_secure = secure
 
     def truncate_wal(self) -> bool:
         """Move the write-ahead log into the database; False when another process is reading in it all the time."""
