@@ -10,7 +10,7 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
 from stepkeep.adapters.langgraph import StepkeepSaver
-from stepkeep.adapters.langgraph.values import MAX_BRANCHES, Memory
+from stepkeep.adapters.langgraph.channel_values import MAX_BRANCHES, Memory
 from stepkeep.codec.incremental import LARGE_BYTES, Growing
 from stepkeep.errors import InvalidInput
 from tests.interop.threads import checkpoint, config, id_of, put, values_of

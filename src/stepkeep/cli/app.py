@@ -70,7 +70,7 @@ REPEAT_SECONDS: Final = 5.0
 
 
 @dataclass
-class Settings:
+class CommonOptions:
     """The options common to all commands, wherever on the line they were given."""
 
     store: str | None = None
@@ -85,12 +85,12 @@ class Settings:
             as_text(value)
 
 
-settings_of = click.make_pass_decorator(Settings, ensure=True)
+settings_of = click.make_pass_decorator(CommonOptions, ensure=True)
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     if value and param.name:
-        setattr(ctx.ensure_object(Settings), param.name, value)
+        setattr(ctx.ensure_object(CommonOptions), param.name, value)
     elif value == "" and param.name == "store":
         raise click.BadParameter("a store cannot be empty", ctx, param)
 
@@ -208,7 +208,7 @@ stepkeep = LazyGroup(
 
 def run(args: list[str]) -> int:
     """Run one command line; every outcome becomes an exit code."""
-    settings = Settings()
+    settings = CommonOptions()
     try:
         with _logs_on_stderr(settings):
             result = stepkeep.main(
@@ -272,7 +272,7 @@ class _LogHandler(logging.Handler):
 
 
 @contextmanager
-def _logs_on_stderr(settings: Settings) -> Iterator[None]:
+def _logs_on_stderr(settings: CommonOptions) -> Iterator[None]:
     """Show warnings, and with `--verbose` everything."""
     logger = logging.getLogger("stepkeep")
     handler = _LogHandler()

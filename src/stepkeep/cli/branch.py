@@ -9,7 +9,7 @@ from msgspec import Raw, UnsetType
 
 from stepkeep import api
 from stepkeep.api import BranchChanged, MergeConflict, Side, Strategy
-from stepkeep.cli.app import CommandGroup, Settings, command
+from stepkeep.cli.app import CommandGroup, CommonOptions, command
 from stepkeep.cli.naming import Words, limit_option, on_session, opened, session_option
 from stepkeep.cli.printing import checkpoint_row, is_narrow, lines, moment, note, note_damaged, or_dash, table
 from stepkeep.text import clean, clean_json, count, shortened
@@ -57,7 +57,7 @@ def _session_and_name(store: api.Store, words: Words) -> tuple[str, str]:
 
 @command("list", "stepkeep branch list research-42", group=branch)
 @on_session()
-def list_branches(settings: Settings, words: Words) -> None:
+def list_branches(settings: CommonOptions, words: Words) -> None:
     """List the branches of SESSION, oldest first; * is the current one."""
     with words.session(settings) as run:
         found = run.branches.list()
@@ -87,7 +87,7 @@ def _row(each: api.BranchInfo) -> dict[str, str]:
 @command("log", "stepkeep branch log research-42 try-batching", group=branch)
 @on_session("name")
 @limit_option("Show so many.  [default: 20; JSON: all]")
-def log(settings: Settings, words: Words, limit: int | None) -> None:
+def log(settings: CommonOptions, words: Words, limit: int | None) -> None:
     """Show the checkpoints that led to the head of branch NAME, newest first."""
     limit = SHORT_VIEW if limit is None and not settings.json else limit
     with opened(settings) as store:
@@ -116,7 +116,7 @@ def _print_log(found: api.History) -> None:
 @on_session("ref")
 @click.option("--name", metavar="NAME", help="What the branch is called.  [default: like from-12]")
 @click.option("--no-switch", is_flag=True, help="Stay on the current branch.")
-def fork(settings: Settings, words: Words, name: str | None, no_switch: bool) -> None:
+def fork(settings: CommonOptions, words: Words, name: str | None, no_switch: bool) -> None:
     """Begin a branch at a checkpoint of SESSION, the latest without REF, and go on there."""
     with opened(settings) as store:
         key, ref = words.chosen_and_ref(store)
@@ -129,7 +129,7 @@ def _add_change(name: str, help: str, *, example: str = "try-batching") -> None:
 
     @command(name, f"stepkeep branch {name} research-42 {example}", group=branch, help=help)
     @on_session("name")
-    def change(settings: Settings, words: Words) -> None:
+    def change(settings: CommonOptions, words: Words) -> None:
         with opened(settings) as store:
             key, chosen = _session_and_name(store, words)
             changed: api.BranchInfo = getattr(store.get(key).branches, name)(chosen)
@@ -165,7 +165,7 @@ def _print_branch(done: BranchChanged, verb: str) -> None:
 )
 @click.option("--on-conflict", type=click.Choice(get_args(Side)), help="Which side decides conflicts.")
 @click.option("--message", default="", metavar="TEXT", help="What the merge is about.")
-def merge(settings: Settings, /, words: Words, **options: Any) -> int:
+def merge(settings: CommonOptions, /, words: Words, **options: Any) -> int:
     """Merge branch NAME into the current branch of SESSION, and close it.
 
     What both changed differently is a conflict: all are listed, nothing is written, and the exit code is 5.

@@ -24,7 +24,7 @@ import click
 import msgspec
 
 from stepkeep import api
-from stepkeep.cli.app import Settings, command
+from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.printing import is_terminal, lines, styled, width
 from stepkeep.errors import StepkeepError
 from stepkeep.model import STATE
@@ -82,7 +82,7 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @command("demo", EXAMPLE)
 @click.option("--keep", is_flag=True, help="Keep the folder to look at it.")
-def demo(settings: Settings, keep: bool) -> None:
+def demo(settings: CommonOptions, keep: bool) -> None:
     """Run a workflow, kill it, damage its newest checkpoint, and see the work finished all the same.
 
     Then compare, travel back, and prune. Works in a temporary folder of its own, in a few seconds. Exits with an error

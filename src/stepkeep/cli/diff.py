@@ -9,7 +9,7 @@ import click
 
 from stepkeep import api
 from stepkeep.api import WIDTH
-from stepkeep.cli.app import Settings, command
+from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, complete_ref, limit_option, on_session, opened, workspace_option
 from stepkeep.cli.printing import (
     counts,
@@ -59,7 +59,7 @@ _COLOURS: Final = {"+": "green", "-": "red", "~": "yellow", ">": "cyan"}
 @click.option("--stat", "is_stat", is_flag=True, help="With --files: count the lines.")
 @click.option("--patch", "-p", "is_patch", is_flag=True, help="With --files: the whole difference as text.")
 def diff(
-    settings: Settings,
+    settings: CommonOptions,
     words: Words,
     older: str | None,
     newer: str | None,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from stepkeep import api
-from stepkeep.cli.app import Settings, command
+from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import lines, note
 from stepkeep.text import clean, count
@@ -21,7 +21,7 @@ stepkeep delete research-42 --yes"""
 def _command(name: str, help: str, *options: Any, example: str = "") -> click.Command:
     """The command for a method of a session that ends it; it takes the options as they are."""
 
-    def finish(settings: Settings, /, words: Words, **given: Any) -> None:
+    def finish(settings: CommonOptions, /, words: Words, **given: Any) -> None:
         key = words.named()
         with opened(settings) as store:
             run = store.get(key)
@@ -53,7 +53,7 @@ pause = _command("pause", "Mark SESSION as paused. The next save continues it.")
 @command("delete", DELETE_EXAMPLE)
 @on_session("refs", help="The session, instead of the argument.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def delete(settings: Settings, words: Words, yes: bool) -> int:
+def delete(settings: CommonOptions, words: Words, yes: bool) -> int:
     """Remove checkpoints of SESSION, or without REF the whole session, for good.
 
     The bytes are overwritten. The session must be named here; STEPKEEP_SESSION does not count.

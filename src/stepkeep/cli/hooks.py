@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from stepkeep import api
-from stepkeep.cli.app import CommandGroup, Settings, command
+from stepkeep.cli.app import CommandGroup, CommonOptions, command
 from stepkeep.cli.printing import lines, note, table
 from stepkeep.text import clean
 
@@ -50,7 +50,7 @@ def _change_options(command: Any) -> Any:
 )
 @click.option("--force", is_flag=True, help="With --command: replace another file of that name.")
 def install(
-    settings: Settings, client: str, is_project: bool, dry_run: bool, with_command: bool, force: bool
+    settings: CommonOptions, client: str, is_project: bool, dry_run: bool, with_command: bool, force: bool
 ) -> None:
     """Put the hooks into the settings file of a coding agent. What else is in it stays.
 
@@ -71,7 +71,7 @@ def install(
 
 @command("uninstall", "stepkeep hooks uninstall --client gemini --user", group=hooks)
 @_change_options
-def uninstall(settings: Settings, client: str, is_project: bool, dry_run: bool) -> None:
+def uninstall(settings: CommonOptions, client: str, is_project: bool, dry_run: bool) -> None:
     """Take the hooks out of the settings file of a coding agent. What else is in it stays."""
     done = api.uninstall_hooks(client, "project" if is_project else "user", dry_run=dry_run)
     settings.show(done, _print_change)
@@ -94,7 +94,7 @@ def _print_change(change: api.HooksChange) -> None:
 
 @command("status", "stepkeep hooks status --client codex", group=hooks)
 @_client_option(required=False)
-def status(settings: Settings, client: str | None) -> None:
+def status(settings: CommonOptions, client: str | None) -> None:
     """Show where hooks are installed, and what they could not do lately."""
     settings.show(api.hooks_status(client), _print_status)
 
@@ -130,7 +130,7 @@ def _state(file: api.HooksInstalled) -> str:
 @click.option("--client", type=str, default=CLIENTS[0], show_default=True, help="The agent that calls.")
 @click.argument("event", required=False, default="")
 @click.argument("payload", required=False)
-def hook(settings: Settings, client: str, event: str, payload: str | None) -> int:
+def hook(settings: CommonOptions, client: str, event: str, payload: str | None) -> int:
     """Answer EVENT of a coding agent: read its JSON on stdin, save what it tells, print the answer.
 
     Agents run this. It never stops one: the exit code is 0, and what goes wrong is told in the answer.

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from stepkeep import api
-from stepkeep.cli.app import DAMAGE, Settings, command
+from stepkeep.cli.app import DAMAGE, CommonOptions, command
 from stepkeep.cli.naming import Words, limit_option, on_session, opened
 from stepkeep.cli.printing import (
     ProgressLine,
@@ -37,7 +37,7 @@ stepkeep status research-42"""
 @command("status", STATUS_EXAMPLE)
 @on_session()
 @limit_option("Name the N largest sessions.  [default: 10]", least=0)
-def status(settings: Settings, words: Words, limit: int | None) -> None:
+def status(settings: CommonOptions, words: Words, limit: int | None) -> None:
     """Show what the store holds and takes, and what the next clean would remove; or where SESSION stands.
 
     Stored is what bodies take on the disk. Ratio says how many times smaller that is than the states.
@@ -173,7 +173,7 @@ stepkeep stats --prometheus"""
     metavar="[PORT]",
     help=f"Serve that text on loopback, at /metrics.  [default: {METRICS_PORT}]",
 )
-def stats(settings: Settings, hours: int, prometheus: bool, address: str | None) -> None:
+def stats(settings: CommonOptions, hours: int, prometheus: bool, address: str | None) -> None:
     """Show what all processes counted in the store: saves, sizes, latencies, failures, resumes.
 
     --serve needs a token with every request: that of STEPKEEP_METRICS_TOKEN, else a new one, printed on stderr.
@@ -191,7 +191,7 @@ def stats(settings: Settings, hours: int, prometheus: bool, address: str | None)
     settings.show(found, _print_stats)
 
 
-def _serve(settings: Settings, address: str) -> None:
+def _serve(settings: CommonOptions, address: str) -> None:
     from stepkeep.cli.serving import Access, address_given, serve_metrics  # few ask for it
 
     remote = "listens on loopback only, not on {}"
@@ -260,7 +260,7 @@ def sparkline(numbers: Sequence[float]) -> str:
 
 @command("verify", "stepkeep verify research-42")
 @on_session()
-def verify(settings: Settings, words: Words) -> int:
+def verify(settings: CommonOptions, words: Words) -> int:
     """Check every stored byte of SESSION, or of the whole store.
 
     Exits with 4 when something is not as it was written.
@@ -302,7 +302,7 @@ _MARKS: Final = {
 
 @command("doctor", DOCTOR_EXAMPLE)
 @click.option("--full", is_flag=True, help="Verify every byte, not only a sample.")
-def doctor(settings: Settings, full: bool) -> int:
+def doctor(settings: CommonOptions, full: bool) -> int:
     """Look over the store and what it runs on, and say what to do about each thing that is not in order.
 
     Nothing is created or changed. Exits with 1 when there is a problem.
@@ -343,7 +343,7 @@ WIDEST_KEY: Final = 46
 
 @command("config", CONFIG_EXAMPLE)
 @click.argument("action", type=click.Choice(["show", "path", "check"]), metavar="show|path|check")
-def config(settings: Settings, action: str) -> int:
+def config(settings: CommonOptions, action: str) -> int:
     """Show the configuration.
 
     show: every key, its value and where the value came from.

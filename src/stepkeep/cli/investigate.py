@@ -13,7 +13,7 @@ import click
 
 from stepkeep import api
 from stepkeep.api import Investigation, InvestigationChange, InvestigationStatus, RecoveryView, Store
-from stepkeep.cli.app import Command, Settings, settings_of
+from stepkeep.cli.app import Command, CommonOptions, settings_of
 from stepkeep.cli.naming import chosen_session, complete_ref, session_option
 from stepkeep.cli.printing import is_terminal, lines, write
 from stepkeep.errors import InvalidInput
@@ -56,7 +56,7 @@ COMMANDS = {"investigate": investigate}
 
 
 def change(
-    settings: Settings,
+    settings: CommonOptions,
     session: str | None,
     message: str,
     work: Callable[[Investigation], object],
@@ -90,7 +90,7 @@ def changing(
     def made(work: Work) -> click.Command:
         @session_option()
         @settings_of
-        def command(settings: Settings, /, session_option: str | None, **given: Any) -> None:
+        def command(settings: CommonOptions, /, session_option: str | None, **given: Any) -> None:
             change(settings, session_option, message, lambda found: work(found, **given), show)
 
         vars(command)["__click_params__"] += vars(work).get("__click_params__", [])
@@ -328,7 +328,7 @@ def note(found: Investigation, content: str, tags: str | None, about: str | None
 @session_option()
 @settings_of
 def verify(
-    settings: Settings,
+    settings: CommonOptions,
     words: tuple[str, ...],
     plan: str,
     hypothesis: str | None,
@@ -474,7 +474,7 @@ def close(found: Investigation, name: str, **given: Any) -> object:
 
 
 def look(
-    settings: Settings, session: str | None, read: Callable[[Store, str], T], show: Callable[[T], None]
+    settings: CommonOptions, session: str | None, read: Callable[[Store, str], T], show: Callable[[T], None]
 ) -> None:
     """Read something about the investigation that is meant, and show it."""
     with api.open(settings.store, create=False) as store:
@@ -485,7 +485,7 @@ def look(
 @investigate.command("status", cls=Command, example="stepkeep investigate status")
 @session_option()
 @settings_of
-def status(settings: Settings, session_option: str | None) -> None:
+def status(settings: CommonOptions, session_option: str | None) -> None:
     """Show where the investigation stands, and what to find out next."""
     look(settings, session_option, api.investigation_status, _print_status)
 
@@ -520,7 +520,7 @@ def _print_status(found: InvestigationStatus) -> None:
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @session_option()
 @settings_of
-def report(settings: Settings, output: str | None, force: bool, session_option: str | None) -> None:
+def report(settings: CommonOptions, output: str | None, force: bool, session_option: str | None) -> None:
     """Write the investigation as Markdown."""
     path = None if output is None else Path(output)
     look(
@@ -540,7 +540,7 @@ def report(settings: Settings, output: str | None, force: bool, session_option: 
 @click.argument("newer", default="latest", shell_complete=complete_ref)
 @session_option()
 @settings_of
-def compare(settings: Settings, older: str, newer: str, session_option: str | None) -> None:
+def compare(settings: CommonOptions, older: str, newer: str, session_option: str | None) -> None:
     """Show what changed from checkpoint OLDER to NEWER (latest)."""
     look(
         settings,
@@ -555,7 +555,7 @@ def compare(settings: Settings, older: str, newer: str, session_option: str | No
 @click.option("--script", is_flag=True, help="Show it as a shell script.")
 @session_option()
 @settings_of
-def recovery(settings: Settings, ref: str, script: bool, session_option: str | None) -> None:
+def recovery(settings: CommonOptions, ref: str, script: bool, session_option: str | None) -> None:
     """Show how to get back to where checkpoint REF was. Nothing is run."""
     look(
         settings,

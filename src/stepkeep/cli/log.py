@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from stepkeep import api
-from stepkeep.cli.app import Settings, command
+from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, complete_branch, limit_option, on_session, opened
 from stepkeep.cli.printing import (
     checkpoint_row,
@@ -46,7 +46,7 @@ stepkeep list --tag verified"""
 @click.option("--project", help="Only those of this project.")
 @limit_option("At most so many.")
 def list_(
-    settings: Settings,
+    settings: CommonOptions,
     words: Words,
     tag: str | None,
     status: str | None,
@@ -111,7 +111,7 @@ HISTORY_EXAMPLE = "stepkeep history research-42 --limit 20"
 @on_session()
 @limit_option("Show so many.  [default: 4; JSON: all]")
 @click.option("--all", "show_all", is_flag=True, help="Show all of them.")
-def history(settings: Settings, words: Words, limit: int | None, show_all: bool) -> None:
+def history(settings: CommonOptions, words: Words, limit: int | None, show_all: bool) -> None:
     """Show the checkpoints that led to where SESSION stands, newest first.
 
     Each with its time, size, step, stored size, and how many times smaller it is stored.
@@ -164,7 +164,7 @@ _SIGNS = {"added": ("+", "green"), "changed": ("~", "yellow"), "removed": ("-", 
 @on_session()
 @click.option("--path", metavar="PATH", help="Show how this value of the state changed, oldest first.")
 @limit_option("Show the last N.")
-def log(settings: Settings, words: Words, path: str | None, limit: int | None) -> None:
+def log(settings: CommonOptions, words: Words, path: str | None, limit: int | None) -> None:
     """Show what was done in SESSION, one checkpoint a line, newest first.
 
     With --path only the checkpoints at which that value changed: + added, ~ changed, - removed.
@@ -235,7 +235,7 @@ _COLOURS: Final = {
 @click.option("--svg", metavar="FILE|-", help="Write a picture instead; - is stdout.")
 @click.option("--force", is_flag=True, help="Replace the file of --svg if it exists.")
 def timeline(
-    settings: Settings,
+    settings: CommonOptions,
     /,
     words: Words,
     every: bool,

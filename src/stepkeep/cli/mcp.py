@@ -6,7 +6,7 @@ from functools import partial
 
 import click
 
-from stepkeep.cli.app import Settings, command
+from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.serving import Access, address_given
 from stepkeep.errors import Unsupported
 
@@ -32,7 +32,7 @@ stepkeep mcp --http 127.0.0.1:8765"""
 @click.option("--session", metavar="KEY", help="The session of calls that name none.")
 @click.option("--project", metavar="NAME", help="The project of the sessions that are saved into.")
 def mcp(
-    settings: Settings,
+    settings: CommonOptions,
     address: str | None,
     allow_remote: bool,
     names: tuple[str, ...],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stepkeep import api
-from stepkeep.cli.app import DAMAGE, CommandGroup, Settings, command
+from stepkeep.cli.app import DAMAGE, CommandGroup, CommonOptions, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import ProgressLine, lines, note, problem_line, total_of, write
 from stepkeep.errors import NotFound, driver_missing
@@ -31,7 +31,7 @@ stepkeep backup /backups/agent --keep 7"""
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
 @click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N backups in DEST.")
 @click.option("--force", is_flag=True, help="Replace DEST if it exists.")
-def backup(settings: Settings, destination: Path, keep: int | None, force: bool) -> int:
+def backup(settings: CommonOptions, destination: Path, keep: int | None, force: bool) -> int:
     """Write the whole store to the file DEST while it is in use, and verify it.
 
     If DEST is a directory, the file in it is named after the time, and --keep removes older ones. Exits with 4 when
@@ -54,7 +54,7 @@ def _print_backup(report: api.BackupReport) -> None:
 @command("restore-backup", "stepkeep restore-backup before-upgrade.db --force")
 @click.argument("source", metavar="BACKUP", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace the store; it is kept under another name.")
-def restore_backup(settings: Settings, source: Path, force: bool) -> None:
+def restore_backup(settings: CommonOptions, source: Path, force: bool) -> None:
     """Make the file BACKUP the store, after every byte of it was verified. BACKUP itself is only read."""
     url = settings.store or api.default_url()
     with ProgressLine("restoring", 100) as progress:
@@ -80,7 +80,7 @@ stepkeep copy sqlite:agent.db postgresql:///stepkeep --session research-42"""
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DEST")
 @click.option("--session", "keys", multiple=True, metavar="KEY", help="Copy this session only; repeatable.")
-def copy(settings: Settings, source: str, destination: str, keys: tuple[str, ...]) -> int:
+def copy(settings: CommonOptions, source: str, destination: str, keys: tuple[str, ...]) -> int:
     """Copy sessions from the store SRC into the store DEST, and verify them there.
 
     Ids, numbers, branches, notes, events and digests stay the same. Repeat it to bring over what is new, or after an
@@ -124,7 +124,7 @@ def _exit_code(report: api.CopyReport) -> int:
 @command("recover", "stepkeep recover sqlite:broken.db sqlite:mended.db")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DEST")
-def recover(settings: Settings, source: str, destination: str) -> int:
+def recover(settings: CommonOptions, source: str, destination: str) -> int:
     """Bring every checkpoint of the damaged store SRC that still verifies into the new store DEST.
 
     SRC is only read, also when SQLite cannot open it any more. What is lost is listed by session and number. Exits
@@ -168,7 +168,9 @@ stepkeep export research-42 --files --output files.tar"""
 @click.option(
     "--files", "is_files", is_flag=True, help="Write the project files of the checkpoint, as a tar archive."
 )
-def export(settings: Settings, words: Words, output: str, force: bool, form: str, is_files: bool) -> None:
+def export(
+    settings: CommonOptions, words: Words, output: str, force: bool, form: str, is_files: bool
+) -> None:
     """Write a checkpoint of SESSION as readable JSON: its header and its state, decompressed.
 
     With --format run it is the document of the snapshot lifecycle, with the triggers that were merged into the
@@ -238,7 +240,13 @@ def import_() -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be adopted, and why not.")
 def files(
-    settings: Settings, /, directory: Path, layout: str, session: str | None, dry_run: bool, **options: Any
+    settings: CommonOptions,
+    /,
+    directory: Path,
+    layout: str,
+    session: str | None,
+    dry_run: bool,
+    **options: Any,
 ) -> int:
     """Adopt checkpoint files of other systems in DIR: check what can be checked, and report the rest.
 
@@ -286,7 +294,7 @@ def _file_text(each: api.FileImport) -> str:
     "--from", "source", required=True, metavar="URL", help="sqlite:PATH or postgresql://… of the saver."
 )
 @click.option("--thread", "threads", multiple=True, metavar="ID", help="Import this thread only; repeatable.")
-def langgraph(settings: Settings, source: str, threads: tuple[str, ...]) -> int:
+def langgraph(settings: CommonOptions, source: str, threads: tuple[str, ...]) -> int:
     """Copy the threads of SqliteSaver or PostgresSaver into the store, and verify each checkpoint.
 
     The source is only read. Repeat it after an interruption, or to bring over what is new. Exits with 4 when

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from stepkeep import api
-from stepkeep.cli.app import Settings, command, stepkeep
+from stepkeep.cli.app import CommonOptions, command, stepkeep
 from stepkeep.cli.printing import lines, note
 from stepkeep.errors import StepkeepError
 from stepkeep.text import clean
@@ -103,13 +103,13 @@ class Words(NamedTuple):
         return key, refs[0] if refs else "latest"
 
     @contextmanager
-    def session(self, settings: Settings) -> Iterator[api.Session]:
+    def session(self, settings: CommonOptions) -> Iterator[api.Session]:
         """The session that is meant, in its store, where it may be left out."""
         with opened(settings) as store:
             yield store.get(self.chosen(store))
 
 
-def opened(settings: Settings) -> api.Store:
+def opened(settings: CommonOptions) -> api.Store:
     """The store of a command that makes none."""
     return api.open(settings.store, create=False)
 
@@ -204,7 +204,7 @@ def _session_so_far(ctx: click.Context, store: api.Store) -> api.Session:
 def _completions(ctx: click.Context, find: Callable[[api.Store], Iterable[str]]) -> list[str]:
     """Completion never complains and never makes a store; what a shell could not take is left out."""
     try:
-        with opened(ctx.ensure_object(Settings)) as store:
+        with opened(ctx.ensure_object(CommonOptions)) as store:
             return [name for name in find(store) if name == clean(name)]
     except StepkeepError:
         return []
@@ -231,7 +231,7 @@ stepkeep completion fish > ~/.config/fish/completions/stepkeep.fish"""
 
 @command("completion", EXAMPLE)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(settings: Settings, shell: str) -> None:
+def completion(settings: CommonOptions, shell: str) -> None:
     """Print the script that completes commands, options, sessions and refs in a shell."""
     kind = get_completion_class(shell)
     if kind is None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from stepkeep import api
-from stepkeep.cli.app import Settings, command
+from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import lines, moment, note, note_errors, or_dash, table
 from stepkeep.errors import InvalidInput
@@ -43,7 +43,7 @@ SAME = {"keep_days": "keep_within", "max_per_run": "keep_last", "max_age_days": 
     "--compress-after-hours", type=int, metavar="N", help="Gzip the history in files that is so old."
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would stay and go, and why.")
-def prune(settings: Settings, /, words: Words, every: bool, dry_run: bool, **rules: Any) -> int:
+def prune(settings: CommonOptions, /, words: Words, every: bool, dry_run: bool, **rules: Any) -> int:
     """Remove old checkpoints of SESSION, or of all sessions, that no rule keeps.
 
     Without rules here those of the session hold: of its profile, the configuration and its own policy. Rules given
@@ -181,7 +181,7 @@ stepkeep clean"""
 
 
 @click.option("--dry-run", is_flag=True, help="Only show what would go and stay, and why.")
-def _clean(settings: Settings, dry_run: bool) -> int:
+def _clean(settings: CommonOptions, dry_run: bool) -> int:
     """Remove whole sessions that ended long enough ago, with all their checkpoints.
 
     How long they stay depends on how they ended, and on their own policy, workflow, profile and the configuration.

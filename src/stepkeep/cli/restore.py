@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from stepkeep import api
-from stepkeep.cli.app import Settings, command
+from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, on_session, opened, workspace_option
 from stepkeep.cli.printing import counts, file_line, lines, moment, numbered
 from stepkeep.text import clean, count
@@ -36,7 +36,7 @@ stepkeep restore latest~2 --files src/app.py --dry-run"""
 @click.option("--dry-run", is_flag=True, help="With --files: only list what would change.")
 @click.option("--force", is_flag=True, help="With --files: also over changes that no capture has.")
 def restore(
-    settings: Settings,
+    settings: CommonOptions,
     words: Words,
     undo: bool,
     branch: str | None,

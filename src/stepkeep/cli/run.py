@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from stepkeep import api
-from stepkeep.cli.app import Settings, command
+from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import is_terminal, json_document, lines, moment, note, table
 from stepkeep.cli.run_view import ending, exit_code, progress_for, telling_how_to_go_on
@@ -66,7 +66,7 @@ def _variables(pairs: Iterable[str]) -> dict[str, str]:
 @click.option("--detach", is_flag=True, help="Do not run it here: a worker does.")
 @click.option("--queue", metavar="NAME", help="With --detach: whose workers run it.  [default: default]")
 def run(
-    settings: Settings,
+    settings: CommonOptions,
     /,
     flow: str,
     pairs: tuple[str, ...],
@@ -125,7 +125,7 @@ stepkeep resume deploy-7 --from step-3"""
 @click.option("--force", is_flag=True, help="Go on although the workflow's file changed.")
 @_var_option()
 @_parallel_option()
-def resume(settings: Settings, /, words: Words, pairs: tuple[str, ...], **options: Any) -> int:
+def resume(settings: CommonOptions, /, words: Words, pairs: tuple[str, ...], **options: Any) -> int:
     """Go on with the workflow of SESSION where it stopped.
 
     Completed steps are not run again; the one that failed or was interrupted is. Without SESSION, lists what can be
@@ -150,7 +150,7 @@ def resume(settings: Settings, /, words: Words, pairs: tuple[str, ...], **option
     return exit_code(result)
 
 
-def _asked(store: api.Store, settings: Settings) -> str | None:
+def _asked(store: api.Store, settings: CommonOptions) -> str | None:
     """The session that a person chooses from those that can be resumed; None when nobody is there, or says no."""
     found = store.workflows.resumable() + api.list_unfinished_phases(store)
     if settings.json:
@@ -218,7 +218,7 @@ stepkeep worker --parallel 4 --idle-exit 600"""
     metavar="SECONDS",
     help="End when there was nothing to do for so long.",
 )
-def worker(settings: Settings, /, **options: Any) -> None:
+def worker(settings: CommonOptions, /, **options: Any) -> None:
     """Run the workflows that `stepkeep run --detach` put into a queue.
 
     Any number of workers, on any machines, share a queue. When one dies, another goes on with what it ran: on the

@@ -13,7 +13,7 @@ import click
 
 from stepkeep import api
 from stepkeep.api import Chosen, SaveOptions, Session, Store
-from stepkeep.cli.app import Settings, command
+from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import (
     Words,
     chosen_session,
@@ -59,7 +59,7 @@ make-state | stepkeep save research-42 --state -"""
 @click.option("--external-id", metavar="ID", help="Your own name for the checkpoint.")
 @workspace_option("Capture the project files in this directory too.")
 def save(
-    settings: Settings,
+    settings: CommonOptions,
     /,
     words: Words,
     document: str,
@@ -95,7 +95,7 @@ def _tags(lists: tuple[str, ...]) -> list[str]:
     return [tag.strip() for tags in lists for tag in tags.split(",")]
 
 
-def _show(settings: Settings, store: Store, key: str, header: Header, verb: str) -> None:
+def _show(settings: CommonOptions, store: Store, key: str, header: Header, verb: str) -> None:
     """What was saved: as JSON all of it, also what it takes in the store."""
     if settings.json:
         json_document(store.describe([header])[0])
@@ -135,7 +135,7 @@ stepkeep create "plan made" --session research-42 --state @state.json"""
 )
 @workspace_option("Capture the project files in this directory too.")
 def create(
-    settings: Settings,
+    settings: CommonOptions,
     /,
     message: str,
     session_option: str | None,

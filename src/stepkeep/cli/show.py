@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from stepkeep import api
-from stepkeep.cli.app import Settings, command
+from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import facts, lines, moment, note, ratio, write
 from stepkeep.text import clean, clean_json, size
@@ -28,7 +28,7 @@ stepkeep show tides --output fetch --raw"""
 @click.option(
     "--raw", is_flag=True, help="Print only the state, value or output, byte for byte, nothing escaped."
 )
-def show(settings: Settings, words: Words, step: str | None, stderr: bool, raw: bool) -> None:
+def show(settings: CommonOptions, words: Words, step: str | None, stderr: bool, raw: bool) -> None:
     """Show a checkpoint of SESSION and its state; the latest one without REF. With PATH only that value.
 
     A PATH reads like context.messages[-1]; $ is the whole state.
@@ -57,7 +57,7 @@ def show(settings: Settings, words: Words, step: str | None, stderr: bool, raw: 
 
 
 def _show_output(
-    settings: Settings, run: api.Session, ref: str, step: str, *, stderr: bool, raw: bool
+    settings: CommonOptions, run: api.Session, ref: str, step: str, *, stderr: bool, raw: bool
 ) -> None:
     output = run.output(step, ref=ref, stream="stderr" if stderr else "stdout")
     if raw:
@@ -122,7 +122,7 @@ stepkeep at research-42 "yesterday 14:30" context.messages[-1]"""
 
 @command("at", AT_EXAMPLE)
 @on_session("time", "path")
-def at(settings: Settings, words: Words) -> None:
+def at(settings: CommonOptions, words: Words) -> None:
     """Show the state of SESSION as it was at TIME, or only the value at PATH.
 
     It is that of the newest checkpoint at or before TIME: now, '2 hours ago', 14:30, 'yesterday 14:30', 2025-01-20,

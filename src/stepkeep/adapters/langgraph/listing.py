@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, PendingWrite
 
+from stepkeep.adapters.langgraph.channel_values import Values
 from stepkeep.adapters.langgraph.records import (
     channels_of_header,
     check_is_ours,
@@ -27,7 +28,6 @@ from stepkeep.adapters.langgraph.threads import (
     location_of,
     thread_of_session,
 )
-from stepkeep.adapters.langgraph.values import Values
 from stepkeep.adapters.langgraph.writes import Write, pending_of
 from stepkeep.api.extension import HeaderQuery, verified
 from stepkeep.errors import Corrupt, NotFound

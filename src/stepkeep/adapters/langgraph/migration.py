@@ -15,10 +15,10 @@ from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from stepkeep.adapters.langgraph import writes
+from stepkeep.adapters.langgraph.channel_values import BranchKey, Values
 from stepkeep.adapters.langgraph.records import save_of, store_once
 from stepkeep.adapters.langgraph.serde import MARK, data_in
 from stepkeep.adapters.langgraph.threads import Location, Threads
-from stepkeep.adapters.langgraph.values import BranchKey, Values
 from stepkeep.adapters.langgraph.writes import Write
 from stepkeep.api import Store
 from stepkeep.api.extension import Engine, NewBody, is_connection_lost, postgres_url

@@ -26,8 +26,8 @@ from langgraph.checkpoint.base import (
 )
 
 from stepkeep.adapters.langgraph import writes
+from stepkeep.adapters.langgraph.channel_values import Values, has_no_objects
 from stepkeep.adapters.langgraph.threads import Location, hidden_namespace, namespace_of, run_tag
-from stepkeep.adapters.langgraph.values import Values, has_no_objects
 from stepkeep.api.extension import JSON, Engine, HeaderQuery, Save, check_stored, encode, load_body, verified
 from stepkeep.errors import Conflict
 from stepkeep.model import MAX_METADATA_BYTES, STATE, Header, SessionInfo

@@ -26,8 +26,9 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from stepkeep import api
-from stepkeep.adapters.langgraph import listing, retention
+from stepkeep.adapters.langgraph import listing, thread_retention
 from stepkeep.adapters.langgraph import writes as pending_writes
+from stepkeep.adapters.langgraph.channel_values import Values
 from stepkeep.adapters.langgraph.records import (
     copy_all,
     is_ours,
@@ -37,7 +38,6 @@ from stepkeep.adapters.langgraph.records import (
     tuple_of,
 )
 from stepkeep.adapters.langgraph.threads import Location, Threads, location_of, run_tag
-from stepkeep.adapters.langgraph.values import Values
 from stepkeep.api import PruneReport
 from stepkeep.api.extension import HeaderQuery
 from stepkeep.errors import InvalidInput, NotFound, StepkeepError
@@ -92,7 +92,7 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
         allow: Collection[type | tuple[str, str]] = (),
         serde: SerializerProtocol | None = None,
     ) -> None:
-        rules = retention.rules_of(keep_last=keep_last, max_age=max_age, max_bytes=max_bytes)
+        rules = thread_retention.rules_of(keep_last=keep_last, max_age=max_age, max_bytes=max_bytes)
         if serde is not None and allow:
             raise InvalidInput(
                 "a serializer has its own list of classes: pass allow or serde", code="invalid_option"
@@ -202,7 +202,7 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
             header = self._put(location, checkpoint, stored)
         self._threads.stored(header)
         if location.namespace:
-            retention.hold(self._engine, header)
+            thread_retention.hold(self._engine, header)
         self._after_put(header)
         return location.config(checkpoint["id"])
 
@@ -223,10 +223,10 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
     def _after_put(self, header: Header) -> None:
         """Now and then, let namespaces of finished subgraph calls go; a failure there is not the put's."""
         self._puts += 1
-        if not self._has_rules or self._puts % retention.RELEASE_EVERY:
+        if not self._has_rules or self._puts % thread_retention.RELEASE_EVERY:
             return
         try:
-            retention.release(self._engine, self._engine.backend.session(header.session))
+            thread_retention.release(self._engine, self._engine.backend.session(header.session))
         except StepkeepError as exc:
             log.warning("namespaces of session %s were not looked through: %s", header.session, exc)
 
@@ -304,14 +304,14 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
                 self.delete_thread(thread_id)
             elif session := self._threads.find(str(thread_id)):
                 with suppress(NotFound):
-                    retention.keep_latest(self._engine, session)
+                    thread_retention.keep_latest(self._engine, session)
 
     def trim(self, thread_id: str) -> PruneReport | None:
         """Apply the thread's rules now, instead of when the store's keeper comes by; None if there is no thread."""
         session = self._threads.find(str(thread_id))
         if session is None:
             return None
-        retention.release(self._engine, session)
+        thread_retention.release(self._engine, session)
         return self._store.get(session.key).prune()
 
     # --- the same, awaited

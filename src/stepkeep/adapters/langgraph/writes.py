@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from langgraph.checkpoint.base import WRITES_IDX_MAP, PendingWrite, writes_sort_key
 
-from stepkeep.adapters.langgraph.values import Values
+from stepkeep.adapters.langgraph.channel_values import Values
 from stepkeep.api.extension import Annotation, Target, check_stored, decode_stored, digest, encode_keyframe
 from stepkeep.errors import SCHEMA_INVALID, Corrupt
 from stepkeep.model import Header
