@@ -15,6 +15,7 @@ from benchmarks.cold import environment
 from benchmarks.timing import interleaved, say
 
 NOTHING: Final = "python -c pass"
+OPENING: Final = "stepkeep.open(…).close()"
 
 # As the console script does it, without depending on where that is installed.
 _COMMAND: Final = (
@@ -44,6 +45,7 @@ def run(directory: Path, *, repeats: int) -> list[Start]:
     works: dict[str, Callable[[], None]] = {
         NOTHING: lambda: starting("-c", "pass"),
         "import stepkeep": lambda: starting("-c", "import stepkeep"),
+        OPENING: lambda: starting("-c", f"import stepkeep; stepkeep.open({url!r}).close()"),
     }
     if importlib.util.find_spec("stepkeep.cli") is not None:
         works["stepkeep --version"] = lambda: starting("-c", _COMMAND, "--version")
