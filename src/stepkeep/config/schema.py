@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from stepkeep.config.settings import DEFAULTS, Setting
+from stepkeep.config.settings import DEFAULTS, Setting, is_store
 from stepkeep.errors import InvalidInput
 from stepkeep.model import MAX_SEQ, check_name
 from stepkeep.policy.profiles import MAX_DAYS, PROFILES, check_count, check_duration, check_size
@@ -26,7 +26,6 @@ THE_PROFILES: Final = "the profile's"
 _BOOLEANS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _WHOLE: Final = r"[-+]?[0-9]{1,30}"
 _SECONDS: Final = r"\d{1,9}(?:\.\d{1,6})?"
-_STORE: Final = r"(sqlite|files|postgres|postgresql):.+|memory:"
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -137,8 +136,7 @@ def _zone(node: Node) -> str:
 
 def _store(node: Node) -> str:
     url = _text(node)
-    is_path = ":" not in url and ("/" in url or url.endswith((".db", ".sqlite")))
-    if not is_path and not re.fullmatch(_STORE, url, re.DOTALL):
+    if not is_store(url):
         # The text is not repeated: it may hold a password.
         raise ValueError("must be the URL of a store, such as sqlite:PATH, or a path")
     return url

@@ -268,6 +268,9 @@ def _read_file(file: ConfigFile, given: dict[str, Setting]) -> list[Problem]:
 
 def _read_value(origin: Origin, name: str, value: object, given: dict[str, Setting]) -> list[Problem]:
     """The same with a variable or a flag."""
+    if name == "store" and isinstance(value, str) and value.isascii() and is_store(value):
+        given[name] = Setting(name, value, origin)  # what most processes are told needs no schema
+        return []
     from stepkeep.config.schema import Problem, lookup, nearest_key, node_of
 
     known = lookup(name)
@@ -281,6 +284,14 @@ def _read_value(origin: Origin, name: str, value: object, given: dict[str, Setti
     except ValueError as exc:
         return [Problem.at(str(origin), None, name, f"{name} {exc}")]
     return []
+
+
+def is_store(url: str) -> bool:
+    """Whether a text is the URL of a store, or a path to one."""
+    scheme, colon, rest = url.partition(":")
+    if not colon:
+        return "/" in url or url.endswith((".db", ".sqlite"))
+    return url == "memory:" or (scheme in ("sqlite", "files", "postgres", "postgresql") and bool(rest))
 
 
 def anchored(url: str, folder: AnyPath) -> str:
