@@ -7,12 +7,15 @@ adopted today must not be pruned today because it is old. They are saved oldest 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from stepkeep.api.options import SaveOptions
 from stepkeep.api.session import Session
 from stepkeep.api.store import Store
 from stepkeep.codec import foreign
@@ -20,9 +23,8 @@ from stepkeep.codec.foreign import Foreign
 from stepkeep.codec.readable import Layout, timestamp
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
 from stepkeep.fixes import FAIL, IMPORT_FIXES, PASS, WARN, fixes_for_codes
-from stepkeep.model import MAX_TIME_US, Header
+from stepkeep.model import MAX_TIME_US, Header, SessionInfo
 from stepkeep.storage.files.document_reader import FoundFile, find_files, read_foreign
-from stepkeep.storage.memory import MemoryBackend
 from stepkeep.storage.port import HeaderQuery
 
 IMPORTED: Final = "imported"
@@ -97,14 +99,7 @@ def import_files(
     accept_unverified: bool = False,
     dry_run: bool = False,
 ) -> FilesImport:
-    """Adopt the checkpoint files below a directory. Repeating it adds nothing.
-
-    A file whose own checksum cannot be confirmed is skipped unless `accept_unverified`. `session` takes the place of
-    the sessions that the files name. One bad file does not stop the others.
-
-    Raises:
-        InvalidInput: it is no directory, or the store of files itself.
-    """
+    """Adopt the checkpoint files below a directory; see `Store.import_files`."""
     chosen = Layout(layout)
     _check_directory(store, directory)
     read, fates = _read_all(directory, chosen, session, accept_unverified)
@@ -116,7 +111,7 @@ def import_files(
 
 def _check_directory(store: Store, directory: Path) -> None:
     if not directory.is_dir():
-        raise InvalidInput(f"{directory} is no directory", code="not_a_directory")
+        raise InvalidInput(f"{directory} is not a directory", code="not_a_directory")
     if store.url.partition("?")[0] == f"files:{directory.absolute()}":
         raise InvalidInput(f"{directory} is the store itself: import into another one", code="same_store")
 
@@ -166,15 +161,14 @@ class _Adopter:
         self._layout = layout
         self._is_named = is_named
         self._dry_run = dry_run
-        self._sessions: dict[str, Session | None] = {}
+        self._sessions: dict[str, Session] = {}
         self._planned: dict[tuple[str, str], str] = {}
 
     def adopt(self, read: _Read) -> FileImport:
         try:
             held = self._held(read)
             if held is None:
-                self._check(read)
-                checkpoint = None if self._dry_run else self._save(read).id
+                checkpoint = self._save(read)
                 self._planned[read.key, read.document.external_id] = read.digest
                 return _fate(read, IMPORTED, checkpoint)
             checkpoint, digest = held
@@ -202,37 +196,20 @@ class _Adopter:
 
     def _session(self, key: str) -> Session | None:
         """The session with a key; None when there is none yet."""
-        if self._sessions.get(key) is None:
-            try:
+        if key not in self._sessions:
+            with suppress(NotFound):
                 self._sessions[key] = self._store.get(key)
-            except NotFound:
-                self._sessions[key] = None
-        return self._sessions[key]
+        return self._sessions.get(key)
 
-    def _check(self, read: _Read) -> None:
-        """Refuse what must not or cannot be saved, a dry run and the real one alike."""
-        session = self._session(read.key)
+    def _save(self, read: _Read) -> str | None:
+        """The id of the new checkpoint. A dry run refuses what the real one would, and gives None.
+
+        A session is made only when there is something for it.
+        """
+        session, document = self._session(read.key), read.document
         if session is not None and not self._is_named:
             self._refuse_work_of_others(session)
-        if session is None or self._dry_run:  # a session is made only when there is something for it
-            self._rehearse(read)
-
-    def _rehearse(self, read: _Read) -> None:
-        """Save it where nothing stays: names, sizes and values are checked as the store will check them."""
-        with Store(MemoryBackend()) as scratch:
-            self._save_into(scratch.session(read.key, profile=PROFILES[self._layout]), read)
-
-    def _save(self, read: _Read) -> Header:
-        session = self._session(read.key)
-        if session is None:
-            session = self._store.session(read.key, profile=PROFILES[self._layout])
-            self._sessions[read.key] = session
-        return self._save_into(session, read)
-
-    def _save_into(self, session: Session, read: _Read) -> Header:
-        document = read.document
-        return session.save(
-            document.state,
+        options = SaveOptions(
             step=document.step,
             status=document.status,
             trigger=document.trigger,
@@ -241,6 +218,14 @@ class _Adopter:
             metadata=_metadata(read, self._layout),
             external_id=document.external_id,
         )
+        if self._dry_run:
+            nobody = SessionInfo(uid="", key=read.key, created_us=0, updated_us=0)
+            draft = self._store._session(nobody)._save_of(document.state, **options)
+            self._store.engine.checked(draft)
+            return None
+        if session is None:
+            return self._store.save(read.key, document.state, profile=PROFILES[self._layout], **options).id
+        return session.save(document.state, **options).id
 
     def _refuse_work_of_others(self, session: Session) -> None:
         """Files that only happen to name a session of this store must not become its newest checkpoints."""
@@ -302,7 +287,7 @@ def _skipped(found: FoundFile, exc: StepkeepError, read: _Read | None = None) ->
 
 def _report(directory: Path, layout: Layout, fates: Iterable[FileImport], dry_run: bool) -> FilesImport:
     files = tuple(sorted(fates, key=lambda fate: fate.file))
-    counts = {name: sum(fate.outcome == name for fate in files) for name in (IMPORTED, "present", "ours")}
+    counts = Counter(fate.outcome for fate in files)
     skipped = [fate for fate in files if fate.outcome == "skipped"]
     is_useful = len(skipped) < len(files)
     return FilesImport(
