@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         session_here as session_here,
     )
     from stepkeep.api.doctor import Diagnosis as Diagnosis, Symptom as Symptom, diagnose as diagnose
-    from stepkeep.api.exporting import FORMATS as FORMATS, Exported as Exported
     from stepkeep.api.files import Files as Files
     from stepkeep.api.import_files import FileImport as FileImport, FilesImport as FilesImport
     from stepkeep.api.investigating import (
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from stepkeep.api.opening import default_url as default_url, open as open
     from stepkeep.api.options import (
         CleanupRules as CleanupRules,
+        RestoreOptions as RestoreOptions,
         RetentionRules as RetentionRules,
         SaveOptions as SaveOptions,
         TimelineOptions as TimelineOptions,
@@ -53,8 +53,10 @@ if TYPE_CHECKING:
     from stepkeep.api.session import Session as Session
     from stepkeep.api.store import Store as Store
     from stepkeep.api.values import (
+        FORMATS as FORMATS,
         ChangeCounts as ChangeCounts,
         Deleted as Deleted,
+        Exported as Exported,
         FallbackInfo as FallbackInfo,
         RestoredInfo as RestoredInfo,
         Shown as Shown,
@@ -238,7 +240,6 @@ _NAMES_BY_MODULE = {
     "api.checkpoint": ("Checkpoint", "Restored"),
     "api.choosing": ("Chosen", "choose", "current_session", "session_here"),
     "api.doctor": ("Diagnosis", "Symptom", "diagnose"),
-    "api.exporting": ("FORMATS", "Exported"),
     "api.files": ("Files",),
     "api.import_files": ("FileImport", "FilesImport"),
     "api.investigating": (
@@ -254,7 +255,7 @@ _NAMES_BY_MODULE = {
         "investigation_status",
     ),
     "api.opening": ("default_url", "open"),
-    "api.options": ("CleanupRules", "RetentionRules", "SaveOptions", "TimelineOptions"),
+    "api.options": ("CleanupRules", "RestoreOptions", "RetentionRules", "SaveOptions", "TimelineOptions"),
     "api.phases": ("TakenUp", "is_phase_session", "list_unfinished_phases", "open_phases", "resume_phase"),
     "recording.coding_agents.hook_process": ("HookProblem",),
     "recording.coding_agents.installing": (
@@ -270,8 +271,10 @@ _NAMES_BY_MODULE = {
     "api.session": ("Session",),
     "api.store": ("Store",),
     "api.values": (
+        "FORMATS",
         "ChangeCounts",
         "Deleted",
+        "Exported",
         "FallbackInfo",
         "RestoredInfo",
         "Shown",

@@ -1,7 +1,8 @@
-"""A checkpoint as its reader sees it."""
+"""A checkpoint as its reader sees it, and going on from one."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,12 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from stepkeep.codec import exact
-from stepkeep.engine import Fallback, Loaded
+from stepkeep.engine import Engine, Fallback, Loaded
+from stepkeep.errors import StepkeepError
 from stepkeep.model import DETAILS, STATE, Header
+from stepkeep.storage.port import ANY_HEAD
 
 if TYPE_CHECKING:
+    from stepkeep.api.session import Session
     from stepkeep.api.values import ChangeCounts, RestoredInfo
     from stepkeep.history.documents import CheckpointInfo
+    from stepkeep.recording.connected_parts import Extra, Missing
 
 T = TypeVar("T")
 
@@ -116,17 +121,8 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
         from stepkeep.api.values import RestoredInfo
         from stepkeep.history.refs import BEFORE
 
-        return RestoredInfo(
-            session=self.session,
-            checkpoint=self.info,
-            branch=self.branch,
-            is_new_branch=self.is_new_branch,
-            previous_branch=self.previous_branch,
-            previous_head=self.previous_head,
-            previous_seq=self.previous_seq,
-            changes=self.changes,
-            undo=BEFORE,
-        )
+        fields = {name: getattr(self, name) for name in RestoredInfo.__struct_fields__}
+        return RestoredInfo(**fields | {"checkpoint": self.info, "undo": BEFORE})
 
     @property
     def recovery_complete(self) -> bool:
@@ -135,3 +131,78 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
         With no part connected the state is the caller's, and nothing is missing.
         """
         return not self.missing and not (self.parts and self.extra)
+
+
+def restore(
+    session: Session,
+    ref: str | int | datetime,
+    *,
+    branch: str | None = None,
+    expect_head: str | None = ANY_HEAD,
+    missing: Missing = "error",
+    extra: Extra = "ignore",
+    compare: bool = False,
+) -> Restored:
+    """Let a session go on from a checkpoint together with its connected parts: all of it happens, or none.
+
+    With parts the session moves last, and only if its head is still the one of the beginning; otherwise the parts go
+    back. An undo moves it first; where the parts fail, it moves back.
+    """
+    from stepkeep.history import branches
+    from stepkeep.history.documents import readable_header
+    from stepkeep.history.refs import BEFORE
+    from stepkeep.recording.connected_parts import PutBack
+
+    engine, parts = session._engine, session._parts
+    has_parts = parts is not None and bool(parts.names)
+
+    def put_back(loaded: Loaded) -> AbstractContextManager[PutBack]:
+        if parts is None or not has_parts:
+            return nullcontext(PutBack())
+        return parts.put_back(loaded.value(), missing=missing, extra=extra, checkpoint=loaded.header.id)
+
+    if ref == BEFORE and branch is None:
+        done = branches.undo(engine, session.info, expect_head=expect_head)
+        try:
+            with put_back(done.loaded) as report:
+                pass
+        except BaseException:
+            if done.left.name != done.branch.name:
+                branches.undo(engine, session.info)  # undoing twice is doing it again
+            raise
+    else:
+        header = session.header(ref)
+        if has_parts and expect_head == ANY_HEAD:
+            current = engine.backend.branch(session.uid, session.info.branch)
+            expect_head = None if current is None else current.head
+        loaded = engine.load(header)
+        with put_back(loaded) as report:
+            done = branches.restore(engine, loaded, branch=branch, expect_head=expect_head)
+    previous = readable_header(engine, session.uid, done.left.head)
+    checkpoint = Checkpoint(done.loaded)
+    return Restored(
+        session=session.key,
+        checkpoint=checkpoint,
+        info=session.describe(checkpoint.header),
+        branch=done.branch.name,
+        is_new_branch=done.is_new_branch,
+        previous_branch=done.left.name,
+        previous_head=done.left.head,
+        previous_seq=None if previous is None else previous.seq,
+        changes=_changes(engine, previous, checkpoint.state) if compare and previous is not None else None,
+        undo=done.undo,
+        parts=report.restored,
+        missing=report.missing,
+        extra=report.extra,
+    )
+
+
+def _changes(engine: Engine, previous: Header, state: object) -> ChangeCounts | None:
+    from stepkeep.api.values import ChangeCounts
+    from stepkeep.history.state_diff import compare
+
+    try:
+        before = engine.load(previous).value()
+    except StepkeepError:
+        return None
+    return msgspec.convert(compare(before, state, limit=0), ChangeCounts, from_attributes=True)

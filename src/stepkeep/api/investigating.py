@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepkeep.api.checkpoint import Restored
-from stepkeep.api.options import RetentionRules
+from stepkeep.api.options import RestoreOptions, RetentionRules
 from stepkeep.api.session import Session
 from stepkeep.api.store import Store
 from stepkeep.history.documents import CheckpointInfo, describe
@@ -30,10 +30,9 @@ from stepkeep.investigation.state import (
 from stepkeep.investigation.workbench import Workbench
 from stepkeep.maintenance.prune import PruneReport
 from stepkeep.model import Header
-from stepkeep.recording.connected_parts import Extra, Missing, Part
+from stepkeep.recording.connected_parts import Part
 from stepkeep.recording.recovery import CodeState, RecoveryPoint, ReplayCommand, recovery_point
 from stepkeep.storage.disk import write_file
-from stepkeep.storage.port import ANY_HEAD
 
 PROFILE = "debug"
 """The profile of a new investigation."""
@@ -75,15 +74,7 @@ class Investigation(Workbench):
 
     # --- going back
 
-    def restore(
-        self,
-        ref: str | int | datetime,
-        *,
-        branch: str | None = None,
-        expect_head: str | None = ANY_HEAD,
-        missing: Missing = "error",
-        extra: Extra = "ignore",
-    ) -> Restored:
+    def restore(self, ref: str | int | datetime, **options: Unpack[RestoreOptions]) -> Restored:
         """Let everything be as it was at a checkpoint, all or none, and go on from there on a branch.
 
         What was not saved yet is saved first, where the investigation stands. Otherwise as `Session.restore`.
@@ -92,9 +83,7 @@ class Investigation(Workbench):
             target = ref if ref == BEFORE else self._session.header(ref).id
             self.save()
             self._check_branch()
-            done = self._session.restore(
-                target, branch=branch, expect_head=expect_head, missing=missing, extra=extra
-            )
+            done = self._session.restore(target, **options)
             self._settle(done.branch, done.checkpoint.id, done.checkpoint._loaded)
             return done
 

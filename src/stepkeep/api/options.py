@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from stepkeep.config import Settings
 from stepkeep.errors import InvalidInput
@@ -85,6 +85,22 @@ class SaveOptions(TypedDict, total=False):
     expect_head: str | None
     fence: int | None
     workspace: bool | str | PathLike[str] | None
+
+
+class RestoreOptions(TypedDict, total=False):
+    """What `Session.restore` takes beside the ref.
+
+    `branch` names the new branch. `expect_head` is the id that `latest` must still have. A connected part that the
+    checkpoint lacks is an error, or with `missing="keep"` stays as it is; what the checkpoint has and nobody connected
+    is ignored, or with `extra="error"` an error. The result names both. With `compare` it also counts the changes that
+    lead from the state before to the restored one.
+    """
+
+    branch: str | None
+    expect_head: str | None
+    missing: Literal["error", "keep"]
+    extra: Literal["ignore", "error"]
+    compare: bool
 
 
 def policy_of(

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import msgspec
 
 from stepkeep.api.branches import Branches
-from stepkeep.api.checkpoint import Checkpoint, Restored
+from stepkeep.api.checkpoint import Checkpoint, Restored, restore
 from stepkeep.api.files import CodeAt, Files, Workspace
 from stepkeep.api.options import (
+    RestoreOptions,
     RetentionRules,
     SaveOptions,
     names_of,
@@ -38,8 +39,7 @@ from stepkeep.model import (
 from stepkeep.storage.port import ANY_HEAD, Event, HeaderQuery, Usage
 
 if TYPE_CHECKING:
-    from stepkeep.api.exporting import Exported
-    from stepkeep.api.values import Deleted, Shown, ShownAt, StepOutput, ValueAt, ValueShown
+    from stepkeep.api.values import Deleted, Exported, Shown, ShownAt, StepOutput, ValueAt, ValueShown
     from stepkeep.history import refs
     from stepkeep.history.documents import CheckpointInfo, SessionSummary
     from stepkeep.history.state_diff import CheckpointComparison, ValueLog
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from stepkeep.maintenance.prune import PruneReport
     from stepkeep.maintenance.status import SessionStatus
     from stepkeep.maintenance.verify import Progress, VerifyReport
-    from stepkeep.recording.connected_parts import Extra, Missing, Parts
+    from stepkeep.recording.connected_parts import Parts
     from stepkeep.recording.recorder import Recorder
     from stepkeep.recording.recovery import RecoveryPoint
     from stepkeep.recording.resumption import HasArtifact
@@ -109,9 +109,16 @@ class Session:
     def parts(self) -> Parts:
         """The parts that are saved and restored with this handle: connect them, and save what they hold."""
         if self._parts is None:
-            from stepkeep.api.parts import parts_of
+            from stepkeep.recording.connected_parts import Parts
 
-            self._parts = parts_of(self._engine, self._uid, self._settings, save=self._save_captured)
+            settings = self._all_settings
+            self._parts = Parts(
+                self._engine,
+                self._uid,
+                save=self._save_captured,
+                significant_seconds=settings["recorder.significant_seconds"],
+                coalesce_seconds=settings["recorder.coalesce_seconds"],
+            )
         return self._parts
 
     def _save_captured(self, save: Save) -> Header:
@@ -540,26 +547,13 @@ class Session:
 
     # --- going back
 
-    def restore(
-        self,
-        ref: str | int | datetime,
-        *,
-        branch: str | None = None,
-        expect_head: str | None = ANY_HEAD,
-        missing: Missing = "error",
-        extra: Extra = "ignore",
-        compare: bool = False,
-    ) -> Restored:
+    def restore(self, ref: str | int | datetime, **options: Unpack[RestoreOptions]) -> Restored:
         """Go on from an old checkpoint, on a branch that has it as head; one is forked if there is none.
 
         Nothing is deleted: what came after stays on the branch that is left. `restore("latest@before")` goes back
-        there. `branch` names the new branch. `expect_head` is the id that `latest` must still have.
-
-        Where parts are connected they get what the checkpoint holds of them, all or none, and the session moves only
-        if nobody saves meanwhile. What they held and nobody saved is gone. A connected part that the checkpoint
-        lacks is an error, or with `missing="keep"` stays as it is; what the checkpoint has and nobody connected is
-        ignored, or with `extra="error"` an error. The result names both. With `compare` it also counts the changes that
-        lead from the state before to the restored one.
+        there. Where parts are connected they get what the checkpoint holds of them, all or none, and the session moves
+        only if nobody saves meanwhile. What they held and nobody saved is gone. The options are those of
+        `RestoreOptions`.
 
         Raises:
             NotFound: there is no such checkpoint, or it lacks a part (`part_not_saved`).
@@ -567,17 +561,7 @@ class Session:
             Conflict: someone saved meanwhile (`head_moved`), or the branch is taken or closed.
             PartFailed: a part failed; all parts and the session are as before, but for what the error names.
         """
-        from stepkeep.api.parts import restore
-
-        return restore(
-            self,
-            ref,
-            branch=branch,
-            expect_head=expect_head,
-            missing=missing,
-            extra=extra,
-            compare=compare,
-        )
+        return restore(self, ref, **options)
 
     def recovery_point(
         self,
@@ -659,10 +643,10 @@ class Session:
         """
         from pathlib import Path
 
-        from stepkeep.api.exporting import export
+        from stepkeep.api.values import export
 
         path = None if output is None else Path(output)
-        return export(self._engine, self.info, self.load(ref), output=path, force=force, form=format)
+        return export(self, self.load(ref), output=path, force=force, form=format)
 
     def prune(self, *, dry_run: bool = False, **rules: Unpack[RetentionRules]) -> PruneReport:
         """Remove the checkpoints that the session's rules, or instead of all of them the given ones, do not keep.

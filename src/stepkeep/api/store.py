@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from itertools import islice
 from os import PathLike
 from types import TracebackType
@@ -18,6 +17,7 @@ from stepkeep.api.options import (
     CleanupRules,
     RetentionRules,
     SaveOptions,
+    TimelineOptions,
     compress_hours,
     policy_of,
     retention_rules,
@@ -347,15 +347,7 @@ class Store:
             )
         return self.checkpoint(rows[0].id if rows else text)
 
-    def timelines(
-        self,
-        *,
-        since: str | datetime | None = None,
-        branch: str | None = None,
-        tag: str | None = None,
-        limit: int | None = None,
-        fold: bool = False,
-    ) -> Timelines:
+    def timelines(self, **options: Unpack[TimelineOptions]) -> Timelines:
         """The timeline of every session that has something to show; see `Session.timeline`.
 
         A session that cannot be read is among the errors of the result.
@@ -367,16 +359,15 @@ class Store:
 
         found = read_timelines(
             list(self.sessions()),
-            lambda info: self._session(info).timeline(
-                since=since, branch=branch, tag=tag, limit=limit, fold=fold
-            ),
+            lambda info: self._session(info).timeline(**options),
         )
+        branch, tag = options.get("branch"), options.get("tag")
         if not found.timelines and not found.errors and (branch or tag):
             wanted = [f"branch {branch!r}"] if branch else []
             wanted += [f"a checkpoint with tag {tag!r}"] if tag else []
             code = "branch_not_found" if branch else "checkpoint_not_found"
             raise NotFound(f"no session has {' and '.join(wanted)}", code=code, branch=branch)
-        if since is None:
+        if options.get("since") is None:
             return found
         shown = tuple(timeline for timeline in found.timelines if timeline.entries)
         return msgspec.structs.replace(found, timelines=shown)

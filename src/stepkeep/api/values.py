@@ -1,4 +1,5 @@
-"""What the methods of stores and sessions return beside the values of the packages below, and how it becomes JSON.
+"""What the methods of stores and sessions return beside the values of the packages below, and how it is shown: as JSON,
+and as the document that an export writes.
 
 The fields of these frozen structs, encoded as JSON, are what `--json` prints: a field is never renamed or removed, new
 ones may come. Times are UTC in RFC 3339, sizes are bytes. A result that holds live values of a state has a method
@@ -8,23 +9,35 @@ ones may come. Times are UTC in RFC 3339, sizes are bytes. A result that holds l
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from stepkeep.api.checkpoint import Checkpoint
 from stepkeep.api.options import zone_of
+from stepkeep.codec.readable import LAYOUTS, Layout
 from stepkeep.engine import Engine
+from stepkeep.engine.reader import verified
 from stepkeep.errors import NotFound
 from stepkeep.history import times
 from stepkeep.history.documents import CheckpointInfo, describe_one, encoded
 from stepkeep.history.paths import find, format_path, parse_path
 from stepkeep.model import DETAILS, STATE, TriggerKind, from_us
-from stepkeep.recording.triggers import merged_triggers
+from stepkeep.recording.triggers import merged_triggers, merged_words
 from stepkeep.runs.plan import Stream, outputs_of
+from stepkeep.storage.disk import write_file
+from stepkeep.storage.port import HeaderQuery
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stepkeep.api.session import Session
+
+EXPORT_VERSION: Final = 1
+
+OURS: Final = "stepkeep"
+FORMATS: Final = (OURS, *LAYOUTS)
+"""What `export` can write: our own document, or that of a layout."""
 
 
 def to_json(value: Any) -> bytes:
@@ -123,20 +136,8 @@ class RestoredInfo(msgspec.Struct, frozen=True, kw_only=True):
     undo: str
 
 
-class OutputDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step gave, as text, and how many bytes of it are stored. `is_cut` says that the step gave more."""
-
-    checkpoint: CheckpointInfo
-    step: str
-    stream: Stream
-    text: str
-    size_bytes: int
-    is_cut: bool
-    fallback: FallbackInfo | None
-
-
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step gave, byte for byte."""
+    """What a step gave, byte for byte. `is_cut` says that it gave more than is stored."""
 
     checkpoint: CheckpointInfo
     step: str
@@ -145,17 +146,22 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     is_cut: bool
     fallback: FallbackInfo | None
 
-    def document(self) -> OutputDocument:
-        """The same with the content as text."""
-        return OutputDocument(
-            checkpoint=self.checkpoint,
-            step=self.step,
-            stream=self.stream,
-            text=self.content.decode("utf-8", "replace"),
-            size_bytes=len(self.content),
-            is_cut=self.is_cut,
-            fallback=self.fallback,
-        )
+    def document(self) -> dict[str, Any]:
+        """The same with the content as text, and how many bytes of it are stored."""
+        fields = msgspec.structs.asdict(self)
+        content = fields.pop("content")
+        return fields | {"text": content.decode("utf-8", "replace"), "size_bytes": len(content)}
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written where, and as which document. `output` None means that it was not written to a file."""
+
+    checkpoint: str
+    encoding: str
+    output: str | None
+    size_bytes: int
+    fallback: FallbackInfo | None
+    format: str
 
 
 class Deleted(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,3 +257,63 @@ def fallback_info(checkpoint: Checkpoint) -> FallbackInfo | None:
         return None
     failures = tuple(Failure(checkpoint=id, code=code) for id, code in fallback.failures)
     return FallbackInfo(tried=fallback.tried, failures=failures)
+
+
+# --- exporting a checkpoint --------------------------------------------------------------------------------------
+
+
+def export(
+    session: Session, checkpoint: Checkpoint, *, output: Path | None, force: bool, form: str
+) -> tuple[Exported, bytes]:
+    """The readable document of a checkpoint, and its bytes; see `Session.export`.
+
+    `form` is one of `FORMATS`. The document of a layout is the one that a store of files writes, whichever store the
+    checkpoint is in, and names the triggers that were merged into it; its last line proves its bytes.
+    """
+    found = shown(session._engine, checkpoint)
+    content = _own_document(found) if form == OURS else _layout_document(Layout(form), session, checkpoint)
+    if output is not None:
+        write_file(output, content, force=force)
+    exported = Exported(
+        checkpoint=checkpoint.id,
+        encoding=found.encoding,
+        output=None if output is None else str(output),
+        size_bytes=len(content),
+        fallback=found.fallback,
+        format=form,
+    )
+    return exported, content
+
+
+def _own_document(found: Shown) -> bytes:
+    names = ("checkpoint", "encoding", "state", "details_encoding", "details")
+    document = {"stepkeep_export": EXPORT_VERSION} | {name: getattr(found, name) for name in names}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def _layout_document(layout: Layout, session: Session, checkpoint: Checkpoint) -> bytes:
+    """Every body whole, whatever it is stored as. Blobs are not in a document, so it names none."""
+    from stepkeep.codec import delta
+    from stepkeep.codec.document import Document, encode
+    from stepkeep.codec.integrity import digest
+
+    engine, header = session._engine, checkpoint.header
+    row = next(engine.backend.headers(HeaderQuery(session=header.session, ids=(header.id,), limit=1)), None)
+    if row is None:
+        raise NotFound(f"{header.id} was removed while it was exported", code="checkpoint_not_found")
+    verified(row)
+    bodies = tuple(
+        delta.Body(
+            checkpoint=header.id,
+            name=name,
+            codec=delta.RAW,
+            size=len(content),
+            stored_size=len(content),
+            digest=digest(content),
+            data=content,
+        )
+        for name in header.contents
+        for content in [checkpoint.content(name)]
+    )
+    document = Document(raw=row.raw, header=header, session=session.info, bodies=bodies)
+    return encode(layout, document, merged=merged_words(engine, header))

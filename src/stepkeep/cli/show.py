@@ -63,7 +63,9 @@ def _show_output(
     if raw:
         write(output.content)
     else:
-        settings.show(output.document(), lambda shown: lines(clean(text) for text in shown.text.splitlines()))
+        settings.show(
+            output.document(), lambda shown: lines(clean(text) for text in shown["text"].splitlines())
+        )
     if output.is_cut and not settings.json:
         note(f"this is what is stored; step {step!r} gave more")
 

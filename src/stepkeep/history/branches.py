@@ -242,20 +242,18 @@ class Restoration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def restore(
-    engine: Engine, header: Header, *, branch: str | None = None, expect_head: str | None = ANY_HEAD
+    engine: Engine, loaded: Loaded, *, branch: str | None = None, expect_head: str | None = ANY_HEAD
 ) -> Restoration:
     """Let a session go on from one of its checkpoints. What came after stays where it is.
 
-    Where an open branch has it as head the session switches there, else a branch is forked. The checkpoint is
-    loaded and verified before anything changes. The branch left behind stays, but unless a person named it
-    pruning may take it (V7). A session that was finished is in progress again.
+    Where an open branch has it as head the session switches there, else a branch is forked. The branch left behind
+    stays, but unless a person named it pruning may take it (V7). A session that was finished is in progress again.
 
     Raises:
-        Corrupt: the checkpoint is damaged; nothing changed.
         Conflict: `expect_head` is not the head of the current branch (`head_moved`), or the branch that was
             named exists elsewhere (`branch_exists`) or is not open (`branch_closed`).
     """
-    return _restored(engine, engine.load(header), branch, expect_head)
+    return _restored(engine, loaded, branch, expect_head)
 
 
 def undo(engine: Engine, session: SessionInfo, *, expect_head: str | None = ANY_HEAD) -> Restoration:
@@ -268,9 +266,8 @@ def undo(engine: Engine, session: SessionInfo, *, expect_head: str | None = ANY_
     """
     home = _left_last(engine, session)
     if home is None or home.head is None:
-        return restore(
-            engine, refs.resolve(engine, session, refs.CheckpointRef("before")), expect_head=expect_head
-        )
+        header = refs.resolve(engine, session, refs.CheckpointRef("before"))
+        return restore(engine, engine.load(header), expect_head=expect_head)
     loaded = engine.load(engine.header(home.head, session=session.uid))
     return _restored(engine, loaded, None, expect_head, preferred=home.name)
 
