@@ -1,6 +1,6 @@
 """An investigation: a debugging session that is saved as it goes, and rebuilt from its checkpoints alone.
 
-Also what commands do with one: each opens it from its checkpoints, and saves what it changed.
+Also what commands show of one, and how they change it.
 """
 
 from __future__ import annotations
@@ -214,38 +214,31 @@ def change_investigation(
     )
 
 
-def _existing(store: Store, key: str) -> Investigation:
-    return Investigation(store, store.get(key))
-
-
-def investigation_status(store: Store, key: str) -> InvestigationStatus:
+def investigation_status(found: Investigation) -> InvestigationStatus:
     """Where an investigation stands."""
-    found = _existing(store, key)
-    latest = list(found.list(limit=1))
+    latest = next(found.list(limit=1), None)
     return InvestigationStatus(
-        session=key,
+        session=found.session.key,
         state=found.state(),
         next_gaps=tuple(gap.id for gap in found.gaps.to_fill()),
-        latest=describe(found.session._engine, key, latest)[0] if latest else None,
+        latest=None if latest is None else found.session.describe(latest),
     )
 
 
 def investigation_report(
-    store: Store, key: str, *, output: Path | None = None, force: bool = False
+    found: Investigation, *, output: Path | None = None, force: bool = False
 ) -> InvestigationReport:
     """An investigation as Markdown; with `output` it is written there, as `export` does."""
-    text = _existing(store, key).report()
+    text = found.report()
     if output is not None:
         write_file(output, text.encode(), force=force)
-    return InvestigationReport(session=key, markdown=text, output=None if output is None else str(output))
+    written = None if output is None else str(output)
+    return InvestigationReport(session=found.session.key, markdown=text, output=written)
 
 
-def compare_investigation(store: Store, key: str, older: str, newer: str) -> InvestigationComparison:
-    """What changed from one checkpoint to another."""
-    return _existing(store, key).compare(older, newer)
-
-
-def investigation_recovery(store: Store, key: str, ref: str) -> RecoveryView:
+def investigation_recovery(found: Investigation, ref: str) -> RecoveryView:
     """How to get back to a checkpoint."""
-    point = _existing(store, key).recovery_point(ref)
-    return RecoveryView(session=key, point=point, text=point.as_text(), script=point.as_script())
+    point = found.recovery_point(ref)
+    return RecoveryView(
+        session=found.session.key, point=point, text=point.as_text(), script=point.as_script()
+    )

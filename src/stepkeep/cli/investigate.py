@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar, get_args
 import click
 
 from stepkeep import api
-from stepkeep.api import Investigation, InvestigationChange, InvestigationStatus, RecoveryView, Store
+from stepkeep.api import Investigation, InvestigationChange, InvestigationStatus, RecoveryView
 from stepkeep.cli.app import Command, CommonOptions, settings_of
 from stepkeep.cli.naming import chosen_session, complete_ref, session_option
 from stepkeep.cli.printing import is_terminal, lines, write
@@ -474,11 +474,11 @@ def close(found: Investigation, name: str, **given: Any) -> object:
 
 
 def look(
-    settings: CommonOptions, session: str | None, read: Callable[[Store, str], T], show: Callable[[T], None]
+    settings: CommonOptions, session: str | None, read: Callable[[Investigation], T], show: Callable[[T], None]
 ) -> None:
     """Read something about the investigation that is meant, and show it."""
     with api.open(settings.store, create=False) as store:
-        found = read(store, chosen_session(store, None, session))
+        found = read(store.investigation(store.get(chosen_session(store, None, session))))
     settings.show(found, show)
 
 
@@ -526,7 +526,7 @@ def report(settings: CommonOptions, output: str | None, force: bool, session_opt
     look(
         settings,
         session_option,
-        lambda store, key: api.investigation_report(store, key, output=path, force=force),
+        lambda found: api.investigation_report(found, output=path, force=force),
         lambda found: lines(
             [clean(line.expandtabs()) for line in found.markdown.splitlines()]
             if found.output is None
@@ -545,7 +545,7 @@ def compare(settings: CommonOptions, older: str, newer: str, session_option: str
     look(
         settings,
         session_option,
-        lambda store, key: api.compare_investigation(store, key, older, newer),
+        lambda found: found.compare(older, newer),
         lambda found: lines([clean(line) for line in found.as_text().splitlines()]),
     )
 
@@ -560,7 +560,7 @@ def recovery(settings: CommonOptions, ref: str, script: bool, session_option: st
     look(
         settings,
         session_option,
-        lambda store, key: api.investigation_recovery(store, key, ref),
+        lambda found: api.investigation_recovery(found, ref),
         lambda found: _print_recovery(found, script),
     )
 
