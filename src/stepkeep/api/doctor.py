@@ -10,7 +10,9 @@ import platform
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -61,6 +63,21 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 Found = Iterator[Symptom]
 
 
+def _symptom(verdict: str, name: str, message: str, advice: str | None = None) -> Symptom:
+    return Symptom(name=name, verdict=verdict, message=message, advice=advice)
+
+
+_ok = partial(_symptom, "ok")
+_note = partial(_symptom, "note")
+_warning = partial(_symptom, "warning")
+_problem = partial(_symptom, "problem")
+
+
+def _else_ok(troubles: Iterable[Symptom], name: str, message: str) -> Found:
+    """The troubles, or that there are none."""
+    yield from list(troubles) or [_ok(name, message)]
+
+
 def diagnose(url: str | None = None, *, full: bool = False, progress: Progress | None = None) -> Diagnosis:
     """Everything worth knowing about a store and what it runs on. Creates nothing and never raises for what is sick.
 
@@ -69,8 +86,9 @@ def diagnose(url: str | None = None, *, full: bool = False, progress: Progress |
     symptoms = [*_versions(), *_configuration(), *_agents()]
     settings, _ = config.inspect_here({"store": url})
     place = url
-    if url is None and not _is_unusable(settings):
-        place = default_url()
+    if place is None:
+        with suppress(StepkeepError):  # the configuration is too wrong to say which store is meant
+            place = default_url()
     if place is not None:
         symptoms += [*_surroundings(place), *_store(place, settings, full, progress)]
     return Diagnosis(
@@ -78,16 +96,6 @@ def diagnose(url: str | None = None, *, full: bool = False, progress: Progress |
         is_healthy=not any(each.verdict == "problem" for each in symptoms),
         symptoms=tuple(symptoms),
     )
-
-
-def _is_unusable(settings: Settings) -> bool:
-    """Whether the configuration is too wrong to say which store is meant."""
-    try:
-        settings.store_url()
-        config.here()
-    except StepkeepError:
-        return True
-    return False
 
 
 def _without_password(url: str) -> str:
@@ -116,11 +124,10 @@ def _versions() -> Found:
 
 def _configuration() -> Found:
     settings, problems = config.inspect_here({})
-    for problem in problems:
-        yield _problem("configuration", problem.text, "correct it; `stepkeep config` shows all keys")
-    if not problems:
-        used = [each.path for each in settings.files if each.is_used]
-        yield _ok("configuration", ", ".join(used) if used else "defaults, no file")
+    advice = "correct it; `stepkeep config` shows all keys"
+    used = ", ".join(each.path for each in settings.files if each.is_used)
+    troubles = (_problem("configuration", problem.text, advice) for problem in problems)
+    yield from _else_ok(troubles, "configuration", used or "defaults, no file")
 
 
 def _agents() -> Found:
@@ -154,31 +161,26 @@ def _agents() -> Found:
 
 
 def _surroundings(url: str) -> Found:
-    place = database_file(url) or directory_of(url)
+    directory = directory_of(url)
+    place = database_file(url) or directory
     if place is None or not place.exists():
         return
-    yield from _permissions(url, place)
+    files = [place.parent, place, *(Path(f"{place}{ending}") for ending in ("-wal", "-shm"))]
+    paths = [path for path in files if path.exists()] if directory is None else [place]
+    yield from _else_ok(_permissions(paths), "permissions", "only you can read the store")
     yield from _file_system(place)
-    yield from _leftovers(place)
+    yield from _else_ok(_leftovers(place.parent), "leftovers", "none")
 
 
-def _permissions(url: str, place: Path) -> Found:
-    paths = [place.parent, place, *(Path(f"{place}{ending}") for ending in ("-wal", "-shm"))]
-    if directory_of(url) is not None:
-        paths = [place]
-    wide = [path for path in paths if path.exists() and _is_open_to_others(path)]
-    foreign = [path for path in paths if path.exists() and path.stat().st_uid != os.geteuid()]
-    for path in wide:
+def _permissions(paths: list[Path]) -> Found:
+    for path in filter(_is_open_to_others, paths):
         mode = stat.S_IMODE(path.stat().st_mode)
         right = "700" if path.is_dir() else "600"
-        yield _warning(
-            "permissions", f"{path} is open to others (mode {mode:03o})", f"chmod {right} '{path}'"
-        )
-    for path in foreign:
-        owner = path.stat().st_uid
-        yield _warning("permissions", f"{path} belongs to user {owner}, not to you", "run as its owner")
-    if not wide and not foreign:
-        yield _ok("permissions", "only you can read the store")
+        message = f"{path} is open to others (mode {mode:03o})"
+        yield _warning("permissions", message, f"chmod {right} '{path}'")
+    for path in paths:
+        if (owner := path.stat().st_uid) != os.geteuid():
+            yield _warning("permissions", f"{path} belongs to user {owner}, not to you", "run as its owner")
 
 
 def _is_open_to_others(path: Path) -> bool:
@@ -188,28 +190,24 @@ def _is_open_to_others(path: Path) -> bool:
 
 def _file_system(place: Path) -> Found:
     if kind := network_file_system(place):
-        yield _problem(
-            "file system", f"{place} is on a network file system ({kind})", "use a local disk, or PostgreSQL"
-        )
+        message = f"{place} is on a network file system ({kind})"
+        yield _problem("file system", message, "use a local disk, or PostgreSQL")
     else:
         yield _ok("file system", file_system_type(place) or "unknown kind")
     free = shutil.disk_usage(place.parent).free
+    left = f"{size(free)} are left on its disk"
     if free < LITTLE_SPACE_BYTES:
-        yield _warning(
-            "free space", f"only {size(free)} are left on its disk", "free space, or `stepkeep prune`"
-        )
+        yield _warning("free space", f"only {left}", "free space, or `stepkeep prune`")
     else:
-        yield _ok("free space", f"{size(free)} are left on its disk")
+        yield _ok("free space", left)
 
 
-def _leftovers(place: Path) -> Found:
+def _leftovers(folder: Path) -> Found:
     """Files of work that was interrupted; those of the last hour may still be in use."""
     before = time.time() - STALE_SECONDS
-    old = [path for path in place.parent.glob(".stepkeep-*") if path.lstat().st_mtime < before]
-    for path in sorted(old):
-        yield _warning("leftovers", f"{path} was left by an interrupted command", f"rm '{path}'")
-    if not old:
-        yield _ok("leftovers", "none")
+    for path in sorted(folder.glob(".stepkeep-*")):
+        if path.lstat().st_mtime < before:
+            yield _warning("leftovers", f"{path} was left by an interrupted command", f"rm '{path}'")
 
 
 # --- the store itself ------------------------------------------------------------------------------------------
@@ -225,26 +223,20 @@ def _store(url: str, settings: Settings, full: bool, progress: Progress | None) 
     except StepkeepError as exc:
         yield _problem("store", str(exc), _advice_for(exc))
         return
-    try:
-        yield from _opened(engine, settings, full, progress)
-    finally:
-        engine.close()
-
-
-def _opened(engine: Engine, settings: Settings, full: bool, progress: Progress | None) -> Found:
-    checks: list[tuple[str, Callable[[], Found]]] = [
-        ("store", lambda: _contents(engine)),
-        ("durability", lambda: _facts(engine)),
-        ("budget", lambda: _budget(engine, settings)),
-        ("keeper", lambda: _keeper(engine, settings)),
-        ("sessions", lambda: _sessions(engine)),
-        ("intact", lambda: _everything(engine, progress) if full else _sample(engine)),
-    ]
-    for name, check in checks:
-        try:
-            yield from check()
-        except StepkeepError as exc:
-            yield _problem(name, str(exc), _advice_for(exc))
+    checks = {  # generators: each looks only below, where it may fail
+        "store": _contents(engine),
+        "durability": _facts(engine),
+        "budget": _budget(engine, settings),
+        "keeper": _keeper(engine, settings),
+        "sessions": _else_ok(_sessions(engine), "sessions", "none was left behind"),
+        "intact": _everything(engine, progress) if full else _sample(engine),
+    }
+    with closing(engine):
+        for name, check in checks.items():
+            try:
+                yield from check
+            except StepkeepError as exc:
+                yield _problem(name, str(exc), _advice_for(exc))
 
 
 def _advice_for(exc: StepkeepError) -> str:
@@ -274,17 +266,14 @@ def _facts(engine: Engine) -> Found:
         return
     facts = backend.facts()
     if facts.weakness is not None:
-        yield _problem(
-            "durability", facts.weakness, "close all programs that use the store, and open it again"
-        )
+        advice = "close all programs that use the store, and open it again"
+        yield _problem("durability", facts.weakness, advice)
     else:
         yield _ok("durability", facts.durability)
     if facts.log_bytes > LARGE_LOG_BYTES:
-        yield _warning(
-            "log",
-            f"the write-ahead log has grown to {size(facts.log_bytes)}",
-            "a program reads from the store all the time: end it, then `stepkeep prune`",
-        )
+        message = f"the write-ahead log has grown to {size(facts.log_bytes)}"
+        advice = "a program reads from the store all the time: end it, then `stepkeep prune`"
+        yield _warning("log", message, advice)
 
 
 def _budget(engine: Engine, settings: Settings) -> Found:
@@ -338,8 +327,6 @@ def _sessions(engine: Engine) -> Found:
         yield _warning("sessions", f"whoever ran {_names(died)} died", "`stepkeep resume`")
     if stalled:
         yield _note("sessions", f"{_names(stalled)} in progress without a save for a day")
-    if not died and not stalled:
-        yield _ok("sessions", "none was left behind")
 
 
 def _recent(engine: Engine, *statuses: Status) -> list[SessionInfo]:
@@ -348,7 +335,7 @@ def _recent(engine: Engine, *statuses: Status) -> list[SessionInfo]:
 
 
 def _sample(engine: Engine) -> Found:
-    damaged: list[str] = []
+    damaged: list[Symptom] = []
     sessions = list(engine.backend.sessions(SessionQuery(limit=SAMPLE_SESSIONS)))
     for session in sessions:
         branch = engine.backend.branch(session.uid, session.branch)
@@ -359,40 +346,19 @@ def _sample(engine: Engine) -> Found:
         except NotFound:
             continue
         except StepkeepError as exc:
-            damaged.append(f"{session.key}: {exc}")
-    for text in damaged:
-        yield _problem("intact", text, "`stepkeep verify`; loading falls back to an older checkpoint")
-    if not damaged:
-        yield _ok("intact", f"the newest checkpoint of {len(sessions)} sessions; --full looks at all")
+            advice = "`stepkeep verify`; loading falls back to an older checkpoint"
+            damaged.append(_problem("intact", f"{session.key}: {exc}", advice))
+    message = f"the newest checkpoint of {len(sessions)} sessions; --full looks at all"
+    yield from _else_ok(damaged, "intact", message)
 
 
 def _everything(engine: Engine, progress: Progress | None) -> Found:
     report = verify(engine, progress=progress)
     for finding in report.findings:
-        yield _problem(
-            "intact", f"{finding.session}: {finding.message}", "`stepkeep recover` into a new store"
-        )
+        message = f"{finding.session}: {finding.message}"
+        yield _problem("intact", message, "`stepkeep recover` into a new store")
     if report.is_intact:
         yield _ok("intact", f"every byte of {report.checkpoints:,} checkpoints")
-
-
-# --- wording ---------------------------------------------------------------------------------------------------
-
-
-def _ok(name: str, message: str) -> Symptom:
-    return Symptom(name=name, verdict="ok", message=message)
-
-
-def _note(name: str, message: str) -> Symptom:
-    return Symptom(name=name, verdict="note", message=message)
-
-
-def _warning(name: str, message: str, advice: str) -> Symptom:
-    return Symptom(name=name, verdict="warning", message=message, advice=advice)
-
-
-def _problem(name: str, message: str, advice: str) -> Symptom:
-    return Symptom(name=name, verdict="problem", message=message, advice=advice)
 
 
 def _names(keys: list[str]) -> str:
