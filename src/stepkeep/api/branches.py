@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from stepkeep.history import branches
+from stepkeep.history.documents import BranchInfo, BranchList, History, branch_infos, line_history
+from stepkeep.history.merge import Merged, Side, Strategy, merge
 from stepkeep.model import Branch, BranchState
 
 if TYPE_CHECKING:
+    from stepkeep.api.options import Ref
     from stepkeep.api.session import Session
-    from stepkeep.history.documents import BranchInfo, BranchList, History
-    from stepkeep.history.merge import Merged, Side, Strategy
-
-# What the methods need is imported when they are called: most programs stay on one branch.
 
 
 class Branches:
@@ -32,14 +31,10 @@ class Branches:
 
     def __getitem__(self, name: str) -> Branch:
         """The branch of that name, or `NotFound` (`branch_not_found`)."""
-        from stepkeep.history import branches
-
         return branches.find(self._engine, self._uid, name)
 
     def list(self) -> BranchList:
         """All branches, oldest first, with their heads and how many checkpoints each has."""
-        from stepkeep.history.documents import BranchList, branch_infos
-
         info = self._session.info
         return BranchList(
             session=info.key, current=info.branch, branches=branch_infos(self._engine, info, self)
@@ -53,15 +48,13 @@ class Branches:
         Raises:
             NotFound: there is no such branch.
         """
-        from stepkeep.history.documents import line_history
-
         info = self._session.info
         branch = info.branch if name is None else self[name].name
         return line_history(self._engine, info, branch, limit=limit)
 
     def fork(
         self,
-        ref: str | int | datetime = "latest",
+        ref: Ref = "latest",
         name: str | None = None,
         *,
         switch: bool = True,
@@ -75,8 +68,6 @@ class Branches:
             NotFound: there is no such checkpoint.
             Conflict: a branch has that name (`branch_exists`).
         """
-        from stepkeep.history import branches
-
         at = self._session.header(ref)
         return self._described(branches.fork(self._engine, at, name, switch=switch, metadata=metadata))
 
@@ -87,8 +78,6 @@ class Branches:
             NotFound: there is none of that name (`branch_not_found`).
             Conflict: it was merged, abandoned or archived (`branch_closed`), or nothing is left of it (`branch_empty`).
         """
-        from stepkeep.history import branches
-
         return self._described(branches.switch(self._engine, self._uid, name))
 
     def merge(
@@ -105,32 +94,20 @@ class Branches:
             NotFound: there is no such branch, or nothing on it.
             Corrupt: a state that is needed is damaged.
         """
-        from stepkeep.history import merge
-
         info = self._session.info
-        return merge.merge(
-            self._engine, info, name, strategy=strategy, message=message, on_conflict=on_conflict
-        )
+        return merge(self._engine, info, name, strategy=strategy, message=message, on_conflict=on_conflict)
 
     def abandon(self, name: str) -> BranchInfo:
         """Close a branch that led nowhere. Its checkpoints stay until the session's rules let them go."""
-        from stepkeep.history import branches
-
         return self._described(branches.close(self._engine, self._uid, name, BranchState.ABANDONED))
 
     def archive(self, name: str) -> BranchInfo:
         """Close a branch that is done. Its checkpoints stay until the session's rules let them go."""
-        from stepkeep.history import branches
-
         return self._described(branches.close(self._engine, self._uid, name, BranchState.ARCHIVED))
 
     def reopen(self, name: str) -> BranchInfo:
         """Open a branch again that was merged, abandoned or archived."""
-        from stepkeep.history import branches
-
         return self._described(branches.reopen(self._engine, self._uid, name))
 
     def _described(self, branch: Branch) -> BranchInfo:
-        from stepkeep.history.documents import branch_infos
-
         return branch_infos(self._engine, self._session.info, [branch])[0]

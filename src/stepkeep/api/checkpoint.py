@@ -16,6 +16,7 @@ from stepkeep.model import DETAILS, STATE, Header
 from stepkeep.storage.port import ANY_HEAD
 
 if TYPE_CHECKING:
+    from stepkeep.api.options import Ref
     from stepkeep.api.session import Session
     from stepkeep.api.values import ChangeCounts, RestoredInfo
     from stepkeep.history.documents import CheckpointInfo
@@ -119,10 +120,10 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     def document(self) -> RestoredInfo:
         """The same as JSON can hold it, without the state."""
         from stepkeep.api.values import RestoredInfo
+        from stepkeep.history.documents import copied
         from stepkeep.history.refs import BEFORE
 
-        fields = {name: getattr(self, name) for name in RestoredInfo.__struct_fields__}
-        return RestoredInfo(**fields | {"checkpoint": self.info, "undo": BEFORE})
+        return copied(RestoredInfo, self, checkpoint=self.info, undo=BEFORE)
 
     @property
     def recovery_complete(self) -> bool:
@@ -135,7 +136,7 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
 
 def restore(
     session: Session,
-    ref: str | int | datetime,
+    ref: Ref,
     *,
     branch: str | None = None,
     expect_head: str | None = ANY_HEAD,
@@ -199,10 +200,11 @@ def restore(
 
 def _changes(engine: Engine, previous: Header, state: object) -> ChangeCounts | None:
     from stepkeep.api.values import ChangeCounts
+    from stepkeep.history.documents import copied
     from stepkeep.history.state_diff import compare
 
     try:
         before = engine.load(previous).value()
     except StepkeepError:
         return None
-    return msgspec.convert(compare(before, state, limit=0), ChangeCounts, from_attributes=True)
+    return copied(ChangeCounts, compare(before, state, limit=0))

@@ -4,7 +4,7 @@ An adapter that keeps a framework's own records (its ids, its serializer, its pe
 an open store (`store.engine`) directly. Everything it may use for that stands here; what is not here may change at any
 time. Applications need none of it.
 
-- saving and loading: `Engine`, `Save`, `NewBody`, `Shares`, `verified`, `load_body`
+- saving and loading: `Engine`, `Save`, `NewBody`, `Shared`, `verified`, `load_body`
 - asking a backend: `HeaderQuery`, `SessionQuery`, `Annotation`, `Target`
 - bytes: the exact encoding of a value (`encode`, `decode`, `JSON`, `MAX_DEPTH`), its growth (`Growing`, `LARGE_BYTES`),
   why a value cannot be saved (`ValidationError`, `name_of`, `step_of`, `ATOMS`), stored bytes (`encode_keyframe`,
@@ -18,60 +18,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepkeep.api.options import policy_of
-from stepkeep.codec.delta import decode as decode_stored
-from stepkeep.codec.delta import encode_keyframe
-from stepkeep.codec.exact import ATOMS, JSON, MAX_DEPTH, ValidationError, decode, encode, name_of, step_of
-from stepkeep.codec.incremental import LARGE_BYTES, Growing
-from stepkeep.codec.integrity import check_stored, digest
-from stepkeep.engine import Engine, NewBody, Save
-from stepkeep.engine.chains import Shared
-from stepkeep.engine.reader import load_body, verified
-from stepkeep.history.branches import change as change_branch
-from stepkeep.history.branches import close_at as close_branch_at
-from stepkeep.maintenance.prune import apply_prune, plan_prune
-from stepkeep.policy.profiles import retention_for
-from stepkeep.policy.retention import Retention
-from stepkeep.storage.port import Annotation, HeaderQuery, SessionQuery, Target
+from stepkeep.api.options import policy_of as policy_of
+from stepkeep.codec import delta
+from stepkeep.codec.delta import encode_keyframe as encode_keyframe
+from stepkeep.codec.exact import ATOMS as ATOMS
+from stepkeep.codec.exact import JSON as JSON
+from stepkeep.codec.exact import MAX_DEPTH as MAX_DEPTH
+from stepkeep.codec.exact import ValidationError as ValidationError
+from stepkeep.codec.exact import decode as decode
+from stepkeep.codec.exact import encode as encode
+from stepkeep.codec.exact import name_of as name_of
+from stepkeep.codec.exact import step_of as step_of
+from stepkeep.codec.incremental import LARGE_BYTES as LARGE_BYTES
+from stepkeep.codec.incremental import Growing as Growing
+from stepkeep.codec.integrity import check_stored as check_stored
+from stepkeep.codec.integrity import digest as digest
+from stepkeep.engine import Engine as Engine
+from stepkeep.engine import NewBody as NewBody
+from stepkeep.engine import Save as Save
+from stepkeep.engine.chains import Shared as Shared
+from stepkeep.engine.reader import load_body as load_body
+from stepkeep.engine.reader import verified as verified
+from stepkeep.history import branches
+from stepkeep.maintenance.prune import apply_prune as apply_prune
+from stepkeep.maintenance.prune import plan_prune as plan_prune
+from stepkeep.policy.profiles import retention_for as retention_for
+from stepkeep.policy.retention import Retention as Retention
+from stepkeep.storage.port import Annotation as Annotation
+from stepkeep.storage.port import HeaderQuery as HeaderQuery
+from stepkeep.storage.port import SessionQuery as SessionQuery
+from stepkeep.storage.port import Target as Target
 
 if TYPE_CHECKING:
     import psycopg
 
-__all__ = [
-    "ATOMS",
-    "JSON",
-    "LARGE_BYTES",
-    "MAX_DEPTH",
-    "Annotation",
-    "Engine",
-    "Growing",
-    "HeaderQuery",
-    "NewBody",
-    "Retention",
-    "Save",
-    "SessionQuery",
-    "Shared",
-    "Target",
-    "ValidationError",
-    "apply_prune",
-    "change_branch",
-    "check_stored",
-    "close_branch_at",
-    "decode",
-    "decode_stored",
-    "digest",
-    "encode",
-    "encode_keyframe",
-    "is_connection_lost",
-    "load_body",
-    "name_of",
-    "plan_prune",
-    "policy_of",
-    "postgres_url",
-    "retention_for",
-    "step_of",
-    "verified",
-]
+decode_stored = delta.decode
+change_branch = branches.change
+close_branch_at = branches.close_at
 
 
 def postgres_url(url: str) -> str:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import IO, TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
-from stepkeep.api.options import ref_of, zone_of
+from stepkeep.api.options import Ref, ref_of, zone_of
 from stepkeep.config import Settings
 from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput, NotFound
@@ -43,9 +42,7 @@ class CodeAt(msgspec.Struct, frozen=True):
 class Files:
     """The files of one session. `default` is the directory that its user named for it."""
 
-    def __init__(
-        self, engine: Engine, uid: str, settings: Settings | None, default: Workspace = None
-    ) -> None:
+    def __init__(self, engine: Engine, uid: str, settings: Settings, default: Workspace = None) -> None:
         self._engine = engine
         self._uid = uid
         self._settings = settings
@@ -73,7 +70,7 @@ class Files:
 
     # --- looking back
 
-    def at(self, ref: str | int | datetime = "latest") -> CapturedFiles:
+    def at(self, ref: Ref = "latest") -> CapturedFiles:
         """The files that a checkpoint holds; for `latest` those of the newest one that holds any.
 
         Here and wherever files are asked for, safety checkpoints do not count in `latest`, `latest~2` and `step-5`.
@@ -85,7 +82,7 @@ class Files:
 
         return CapturedFiles(self._engine, self._header(ref))
 
-    def _header(self, ref: str | int | datetime) -> Header:
+    def _header(self, ref: Ref) -> Header:
         """The checkpoint that a ref means where files are asked for.
 
         `latest` is the newest of the current line that has files. It is never the one that a restore of files took for
@@ -102,8 +99,8 @@ class Files:
 
     def diff(
         self,
-        older: str | int | datetime | None = None,
-        newer: str | int | datetime | None = None,
+        older: Ref | None = None,
+        newer: Ref | None = None,
         *,
         paths: Iterable[str] = (),
         workspace: Workspace = None,
@@ -143,7 +140,7 @@ class Files:
             patch=patch,
         )
 
-    def patches(self, ref: str | int | datetime = "latest", *, workspace: Workspace = None) -> CommitPatches:
+    def patches(self, ref: Ref = "latest", *, workspace: Workspace = None) -> CommitPatches:
         """The commit of a checkpoint's files, and the patches for `git apply` that lead from there to them.
 
         Raises:
@@ -157,7 +154,7 @@ class Files:
 
     def export(
         self,
-        ref: str | int | datetime = "latest",
+        ref: Ref = "latest",
         *,
         output: str | os.PathLike[str] | IO[bytes],
         force: bool = False,
@@ -217,7 +214,7 @@ class Files:
 
     def restore(
         self,
-        ref: str | int | datetime,
+        ref: Ref,
         paths: Iterable[str] = (),
         *,
         workspace: Workspace = None,
@@ -316,10 +313,8 @@ class Files:
 
     @property
     def _limits(self) -> CaptureLimits:
-        from stepkeep.workspace.capture import DEFAULT_LIMITS, CaptureLimits
+        from stepkeep.workspace.capture import CaptureLimits
 
-        if self._settings is None:
-            return DEFAULT_LIMITS
         return CaptureLimits(
             max_file_bytes=self._settings["workspace.max_file_bytes"],
             max_total_bytes=self._settings["workspace.max_total_bytes"],

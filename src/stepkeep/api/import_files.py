@@ -83,6 +83,10 @@ class _Read(msgspec.Struct, frozen=True, kw_only=True):
     key: str
 
     @property
+    def created_at(self) -> str | None:
+        return None if self.document.time_us is None else timestamp(self.document.time_us)
+
+    @property
     def order(self) -> tuple[str, int, bool, str]:
         """Oldest first. Where nothing tells the time of the newest, it is still the newest."""
         unknown = MAX_TIME_US if self.found.is_pointer else 0
@@ -250,7 +254,7 @@ def _metadata(read: _Read, layout: Layout) -> dict[str, Any]:
         "layout": str(layout),
         "file": read.found.shown,
         "sha256": read.digest,
-        "created_at": None if document.time_us is None else timestamp(document.time_us),
+        "created_at": read.created_at,
         "verified": list(document.verified),
         "unverified": list(document.unverified),
     }
@@ -271,7 +275,7 @@ def _fate(read: _Read, outcome: str, checkpoint: str | None, exc: StepkeepError 
         session=read.key,
         checkpoint=checkpoint,
         external_id=document.external_id,
-        created_at=None if document.time_us is None else timestamp(document.time_us),
+        created_at=read.created_at,
         verified=document.verified,
         unverified=document.unverified,
         code=None if exc is None else exc.code,

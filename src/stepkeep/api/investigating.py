@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepkeep.api.checkpoint import Restored
-from stepkeep.api.options import RestoreOptions, RetentionRules
+from stepkeep.api.options import Ref, RestoreOptions, RetentionRules
 from stepkeep.api.session import Session
 from stepkeep.api.store import Store
 from stepkeep.history.documents import CheckpointInfo, describe
@@ -74,7 +74,7 @@ class Investigation(Workbench):
 
     # --- going back
 
-    def restore(self, ref: str | int | datetime, **options: Unpack[RestoreOptions]) -> Restored:
+    def restore(self, ref: Ref, **options: Unpack[RestoreOptions]) -> Restored:
         """Let everything be as it was at a checkpoint, all or none, and go on from there on a branch.
 
         What was not saved yet is saved first, where the investigation stands. Otherwise as `Session.restore`.
@@ -105,9 +105,7 @@ class Investigation(Workbench):
         found = self._session.query(time=time, seq=seq, id=id, tag=tag)
         return None if found is None else state_of(found.state, found.details)
 
-    def compare(
-        self, older: str | int | datetime, newer: str | int | datetime = "latest"
-    ) -> InvestigationComparison:
+    def compare(self, older: Ref, newer: Ref = "latest") -> InvestigationComparison:
         """What changed from one checkpoint to another, entry by entry."""
         before, after = self._session.load(older), self._session.load(newer)
         return compare_states(
@@ -127,7 +125,7 @@ class Investigation(Workbench):
 
     # --- the rest
 
-    def recovery_point(self, ref: str | int | datetime = "latest") -> RecoveryPoint:
+    def recovery_point(self, ref: Ref = "latest") -> RecoveryPoint:
         """What a person does to be where a checkpoint was: its code, environment, commands to replay, and itself.
 
         Where no commit or patch was noted, they are those of the checkpoint's files, if it has any.

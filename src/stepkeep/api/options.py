@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import datetime, timedelta, tzinfo
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict
 
 from stepkeep.config import Settings
 from stepkeep.errors import InvalidInput
@@ -16,6 +16,9 @@ from stepkeep.policy.retention import Retention
 
 if TYPE_CHECKING:
     from stepkeep.history import refs
+
+Ref: TypeAlias = str | int | datetime
+"""What names a checkpoint: text as in `stepkeep.history.refs`, a seq, or a moment."""
 
 KEEPS_ALL: Final = "archive"
 """The profile that rules are checked against, and to which those of `Session.prune` are added."""
@@ -142,24 +145,24 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
 
 
-def zone_of(settings: Settings | None) -> tzinfo:
+def zone_of(settings: Settings) -> tzinfo:
     """The zone of a time that names none."""
     from stepkeep.history import times
 
-    return times.zone_named("UTC" if settings is None else settings["time.zone"])
+    return times.zone_named(settings["time.zone"])
 
 
-def ref_of(ref: str | int | datetime, *, now_us: int, zone: tzinfo = UTC) -> refs.CheckpointRef:
-    from stepkeep.history import refs, times  # saving, and loading the latest, need neither
+def ref_of(ref: Ref, *, now_us: int, zone: tzinfo) -> refs.CheckpointRef:
+    from stepkeep.history import refs  # saving, and loading the latest, do not need it
 
     if isinstance(ref, datetime):
-        return refs.CheckpointRef("time", times.of_datetime(ref, zone))
+        return refs.CheckpointRef("time", time_of(ref, now_us=now_us, zone=zone))
     if isinstance(ref, int):
         return refs.CheckpointRef("seq", ref)
     return refs.parse(ref, now_us=now_us, zone=zone)
 
 
-def time_of(time: str | datetime, *, now_us: int, zone: tzinfo = UTC) -> int:
+def time_of(time: str | datetime, *, now_us: int, zone: tzinfo) -> int:
     from stepkeep.history import times
 
     if isinstance(time, datetime):
@@ -177,12 +180,10 @@ def query_of(
     zone: tzinfo,
 ) -> refs.CheckpointRef:
     """The ref for the first of time, seq and id that is given."""
-    from stepkeep.history import refs, times
+    from stepkeep.history import refs
 
-    if isinstance(time, datetime):
-        return refs.CheckpointRef("time", times.of_datetime(time, zone), tag or "")
     if time is not None:
-        return refs.CheckpointRef("time", times.read(time, now_us=now_us, zone=zone), tag or "")
+        return refs.CheckpointRef("time", time_of(time, now_us=now_us, zone=zone), tag or "")
     if seq is not None:
         if not isinstance(seq, int):
             raise InvalidInput(f"a seq is a whole number, not {seq!r}", code="invalid_query")

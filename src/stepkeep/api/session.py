@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime, tzinfo
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import msgspec
 
-from stepkeep.api.branches import Branches
 from stepkeep.api.checkpoint import Checkpoint, Restored, restore
 from stepkeep.api.files import CodeAt, Files, Workspace
 from stepkeep.api.options import (
+    Ref,
     RestoreOptions,
     RetentionRules,
     SaveOptions,
@@ -39,8 +39,8 @@ from stepkeep.model import (
 from stepkeep.storage.port import ANY_HEAD, Event, HeaderQuery, Usage
 
 if TYPE_CHECKING:
+    from stepkeep.api.branches import Branches
     from stepkeep.api.values import Deleted, Exported, Shown, ShownAt, StepOutput, ValueAt, ValueShown
-    from stepkeep.history import refs
     from stepkeep.history.documents import CheckpointInfo, SessionSummary
     from stepkeep.history.state_diff import CheckpointComparison, ValueLog
     from stepkeep.history.timeline import Timeline
@@ -71,7 +71,7 @@ class Session:
         self,
         engine: Engine,
         info: SessionInfo,
-        settings: Settings | None = None,
+        settings: Settings,
         *,
         workspace: Workspace = None,
     ) -> None:
@@ -98,6 +98,8 @@ class Session:
     @property
     def branches(self) -> Branches:
         """The branches of this session: list, fork, switch, merge and close them."""
+        from stepkeep.api.branches import Branches
+
         return Branches(self)
 
     @property
@@ -111,13 +113,12 @@ class Session:
         if self._parts is None:
             from stepkeep.recording.connected_parts import Parts
 
-            settings = self._all_settings
             self._parts = Parts(
                 self._engine,
                 self._uid,
                 save=self._save_captured,
-                significant_seconds=settings["recorder.significant_seconds"],
-                coalesce_seconds=settings["recorder.coalesce_seconds"],
+                significant_seconds=self._settings["recorder.significant_seconds"],
+                coalesce_seconds=self._settings["recorder.coalesce_seconds"],
             )
         return self._parts
 
@@ -258,7 +259,7 @@ class Session:
         loaded = self._engine.newest(self._uid)
         return None if loaded is None else Checkpoint(loaded)
 
-    def load(self, ref: str | int | datetime = "latest") -> Checkpoint:
+    def load(self, ref: Ref = "latest") -> Checkpoint:
         """The checkpoint a ref names: text as in `stepkeep.history.refs`, a seq, or a moment.
 
         Plain `latest` falls back to an older checkpoint when the newest is damaged; every other ref does not.
@@ -274,23 +275,17 @@ class Session:
             return checkpoint
         return Checkpoint(self._engine.load(self.header(ref)))
 
-    def at(self, ref: str | int | datetime) -> Checkpoint:
+    def at(self, ref: Ref) -> Checkpoint:
         """The checkpoint at a seq, id, or moment; see `load`."""
         return self.load(ref)
 
-    def header(self, ref: str | int | datetime) -> Header:
+    def header(self, ref: Ref) -> Header:
         """The verified header a ref names, without its bodies."""
         from stepkeep.history import refs
 
-        return refs.resolve(self._engine, self.info, self._ref(ref), zone=self._zone)
-
-    def _ref(self, ref: str | int | datetime) -> refs.CheckpointRef:
-        return ref_of(ref, now_us=self._engine.clock(), zone=self._zone)
-
-    @property
-    def _zone(self) -> tzinfo:
-        """Where a time that names no zone is at home."""
-        return zone_of(self._settings)
+        zone = zone_of(self._settings)
+        wanted = ref_of(ref, now_us=self._engine.clock(), zone=zone)
+        return refs.resolve(self._engine, self.info, wanted, zone=zone)
 
     def query(
         self,
@@ -310,16 +305,17 @@ class Session:
         """
         from stepkeep.history import refs
 
-        ref = query_of(time=time, seq=seq, id=id, tag=tag, now_us=self._engine.clock(), zone=self._zone)
-        header = refs.find(self._engine, self.info, ref, zone=self._zone)
+        zone = zone_of(self._settings)
+        ref = query_of(time=time, seq=seq, id=id, tag=tag, now_us=self._engine.clock(), zone=zone)
+        header = refs.find(self._engine, self.info, ref, zone=zone)
         if header is None or (tag is not None and tag not in header.tags):
             return None
         return Checkpoint(self._engine.load(header))
 
     def diff(
         self,
-        older: str | int | datetime | None = None,
-        newer: str | int | datetime = "latest",
+        older: Ref | None = None,
+        newer: Ref = "latest",
         *,
         limit: int | None = None,
     ) -> CheckpointComparison:
@@ -348,7 +344,7 @@ class Session:
             session=self._key,
         )
 
-    def log(self, path: str, *, ref: str | int | datetime = "latest", limit: int | None = None) -> ValueLog:
+    def log(self, path: str, *, ref: Ref = "latest", limit: int | None = None) -> ValueLog:
         """Where one value of the state changed on the way to a checkpoint, oldest first; the last `limit` ones.
 
         `path` reads like `context.messages[-1]`. Checkpoints that do not verify are left out and logged. A value that
@@ -365,7 +361,7 @@ class Session:
         until = None if ref == "latest" else self.header(ref)
         return trace(self._engine, self.info, steps, until=until, limit=limit)
 
-    def show(self, ref: str | int | datetime = "latest") -> Shown:
+    def show(self, ref: Ref = "latest") -> Shown:
         """A checkpoint with its state as JSON can hold it, and the triggers that were merged into it.
 
         `latest` falls back to an older one when the newest is damaged, as `load` does.
@@ -374,7 +370,7 @@ class Session:
 
         return shown(self._engine, self.load(ref))
 
-    def show_value(self, ref: str | int | datetime, path: str) -> ValueShown:
+    def show_value(self, ref: Ref, path: str) -> ValueShown:
         """One value of the state of a checkpoint, as JSON can hold it.
 
         Raises:
@@ -384,9 +380,7 @@ class Session:
 
         return value_shown(self._engine, self.load(ref), path)
 
-    def output(
-        self, step: str, *, ref: str | int | datetime = "latest", stream: Stream = "stdout"
-    ) -> StepOutput:
+    def output(self, step: str, *, ref: Ref = "latest", stream: Stream = "stdout") -> StepOutput:
         """All that is kept of what a step had given when a checkpoint was saved, byte for byte.
 
         Of a workflow that is what the step printed; of a plan its blobs, or else its output; of a script its output.
@@ -484,7 +478,8 @@ class Session:
         """
         from stepkeep.history.timeline.assembly import Filter, read_timeline  # only who draws pays for it
 
-        since_us = None if since is None else time_of(since, now_us=self._engine.clock(), zone=self._zone)
+        now_us, zone = self._engine.clock(), zone_of(self._settings)
+        since_us = None if since is None else time_of(since, now_us=now_us, zone=zone)
         wanted = Filter(since_us=since_us, branch=branch, tag=tag)
         return read_timeline(self._engine, self.info, wanted=wanted, fold=fold, limit=limit)
 
@@ -522,7 +517,7 @@ class Session:
         """
         from stepkeep.recording.recorder import Recorder
 
-        settings = self._all_settings
+        settings = self._settings
         every, window = settings["recorder.heartbeat_seconds"], settings["recorder.coalesce_seconds"]
         return Recorder(
             self._engine,
@@ -536,7 +531,7 @@ class Session:
             wait=wait,
         )
 
-    def run_document(self, ref: str | int | datetime = "latest") -> dict[str, Any]:
+    def run_document(self, ref: Ref = "latest") -> dict[str, Any]:
         """The fields of the snapshot document for a checkpoint: source, status, step, context, outcomes.
 
         `source_details` also names the triggers that were merged into it later. What nobody gave is left out.
@@ -547,7 +542,7 @@ class Session:
 
     # --- going back
 
-    def restore(self, ref: str | int | datetime, **options: Unpack[RestoreOptions]) -> Restored:
+    def restore(self, ref: Ref, **options: Unpack[RestoreOptions]) -> Restored:
         """Go on from an old checkpoint, on a branch that has it as head; one is forked if there is none.
 
         Nothing is deleted: what came after stays on the branch that is left. `restore("latest@before")` goes back
@@ -565,7 +560,7 @@ class Session:
 
     def recovery_point(
         self,
-        ref: str | int | datetime = "latest",
+        ref: Ref = "latest",
         *,
         commit: str | None = None,
         patches: Iterable[str] = (),
@@ -614,7 +609,7 @@ class Session:
         """Where the session stands, what it takes, the rules for its history, and whether `clean` would remove it."""
         from stepkeep.maintenance.status import session_status
 
-        info, settings = self.info, self._all_settings
+        info, settings = self.info, self._settings
         try:
             latest = self.header("latest")
         except (NotFound, Corrupt):
@@ -624,7 +619,7 @@ class Session:
 
     def export(
         self,
-        ref: str | int | datetime = "latest",
+        ref: Ref = "latest",
         *,
         output: str | os.PathLike[str] | None = None,
         force: bool = False,
@@ -660,14 +655,8 @@ class Session:
         from stepkeep.maintenance.prune import prune_session
 
         info = self.info
-        retention = retention_rules(self._all_settings, rules)(info)
+        retention = retention_rules(self._settings, rules)(info)
         return prune_session(self._engine, info, retention, dry_run=dry_run)
-
-    @property
-    def _all_settings(self) -> Settings:
-        from stepkeep import config
-
-        return config.load(cwd=None, environ={}) if self._settings is None else self._settings
 
     def delete(self, *refs: str) -> Deleted:
         """Remove checkpoints for good: their bytes are overwritten, what depends on them is re-encoded.

@@ -20,7 +20,7 @@ from stepkeep.engine import Engine
 from stepkeep.engine.reader import verified
 from stepkeep.errors import NotFound
 from stepkeep.history import times
-from stepkeep.history.documents import CheckpointInfo, describe_one, encoded
+from stepkeep.history.documents import CheckpointInfo, copied, describe_one, encoded
 from stepkeep.history.paths import find, format_path, parse_path
 from stepkeep.model import DETAILS, STATE, TriggerKind, from_us
 from stepkeep.recording.triggers import merged_triggers, merged_words
@@ -247,8 +247,8 @@ def shown_at(session: Session, time: str, path: str | None) -> ShownAt | ValueAt
         "is_future": time_us > now_us,
     }
     if path is not None:
-        return ValueAt(**msgspec.structs.asdict(value_shown(engine, checkpoint, path)), **asked)
-    return ShownAt(**msgspec.structs.asdict(shown(engine, checkpoint)), **asked)
+        return copied(ValueAt, value_shown(engine, checkpoint, path), **asked)
+    return copied(ShownAt, shown(engine, checkpoint), **asked)
 
 
 def fallback_info(checkpoint: Checkpoint) -> FallbackInfo | None:
