@@ -9,8 +9,6 @@ import os
 from collections.abc import Callable, Iterable
 from typing import IO, TYPE_CHECKING, Final, TypeAlias
 
-import msgspec
-
 from stepkeep.api.options import Ref, ref_of, zone_of
 from stepkeep.config import Settings
 from stepkeep.engine import Engine
@@ -18,6 +16,7 @@ from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import Header
 
 if TYPE_CHECKING:
+    from stepkeep.recording.recovery import CodeState
     from stepkeep.workspace.capture import CaptureLimits, EarlierCapture, TreeCapture
     from stepkeep.workspace.captured_files import CapturedFiles, FilesExported
     from stepkeep.workspace.file_diff import CodeChanges, CommitPatches, FilesDiff
@@ -29,14 +28,6 @@ Workspace: TypeAlias = bool | str | os.PathLike[str] | None
 
 MAX_PATCH_BYTES: Final = 1_000_000
 """How large the patches in a recovery point may be together."""
-
-
-class CodeAt(msgspec.Struct, frozen=True):
-    """The commit of captured files, the patches from there to them, and what a person has to do instead."""
-
-    commit: str | None = None
-    patches: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 class Files:
@@ -83,11 +74,7 @@ class Files:
         return CapturedFiles(self._engine, self._header(ref))
 
     def _header(self, ref: Ref) -> Header:
-        """The checkpoint that a ref means where files are asked for.
-
-        `latest` is the newest of the current line that has files. It is never the one that a restore of files took for
-        safety, nor do `latest~2` and `step-5` count those: repeating a restore means the same checkpoint again.
-        """
+        """The checkpoint that a ref means where files are asked for: repeating a restore means the same one again."""
         from stepkeep.history import refs
         from stepkeep.workspace.captured_files import is_safety, latest_capture
 
@@ -172,29 +159,30 @@ class Files:
 
         return export_tar(self._engine, self._header(ref), output, force=force)
 
-    def code_at(self, header: Header, workspace: Workspace = None) -> CodeAt:
+    def code_at(self, header: Header, workspace: Workspace = None) -> tuple[CodeState, tuple[str, ...]]:
         """What leads a person to the files of a checkpoint; empty where it has none, or they are in no repository.
 
         Without a repository that can be read the commit is all there is, and a note says where the rest comes from.
         """
+        from stepkeep.recording.recovery import CodeState
         from stepkeep.workspace.captured_files import has_files, load_manifest
         from stepkeep.workspace.file_diff import commit_patches
 
         manifest = load_manifest(self._engine, header) if has_files(header) else None
         if manifest is None or manifest.git is None:
-            return CodeAt()
+            return CodeState(), ()
         try:
             root = self._repository(workspace, manifest.root)
             found = commit_patches(self._engine, manifest, root, max_bytes=MAX_PATCH_BYTES)
             if found.is_complete:
-                return CodeAt(found.commit, found.patches)
+                return CodeState(commit=found.commit, patches=found.patches), ()
             reason = f"the patches are larger than {MAX_PATCH_BYTES:,} bytes"
         except (InvalidInput, NotFound) as exc:
             if workspace is not None:
                 raise
             reason = str(exc)
         note = f"Put the captured files of {header.id} over it, as `stepkeep export --files` writes them: {reason}"
-        return CodeAt(manifest.git.commit, notes=(note,))
+        return CodeState(commit=manifest.git.commit), (note,)
 
     def changed(
         self,

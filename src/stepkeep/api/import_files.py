@@ -8,12 +8,12 @@ adopted today must not be pruned today because it is old. They are saved oldest 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from stepkeep.api.options import SaveOptions
 from stepkeep.api.session import Session
@@ -29,6 +29,8 @@ from stepkeep.storage.port import HeaderQuery
 
 IMPORTED: Final = "imported"
 """The member of a checkpoint's metadata that tells where it came from."""
+
+SKIPPED: Final = "skipped"
 
 PROFILES: Final = {Layout.RUN: "archive", Layout.WORKFLOW: "archive", Layout.PHASE: "phase"}
 """What a session that an import makes gets: nothing that was just adopted is pruned."""
@@ -75,7 +77,7 @@ class FilesImport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Read(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that can be adopted."""
+    """A file that can be read."""
 
     found: FoundFile
     document: Foreign
@@ -93,88 +95,80 @@ class _Read(msgspec.Struct, frozen=True, kw_only=True):
         time_us = unknown if self.document.time_us is None else self.document.time_us
         return self.key, time_us, self.found.is_pointer, self.found.file
 
-
-def import_files(
-    store: Store,
-    directory: Path,
-    layout: str,
-    *,
-    session: str | None = None,
-    accept_unverified: bool = False,
-    dry_run: bool = False,
-) -> FilesImport:
-    """Adopt the checkpoint files below a directory; see `Store.import_files`."""
-    chosen = Layout(layout)
-    _check_directory(store, directory)
-    read, fates = _read_all(directory, chosen, session, accept_unverified)
-    adopter = _Adopter(store, chosen, is_named=session is not None, dry_run=dry_run)
-    fates += [adopter.adopt(each) for each in sorted(read, key=lambda each: each.order)]
-    report = _report(directory, chosen, fates, dry_run)
-    return report if report.files else _nothing_found(report, directory, chosen)
+    def fate(self, outcome: str, checkpoint: str | None = None) -> FileImport:
+        return FileImport(
+            file=self.found.shown,
+            outcome=outcome,
+            session=self.key,
+            checkpoint=checkpoint,
+            external_id=self.document.external_id,
+            created_at=self.created_at,
+            verified=self.document.verified,
+            unverified=self.document.unverified,
+        )
 
 
-def _check_directory(store: Store, directory: Path) -> None:
-    if not directory.is_dir():
-        raise InvalidInput(f"{directory} is not a directory", code="not_a_directory")
-    if store.url.partition("?")[0] == f"files:{directory.absolute()}":
-        raise InvalidInput(f"{directory} is the store itself: import into another one", code="same_store")
+class Importer(msgspec.Struct, kw_only=True):
+    """One import of files, as `Store.import_files` was asked for it."""
 
+    store: Store
+    directory: Path
+    layout: Layout
+    session: str | None
+    accept_unverified: bool
+    dry_run: bool
+    known: dict[str, Session] = {}
+    planned: dict[tuple[str, str], str] = {}
+    """The digest of each file that this import adopted, by the session and the id in it."""
 
-def _read_all(
-    directory: Path, layout: Layout, session: str | None, accept_unverified: bool
-) -> tuple[list[_Read], list[FileImport]]:
-    read: list[_Read] = []
-    fates: list[FileImport] = []
-    for found in find_files(directory, layout):
-        try:
-            each = _read(directory, layout, found, session)
-        except StepkeepError as exc:
-            fates.append(_skipped(found, exc))
-            continue
-        if each is None:
-            message = "a document of Stepkeep: open it as files:DIR, or copy that store"
-            fates.append(FileImport(file=found.shown, outcome="ours", message=message))
-        elif "checksum" in each.document.unverified and not accept_unverified:
-            unconfirmed = Corrupt(
-                "its checksum could not be confirmed: damaged, or made in a way unknown here"
+    def run(self) -> FilesImport:
+        """Adopt what can be adopted, oldest first, and report on all files."""
+        if not self.directory.is_dir():
+            raise InvalidInput(f"{self.directory} is not a directory", code="not_a_directory")
+        if self.store.url.partition("?")[0] == f"files:{self.directory.absolute()}":
+            raise InvalidInput(
+                f"{self.directory} is the store itself: import into another one", code="same_store"
             )
-            fates.append(_skipped(found, unconfirmed, each))
-        else:
-            read.append(each)
-    return read, fates
+        read: list[_Read] = []
+        fates: list[FileImport] = []
+        for found in find_files(self.directory, self.layout):
+            try:
+                each = self._read(found)
+            except StepkeepError as exc:
+                fates.append(_skipped(FileImport(file=found.shown, outcome=""), exc))
+                continue
+            if isinstance(each, _Read):
+                read.append(each)
+            else:
+                fates.append(each)
+        fates += map(self._adopt, sorted(read, key=lambda each: each.order))
+        return self._report(sorted(fates, key=lambda fate: fate.file))
 
+    def _read(self, found: FoundFile) -> _Read | FileImport:
+        """What a file holds, or its fate where that is not to be adopted."""
+        data, file_digest, checked = read_foreign(self.directory, found)
+        parsed = foreign.parse(data)
+        if foreign.is_ours(parsed):
+            message = "a document of Stepkeep: open it as files:DIR, or copy that store"
+            return FileImport(file=found.shown, outcome="ours", message=message)
+        document = foreign.read(self.layout, parsed, data, name=found.file, file_digest=file_digest)
+        document = replace(document, verified=(*document.verified, *checked))
+        key = self.session or document.session or found.session
+        if key is None:
+            raise InvalidInput("nothing names its session: give one with --session", code="usage")
+        read = _Read(found=found, document=document, digest=file_digest, key=key)
+        if "checksum" in document.unverified and not self.accept_unverified:
+            message = "its checksum could not be confirmed: damaged, or made in a way unknown here"
+            return _skipped(read.fate(""), Corrupt(message))
+        return read
 
-def _read(directory: Path, layout: Layout, found: FoundFile, session: str | None) -> _Read | None:
-    data, file_digest, checked = read_foreign(directory, found)
-    parsed = foreign.parse(data)
-    if foreign.is_ours(parsed):
-        return None
-    document = foreign.read(layout, parsed, data, name=found.file, file_digest=file_digest)
-    document = msgspec.structs.replace(document, verified=(*document.verified, *checked))
-    key = session or document.session or found.session
-    if key is None:
-        raise InvalidInput("nothing names its session: give one with --session", code="usage")
-    return _Read(found=found, document=document, digest=file_digest, key=key)
-
-
-class _Adopter:
-    """Saves what was read, session by session."""
-
-    def __init__(self, store: Store, layout: Layout, *, is_named: bool, dry_run: bool) -> None:
-        self._store = store
-        self._layout = layout
-        self._is_named = is_named
-        self._dry_run = dry_run
-        self._sessions: dict[str, Session] = {}
-        self._planned: dict[tuple[str, str], str] = {}
-
-    def adopt(self, read: _Read) -> FileImport:
+    def _adopt(self, read: _Read) -> FileImport:
         try:
             held = self._held(read)
             if held is None:
                 checkpoint = self._save(read)
-                self._planned[read.key, read.document.external_id] = read.digest
-                return _fate(read, IMPORTED, checkpoint)
+                self.planned[read.key, read.document.external_id] = read.digest
+                return read.fate(IMPORTED, checkpoint)
             checkpoint, digest = held
             if digest != read.digest:
                 raise Conflict(
@@ -183,9 +177,9 @@ class _Adopter:
                     retryable=False,
                     session=read.key,
                 )
-            return _fate(read, "present", checkpoint)
+            return read.fate("present", checkpoint)
         except StepkeepError as exc:
-            return _skipped(read.found, exc, read)
+            return _skipped(read.fate(""), exc)
 
     def _held(self, read: _Read) -> tuple[str | None, str] | None:
         """The checkpoint that has the id of a file already, and the digest of the file that it came from."""
@@ -193,17 +187,17 @@ class _Adopter:
         session = self._session(read.key)
         if session is not None:
             query = HeaderQuery(session=session.uid, external_id=external_id, limit=1)
-            for header in self._store.engine.headers(query):
+            for header in self.store.engine.headers(query):
                 return header.id, _origin(header).get("sha256", "")
-        planned = self._planned.get((read.key, external_id))
+        planned = self.planned.get((read.key, external_id))
         return None if planned is None else (None, planned)
 
     def _session(self, key: str) -> Session | None:
         """The session with a key; None when there is none yet."""
-        if key not in self._sessions:
+        if key not in self.known:
             with suppress(NotFound):
-                self._sessions[key] = self._store.get(key)
-        return self._sessions.get(key)
+                self.known[key] = self.store.get(key)
+        return self.known.get(key)
 
     def _save(self, read: _Read) -> str | None:
         """The id of the new checkpoint. A dry run refuses what the real one would, and gives None.
@@ -211,36 +205,68 @@ class _Adopter:
         A session is made only when there is something for it.
         """
         session, document = self._session(read.key), read.document
-        if session is not None and not self._is_named:
-            self._refuse_work_of_others(session)
+        if session is not None and self.session is None:
+            _refuse_work_of_others(session)
         options = SaveOptions(
             step=document.step,
             status=document.status,
             trigger=document.trigger,
             message=document.message,
             details=document.details,
-            metadata=_metadata(read, self._layout),
+            metadata=_metadata(read, self.layout),
             external_id=document.external_id,
         )
-        if self._dry_run:
+        if self.dry_run:
             nobody = SessionInfo(uid="", key=read.key, created_us=0, updated_us=0)
-            draft = self._store._session(nobody)._save_of(document.state, **options)
-            self._store.engine.checked(draft)
+            self.store.engine.checked(self.store._session(nobody)._save_of(document.state, **options))
             return None
         if session is None:
-            return self._store.save(read.key, document.state, profile=PROFILES[self._layout], **options).id
+            profile = PROFILES[self.layout]
+            return self.store.save(read.key, document.state, profile=profile, **options).id
         return session.save(document.state, **options).id
 
-    def _refuse_work_of_others(self, session: Session) -> None:
-        """Files that only happen to name a session of this store must not become its newest checkpoints."""
-        newest = next(iter(session.history(limit=1)), None)
-        if newest is not None and not _origin(newest):
-            raise Conflict(
-                f"session {session.key!r} has work of its own: name another one with --session",
-                code="session_exists",
-                retryable=False,
-                session=session.key,
-            )
+    def _report(self, files: list[FileImport]) -> FilesImport:
+        counts = Counter(fate.outcome for fate in files)
+        skipped = [fate.code for fate in files if fate.outcome == SKIPPED]
+        result = PASS if not skipped else WARN if len(skipped) < len(files) else FAIL
+        note, fixes = None, fixes_for_codes(skipped, table=IMPORT_FIXES)
+        if not files:
+            places = {each: find_files(self.directory, each) for each in Layout if each != self.layout}
+            others = [str(each) for each, found in places.items() if next(found, None)]
+            but = f"but of layout {' and '.join(others)}" if others else "nor of any other"
+            note = f"{self.directory} has no files of layout {self.layout}, {but}"
+            fixes = tuple(f"use --layout {each}" for each in others)
+            fixes = fixes or ("name the folder of the other store, or one in it",)
+            result = WARN
+        return FilesImport(
+            directory=str(self.directory),
+            layout=str(self.layout),
+            is_dry_run=self.dry_run,
+            imported=counts[IMPORTED],
+            present=counts["present"],
+            ours=counts["ours"],
+            skipped=len(skipped),
+            files=tuple(files),
+            result=result,
+            fixes=fixes,
+            note=note,
+        )
+
+
+def _skipped(fate: FileImport, exc: StepkeepError) -> FileImport:
+    return replace(fate, outcome=SKIPPED, code=exc.code, message=exc.message)
+
+
+def _refuse_work_of_others(session: Session) -> None:
+    """Files that only happen to name a session of this store must not become its newest checkpoints."""
+    newest = next(session.history(limit=1), None)
+    if newest is not None and not _origin(newest):
+        raise Conflict(
+            f"session {session.key!r} has work of its own: name another one with --session",
+            code="session_exists",
+            retryable=False,
+            session=session.key,
+        )
 
 
 def _origin(header: Header) -> dict[str, Any]:
@@ -262,60 +288,3 @@ def _metadata(read: _Read, layout: Layout) -> dict[str, Any]:
     if len(msgspec.json.encode(own)) > _MAX_OWN_METADATA:  # all of it is in the state
         own = {name: own[name] for name in ("phase", "phase_number", "task_summary") if name in own}
     return {**own, IMPORTED: origin}
-
-
-# --- reporting -------------------------------------------------------------------------------------------------
-
-
-def _fate(read: _Read, outcome: str, checkpoint: str | None, exc: StepkeepError | None = None) -> FileImport:
-    document = read.document
-    return FileImport(
-        file=read.found.shown,
-        outcome=outcome,
-        session=read.key,
-        checkpoint=checkpoint,
-        external_id=document.external_id,
-        created_at=read.created_at,
-        verified=document.verified,
-        unverified=document.unverified,
-        code=None if exc is None else exc.code,
-        message=None if exc is None else exc.message,
-    )
-
-
-def _skipped(found: FoundFile, exc: StepkeepError, read: _Read | None = None) -> FileImport:
-    if read is not None:
-        return _fate(read, "skipped", None, exc)
-    return FileImport(file=found.shown, outcome="skipped", code=exc.code, message=exc.message)
-
-
-def _report(directory: Path, layout: Layout, fates: Iterable[FileImport], dry_run: bool) -> FilesImport:
-    files = tuple(sorted(fates, key=lambda fate: fate.file))
-    counts = Counter(fate.outcome for fate in files)
-    skipped = [fate for fate in files if fate.outcome == "skipped"]
-    is_useful = len(skipped) < len(files)
-    return FilesImport(
-        directory=str(directory),
-        layout=str(layout),
-        is_dry_run=dry_run,
-        imported=counts[IMPORTED],
-        present=counts["present"],
-        ours=counts["ours"],
-        skipped=len(skipped),
-        files=files,
-        result=PASS if not skipped else WARN if is_useful else FAIL,
-        fixes=fixes_for_codes((fate.code for fate in skipped), table=IMPORT_FIXES),
-    )
-
-
-def _nothing_found(report: FilesImport, directory: Path, layout: Layout) -> FilesImport:
-    """The report of an import without files: which other layouts have some there."""
-    others = [str(each) for each in Layout if each != layout and next(find_files(directory, each), None)]
-    but = f"but of layout {' and '.join(others)}" if others else "nor of any other"
-    return msgspec.structs.replace(
-        report,
-        result=WARN,
-        note=f"{directory} has no files of layout {layout}, {but}",
-        fixes=tuple(f"use --layout {each}" for each in others)
-        or ("name the folder of the other store, or one in it",),
-    )

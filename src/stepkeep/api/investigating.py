@@ -31,7 +31,7 @@ from stepkeep.investigation.workbench import Workbench
 from stepkeep.maintenance.prune import PruneReport
 from stepkeep.model import Header
 from stepkeep.recording.connected_parts import Part
-from stepkeep.recording.recovery import CodeState, RecoveryPoint, ReplayCommand, recovery_point
+from stepkeep.recording.recovery import RecoveryPoint, ReplayCommand, recovery_point
 from stepkeep.storage.disk import write_file
 
 PROFILE = "debug"
@@ -141,9 +141,8 @@ class Investigation(Workbench):
         ]
         code, notes = state.code_changes, tuple[str, ...]()
         if code is None or not (code.commit or code.patches):
-            files = self._session._files.code_at(checkpoint.header)
-            code = replace(code or CodeState(), commit=files.commit, patches=files.patches)
-            notes = files.notes
+            files, notes = self._session.files.code_at(checkpoint.header)
+            code = replace(code or files, commit=files.commit, patches=files.patches)
         return recovery_point(self._key, checkpoint.id, code=code, commands=commands, notes=notes)
 
     def prune(self, **rules: Unpack[RetentionRules]) -> PruneReport:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import msgspec
 
 from stepkeep.api.checkpoint import Checkpoint, Restored, restore
-from stepkeep.api.files import CodeAt, Files, Workspace
+from stepkeep.api.files import Files, Workspace
 from stepkeep.api.options import (
     Ref,
     RestoreOptions,
@@ -581,13 +581,15 @@ class Session:
         """
         from stepkeep.recording.recovery import ALLOWED, CodeState, ReplayCommand, captured, recovery_point
 
-        header, given = self.load(ref).header, tuple(patches)
-        is_given = commit is not None or bool(given)
-        files = CodeAt(commit, given) if is_given else self._files.code_at(header, workspace)
+        header, notes = self.load(ref).header, tuple[str, ...]()
+        code = CodeState(commit=commit, patches=tuple(patches))
+        if code.commit is None and not code.patches:
+            code, notes = self._files.code_at(header, workspace)
         variables = captured(environment or {}, ALLOWED if allowed is None else allowed)
-        code = CodeState(commit=files.commit, patches=files.patches, env_vars=variables)
         replays = [ReplayCommand(command=command) for command in commands]
-        return recovery_point(self._key, header.id, code=code, commands=replays, notes=files.notes)
+        return recovery_point(
+            self._key, header.id, code=code, environment=variables, commands=replays, notes=notes
+        )
 
     # --- status
 
@@ -614,8 +616,9 @@ class Session:
             latest = self.header("latest")
         except (NotFound, Corrupt):
             latest = None
-        retention = retention_rules(settings, {})(info)
-        return session_status(self._engine, settings.cleanup_policies, info, retention, latest)
+        return session_status(
+            self._engine, settings.cleanup_policies, info, settings.retention_of(info), latest
+        )
 
     def export(
         self,

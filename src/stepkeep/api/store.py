@@ -510,16 +510,17 @@ class Store:
         """
         from pathlib import Path
 
-        from stepkeep.api.import_files import import_files
+        from stepkeep.api.import_files import Importer
+        from stepkeep.codec.readable import Layout
 
-        return import_files(
-            self,
-            Path(directory),
-            layout,
+        return Importer(
+            store=self,
+            directory=Path(directory),
+            layout=Layout(layout),
             session=session,
             accept_unverified=accept_unverified,
             dry_run=dry_run,
-        )
+        ).run()
 
     def flush(self) -> None:
         """Return when every save that was started is settled."""
