@@ -120,6 +120,7 @@ async def drive(client: Client) -> None:
         client, "checkpoint_restore", sessionId="s", checkpointId=ids[0], branch="again"
     )
     assert (restored["branch"], restored["isNewBranch"]) == ("again", True)
+    assert restored["undo"] == "latest@before"
     graph = await answered(client, "checkpoint_timeline", sessionId="s")
     assert {branch["name"] for branch in graph["branches"]} == {"main", "again"}
     assert (await answered(client, "checkpoint_complete", sessionId="s"))["status"] == "completed"

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from stepkeep.api.investigating import (
         Investigation as Investigation,
         InvestigationChange as InvestigationChange,
-        InvestigationReport as InvestigationReport,
         InvestigationStatus as InvestigationStatus,
         RecoveryView as RecoveryView,
         change_investigation as change_investigation,
@@ -51,11 +50,8 @@ if TYPE_CHECKING:
     from stepkeep.api.store import Store as Store
     from stepkeep.api.values import (
         FORMATS as FORMATS,
-        ChangeCounts as ChangeCounts,
         Deleted as Deleted,
         Exported as Exported,
-        FallbackInfo as FallbackInfo,
-        RestoredInfo as RestoredInfo,
         Shown as Shown,
         ShownAt as ShownAt,
         ValueAt as ValueAt,
@@ -101,10 +97,10 @@ if TYPE_CHECKING:
         Side as Side,
         Strategy as Strategy,
     )
+    from stepkeep.history.refs import BEFORE as BEFORE
     from stepkeep.history.state_diff import (
         CheckpointComparison as CheckpointComparison,
         ValueChange as ValueChange,
-        ValueLog as ValueLog,
     )
     from stepkeep.history.timeline import (
         CheckpointNode as CheckpointNode,
@@ -147,7 +143,7 @@ if TYPE_CHECKING:
         SessionUsage as SessionUsage,
         StoreStatus as StoreStatus,
     )
-    from stepkeep.maintenance.verify import Finding as Finding, VerifyReport as VerifyReport
+    from stepkeep.maintenance.verify import VerifyReport as VerifyReport
     from stepkeep.model import (
         Branch as Branch,
         Header as Header,
@@ -159,7 +155,6 @@ if TYPE_CHECKING:
     )
     from stepkeep.policy.cleanup import SessionCleanup as SessionCleanup
     from stepkeep.policy.retention import CheckpointDecision as CheckpointDecision
-    from stepkeep.recording.coding_agents.hook_process import HookProblem as HookProblem
     from stepkeep.recording.coding_agents.installing import (
         HooksChange as HooksChange,
         HooksInstalled as HooksInstalled,
@@ -181,8 +176,6 @@ if TYPE_CHECKING:
     from stepkeep.recording.triggers import AutoTrigger as AutoTrigger
     from stepkeep.runs.agents import (
         AgentCheckpoint as AgentCheckpoint,
-        AgentEntry as AgentEntry,
-        AgentPage as AgentPage,
         AgentStore as AgentStore,
         AgentSummary as AgentSummary,
         state_parts as state_parts,
@@ -241,17 +234,14 @@ _NAMES_BY_MODULE = {
     "api.files": "Files",
     "api.import_files": "FileImport FilesImport",
     "api.investigating": (
-        "Investigation InvestigationChange InvestigationReport InvestigationStatus RecoveryView "
+        "Investigation InvestigationChange InvestigationStatus RecoveryView "
         "change_investigation investigation_recovery investigation_report investigation_status"
     ),
     "api.opening": "default_url open",
     "api.options": "CleanupRules RestoreOptions RetentionRules SaveOptions TimelineOptions",
     "api.session": "Session",
     "api.store": "Store",
-    "api.values": (
-        "FORMATS ChangeCounts Deleted Exported FallbackInfo RestoredInfo Shown ShownAt ValueAt StepOutput "
-        "ValueShown to_json"
-    ),
+    "api.values": "FORMATS Deleted Exported Shown ShownAt StepOutput ValueAt ValueShown to_json",
     "codec.readable": "LAYOUTS CommandOutcome ContextDigest Criterion",
     "config": "Config SettingView Settings inspect_config",
     "engine": "Fallback Pending",
@@ -259,7 +249,8 @@ _NAMES_BY_MODULE = {
     "history.changes": "WIDTH",
     "history.documents": "BranchChanged BranchInfo BranchList CheckpointInfo History SessionSummary",
     "history.merge": "ClashInfo MergeConflict Merged Side Strategy",
-    "history.state_diff": "CheckpointComparison ValueChange ValueLog",
+    "history.refs": "BEFORE",
+    "history.state_diff": "CheckpointComparison ValueChange",
     "history.timeline": (
         "CheckpointNode DamagedNode FoldNode GapNode Node Pictured RestNode Timeline Timelines"
     ),
@@ -272,11 +263,10 @@ _NAMES_BY_MODULE = {
     "maintenance.metrics": "Stats prometheus",
     "maintenance.prune": "PruneReport Pruned",
     "maintenance.status": "NextClean SessionStatus SessionUsage StoreStatus",
-    "maintenance.verify": "Finding VerifyReport",
+    "maintenance.verify": "VerifyReport",
     "model": "Branch Header SessionError SessionInfo Status Trigger TriggerKind",
     "policy.cleanup": "SessionCleanup",
     "policy.retention": "CheckpointDecision",
-    "recording.coding_agents.hook_process": "HookProblem",
     "recording.coding_agents.installing": (
         "HooksChange HooksInstalled HooksStatus hook_trouble hooks_status install_hooks uninstall_hooks"
     ),
@@ -285,7 +275,7 @@ _NAMES_BY_MODULE = {
     "recording.recorder": "Recorder",
     "recording.recovery": "RecoveryPoint",
     "recording.triggers": "AutoTrigger",
-    "runs.agents": "AgentCheckpoint AgentEntry AgentPage AgentStore AgentSummary state_parts",
+    "runs.agents": "AgentCheckpoint AgentStore AgentSummary state_parts",
     "runs.plan": "AgentState ExecutionResult Interrupted LastError PlanStep StepResult StepStatus",
     "runs.queue": "Worked WorkerEvent WorkerEventKind",
     "runs.run_options": "ExecuteOptions Hooks Outcome RetryPolicy StepContext",

@@ -18,7 +18,7 @@ from stepkeep.storage.port import ANY_HEAD
 if TYPE_CHECKING:
     from stepkeep.api.options import Ref
     from stepkeep.api.session import Session
-    from stepkeep.api.values import ChangeCounts, RestoredInfo
+    from stepkeep.api.values import ChangeCounts
     from stepkeep.history.documents import CheckpointInfo
     from stepkeep.recording.connected_parts import Extra, Missing
 
@@ -117,13 +117,13 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     def message(self) -> str:
         return self.checkpoint.header.message
 
-    def document(self) -> RestoredInfo:
-        """The same as JSON can hold it, without the state."""
-        from stepkeep.api.values import RestoredInfo
-        from stepkeep.history.documents import copied
+    def document(self) -> dict[str, Any]:
+        """The same as JSON can hold it, without the state. `undo` is the ref that leads back."""
         from stepkeep.history.refs import BEFORE
 
-        return copied(RestoredInfo, self, checkpoint=self.info, undo=BEFORE)
+        moved = ("branch", "is_new_branch", "previous_branch", "previous_head", "previous_seq", "changes")
+        document = {"session": self.session, "checkpoint": self.info, "undo": BEFORE}
+        return document | {name: getattr(self, name) for name in moved}
 
     @property
     def recovery_complete(self) -> bool:

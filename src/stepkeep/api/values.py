@@ -121,21 +121,6 @@ class ChangeCounts(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
 
 
-class RestoredInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that goes on from a checkpoint. `changes` lead from the state before to the restored one, None
-    when the state before cannot be read or nobody asked. `undo` is the ref that leads back."""
-
-    session: str
-    checkpoint: CheckpointInfo
-    branch: str
-    is_new_branch: bool
-    previous_branch: str
-    previous_head: str | None
-    previous_seq: int | None
-    changes: ChangeCounts | None
-    undo: str
-
-
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a step gave, byte for byte. `is_cut` says that it gave more than is stored."""
 

@@ -13,7 +13,6 @@ from stepkeep.cli.naming import Words, on_session, opened, workspace_option
 from stepkeep.cli.printing import counts, file_line, lines, moment, numbered
 from stepkeep.text import clean, count
 
-BEFORE = "latest@before"
 EXAMPLE = """\
 stepkeep restore cp_20260302T120000000000_0123456789
 stepkeep restore research-42 latest~2
@@ -60,7 +59,7 @@ def restore(
         if undo:
             if refs or branch is not None:
                 raise click.UsageError("--undo takes no REF and no --branch.")
-            refs = [BEFORE]
+            refs = [api.BEFORE]
             is_files = is_files or run.files.were_restored_last
         if is_files:
             if branch is not None or expect_head is not None:
@@ -78,13 +77,13 @@ def restore(
         if len(refs) != 1:
             raise click.UsageError("Which checkpoint? Name one REF, or --undo.")
         expected = api.ANY_HEAD if expect_head is None else expect_head
-        restored = run.restore(refs[0], branch=branch, expect_head=expected, compare=True).document()
+        restored = run.restore(refs[0], branch=branch, expect_head=expected, compare=True)
     settings.show(restored, _print)
     return 0
 
 
-def _print(restored: api.RestoredInfo) -> None:
-    checkpoint = restored.checkpoint
+def _print(restored: api.Restored) -> None:
+    checkpoint = restored.info
     name = checkpoint.message or f"#{checkpoint.seq}"
     new = ", new" if restored.is_new_branch else ""
     texts = [
@@ -99,7 +98,7 @@ def _print(restored: api.RestoredInfo) -> None:
     lines(texts)
 
 
-def _changes(restored: api.RestoredInfo) -> list[str]:
+def _changes(restored: api.Restored) -> list[str]:
     changes = restored.changes
     if changes is None:
         return ["Changes: unknown, the state before cannot be read"]

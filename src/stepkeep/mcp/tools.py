@@ -261,9 +261,9 @@ def restore_tool(opened: OpenedStore) -> Callable[..., Any]:
         """
         _check(consent, sessionId)
         session = opened.get().get(sessionId)
-        done = session.restore(checkpointId, branch=branch or None, compare=True).document()
+        done = session.restore(checkpointId, branch=branch or None, compare=True)
         summary = None if done.changes is None else done.changes.summary
-        return RestoreAnswer.of(done.checkpoint, done, summary=summary)
+        return RestoreAnswer.of(done.info, done, summary=summary, undo=api.BEFORE)
 
     return checkpoint_restore
 
