@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from stepkeep.api.options import zone_of
 from stepkeep.api.store import Store
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.history import refs
-from stepkeep.history.times import zone_named
 from stepkeep.model import Status, check_name, from_us, utc_now_us
 from stepkeep.storage.port import HeaderQuery
 
@@ -47,7 +47,7 @@ def choose(store: Store, words: Sequence[str], *, fallback: str | None = None) -
 
     Raises:
         NotFound: there is no such session, or none at all.
-        InvalidInput: the first word is a time that there is not.
+        InvalidInput: the first word is a time that does not exist.
     """
     if words and store.engine.session_with(words[0]) is not None:
         return Chosen(session=words[0], refs=tuple(words[1:]))
@@ -55,11 +55,9 @@ def choose(store: Store, words: Sequence[str], *, fallback: str | None = None) -
         store.get(words[0])
     if fallback is not None:
         return Chosen(session=fallback, refs=tuple(words))
-    for word in words[:1]:
-        if (key := _session_of(store, word)) is not None:
-            return Chosen(session=key, refs=tuple(words), why=f"the one with {word}")
-    current = current_session(store)
-    return msgspec.structs.replace(current, refs=tuple(words))
+    if words and (key := _session_of(store, words[0])) is not None:
+        return Chosen(session=key, refs=tuple(words), why=f"the one with {words[0]}")
+    return msgspec.structs.replace(current_session(store), refs=tuple(words))
 
 
 def current_session(store: Store) -> Chosen:
@@ -99,9 +97,8 @@ def session_here(store: Store, folder: Path) -> Chosen:
 
 
 def _is_ref(store: Store, word: str) -> bool:
-    zone = zone_named(store.settings["time.zone"])
     try:
-        refs.parse(word, now_us=store.engine.clock(), zone=zone)
+        refs.parse(word, now_us=store.engine.clock(), zone=zone_of(store.settings))
     except InvalidInput as exc:
         if exc.code != "invalid_ref":
             raise

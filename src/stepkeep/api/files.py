@@ -140,11 +140,7 @@ class Files:
         return commit_patches(self._engine, manifest, self._repository(workspace, manifest.root))
 
     def export(
-        self,
-        ref: Ref = "latest",
-        *,
-        output: str | os.PathLike[str] | IO[bytes],
-        force: bool = False,
+        self, ref: Ref = "latest", *, output: str | os.PathLike[str] | IO[bytes], force: bool = False
     ) -> FilesExported:
         """Write the files of a checkpoint as a tar archive: to a file, whole or not at all, or to a stream.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Unpack
 
 import msgspec
@@ -21,12 +20,7 @@ from stepkeep.api.store import Store
 from stepkeep.history.documents import CheckpointInfo, describe
 from stepkeep.history.refs import BEFORE
 from stepkeep.investigation.markdown import markdown
-from stepkeep.investigation.state import (
-    InvestigationComparison,
-    InvestigationState,
-    compare_states,
-    state_of,
-)
+from stepkeep.investigation.state import InvestigationComparison, InvestigationState, compare_states, state_of
 from stepkeep.investigation.workbench import Workbench
 from stepkeep.maintenance.prune import PruneReport
 from stepkeep.model import Header
@@ -63,9 +57,7 @@ class Investigation(Workbench):
     def __enter__(self) -> Investigation:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.save()
 
     def connect(self, name: str, part: Part) -> None:

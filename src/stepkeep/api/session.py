@@ -28,14 +28,7 @@ from stepkeep.api.options import (
 from stepkeep.config import Settings
 from stepkeep.engine import Engine, Pending, Save
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound
-from stepkeep.model import (
-    Header,
-    SessionInfo,
-    Status,
-    Trigger,
-    TriggerKind,
-    is_checkpoint_id,
-)
+from stepkeep.model import Header, SessionInfo, Status, Trigger, TriggerKind, is_checkpoint_id
 from stepkeep.storage.port import ANY_HEAD, Event, HeaderQuery, Usage
 
 if TYPE_CHECKING:
@@ -68,12 +61,7 @@ class Session:
     deleted, saving raises `NotFound`, even when a new one has the same key."""
 
     def __init__(
-        self,
-        engine: Engine,
-        info: SessionInfo,
-        settings: Settings,
-        *,
-        workspace: Workspace = None,
+        self, engine: Engine, info: SessionInfo, settings: Settings, *, workspace: Workspace = None
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -313,11 +301,7 @@ class Session:
         return Checkpoint(self._engine.load(header))
 
     def diff(
-        self,
-        older: Ref | None = None,
-        newer: Ref = "latest",
-        *,
-        limit: int | None = None,
+        self, older: Ref | None = None, newer: Ref = "latest", *, limit: int | None = None
     ) -> CheckpointComparison:
         """What changed from one checkpoint to another: typed changes, counts, a summary, and the time between.
 

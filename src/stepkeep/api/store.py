@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from os import PathLike
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
@@ -357,10 +356,7 @@ class Store:
         """
         from stepkeep.history.timeline.assembly import read_timelines
 
-        found = read_timelines(
-            list(self.sessions()),
-            lambda info: self._session(info).timeline(**options),
-        )
+        found = read_timelines(list(self.sessions()), lambda info: self._session(info).timeline(**options))
         branch, tag = options.get("branch"), options.get("tag")
         if not found.timelines and not found.errors and (branch or tag):
             wanted = [f"branch {branch!r}"] if branch else []
@@ -542,9 +538,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
