@@ -348,7 +348,7 @@ def _sample(engine: Engine) -> Found:
         except StepkeepError as exc:
             advice = "`stepkeep verify`; loading falls back to an older checkpoint"
             damaged.append(_problem("intact", f"{session.key}: {exc}", advice))
-    message = f"the newest checkpoint of {len(sessions)} sessions; --full looks at all"
+    message = f"the newest checkpoint of {count(len(sessions), 'session')}; --full looks at all"
     yield from _else_ok(damaged, "intact", message)
 
 
@@ -358,7 +358,7 @@ def _everything(engine: Engine, progress: Progress | None) -> Found:
         message = f"{finding.session}: {finding.message}"
         yield _problem("intact", message, "`stepkeep recover` into a new store")
     if report.is_intact:
-        yield _ok("intact", f"every byte of {report.checkpoints:,} checkpoints")
+        yield _ok("intact", f"every byte of {count(report.checkpoints, 'checkpoint')}")
 
 
 def _names(keys: list[str]) -> str:

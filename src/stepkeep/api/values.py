@@ -163,14 +163,14 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
 
 def shown(engine: Engine, checkpoint: Checkpoint) -> Shown:
     """A loaded checkpoint as it is shown, with the triggers that were merged into it."""
-    encodings = {name: content.encoding for name, content in checkpoint.header.contents.items()}
-    has_details = DETAILS in encodings
+    contents = checkpoint.header.contents
+    details = contents.get(DETAILS)
     return Shown(
         checkpoint=describe_one(engine, checkpoint.header),
-        encoding=encodings[STATE],
+        encoding=contents[STATE].encoding,
         state=msgspec.Raw(checkpoint.content()),
-        details_encoding=encodings[DETAILS] if has_details else None,
-        details=msgspec.Raw(checkpoint.content(DETAILS)) if has_details else None,
+        details_encoding=None if details is None else details.encoding,
+        details=None if details is None else msgspec.Raw(checkpoint.content(DETAILS)),
         fallback=fallback_info(checkpoint),
         merged_triggers=tuple(
             MergedTriggerInfo(
