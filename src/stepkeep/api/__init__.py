@@ -12,7 +12,6 @@ TYPE_CHECKING = (
 
 if TYPE_CHECKING:
     from stepkeep.api.agent_hooks import answer_hook as answer_hook
-    from stepkeep.api.branches import Branches as Branches
     from stepkeep.api.checkpoint import Checkpoint as Checkpoint, Restored as Restored
     from stepkeep.api.choosing import (
         Chosen as Chosen,
@@ -46,9 +45,7 @@ if TYPE_CHECKING:
         SaveOptions as SaveOptions,
         TimelineOptions as TimelineOptions,
     )
-    from stepkeep.api.session import Session as Session
-    from stepkeep.api.store import Store as Store
-    from stepkeep.api.values import (
+    from stepkeep.api.results import (
         FORMATS as FORMATS,
         Deleted as Deleted,
         Exported as Exported,
@@ -59,6 +56,9 @@ if TYPE_CHECKING:
         ValueShown as ValueShown,
         to_json as to_json,
     )
+    from stepkeep.api.session import Session as Session
+    from stepkeep.api.session_branches import Branches as Branches
+    from stepkeep.api.store import Store as Store
     from stepkeep.codec.readable import (
         LAYOUTS as LAYOUTS,
         CommandOutcome as CommandOutcome,
@@ -224,7 +224,6 @@ if TYPE_CHECKING:
 # The same names by module, for importing them: a test compares the two lists.
 _NAMES_BY_MODULE = {
     "api.agent_hooks": "answer_hook",
-    "api.branches": "Branches",
     "api.checkpoint": "Checkpoint Restored",
     "api.choosing": (
         "Chosen TakenUp choose current_session is_phase_session list_unfinished_phases open_phases resume_phase "
@@ -239,9 +238,10 @@ _NAMES_BY_MODULE = {
     ),
     "api.opening": "default_url open",
     "api.options": "CleanupRules RestoreOptions RetentionRules SaveOptions TimelineOptions",
+    "api.results": "FORMATS Deleted Exported Shown ShownAt StepOutput ValueAt ValueShown to_json",
     "api.session": "Session",
+    "api.session_branches": "Branches",
     "api.store": "Store",
-    "api.values": "FORMATS Deleted Exported Shown ShownAt StepOutput ValueAt ValueShown to_json",
     "codec.readable": "LAYOUTS CommandOutcome ContextDigest Criterion",
     "config": "Config SettingView Settings inspect_config",
     "engine": "Fallback Pending",

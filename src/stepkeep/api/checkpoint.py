@@ -17,8 +17,8 @@ from stepkeep.storage.port import ANY_HEAD
 
 if TYPE_CHECKING:
     from stepkeep.api.options import Ref
+    from stepkeep.api.results import ChangeCounts
     from stepkeep.api.session import Session
-    from stepkeep.api.values import ChangeCounts
     from stepkeep.history.documents import CheckpointInfo
     from stepkeep.recording.connected_parts import Extra, Missing
 
@@ -199,7 +199,7 @@ def restore(
 
 
 def _changes(engine: Engine, previous: Header, state: object) -> ChangeCounts | None:
-    from stepkeep.api.values import ChangeCounts
+    from stepkeep.api.results import ChangeCounts
     from stepkeep.history.documents import copied
     from stepkeep.history.state_diff import compare
 

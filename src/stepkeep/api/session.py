@@ -32,8 +32,8 @@ from stepkeep.model import Header, SessionInfo, Status, Trigger, TriggerKind, is
 from stepkeep.storage.port import ANY_HEAD, Event, HeaderQuery, Usage
 
 if TYPE_CHECKING:
-    from stepkeep.api.branches import Branches
-    from stepkeep.api.values import Deleted, Exported, Shown, ShownAt, StepOutput, ValueAt, ValueShown
+    from stepkeep.api.results import Deleted, Exported, Shown, ShownAt, StepOutput, ValueAt, ValueShown
+    from stepkeep.api.session_branches import Branches
     from stepkeep.history.documents import CheckpointInfo, SessionSummary
     from stepkeep.history.state_diff import CheckpointComparison, ValueLog
     from stepkeep.history.timeline import Timeline
@@ -86,7 +86,7 @@ class Session:
     @property
     def branches(self) -> Branches:
         """The branches of this session: list, fork, switch, merge and close them."""
-        from stepkeep.api.branches import Branches
+        from stepkeep.api.session_branches import Branches
 
         return Branches(self)
 
@@ -350,7 +350,7 @@ class Session:
 
         `latest` falls back to an older one when the newest is damaged, as `load` does.
         """
-        from stepkeep.api.values import shown
+        from stepkeep.api.results import shown
 
         return shown(self._engine, self.load(ref))
 
@@ -360,7 +360,7 @@ class Session:
         Raises:
             NotFound: the state has nothing at that path (`path_not_found`); the message says what is near.
         """
-        from stepkeep.api.values import value_shown
+        from stepkeep.api.results import value_shown
 
         return value_shown(self._engine, self.load(ref), path)
 
@@ -372,7 +372,7 @@ class Session:
         Raises:
             NotFound: no such step was done by then (`step_not_found`); the message names those that were.
         """
-        from stepkeep.api.values import step_output
+        from stepkeep.api.results import step_output
 
         return step_output(self._engine, self.load(ref), self.key, step, stream)
 
@@ -383,7 +383,7 @@ class Session:
             InvalidInput: the time cannot be read, or never was.
             NotFound: the session had no checkpoint then, or the state nothing at that path.
         """
-        from stepkeep.api.values import shown_at
+        from stepkeep.api.results import shown_at
 
         return shown_at(self, time, path)
 
@@ -625,7 +625,7 @@ class Session:
         """
         from pathlib import Path
 
-        from stepkeep.api.values import export
+        from stepkeep.api.results import export
 
         path = None if output is None else Path(output)
         return export(self, self.load(ref), output=path, force=force, form=format)
@@ -650,7 +650,7 @@ class Session:
 
         A damaged checkpoint can still be named by its number, or its id or the beginning of that.
         """
-        from stepkeep.api.values import Deleted
+        from stepkeep.api.results import Deleted
         from stepkeep.maintenance.space import Ballast
 
         ids = tuple(dict.fromkeys(map(self._id_of, refs)))
@@ -669,7 +669,7 @@ class Session:
 
     def clear(self) -> Deleted:
         """Remove the whole session for good. A new one with the same key starts afresh."""
-        from stepkeep.api.values import Deleted
+        from stepkeep.api.results import Deleted
         from stepkeep.maintenance.space import Ballast
 
         count = self.info.stored_count

@@ -474,7 +474,10 @@ def close(found: Investigation, name: str, **given: Any) -> object:
 
 
 def look(
-    settings: CommonOptions, session: str | None, read: Callable[[Investigation], T], show: Callable[[T], None]
+    settings: CommonOptions,
+    session: str | None,
+    read: Callable[[Investigation], T],
+    show: Callable[[T], None],
 ) -> None:
     """Read something about the investigation that is meant, and show it."""
     with api.open(settings.store, create=False) as store:
