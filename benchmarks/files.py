@@ -91,7 +91,7 @@ def _no_history_of(key: str) -> Iterator[None]:
     name = safe_name(key)
 
     def archived(self: DocumentWriter, folder: Any) -> str | None:
-        found: str | None = None if folder.place.endswith(name) else archive(self, folder)
+        found: str | None = None if folder.location.endswith(name) else archive(self, folder)
         return found
 
     DocumentWriter._archive = archived  # type: ignore[assignment, method-assign]
