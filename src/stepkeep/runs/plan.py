@@ -81,31 +81,51 @@ class AgentState(msgspec.Struct, frozen=True, rename="camel"):
 
 # --- as stored
 
-_LEFT_OUT: Final = {"lastError": None, "tokenUsage": None, "blobs": ()}
-"""Fields that a stored state has only where they say something."""
+
+def to_state(agent: AgentState) -> dict[str, Any]:
+    """The plain data that is stored. Outputs, parameters and context are kept as they are.
+
+    Written out field by field: a plan is stored anew after each of its steps.
+    """
+    state: dict[str, Any] = {
+        "query": agent.query,
+        "plan": [_step_state(step) for step in agent.plan],
+        "currentStepIndex": agent.current_step_index,
+        "results": [_result_state(result) for result in agent.results],
+        "context": agent.context,
+    }
+    if (error := agent.last_error) is not None:
+        state["lastError"] = {
+            "stepIndex": error.step_index,
+            "message": error.message,
+            "timestamp": iso(error.timestamp),
+        }
+    return state
 
 
-def to_state(value: AgentState | PlanStep | StepResult | LastError) -> dict[str, Any]:
-    """The plain data that is stored. Outputs, parameters and context are kept as they are."""
-    fields = zip(value.__struct_encode_fields__, msgspec.structs.astuple(value), strict=True)
+def _step_state(step: PlanStep) -> dict[str, Any]:
     return {
-        name: _plain(name, each) for name, each in fields if name not in _LEFT_OUT or each != _LEFT_OUT[name]
+        "id": step.id,
+        "description": step.description,
+        "action": step.action,
+        "parameters": step.parameters,
+        "status": step.status.value,
+        "dependencies": list(step.dependencies),
     }
 
 
-def _plain(field: str, value: Any) -> Any:
-    match field:
-        case "plan" | "results":
-            return [to_state(item) for item in value]
-        case "lastError":
-            return to_state(value)
-        case "status":
-            return value.value
-        case "dependencies" | "blobs":
-            return list(value)
-        case "completedAt" | "timestamp":
-            return iso(value)
-    return value
+def _result_state(result: StepResult) -> dict[str, Any]:
+    state = {
+        "stepId": result.step_id,
+        "output": result.output,
+        "completedAt": iso(result.completed_at),
+        "durationMs": result.duration_ms,
+    }
+    if result.token_usage is not None:
+        state["tokenUsage"] = result.token_usage
+    if result.blobs:
+        state["blobs"] = list(result.blobs)
+    return state
 
 
 def iso(moment: datetime | None, timespec: str = "auto") -> str | None:
