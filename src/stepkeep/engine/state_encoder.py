@@ -59,6 +59,10 @@ class _Memory:
         self.resting = 0
 
 
+MIN_VALUE_BYTES: Final = 512
+"""Where the values of a state are smaller on average, comparing them takes longer than encoding all of it."""
+
+
 class IncrementalEncoder:
     """Encodes the states of many sessions. Safe for threads: who takes a session's memory has it alone, others begin
     anew."""
@@ -87,6 +91,7 @@ class IncrementalEncoder:
             encoding == exact.JSON
             and LARGE_BYTES <= len(content) <= MAX_REMEMBERED_BYTES
             and type(state) is dict
+            and len(content) >= MIN_VALUE_BYTES * len(state)
         ):
             self._begin(session, memory)
         return NewBody(content, encoding)
