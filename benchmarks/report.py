@@ -66,7 +66,7 @@ def rows(report: Report) -> list[Row]:
         Row("the same after 200 steps", _bytes_ratio(ours[200]), 2.0),
         Row("save p50 at step 1,000 ÷ SqliteSaver.put p50", _save_ratio(ours[1000], peer), 0.5),
         Row(
-            "save p50, 20 KB state ÷ bare durable insert of the same patch",
+            "save p50, 20 KB state ÷ bare durable insert of the same delta",
             _floor_ratio(report.floors, 20_000),
             1.8,
         ),

@@ -1,6 +1,6 @@
 """The keeper: a daemon thread of an open store that prunes and cleans, away from the saves.
 
-It begins with the first save. It looks after the sessions that were saved into or finished through this store, soon
+It begins with the second save. It looks after the sessions that were saved into or finished through this store, soon
 when one has outgrown its rules and otherwise once per interval; now and then it cleans the whole store. A pass is
 bounded, stops between two batches when it is asked to, and never raises: what fails is logged, recorded as an event
 of the session, and tried again later. Closing ends the thread and makes one short pass more, so that processes

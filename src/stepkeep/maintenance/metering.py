@@ -1,7 +1,8 @@
 """Counting what happens in a store: in memory on the way, written down in the background and at close.
 
-A save pays for a few additions. A thread adds what was counted to a file every few seconds; closing the store, or the
-end of the program, adds the rest. A process that is killed loses the counts of its last seconds and nothing else.
+A save pays for a few additions. From the second thing to count on, a thread adds it all to a file every few seconds;
+closing the store, or the end of the program, adds the rest. A process that is killed loses the counts of its last
+seconds, or its only one, and nothing else.
 Whatever goes wrong while counting is logged once and never felt by a save.
 
 The file is a small database of its own beside the store, so that counting never waits for the store's write lock, nor a
