@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks import care, floor, growth, hook, parts, peers, profile, report, startup, throughput
+from benchmarks import care, floor, growth, hook, parts, peers, profile, report, throughput
 from benchmarks.cold import ROOT
 from benchmarks.plot import write_svg
 from benchmarks.report import Report
@@ -23,7 +23,6 @@ PARTS: Final = (
     "floor",
     "throughput",
     "care",
-    "startup",
     "hook",
     "profile",
     *parts.MODULES,
@@ -92,16 +91,14 @@ def _run(options: argparse.Namespace, directory: Path) -> Report:
             found.floors.append(floor.run(size, directory / f"floor-{size}", samples=20 if quick else 200))
     if "throughput" in wanted:
         found.rates = (
-            throughput.run(directory, rounds=1, seconds=0.2, max_processes=1)
+            throughput.run(directory, rounds=1, seconds=0.2, max_processes=1, with_peers=options.peers)
             if quick
-            else throughput.run(directory, rounds=5, seconds=1.0)
+            else throughput.run(directory, rounds=5, seconds=1.0, with_peers=options.peers)
         )
     if "care" in wanted:
         sizes = (300, 50, 50) if quick else (10_000, 10_000, 500)
         checkpoints, sessions, samples = sizes
         found.care = care.run(directory / "care", checkpoints=checkpoints, sessions=sessions, samples=samples)
-    if "startup" in wanted:
-        found.starts = startup.run(directory, repeats=1 if quick else 15)
     if "hook" in wanted:
         sizes = (1, 20) if quick else (15, 1000)
         print(hook.as_text(hook.run(directory / "hook", repeats=sizes[0], sessions=sizes[1])))

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from statistics import median
 from time import monotonic
 from typing import Final
 
 import stepkeep
+from benchmarks.parts import Row
 from benchmarks.timing import percentile, say, seconds_of
 from benchmarks.workloads import near
 from stepkeep import config
 from stepkeep.config import Settings
-from stepkeep.maintenance.clean import apply_clean, plan_clean
+from stepkeep.maintenance.clean import plan_clean
 from stepkeep.model import utc_now_us
 
 WINDOW_SECONDS: Final = 20.0
+DAY_US: Final = 86_400_000_000
+_REMOVED: Final = "a text that must not be found again"
 
 
 @dataclass
@@ -32,9 +36,23 @@ class Care:
     pruning_p95: float
     pruned: int
     look_up: float
-    list_all: float
+    list_headers: float
+    timeline: float
+    prune: float
+    list_sessions: float
     plan_clean: float
-    apply_clean: float
+    clean: float
+
+    def rows(self) -> list[Row]:
+        """The work on large stores beside what it may take; times of durable work are those of this disk."""
+        twice, done = f"{2 * self.checkpoints:,} checkpoints", f"{self.sessions:,} sessions"
+        return [
+            Row(f"list {self.checkpoints:,} headers ÷ 50 ms", self.list_headers / 0.05, 1.0),
+            Row(f"timeline of {twice} ÷ 0.5 s", self.timeline / 0.5, 1.0),
+            Row(f"prune {twice} ÷ 5 s", self.prune / 5, 1.0),
+            Row(f"list {2 * self.sessions:,} sessions ÷ 0.3 s", self.list_sessions / 0.3, 1.0),
+            Row(f"remove {done} of 3 checkpoints, bytes gone ÷ 5 s", self.clean / 5, 1.0),
+        ]
 
 
 def run(directory: Path, *, checkpoints: int, sessions: int, samples: int) -> Care:
@@ -42,8 +60,9 @@ def run(directory: Path, *, checkpoints: int, sessions: int, samples: int) -> Ca
     say("history care")
     directory.mkdir(parents=True, exist_ok=True)
     with_history, without_history = _history_on_and_off(directory, samples)
-    idle, pruning, pruned, look_up, list_all = _beside_a_prune(directory, checkpoints, samples)
-    planning, applying = _cleaning(directory, sessions)
+    idle, pruning, pruned, look_up, list_headers = _beside_a_prune(directory, checkpoints, samples)
+    timeline, prune = _long_session(directory, 2 * checkpoints)
+    list_sessions, planning, cleaning = _many_sessions(directory, sessions)
     return Care(
         checkpoints=checkpoints,
         sessions=sessions,
@@ -53,9 +72,12 @@ def run(directory: Path, *, checkpoints: int, sessions: int, samples: int) -> Ca
         pruning_p95=pruning,
         pruned=pruned,
         look_up=look_up,
-        list_all=list_all,
+        list_headers=list_headers,
+        timeline=timeline,
+        prune=prune,
+        list_sessions=list_sessions,
         plan_clean=planning,
-        apply_clean=applying,
+        clean=cleaning,
     )
 
 
@@ -85,18 +107,23 @@ def _beside_a_prune(
     """The 95th percentile of small saves before, and while, the keeper prunes a large session of the same store."""
     path = directory / "prune.db"
     with stepkeep.open(path, config=_settings(keeper__enabled=False)) as store:
-        large = store.session("large", profile="archive")
-        for number in range(checkpoints):
-            large.save({"number": number}, step=number, wait=False)
-        store.flush()
+        large = _filled(store, checkpoints)
         look_up = median(seconds_of(lambda: large.load(checkpoints // 2)) for _ in range(20))
-        list_all = seconds_of(lambda: sum(1 for _ in large.history()))
+        list_headers = median(seconds_of(lambda: sum(1 for _ in large.history())) for _ in range(5))
     with stepkeep.open(path, config=_settings()) as store:
         saver = store.session("saver", profile="archive")
         idle = [seconds_of(lambda: saver.save({"n": 1})) for _ in range(samples)]
         store.session("large", profile="agent").save({"number": checkpoints}, status="paused")
         pruning, pruned = _while_it_prunes(store, checkpoints, lambda: saver.save({"n": 1}))
-    return percentile(idle, 95), percentile(pruning, 95), pruned, look_up, list_all
+    return percentile(idle, 95), percentile(pruning, 95), pruned, look_up, list_headers
+
+
+def _filled(store: stepkeep.Store, checkpoints: int) -> stepkeep.Session:
+    large = store.session("large", profile="archive")
+    for number in range(checkpoints):
+        large.save({"number": number}, step=number, wait=False)
+    store.flush()
+    return large
 
 
 def _while_it_prunes(
@@ -112,19 +139,36 @@ def _while_it_prunes(
     return samples, checkpoints - large.usage().checkpoints
 
 
-def _cleaning(directory: Path, sessions: int) -> tuple[float, float]:
-    """Plan and removal of as many finished sessions, eight days old."""
-    long_ago = utc_now_us() - 8 * 86_400_000_000
+def _long_session(directory: Path, checkpoints: int) -> tuple[float, float]:
+    """The whole timeline of a long session, and pruning all of it but the last 100."""
+    with stepkeep.open(directory / "long.db", config=_settings(keeper__enabled=False)) as store:
+        large = _filled(store, checkpoints)
+        timeline = median(seconds_of(large.timeline) for _ in range(5))
+        return timeline, seconds_of(lambda: store.prune("large", keep_last=100))
+
+
+def _many_sessions(directory: Path, sessions: int) -> tuple[float, float, float]:
+    """Twice as many sessions listed; then those that ended eight days ago are found, and removed."""
+    path = directory / "clean.db"
     settings = _settings(keeper__enabled=False)
-    with stepkeep.open(directory / "clean.db", config=settings, clock=lambda: long_ago) as store:
+    moments = count(utc_now_us() - 8 * DAY_US, 1000)
+    with stepkeep.open(path, config=settings, clock=moments.__next__) as store:
         for number in range(sessions):
-            store.session(f"session-{number}", profile="workflow").save(
-                {"number": number}, status="completed", wait=False
-            )
+            ended = store.session(f"ended-{number}", profile="workflow")
+            for status in ("in_progress", "in_progress", "completed"):
+                ended.save({"number": number}, status=status, message=_REMOVED, wait=False)
+            store.session(f"going-on-{number}", profile="workflow").save({"number": number}, wait=False)
         store.flush()
+    with stepkeep.open(path, config=settings) as store:
+        listing = median(seconds_of(store.summaries) for _ in range(5))
         now_us = utc_now_us()
-        policies = settings.cleanup_policies
-        planning = seconds_of(lambda: plan_clean(store.engine, policies, now_us=now_us))
-        plan = plan_clean(store.engine, policies, now_us=now_us)
-        applying = seconds_of(lambda: apply_clean(store.engine, plan, now_us=now_us))
-    return planning, applying
+        planning = seconds_of(lambda: plan_clean(store.engine, settings.cleanup_policies, now_us=now_us))
+        cleaning = seconds_of(lambda: _check(store.clean(), path, sessions))
+    return listing, planning, cleaning
+
+
+def _check(report: stepkeep.CleanReport, path: Path, sessions: int) -> None:
+    """A removal that leaves something behind is no removal."""
+    stored = b"".join(file.read_bytes() for file in path.parent.glob(f"{path.name}*"))
+    if report.cleaned != sessions or _REMOVED.encode() in stored:
+        raise RuntimeError(f"{report.cleaned} of {sessions} sessions removed, or their bytes are still there")

@@ -42,21 +42,30 @@ def run(directory: Path, *, quick: bool, with_peers: bool) -> Part:
         if dbos is not None:
             ways[DBOS] = dbos.run
         try:
-            found = {length: _overheads(ways, length, repeats) for length in lengths}
+            found = _overheads(ways, lengths, repeats)
         finally:
             if dbos is not None:
                 dbos.close()
-    return Part(tables=[_table(found)], rows=_rows(found[max(found)], max(found)))
+    rows = [row for length, overheads in found.items() for row in _rows(overheads, length)]
+    return Part(tables=[_table(found)], rows=[_growth(found), *rows])
 
 
-def _overheads(ways: dict[str, Callable[[int], None]], length: int, repeats: int) -> dict[str, float]:
-    """Seconds per step, those of the bare loop taken off the others."""
-    works = {name: partial(way, length) for name, way in ways.items()}
+def _overheads(
+    ways: dict[str, Callable[[int], None]], lengths: tuple[int, ...], repeats: int
+) -> dict[int, dict[str, float]]:
+    """Seconds per step by length and way, those of the bare loop taken off the others. All take turns."""
+    works = {f"{length} {name}": partial(way, length) for length in lengths for name, way in ways.items()}
     for once in works.values():
         once()  # whatever is done once only
     taken = interleaved(works, repeats=repeats)
-    bare = taken[BARE]
-    return {name: (seconds if name == BARE else seconds - bare) / length for name, seconds in taken.items()}
+    bare = {length: taken[f"{length} {BARE}"] for length in lengths}
+    return {
+        length: {
+            name: (taken[f"{length} {name}"] - (0 if name == BARE else bare[length])) / length
+            for name in ways
+        }
+        for length in lengths
+    }
 
 
 def _table(found: dict[int, dict[str, float]]) -> Table:
@@ -66,13 +75,19 @@ def _table(found: dict[int, dict[str, float]]) -> Table:
     return Table("Running steps (milliseconds per step beyond the bare loop)", titles, lines)
 
 
+def _growth(found: dict[int, dict[str, float]]) -> Row:
+    short, long = min(found), max(found)
+    grown = None if short == long else found[long][PLAN] / found[short][PLAN]
+    return Row(f"overhead per step, plan of {long} ÷ of {short}", grown, 1.3)
+
+
 def _rows(overheads: dict[str, float], length: int) -> list[Row]:
     theirs = overheads.get(DBOS)
     return [
         Row(
             f"overhead per step, {name} of {length} ÷ DBOS",
             None if theirs is None else overheads[way] / theirs,
-            1.0,
+            0.4,
         )
         for name, way in (("plan", PLAN), ("script", SCRIPT))
     ]

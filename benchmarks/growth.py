@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 from benchmarks import cold, peers
@@ -15,6 +15,8 @@ from benchmarks.timing import interleaved, percentile, say, seconds_of
 from benchmarks.workloads import State, Workload, size_of
 
 _POINTS: Final = 40
+LEAST_SAMPLES: Final = 25
+"""How many saves a median is taken of, where a tenth of them is less."""
 
 
 @dataclass
@@ -28,6 +30,7 @@ class Result:
     stored_bytes: int = 0
     save_p50: float = 0.0
     save_p95: float = 0.0
+    save_mean: float = 0.0
     reads: dict[str, float] = field(default_factory=dict)
     size_points: list[tuple[int, int]] = field(default_factory=list)
     save_points: list[tuple[int, float]] = field(default_factory=list)
@@ -65,8 +68,9 @@ def _save_all(
                 results[subject.name].size_points.append((step, subject.size_bytes()))
                 results[subject.name].save_points.append((step, median(recent)))
     for name, result in results.items():
-        last = samples[name][-max(steps // 10, min(steps, 10)) :]
+        last = samples[name][-max(steps // 10, min(steps, LEAST_SAMPLES)) :]
         result.save_p50, result.save_p95 = median(last), percentile(last, 95)
+        result.save_mean = fmean(samples[name][steps // 2 :])
         result.state_bytes = size_of(state)
     return state
 

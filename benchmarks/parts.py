@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Final
 
 MODULES: Final = {
+    "adapters": "benchmarks.adapters",
     "executor": "benchmarks.executor",
     "investigation": "benchmarks.investigation",
     "langgraph": "benchmarks.langgraph",
     "mcp": "benchmarks.mcp",
     "files": "benchmarks.files",
     "postgres": "benchmarks.postgres",
+    "startup": "benchmarks.startup",
     "travel": "benchmarks.travel",
     "walk": "benchmarks.walk",
     "workspace": "benchmarks.workspace",

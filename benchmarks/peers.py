@@ -149,7 +149,9 @@ class LangGraphSqlite:
 
     name = "SqliteSaver"
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, make: bool = False) -> None:
+        if make:
+            directory.mkdir(parents=True)
         self._base, sqlite = langgraph_modules()
         self._ids: dict[int, str] = {}
         # Python's sqlite3 leaves `synchronous` at FULL, and the saver turns WAL on: its commits are durable too.
@@ -159,7 +161,26 @@ class LangGraphSqlite:
         self._config: dict[str, Any] = {"configurable": {"thread_id": _SESSION, "checkpoint_ns": ""}}
         self._newest = self._config
 
+    def in_thread(self, thread: str) -> Callable[[int, State], None]:
+        """Puts states into a thread of its own, one after the other."""
+        newest: dict[str, Any] = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
+
+        def put(step: int, state: State) -> None:
+            nonlocal newest
+            newest = self._saver.put(newest, *self._checkpoint(step, state))
+
+        return put
+
     def saver(self, step: int, state: State) -> Callable[[], object]:
+        checkpoint, metadata, versions = self._checkpoint(step, state)
+        self._ids[step] = checkpoint["id"]
+
+        def put() -> None:
+            self._newest = self._saver.put(self._newest, checkpoint, metadata, versions)
+
+        return put
+
+    def _checkpoint(self, step: int, state: State) -> tuple[Any, Any, Any]:
         checkpoint = self._base.empty_checkpoint()
         versions = dict.fromkeys(state, f"{step:032}.{0.5:016}")
         checkpoint.update(
@@ -170,13 +191,7 @@ class LangGraphSqlite:
             versions_seen={"agent": versions},
             updated_channels=sorted(versions),
         )
-        self._ids[step] = checkpoint["id"]
-        metadata = {"source": "loop", "step": step, "parents": {}}
-
-        def put() -> None:
-            self._newest = self._saver.put(self._newest, checkpoint, metadata, versions)
-
-        return put
+        return checkpoint, {"source": "loop", "step": step, "parents": {}}, versions
 
     def reads(self, old_step: int) -> Mapping[str, Callable[[], object]]:
         return {

@@ -8,7 +8,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -20,6 +20,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 import stepkeep
+from benchmarks import langgraph
 from benchmarks.parts import Part, Row, Table
 from benchmarks.peers import LATEST, LIST, OLD, LangGraphSqlite, PeersMissing, Subject
 from benchmarks.timing import interleaved, percentile, say, seconds_of
@@ -27,6 +28,7 @@ from benchmarks.workloads import State, W, size_of
 
 STEPS: Final = (50, 200, 1000)
 WRITERS: Final = (1, 4, 16)
+TURNS: Final = (50, 200)
 OURS: Final = "stepkeep"
 PEER: Final = "PostgresSaver"
 READS: Final = (LATEST, OLD, LIST)
@@ -55,7 +57,11 @@ def run(directory: Path, *, quick: bool, with_peers: bool) -> Part:
             for found in _grow(server, steps, with_peers=with_peers, repeats=1 if quick else 7)
         ]
         rates = _rates(server, with_peers=with_peers, rounds=1 if quick else 5, seconds=0.2 if quick else 1.0)
-    return Part(tables=[_growth_table(results), _rates_table(rates)], rows=[_row(results)])
+        turns = {steps: _turns(server, steps) for steps in (() if quick or not with_peers else TURNS)}
+    return Part(
+        tables=[_growth_table(results), _rates_table(rates), _turns_table(turns)],
+        rows=[*_growth_rows(results), *_rate_rows(rates), *_turn_rows(turns)],
+    )
 
 
 # --- the server ------------------------------------------------------------------------------------------------
@@ -97,6 +103,13 @@ class Server:
             prepare_threshold=0,
             row_factory=dict_row,
         )
+
+    def fresh_database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"bench_{next(self._schemas)}"
+        with closing(self.connect()) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return f"postgresql://postgres@/{name}?host={self.socket}"
 
     def url(self, schema: str, pool_size: int = 8) -> str:
         return f"postgresql://postgres@/postgres?host={self.socket}&schema={schema}&pool_size={pool_size}"
@@ -277,13 +290,73 @@ def _rate(saves: list[Callable[[int], object]], seconds: float) -> float:
     return sum(saved) / (perf_counter() - start)
 
 
+# --- a graph in many turns -------------------------------------------------------------------------------------
+
+
+def _turns(server: Server, steps: int) -> dict[str, float]:
+    """Seconds that a turn of a LangGraph graph takes when the thread is so many turns long, by saver."""
+    say(f"postgres, a graph in {steps} turns")
+    with ExitStack() as stack:
+        savers = [
+            langgraph.stepkeep_on_postgres(server.fresh_database(), stack),
+            langgraph.postgres_saver(server.fresh_database(), stack),
+        ]
+        samples, _ = langgraph.take_turns(savers, steps)
+    return {
+        name: median(samples[saver.name][-max(steps // 10, 10) :])
+        for name, saver in zip((OURS, PEER), savers, strict=True)
+    }
+
+
 # --- what comes out --------------------------------------------------------------------------------------------
 
 
-def _row(results: list[Found]) -> Row:
-    at = {found.subject: found for found in results if found.steps == max(STEPS)}
-    ratio = at[OURS].save_p50 / at[PEER].save_p50 if at.keys() == {OURS, PEER} else None
-    return Row("PostgreSQL: save p50 at step 1,000 ÷ PostgresSaver.put p50", ratio, 0.15)
+def _ratio(found: Mapping[str, float], *, of: str = OURS, by: str = PEER) -> float | None:
+    return found[of] / found[by] if found.keys() >= {of, by} else None
+
+
+def _growth_rows(results: list[Found]) -> list[Row]:
+    def at(steps: int, value: Callable[[Found], float]) -> dict[str, float]:
+        return {found.subject: value(found) for found in results if found.steps == steps}
+
+    saved = at(max(STEPS), lambda found: found.save_p50)
+    stored = at(max(STEPS), lambda found: found.stored_bytes)
+    return [
+        Row("PostgreSQL: save p50 at step 1,000 ÷ PostgresSaver.put p50", _ratio(saved), 0.1),
+        *(
+            Row(
+                f"PostgreSQL: load latest at {steps:,} steps ÷ PostgresSaver",
+                _ratio(at(steps, lambda found: found.reads[LATEST])),
+                1.0,
+            )
+            for steps in STEPS
+        ),
+        Row(
+            "PostgresSaver's bytes ÷ ours at 1,000 steps",
+            _ratio(stored, of=PEER, by=OURS),
+            60,
+            is_ceiling=False,
+        ),
+    ]
+
+
+def _rate_rows(rates: Mapping[tuple[str, int], float]) -> list[Row]:
+    return [
+        Row(
+            f"PostgreSQL: small saves a second, {writers} threads ÷ PostgresSaver",
+            _ratio({name: rate for (name, count), rate in rates.items() if count == writers}),
+            target,
+            is_ceiling=False,
+        )
+        for writers, target in zip(WRITERS, (0.9, 1.0, 1.0), strict=True)
+    ]
+
+
+def _turn_rows(turns: Mapping[int, Mapping[str, float]]) -> list[Row]:
+    return [
+        Row(f"PostgreSQL: a turn of a graph at {steps} ÷ PostgresSaver", _ratio(turns.get(steps, {})), target)
+        for steps, target in zip(TURNS, (0.8, 0.5), strict=True)
+    ]
 
 
 def _growth_table(results: list[Found]) -> Table:
@@ -305,3 +378,14 @@ def _growth_table(results: list[Found]) -> Table:
 def _rates_table(rates: Mapping[tuple[str, int], float]) -> Table:
     lines = [(f"{writers} threads", name, f"{rate:.0f}") for (name, writers), rate in rates.items()]
     return Table("PostgreSQL: durable small saves per second", ("writers", "subject", "saves/s"), lines)
+
+
+def _turns_table(turns: Mapping[int, Mapping[str, float]]) -> Table:
+    lines = [
+        (f"{steps} turns", name, f"{seconds * 1e3:.2f}")
+        for steps, found in turns.items()
+        for name, seconds in found.items()
+    ]
+    return Table(
+        "PostgreSQL: a LangGraph graph, a turn (milliseconds)", ("thread", "saver", "turn p50"), lines
+    )

@@ -19,10 +19,10 @@ from benchmarks.floor import Floor
 from benchmarks.growth import Result
 from benchmarks.parts import Part, Row
 from benchmarks.profile import Profile
-from benchmarks.startup import OPENING, Start
-from benchmarks.throughput import Rate
+from benchmarks.throughput import SQLITE_SAVER, Rate
 from benchmarks.workloads import WORKLOADS, W
 
+STEPS: Final = (50, 200, 1000)
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
 _PACKAGES: Final = (
     "apsw",
@@ -43,7 +43,6 @@ class Report:
     growth: list[Result] = field(default_factory=list)
     floors: list[Floor] = field(default_factory=list)
     rates: list[Rate] = field(default_factory=list)
-    starts: list[Start] = field(default_factory=list)
     profiles: list[Profile] = field(default_factory=list)
     care: Care | None = None
     parts: dict[str, Part] = field(default_factory=dict)
@@ -58,27 +57,57 @@ class Report:
 
 def rows(report: Report) -> list[Row]:
     """The figures of this release, in the order in which the design lists them."""
-    ours = {steps: report.result(W.name, steps, "stepkeep") for steps in (200, 1000)}
-    peer = report.result(W.name, 1000, "SqliteSaver")
-    rate = {rate.savers: rate.saves_per_second for rate in report.rates if _is_own_threads(rate)}
+    ours = {steps: report.result(W.name, steps, "stepkeep") for steps in STEPS}
+    peers = {steps: report.result(W.name, steps, "SqliteSaver") for steps in STEPS}
+    peer = peers[1000]
+    rate = {(rate.kind, rate.savers): rate.saves_per_second for rate in report.rates if not rate.is_shared}
     return [
         Row("stored bytes after 1,000 steps of W ÷ final state, all kept", _bytes_ratio(ours[1000]), 3.0),
         Row("the same after 200 steps", _bytes_ratio(ours[200]), 2.0),
-        Row("save p50 at step 1,000 ÷ SqliteSaver.put p50", _save_ratio(ours[1000], peer), 0.5),
-        Row(
-            "save p50, 20 KB state ÷ bare durable insert of the same delta",
-            _floor_ratio(report.floors, 20_000),
-            1.8,
+        *(
+            Row(
+                f"save p50 at step {steps:,} ÷ SqliteSaver.put p50",
+                _save_ratio(ours[steps], peers[steps]),
+                reach,
+            )
+            for steps, reach in zip(STEPS, (1.1, 0.7, 0.45), strict=True)
         ),
-        Row(
-            "load latest at 1,000, hot ÷ SqliteSaver.get_tuple", _read_ratio(ours[1000], peer, "latest"), 0.7
+        *(
+            Row(
+                f"save mean of the second half of {steps:,} steps ÷ SqliteSaver.put",
+                _mean_ratio(ours[steps], peers[steps]),
+                1.0,
+            )
+            for steps in STEPS
         ),
-        Row("load latest at 1,000, cold ÷ SqliteSaver.get_tuple", _read_ratio(ours[1000], peer, "cold"), 2.0),
+        *(
+            Row(
+                f"save p50, {size(size_bytes)} state ÷ bare durable insert of the same delta",
+                _floor_ratio(report.floors, size_bytes),
+                reach,
+            )
+            for size_bytes, reach in ((20_000, 1.9), (93_000, 2.0), (2_000_000, 5.0))
+        ),
+        *(
+            Row(
+                f"load latest at {steps:,}, hot ÷ SqliteSaver.get_tuple",
+                _read_ratio(ours[steps], peers[steps], "latest"),
+                1.0,
+            )
+            for steps in STEPS
+        ),
+        Row("load latest at 1,000, cold ÷ SqliteSaver.get_tuple", _read_ratio(ours[1000], peer, "cold"), 1.3),
         Row("list 1,000 headers ÷ SqliteSaver.list", _read_ratio(ours[1000], peer, "list"), 0.02),
         Row(
-            "durable small saves/s, 16 threads ÷ 1 thread",
-            rate[16] / rate[1] if rate else None,
-            2.5,
+            "durable small saves/s, 16 threads ÷ SqliteSaver's with 16",
+            _rate_ratio(rate, ("threads", 16), (SQLITE_SAVER, 16)),
+            1.0,
+            is_ceiling=False,
+        ),
+        Row(
+            "durable small saves/s, 8 processes ÷ 1",
+            _rate_ratio(rate, ("processes", 8), ("processes", 1)),
+            0.9,
             is_ceiling=False,
         ),
         Row(
@@ -91,17 +120,15 @@ def rows(report: Report) -> list[Row]:
             report.care and report.care.pruning_p95 / report.care.idle_p95,
             1.5,
         ),
+        *(report.care.rows() if report.care else ()),
         *(row for part in report.parts.values() for row in part.rows),
-        Row(
-            "importing the api and opening a SQLite store ÷ python -c pass",
-            next((start.ratio for start in report.starts if start.command == OPENING), None),
-            5.0,
-        ),
     ]
 
 
-def _is_own_threads(rate: Rate) -> bool:
-    return rate.kind == "threads" and not rate.is_shared
+def _rate_ratio(
+    rate: dict[tuple[str, int], float], ours: tuple[str, int], other: tuple[str, int]
+) -> float | None:
+    return rate[ours] / rate[other] if rate.keys() >= {ours, other} else None
 
 
 def _floor_ratio(floors: Iterable[Floor], size_bytes: int) -> float | None:
@@ -114,6 +141,10 @@ def _bytes_ratio(ours: Result | None) -> float | None:
 
 def _save_ratio(ours: Result | None, peer: Result | None) -> float | None:
     return None if ours is None or peer is None else ours.save_p50 / peer.save_p50
+
+
+def _mean_ratio(ours: Result | None, peer: Result | None) -> float | None:
+    return None if ours is None or peer is None else ours.save_mean / peer.save_mean
 
 
 def _read_ratio(ours: Result | None, peer: Result | None, kind: str) -> float | None:
@@ -177,8 +208,6 @@ def as_text(report: Report) -> str:
         parts.append(_rates_table(report.rates))
     if report.care is not None:
         parts.append(_care_table(report.care))
-    if report.starts:
-        parts.append(_starts_table(report.starts))
     parts += [_profile_table(profile) for profile in report.profiles]
     parts += [
         table(each.title, each.names, each.lines) for part in report.parts.values() for each in part.tables
@@ -271,16 +300,14 @@ def _care_table(care: Care) -> str:
         ("small save, idle, p95", ms(care.idle_p95)),
         (f"small save while the keeper prunes ({care.pruned:,} gone meanwhile), p95", ms(care.pruning_p95)),
         (f"load one of {care.checkpoints:,} checkpoints by its number", ms(care.look_up)),
-        (f"list {care.checkpoints:,} headers", ms(care.list_all)),
-        (f"decide about {care.sessions:,} sessions", ms(care.plan_clean)),
-        (f"remove {care.sessions:,} sessions", ms(care.apply_clean)),
+        (f"list {care.checkpoints:,} headers", ms(care.list_headers)),
+        (f"timeline of {2 * care.checkpoints:,} checkpoints", ms(care.timeline)),
+        (f"prune {2 * care.checkpoints:,} checkpoints", ms(care.prune)),
+        (f"list {2 * care.sessions:,} sessions", ms(care.list_sessions)),
+        (f"decide about {2 * care.sessions:,} sessions", ms(care.plan_clean)),
+        (f"remove {care.sessions:,} sessions of 3 checkpoints", ms(care.clean)),
     ]
     return table("Keeping history small (milliseconds)", ("what", "time"), lines)
-
-
-def _starts_table(starts: Iterable[Start]) -> str:
-    lines = [(start.command, ms(start.seconds), f"{start.ratio:.2f}") for start in starts]
-    return table("Start-up (milliseconds)", ("command", "wall time", "ratio"), lines)
 
 
 def _profile_table(profile: Profile) -> str:

@@ -13,10 +13,13 @@ from time import perf_counter
 from typing import Final
 
 import stepkeep
+from benchmarks.peers import LangGraphSqlite
 from benchmarks.timing import say
+from benchmarks.workloads import State
 
 THREADS: Final = (1, 4, 16)
 PROCESSES: Final = (1, 4, 8)
+SQLITE_SAVER: Final = "threads, SqliteSaver"
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,14 @@ class Rate:
     saves_per_second: float
 
 
-def run(directory: Path, *, rounds: int, seconds: float, max_processes: int = max(PROCESSES)) -> list[Rate]:
+def run(
+    directory: Path,
+    *,
+    rounds: int,
+    seconds: float,
+    max_processes: int = max(PROCESSES),
+    with_peers: bool = False,
+) -> list[Rate]:
     """The median rate of each crowd; all crowds take their turn in every round, each in a new store.
 
     Starting a process takes longer than a short measurement: `max_processes` leaves large crowds out.
@@ -51,12 +61,14 @@ def run(directory: Path, *, rounds: int, seconds: float, max_processes: int = ma
         for savers in counts
         if kind == "threads" or savers <= max_processes
     ]
+    if with_peers:
+        crowds += [Crowd(SQLITE_SAVER, savers, is_shared=False) for savers in THREADS]
     rates: dict[Crowd, list[float]] = {crowd: [] for crowd in crowds}
     for number in range(rounds):
         say(f"throughput, round {number + 1} of {rounds}")
         for place, crowd in enumerate(crowds):
             path = directory / f"throughput-{number}-{place}.db"
-            work = _threads if crowd.kind == "threads" else _processes
+            work = {"threads": _threads, "processes": _processes}.get(crowd.kind, _saver_threads)
             rates[crowd].append(work(crowd, path, seconds))
     return [Rate(crowd.kind, crowd.savers, crowd.is_shared, median(taken)) for crowd, taken in rates.items()]
 
@@ -67,10 +79,13 @@ def _save_for(session: stepkeep.Session, seconds: float, saver: int) -> int:
     end = perf_counter() + seconds
     while perf_counter() < end:
         saved += 1
-        session.save(
-            {"saver": saver, "count": saved, "note": f"small state {saved * 7919 % 10007}"}, step=saved
-        )
+        session.save(small_state(saver, saved), step=saved)
     return saved
+
+
+def small_state(saver: int, count: int) -> State:
+    """About 50 bytes."""
+    return {"saver": saver, "count": count, "note": f"small state {count * 7919 % 10007}"}
 
 
 def _threads(crowd: Crowd, path: Path, seconds: float) -> float:
@@ -82,6 +97,23 @@ def _threads(crowd: Crowd, path: Path, seconds: float) -> float:
             saved[saver] = _save_for(sessions[saver], seconds, saver)
 
         took = _together([threading.Thread(target=work, args=(saver,)) for saver in range(crowd.savers)])
+    return sum(saved) / took
+
+
+def _saver_threads(crowd: Crowd, path: Path, seconds: float) -> float:
+    """LangGraph's saver with the same states, each thread of the process in a thread of its own."""
+    saver = LangGraphSqlite(path.with_suffix(".saver"), make=True)
+    saved = [0] * crowd.savers
+
+    def work(number: int) -> None:
+        save = saver.in_thread(crowd.key(number))
+        end = perf_counter() + seconds
+        while perf_counter() < end:
+            saved[number] += 1
+            save(saved[number], small_state(number, saved[number]))
+
+    took = _together([threading.Thread(target=work, args=(number,)) for number in range(crowd.savers)])
+    saver.close()
     return sum(saved) / took
 
 

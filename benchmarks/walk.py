@@ -67,8 +67,8 @@ class Walk:
     def leave(self, frame: FrameType, returned: Any) -> None:
         """Keep what the codec wrote: which of it was the state is known once the state is stored."""
         code = frame.f_code
-        if code.co_name == "encode" and code.co_filename.endswith("codec/exact.py") and returned is not None:
-            self.encoded.append(returned[1])
+        if code.co_name == "plain" and code.co_filename.endswith("codec/exact.py") and returned is not None:
+            self.encoded.append(returned[0])
 
     def executed(self, sql: str) -> None:
         self.statements += 1

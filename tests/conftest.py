@@ -94,6 +94,7 @@ FULL_PLACES = (
     "surfaces/test_stats.py",
     "threats/",
     "unit/test_compare.py",
+    "web/",
     "workers/",
     "workflow/",
     "workspace/",

@@ -31,7 +31,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-_LEFT_OUT = ("stepkeep.testing", "stepkeep.adapters", "stepkeep.mcp", "stepkeep.__main__")
+_LEFT_OUT = ("stepkeep.testing", "stepkeep.adapters", "stepkeep.mcp", "stepkeep.web", "stepkeep.__main__")
 """Packages that take long to import or are for tests, and what runs when it is imported."""
 
 _FIXED_AT_START = ("PYTHON", "LC_", "LANG")

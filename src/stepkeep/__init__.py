@@ -3,8 +3,6 @@
 What `save` acknowledged is never lost, and what `load` returns is exactly what was saved.
 """
 
-import sys
-
 TYPE_CHECKING = (
     False  # known to type checkers; importing `typing` for it would cost more than all the rest here
 )
@@ -17,6 +15,7 @@ __all__ = [
     "AgentState",
     "AgentStore",
     "AgentSummary",
+    "Answered",
     "AutoTrigger",
     "BackendUnavailable",
     "Branch",
@@ -50,6 +49,7 @@ __all__ = [
     "PlanStep",
     "PruneReport",
     "Pruned",
+    "Question",
     "Recorder",
     "RecoveryPoint",
     "Restored",
@@ -78,24 +78,7 @@ __all__ = [
     "resolve_checkpoints_dir",
 ]
 
-
-def _import_msgspec() -> None:
-    """Import it without `typing_extensions`, which it looks for and does not need: that takes half of its time.
-
-    Only in a process without threads: another one could miss the module at that moment.
-    """
-    threading = sys.modules.get("threading")
-    has_threads = threading is not None and threading.active_count() > 1
-    if has_threads or "msgspec" in sys.modules or "typing_extensions" in sys.modules:
-        return
-    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
-    try:
-        import msgspec  # noqa: F401
-    finally:
-        del sys.modules["typing_extensions"]
-
-
-_import_msgspec()
+__version__ = "0.1.0"
 
 if not TYPE_CHECKING:
 

@@ -40,6 +40,7 @@ from typing import (
 
 from stepkeep import api
 from stepkeep.api import Branches, ExecuteOptions, Files, SaveOptions, Session, Store
+from stepkeep.api.options import count_usage
 from stepkeep.config import Settings
 from stepkeep.errors import BackendUnavailable, InvalidInput
 from stepkeep.model import Header, SessionInfo
@@ -51,7 +52,7 @@ from stepkeep.runs.async_scripts import AsyncRun
 from stepkeep.runs.plan import ExecutionResult, PlanStep
 from stepkeep.runs.run_options import Handler
 from stepkeep.runs.scripts import Run
-from stepkeep.runs.signals import Cancellation
+from stepkeep.runs.signals import Cancellation, cancellation
 from stepkeep.runs.workflows import Workflows
 
 if TYPE_CHECKING:
@@ -314,6 +315,9 @@ class AsyncFiles(_Facade[Files]):
     """`run.files`: the project files that saves of this session captured."""
 
     at = _reads(Files.at)
+    list = _reads(Files.list)
+    read = _reads(Files.read)
+    log = _reads(Files.log)
     diff = _reads(Files.diff)
     restore = _writes(Files.restore)
     undo = _writes(Files.undo)
@@ -364,7 +368,13 @@ class AsyncSession(_Facade[Session]):
         """
         engine = self._sync._engine
         save = engine.encoded(self._sync._save_of(state, **options))
-        return await self._write(partial(engine.save, save))
+
+        def store() -> Header:
+            header = engine.save(save)
+            count_usage(engine, header.session, options)
+            return header
+
+        return await self._write(store)
 
     recorder = _finds(Session.recorder, AsyncRecorder)
     save_again = _writes(Session.save_again)
@@ -378,6 +388,10 @@ class AsyncSession(_Facade[Session]):
     log = _reads(Session.log)
     history = _lists(Session.history)
     show = _reads(Session.show)
+    find = _reads(Session.find)
+    matches = _lists(Session.matches)
+    overview = _reads(Session.overview)
+    run_view = _reads(Session.run_view)
     show_value = _reads(Session.show_value)
     output = _reads(Session.output)
     show_at = _reads(Session.show_at)
@@ -393,6 +407,7 @@ class AsyncSession(_Facade[Session]):
     verify = _reads(Session.verify)
     recovery_point = _reads(Session.recovery_point)
     restore = _writes(Session.restore)
+    undo = _writes(Session.undo)
     complete = _writes(Session.complete)
     fail = _writes(Session.fail)
     cancel = _writes(Session.cancel)
@@ -488,7 +503,9 @@ class AsyncStore(_Facade[Store]):
     get = _finds(Store.get, AsyncSession)
     sessions = _lists(Store.sessions)
     save = _writes(Store.save)
+    overview = _reads(Store.overview)
     summaries = _reads(Store.summaries)
+    unfinished = _reads(Store.unfinished)
     checkpoint = _reads(Store.checkpoint)
     checkpoints = _lists(Store.checkpoints)
     describe = _reads(Store.describe)
@@ -505,6 +522,9 @@ class AsyncStore(_Facade[Store]):
     backup = _reads(Store.backup)
     copy = _reads(Store.copy)
     import_files = _writes(Store.import_files)
+    approve = _writes(Store.approve)
+    refuse = _writes(Store.refuse)
+    import_agents = _writes(Store.import_agents)
     run = _runs(Store.run)
 
     async def investigation(self, session: str | AsyncSession) -> AsyncInvestigation:
@@ -516,8 +536,8 @@ class AsyncStore(_Facade[Store]):
     async def execute(
         self,
         key: str,
-        plan: Iterable[PlanStep | Mapping[str, Any]],
-        handler: Handler | None = None,
+        plan: Iterable[PlanStep | Mapping[str, Any]] | None,
+        handler: Handler | Mapping[str, Handler] | str | None = None,
         **options: Unpack[ExecuteOptions],
     ) -> ExecutionResult:
         """Work through a plan as `Store.execute` does. Coroutine functions are awaited on this event loop.
@@ -526,24 +546,22 @@ class AsyncStore(_Facade[Store]):
         Signals are the business of the event loop's owner: `asyncio.run` turns Ctrl-C into such a cancellation.
         Hooks are called on the thread of the run.
         """
-        given = options.pop("cancel", None)
-        cancellation = Cancellation()
+        given = cancellation(options.pop("cancel", None))
+        stop = Cancellation()
         loop = asyncio.get_running_loop()
-        execute = partial(self._sync._execute, **options, cancel=cancellation, loop=loop)
-        if given is not None:
-            given.subscribe(cancellation.cancel)
+        execute = partial(self._sync._execute, **options, cancel=stop, loop=loop)
+        given.subscribe(stop.cancel)
         run = asyncio.ensure_future(self._write(partial(execute, key, plan, handler)))
         try:
             return await asyncio.shield(run)
         except asyncio.CancelledError:
-            cancellation.cancel()
+            stop.cancel()
             await asyncio.wait([run])
             if not run.cancelled() and (error := run.exception()) is not None:
                 raise error from None
             raise
         finally:
-            if given is not None:
-                given.unsubscribe(cancellation.cancel)
+            given.unsubscribe(stop.cancel)
 
     async def flush(self) -> None:
         """Return when every write whose wait was cancelled is settled."""

@@ -39,6 +39,7 @@ FIXES: Final[dict[str, tuple[str, ...]]] = {
     "branch_not_found": ("stepkeep branch {session}",),
     "path_not_found": ("stepkeep show {session}",),
     "nothing_to_resume": ("run it without resuming",),
+    "nothing_to_approve": ("stepkeep resume",),
     # conflicts
     "head_moved": ("load again, decide again, then save",),
     "lease_held": ("wait until the other process ended", "stepkeep status {session}"),
@@ -49,6 +50,8 @@ FIXES: Final[dict[str, tuple[str, ...]]] = {
     "session_exists": ("name another session with --session", "stepkeep show {session}"),
     "plan_changed": ("look at the differences, then resume with --force",),
     "unfinished_work": ("stepkeep resume {session}", "choose another key, or use --force"),
+    "refused": ("stepkeep approve {session}", "go on without the step"),
+    "question_expired": ("start over, and answer in time",),
     # damage
     "no_valid_checkpoint": (
         _LOOK_FOR_DAMAGE,
@@ -71,12 +74,14 @@ FIXES: Final[dict[str, tuple[str, ...]]] = {
     # input
     "usage": (_HELP,),
     "invalid_config": ("stepkeep config check",),
+    "untrusted_store": ("stepkeep trust",),
     "unknown_store_url": ("use sqlite:PATH, files:DIR?layout=run, postgresql:// or memory:",),
     "layout_mismatch": ("leave the layout out of the URL",),
     "not_a_store": ("name the file or directory of a store",),
     "file_exists": ("use --force to replace it", "choose another file"),
     "invalid_json": ("check the document with a JSON tool",),
     "invalid_ref": ("stepkeep history {session}",),
+    "ambiguous_question": ("name the step with --step",),
     "ambiguous_ref": ("give more characters of the id",),
     "ambiguous_time": ("add the zone, such as +02:00",),
     "no_state": ("give a state with --state",),

@@ -8,6 +8,15 @@ TYPE_CHECKING = False  # known to type checkers; `typing` has one too, at the pr
 
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Callable
+
+_attach: Callable[[], None] | None = None
+
+
+def attach_on_first_line(attach: Callable[[], None] | None) -> None:
+    """Call `attach` before the first line from now on: who shows lines need not import `logging` before either."""
+    global _attach
+    _attach = attach
 
 
 class Log:
@@ -19,10 +28,16 @@ class Log:
     def _logger(self) -> logging.Logger:
         import logging
 
+        if _attach is not None:
+            _attach()
+            attach_on_first_line(None)
         return logging.getLogger(self._name)
 
     def error(self, message: str, *values: object, exc_info: BaseException | None = None) -> None:
         self._logger().error(message, *values, exc_info=exc_info, stacklevel=2)
+
+    def exception(self, message: str, *values: object) -> None:
+        self._logger().exception(message, *values, stacklevel=2)
 
     def warning(self, message: str, *values: object) -> None:
         self._logger().warning(message, *values, stacklevel=2)

@@ -19,6 +19,9 @@ DETAILS: Final = "details"
 FILES: Final = "files"
 """The names of a checkpoint's bodies: what was saved, what describes it, and the manifest of project files."""
 
+SHA256: Final = "sha256"
+"""The kind of every digest in a header."""
+
 PHASES: Final = ("observe", "think", "plan", "build", "execute", "verify", "learn")
 """The phases of an agent's work, in their order."""
 
@@ -53,7 +56,7 @@ class TriggerKind(StrEnum):
     TIMER = "timer"
 
 
-class Trigger(msgspec.Struct, frozen=True, omit_defaults=True):
+class Trigger(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Why a checkpoint was saved: the kind, and the event behind it where there is one."""
 
     kind: TriggerKind = TriggerKind.AUTO
@@ -67,15 +70,19 @@ class BranchState(StrEnum):
     ARCHIVED = "archived"
 
 
-class Content(msgspec.Struct, frozen=True):
-    """What a body contains, however it is stored: SHA-256, size in bytes, and how the bytes encode a value."""
+class Content(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What a body contains, however it is stored: SHA-256, size in bytes, and how the bytes encode a value.
+
+    `first_at` is the position in the value of the key that the bytes have first.
+    """
 
     digest: str
     size: int
     encoding: str
+    first_at: int = 0
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The immutable description of one checkpoint. Its bytes are sealed: see `codec.integrity`."""
 
     v: int
@@ -96,6 +103,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tags: tuple[str, ...] = ()
     metadata: dict[str, Any] = {}
     requires: tuple[str, ...] = ()
+    digests: str = SHA256
     chain: str = ""
 
     @property
@@ -186,7 +194,11 @@ def to_us(moment: datetime) -> int:
 
 
 def from_us(time_us: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=time_us)
+    """The moment; of a number that no calendar has, as a hostile store may hold, the nearest one."""
+    try:
+        return _EPOCH + timedelta(microseconds=time_us)
+    except OverflowError:
+        return _EPOCH + timedelta(microseconds=within_calendar(time_us))
 
 
 MIN_TIME_US: Final = -62_135_596_800_000_000
@@ -195,7 +207,7 @@ MAX_TIME_US: Final = 253_402_300_799_999_999
 
 
 def within_calendar(time_us: int) -> int:
-    """The nearest time that `from_us` can give."""
+    """The nearest time that a calendar has."""
     return min(max(time_us, MIN_TIME_US), MAX_TIME_US)
 
 

@@ -1,7 +1,7 @@
 """Secrets: what looks like one, by name and by shape, and texts without them. The one detector of the product.
 
 `is_secret_name` judges a name, `has_secret` a value, `without_secrets` hides what looks like a secret in a text of
-unknown origin, and `Redactor` hides secrets that are known.
+unknown origin, `url_without_password` those of a URL, and `Redactor` hides secrets that are known.
 """
 
 from __future__ import annotations
@@ -104,6 +104,37 @@ def _without_named(match: re.Match[str]) -> str:
 def _may_have_secret(text: str) -> bool:
     small = text.lower()
     return "-----begin" in small or any(sign in small for sign in _SIGNS)
+
+
+# --- in URLs ---------------------------------------------------------------------------------------------------
+
+_OPTION: Final = r"(?P<start>[?&])(?P<name>[^=&]*)=[^&]*"
+
+
+def url_password(url: str) -> str:
+    """The password in the login of a URL, also of one that is not quite right; empty if there is none."""
+    _, slashes, rest = url.partition("://")
+    login, at, _ = rest.rpartition("@")
+    user, colon, password = login.partition(":")
+    if not (slashes and at and colon) or re.search("[/?]", user):
+        return ""
+    # `host:5432/db?user=a@b` has a port there; anything else that comes before an @ may be a password.
+    is_port = re.fullmatch(r"\d+(?:,[^/?@]*)?(?:/[^?@]*)?\?\w+=.*", password, re.DOTALL)
+    return "" if is_port else password
+
+
+def url_without_password(url: str, *, mark: str = "***") -> str:
+    """A URL as it may be shown: the mark, or nothing at all, stands for its password and for secret options."""
+    password = url_password(url)
+    if password:
+        url = url.replace(f":{password}@", f":{mark}@" if mark else "@", 1)
+    return re.sub(_OPTION, lambda option: _without_secret(option, mark), url)
+
+
+def _without_secret(option: re.Match[str], mark: str) -> str:
+    if not is_secret_name(option["name"]):
+        return option[0]
+    return f"{option['start']}{option['name']}={mark}" if mark else option["start"]
 
 
 def safe_text(value: object, limit: int) -> str:

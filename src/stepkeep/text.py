@@ -32,9 +32,13 @@ def shortened(text: str, most: int = 60) -> str:
 def error_text(error: object) -> str:
     """An error message as a session keeps it: valid UTF-8 without NUL, cut off where it is very long.
 
-    A long traceback must not keep a session from being marked as failed.
+    A long traceback must not keep a session from being marked as failed, nor an error that cannot say what it is.
     """
-    encoded = str(error).encode("utf-8", "replace").replace(b"\0", b"?")
+    try:
+        said = str(error)
+    except Exception as exc:
+        said = f"{type(error).__name__}, whose text cannot be read ({type(exc).__name__})"
+    encoded = said.encode("utf-8", "replace").replace(b"\0", b"?")
     return encoded[:MAX_ERROR_BYTES].decode("utf-8", "ignore")
 
 
@@ -55,6 +59,12 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
 # --- control characters ----------------------------------------------------------------------------------------
 
 
+def clean_lines(text: str) -> str:
+    """Text of several lines, cleaned; all but the first are indented, so that none passes for one of its own."""
+    first, *rest = text.split("\n")
+    return "\n".join([clean(first), *(f"  {clean(line.strip())}" for line in rest)])
+
+
 def clean(text: str) -> str:
     """One line of text, with everything a terminal would act upon or hide written as an escape."""
     return text if text.isprintable() else _harmful().sub(lambda match: _escaped(match[0]), text)
@@ -62,7 +72,8 @@ def clean(text: str) -> str:
 
 def clean_json(document: bytes) -> str:
     """JSON text that means the same, with harmful characters in its strings written as escapes."""
-    return _harmful().sub(_json_escaped, document.decode())
+    text = document.decode()
+    return text if text.replace("\n", "").isprintable() else _harmful().sub(_json_escaped, text)
 
 
 @cache
@@ -85,6 +96,19 @@ def _json_escaped(match: re.Match[str]) -> str:
         return char  # between values: inside a string JSON has them escaped already
     units = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+def without_lone_surrogates(document: bytes) -> bytes:
+    """JSON with U+FFFD for every half of a character, which others write for a text they cut; of the same length."""
+    import re  # nearly every document is whole
+
+    return re.sub(_ESCAPES, lambda match: rb"\ufffd" if match[1] else match[0], document)
+
+
+_ESCAPES: Final = (
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
+"""An escape in JSON: a character of two halves, half a character, or any other."""
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def test_the_newest_incomplete_checkpoint_is_found(home: Home, clock: FakeClock)
     create(home, "observe", clock=clock)
     clock.advance(seconds=60)
     newest = create(home, "build", clock=clock)
-    with stepkeep.open_phases(home.path) as phases:
+    with stepkeep.open_phases(home.path, clock=clock) as phases:
         found = phases.detect_incomplete_checkpoint()
     assert found is not None
     assert (found.id, found.phase, found.phase_number) == (newest, "build", 4)
@@ -137,7 +137,8 @@ def test_a_session_that_starts_shows_the_line_and_else_nothing(home: Home, tmp_p
     assert start() == ""
     checkpoint = create(home, "build")
     context = json.loads(start())["hookSpecificOutput"]["additionalContext"]
-    assert context.startswith("Checkpoint: Resume from Phase 4? (Move the mail server to the new host)\n")
+    line = r"Checkpoint: Resume from Phase 4\? \(Move the mail server to the new host, \d+ s ago\)"
+    assert re.fullmatch(line, context.splitlines()[0])
     with stepkeep.open_phases(home.path) as phases:
         phases.complete_checkpoint(checkpoint)
     assert start() == ""

@@ -330,9 +330,7 @@ def test_how_long_it_is_kept(tmp_path: Path) -> None:
     (tmp_path / "stepkeep.yaml").write_text(
         "agent: {checkpoints: {prune_after_days: 0}}\nkeeper: {enabled: false}\n", encoding="utf-8"
     )
-    with stepkeep.open(
-        cli.url, config=config.load(cwd=None, environ={}, flags={"keeper.enabled": False})
-    ) as store:
+    with stepkeep.open(cli.url, config=config.load(cwd=tmp_path, environ={})) as store:
         store.execute("s", PLAN, Agent())
     assert cli.here("clean").code == 0
     assert cli.here("list", "--json").json == []

@@ -625,3 +625,19 @@ def test_a_store_that_is_deleted_under_its_feet_takes_no_saves(tmp_path: Path) -
             with pytest.raises(stepkeep.BackendUnavailable) as refusal:
                 run.save({"n": 2})
             assert (refusal.value.code, refusal.value.retryable) == ("store_replaced", False)
+
+
+def test_a_store_whose_log_is_deleted_under_its_feet_takes_no_saves(tmp_path: Path) -> None:
+    """What would be acknowledged into a log that nobody finds is refused; opened again, the store takes saves."""
+    path = tmp_path / "store.db"
+    with stepkeep.open(path) as store:
+        run = store.session("s")
+        run.save({"n": 1})
+        run.save({"n": 2})
+        Path(f"{path}-wal").unlink()
+        with pytest.raises(stepkeep.BackendUnavailable) as refusal:
+            run.save({"n": 3})
+        assert (refusal.value.code, refusal.value.retryable) == ("store_replaced", False)
+    with stepkeep.open(path) as store:
+        store.session("s").save({"n": 4})
+        assert store.verify().is_intact

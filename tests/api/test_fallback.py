@@ -219,3 +219,18 @@ def test_a_fallback_uses_what_is_in_memory_too(store: stepkeep.Store, path: Path
     assert latest is not None
     assert latest.id == second.id
     assert latest.fallback is not None
+
+
+def test_what_latest_returns_is_loaded_by_its_id_too(path: Path) -> None:
+    """Another store saved upon what this one holds in memory, and the keyframe below both is damaged."""
+    text = [f"word {number}" for number in range(200)]
+    with stepkeep.open(f"sqlite:{path}") as store, stepkeep.open(f"sqlite:{path}") as other:
+        first = store.session("shared", profile="archive").save({"text": text, "n": 1})
+        store.get("shared").save({"text": text, "n": 2})
+        newest = other.get("shared").save({"text": text, "n": 3})
+        with programs.raw(path) as connection:
+            damage_body(connection, first.id)
+        latest = store.get("shared").latest()
+        assert latest is not None
+        assert (latest.id, latest.state["n"]) == (newest.id, 3)
+        assert store.get("shared").load(newest.id).state["n"] == 3

@@ -390,3 +390,17 @@ def test_a_large_random_history_comes_back(session: stepkeep.Session, url: str) 
         session.save(state)
         saved.append(list(state))
     assert programs.run(programs.survey, url, "run")["states"] == saved
+
+
+def test_the_beginning_of_an_id_is_enough() -> None:
+    """Where it is the only one; several are told apart, and none is not found."""
+    with stepkeep.open("memory:") as store:
+        first = store.session("a").save({"n": 1})
+        store.session("b").save({"n": 2})
+        assert store.checkpoint(first.id[:-2]).state == {"n": 1}
+        with pytest.raises(stepkeep.InvalidInput) as several:
+            store.checkpoint("cp_")
+        assert several.value.code == "ambiguous_ref"
+        for missing in ("cp_nothing", ""):
+            with pytest.raises(stepkeep.NotFound):
+                store.checkpoint(missing)

@@ -110,11 +110,12 @@ def sweeping(store: Store, root: Path, say: Say) -> None:
 
 
 def ended(store: Store, root: Path) -> None:
-    """A session whose time has come, and one that stays."""
-    old = store.session("old", profile="workflow", cleanup={"enabled": True, "retention_days": 0})
-    for n in range(1, 4):
-        old.save({"n": n})
-    old.complete()
+    """Sessions whose time has come, which go in one transaction, and one that stays."""
+    for key in ("old", "older"):
+        old = store.session(key, profile="workflow", cleanup={"enabled": True, "retention_days": 0})
+        for n in range(1, 4):
+            old.save({"n": n})
+        old.complete()
     store.session("r", profile="archive").save({"n": 1})
 
 

@@ -138,7 +138,8 @@ class Disk:
         if isinstance(node, File) and "O_TRUNC" in call.args[2] and node.size:
             changed = self._add(Truncate(node, 0))
         if node is not None:
-            self._open[descriptor] = node, 0
+            is_appended = "O_APPEND" in call.args[2]
+            self._open[descriptor] = node, node.size if isinstance(node, File) and is_appended else 0
         return changed
 
     def _fcntl(self, call: Call) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import stepkeep
-from tests.crash.stores import KINDS, opened
+from tests.crash.stores import KINDS, SQLITE, opened
 
 
 @pytest.fixture
@@ -92,3 +92,21 @@ def test_space_is_held_only_where_there_is_little(tiny_disk: Path, tmp_path: Pat
     with opened("sqlite", tiny_disk) as store:
         assert store.get("r").load().state == {}
     assert not held.exists()
+
+
+def test_closing_on_a_full_disk_does_not_call_a_save_lost(tiny_disk: Path) -> None:
+    """What was acknowledged is there after closing, which says nothing else."""
+    refused = False
+    for n in range(40):
+        saved = False
+        try:
+            with opened(SQLITE, tiny_disk) as store:
+                store.session("r", profile="archive").save({"n": n, "noise": os.urandom(30_000).hex()})
+                saved = True
+        except stepkeep.BackendUnavailable:
+            assert not saved, "closing raised although the checkpoint was stored"
+            refused = True
+            break
+        with opened(SQLITE, tiny_disk) as store:
+            assert store.get("r").load().state["n"] == n
+    assert refused

@@ -13,6 +13,7 @@ import pytest
 import stepkeep
 from stepkeep.codec.integrity import chain_of, open_header
 from tests import interpreter
+from tests.interop.frameworks import FRAMEWORKS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "stepkeep"
@@ -39,6 +40,10 @@ def _blocks(page: Path) -> Iterator[tuple[str, str, int]]:
         yield match[1], match[2], text.count("\n", 0, match.start(2)) + 1
 
 
+# The page of a framework runs in the framework's environment, by `./dev interop`.
+_NOT_HERE = {each.page for each in FRAMEWORKS if not each.is_installed}
+
+
 def _examples(page: Path) -> list[tuple[str, str, int]]:
     return [block for block in _blocks(page) if block[0] in ("python", "pycon")]
 
@@ -50,7 +55,9 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SOURCE.parent))  # a relative one would miss from here
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if _examples(page)], ids=_name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if _examples(page) and page.name not in _NOT_HERE], ids=_name
+)
 def test_examples_run(page: Path, in_empty_folder: None, capsys: pytest.CaptureFixture[str]) -> None:
     """The Python blocks of a page run from top to bottom, and those with a prompt print what the page shows."""
     names: dict[str, object] = {"__name__": "example"}

@@ -31,7 +31,9 @@ from stepkeep.policy.profiles import PROFILES
 from stepkeep.runs.workflow.parse import parse_workflow
 from stepkeep.testing.builders import FakeClock
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+REQUIREMENTS = ROOT / "docs" / "design" / "requirements.md"
 DAY = 86_400
 
 NAMES = {
@@ -178,7 +180,8 @@ def _names(cell: str) -> list[str]:
 
 def _rows() -> Iterator[Row]:
     seed = ""
-    for line in (REFERENCE / "seeds.md").read_text(encoding="utf-8").splitlines():
+    names, _, _proofs = REQUIREMENTS.read_text(encoding="utf-8").partition("## What proves it")
+    for line in names.splitlines():
         if heading := _HEADING.match(line):
             seed = heading[1]
         elif seed and line.startswith("| ") and not line.startswith("| name |"):
@@ -203,6 +206,26 @@ def test_what_a_row_names_exists(row: Row) -> None:
     assert row.entries
     for entry in row.entries:
         assert RESOLVERS[row.kind](entry), f"no {row.kind} {entry}"
+
+
+def _proofs() -> Iterator[tuple[str, str]]:
+    """(id of a requirement, test that proves it), by the last table of the page."""
+    _names_of_seeds, _, proofs = REQUIREMENTS.read_text(encoding="utf-8").partition("## What proves it")
+    for line in proofs.splitlines():
+        if line.startswith("| ") and not line.startswith("| id |"):
+            requirement, _what, tests = (cell.strip() for cell in line.strip("|").split("|"))
+            yield from ((requirement, test) for test in _SPAN.findall(tests) or [""])
+
+
+def test_every_proof_of_a_requirement_exists() -> None:
+    """The test that a row names, as `file::function` or `file::Class::method`, is in the tree."""
+    for requirement, proof in _proofs():
+        path, *names = proof.split("::")
+        file = ROOT / path
+        assert file.is_file(), f"{requirement}: no file {path!r}"
+        text = file.read_text(encoding="utf-8")
+        for name in names:
+            assert re.search(rf"^ *(async )?(def|class) {name}\b", text, re.M), f"{requirement}: {proof}"
 
 
 # --- what can be looked up
@@ -253,7 +276,7 @@ def _tool(entry: str) -> bool:
     required, _, others = arguments.partition(";")
     schema = _tool_schemas()[name]
     takes = set(others.replace(",", " ").split()) <= schema["properties"].keys()
-    return takes and bool(schema["required"] == required.split(", "))
+    return takes and bool(schema.get("required", []) == [name for name in required.split(", ") if name])
 
 
 def _workflow(entry: str) -> bool:

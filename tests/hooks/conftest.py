@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import stepkeep
 from tests import interpreter
 
 FIXTURES = Path(__file__).parent / "fixtures"
+WAIT_SECONDS = 30
 SOURCE = Path(stepkeep.__file__).parent.parent
 
 _AGENT = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
@@ -96,6 +98,18 @@ class Agent:
 
     def stepkeep(self, *args: str) -> Answer:
         return Answer(interpreter.python("-m", "stepkeep", *args, cwd=self.folder, env=self.environment))
+
+    @property
+    def spooled(self) -> list[Path]:
+        """The events that are not saved yet."""
+        return sorted((self.home / ".local" / "state" / "stepkeep" / "spool").glob("*/*.json"))
+
+    def settled(self) -> None:
+        """Wait until another process has saved what the last hook left to it."""
+        end = time.monotonic() + WAIT_SECONDS
+        while self.spooled and time.monotonic() < end:
+            time.sleep(0.02)
+        assert self.spooled == []
 
     def problems(self) -> list[dict[str, Any]]:
         if not self.log.exists():

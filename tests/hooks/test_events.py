@@ -133,12 +133,14 @@ def test_the_commit_is_read_without_running_git(agent: Agent, tmp_path: Path) ->
     (git / "HEAD").write_text("ref: refs/heads/work\n", encoding="utf-8")
     (git / "packed-refs").write_text(f"# pack-refs\n{'a' * 40} refs/heads/work\n", encoding="utf-8")
     agent.hook("Stop", cwd=str(inner))
+    agent.settled()
     with agent.store() as store:
         session = store.get(KEYS["claude-code"])
         assert session.load().state["git"] == {"commit": "a" * 40, "branch": "work"}
         assert session.info.project == str(agent.folder)
     (git / "refs" / "heads" / "work").write_text("b" * 40 + "\n", encoding="utf-8")
     agent.hook("Stop", cwd=str(inner), last_assistant_message="More.")
+    agent.settled()
     with agent.store() as store:
         assert store.get(KEYS["claude-code"]).load().state["git"]["commit"] == "b" * 40
 

@@ -31,10 +31,9 @@ def captures(agent: Agent) -> list[stepkeep.Header]:
 
 
 def waited_for(agent: Agent, count: int) -> list[stepkeep.Header]:
-    """The captures once there are so many: another process makes them, after the hook has answered."""
-    end = time.monotonic() + WAIT_SECONDS
-    while len(found := captures(agent)) < count and time.monotonic() < end:
-        time.sleep(0.05)
+    """The captures, once the process that makes them after the hook has answered is done."""
+    agent.settled()
+    found = captures(agent)
     assert len(found) == count
     return found
 
@@ -59,7 +58,8 @@ def test_a_turn_brings_the_files_back(agent: Agent) -> None:
         newest = store.get(KEY).load()
         assert newest.header == first
         assert newest.state["last_message"] == "It prints one."
-        assert (first.trigger.event, first.metadata["phase"]) == ("workspace", "observe")
+        assert (first.trigger.event, first.metadata["phase"]) == ("turn_end", "observe")
+        assert store.get(KEY).info.last_seq == 2, "the prompt, and the turn with its files"
     program.write_text("print(2)\n", encoding="utf-8")
     hook(agent, "PreCompact")
     waited_for(agent, 2)
@@ -74,20 +74,48 @@ def test_a_turn_brings_the_files_back(agent: Agent) -> None:
 
 
 @pytest.mark.full
-def test_what_did_not_change_is_not_captured_again(agent: Agent) -> None:
-    """A turn that only talked has no second capture; the end of a session does not open it again."""
+def test_every_turn_is_one_checkpoint_with_its_files(agent: Agent) -> None:
+    """Also one that only talked; the end of a session has them too, and completes it."""
     make_repository(agent.folder)
     (agent.folder / "a.txt").write_text("a", encoding="utf-8")
-    hook(agent, "Stop", last_assistant_message="One.")
-    waited_for(agent, 1)
-    hook(agent, "Stop", last_assistant_message="Two.")
+    for message in ("One.", "Two."):
+        hook(agent, "Stop", last_assistant_message=message)
+        agent.settled()
     (agent.folder / "a.txt").write_text("b", encoding="utf-8")
     hook(agent, "SessionEnd")
-    waited_for(agent, 2)
+    third, second, first = waited_for(agent, 3)
     with agent.store() as store:
         session = store.get(KEY)
+        assert session.info.last_seq == 3
         assert session.info.status is stepkeep.Status.COMPLETED
-        assert session.load().header.status is stepkeep.Status.COMPLETED
+        assert [each.trigger.event for each in (first, second, third)] == [
+            "turn_end",
+            "turn_end",
+            "session_end",
+        ]
+        assert session.load(second.id).state["last_message"] == "Two."
+        assert session.files.at(second.id).read("a.txt") == b"a"
+        assert session.files.at(third.id).read("a.txt") == b"b"
+
+
+@pytest.mark.full
+def test_a_capture_that_is_killed_costs_only_the_files(agent: Agent) -> None:
+    """The event waits in the spool, and the next hook brings it in, before its own."""
+    make_repository(agent.folder)
+    program = (
+        "import os, sys; from stepkeep.recording.coding_agents import file_capture;"
+        " file_capture._saved = lambda *_: os.kill(os.getpid(), 9);"
+        " from stepkeep.cli import main; sys.argv[0] = 'stepkeep'; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", program, "hook", "Stop", "--client", "claude-code"]
+    assert agent.raw(command, agent.input("Stop", last_assistant_message="One.")).code == 0
+    assert len(agent.spooled) == 1
+    hook(agent, "UserPromptSubmit", prompt="Now write the tests for it")
+    agent.settled()
+    with agent.store() as store:
+        newest, before = store.get(KEY).history()
+        assert [newest.trigger.event, before.trigger.event] == ["prompt", "turn_end"]
+        assert store.get(KEY).load(before.id).state["last_message"] == "One."
 
 
 @pytest.mark.full
@@ -123,9 +151,7 @@ def test_a_tree_that_takes_too_long_is_left_out(agent: Agent) -> None:
     )
     command = [sys.executable, "-c", program, "hook", "Stop", "--client", "claude-code"]
     assert agent.raw(command, agent.input("Stop")).code == 0
-    end = time.monotonic() + WAIT_SECONDS
-    while not _is_marked(agent) and time.monotonic() < end:
-        time.sleep(0.05)
+    agent.settled()
     assert _is_marked(agent)
     assert [entry["code"] for entry in agent.problems()] == ["hook_timeout"]
     hook(agent, "PreCompact")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,18 @@ OTHER = {
     "zeta": [1, 2],
 }
 COMMAND = ".claude/commands/checkpoint.md"
-COMMENTED = '{\n  // mine\n  "model": "x", /* why */\n  "url": "http://a//b",\n}\n'
+MESSY = """{
+\t// mine, and "quoted"
+\t"model": "x", /* why */ "limit": 1.00000000000000000001,
+\t"hooks": {
+\t\t"PostToolUse": [ // format
+\t\t\t{"matcher": "Edit|Write", "hooks": [{"type": "command", "command": "fmt ü"}]},
+\t\t],
+\t\t"Notification": [{"hooks": [{"type": "command", "command": "say hi"}]}]   // loud
+\t},
+\t"url": "http://a//b", "url": "twice",
+}
+"""
 
 
 def hooks(agent: Agent, verb: str, client: str, *options: str) -> Answer:
@@ -111,24 +123,153 @@ def test_the_installed_command_works(agent: Agent) -> None:
     document = json.loads(settings(agent, "claude-code").read_text(encoding="utf-8"))
     (line,) = commands(document, "Stop")
     answer = agent.raw(["/bin/sh", "-c", line], agent.input("Stop"), STEPKEEP_STORE="")
-    if shutil.which("stepkeep"):
-        assert (answer.code, answer.out, answer.err) == (0, "", "")
-        assert (agent.folder / "own store.db").exists()
+    assert (answer.code, answer.out, answer.err) == (0, "", "")
+    assert (agent.folder / "own store.db").exists()
     assert re.search(r"--store 'sqlite:[^']*own store.db'$", line)
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["LF", "CRLF"])
 @pytest.mark.parametrize("client", FILES)
-def test_a_file_with_comments_is_not_touched(agent: Agent, client: str) -> None:
-    """It is refused, with what to paste."""
+def test_comments_line_ends_and_order_stay(agent: Agent, client: str, end: str) -> None:
+    """Every line of the file is there afterwards, as it was; taking our hooks out gives its bytes back."""
     path = settings(agent, client)
-    write(path, COMMENTED)
-    refused = hooks(agent, "install", client)
+    path.parent.mkdir(parents=True)
+    before = MESSY.replace("\n", end).encode()
+    path.write_bytes(before)
+    assert hooks(agent, "install", client).code == 0
+    after = path.read_bytes()
+    lines = before.replace(b",", b"").split(end.encode())
+    assert [line for line in lines if line not in after.replace(b",", b"")] == []
+    assert after.count(b"\r\n") == (after.count(b"\n") if end == "\r\n" else 0)
+    assert after.count(f"hook {events_of(client)[-1]} --client {client}".encode()) == 1
+    assert hooks(agent, "uninstall", client).code == 0
+    assert path.read_bytes() == before
+
+
+@pytest.mark.full
+def test_commands_of_others_are_never_touched(agent: Agent) -> None:
+    """One that calls us among other things is theirs: it stays, nothing is added beside it, and that is told."""
+    theirs = "/usr/bin/stepkeep hook Stop --client claude-code; notify-send done"
+    path = settings(agent, "claude-code")
+    group = {"hooks": [{"type": "command", "command": theirs, "timeout": 30}]}
+    write(path, json.dumps({"hooks": {"Stop": [group]}}, indent=2))
+    done = hooks(agent, "install", "claude-code")
+    assert "Stop: another command there calls us already" in done.err
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert document["hooks"]["Stop"] == [group]
+    assert len(commands(document, "PreCompact")) == 1
+    assert hooks(agent, "uninstall", "claude-code").code == 0
+    assert json.loads(path.read_text(encoding="utf-8")) == {"hooks": {"Stop": [group]}}
+
+
+@pytest.mark.full
+def test_the_first_backup_stays(agent: Agent) -> None:
+    """However often the file is changed, it can be had as it was before us."""
+    path = settings(agent, "claude-code")
+    before = json.dumps(OTHER, indent=2)
+    write(path, before)
+    for line in (["install"], ["install", "--store", "sqlite:x.db"], ["uninstall"], ["install"]):
+        assert hooks(agent, line[0], "claude-code", *line[1:]).code == 0
+    backup = path.with_name(path.name + ".before-stepkeep")
+    assert backup.read_text(encoding="utf-8") == before
+
+
+WRONG_STORES = {
+    "memory:": "ends with each hook",
+    "bogus://x": "no store",
+    "postgresql://me:hunter2@db/x": "password",
+    "postgresql://db/x?password=hunter2": "password",
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("store", WRONG_STORES)
+def test_a_store_that_hooks_cannot_use_is_refused(agent: Agent, store: str) -> None:
+    """Nothing is written, and no password is repeated."""
+    refused = hooks(agent, "install", "claude-code", "--store", store)
     assert refused.code == 2
-    assert "has comments" in refused.err
-    assert f"hook {events_of(client)[0]} --client {client}" in refused.err
-    assert path.read_text(encoding="utf-8") == COMMENTED
-    assert "has comments" in hooks(agent, "status", client).out
+    assert WRONG_STORES[store] in refused.err
+    assert "hunter2" not in refused.err
+    assert not settings(agent, "claude-code").exists()
+
+
+@pytest.mark.full
+def test_a_relative_store_means_the_same_everywhere(agent: Agent) -> None:
+    """The agent may run its hooks in any folder."""
+    for given, written in {
+        "sqlite:x.db": f"sqlite:{agent.folder}/x.db",
+        "files:runs?layout=phase": f"files:{agent.folder}/runs?layout=phase",
+        "sqlite:~/x.db": f"sqlite:{agent.home}/x.db",
+    }.items():
+        assert hooks(agent, "install", "claude-code", "--store", given).code == 0
+        document = json.loads(settings(agent, "claude-code").read_text(encoding="utf-8"))
+        assert shlex.split(commands(document, "Stop")[0])[-2:] == ["--store", written]
+
+
+@pytest.mark.full
+def test_project_and_user_are_two_files(agent: Agent) -> None:
+    """Both at once are a mistake."""
+    refused = hooks(agent, "install", "claude-code", "--user", "--project")
+    assert refused.code == 2
+    assert "give one of them" in refused.err
+    assert not settings(agent, "claude-code").exists()
+
+
+@pytest.mark.full
+def test_installed_hooks_run_from_any_environment(agent: Agent) -> None:
+    """Installed where an environment is active, the command is found without it; the status runs it."""
+    bin_folder = str(Path(sys.executable).parent)
+    line = [sys.executable, "-m", "stepkeep", "hooks", "install", "--client", "claude-code"]
+    assert agent.raw(line, b"", PATH=f"{bin_folder}:/usr/bin:/bin").code == 0
+    document = json.loads(settings(agent, "claude-code").read_text(encoding="utf-8"))
+    (command,) = commands(document, "UserPromptSubmit")
+    assert Path(shlex.split(command)[0]).is_absolute()
+    bare = {"PATH": "/usr/bin:/bin", "HOME": str(agent.home), "STEPKEEP_STORE": agent.url}
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        input=agent.input("UserPromptSubmit"),
+        capture_output=True,
+        env=bare,
+        cwd="/",
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    with agent.store() as store:
+        assert len(list(store.sessions())) == 1
+    status = json.loads(agent.stepkeep("hooks", "status", "--client", "claude-code", "--json").out)
+    assert status["files"][0]["problem"] is None
+
+
+@pytest.mark.full
+def test_the_status_tells_what_cannot_run(agent: Agent) -> None:
+    """A program that is gone, hooks that are switched off, and one that lies in the project and is not tried."""
+    path = settings(agent, "claude-code")
+
+    def problem(text: str) -> str:
+        write(path, text)
+        found = json.loads(agent.stepkeep("hooks", "status", "--client", "claude-code", "--json").out)
+        return str(found["files"][0]["problem"])
+
+    gone = installed(None, "claude-code", "/nowhere/bin/stepkeep", None) or ""
+    assert "cannot be run" in problem(gone)
+    assert "disableAllHooks" in problem(gone.replace("{", '{"disableAllHooks": true,', 1))
+    mark, trap = agent.folder / "mark", agent.folder / "stepkeep"
+    trap.write_text(f"#!/bin/sh\ntouch {mark}\n", encoding="utf-8")
+    trap.chmod(0o755)
+    assert "was not tried" in problem(installed(None, "claude-code", str(trap), None) or "")
+    assert not mark.exists()
+
+
+@pytest.mark.full
+def test_uninstalling_takes_our_command_file_too(agent: Agent) -> None:
+    """One that somebody wrote stays."""
+    assert hooks(agent, "install", "claude-code", "--command").code == 0
+    assert "has lost the command /checkpoint" in hooks(agent, "uninstall", "claude-code").out
+    assert not (agent.folder / COMMAND).exists()
+    write(agent.folder / COMMAND, "mine\n")
+    assert hooks(agent, "uninstall", "claude-code").code == 0
+    assert (agent.folder / COMMAND).exists()
 
 
 BROKEN = ["{", "[]", '{"hooks": []}', '{"hooks": {"Stop": {}}}', "\xff\xfe", '"text"']
@@ -152,23 +293,40 @@ def test_a_broken_file_is_not_touched(agent: Agent, text: str) -> None:
 ODD = [
     '{"hooks": {"Stop": "xyz"}}',
     '{"hooks": {"Stop": null}}',
-    '{"limit": 1e400}',
-    '{"limit": Infinity}',
-    '{"limit": NaN}',
-    '{"limit": 1.00000000000000000001}',
-    '{"limit": 1e-99999999999999999999}',
-    '{"model": "a", "model": "b"}',
-    '{"permissions": {"allow": [], "allow": ["x"]}}',
+    '{"hooks": {}, "hooks": {"Stop": []}}',
+    '{"hooks": {"Stop": [], "Stop": []}}',
 ]
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_a_file_that_would_come_back_changed_is_refused(text: str) -> None:
-    """Values of another shape, numbers nobody can hold, keys that stand twice: nothing is lost silently."""
+def test_a_file_that_is_not_understood_is_refused(text: str) -> None:
+    """Values of another shape, and keys of hooks that stand twice."""
     for change in (lambda: installed(text, "claude-code", "stepkeep", None), lambda: uninstalled(text)):
         with pytest.raises(InvalidInput) as refused:
             change()
         assert refused.value.code == "invalid_settings"
+
+
+KEPT = [
+    '{"limit": 1e400}',
+    '{"limit": Infinity}',
+    '{"limit": 1.00000000000000000001}',
+    '{"limit": 1e-99999999999999999999}',
+    '{"model": "a", "model": "b"}',
+    '{"permissions": {"allow": [], "allow": ["x"]}}',
+    '\ufeff{"a":1,"b":[1,2]}',
+    '{"a": 1, "b": {"c": []}}\n\n',
+]
+
+
+@pytest.mark.parametrize("text", KEPT)
+def test_what_nobody_could_write_back_stays_as_it_is(text: str) -> None:
+    """Numbers nobody can hold and keys that stand twice: our hooks come and go, the text does not change."""
+    once = installed(text, "claude-code", "stepkeep", None)
+    assert once is not None
+    assert once != text
+    assert installed(once, "claude-code", "stepkeep", None) == once
+    assert uninstalled(once) == text
 
 
 def test_usual_numbers_and_other_keys_of_hooks_stay() -> None:
@@ -226,7 +384,7 @@ def test_the_command_file_names_the_program_and_the_store_of_the_hooks(agent: Ag
     program, _, options = commands(document, "Stop")[0].partition(" hook Stop --client claude-code")
     text = (agent.folder / COMMAND).read_text(encoding="utf-8")
     assert f'Run `{program} create "<the message>" --tags command{options}`' in text
-    assert options == " --store 'sqlite:own store.db'"
+    assert options == f" --store 'sqlite:{agent.folder}/own store.db'"
     assert f"Bash({program} create:*)" in text
 
 
@@ -275,3 +433,31 @@ def test_a_group_shared_with_others_keeps_theirs() -> None:
     ours = {"type": "command", "command": "stepkeep hook Stop --client claude-code"}
     mixed = json.dumps({"hooks": {"Stop": [{**group, "hooks": [*group["hooks"], ours]}]}})
     assert json.loads(uninstalled(mixed) or "") == json.loads(text)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("client", FILES)
+def test_hooks_can_be_tried(agent: Agent, client: str) -> None:
+    """Sample events of every kind, by what is installed: saved and answered; nothing is left in the real store."""
+    before = json.loads(agent.stepkeep("hooks", "test", "--client", client, "--json").out)
+    assert before["is_installed"] is False
+    assert hooks(agent, "install", client).code == 0
+    done = agent.stepkeep("hooks", "test", "--client", client, "--json")
+    found = json.loads(done.out)
+    assert (done.code, found["is_installed"], found["store"]) == (0, True, agent.url)
+    assert [each["event"] for each in found["events"]] == list(events_of(client))
+    assert [each["problem"] for each in found["events"]] == [None] * len(events_of(client))
+    assert found["events"][-1]["checkpoints"] >= 3
+    assert not agent.file.exists()
+    shown = agent.stepkeep("hooks", "test", "--client", client)
+    assert f"store:   {agent.url}" in shown.out
+
+
+@pytest.mark.full
+def test_a_trial_tells_what_does_not_work(agent: Agent) -> None:
+    """What is installed for the user is gone."""
+    path = agent.home / FILES["claude-code"]
+    write(path, installed(None, "claude-code", "/nowhere/bin/stepkeep", None) or "")
+    done = agent.stepkeep("hooks", "test", "--client", "claude-code")
+    assert done.code == 1
+    assert "not found" in done.out

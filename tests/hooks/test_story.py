@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,8 +42,7 @@ class Living:
 
     def shell(self, command: str) -> Answer:
         """What the agent runs by itself, as a text in its context told it."""
-        words = command.split()
-        return self._run([sys.executable, "-m", *words], "")
+        return self._run(shlex.split(command), "")
 
     def _run(self, command: list[str], content: str) -> Answer:
         assert self._process.stdin is not None
@@ -95,8 +95,7 @@ def test_the_story(agent: Agent) -> None:
     with living(agent, "two") as second:
         offer = second.hook("SessionStart")
         line = offer.context.splitlines()[0]
-        assert re.fullmatch(r"Checkpoint: Resume from Phase [1-7]\? \(Repair the login form\)", line)
-        assert line == "Checkpoint: Resume from Phase 4? (Repair the login form)"
+        assert re.fullmatch(r"Checkpoint: Resume from Phase 4\? \(Repair the login form, \d+ s ago\)", line)
         assert offer.message == line, "the person sees it too"
         assert "Do not resume it without a yes" in offer.context
 
@@ -107,7 +106,7 @@ def test_the_story(agent: Agent) -> None:
         with agent.store() as store:
             assert "taken_up_us" not in store.get("claude-code:one").info.metadata
 
-        accept = next(found for found in re.findall(r"`(stepkeep resume [^`]*)`", offer.context))
+        accept = next(found for found in re.findall(r"run `([^`]* resume [^`]*)`", offer.context))
         taken = second.shell(accept)
         assert taken.code == 0
         assert "[in_progress] Repair the login form" in taken.out
@@ -123,11 +122,15 @@ def test_the_story(agent: Agent) -> None:
         with living(agent, "neighbour") as other:
             assert other.hook("SessionStart").out == "", "it is being worked on again"
 
-        finish = next(found for found in re.findall(r"`(stepkeep complete [^`]*)`", offer.context))
+        finish = next(found for found in re.findall(r"run `([^`]* complete [^`]*)`", offer.context))
         assert second.shell(finish).code == 0
         second.hook("Stop")
         second.hook("SessionEnd")
 
+    with agent.store() as store:
+        assert [info.key for info in store.sessions()] == ["claude-code:one"], (
+            "no empty session is left behind"
+        )
     for session in ("three", "one", "two"):
         with living(agent, session) as later:
             assert later.hook("SessionStart").out == "", "nothing is offered any more"
@@ -141,8 +144,8 @@ def test_a_no_is_an_answer_too(agent: Agent) -> None:
     """Declined work is cancelled, and not offered again."""
     agent.hook("UserPromptSubmit", session_id="one")
     offer = agent.hook("SessionStart", session_id="two")
-    decline = next(found for found in re.findall(r"`(stepkeep cancel [^`]*)`", offer.context))
-    assert agent.stepkeep(*decline.split()[1:]).code == 0
+    decline = next(found for found in re.findall(r"run `[^`]* (cancel [^`]*)`", offer.context))
+    assert agent.stepkeep(*decline.split()).code == 0
     assert agent.hook("SessionStart", session_id="three").out == ""
 
 
@@ -153,7 +156,7 @@ def test_work_of_another_project_is_not_offered(agent: Agent, tmp_path: Path) ->
     agent.hook("UserPromptSubmit", session_id="one", cwd=str(elsewhere))
     assert agent.hook("SessionStart", session_id="two").out == ""
     assert "Fix the login bug" in agent.stepkeep("resume").out
-    assert "Checkpoint: Resume from Phase 1? (Fix the login bug in the admin area)" in (
+    assert "Checkpoint: Resume from Phase 1? (Fix the login bug in the admin area, " in (
         agent.hook("SessionStart", session_id="two", cwd=str(elsewhere)).context
     )
 
@@ -167,7 +170,7 @@ def test_phases_of_other_programs_are_offered(agent: Agent) -> None:
         made = phases.create_checkpoint("verify", session_id="pai-1", task_summary="Move the mail server")
         assert made.ok
     offer = agent.hook("SessionStart")
-    assert offer.context.startswith("Checkpoint: Resume from Phase 6? (Move the mail server)")
+    assert offer.context.startswith("Checkpoint: Resume from Phase 6? (Move the mail server, ")
     assert f"--store 'files:{home}?layout=phase'" in offer.context
     taken = agent.stepkeep("resume", "pai-1", "--store", f"files:{home}?layout=phase")
     assert taken.code == 0

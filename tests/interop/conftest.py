@@ -1,15 +1,25 @@
-"""Stores and savers for the tests with LangGraph: every one runs on SQLite and on PostgreSQL."""
+"""Stores for the tests with frameworks: every one runs on SQLite and on PostgreSQL. And savers for LangGraph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import apsw
 import pytest
 
-from stepkeep.adapters.langgraph import StepkeepSaver
+from tests.interop.frameworks import FRAMEWORKS
 from tests.postgres.access import PostgresAccess
+
+if TYPE_CHECKING:
+    from stepkeep.adapters.langgraph import StepkeepSaver
+
+# Frameworks pin each other out: each has an environment of its own, made by `./dev interop`. That of `./dev test` has
+# LangGraph and the Claude Agent SDK.
+collect_ignore = [each.test for each in FRAMEWORKS if not each.is_installed]
+collect_ignore_glob = [] if find_spec("langgraph") else ["test_langgraph_*.py"]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.full)])
@@ -22,6 +32,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def saver(url: str) -> Iterator[StepkeepSaver]:
+    from stepkeep.adapters.langgraph import StepkeepSaver
+
     with StepkeepSaver(url) as saver:
         yield saver
 
@@ -45,12 +57,14 @@ class Bodies:
         return PostgresAccess(server, self._url).run(sql.replace("?", "%s"), values)
 
     def damage(self, checkpoint: str, name: str) -> None:
-        """Flip a bit in a body."""
+        """Flip a bit in a body, and in the delta that stands in for a keyframe."""
         place = "checkpoint = ? AND name = ?"
-        ((data,),) = self.run(f"SELECT data FROM {{}}.bodies WHERE {place}", checkpoint, name)
-        assert isinstance(data, bytes)
-        changed = bytes([data[0] ^ 1]) + data[1:]
-        self.run(f"UPDATE {{}}.bodies SET data = ? WHERE {place}", changed, checkpoint, name)
+        for (data,) in self.run(f"SELECT data FROM {{}}.bodies WHERE {place}", checkpoint, name):
+            assert isinstance(data, bytes)
+            changed = bytes([data[0] ^ 1]) + data[1:]
+            self.run(
+                f"UPDATE {{}}.bodies SET data = ? WHERE {place} AND data = ?", changed, checkpoint, name, data
+            )
 
     def damage_writes(self) -> None:
         """Flip a bit in the only annotation."""

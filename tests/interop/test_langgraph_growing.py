@@ -10,8 +10,6 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
 from stepkeep.adapters.langgraph import StepkeepSaver
-from stepkeep.adapters.langgraph.channel_values import MAX_BRANCHES, Memory
-from stepkeep.codec.incremental import LARGE_BYTES, Growing
 from stepkeep.errors import InvalidInput
 from tests.interop.threads import checkpoint, config, id_of, put, values_of
 
@@ -108,15 +106,12 @@ def test_a_refused_value_names_its_place_in_a_long_list(saver: StepkeepSaver) ->
     assert values_of(saver)["messages"][-1] == {"when": "now"}
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    """The lines put to last stay, the oldest go."""
-    memory = Memory()
-    for number in range(MAX_BRANCHES + 5):
-        grown = Growing(lambda value: b'"' + value.encode() + b'"')
-        grown.content({"text": "x" * LARGE_BYTES})
-        memory.keep(("thread", str(number)), grown)
-    assert memory.take(("thread", "4")) is None
-    assert memory.take(("thread", "5")) is not None
-    assert memory.take(("thread", "5")) is None  # taken
-    memory.forget("thread")
-    assert memory.take(("thread", "6")) is None
+def test_a_deleted_thread_is_not_remembered(saver: StepkeepSaver) -> None:
+    """Nothing of its values stays in memory, and the thread begins anew."""
+    put(saver, {"messages": spoken(30)})
+    remembered = saver.store.engine.encoder._remembered
+    assert remembered or not saver.store.engine.backend.capabilities.takes_deltas
+    saver.delete_thread("t")
+    assert not remembered
+    put(saver, {"messages": spoken(2)})
+    assert values_of(saver)["messages"] == spoken(2)

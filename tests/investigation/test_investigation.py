@@ -8,13 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import stepkeep
 from stepkeep import aio
 from stepkeep.api.investigating import Investigation
 from stepkeep.investigation.state import ConfidenceChanged, EntryAdded, EntryUpdated, StatusChanged
+from stepkeep.model import from_us
 from stepkeep.testing import FakeClock
+from tests.investigation.conftest import Shell
 
 Reopened = Callable[[], Investigation]
 
@@ -279,7 +282,9 @@ def test_a_comparison_has_the_changes_entry_by_entry(bug: Investigation, clock: 
     assert found.time_delta.total_seconds() == 90
     assert found.as_text() == (
         "Changes:\n Hypotheses: 1 added, 1 updated\n Beliefs: 0 added, 1 updated\n Evidence: 1 added\n"
-        " Verifications: 1 added\n Gaps: 1 filled\n Notes: 1 added"
+        " Verifications: 1 added\n Gaps: 1 filled\n Notes: 1 added\nNew theory: two\n"
+        "Verdict: one, better (active -> confirmed)\nConfidence: one, better (50% -> 90%)\n"
+        "Confidence: it is so (80% -> 10%)"
     )
     assert "1 removed" in bug.compare("latest", older.id).summary
 
@@ -301,6 +306,52 @@ def test_the_past_can_be_asked(bug: Investigation, clock: FakeClock) -> None:
     assert error.value.code == "invalid_query"
 
 
+def test_what_was_believed_then_is_what_was_current_then(
+    bug: Investigation, clock: FakeClock, reopened: Reopened, shell: Shell
+) -> None:
+    """Also after a restore and on another branch: the events tell which one counted at a time."""
+    moments = {}
+
+    def at(name: str) -> None:
+        clock.advance(60)
+        moments[name] = clock()
+        clock.advance(60)
+
+    first = bug.checkpoint("first")
+    at("first")
+    bug.beliefs.add("wrong")
+    bug.save()
+    at("wrong")
+    bug.restore(first.id)
+    at("restored")
+    bug.beliefs.add("right")
+    bug.save()
+    at("right")
+    bug.begin_experiment("try")
+    bug.beliefs.add("tried")
+    bug.save()
+    at("tried")
+    bug.switch("from-1")
+    at("back")
+    found = reopened()
+
+    def believed(name: str) -> list[str]:
+        state = found.query_at(time=from_us(moments[name]))
+        assert state is not None
+        return [belief.statement for belief in state.beliefs]
+
+    assert {name: believed(name) for name in moments} == {
+        "first": [],
+        "wrong": ["wrong"],
+        "restored": [],
+        "right": ["right"],
+        "tried": ["right", "tried"],
+        "back": ["right"],
+    }
+    when = f"{from_us(moments['wrong']):%Y-%m-%d %H:%M:%S}"
+    assert "wrong" in shell("at", when, "beliefs").stdout
+
+
 # --- several at once
 
 
@@ -315,31 +366,139 @@ def test_two_who_work_on_one_session_keep_each_others_entries(bug: Investigation
     assert {note.content for note in reopened().notes.all()} == {"mine", "theirs"}
 
 
-def test_two_who_change_the_same_entry_are_told(bug: Investigation, reopened: Reopened) -> None:
-    """The second gets a conflict; what it holds stays, and a reload takes what is stored."""
+def test_two_who_change_the_same_entry_keep_both(
+    bug: Investigation, reopened: Reopened, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the second holds goes to a rescue branch, which it tells of; merging it decides."""
     h = bug.hypotheses.add("x")
     bug.save()
     other = reopened()
     bug.hypotheses.confirm(h.id)
-    with pytest.raises(stepkeep.Conflict) as error:
-        other.hypotheses.reject(h.id)
-    assert error.value.code == "merge_conflict"
-    assert other.hypotheses.get(h.id).status == "rejected"
-    assert other.has_changes
-    other.reload()
-    assert other.hypotheses.get(h.id).status == "confirmed"
+    other.hypotheses.reject(h.id)
+    assert other.rescue is not None
+    assert f"saved on branch {other.rescue!r}" in caplog.text
+    other.notes.add("more")
+    saved = other.save()
+    assert saved is not None
+    assert (saved.branch, other.has_changes) == (other.rescue, False)
+    found = reopened()
+    assert (found.rescue, found.hypotheses.get(h.id).status) == (None, "confirmed")
+    found.merge(saved.branch, on_conflict="theirs")
+    assert found.hypotheses.get(h.id).status == "rejected"
+    assert [note.content for note in reopened().notes.all()] == ["more"]
 
 
-def test_a_session_that_went_elsewhere_is_a_conflict(bug: Investigation, reopened: Reopened) -> None:
-    """Nothing is saved onto a branch that this one does not know."""
+def test_a_session_that_went_elsewhere_takes_no_stale_save(bug: Investigation, reopened: Reopened) -> None:
+    """Nothing is saved onto a branch that this one does not know: it goes to a rescue branch until it reloads."""
     bug.checkpoint("start")
     other = reopened()
     bug.begin_experiment("try")
-    with pytest.raises(stepkeep.Conflict) as error:
-        other.checkpoint("stale")
-    assert error.value.code == "branch_left"
+    stale = other.checkpoint("stale")
+    assert stale.branch == other.rescue
+    assert reopened().session.info.branch == "try"
     other.reload()
     assert other.checkpoint("fresh").branch == "try"
+
+
+def test_a_compaction_warning_is_saved_whatever_stands_in_its_way(
+    bug: Investigation, reopened: Reopened, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others moved the session, changed the same entry, pruned the base, and a part of one's own fails."""
+    h = bug.hypotheses.add("x")
+    broken = Counter()
+    bug.connect("counter", broken)
+    bug.checkpoint("start")
+    other = reopened()
+    other.hypotheses.confirm(h.id)
+    other.begin_experiment("try")
+    other.session.delete("#1")
+    bug.hypotheses._put(msgspec.structs.replace(h, description="unsaved"))
+    broken.fails = True
+    warned = bug.compaction_warning()
+    assert "part 'counter' cannot be saved" in caplog.text
+    state = reopened().session.load(warned.id).state
+    assert state["hypotheses"]["hypotheses"][h.id]["description"] == "unsaved"
+    assert state["counter"] == 0
+
+
+# --- parts of one's own
+
+
+class Counter:
+    """A part that can be told to fail."""
+
+    def __init__(self) -> None:
+        self.number, self.fails = 0, False
+
+    def snapshot(self) -> int:
+        if self.fails:
+            raise RuntimeError("broken")
+        return self.number
+
+    def restore(self, data: int) -> None:
+        self.number, self.fails = data, False
+
+
+def test_a_part_that_is_not_connected_is_carried_over(
+    bug: Investigation, reopened: Reopened, shell: Shell
+) -> None:
+    """A note from the command line keeps it, and whoever connects it later gets what is stored."""
+    mine = Counter()
+    assert not bug.connect("counter", mine)
+    mine.number = 7
+    bug.checkpoint("with a part")
+    shell("investigate", "note", "from the shell")
+    again = reopened()
+    again.begin_experiment("try")
+    again.notes.add("on a branch")
+    again.switch("main")
+    again.merge("try")
+    later = Counter()
+    found = reopened()
+    assert found.connect("counter", later)
+    assert later.number == 7
+    later.number = 8
+    found.checkpoint("two")
+    found.session.parts.disconnect("counter")
+    found.checkpoint("without")
+    assert reopened().session.load().state["counter"] == 8
+
+
+def test_a_part_that_does_not_take_what_is_stored_says_so(bug: Investigation, reopened: Reopened) -> None:
+    """It is not connected, and what is stored stays; one that begins anew replaces it."""
+    bug.connect("counter", Counter())
+    bug.checkpoint("stored")
+
+    class Picky(Counter):
+        def restore(self, data: int) -> None:
+            raise ValueError("no")
+
+    found = reopened()
+    with pytest.raises(stepkeep.PartFailed, match="restore=False") as error:
+        found.connect("counter", Picky())
+    assert error.value.code == "part_restore_failed"
+    found.checkpoint("still there")
+    assert found.session.load().state["counter"] == 0
+    picky = Picky()
+    picky.number = 3
+    assert not found.connect("counter", picky, restore=False)
+    found.checkpoint("anew")
+    assert reopened().session.load().state["counter"] == 3
+
+
+def test_a_broken_part_does_not_block_its_own_rescue(bug: Investigation) -> None:
+    """The message is about the restore; by force the part gets its data, and what it held is not needed."""
+    counter = Counter()
+    bug.connect("counter", counter)
+    good = bug.checkpoint("good")
+    counter.fails = True
+    with pytest.raises(stepkeep.PartFailed, match=r"nothing was restored.*force=True") as error:
+        bug.restore(good.id)
+    assert error.value.code == "part_snapshot_failed"
+    bug.notes.add("unsaved")
+    assert bug.restore(good.id, force=True).recovery_complete
+    assert not counter.fails
+    assert [header.message for header in bug.list(limit=1)] == ["Changes"]
 
 
 @pytest.mark.full

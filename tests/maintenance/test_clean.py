@@ -5,21 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from stepkeep.api import Session, Store
 from stepkeep.engine import NewBody, Save
 from stepkeep.errors import InvalidInput, NotFound
+from stepkeep.maintenance import clean as cleaning
 from stepkeep.maintenance.clean import CleanPlan, CleanReport, apply_clean, plan_clean
 from stepkeep.policy.cleanup import CleanupPolicies, CleanupRule
 from stepkeep.storage.memory import MemoryBackend
-from stepkeep.storage.port import Backend
+from stepkeep.storage.port import Backend, Usage
 from stepkeep.storage.sqlite import SqliteBackend
 from stepkeep.testing.builders import FakeClock, new_owner
-from stepkeep.testing.faults import Fault, Faults, fail
+from stepkeep.testing.faults import Fault, Faults, Stopped, fail, stop
 
 DAY = 86_400
 DEFAULTS = CleanupPolicies()
@@ -175,7 +178,7 @@ def test_a_session_that_goes_on_at_the_last_moment_is_not_touched(
         else:
             store.engine.backend.acquire_lease(session.uid, new_owner(), seconds=15)
 
-    faults.add(Fault(go_on, method="delete_session"))
+    faults.add(Fault(go_on, method="delete_sessions"))
     report = clean(store)
     assert (report.cleaned, report.retained, report.errors) == (0, 1, ())
     assert session.usage().checkpoints == (3 if what == "save" else 2)
@@ -183,11 +186,13 @@ def test_a_session_that_goes_on_at_the_last_moment_is_not_touched(
 
 def test_a_pruned_session_still_goes(store: Store, clock: FakeClock) -> None:
     """Pruning between plan and removal changes the session, and nothing about whether it may go."""
-    session = ended(store, "pruned")
+    session, empty = ended(store, "pruned"), store.session("empty", profile="workflow")
+    empty.complete()
     clock.advance(100 * DAY)
     plan = plan_clean(store.engine, lambda _: DEFAULTS, now_us=clock())
     store.engine.backend.remove(session.uid, [session.header(1).id])
-    assert apply_clean(store.engine, plan, now_us=clock()).cleaned == 1
+    store.engine.backend.update_session(empty.uid, {})
+    assert apply_clean(store.engine, plan, now_us=clock()).cleaned == 2
 
 
 def test_a_session_that_is_gone_is_not_missed(store: Store, clock: FakeClock) -> None:
@@ -221,17 +226,96 @@ def test_a_session_with_a_senseless_policy_stays(
 
 
 def test_a_failure_of_one_does_not_stop_the_rest(store: Store, clock: FakeClock, faults: Faults) -> None:
-    """It is reported with its session, which goes with the next pass."""
+    """Where many cannot go at once they go one by one. The one that fails is reported, and goes with the next pass."""
     for key in ("a", "b", "c"):
         ended(store, key)
         clock.advance(1)
     clock.advance(100 * DAY)
-    faults.add(Fault(fail, method="delete_session", call=2))
+    faults.add(*(Fault(fail, method="delete_sessions", call=call) for call in (1, 3)))
     report = clean(store)
     assert (report.cleaned, report.retained) == (2, 0)
     assert [(error.session, error.message) for error in report.errors] == [("b", "a fault was injected")]
     assert keys(store) == {"b"}
     assert clean(store).cleaned == 1
+
+
+def test_of_many_only_those_that_go_on_stay(
+    store: Store, clock: FakeClock, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each transaction somebody else runs one, and another is saved into: the others go, whatever their number."""
+    monkeypatch.setattr(cleaning, "MAX_STEP", 8)  # four sessions
+    sessions: list[Session] = []
+    for number in range(12):
+        sessions.append(ended(store, f"s{number}"))
+        clock.advance(1)
+    clock.advance(100 * DAY)
+
+    def go_on(leased: Session, saved: Session) -> None:
+        store.engine.backend.acquire_lease(leased.uid, new_owner(), seconds=15)
+        saved.save({"n": 3})
+
+    for call, (leased, saved) in enumerate(zip(sessions[::4], sessions[3::4], strict=True), 1):
+        faults.add(Fault(partial(go_on, leased, saved), method="delete_sessions", call=call))
+    report = clean(store)
+    assert (report.cleaned, report.retained, report.errors) == (6, 6, ())
+    assert keys(store) == {f"s{number}" for number in (0, 3, 4, 7, 8, 11)}
+    assert store.usage().checkpoints == 3 * 2 + 3 * 3
+    assert store.verify().is_intact
+
+
+def test_a_clean_that_was_stopped_is_finished_by_the_next(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What went before the kill is gone, nothing is half removed, and opened again the store lets the rest go."""
+    monkeypatch.setattr(cleaning, "MAX_STEP", 4)  # two sessions
+    path, faults = tmp_path / "h.db", Faults()
+    with Store(SqliteBackend(path, clock=clock), clock=clock) as store:
+        for number in range(5):
+            ended(store, f"s{number}")
+            clock.advance(1)
+        clock.advance(100 * DAY)
+        faults.add(Fault(stop, method="delete_sessions", call=2))
+        stopping = Store(faults.wrap(store.engine.backend), clock=clock)
+        with pytest.raises(Stopped):
+            clean(stopping)
+    with Store(SqliteBackend(path, clock=clock), clock=clock) as store:
+        assert keys(store) == {"s2", "s3", "s4"}
+        assert store.usage().checkpoints == 6
+        assert store.verify().is_intact
+        assert clean(store).cleaned == 3
+        assert store.usage() == Usage(store_bytes=store.usage().store_bytes)
+
+
+def test_what_was_cleaned_is_in_no_file(tmp_path: Path, clock: FakeClock) -> None:
+    """Neither in the database nor in its log, while the store is open: free pages are given back."""
+    path = tmp_path / "h.db"
+    with Store(SqliteBackend(path, clock=clock), clock=clock) as store:
+        for number in range(50):
+            session = store.session(f"s{number}", profile="workflow")
+            session.save({"n": number}, message="xyzzy", tags=["xyzzy"], status="completed")
+        ended(store, "stays", "in_progress")
+        clock.advance(100 * DAY)
+        assert b"xyzzy" in path.read_bytes() + path.with_name("h.db-wal").read_bytes()
+        assert store.clean().cleaned == 50
+        assert b"xyzzy" not in path.read_bytes() + path.with_name("h.db-wal").read_bytes()
+        assert store.get("stays").usage().checkpoints == 2
+
+
+@pytest.mark.parametrize("damage", ["x'ff'", "CAST(x'ff' AS TEXT)"])
+def test_a_session_with_damaged_sizes_still_goes(tmp_path: Path, clock: FakeClock, damage: str) -> None:
+    """Whatever a flipped bit made of the size of a body, it keeps nothing from being pruned and cleaned."""
+    path = tmp_path / "h.db"
+    with Store(SqliteBackend(path, clock=clock), clock=clock) as store:
+        ended(store, "damaged")
+    database = apsw.Connection(str(path))
+    database.execute(f"UPDATE bodies SET stored_size = {damage}")
+    database.close()
+    clock.advance(100 * DAY)
+    with Store(SqliteBackend(path, clock=clock), clock=clock) as store:
+        session = store.get("damaged")
+        assert store.engine.backend.remove(session.uid, [session.header(1).id]).removed
+        assert clean(store).cleaned == 1
+        assert store.usage().bodies == 0
 
 
 def test_a_failed_sweep_is_reported(store: Store, clock: FakeClock, faults: Faults) -> None:

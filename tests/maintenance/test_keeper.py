@@ -217,7 +217,7 @@ def test_a_test_session_goes_when_it_ends(store: stepkeep.Store) -> None:
 def test_a_last_save_can_end_a_test_session(url: str) -> None:
     """A save with a final status ends the session too; closing does what the thread did not get to."""
     with stepkeep.open(url, config=settings()) as store:
-        store.session("test", test=True).save({}, status="failed")
+        store.session("test", test=True).save({}, status="completed")
     with stepkeep.open(url) as store:
         assert list(store.sessions()) == []
 
@@ -346,3 +346,17 @@ def test_a_child_has_no_thread_until_it_saves(store: stepkeep.Store) -> None:
     fill(session, 20)
     assert eventually(lambda: count(session) < 20)
     assert session.verify().is_intact
+
+
+def test_history_off_does_not_touch_an_archive_and_shows_in_the_rules(url: str) -> None:
+    """Status, dry run and keeper go by the same rules."""
+    off = settings(checkpoint__history__enabled=False)
+    with stepkeep.open(url, config=off) as store:
+        for key, profile in (("kept", "archive"), ("plain", "standard")):
+            fill(store.session(key, profile=profile), 3)
+    with stepkeep.open(url, config=off) as store:
+        kept, plain = store.session("kept"), store.session("plain")
+        assert (seqs(kept), seqs(plain)) == ([1, 2, 3], [3])
+        assert not any("history.enabled" in rule for rule in kept.status().rules)
+        assert any("history.enabled" in rule for rule in plain.status().rules)
+        assert plain.prune(dry_run=True).rules == plain.status().rules

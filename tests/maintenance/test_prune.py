@@ -17,11 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+import stepkeep
+from stepkeep import config
 from stepkeep.api import Session, Store
 from stepkeep.errors import PRUNE_FAILED, BackendUnavailable, InvalidInput, NotFound
 from stepkeep.maintenance.prune import PruneReport, apply_prune, plan_prune, prune_session
 from stepkeep.maintenance.space import reclaim
 from stepkeep.model import Branch, BranchState, Header, Status
+from stepkeep.policy.profiles import PROFILES
 from stepkeep.policy.retention import Retention
 from stepkeep.storage.memory import MemoryBackend
 from stepkeep.storage.port import Backend
@@ -708,3 +711,14 @@ def test_pruning_anything_on_disk(steps: list[Any], last: Pruning, keyframe_ever
         backend.close()
         with open_store(path, clock) as store:
             History(store).check()
+
+
+@pytest.mark.parametrize("profile", [name for name in PROFILES if name != "archive"])
+def test_a_count_bounds_the_history_of_every_profile(tmp_path: Path, profile: str) -> None:
+    """`checkpoint.history.max_count` is a cap: thinning and what is always kept do not lift it."""
+    (tmp_path / "stepkeep.yaml").write_text("checkpoint: {history: {max_count: 3}}")
+    with stepkeep.open(tmp_path / "a.db", config=config.load(cwd=tmp_path, environ={})) as store:
+        run = store.session("run", profile=profile)
+        for number in range(11):
+            run.save(number, trigger="manual")
+        assert run.prune().kept == 3

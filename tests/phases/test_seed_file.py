@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepkeep.recording import phase_files
-from stepkeep.recording.phase_files import SeedProblem, clear_ref, ref_in, set_ref, with_ref, without_ref
+from stepkeep.storage.files import phase_files
+from stepkeep.storage.files.phase_files import SeedProblem, clear_ref, ref_in, set_ref, with_ref, without_ref
 
 TEXTS = {
     "two spaces": '{\n  "version": 1,\n  "state": {\n    "a": 1\n  },\n  "z": [1, 2]\n}\n',

@@ -15,8 +15,7 @@ import stepkeep
 from stepkeep.api import Store
 from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, StepkeepError, Unsupported
 from stepkeep.storage.postgres import PostgresBackend
-from stepkeep.storage.postgres.connections import COMMIT, PostgresConnection, Raw, translate
-from stepkeep.storage.postgres.optimistic_append import OptimisticAppend
+from stepkeep.storage.postgres.connections import COMMIT, PostgresConnection, translate
 from stepkeep.storage.sql.connection import Value
 from stepkeep.testing.builders import headers, new_owner, new_session, save
 from tests.postgres.access import PostgresAccess
@@ -274,7 +273,7 @@ class Breaking:
 
     def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch, *, is_after: bool) -> None:
         self.times = 0
-        send, call = PostgresConnection.send, OptimisticAppend.run
+        send = PostgresConnection.send
 
         def cut(work: Callable[[], Any], wait: Callable[[], object]) -> Any:
             if self.times:
@@ -289,17 +288,11 @@ class Breaking:
             raise psycopg.OperationalError("the connection was cut")
 
         def sending(tx: PostgresConnection, sql: str, values: Sequence[Value] = ()) -> Any:
-            if sql != COMMIT:
+            if sql != COMMIT and "append_checkpoint" not in sql:
                 return send(tx, sql, values)
-            return cut(lambda: send(tx, sql, values), tx._pipeline.sync)
+            return cut(lambda: send(tx, sql, values), tx._wait)
 
         monkeypatch.setattr(PostgresConnection, "send", sending)
-
-        def calling(append: OptimisticAppend, raw: Raw) -> Any:
-            append.is_unknown = True
-            return cut(lambda: call(append, raw), lambda: None)
-
-        monkeypatch.setattr(OptimisticAppend, "run", calling)
 
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["not committed", "committed"])

@@ -6,14 +6,16 @@ import logging
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import stepkeep
+from stepkeep.api import Store
 from stepkeep.errors import BackendUnavailable, InvalidInput, Unsupported
 from stepkeep.storage.postgres import PostgresBackend, address
-from stepkeep.storage.postgres.connections import Pool
 from stepkeep.storage.urls import open_backend
 from tests.postgres.access import PostgresAccess
+from tests.postgres.pooler import Pooler
 from tests.postgres.server import Server
 
 
@@ -78,34 +80,41 @@ def test_usage_does_not_read_bodies(postgres: Server, url: str) -> None:
     assert "Index Only Scan using bodies_place" in "\n".join(row[0] for row in plan)
 
 
-@pytest.fixture
-def pooled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Lets every transaction find a connection as a pooler may hand it over: with nothing of the one before."""
-    left: list[str] = []
-    take = Pool._take
-
-    def take_clean(pool: Pool) -> object:
-        raw = take(pool)
-        if raw is not None:
-            left.extend(name for (name,) in raw.execute("SELECT name FROM pg_prepared_statements"))
-            left.extend(
-                str(lock) for lock in raw.execute("SELECT * FROM pg_locks WHERE locktype = 'advisory'")
-            )
-            raw.execute("DISCARD ALL")
-        return raw
-
-    monkeypatch.setattr(Pool, "_take", take_clean)
-    return left
+def test_a_transaction_needs_nothing_of_the_one_before(postgres: Server, tmp_path: Path) -> None:
+    """No prepared statement, setting or lock outlives its transaction behind a transaction pooler."""
+    with Pooler.started(postgres.data, tmp_path) as pooler:
+        url = postgres.fresh_url(project="mine").replace(str(postgres.data), str(tmp_path))
+        with stepkeep.open(url) as store:
+            session = store.session("run", profile="archive")
+            for number in range(20):
+                session.save({"n": number})
+                assert session.load().state == {"n": number}
+            assert [header.seq for header in session.history()] == list(range(20, 0, -1))
+        for _ in range(pooler.size):
+            with psycopg.connect(host=str(tmp_path), user="postgres", dbname="postgres") as left:
+                assert left.execute("SELECT name FROM pg_prepared_statements").fetchall() == []
+                assert left.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'").fetchall() == []
+                settings = "SELECT current_setting('stepkeep.project', true), current_setting('search_path')"
+                assert left.execute(settings).fetchone() in [("", _PATH), (None, _PATH)]
 
 
-def test_a_transaction_needs_nothing_of_the_one_before(url: str, pooled: list[str]) -> None:
-    """No prepared statement, setting or lock outlives its transaction, so a transaction pooler may be between."""
-    with stepkeep.open(url + "&pool_size=1") as store:
+_PATH = '"$user", public'
+
+
+def test_a_connection_of_its_own_keeps_statements(url: str) -> None:
+    """Where no pooler is between, what is sent often is prepared, and settings are sent once."""
+    backend = PostgresBackend(url)
+    with Store(backend) as store:
         session = store.session("run", profile="archive")
-        for number in range(20):
+        for number in range(5):
             session.save({"n": number})
-        assert [header.seq for header in session.history()] == list(range(20, 0, -1))
-    assert pooled == []
+            session.load()
+        with backend._pool.borrow() as raw:
+            prepared = raw.execute("SELECT statement FROM pg_prepared_statements").fetchall()
+    statements = " ".join(statement for (statement,) in prepared)
+    assert "append_checkpoint" in statements
+    assert "WITH RECURSIVE chain" in statements
+    assert "set_config" not in statements
 
 
 @pytest.mark.full

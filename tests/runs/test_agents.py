@@ -78,10 +78,11 @@ def test_a_manual_checkpoint_says_why(store: stepkeep.Store) -> None:
 
 
 def test_fifteen_saves_leave_ten(url: str) -> None:
-    """The profile `agent` keeps ten; pruning happens off the save path, at the latest at close."""
+    """The profile `agent` keeps ten, at every moment, in the process that saved as in any other."""
     with stepkeep.open(url) as store:
         for step in range(15):
             store.agents.save("session-1", "project-1", {"currentStepIndex": step})
+            assert len(store.agents.list("session-1")) == min(step + 1, 10)
     with stepkeep.open(url) as store:
         listed = store.agents.list("session-1")
         assert [summary.step_number for summary in listed] == list(range(14, 4, -1))
@@ -116,7 +117,7 @@ def test_load_returns_what_any_surface_saved(store: stepkeep.Store, state: Any) 
         assert loaded.state == state
         assert store.get(key).load().state == state
         if state == {"currentStepIndex": 2, "mine": {"a": (1, 2)}}:
-            assert loaded.agent_state() == AgentState(current_step_index=2)
+            assert loaded.agent_state() == AgentState(current_step_index=2, extra={"mine": {"a": (1, 2)}})
         else:
             with pytest.raises(InvalidInput):
                 loaded.agent_state()
@@ -144,7 +145,7 @@ def test_saving_into_a_session_of_another_profile_leaves_it(store: stepkeep.Stor
     assert (store.get("s").info.profile, store.get("s").info.project) == ("archive", "old")
     store.agents.save("s", "new", STATE)
     assert store.get("s").info.project == "new"
-    store.execute("s", [PlanStep("1")], lambda _: None)
+    store.execute("s", [PlanStep("1")], lambda _: None, restart=True)
     assert store.get("s").info.profile == "archive"
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import stepkeep
@@ -31,8 +32,6 @@ from stepkeep import (
     aio,
     config,
 )
-from stepkeep.runs.run_options import RunOptions, StepRules
-from stepkeep.runs.runner import Runner
 from stepkeep.storage.memory import MemoryBackend
 from stepkeep.testing.faults import Fault, Faults, fail
 from tests.runs import programs
@@ -433,11 +432,9 @@ def test_a_step_is_tried_again(store: stepkeep.Store) -> None:
 
 def test_steps_can_have_rules_of_their_own(store: stepkeep.Store) -> None:
     """Those of the run hold for the others."""
-    options = RunOptions(
-        rules={"1": StepRules(retry=RetryPolicy(attempts=4, delay_seconds=0))}, on_failure="continue"
-    )
+    often = msgspec.structs.replace(THREE[0], retry=RetryPolicy(attempts=4, delay_seconds=0))
     handler = Recorder(s1=broken, s2=broken)
-    Runner(store.engine, store.session("s").info, THREE, handler, options=options).run()
+    store.execute("s", [often, *THREE[1:]], handler, on_failure="continue")
     assert sorted(handler.calls) == ["1", "1", "1", "1", "2", "3"]
 
 

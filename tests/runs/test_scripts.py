@@ -71,7 +71,7 @@ def test_a_finished_step_is_not_called_again(url: str) -> None:
     assert fetch.calls == 1
     with stepkeep.open(url) as store:
         assert store.get("nightly").info.status == "completed"
-        assert store.get("nightly").info.profile == "agent"
+        assert store.get("nightly").info.profile == "standard"
 
 
 def test_every_finished_step_is_a_checkpoint(store: stepkeep.Store) -> None:
@@ -252,6 +252,41 @@ def test_the_same_step_twice_in_one_run_is_called_once(store: stepkeep.Store) ->
     assert store.get("nightly").load().state["fetch"] == [1]
 
 
+def test_a_name_in_a_loop_is_numbered(url: str) -> None:
+    """Each call with other arguments is a step of its own; resumed, the calls meet their own outputs again."""
+    with stepkeep.open(url) as store, pytest.raises(RuntimeError), store.run("chat") as run:
+        assert [run.step("llm", str.upper, word) for word in ("a", "b", "a")] == ["A", "B", "A"]
+        raise RuntimeError("stop")
+    call = Counted()
+    with stepkeep.open(url) as store, store.run("chat") as run:
+        assert [run.step("llm", str.upper, word) for word in ("a", "b")] == ["A", "B"]
+        assert run.step("llm", call, "c") == ["c"]
+        assert list(run.outputs) == ["llm", "llm #2", "llm #3"]
+    assert call.calls == 1
+    with stepkeep.open(url) as store, pytest.raises(stepkeep.Conflict) as refused, store.run("chat") as run:
+        run.step("llm", str.upper, "other")
+    assert refused.value.code == "step_changed"
+
+
+def test_an_error_that_cannot_say_what_it_is_fails_the_run(store: stepkeep.Store) -> None:
+    """The failure is saved all the same."""
+    with pytest.raises(Silent), store.run("nightly") as run:
+        run.step("one", Silent.throw)
+    assert store.get("nightly").info.status is stepkeep.Status.FAILED
+    assert "Silent" in (store.get("nightly").info.error or "")
+
+
+class Silent(Exception):
+    """An exception of a careless library."""
+
+    @staticmethod
+    def throw() -> None:
+        raise Silent
+
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
 @pytest.mark.parametrize(
     ("again", "named"),
     [
@@ -300,8 +335,8 @@ def test_an_argument_without_exact_encoding_needs_a_key(store: stepkeep.Store) -
         assert refused.value.path == "#1.lock[0]"
         assert run.step("use", use, threading.Lock(), key=["v1"]) == "used"
         assert run.step("use", use, threading.Lock(), key=["v1"]) == "used"
-        with pytest.raises(stepkeep.Conflict, match="the key changed"):
-            run.step("use", use, threading.Lock(), key=["v2"])
+    with pytest.raises(stepkeep.Conflict, match="the key changed"), store.run("nightly") as run:
+        run.step("use", use, threading.Lock(), key=["v2"])
     assert use.calls == 1
 
 

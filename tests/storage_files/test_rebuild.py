@@ -268,3 +268,19 @@ def test_opening_reads_no_document_that_is_known(root: Path, monkeypatch: pytest
     monkeypatch.setattr("stepkeep.storage.files.rebuild.read_document", refuse)
     with opened(root) as store:
         assert len(list(store.get("run/ä").history())) == 5
+
+
+def test_latest_json_shows_what_a_killed_save_left(tmp_path: Path) -> None:
+    """The document was there and its copy was not: opening puts that right."""
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    with stepkeep.open(f"files:{killed}?layout=run") as store:
+        store.session("a").save({"n": 1})
+    shutil.copytree(killed, whole)
+    with stepkeep.open(f"files:{whole}") as store:
+        newest = store.session("a").save({"n": 2}).id
+    document = f"checkpoints/a/history/{newest}.json"
+    shutil.copy(whole / document, killed / document)
+    with stepkeep.open(f"files:{killed}") as store:
+        assert store.session("a").load().state == {"n": 2}
+    shown = (killed / "checkpoints" / "a" / "latest.json").read_bytes()
+    assert shown == (killed / document).read_bytes()

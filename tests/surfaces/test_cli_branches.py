@@ -129,6 +129,9 @@ def test_restore_as_json(cli: AtNoon) -> None:
         "previous_head",
         "previous_seq",
         "changes",
+        "files",
+        "files_left",
+        "recovery_complete",
         "undo",
     }
 

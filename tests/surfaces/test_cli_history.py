@@ -55,6 +55,12 @@ class Filled(Cli):
     def settings(self, text: str) -> None:
         (self.folder / "stepkeep.yaml").write_text(text, encoding="utf-8")
 
+    def users_settings(self, text: str) -> None:
+        """What holds for every session of the store."""
+        file = self.folder.parent / "config" / "stepkeep" / "config.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
     def oldest_first(self, key: str) -> list[dict[str, Any]]:
         return list(reversed(self.here("list", key, "--json").json))
 
@@ -314,7 +320,7 @@ def test_prune_without_flags_follows_the_rules_of_the_session(cli: Filled) -> No
     cli.save("own", [HOUR] * 14, profile="workflow")
     plan = cli.here("prune", "run", "--dry-run", "--json").json
     assert (plan["kept"], plan["sessions"][0]["rules"]) == (10, ["keep the last 10"])
-    cli.settings("retention: {keep_last: 4}")
+    cli.users_settings("retention: {keep_last: 4}")
     assert cli.here("prune", "run", "--json").json["kept"] == 4
     assert cli.here("prune", "own", "--json").json["kept"] == 2
 
@@ -325,7 +331,7 @@ def test_prune_all_goes_on_after_an_error(cli: Filled) -> None:
     cli.save("odd", [HOUR] * 3)
     with cli.open() as store:
         store.engine.backend.update_session(store.get("odd").uid, {"policy": {"keep_lost": 1}})
-    cli.settings("retention: {keep_last: 1}")
+    cli.users_settings("retention: {keep_last: 1}")
     done = cli.here("prune", "--all")
     assert done.code == 1
     assert done.out == "3 checkpoints: 1 kept, 2 deleted, 14B reclaimed\n"
@@ -412,7 +418,7 @@ def _ended_sessions(cli: Filled) -> None:
 def test_clean_dry_run_names_each_session(cli: Filled) -> None:
     """A dry run says for each session whether it goes and why, and removes nothing."""
     _ended_sessions(cli)
-    cli.settings(
+    cli.users_settings(
         "checkpoint: {cleanup: {workflows: {nightly: {retention_days: 7}, weekly: {enabled: false}}}}"
     )
     done = cli.here("clean", "--dry-run")
@@ -502,8 +508,8 @@ def test_every_key_is_read_and_shown(cli: Filled, name: str, spelling: Callable[
 
 PRUNED_BY: dict[str, tuple[str, str, list[int]]] = {
     # key -> what is written, the profile, and which of the checkpoints below stay
-    "checkpoint.history.max_count": ("2", "workflow", [4, 6, 7]),
-    "agent.checkpoints.max_checkpoints_per_session": ("2", "agent", [4, 6, 7]),
+    "checkpoint.history.max_count": ("2", "workflow", [6, 7]),
+    "agent.checkpoints.max_checkpoints_per_session": ("2", "agent", [6, 7]),
     "retention.keep_last": ("3", "phase", [4, 5, 6, 7]),
     "retention.keep_within": ("2d", "phase", [4, 6, 7]),
     "retention.keep_hourly": ("3h", "phase", [4, 6, 7]),
@@ -512,6 +518,7 @@ PRUNED_BY: dict[str, tuple[str, str, list[int]]] = {
     "retention.keep_manual": ("true\n  keep_last: 1", "phase", [2, 4, 7]),
     "retention.keep_tags": ("[release]\n  keep_last: 1", "phase", [3, 4, 7]),
     "retention.keep_terminal": ("false\n  keep_last: 1", "phase", [7]),
+    "retention.max_count": ("2", "phase", [6, 7]),
     "retention.max_age": ("10d", "phase", [4, 5, 6, 7]),
     "retention.max_bytes": ("14B", "phase", [6, 7]),
 }
@@ -520,7 +527,7 @@ PRUNED_BY: dict[str, tuple[str, str, list[int]]] = {
 def test_the_configuration_does_not_prune_an_archive(cli: Cli) -> None:
     """A profile that keeps everything is changed by a session's own rules only."""
     cli.save("run", [DAY * 3, DAY * 2, DAY], profile="archive")
-    cli.settings("retention:\n  keep_last: 1\n")
+    cli.users_settings("retention:\n  keep_last: 1\n")
     assert "3 kept, 0 deleted" in cli.here("prune", "run").out
 
 
@@ -540,7 +547,7 @@ def test_every_retention_key_changes_what_prune_keeps(cli: Filled, name: str) ->
             cli.time = NOW - age
             session.save({"n": step}, step=step, **special.get(step, {}))
         cli.time = NOW
-    cli.settings(_yaml(name, written))
+    cli.users_settings(_yaml(name, written))
     assert cli.here("prune", "run").code == 0
     assert cli.seqs("run") == stays
 
@@ -572,7 +579,7 @@ def test_every_cleanup_key_changes_what_clean_removes(cli: Filled, name: str) ->
     cli.ended("idle", ten, "in_progress")
     cli.ended("agent", ten, profile="agent")
     cli.ended("nightly", ten, workflow="nightly")
-    cli.settings(_yaml(name.replace(ANY, "nightly"), written))
+    cli.users_settings(_yaml(name.replace(ANY, "nightly"), written))
     assert cli.here("clean").code == 0
     assert cli.keys() == left
 
@@ -679,7 +686,7 @@ def test_config_show_names_every_key_and_hides_passwords(cli: Filled) -> None:
 @pytest.mark.full
 def test_the_demo_is_nobodys_configuration(cli: Filled) -> None:
     """What the demo promises is not pruned away by rules that were made for other stores."""
-    cli.settings("retention: {keep_last: 1}\nlimits: {max_bytes: 1KB}")
+    cli.users_settings("retention: {keep_last: 1}\nlimits: {max_bytes: 1KB}")
     assert cli("demo", "--json").json["kept"] > 1
 
 
@@ -693,7 +700,9 @@ def test_status_tells_what_is_stored_and_what_will_go(cli: Filled) -> None:
         for number in range(3):
             store.session("big", profile="workflow").save({"notes": ["word"] * 1000, "n": number})
     found = cli.here("status", "--json").json
-    assert set(found) == {*("store", "statuses", "usage", "oldest", "newest", "sessions", "next_clean")}
+    assert set(found) == {
+        *("store", "statuses", "usage", "oldest", "newest", "sessions", "next_clean", "max_bytes")
+    }
     assert found["next_clean"] == {"count": 1, "sessions": ["old-build"]}
     big, old = found["sessions"]
     assert set(big) == {

@@ -146,7 +146,8 @@ def no_keeper(folder: Path) -> None:
 
 
 def used_up_budget(folder: Path) -> None:
-    (folder / "stepkeep.yaml").write_text("limits:\n  max_bytes: 1MB\n")
+    (folder / "none" / "stepkeep").mkdir(parents=True)
+    (folder / "none" / "stepkeep" / "config.yaml").write_text("limits:\n  max_bytes: 1MB\n")
     with Store(SqliteBackend(folder / "store.db")) as store:
         store.session("large").save({"noise": os.urandom(1_200_000)})
 
@@ -154,7 +155,8 @@ def used_up_budget(folder: Path) -> None:
 def failed_pruning(folder: Path) -> None:
     with Store(SqliteBackend(folder / "store.db")) as store:
         uid = store.get("research").uid
-        store.engine.backend.record_event(uid, "checkpoint_retention_prune_failed", {}, time_us=1)
+        failure = {"code": "checkpoint_retention_prune_failed"}
+        store.engine.backend.record_event(uid, "prune_failed", failure, time_us=1)
 
 
 def missing(folder: Path) -> None:

@@ -390,8 +390,8 @@ def test_create_with_a_state(cli: Named) -> None:
 
 
 def test_create_without_anything_to_save(cli: Named) -> None:
-    """Neither a state nor a session leaves nothing behind."""
-    refused(cli.here("create", "x"), 3, "no store at")
+    """A session without a state, or a state without a session, leaves nothing behind."""
+    refused(cli.here("create", "x", "--session", "new"), 3, "no store at")
     refused(cli.here("create", "x", "--state", "{}"), 3, "no store at")
     assert not cli.file.exists()
     cli.open().close()

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,13 @@ STATE = {
 }
 SEED_INPUTS = {
     "checkpoint_save": ({"sessionId", "state", "description"}, ["sessionId", "state"]),
-    "checkpoint_load": ({"sessionId", "checkpointId"}, ["sessionId"]),
+    "checkpoint_load": ({"sessionId", "checkpointId"}, []),
     "checkpoint_list": ({"sessionId"}, ["sessionId"]),
 }
-WRITERS = {"checkpoint_save", "checkpoint_restore", "checkpoint_complete"}
+WRITERS = {
+    *("checkpoint_save", "checkpoint_restore", "checkpoint_approve", "checkpoint_complete"),
+    *("investigation_add", "investigation_decide"),
+}
 
 
 @pytest.fixture
@@ -61,11 +65,11 @@ def test_the_tools_take_what_the_seed_says(server: MCPServer[Any]) -> None:
 
     async def work(client: Client) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        assert len(tools) == 7
+        assert len(tools) == 12
         for name, (inputs, required) in SEED_INPUTS.items():
             schema = tools[name].input_schema
             assert inputs <= schema["properties"].keys()
-            assert schema["required"] == required
+            assert schema.get("required", []) == required
         assert tools["checkpoint_save"].input_schema["properties"]["state"]["type"] == "object"
 
     with_client(server, work)
@@ -144,6 +148,22 @@ def test_what_python_saves_mcp_loads_and_saves_again(
         assert latest.content() == opened.get().get("s").load().content()
 
 
+def test_integers_beyond_64_bits_stay_integers(server: MCPServer[Any], opened: OpenedStore) -> None:
+    """A state that came as JSON is loaded as the same JSON, and saving that again saves the same state."""
+    state = {"n": 2**64, "below": [-(2**63) - 1, {"$int": "0x1"}]}
+
+    async def work(client: Client) -> None:
+        await answered(client, "checkpoint_save", sessionId="s", state=state)
+        loaded = await answered(client, "checkpoint_load", sessionId="s")
+        assert (loaded["encoding"], loaded["state"]) == ("json", state)
+        part = await answered(client, "checkpoint_load", sessionId="s", path="n")
+        assert (part["encoding"], part["state"]) == ("json", 2**64)
+        await answered(client, "checkpoint_save", sessionId="s", state=loaded["state"])
+
+    with_client(server, work)
+    assert [checkpoint.state for checkpoint in map(opened.get().get("s").at, (1, 2))] == [state] * 2
+
+
 def test_what_looks_like_a_tag_is_data(server: MCPServer[Any], opened: OpenedStore) -> None:
     """Without an encoding an object that looks like a tag is saved as the object it is."""
 
@@ -152,6 +172,29 @@ def test_what_looks_like_a_tag_is_data(server: MCPServer[Any], opened: OpenedSto
 
     with_client(server, work)
     assert opened.get().get("s").load().state == {"x": {"$bytes": "AAAA"}}
+
+
+def test_large_integers_are_numbers(server: MCPServer[Any], opened: OpenedStore) -> None:
+    """What is loaded can be saved again as it is; an object that only looks like a tag stays one."""
+    state = {"n": 18446744073709551616, "deep": [{"m": -(2**70)}]}
+
+    async def work(client: Client) -> None:
+        await answered(client, "checkpoint_save", sessionId="s", state=state)
+        loaded = await answered(client, "checkpoint_load", sessionId="s")
+        assert (loaded["encoding"], loaded["state"]) == ("json", state)
+        await answered(client, "checkpoint_save", sessionId="s", state=loaded["state"])
+        assert opened.get().get("s").load().state == state
+        opened.get().get("s").save({"n": 2**64, "pair": (1, 2), "object": {"$int": "5"}})
+        loaded = await answered(client, "checkpoint_load", sessionId="s")
+        assert loaded["encoding"] == "json+tags"
+        await answered(client, "checkpoint_save", sessionId="s", state=loaded["state"], encoding="json+tags")
+        assert opened.get().get("s").load().state == {
+            "n": 2**64,
+            "pair": (1, 2),
+            "object": {"$int": "5"},
+        }
+
+    with_client(server, work)
 
 
 def test_a_large_state_comes_in_parts(server: MCPServer[Any]) -> None:
@@ -236,7 +279,7 @@ BAD_CALLS: list[tuple[str, dict[str, Any], str]] = [
     ("checkpoint_save", {"sessionId": "s", "state": {}, "encoding": "pickle"}, "invalid_arguments"),
     ("checkpoint_save", {"sessionId": "s", "state": {}, "descripton": "typo"}, "invalid_arguments"),
     ("checkpoint_complete", {"sessionId": "there", "status": "failed"}, "invalid_arguments"),
-    ("checkpoint_load", {}, "invalid_arguments"),
+    ("checkpoint_list", {}, "invalid_arguments"),
     ("checkpoint_load", {"sessionId": "nobody"}, "session_not_found"),
     ("checkpoint_load", {"sessionId": "../../etc/passwd"}, "session_not_found"),
     ("checkpoint_load", {"sessionId": "there", "checkpointId": "cp_nope"}, "checkpoint_not_found"),
@@ -285,6 +328,38 @@ def test_an_unknown_argument_is_named(server: MCPServer[Any]) -> None:
         assert all(tool.input_schema["additionalProperties"] is False for tool in tools)
 
     with_client(server, work)
+
+
+def test_a_debugging_session_is_kept_by_tools(server: MCPServer[Any], url: str) -> None:
+    """What is supposed, believed and asked is stored, contradictions are told, and the past can be asked."""
+
+    async def work(client: Client) -> None:
+        async def add(kind: str, text: str, **more: Any) -> dict[str, Any]:
+            return await answered(client, "investigation_add", sessionId="b", kind=kind, text=text, **more)
+
+        theory = (await add("hypothesis", "The cache is stale"))["entry"]["id"]
+        evidence = await add("evidence", "An old value", about=theory, confidence=0.7)
+        assert evidence["entry"]["hypothesis"] == theory
+        await add("belief", "The cache expires")
+        assert (await add("belief", "The cache never expires"))["contradictions"]
+        gap = (await add("gap", "Which TTL?"))["entry"]["id"]
+        await add("note", "Only on Mondays", about=theory)
+        decide = partial(answered, client, "investigation_decide", sessionId="b")
+        assert (await decide(id=theory, verdict="confirmed"))["saved"]
+        await decide(id=gap, verdict="filled", answer="60")
+        now = await answered(client, "investigation_status", sessionId="b")
+        assert now["state"]["hypotheses"][0]["status"] == "confirmed"
+        assert "T" in now["state"]["notes"][0]["time"]
+        then = await answered(client, "investigation_status", sessionId="b", time="now")
+        assert then["state"]["beliefs"] == now["state"]["beliefs"]
+        error = await refused(
+            client, "investigation_decide", sessionId="b", id="h_unknown", verdict="rejected"
+        )
+        assert error["code"] == "entry_not_found"
+
+    with_client(server, work)
+    with stepkeep.open(url) as store:
+        assert len(store.investigation("b").beliefs.all()) == 2
 
 
 def test_completing_twice_changes_nothing(server: MCPServer[Any], opened: OpenedStore) -> None:
@@ -435,6 +510,37 @@ def test_a_default_session_is_used_where_none_is_named(opened: OpenedStore) -> N
         ("mine", "site"),
         ("other", "site"),
     }
+
+
+def test_sessions_are_found_without_their_names(opened: OpenedStore) -> None:
+    """The list says where each stands, with the next and the failed step; loading means the project's last one."""
+    server = build_server(opened, project="site")
+    plan = [
+        {"id": "1", "description": "read", "status": "completed"},
+        {"id": "2", "description": "write", "status": "failed"},
+        {"id": "3", "description": "send", "status": "pending"},
+    ]
+
+    async def work(client: Client) -> None:
+        missing = await refused(client, "checkpoint_load")
+        assert missing["code"] == "session_not_found"
+        await answered(client, "checkpoint_save", sessionId="mine", state={"plan": plan, "query": "tides"})
+        with stepkeep.open(opened.get().url) as store:
+            store.session("other", project="elsewhere").save({"a": 1})
+            store.session("done", project="site").save({"a": 1})
+            store.get("done").complete()
+        listed = (await answered(client, "session_list"))["sessions"]
+        assert [each["sessionId"] for each in listed] == ["mine"]
+        assert (listed[0]["plan"], listed[0]["query"]) == ("1 of 3 steps completed", "tides")
+        assert (listed[0]["nextStep"], listed[0]["failedStep"]) == ("2: write", "2: write")
+        every = (await answered(client, "session_list", unfinished=False))["sessions"]
+        assert {each["sessionId"] for each in every} == {"mine", "done"}
+        there = (await answered(client, "session_list", project="elsewhere"))["sessions"]
+        assert [each["sessionId"] for each in there] == ["other"]
+        await answered(client, "checkpoint_save", sessionId="mine", state={"a": 2})
+        assert (await answered(client, "checkpoint_load"))["state"] == {"a": 2}
+
+    with_client(server, work)
 
 
 def test_resources_hold_what_was_saved(server: MCPServer[Any], opened: OpenedStore) -> None:

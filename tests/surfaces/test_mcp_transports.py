@@ -104,7 +104,7 @@ def test_a_client_drives_everything(file: Path, transport: str, mode: str) -> No
 
 
 async def drive(client: Client) -> None:
-    assert len((await client.list_tools()).tools) == 7
+    assert len((await client.list_tools()).tools) == 12
     ids = [
         (await answered(client, "checkpoint_save", sessionId="s", state={**STATE, "n": n}))["checkpointId"]
         for n in range(3)
@@ -269,6 +269,64 @@ def test_a_call_that_is_nested_too_deep_is_answered(file: Path, levels: int) -> 
     assert "nested too deep" in answer["error"]["message"]
     assert not server.ask(save_call(2, "{}"))["result"]["isError"]
     server.end()
+
+
+HALVES = r'{"cut": "abc\ud83d", "low": "\udc00x", "whole": "\ud83d\ude00", "not": "\\ud83d", "n": 18446744073709551616}'
+WHOLE = {
+    "cut": "abc\ufffd",
+    "low": "\ufffdx",
+    "whole": "\U0001f600",
+    "not": "\\ud83d",
+    "n": 18446744073709551616,
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+def test_half_characters_are_replaced_and_that_is_said(file: Path, transport: str) -> None:
+    """What Node gives for a text that was cut is saved, and every other value as it came."""
+    call = save_call(1, HALVES)
+    if transport == "stdio":
+        server = Raw(file)
+        answer = server.ask(call)
+        server.end()
+    else:
+        with http_server(file) as listening:
+            answer = posted(listening.url, call)
+    texts = [content["text"] for content in answer["result"]["content"]]
+    assert not answer["result"]["isError"], texts
+    assert "replaced by U+FFFD" in texts[-1]
+    with stepkeep.open(f"sqlite:{file}") as store:
+        assert store.get("s").load().state == WHOLE
+
+
+def posted(url: str, call: str) -> dict[str, Any]:
+    """The answer to a call over HTTP, which begins a connection of its own."""
+    import httpx2
+
+    headers = {
+        "Authorization": f"Bearer {TOKEN}",
+        "Accept": "application/json, text/event-stream",
+        "Content-Type": "application/json",
+    }
+    hello = {
+        "jsonrpc": "2.0",
+        "id": 0,
+        "method": "initialize",
+        "params": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {},
+            "clientInfo": {"name": "raw", "version": "1"},
+        },
+    }
+    with httpx2.Client(headers=headers, timeout=60) as client:
+        begun = client.post(url, json=hello)
+        client.headers["Mcp-Session-Id"] = begun.headers["Mcp-Session-Id"]
+        client.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"})
+        text = client.post(url, content=call.encode()).text
+    data = next(line for line in text.splitlines() if line.startswith("data: {"))
+    found: dict[str, Any] = json.loads(data.removeprefix("data: "))
+    return found
 
 
 @pytest.mark.full

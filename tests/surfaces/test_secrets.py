@@ -109,3 +109,33 @@ def test_a_given_value_that_looks_like_a_secret_is_not_stored_unasked(tmp_path: 
     text = "name: n\nvars: {where: {value: x, secret: false}}\nsteps: [{shell: 'true'}]\n"
     (tmp_path / "flow.yaml").write_text(text, encoding="utf-8")
     assert _run(tmp_path, "run", "flow.yaml", "--var", f"where={SHAPED['address']}").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://me:hunter2@host/db",
+        "POSTGRESQL://me:hunter2@host/db",
+        " postgresql://me:hunter2@host/db",
+        "postgresql://me:hun/ter2@host/db",
+        "postgresql://me:hun?ter2@host/db",
+        "postgresql://host:x/db?PASSWORD=hunter2",
+        "mysql://host/db?sslpassword=hunter2",
+    ],
+)
+@pytest.mark.parametrize(
+    "command", [["list"], ["doctor"], ["config", "show"], ["import", "langgraph", "--from"]], ids=" ".join
+)
+def test_no_password_of_a_url_is_printed(tmp_path: Path, url: str, command: list[str]) -> None:
+    """However a URL of a store is written, and whatever is wrong with it, its password is not repeated."""
+    words = [*command, url] if command[-1] == "--from" else [*command, "--store", url]
+    done = subprocess.run(
+        [sys.executable, "-m", "stepkeep", *words],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ter2" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

@@ -153,6 +153,29 @@ def test_wrong_usage_is_told(saved: Path, args: list[str]) -> None:
 
 
 @pytest.mark.full
+def test_hooks_phases_and_resumes_are_counted(tmp_path: Path) -> None:
+    """What hooks save and what is saved at a phase counts like every save; taking work up is a resume."""
+    file = tmp_path / "store.db"
+    event = json.dumps({"session_id": "a", "cwd": str(tmp_path), "prompt": "Repair the login form"})
+    environment = {**_env(file), "HOME": str(tmp_path)}
+    interpreter.stepkeep("hook", "UserPromptSubmit", env=environment, input=event)
+    with stepkeep.open(f"sqlite:{file}") as store:
+        store.phases.create_checkpoint("plan", session_id="t", task_summary="t")
+    assert interpreter.stepkeep("resume", "t", env=environment).returncode == 0
+    found = json.loads(run(file, "--json").stdout)
+    assert found["metrics"]["checkpoint_save_count"] == 2
+    assert found["metrics"]["checkpoint_resume_count"] == 1
+
+
+def test_that_nothing_is_counted_is_told(saved: Path) -> None:
+    """Where the configuration switches it off, "nothing yet" would be wrong."""
+    (saved.parent / "stepkeep.yaml").write_text("metrics:\n  enabled: false\n", encoding="utf-8")
+    done = interpreter.stepkeep("stats", env=_env(saved), cwd=saved.parent)
+    assert "nothing is counted: metrics.enabled is false" in done.stdout
+    done = interpreter.stepkeep("stats", "--json", env=_env(saved), cwd=saved.parent)
+    assert json.loads(done.stdout)["is_counted"] is False
+
+
 def test_without_a_store_there_is_nothing_to_tell(file: Path) -> None:
     """No store is made by asking."""
     assert run(file).returncode == 3

@@ -40,6 +40,7 @@ ELSEWHERE = {
         "api/test_bad_input.py::test_files_are_readable_by_their_owner_only",
         "storage_files/test_store.py::test_files_are_for_their_owner_only",
         "unit/test_config.py::test_a_password_is_not_shown",
+        "surfaces/test_secrets.py::test_no_password_of_a_url_is_printed",
     ],
     "HTTP: DNS rebinding, no auth, XSS, CSRF": [
         "surfaces/test_mcp_transports.py::test_http_lets_no_stranger_in",
@@ -78,6 +79,22 @@ ELSEWHERE = {
     "terminal escapes and bidi controls in stored text": [
         "surfaces/test_cli.py::test_stored_text_cannot_control_the_terminal",
         "unit/test_text.py::test_clean_escapes_what_a_terminal_would_obey",
+    ],
+    "a clone's configuration removes other projects' sessions": [
+        "threats/test_hostile_project.py::test_a_clones_file_removes_nothing_of_others",
+        "threats/test_hostile_project.py::test_a_session_carries_the_rules_it_was_made_under",
+    ],
+    "a clone's configuration sends data and passwords elsewhere": [
+        "threats/test_hostile_project.py::test_a_clones_file_sends_nothing_to_a_strangers_server",
+        "threats/test_hostile_project.py::test_a_store_outside_the_project_needs_trust",
+    ],
+    "triggers and views in a foreign database": [
+        "threats/test_hostile_store.py::test_a_trigger_of_a_stranger_is_refused_under_any_name",
+        "threats/test_hostile_store.py::test_a_trigger_that_comes_later_does_not_act",
+        "threats/test_hostile_store.py::test_a_view_in_the_place_of_a_table_is_not_read",
+    ],
+    "hostile times in sealed headers": [
+        "threats/test_hostile_store.py::test_times_beyond_any_calendar_give_no_traceback",
     ],
     "hostile configuration, workflow and hook input": [
         "unit/test_config.py::test_hostile_files_are_refused",

@@ -75,7 +75,7 @@ def test_the_reason_names_age_limit_and_source():
             "completed 0 days ago, limit 9 days (the session's policy)",
         ),
         (
-            session(Status.PAUSED, 31, "agent"),
+            session(Status.IN_PROGRESS, 31, "agent"),
             "no activity for 31 days, limit 30 days (stale sessions)",
         ),
         (session(Status.PAUSED, 3, "agent"), "active (paused)"),
@@ -99,10 +99,12 @@ def test_a_time_in_the_future_is_age_zero():
 
 
 def test_test_sessions_go_at_once_when_they_end():
-    """However they end and in whatever profile, except archive; never while they run."""
+    """In whatever profile, except archive; failed ones after a day; never while they run."""
     for profile in set(PROFILES) - {"archive"}:
         for status in FINISHED:
-            assert is_cleaned(session(status, 0, profile, is_test=True))
+            is_failed = status is Status.FAILED
+            assert is_cleaned(session(status, 0, profile, is_test=True)) is not is_failed
+            assert is_cleaned(session(status, 1, profile, is_test=True))
         for status in ACTIVE:
             assert not is_cleaned(session(status, 0, profile, is_test=True))
 
@@ -190,11 +192,26 @@ def test_a_leased_session_stays():
         assert (decision.goes, decision.reason) == (False, "leased")
 
 
-@pytest.mark.parametrize("status", ACTIVE)
-def test_an_unfinished_session_goes_only_when_stale(status):
-    """30 days without activity in phase, agent and standard; never in the others unless set."""
+def test_a_paused_session_never_goes():
+    """It waits for someone, however long, and whatever the configuration says."""
     for profile in PROFILES:
-        goes = profile in ("phase", "agent", "standard")
+        paused = session(Status.PAUSED, 900, profile)
+        assert not is_cleaned(paused, DEFAULT)
+        assert not is_cleaned(paused, CleanupPolicies(stale_days=0))
+
+
+def test_a_session_saved_today_is_not_stale():
+    """Whoever saved it may still be at work."""
+    assert not is_cleaned(
+        session(Status.IN_PROGRESS, 0.9, "agent", is_test=True), CleanupPolicies(stale_days=0)
+    )
+
+
+def test_an_unfinished_session_goes_only_when_stale():
+    """30 days without activity in phase and agent; never in the others unless set."""
+    status = Status.IN_PROGRESS
+    for profile in PROFILES:
+        goes = profile in ("phase", "agent")
         assert is_cleaned(session(status, 30, profile), DEFAULT) == goes
         assert not is_cleaned(session(status, 29.9, profile), DEFAULT)
     assert is_cleaned(session(status, 40, "workflow"), CleanupPolicies(stale_days=40))
@@ -309,7 +326,11 @@ def expected(one: SessionInfo, policies: CleanupPolicies, has_lease: bool) -> bo
         return False
     days = [own.retention_days, flow.retention_days]
     if one.is_test:
-        days += [policies.test.retention_days, 0]
+        least = 1 if one.status == "failed" else 0
+        days += [
+            None if policies.test.retention_days is None else max(policies.test.retention_days, least),
+            least,
+        ]
     days += [rule.retention_days for rule in by_status]
     days.append(7 if one.status in ("completed", "cancelled") and one.profile not in MONTHLY else 30)
     limit = next(count for count in days if count is not None)
@@ -317,8 +338,9 @@ def expected(one: SessionInfo, policies: CleanupPolicies, has_lease: bool) -> bo
         return max(NOW, one.finished_us or 0) >= (one.finished_us or 0) + limit * DAY
     stale = policies.stale_days
     if stale is None:
-        stale = 30 if one.profile in MONTHLY else 10**6
-    return max(NOW, one.updated_us) - one.updated_us >= max(stale, limit) * DAY
+        stale = 30 if one.profile in ("phase", "agent") else 10**6
+    is_stale = max(NOW, one.updated_us) - one.updated_us >= max(stale, limit, 1) * DAY
+    return one.status != "paused" and is_stale
 
 
 @given(sessions(), policies_of_all_kinds, st.booleans())

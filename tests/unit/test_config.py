@@ -67,6 +67,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "retention.keep_manual": ("true", True),
     "retention.keep_tags": ("[a, b, a]", ("a", "b")),
     "retention.keep_terminal": ("false", False),
+    "retention.max_count": ("7", 7),
     "retention.max_age": ("14d", timedelta(days=14)),
     "retention.max_bytes": ("500MB", 500_000_000),
     "limits.max_bytes": ("2GiB", 2 * 1024**3),
@@ -394,7 +395,14 @@ def test_a_folder_of_files_begins_at_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["postgresql://me:se:cr@et@host/db", "postgresql://host/db?user=me&password=se:cr@et&x=1"]
+    "url",
+    [
+        "postgresql://me:se:cr@et@host/db",
+        "postgresql://host/db?user=me&password=se:cr@et&x=1",
+        "postgresql://me:se/cr@host/db",
+        "postgresql://me:se?cr=et@host/db",
+        "postgresql://me:12/se@host/db",
+    ],
 )
 def test_a_password_is_not_shown(load: Load, url: str) -> None:
     """The text of a setting hides the password; its value has it."""
@@ -438,9 +446,10 @@ def test_no_overrides(load: Load) -> None:
 def test_the_number_to_keep_has_three_names(load: Load) -> None:
     """The key for the profile comes before the general one, and that before the older name."""
     text = "checkpoint: {history: {max_count: 1}}\n"
-    assert load(text).retention_overrides("run") == {"keep_last": 1}
+    assert load(text).retention_overrides("run") == {"keep_last": 1, "max_count": 1}
     text += "retention: {keep_last: 2, keep_daily: 9d}\n"
-    assert load(text).retention_overrides("run") == {"keep_last": 2, "keep_daily": timedelta(days=9)}
+    found = load(text).retention_overrides("run")
+    assert found == {"keep_last": 2, "keep_daily": timedelta(days=9), "max_count": 1}
     text += "agent: {checkpoints: {maxCheckpointsPerSession: 3}}\n"
     assert load(text).retention_overrides("run")["keep_last"] == 2
     assert load(text).retention_overrides("agent")["keep_last"] == 3
@@ -454,13 +463,17 @@ def test_a_winning_source_wins_for_every_name(load: Load) -> None:
     assert config.load(cwd=None, environ={}, flags=flags).retention_overrides("agent") == {"keep_last": 4}
 
 
+RULES = [name for name in Retention.__struct_fields__ if name != "is_off"]
+"""All but that for which there is another key."""
+
+
 def test_the_keys_of_retention_are_those_of_the_policy() -> None:
     """Each rule has one key, and every value the configuration accepts is one the policy accepts."""
     names = [key.name for key in SCHEMA if key.name.startswith("retention.")]
-    assert names == [f"retention.{name}" for name in Retention.__struct_fields__]
+    assert names == [f"retention.{name}" for name in RULES]
 
 
-@pytest.mark.parametrize("name", Retention.__struct_fields__)
+@pytest.mark.parametrize("name", RULES)
 def test_an_override_reaches_the_policy(load: Load, name: str) -> None:
     """What a file says about retention replaces that rule of a profile."""
     text, value = EXAMPLES[f"retention.{name}"]
@@ -744,7 +757,7 @@ def test_a_file_planted_by_another_user_is_ignored(folder: Path, monkeypatch: py
         os.chown(folder / "stepkeep.yaml", 12345, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert config.load(cwd=folder, environ={}).store_url() == "sqlite:/stolen.db"
+    assert config.load(cwd=folder, environ={})["store"] == "sqlite:/stolen.db"
     folder.chmod(0o777)
     settings = config.load(cwd=folder, environ={})
     assert settings.store_url() is None

@@ -7,13 +7,16 @@ import random
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepkeep.codec import delta, exact, incremental
-from stepkeep.codec.incremental import Growing, Grown, Watch
+from stepkeep.codec.incremental import Derived, Growing, Grown
+from stepkeep.engine import state_encoder
+from stepkeep.engine.state_encoder import IncrementalEncoder
 
 LEAVES = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.0, -0.0, 1.0, 2.5]) | st.text()
 VALUES = st.recursive(
@@ -21,11 +24,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
     max_leaves=12,
 )
-
-
-def plain(value: Any) -> bytes | None:
-    encoding, content = exact.encode(value)
-    return content if encoding == exact.JSON else None
 
 
 def grown(source: Growing, state: dict[str, Any]) -> Grown:
@@ -79,6 +77,15 @@ def _lengthen(chosen: Any) -> None:
         chosen.append({"text": "more", "n": len(chosen)})
 
 
+def _look_alike(chosen: Any) -> None:
+    """Something of another type that MessagePack writes in the same way."""
+    places = list(chosen.items() if type(chosen) is dict else enumerate(chosen))
+    for place, item in places:
+        if type(item) is list:
+            chosen[place] = tuple(item)
+            return
+
+
 def _copied(chosen: Any) -> None:
     if type(chosen) is list:
         chosen[:] = copy.deepcopy(chosen)
@@ -98,63 +105,100 @@ CHANGES: tuple[Callable[[Any], None], ...] = (
 @given(
     state=st.dictionaries(st.text(max_size=3), VALUES, max_size=5),
     seed=st.integers(0, 2**32),
-    large=st.sampled_from([1, 40, incremental.LARGE_BYTES]),
+    least=st.sampled_from([1, 40, incremental.MIN_ORDERED_BYTES]),
+    whole=st.sampled_from([0, 20, 1000]),
 )
-def test_content_depends_on_the_values_alone(state: dict[str, Any], seed: int, large: int) -> None:
-    """After any changes in place the bytes are those of a writer that remembers nothing, and decode to the state."""
+def test_content_depends_on_the_values_alone(
+    state: dict[str, Any], seed: int, least: int, whole: int
+) -> None:
+    """After any changes in place the bytes are those of a writer that remembers nothing, and decode to the state.
+
+    The edits lead from the content before to this one.
+    """
     choose = random.Random(seed)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(incremental, "LARGE_BYTES", large)
-        source = Growing(plain)
+        patched.setattr(incremental, "MIN_ORDERED_BYTES", least)
+        patched.setattr(incremental, "_WHOLE_BYTES", whole)
+        patched.setattr(incremental, "_SIMILAR_BYTES", 30)
+        source = Growing()
         for _ in range(8):
             made = grown(source, state)
-            assert made.content == grown(Growing(plain), state).content
-            in_order = {name: state[name] for name in made.order}
-            assert repr(exact.decode(exact.JSON, made.content)) == repr(in_order)
+            assert made.content == grown(Growing(), state).content
+            assert repr(exact.decode(exact.JSON, made.content, made.first_at)) == repr(state)
             assert made.digest == sha256(made.content).hexdigest()
-            assert made.content[: made.shared] == made.before[: made.shared]
+            derived = made.derived
+            assert made.content[: derived.shared] == derived.before[: derived.shared]
+            if derived.edits is not None:
+                packed = delta.pack_edits(derived.edits)
+                assert delta.apply_edits(derived.before, [(packed, len(made.content))]) == made.content
             for _ in range(choose.randint(0, 2)):
                 choose.choice(CHANGES)(choose.choice(containers(state)))
             if choose.random() < 0.3:
-                state = dict(state)  # as LangGraph hands over a dict of its own each time
+                state = copy.deepcopy(state)  # as a program that reads its state anew each time
+
+
+@given(state=st.dictionaries(st.text(max_size=3), VALUES, min_size=1, max_size=5))
+def test_a_first_state_has_the_content_of_any_other(state: dict[str, Any]) -> None:
+    """What begins with the JSON of a whole state goes on like what begins with its values."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(incremental, "MIN_ORDERED_BYTES", 10)
+        patched.setattr(incremental, "_WHOLE_BYTES", 0)
+        found = exact.plain(state)
+        assert found is not None
+        source = Growing()
+        assert source.begin(*found).content == grown(Growing(), state).content
+        assert grown(source, state).derived.edits == []
 
 
 def test_only_new_elements_are_encoded() -> None:
-    """A list that grew has its new elements encoded, and nothing else of the state that is not new."""
+    """A list that grew has its new elements encoded, also one further down, and nothing that is not new."""
     seen: list[Any] = []
 
-    def noting(value: Any) -> bytes | None:
+    def noting(value: Any, depth: int) -> tuple[bytes, Any] | None:
         seen.append(copy.deepcopy(value))
-        return plain(value)
+        return exact.plain(value, depth)
 
-    state: dict[str, Any] = {"messages": [{"n": 1}, {"n": 2}], "plan": {"a": [1]}, "step": 1}
+    text = "x" * 2000
+    state: dict[str, Any] = {
+        "messages": [{"n": 1}, {"n": 2}],
+        "plan": {"a": [1], "b": text, "steps": [{"s": 1}]},
+        "step": 1,
+    }
     source = Growing(noting)
     grown(source, state)
     seen.clear()
-    state["messages"] = [*state["messages"], {"n": 3}]
+    state = copy.deepcopy(state)
+    state["messages"].append({"n": 3})
+    state["plan"]["steps"].append({"s": 2})
     state["step"] = 2
     grown(source, state)
-    assert seen == [[{"n": 3}], 2]
+    assert seen == [[{"n": 3}], [{"s": 2}]]
 
 
 def test_a_large_value_comes_first_and_what_was_hashed_is_shared() -> None:
     """The largest value is written first, so that a list that grows shares all it had with the content before."""
     state: dict[str, Any] = {"step": 0, "messages": [], "plan": "short"}
-    source = Growing(plain)
+    source = Growing()
     for step in range(40):
         state["messages"].append({"text": f"{step} " * 500})
         state["step"] = step
         made = grown(source, state)
-        assert exact.decode(exact.JSON, made.content) == state
-    assert made.order == ["messages", "step", "plan"]
-    assert made.shared > 0.9 * len(made.content)
+        assert exact.decode(exact.JSON, made.content, made.first_at) == state
+    assert made.first_at == 1
+    assert made.content.startswith(b'{"messages":[')
+    assert made.derived.shared > 0.9 * len(made.content)
 
 
 def test_what_is_not_plain_json_is_left_to_others() -> None:
     """A value that needs tags, or a key that is no text, gives no content."""
-    assert Growing(plain).content({"when": (1, 2)}) is None
-    assert Growing(plain).content({1: "x"}) is None  # type: ignore[dict-item]
-    assert Growing(plain).content({}) == Grown(b"{}", sha256(b"{}").hexdigest(), [], b"", 0, 0)
+    assert Growing().content({"when": (1, 2)}) is None
+    assert Growing().content({1: "x"}) is None  # type: ignore[dict-item]
+    assert Growing().content({"x": float("inf")}) is None
+    assert Growing().content({"x": 2**64}) is None
+    assert Growing().content({}) == Grown(b"{}", sha256(b"{}").hexdigest(), 0, Derived(b"", 0, _ALL))
+
+
+_ALL = [delta.Edit(0, 0, b"{}")]
 
 
 @given(
@@ -185,33 +229,84 @@ def test_a_patch_that_is_told_what_is_shared_gives_the_same_content(
         lambda value: value["a"].__setitem__(0, True),
         lambda value: value["a"].__setitem__(0, 1.0),
         lambda value: value["a"].reverse(),
+        lambda value: value["a"].__setitem__(1, (2,)),
         lambda value: value["b"].__setitem__("x", -0.0),
         lambda value: value["b"].__setitem__("x", value["b"].pop("x")),
         lambda value: value["b"].update(z=value["b"].pop("y")),
         lambda value: value["b"].update({"x\0y": value["b"].pop("x")}),
-        lambda value: value.__setitem__("c", "".join(["te", "xt"])),
+        lambda value: value["b"].__setitem__("y", ()),
+        lambda value: value["b"].__setitem__("y", {}),
+        lambda value: value["b"].__setitem__("id", UUID(int=7)),
         lambda value: value["b"].__setitem__(7, value["b"].pop("y")),
         lambda value: value.clear(),
     ],
 )
-def test_a_change_in_place_is_noticed(change: Callable[[Any], object]) -> None:
-    """Also one that `==` does not see: another type, another order, minus zero."""
-    value = {"a": [1, 2], "b": {"x": 0.0, "y": []}, "c": "".join(["t", "ext"])}
-    watch = Watch()
-    assert watch.add([value])
-    assert watch.holds()
-    change(value)
-    assert not watch.holds()
+@pytest.mark.parametrize("whole", [0, 1000])
+def test_a_change_in_place_is_noticed(change: Callable[[Any], object], whole: int) -> None:
+    """Also one that `==` does not see (another type, another order, minus zero) or that is written in the same way."""
+    value = {"a": [1, [2]], "b": {"x": 0.0, "y": [], "id": str(UUID(int=7))}}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(incremental, "_WHOLE_BYTES", whole)
+        source = Growing()
+        before = grown(source, {"value": value, "list": [value]}).content
+        change(value)
+        after = source.content({"value": value, "list": [value]})
+    found = exact.plain({"value": value, "list": [value]})
+    assert (None if after is None else after.content) == (None if found is None else found[0])
+    assert after is None or after.content != before
 
 
-@pytest.mark.parametrize("value", [(1,), {1: 2}, {"a\0": 1}, {"a": [{3}]}, b"x", object(), [[1j]]])
-def test_what_cannot_be_watched_says_so(value: Any) -> None:
-    """Only dicts with text keys, lists, texts, numbers, booleans and None are watched."""
-    assert not Watch().add([value])
+@pytest.mark.parametrize("kind", ["copied", "packed"])
+def test_a_value_that_changes_while_it_is_encoded_is_never_remembered_wrongly(kind: str) -> None:
+    """Another thread changes a value in the middle of a save and takes it back: the next save stores what is there."""
+    value = {"n": 1}
+    state = {"value": [value], "text": "x" * 100}
+
+    def interrupted(given: Any, depth: int) -> tuple[bytes, Any] | None:
+        if kind == "copied":
+            value["n"] = 2
+        found = exact.plain(given, depth)
+        value["n"] = 1
+        return found
+
+    source = Growing(interrupted)
+    grown(source, state)
+    source._plain = exact.plain
+    made = grown(source, state)
+    assert exact.decode(exact.JSON, made.content, made.first_at) == {"value": [{"n": 1}], "text": "x" * 100}
 
 
-def test_a_state_that_contains_itself_is_not_watched_for_ever() -> None:
+def test_references_that_multiply_are_never_followed() -> None:
+    """A remembered value that became one of countless references is compared only as far as it was before."""
+    state: dict[str, Any] = {"value": [[1], [2]], "text": "x" * 100}
+    source = Growing()
+    grown(source, state)
+    bomb: list[Any] = []
+    for _ in range(60):
+        bomb = [bomb, bomb]
+    state["value"][1] = bomb
+    assert source.content(state) is None
+
+
+def test_a_state_that_contains_itself_is_left_to_others() -> None:
     """Looking at it ends."""
-    value: list[Any] = []
-    value += [value, value]
-    assert not Watch().add(value)
+    value: list[Any] = [1]
+    source = Growing()
+    grown(source, {"value": value})
+    value.append(value)
+    assert source.content({"value": value}) is None
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states that were saved last stay, the oldest go; what one saver took, another does not find."""
+    monkeypatch.setattr(state_encoder, "MAX_REMEMBERED", 3)
+    encoder = IncrementalEncoder(exact.MAX_BYTES)
+    state = {"text": "x" * state_encoder.MIN_REMEMBERED_BYTES}
+    for key in "abcd":
+        encoder.encode(key, state)
+    assert encoder._take("a") is None
+    assert encoder._take("b") is not None
+    assert encoder._take("b") is None
+    encoder.forget("c")
+    assert encoder._take("c") is None
+    assert encoder._held_bytes == len(exact.to_json(state))

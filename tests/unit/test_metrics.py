@@ -173,7 +173,8 @@ def test_every_kind_of_store_has_its_place(tmp_path: Path) -> None:
     """Counts lie beside a database, in the sidecar of a folder, and for a server in the data folder."""
 
     def place(url: str) -> Path | None:
-        return metrics_path(url, data_folder=lambda: tmp_path / "data")
+        path = metrics_path(url, data_folder=lambda: str(tmp_path / "data"))
+        return None if path is None else Path(path)
 
     assert place(f"sqlite:{tmp_path}/a.db") == tmp_path / "a.db.metrics"
     assert place(f"files:{tmp_path}/b?layout=run") == tmp_path / "b" / ".stepkeep" / "metrics.db"

@@ -20,7 +20,7 @@ def test_the_profiles_are_those_of_the_decision_table():
         name: (p.keep_last, p.retention.max_age, p.completed_days, p.failed_days, p.stale_days)
         for name, p in PROFILES.items()
     } == {
-        "standard": (100, None, 30, 30, 30),
+        "standard": (None, None, 30, 30, None),
         "workflow": (10, None, 7, 30, None),
         "run": (50, 14 * DAY, 7, 30, None),
         "debug": (100, None, 7, 30, None),
@@ -29,13 +29,16 @@ def test_the_profiles_are_those_of_the_decision_table():
         "archive": (None, None, None, None, None),
     }
     thinned = {n for n, p in PROFILES.items() if p.retention.keep_hourly == 7 * DAY}
-    assert thinned == {"standard", "debug"}
+    assert thinned == {"debug"}
     assert {n for n, p in PROFILES.items() if p.retention.keep_daily == 90 * DAY} == thinned
-    assert {n for n, p in PROFILES.items() if p.retention.keeps_all} == {"phase", "archive"}
+    assert {n for n, p in PROFILES.items() if p.retention.keeps_all} == {"standard", "phase", "archive"}
+    assert {n: p.retention.max_bytes for n, p in PROFILES.items() if p.retention.max_bytes} == {
+        "standard": 1024**3
+    }
     assert {n for n, p in PROFILES.items() if not p.is_cleaned} == {"archive"}
 
 
-def test_debug_is_standard_and_what_is_recent_manual_or_significant():
+def test_debug_thins_and_keeps_what_is_recent_manual_or_significant():
     """J5 adds to thinning; it replaces nothing."""
     assert profile_named("debug").retention == Retention(
         keep_last=100,
@@ -91,7 +94,7 @@ def test_every_rule_can_be_replaced_by_its_key(profile, key, value, stored):
     assert all(getattr(changed, other) == getattr(before, other) for other in others)
 
 
-@pytest.mark.parametrize("key", sorted(set(Retention.__struct_fields__) - {"keep_last"}))
+@pytest.mark.parametrize("key", sorted(set(Retention.__struct_fields__) - {"keep_last", "is_off"}))
 def test_none_switches_a_rule_off(key):
     """Whatever the profile says."""
     off = {"keep_manual": False, "keep_tags": (), "keep_terminal": False}

@@ -174,9 +174,9 @@ def test_a_period_keeps_its_newest_checkpoint():
 
 
 def test_thinning_of_a_long_history():
-    """Standard: the last 100, then one per hour for 7 days, one per day for 90, none after."""
+    """Debug: the last 100, then one per hour for 7 days, one per day for 90, none after."""
     items = series(24 * 4 * 120, 15 * MINUTE)
-    decisions = decide(items, retention_for("standard"), NOW)
+    decisions = decide(items, retention_for("debug"), NOW)
     ages = [timedelta(microseconds=NOW - d.item.time_us) for d in decisions if d.keep]
     assert sum(age <= 24 * HOUR for age in ages) == 97
     assert sum(25 * HOUR < age <= 6 * DAY for age in ages) == 5 * 24 - 1
@@ -432,6 +432,14 @@ def test_the_budget_spares_what_is_guarded_even_if_it_is_exceeded():
     assert kept(decide(items, Retention(max_bytes=10), NOW)) == [1, 3]
 
 
+def test_a_count_is_a_cap_that_no_rule_beats():
+    """What was saved by hand or tagged goes too; V7 beats it."""
+    items = [item(1, status=Status.FAILED), *(item(seq, trigger=TriggerKind.MANUAL) for seq in range(2, 7))]
+    policy = Retention(keep_last=4, keep_hourly=DAY, keep_manual=True, max_count=3)
+    assert kept(decide(items, policy, NOW)) == [1, 5, 6]
+    assert told(decide(items, policy, NOW))[3] == "4 goes: beyond the limit of 3"
+
+
 def test_giving_up_a_checkpoint_gives_up_what_only_it_required():
     """What is required counts against the budget, and goes with the one that needs it."""
     items = [
@@ -547,6 +555,7 @@ def histories(draw: st.DrawFn, triggers: Sequence[TriggerKind] = tuple(TriggerKi
         keep_manual=draw(st.booleans()),
         keep_tags=draw(st.sampled_from([(), ("gold",), ("gold", "plain")])),
         keep_terminal=draw(st.booleans()),
+        max_count=draw(st.none() | st.integers(1, 9)),
         max_age=draw(spans),
         max_bytes=draw(st.none() | st.integers(1, 60)),
     )
@@ -660,8 +669,11 @@ def expected(case: dict[str, Any]) -> set[str]:
     guarded = [one for one in items if is_guarded(one, case)]
     named = [one for one in items if one not in guarded and is_named(one, case)]
     named.sort(key=lambda one: (not is_idle(one, items), one.seq))
-    budget = case["policy"].max_bytes
+    budget, most = case["policy"].max_bytes, case["policy"].max_count
     stays = grown(guarded + named, items)
+    while named and most is not None and len(stays) > most:
+        named.pop(0)
+        stays = grown(guarded + named, items)
     while named and budget is not None and sum(one.stored_bytes for one in stays) > budget:
         named.pop(0)
         stays = grown(guarded + named, items)

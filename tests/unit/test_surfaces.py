@@ -11,10 +11,12 @@ import stepkeep
 ROOT = Path(stepkeep.__file__).parent
 LAYER_0 = {
     *("errors", "logs", "model", "text", "fixes", "secrets", "yaml_lines", "processes", "forks", "access"),
+    "__version__",
+    "guarded_server",
 }
-SURFACES = ("cli", "mcp", "hooks", "adapters")
-LAUNCHED = {"cli": {"mcp", "hooks", "adapters"}}
-"""The command line starts the server and the hooks, and runs the import that an adapter brings along."""
+SURFACES = ("cli", "mcp", "hooks", "web", "adapters")
+LAUNCHED = {"cli": {"mcp", "hooks", "web", "adapters"}}
+"""The command line starts the servers and the hooks, and runs the import that an adapter brings along."""
 
 BY_NAME = {"cli/app.py"}
 """Tables of modules that are imported when they are needed; a name in them is that of a module of the same package."""

@@ -87,7 +87,7 @@ def kill_one_after_another(crew: Crew, count: int, *, seed: int) -> None:
         deadline = time.monotonic() + 120 + 2 * count
         before = count
         while (remaining := left(crew)) and time.monotonic() < deadline:
-            time.sleep(chance.uniform(0.05, 0.3))
+            time.sleep(chance.uniform(0.01, 0.05))
             if WORKERS < remaining < before:  # a slow machine must be able to get on
                 before = remaining
                 crew.stop(crowd.pop(0), signal.SIGKILL)

@@ -144,6 +144,7 @@ def test_what_cannot_be_run_here_stays_and_costs_no_attempt(crew: Crew, tmp_path
     crew.write(SHORT.replace("echo a", "echo other"))
     refused = told(crew.work(), "refused")
     assert "changed" in refused[0]["error"]
+    assert "`stepkeep resume s --force` goes on" in refused[0]["error"]  # a worker has no such option
     info = crew.sessions()["s"]
     entry = entry_of(info)
     assert entry is not None

@@ -269,7 +269,7 @@ def test_nothing_to_resume(flows: Flows) -> None:
     done = flows.here("resume", "done")
     assert (done.code, "is completed, nothing is left to do" in done.err) == (3, True)
     done = flows.here("resume")
-    assert (done.code, done.out, done.err) == (3, "", "error: there is no workflow to resume\n")
+    assert (done.code, done.out, done.err) == (3, "", "error: there is no unfinished work to resume\n")
     assert flows.here("resume", "other").code == 3
     with stepkeep.open(flows.url) as store:
         store.session("empty", workflow="n")

@@ -547,7 +547,7 @@ def test_a_bad_pair_is_not_repeated(flows: Flows, pair: str) -> None:
     assert "--var takes NAME=VALUE" in done.err
 
 
-def test_a_store_that_fails_in_the_middle(flows: Flows) -> None:
+def test_a_store_that_fails_in_the_middle(flows: Flows, tmp_path: Path) -> None:
     """A save that fails stops the run, is not the step's failure, and how to go on is told."""
     flows.write(
         """\
@@ -558,7 +558,8 @@ def test_a_store_that_fails_in_the_middle(flows: Flows) -> None:
           - {id: c, shell: echo c >>log}
         """
     )
-    settings = flows.folder / "stepkeep.yaml"
+    settings = tmp_path / "config" / "stepkeep" / "config.yaml"
+    settings.parent.mkdir(parents=True)
     settings.write_text("limits: {max_bytes: 300KB}\n", encoding="utf-8")
     done = flows("run", "flow.yaml", "--session", "s")
     assert done.code == 1

@@ -654,8 +654,8 @@ def test_files_that_share_the_name_of_the_store_are_captured(root: Path) -> None
     """Only what the store makes is left out: the database, its log, its counts and its ballast."""
     with stepkeep.open(f"sqlite:{root / 'app'}") as store:
         write(root, {"app.py": "", "app-notes.md": "", "app.d/f": "", "app-wal.txt": "", "sub/app": ""})
-        made = [metrics_path(store.url, data_folder=Path), beside_store(store.url, "-ballast", "ballast")]
-        for path in [*map(str, made), f"{made[0]}-journal", f"{root / 'app'}-journal"]:
+        made = [metrics_path(store.url, data_folder=str), beside_store(store.url, "-ballast", "ballast")]
+        for path in [*made, f"{made[0]}-journal", f"{root / 'app'}-journal"]:
             Path(path).touch()
         run = store.session("run", workspace=root)
         run.save(1)

@@ -192,3 +192,27 @@ def test_a_recovery_script_has_commit_and_patches(tmp_path: Path) -> None:
     script = cli.here("investigate", "recovery", "--session", "bug", "--script").out
     assert f"git checkout --detach {head}\n" in script
     assert "-one\n+two\n" in script
+
+
+def test_files_are_listed_read_and_traced(cli: Cli, tmp_path: Path) -> None:
+    """Paths are relative to where one stands; a rename is followed; what was left out is told with its rule."""
+    work = tmp_path / "fresh"
+    write(work, {"src/old.py": "one\n", ".gitignore": "*.log\n", "x.log": "ignored"})
+    init(work)
+    cli.folder = work
+    for state, change in enumerate(({}, {"src/old.py": "two\n"}), 1):
+        write(work, change)
+        assert cli.here("save", "fresh", "--state", str(state), "--workspace", ".").code == 0
+    (work / "src/old.py").rename(work / "src/new.py")
+    assert cli.here("save", "fresh", "--state", "3", "--workspace", ".").code == 0
+    cli.folder = work / "src"
+    listed = cli.here("files", "ls", "--session", "fresh", "--json").json
+    assert [each["path"] for each in listed["files"]] == [".gitignore", "src/new.py"]
+    assert listed["ignored"] == {"x.log": ".gitignore: *.log"}
+    assert "new.py" in cli.here("files", "ls", "new.py", "--session", "fresh").out
+    assert cli("files", "cat", "old.py", "--ref", "seq:1", "--session", "fresh").bytes == b"one\n"
+    log = cli.here("files", "log", "new.py", "--session", "fresh", "--json").json
+    kinds = [(each["checkpoint"]["seq"], each["kind"], each["path"]) for each in log]
+    assert kinds == [(3, "renamed", "src/new.py"), (2, "changed", "src/old.py"), (1, "added", "src/old.py")]
+    assert cli.here("files", "log", "none.py", "--session", "fresh").code == 3
+    assert "src/new.py" in cli.here("files", "diff", "seq:2", "seq:3", "--session", "fresh").out

@@ -143,11 +143,36 @@ def test_a_recovery_point_without_patches_says_where_the_files_are(
     assert own == RestoreCodeState(commit_hash="4f2a91c")
 
 
-def test_a_recovery_point_of_files_in_no_repository_has_no_code(run: stepkeep.Session, root: Path) -> None:
-    """There is no commit to begin with; the restore command is all there is."""
+def test_a_recovery_point_of_files_in_no_repository_says_how_to_get_them(
+    run: stepkeep.Session, root: Path
+) -> None:
+    """There is no commit to begin with; the files are mentioned, and the command names the store."""
     write(root, {"a": "one\n"})
-    run.save(1)
-    assert len(run.recovery_point().recovery_instructions) == 2
+    header = run.save(1)
+    note, *_, command = run.recovery_point().recovery_instructions
+    assert f"1 captured file of {root}" in note.as_text()[0]
+    assert f"restore {header.id} --files" in note.as_text()[0]
+    assert "--store sqlite:" in command.as_text()[0]
+
+
+def test_an_investigation_is_recovered_with_the_code_of_the_checkpoint(
+    store: stepkeep.Store, repository: Path
+) -> None:
+    """What its files were counts, also after code was noted as changed, and on a later commit."""
+    write(repository, {"a": "1\n"})
+    commit(repository)
+    session = store.session("bug", profile="debug", workspace=repository)
+    bug = store.investigation(session)
+    bug.checkpoint("start")
+    write(repository, {"a": "2\n"})
+    session.files.changed(notify=bug.code_changed)
+    code = bug.recovery_point().recovery_instructions[0]
+    assert isinstance(code, RestoreCodeState)
+    assert "+2" in code.patches[0]
+    commit(repository)
+    later = git(repository, "rev-parse", "HEAD").strip()
+    bug.checkpoint("later")
+    assert bug.recovery_point().recovery_instructions[0] == RestoreCodeState(commit_hash=later)
 
 
 def test_a_subfolder_gives_patches_for_the_top(store: stepkeep.Store, repository: Path) -> None:

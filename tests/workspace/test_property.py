@@ -158,3 +158,68 @@ def test_every_restore_is_exact(seed: int) -> None:
 def test_every_restore_is_exact_for_longer(seed: int) -> None:
     """The same with more of everything."""
     work_at_random(seed, steps=20)
+
+
+# --- rules that change between capture and restore
+
+RULES = ["", "*.log\n", "sub/\n", "*.log\n!t.log\n", "deep/\n*.bin\n", "/a\n", "*\n!a\n", "**/e\n", "x*\n"]
+RULE_FILES = [".gitignore", "sub/.gitignore", ".git/info/exclude", ".stepkeepignore"]
+
+
+def rules_at_random(seed: int, *, steps: int) -> None:
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "tree"
+        root.mkdir()
+        init(root)
+        work, taken = Work(root, rng), dict[str, Tree]()
+        with stepkeep.open(f"sqlite:{folder}/s.db") as store:
+            run = store.session("run", profile="archive")
+            for _ in range(steps):
+                for _ in range(rng.randrange(5)):
+                    work.edit()
+                _change_rules(work)
+                if rng.random() < 0.5 or not taken:
+                    taken[run.save({"n": len(taken)}, workspace=root).id] = tree_of(root)
+                else:
+                    _restore_carefully(run, root, rng.choice(list(taken)), taken)
+
+
+def _change_rules(work: Work) -> None:
+    """Write or remove an ignore file, or let git track something in spite of one."""
+    path = work.root / work.rng.choice(RULE_FILES)
+    if work.rng.random() < 0.3:
+        subprocess.run(["git", "add", "-f", "."], cwd=work.root, check=True, capture_output=True)
+    elif path.parent.is_dir() and not path.parent.is_symlink():
+        work._clear(path)
+        path.write_text(work.rng.choice(RULES))
+
+
+def _restore_carefully(run: stepkeep.Session, root: Path, ref: str, taken: dict[str, Tree]) -> None:
+    before, then = tree_of(root), taken[ref]
+    captured = {entry.path for entry in run.files.at(ref)}
+    done = run.files.restore(ref, workspace=root, force=True)
+    after, stuck = tree_of(root), {each.path for each in done.failures}
+    blocked = {path for path in then if any(path == each or path.startswith(f"{each}/") for each in stuck)}
+    assert {path for path in before if path in then and path not in after} <= blocked
+    if done.is_complete:
+        assert {path: after.get(path) for path in captured} == {path: then[path] for path in captured}
+    assert all(after[path] == before.get(path) for path in after.keys() - captured)
+    assert {each.path for each in done.kept} <= after.keys()
+    if done.safety is not None:
+        taken[done.safety] = before
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 2**32))
+def test_nothing_that_was_there_is_removed_whatever_the_rules(seed: int) -> None:
+    """Ignore files change, git tracks what is ignored: captured files come back, and only what was absent goes."""
+    rules_at_random(seed, steps=12)
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(100))
+@given(seed=st.integers(0, 2**32))
+def test_nothing_that_was_there_is_removed_for_longer(seed: int) -> None:
+    """The same with more of everything."""
+    rules_at_random(seed, steps=25)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import stepkeep
-from stepkeep.workspace.file_restore import plan_restore
+from stepkeep.workspace.file_restore import RestoredFiles, plan_restore
 from stepkeep.workspace.manifest import FileEntry, Manifest, PathFilter, Skipped
 from tests.workspace import programs
 from tests.workspace.repositories import git, init
@@ -45,17 +45,117 @@ def test_a_file_that_a_rule_from_outside_takes_back_is_removed(
 
 
 def test_an_ignored_file_that_git_tracks_by_now_is_removed(run: stepkeep.Session, repository: Path) -> None:
-    """It is captured because of that, and undo brings it back."""
-    write(repository, {".gitignore": "build/\n", "a": "1", "build/ignored": "stays"})
+    """It is captured because of that, the checkpoint knows that it was not there, and undo brings it back."""
+    write(repository, {".gitignore": "*.log\n", "a": "1", "ignored.log": "stays"})
     first = run.save(1)
     before = tree_of(repository)
-    write(repository, {"build/x": "2"})
-    git(repository, "add", "-f", "build/x")
+    write(repository, {"x.log": "2"})
+    git(repository, "add", "-f", "x.log")
     run.save(2)
     assert run.files.restore(first.id).is_complete
     assert tree_of(repository) == before
     assert run.files.undo().is_complete
-    assert (repository / "build/x").read_text() == "2"
+    assert (repository / "x.log").read_text() == "2"
+
+
+def kept(done: RestoredFiles) -> dict[str, str]:
+    return {each.path: each.reason for each in done.kept}
+
+
+def test_an_ignored_file_that_was_there_stays_though_git_tracks_it_now(
+    run: stepkeep.Session, repository: Path
+) -> None:
+    """Beside others, or in a folder that was not looked into; both are told with the rule."""
+    write(repository, {".gitignore": "*.log\nbuild/\n", "a": "1", "keep.log": "kept", "build/x": "kept"})
+    first = run.save(1)
+    git(repository, "add", "-f", "keep.log", "build/x")
+    run.save(2)
+    done = run.files.restore(first.id)
+    assert done.is_complete
+    assert (repository / "keep.log").read_text() == (repository / "build/x").read_text() == "kept"
+    assert list(kept(done)) == ["build/x", "keep.log"]
+    assert ".gitignore: *.log" in kept(done)["keep.log"]
+    assert ".gitignore: build/" in kept(done)["build/x"]
+
+
+@pytest.mark.parametrize("rules", [".gitignore", ".git/info/exclude", ".stepkeepignore"])
+def test_what_a_rule_left_out_stays_when_the_rule_is_gone(
+    run: stepkeep.Session, repository: Path, rules: str
+) -> None:
+    """Whichever file had it: the manifest lists what was there and left out."""
+    write(repository, {rules: "*.env\n", "a": "1", "secret.env": "kept"})
+    first = run.save(1)
+    write(repository, {rules: "", "a": "2", "new.txt": "goes"})
+    run.save(2)
+    done = run.files.restore(first.id)
+    assert (repository / "secret.env").read_text() == "kept"
+    assert not (repository / "new.txt").exists()
+    assert list(kept(done)) == ["secret.env"]
+    assert f"{rules.removeprefix('.git/')}: *.env" in kept(done)["secret.env"]
+
+
+def test_what_was_not_checked_out_stays(run: stepkeep.Session, repository: Path) -> None:
+    """A sparse checkout that becomes a whole one: its files are not taken for new."""
+    write(repository, {"in/a": "1", "out/b": "2"})
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "first")
+    git(repository, "sparse-checkout", "set", "in")
+    first = run.save(1)
+    git(repository, "sparse-checkout", "disable")
+    run.save(2)
+    done = run.files.restore(first.id)
+    assert (repository / "out/b").read_text() == "2"
+    assert list(kept(done)) == ["out/b"]
+
+
+def test_a_folder_with_very_many_ignored_files_keeps_all_of_them(
+    run: stepkeep.Session, repository: Path
+) -> None:
+    """They are not listed one by one, so none of that folder is known to be absent."""
+    write(repository, {".gitignore": "*.o\n", **{f"obj/{number}.o": "" for number in range(1001)}})
+    first = run.save(1)
+    assert len(run.files.at(first.id).manifest.ignored or ()) == 1
+    write(repository, {".gitignore": "", "top.txt": "goes"})
+    run.save(2)
+    done = run.files.restore(first.id)
+    assert len(done.kept) == len(list((repository / "obj").iterdir())) == 1001
+    assert not (repository / "top.txt").exists()
+
+
+@pytest.mark.parametrize("broken", ["index", "ownership", "none"])
+def test_git_that_cannot_be_asked_is_told(
+    run: stepkeep.Session,
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    broken: str,
+) -> None:
+    """A tracked file that is ignored is then left out: a warning says so, and restoring that capture keeps it."""
+    write(repository, {".gitignore": "*.log\n", "keep.log": "kept"})
+    git(repository, "add", "-f", "keep.log")
+    index = (repository / ".git/index").read_bytes()
+    if broken == "ownership" and os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    if broken == "index":
+        (repository / ".git/index").write_bytes(b"broken")
+    elif broken == "ownership":
+        os.chown(repository / ".git", 12345, 12345)
+        os.chown(repository, 12345, 12345)
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    first = run.save(1)
+    assert "git cannot be asked" in caplog.text
+    assert run.files.at(first.id).manifest.git_problem
+    monkeypatch.undo()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in (repository, repository / ".git"):
+        os.chown(path, os.geteuid(), os.getegid())
+    (repository / ".git/index").write_bytes(index)
+    run.save(2)
+    done = run.files.restore(first.id)
+    assert list(kept(done)) == ["keep.log"]
+    assert (repository / "keep.log").read_text() == "kept"
 
 
 def test_a_safety_checkpoint_does_not_make_an_ignored_file_known(
@@ -108,7 +208,7 @@ def test_a_plan_removes_nothing_that_could_not_be_read(root: Path) -> None:
     entry = FileEntry("locked/q", 0o100644, 1, "d")
     live = Manifest(root=str(root), entries=(entry,))
     for skipped, removed in (((), ["locked/q"]), ((Skipped("locked/", "unreadable"),), [])):
-        target = Manifest(root=str(root), absent=("locked/q",), skipped=skipped)
+        target = Manifest(root=str(root), absent=("locked/q",), skipped=skipped, ignored=())
         plan = plan_restore(target, live, known=[live], wanted=PathFilter(), is_left_out=lambda _: False)
         assert [change.path for change in plan.changes] == removed
 

@@ -6,12 +6,15 @@ because opening a store to save one checkpoint must not pay for everything else.
 packages below; this package holds the objects through which it is reached, their options, and their results.
 """
 
+import sys
+
 TYPE_CHECKING = (
     False  # known to type checkers; importing `typing` for it would cost more than all the rest here
 )
 
 if TYPE_CHECKING:
     from stepkeep.api.agent_hooks import answer_hook as answer_hook
+    from stepkeep.api.agent_tables import AgentsExported as AgentsExported, export_agents as export_agents
     from stepkeep.api.checkpoint import Checkpoint as Checkpoint, Restored as Restored
     from stepkeep.api.choosing import (
         Chosen as Chosen,
@@ -19,13 +22,19 @@ if TYPE_CHECKING:
         choose as choose,
         current_session as current_session,
         is_phase_session as is_phase_session,
-        list_unfinished_phases as list_unfinished_phases,
+        list_unfinished as list_unfinished,
         open_phases as open_phases,
+        phases_url as phases_url,
         resume_phase as resume_phase,
         session_here as session_here,
     )
     from stepkeep.api.doctor import Diagnosis as Diagnosis, Symptom as Symptom, diagnose as diagnose
     from stepkeep.api.files import Files as Files
+    from stepkeep.api.hooks_trial import (
+        EventTried as EventTried,
+        HooksTrial as HooksTrial,
+        try_hooks as try_hooks,
+    )
     from stepkeep.api.import_files import FileImport as FileImport, FilesImport as FilesImport
     from stepkeep.api.investigating import (
         Investigation as Investigation,
@@ -33,17 +42,25 @@ if TYPE_CHECKING:
         InvestigationStatus as InvestigationStatus,
         RecoveryView as RecoveryView,
         change_investigation as change_investigation,
+        investigation_at as investigation_at,
         investigation_recovery as investigation_recovery,
         investigation_report as investigation_report,
         investigation_status as investigation_status,
+        with_times as with_times,
     )
-    from stepkeep.api.opening import default_url as default_url, open as open
+    from stepkeep.api.opening import default_url as default_url, is_locked as is_locked, open as open
     from stepkeep.api.options import (
         CleanupRules as CleanupRules,
         RestoreOptions as RestoreOptions,
         RetentionRules as RetentionRules,
         SaveOptions as SaveOptions,
         TimelineOptions as TimelineOptions,
+    )
+    from stepkeep.api.overview import (
+        RunStep as RunStep,
+        RunView as RunView,
+        SessionOverview as SessionOverview,
+        SessionPage as SessionPage,
     )
     from stepkeep.api.results import (
         FORMATS as FORMATS,
@@ -71,6 +88,7 @@ if TYPE_CHECKING:
         Settings as Settings,
         inspect_config as inspect_config,
     )
+    from stepkeep.config.trust import Trusted as Trusted, trust as trust
     from stepkeep.engine import Fallback as Fallback, Pending as Pending
     from stepkeep.errors import (
         BackendUnavailable as BackendUnavailable,
@@ -82,6 +100,7 @@ if TYPE_CHECKING:
         Unsupported as Unsupported,
     )
     from stepkeep.history.changes import WIDTH as WIDTH
+    from stepkeep.history.conversation import Conversation as Conversation, MessageView as MessageView
     from stepkeep.history.documents import (
         BranchChanged as BranchChanged,
         BranchInfo as BranchInfo,
@@ -89,7 +108,9 @@ if TYPE_CHECKING:
         CheckpointInfo as CheckpointInfo,
         History as History,
         SessionSummary as SessionSummary,
+        decoded as decoded,
     )
+    from stepkeep.history.finding import FoundText as FoundText, Match as Match
     from stepkeep.history.merge import (
         ClashInfo as ClashInfo,
         MergeConflict as MergeConflict,
@@ -97,9 +118,11 @@ if TYPE_CHECKING:
         Side as Side,
         Strategy as Strategy,
     )
+    from stepkeep.history.outline import Outline as Outline, OutlineEntry as OutlineEntry
     from stepkeep.history.refs import BEFORE as BEFORE
     from stepkeep.history.state_diff import (
         CheckpointComparison as CheckpointComparison,
+        ComparisonView as ComparisonView,
         ValueChange as ValueChange,
     )
     from stepkeep.history.timeline import (
@@ -111,6 +134,7 @@ if TYPE_CHECKING:
         Pictured as Pictured,
         RestNode as RestNode,
         Timeline as Timeline,
+        TimelinePage as TimelinePage,
         Timelines as Timelines,
     )
     from stepkeep.investigation.beliefs import (
@@ -118,6 +142,7 @@ if TYPE_CHECKING:
         ContradictionStatus as ContradictionStatus,
         Relationship as Relationship,
     )
+    from stepkeep.investigation.entries import BrokenEntry as BrokenEntry, RepairedEntry as RepairedEntry
     from stepkeep.investigation.hypotheses import (
         PRIOR_CONFIDENCE as PRIOR_CONFIDENCE,
         Criticality as Criticality,
@@ -155,11 +180,11 @@ if TYPE_CHECKING:
     )
     from stepkeep.policy.cleanup import SessionCleanup as SessionCleanup
     from stepkeep.policy.retention import CheckpointDecision as CheckpointDecision
+    from stepkeep.recording.coding_agents.hook_process import hook_trouble as hook_trouble
     from stepkeep.recording.coding_agents.installing import (
         HooksChange as HooksChange,
         HooksInstalled as HooksInstalled,
         HooksStatus as HooksStatus,
-        hook_trouble as hook_trouble,
         hooks_status as hooks_status,
         install_hooks as install_hooks,
         uninstall_hooks as uninstall_hooks,
@@ -178,14 +203,16 @@ if TYPE_CHECKING:
         AgentCheckpoint as AgentCheckpoint,
         AgentStore as AgentStore,
         AgentSummary as AgentSummary,
-        state_parts as state_parts,
     )
+    from stepkeep.runs.approvals import Answered as Answered
     from stepkeep.runs.plan import (
         AgentState as AgentState,
         ExecutionResult as ExecutionResult,
         Interrupted as Interrupted,
         LastError as LastError,
         PlanStep as PlanStep,
+        Question as Question,
+        RetryPolicy as RetryPolicy,
         StepResult as StepResult,
         StepStatus as StepStatus,
     )
@@ -193,7 +220,6 @@ if TYPE_CHECKING:
         ExecuteOptions as ExecuteOptions,
         Hooks as Hooks,
         Outcome as Outcome,
-        RetryPolicy as RetryPolicy,
         StepContext as StepContext,
     )
     from stepkeep.runs.scripts import Run as Run
@@ -208,53 +234,72 @@ if TYPE_CHECKING:
         InvalidWorkflow as InvalidWorkflow,
         Workflow as Workflow,
     )
+    from stepkeep.runs.unfinished import (
+        PlanRun as PlanRun,
+        Resumable as Resumable,
+        plan_run as plan_run,
+        resume_command as resume_command,
+    )
     from stepkeep.runs.workflows import (
         PlannedWorkflow as PlannedWorkflow,
         QueuedWorkflow as QueuedWorkflow,
-        Resumable as Resumable,
         WorkflowRun as WorkflowRun,
         Workflows as Workflows,
-        resume_command as resume_command,
     )
+    from stepkeep.storage.disk import write_file as write_file
     from stepkeep.storage.port import ANY_HEAD as ANY_HEAD, Usage as Usage
-    from stepkeep.workspace.captured_files import FilesExported as FilesExported
+    from stepkeep.workspace.captured_files import (
+        FileList as FileList,
+        FilesExported as FilesExported,
+        FileText as FileText,
+        FileVersion as FileVersion,
+    )
     from stepkeep.workspace.file_diff import ChangedFile as ChangedFile, FilesDiff as FilesDiff
     from stepkeep.workspace.file_restore import RestoredFiles as RestoredFiles
 
 # The same names by module, for importing them: a test compares the two lists.
 _NAMES_BY_MODULE = {
     "api.agent_hooks": "answer_hook",
+    "api.agent_tables": "AgentsExported export_agents",
     "api.checkpoint": "Checkpoint Restored",
     "api.choosing": (
-        "Chosen TakenUp choose current_session is_phase_session list_unfinished_phases open_phases resume_phase "
-        "session_here"
+        "Chosen TakenUp choose current_session is_phase_session list_unfinished open_phases "
+        "phases_url resume_phase session_here"
     ),
     "api.doctor": "Diagnosis Symptom diagnose",
     "api.files": "Files",
+    "api.hooks_trial": "EventTried HooksTrial try_hooks",
     "api.import_files": "FileImport FilesImport",
     "api.investigating": (
         "Investigation InvestigationChange InvestigationStatus RecoveryView "
-        "change_investigation investigation_recovery investigation_report investigation_status"
+        "change_investigation investigation_at investigation_recovery investigation_report investigation_status "
+        "with_times"
     ),
-    "api.opening": "default_url open",
+    "api.opening": "default_url is_locked open",
     "api.options": "CleanupRules RestoreOptions RetentionRules SaveOptions TimelineOptions",
+    "api.overview": "RunStep RunView SessionOverview SessionPage",
     "api.results": "FORMATS Deleted Exported Shown ShownAt StepOutput ValueAt ValueShown to_json",
     "api.session": "Session",
     "api.session_branches": "Branches",
     "api.store": "Store",
     "codec.readable": "LAYOUTS CommandOutcome ContextDigest Criterion",
     "config": "Config SettingView Settings inspect_config",
+    "config.trust": "Trusted trust",
     "engine": "Fallback Pending",
     "errors": "BackendUnavailable Conflict Corrupt InvalidInput NotFound StepkeepError Unsupported",
     "history.changes": "WIDTH",
-    "history.documents": "BranchChanged BranchInfo BranchList CheckpointInfo History SessionSummary",
+    "history.conversation": "Conversation MessageView",
+    "history.documents": "BranchChanged BranchInfo BranchList CheckpointInfo History SessionSummary decoded",
+    "history.finding": "FoundText Match",
     "history.merge": "ClashInfo MergeConflict Merged Side Strategy",
+    "history.outline": "Outline OutlineEntry",
     "history.refs": "BEFORE",
-    "history.state_diff": "CheckpointComparison ValueChange",
+    "history.state_diff": "CheckpointComparison ComparisonView ValueChange",
     "history.timeline": (
-        "CheckpointNode DamagedNode FoldNode GapNode Node Pictured RestNode Timeline Timelines"
+        "CheckpointNode DamagedNode FoldNode GapNode Node Pictured RestNode Timeline TimelinePage Timelines"
     ),
     "investigation.beliefs": "BeliefKind ContradictionStatus Relationship",
+    "investigation.entries": "BrokenEntry RepairedEntry",
     "investigation.hypotheses": "PRIOR_CONFIDENCE Criticality EvidenceKind GapStatus GapType",
     "investigation.worklog": "VERIFICATION_SECONDS",
     "maintenance.backup": "BackupReport restore_backup",
@@ -267,27 +312,50 @@ _NAMES_BY_MODULE = {
     "model": "Branch Header SessionError SessionInfo Status Trigger TriggerKind",
     "policy.cleanup": "SessionCleanup",
     "policy.retention": "CheckpointDecision",
+    "recording.coding_agents.hook_process": "hook_trouble",
     "recording.coding_agents.installing": (
-        "HooksChange HooksInstalled HooksStatus hook_trouble hooks_status install_hooks uninstall_hooks"
+        "HooksChange HooksInstalled HooksStatus hooks_status install_hooks uninstall_hooks"
     ),
     "recording.connected_parts": "Part PartFailed",
     "recording.phase_checkpoints": "PhaseCheckpoint PhaseResult Phases resolve_checkpoints_dir",
     "recording.recorder": "Recorder",
     "recording.recovery": "RecoveryPoint",
     "recording.triggers": "AutoTrigger",
-    "runs.agents": "AgentCheckpoint AgentStore AgentSummary state_parts",
-    "runs.plan": "AgentState ExecutionResult Interrupted LastError PlanStep StepResult StepStatus",
+    "runs.agents": "AgentCheckpoint AgentStore AgentSummary",
+    "runs.approvals": "Answered",
+    "runs.plan": "AgentState ExecutionResult Interrupted LastError PlanStep Question RetryPolicy StepResult StepStatus",
     "runs.queue": "Worked WorkerEvent WorkerEventKind",
-    "runs.run_options": "ExecuteOptions Hooks Outcome RetryPolicy StepContext",
+    "runs.run_options": "ExecuteOptions Hooks Outcome StepContext",
     "runs.scripts": "Run",
     "runs.signals": "Cancellation",
+    "runs.unfinished": "PlanRun Resumable plan_run resume_command",
     "runs.workflow.definition": "NOT_TRUE InvalidWorkflow Workflow",
-    "runs.workflows": "PlannedWorkflow QueuedWorkflow Resumable WorkflowRun Workflows resume_command",
+    "runs.workflows": "PlannedWorkflow QueuedWorkflow WorkflowRun Workflows",
+    "storage.disk": "write_file",
     "storage.port": "ANY_HEAD Usage",
-    "workspace.captured_files": "FilesExported",
+    "workspace.captured_files": "FileList FileText FileVersion FilesExported",
     "workspace.file_diff": "ChangedFile FilesDiff",
     "workspace.file_restore": "RestoredFiles",
 }
+
+
+def _import_msgspec() -> None:
+    """Import it without `typing_extensions`, which it looks for and does not need: that takes half of its time.
+
+    Only in a process without threads: another one could miss the module at that moment.
+    """
+    threading = sys.modules.get("threading")
+    has_threads = threading is not None and threading.active_count() > 1
+    if has_threads or "msgspec" in sys.modules or "typing_extensions" in sys.modules:
+        return
+    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
+    try:
+        import msgspec
+    finally:
+        del sys.modules["typing_extensions"]
+
+
+_import_msgspec()
 
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 

@@ -5,24 +5,31 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from hashlib import sha256
 from typing import Any, Final
 
+import msgspec
+
 from stepkeep import config
-from stepkeep.api.opening import open
+from stepkeep.api.opening import default_url, open
 from stepkeep.api.store import Store
 from stepkeep.errors import InvalidInput, StepkeepError
-from stepkeep.recording.coding_agents import hook_events, hook_process
+from stepkeep.recording.coding_agents import environment, hook_events, hook_process
 from stepkeep.recording.coding_agents.responses import respond
+from stepkeep.recording.coding_agents.spool import Spool, Spooled
 from stepkeep.storage.urls import database_name
 
-TIMEOUT_SECONDS: Final = 10
-"""After so long a hook gives up, whatever it waits for. Long enough that a busy machine still saves."""
+TIMEOUT_SECONDS: Final = 8
+"""After so long a hook gives up, whatever it waits for, and keeps its event: clients end it after ten seconds."""
 
-BUSY_SECONDS: Final = 1.5
-"""How long a hook waits for a store that others write to. The agent waits for the hook."""
+BUSY_SECONDS: Final = {hook_events.COMPACTION: 5.0, hook_events.TURN_END: 2.5}
+OTHERS_BUSY_SECONDS: Final = 1.0
+"""How long a hook waits for a store that others write to, by what its event means. The agent waits for the hook."""
 
 MAX_LOG_BYTES: Final = 1 << 20
 """A larger write-ahead log is emptied: the next process reads all of it, and agents wait for their hooks."""
+
+_REPAIRED: Final = InvalidInput("half characters in the input", code=hook_process.REPAIRED)
 
 
 def answer_hook(
@@ -38,11 +45,11 @@ def answer_hook(
     `content` is the JSON of the event, read from standard input unless given. Never raises: what goes wrong is noted in
     the log of hooks, and told to the person in the answer, now and then. Stores stay open, but for a large log.
     """
-    stores = _Stores(store, environ)
+    stores = _Stores(client, event, store, environ)
     try:
         answer = _answer(client, event, content, stores)
     except Exception as exc:  # the agent goes on, whatever it is
-        answer = _told(client, event, stores, exc)
+        answer = _told(stores, exc)
     return answer if answer or client in hook_events.ANSWERS_ALWAYS else None
 
 
@@ -50,7 +57,9 @@ def _answer(client: str, name: str, content: bytes | None, stores: _Stores) -> d
     with hook_process.Timeout(TIMEOUT_SECONDS, "nothing was saved"):
         content = hook_events.read_input(0) if content is None else content
         event = hook_events.read_event(client, name, content, cwd=_cwd() or "/")
-        stores.session = event.session
+        stores.event = event
+        if event.is_repaired:
+            stores.note(_REPAIRED, "half characters in the input were replaced; the event is saved")
         answer = respond(event, stores, stores.environ)
         stores.settle()
         return answer
@@ -59,16 +68,72 @@ def _answer(client: str, name: str, content: bytes | None, stores: _Stores) -> d
 class _Stores:
     """The stores that the answer to one event needs."""
 
-    def __init__(self, url: str | None, environ: Mapping[str, str]) -> None:
+    def __init__(self, client: str, name: str, url: str | None, environ: Mapping[str, str]) -> None:
         self.environ = environ
-        self.session = ""
+        self.client = client
+        self.name = name
+        self.event: hook_events.HookEvent | None = None
+        self._is_saved = False
+        self._kept: Spooled | None = None
         self._url = url or environ.get("STEPKEEP_STORE") or None
         self._opened: list[Store] = []
+        self._loaded: config.Settings | None = None
 
-    def open(self, url: str | None = None, *, create: bool = True) -> Store | None:
-        """The agent's own store, or another one; None where it is not there and must not be made."""
+    def own(self, *, create: bool = True) -> Store | None:
+        """The agent's own store; None where it is not there and must not be made."""
+        return self._open(self._url, create=create)
+
+    def phases(self) -> Store | None:
+        """The phase checkpoints of other programs; None where there are none, or they cannot be used."""
+        home = hook_process.phases_home(self.environ)
+        if home is None:
+            return None
         try:
-            store = open(url or self._url, config=self._settings(), busy_seconds=BUSY_SECONDS, create=create)
+            return self._open(f"files:{home}?layout=phase", create=False)
+        except StepkeepError as exc:
+            self.note(exc, f"the phase checkpoints in {home} cannot be used: {exc.message}")
+            return None
+
+    @property
+    def spool(self) -> Spool:
+        """The events that wait for the agent's own store."""
+        url = self._url or default_url(self._settings())
+        file = database_name(url)
+        place = url if file is None else os.path.abspath(file)  # noqa: PTH100
+        state = hook_process.folder_of(self.environ, "XDG_STATE_HOME", ".local/state")
+        return Spool(f"{state}/spool/{sha256(place.encode('utf-8', 'replace')).hexdigest()[:32]}")
+
+    def keep(self) -> Spooled | None:
+        """Keep the event in the spool, once; None where that is not possible."""
+        if self._kept is None and self.event is not None:
+            with suppress(StepkeepError, OSError, ValueError):
+                agent = environment.agent_process()
+                self._kept = self.spool.put(msgspec.structs.replace(self.event, agent=agent))
+        return self._kept
+
+    def saved(self, *, by_another: bool = False) -> None:
+        """The event is saved, or another process saves what is kept."""
+        self._is_saved = True
+        if self._kept is not None and not by_another:
+            self._kept.done()
+
+    def keeps_what_failed(self, exc: Exception) -> bool:
+        """Whether the event that could not be saved is kept for the next hook, which may be able to."""
+        if self._is_saved or self.event is None or self.event.kind == hook_events.START:
+            return False
+        if isinstance(exc, InvalidInput):
+            self.saved()  # no waiting helps
+            return False
+        kept = self.keep()
+        if kept is not None:
+            kept.leave()
+        return kept is not None
+
+    def _open(self, url: str | None, *, create: bool) -> Store | None:
+        try:
+            kind = "" if self.event is None else self.event.kind
+            seconds = BUSY_SECONDS.get(kind, OTHERS_BUSY_SECONDS)
+            store = open(url, config=self._settings(), busy_seconds=seconds, create=create)
         except StepkeepError as exc:
             if exc.code == "store_not_found":
                 return None
@@ -78,16 +143,29 @@ class _Stores:
 
     def _settings(self) -> config.Settings:
         """As every command has them. Where the store is named, a wrong configuration keeps nobody from saving."""
-        try:
-            return config.load(
-                cwd=_cwd(),
-                environ=self.environ if self._url is None else {},
-                user_path=config.user_file(self.environ),
-            )
-        except InvalidInput:
-            if self._url is None:
-                raise
-            return config.load(cwd=None, environ={})
+        if self._loaded is None:
+            environ = self.environ if self._url is None else {}
+            try:
+                self._loaded = config.load(
+                    cwd=_cwd(), environ=environ, user_path=config.user_file(self.environ)
+                )
+            except InvalidInput:
+                if self._url is None:
+                    raise
+                self._loaded = config.load(cwd=None, environ={})
+        return self._loaded
+
+    def note(self, exc: Exception, message: str) -> bool:
+        """Note in the log of hooks what went wrong; whether the person should be told."""
+        code = getattr(exc, "code", None)
+        return hook_process.log_problem(
+            self.environ,
+            client=self.client,
+            event=self.name,
+            session="" if self.event is None else self.event.session,
+            code=code if isinstance(code, str) else type(exc).__name__,
+            message=message,
+        )
 
     def settle(self) -> None:
         """Count and keep what is due; a store whose log is small stays open, because the process ends anyway."""
@@ -115,12 +193,14 @@ def _has_small_log(url: str) -> bool:
         return False
 
 
-def _told(client: str, event: str, stores: _Stores, exc: Exception) -> dict[str, Any]:
-    code = getattr(exc, "code", None)
-    code = code if isinstance(code, str) else type(exc).__name__
+def _told(stores: _Stores, exc: Exception) -> dict[str, Any]:
     message = str(exc) or type(exc).__name__
-    is_news = hook_process.log_problem(
-        stores.environ, client=client, event=event, session=stores.session, code=code, message=message
-    )
+    is_kept = stores.keeps_what_failed(exc)
     # A turn has many tools: trouble that lasts is told once in a while, not at every one of them.
-    return {"systemMessage": f"Stepkeep saved nothing at {event[:80]}: {message[:500]}"} if is_news else {}
+    is_news = stores.note(exc, f"kept for the next event: {message}" if is_kept else message)
+    what = (
+        "Stepkeep could not save yet, and keeps it for the next event,"
+        if is_kept
+        else "Stepkeep saved nothing"
+    )
+    return {"systemMessage": f"{what} at {stores.name[:80]}: {message[:500]}"} if is_news else {}

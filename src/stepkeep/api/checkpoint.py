@@ -11,16 +11,20 @@ import msgspec
 
 from stepkeep.codec import exact
 from stepkeep.engine import Engine, Fallback, Loaded
-from stepkeep.errors import StepkeepError
+from stepkeep.errors import NotFound, StepkeepError
 from stepkeep.model import DETAILS, STATE, Header
 from stepkeep.storage.port import ANY_HEAD
 
 if TYPE_CHECKING:
+    from stepkeep.api.files import Workspace
     from stepkeep.api.options import Ref
     from stepkeep.api.results import ChangeCounts
     from stepkeep.api.session import Session
+    from stepkeep.history.conversation import Conversation
     from stepkeep.history.documents import CheckpointInfo
+    from stepkeep.history.outline import Outline
     from stepkeep.recording.connected_parts import Extra, Missing
+    from stepkeep.workspace.file_restore import RestoredFiles, UndoStep
 
 T = TypeVar("T")
 
@@ -70,6 +74,31 @@ class Checkpoint:
         """The state rebuilt as a dataclass, msgspec struct or pydantic model."""
         return exact.convert(self._loaded.value(), type)
 
+    def outline(self, path: str = "$", *, name: str = STATE, start: int = 0, limit: int = 100) -> Outline:
+        """The value at a path of the state, or of another body, and `limit` of the values right below it.
+
+        Only that level is decoded, however large the state is.
+
+        Raises:
+            NotFound: it has no such body (`body_not_found`), or nothing at that path (`path_not_found`).
+            InvalidInput: the path cannot be read (`invalid_path`).
+            Unsupported: the body cannot be looked into.
+        """
+        from stepkeep.history.outline import outline
+
+        return outline(self.id, *self._body(name), path, start=start, limit=limit)
+
+    def conversation(self, *, start: int | None = None, limit: int = 50) -> Conversation:
+        """The messages in the state, where it has a list of them: `limit` from number `start` on, else the last."""
+        from stepkeep.history.conversation import conversation
+
+        return conversation(self.id, *self._body(STATE), start=start, limit=limit)
+
+    def _body(self, name: str) -> tuple[str, bytes]:
+        if name not in self._loaded.contents:
+            raise NotFound(f"{self.id} has no {name}", code="body_not_found", checkpoint=self.id)
+        return self.header.contents[name].encoding, self.content(name)
+
     def content(self, name: str = STATE) -> bytes:
         """The exact bytes of a body."""
         return self._loaded.contents[name]
@@ -81,7 +110,9 @@ class Checkpoint:
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
     """A session that goes on from an old checkpoint: on which branch, and what it left behind.
 
-    `changes` lead from the state before to the restored one; None when that cannot be read, or nobody asked.
+    `changes` lead from the state before to the restored one; None when that cannot be read, or nobody asked. `files` is
+    what became of the project files, None where they were not asked for; `files_left` counts those that the checkpoint
+    holds and that were left as they are.
     """
 
     session: str
@@ -97,6 +128,8 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
+    files: RestoredFiles | None = None
+    files_left: int = 0
 
     @property
     def state(self) -> Any:
@@ -121,17 +154,21 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
         """The same as JSON can hold it, without the state. `undo` is the ref that leads back."""
         from stepkeep.history.refs import BEFORE
 
-        moved = ("branch", "is_new_branch", "previous_branch", "previous_head", "previous_seq", "changes")
+        moved = [
+            *("branch", "is_new_branch", "previous_branch", "previous_head", "previous_seq", "changes"),
+            *("files", "files_left", "recovery_complete"),
+        ]
         document = {"session": self.session, "checkpoint": self.info, "undo": BEFORE}
         return document | {name: getattr(self, name) for name in moved}
 
     @property
     def recovery_complete(self) -> bool:
-        """Whether every connected part was in the checkpoint, and every part of it is connected.
+        """Whether every connected part was in the checkpoint, every part of it is connected, and its files are back.
 
         With no part connected the state is the caller's, and nothing is missing.
         """
-        return not self.missing and not (self.parts and self.extra)
+        is_whole = not self.missing and not (self.parts and self.extra)
+        return is_whole and not self.files_left and (self.files is None or self.files.is_complete)
 
 
 def restore(
@@ -142,28 +179,43 @@ def restore(
     expect_head: str | None = ANY_HEAD,
     missing: Missing = "error",
     extra: Extra = "ignore",
+    force: bool = False,
     compare: bool = False,
+    files: bool = False,
+    parts: bool = True,
+    workspace: Workspace = None,
+    step: UndoStep | None = None,
 ) -> Restored:
     """Let a session go on from a checkpoint together with its connected parts: all of it happens, or none.
 
     With parts the session moves last, and only if its head is still the one of the beginning; otherwise the parts go
-    back. An undo moves it first; where the parts fail, it moves back.
+    back. An undo moves it first; where the parts fail, it moves back. Files are restored before, and go back as well.
+    `step` is what an undo takes back.
     """
     from stepkeep.history import branches
     from stepkeep.history.documents import readable_header
     from stepkeep.history.refs import BEFORE
     from stepkeep.recording.connected_parts import PutBack
+    from stepkeep.workspace.captured_files import has_files
+    from stepkeep.workspace.file_restore import RESTORED_ALL
 
-    engine, parts = session._engine, session._parts
-    has_parts = parts is not None and bool(parts.names)
+    engine, connected = session._engine, session._parts
+    has_parts = parts and connected is not None and bool(connected.names)
+    moved: RestoredFiles | None = None
 
     def put_back(loaded: Loaded) -> AbstractContextManager[PutBack]:
-        if parts is None or not has_parts:
+        if connected is None or not has_parts:
             return nullcontext(PutBack())
-        return parts.put_back(loaded.value(), missing=missing, extra=extra, checkpoint=loaded.header.id)
+        return connected.put_back(
+            loaded.value(), missing=missing, extra=extra, checkpoint=loaded.header.id, force=force
+        )
 
-    if ref == BEFORE and branch is None:
-        done = branches.undo(engine, session.info, expect_head=expect_head)
+    if step is not None or (ref == BEFORE and branch is None and not files):
+        if step is not None and step.files is not None:
+            moved = session.files.take_back(step, workspace=workspace, force=force)
+        why: branches.Why = "undo" if step is None or step.takes_back else "restore"
+        switch = None if step is None else step.switch
+        done = branches.undo(engine, session.info, switch=switch, why=why, expect_head=expect_head)
         try:
             with put_back(done.loaded) as report:
                 pass
@@ -173,12 +225,26 @@ def restore(
             raise
     else:
         header = session.header(ref)
+        if files and has_files(header):
+            current = branches.find(engine, session.uid, session.info.branch)
+            branches.check_head(session.info, current, expect_head)
+            expect_head = ANY_HEAD  # the safety checkpoint comes on top of it
+            moved = session.files.restore(header.id, workspace=workspace, force=force)
         if has_parts and expect_head == ANY_HEAD:
-            current = engine.backend.branch(session.uid, session.info.branch)
-            expect_head = None if current is None else current.head
+            head = engine.backend.branch(session.uid, session.info.branch)
+            expect_head = None if head is None else head.head
         loaded = engine.load(header)
-        with put_back(loaded) as report:
-            done = branches.restore(engine, loaded, branch=branch, expect_head=expect_head)
+        try:
+            with put_back(loaded) as report:
+                done = branches.restore(engine, loaded, branch=branch, expect_head=expect_head)
+        except BaseException:
+            if moved is not None and moved.safety is not None:
+                session.files.undo(workspace=workspace, force=True)
+            raise
+    if moved is not None and moved.safety is not None and done.left.name != done.branch.name:
+        engine.backend.record_event(
+            session.uid, RESTORED_ALL, {"safety": moved.safety}, time_us=engine.clock()
+        )
     previous = readable_header(engine, session.uid, done.left.head)
     checkpoint = Checkpoint(done.loaded)
     return Restored(
@@ -195,7 +261,15 @@ def restore(
         parts=report.restored,
         missing=report.missing,
         extra=report.extra,
+        files=moved,
+        files_left=0 if files or moved is not None else _count_files(engine, checkpoint.header),
     )
+
+
+def _count_files(engine: Engine, header: Header) -> int:
+    from stepkeep.workspace.captured_files import has_files, load_manifest
+
+    return len(load_manifest(engine, header).entries) if has_files(header) else 0
 
 
 def _changes(engine: Engine, previous: Header, state: object) -> ChangeCounts | None:

@@ -1,5 +1,5 @@
 """Which work is meant: the session, where a user names none or may have named a checkpoint instead; unfinished work
-with phases, which someone takes up again; and the store of phases in a folder.
+of every kind, which someone takes up again; and the store of phases in a folder.
 
 What phases need is imported when it is used: every command chooses a session.
 """
@@ -7,7 +7,7 @@ What phases need is imported when it is used: every command chooses a session.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from stepkeep.api.opening import open as open_store
 from stepkeep.api.options import zone_of
 from stepkeep.api.store import Store
-from stepkeep.errors import InvalidInput, NotFound
+from stepkeep.errors import InvalidInput, NotFound, StepkeepError
 from stepkeep.history import refs
-from stepkeep.model import Status, check_name, from_us, utc_now_us
-from stepkeep.storage.port import HeaderQuery
+from stepkeep.model import DETAILS, Status, check_name, from_us, utc_now_us
+from stepkeep.storage.port import HeaderQuery, SessionQuery
 
 if TYPE_CHECKING:
     from stepkeep.recording.phase_checkpoints import Phases
-    from stepkeep.runs.workflows import Resumable
+    from stepkeep.runs.unfinished import Resumable
 
-MAX_LISTED: Final = 100
 VARIABLE: Final = "STEPKEEP_PHASES"
 """The environment variable that names the folder to use instead of `~/.pai`."""
 
@@ -126,20 +126,113 @@ def open_phases(
 ) -> Phases:
     """Open the phase checkpoints in a folder, creating them if need be. Use it as a context manager.
 
-    It is the `phases` of an ordinary store in the `phase` layout, with its settings, retention and counters.
+    It is the `phases` of an ordinary store in the `phase` layout, with its settings, retention and counters. Closing it
+    after something was saved or finished also removes tasks whose time has come.
 
     The documents lie in `checkpoints` inside the folder, `seed.json` and `events` beside that. Without a folder it
     is that of `STEPKEEP_PHASES` in the environment, then `~/.pai`. With `expects_seed` a `seed.json` that never was
     there is reported as missing too.
     """
     from stepkeep import config as configuration
+    from stepkeep.maintenance.clean import clean_a_few
     from stepkeep.recording.phase_checkpoints import Phases, resolve_checkpoints_dir
     from stepkeep.storage.files import FilesBackend
 
     override = os.environ.get(VARIABLE) or None if directory is None else directory
     home = resolve_checkpoints_dir(override).absolute().parent
-    store = Store(FilesBackend(home, layout="phase", clock=clock), settings=configuration.here(), clock=clock)
-    return Phases(store.engine, home=home, expects_seed=expects_seed, close=store.close)
+    backend = FilesBackend(home, layout="phase", clock=clock)
+    if expects_seed and backend.phase_files is not None:
+        backend.phase_files.expects_seed = True
+    store = Store(backend, settings=configuration.here(), clock=clock)
+    engine, policies = store.engine, store.settings.policies_of
+    changed: list[object] = []
+    engine.on_saved.append(changed.append)
+    engine.on_finished.append(changed.append)
+
+    def close() -> None:
+        if changed:
+            changed.clear()
+            clean_a_few(engine, policies)
+        store.close()
+
+    return Phases(engine, policies=policies, close=close)
+
+
+def phases_url() -> str | None:
+    """The store of the user's phase checkpoints, that of `STEPKEEP_PHASES` or `~/.pai`; None where there is none."""
+    from stepkeep.recording.coding_agents.hook_process import phases_home
+
+    home = phases_home(os.environ)
+    return None if home is None else f"files:{Path(home).absolute()}?layout=phase"
+
+
+# --- unfinished work of every kind -------------------------------------------------------------------------------
+
+
+def list_unfinished(store: Store | None) -> tuple[Resumable, ...]:
+    """All unfinished work of a store, and the phases in the user's folder, most recently used first.
+
+    Work that somebody is at right now cannot be resumed, or is left out where agents work with phases.
+    """
+    found = [] if store is None else [*store.unfinished(), *_phases(store), *_recorded(store)]
+    url = phases_url()
+    if url is not None and (store is None or store.url != url):
+        with suppress(StepkeepError), open_store(url, create=False) as other:
+            found += [msgspec.structs.replace(each, store=url) for each in _phases(other)]
+    return tuple(sorted(found, key=lambda each: each.updated, reverse=True))
+
+
+def _phases(store: Store) -> Iterator[Resumable]:
+    from stepkeep.recording.coding_agents.responses import unfinished
+    from stepkeep.runs.unfinished import Resumable
+
+    for each in unfinished(store.engine, store.settings.policies_of):
+        yield Resumable(
+            session=each.key,
+            workflow="",
+            status=each.status,
+            step=each.number,
+            updated=from_us(each.time_us),
+            why=f"Phase {each.number} ({each.phase}): {each.task}",
+            can_resume=True,
+            runner="phase",
+        )
+
+
+def _recorded(store: Store) -> Iterator[Resumable]:
+    """Recorded loops: the program that began them goes on with them."""
+    from stepkeep.recording.phase_sessions import PROFILE
+    from stepkeep.recording.resumption import RESUME_KEY
+    from stepkeep.runs.unfinished import Resumable, is_alive
+
+    engine = store.engine
+    query = SessionQuery(statuses=(Status.IN_PROGRESS, Status.PAUSED, Status.FAILED))
+    for info in engine.backend.sessions(query):
+        if info.workflow is not None or info.profile == PROFILE:
+            continue
+        with suppress(StepkeepError):
+            loaded = engine.latest(info)
+            details: Any = (
+                loaded.value(DETAILS) if loaded is not None and DETAILS in loaded.contents else None
+            )
+            if loaded is None or not isinstance(details, dict) or RESUME_KEY not in details:
+                continue
+            lease = engine.backend.lease(info.uid)
+            is_run = lease is not None and is_alive(engine, lease)
+            yield Resumable(
+                session=info.key,
+                workflow="",
+                status=info.status,
+                step=loaded.header.step or 0,
+                updated=from_us(info.updated_us),
+                why="it is being run" if is_run else loaded.header.message,
+                can_resume=False,
+                runner="recorder",
+                how="" if is_run else "start the program again",
+            )
+
+
+# --- taking up work with phases ----------------------------------------------------------------------------------
 
 
 class TakenUp(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,46 +247,34 @@ class TakenUp(msgspec.Struct, frozen=True, kw_only=True):
     context: str
 
 
-def list_unfinished_phases(store: Store) -> tuple[Resumable, ...]:
-    """Sessions with phases that are not finished, most recently used first; those at work right now are left out."""
-    from stepkeep.recording.coding_agents.responses import unfinished
-    from stepkeep.runs.workflows import Resumable
-
-    return tuple(
-        Resumable(
-            session=each.key,
-            workflow="",
-            status=each.status,
-            step=each.number,
-            updated=from_us(each.time_us),
-            why=f"Phase {each.number} ({each.phase}): {each.task}",
-            can_resume=True,
-        )
-        for each in islice(unfinished(store.engine), MAX_LISTED)
-    )
-
-
 def is_phase_session(store: Store, key: str) -> bool:
     """Whether a session has phases rather than a workflow."""
-    from stepkeep.recording.coding_agents.agent_session import PROFILE
+    from stepkeep.recording.phase_sessions import PROFILE
 
     info = store.get(key).info
     return info.profile == PROFILE and info.workflow is None
 
 
-def resume_phase(store: Store, key: str) -> TakenUp:
+def resume_phase(store: Store, key: str, *, ref: str | None = None) -> TakenUp:
     """Take up unfinished work with phases: what was saved of it, for whoever goes on. The request is the yes.
 
+    With `ref` the work goes on from that checkpoint, on a branch; nothing is deleted.
+
     Raises:
-        NotFound: there is no such session, or nothing to resume in it.
+        NotFound: there is no such session or checkpoint, or nothing to resume in it.
     """
     from stepkeep.recording.coding_agents.agent_session import take_up
     from stepkeep.recording.coding_agents.responses import context
+    from stepkeep.recording.phase_sessions import newest_phase
 
+    if ref is not None:
+        store.get(key).restore(ref)
     session, known = take_up(store.engine, key)
     header = known.header
     assert header is not None
-    told: dict[str, Any] = header.metadata
+    phase = newest_phase(store.engine, session)
+    told: dict[str, Any] = {} if phase is None else phase.header.metadata
+    store.engine.resumed(0)
     return TakenUp(
         session=session.key,
         status=session.status,

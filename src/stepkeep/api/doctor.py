@@ -20,14 +20,16 @@ from typing import Final
 import apsw
 import msgspec
 
-from stepkeep import config
+from stepkeep import __version__, config
 from stepkeep.api.opening import default_url
 from stepkeep.config import Settings
 from stepkeep.engine import Engine, reader
 from stepkeep.errors import PRUNE_FAILED, BackendUnavailable, Corrupt, NotFound, StepkeepError
 from stepkeep.maintenance.verify import Progress, verify
 from stepkeep.model import SessionInfo, Status, utc_now_us
-from stepkeep.recording.coding_agents.installing import hook_trouble, hooks_status
+from stepkeep.recording.coding_agents.hook_process import hook_trouble
+from stepkeep.recording.coding_agents.installing import hooks_status
+from stepkeep.secrets import url_without_password
 from stepkeep.storage.disk import file_system_type, network_file_system
 from stepkeep.storage.port import SessionQuery, TellsFacts
 from stepkeep.storage.sqlite import OLDEST_SQLITE
@@ -92,29 +94,17 @@ def diagnose(url: str | None = None, *, full: bool = False, progress: Progress |
     if place is not None:
         symptoms += [*_surroundings(place), *_store(place, settings, full, progress)]
     return Diagnosis(
-        store="unknown" if place is None else _without_password(place),
+        store="unknown" if place is None else url_without_password(place),
         is_healthy=not any(each.verdict == "problem" for each in symptoms),
         symptoms=tuple(symptoms),
     )
-
-
-def _without_password(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    if separator and "@" in rest:
-        credentials, _, host = rest.rpartition("@")
-        return f"{scheme}://{credentials.partition(':')[0]}@{host}"
-    return url
 
 
 # --- what it runs on -------------------------------------------------------------------------------------------
 
 
 def _versions() -> Found:
-    try:
-        own = version("stepkeep")
-    except PackageNotFoundError:
-        own = "not installed"
-    yield _ok("versions", f"stepkeep {own}, Python {platform.python_version()}")
+    yield _ok("versions", f"stepkeep {__version__}, Python {platform.python_version()}")
     library = apsw.sqlite_lib_version()
     if tuple(map(int, library.split("."))) < OLDEST_SQLITE:
         yield _problem("sqlite", f"SQLite {library} can corrupt a store", "upgrade apsw to 3.51.3 or newer")
@@ -226,6 +216,7 @@ def _store(url: str, settings: Settings, full: bool, progress: Progress | None) 
     checks = {  # generators: each looks only below, where it may fail
         "store": _contents(engine),
         "durability": _facts(engine),
+        "files": _stuck(engine),
         "budget": _budget(engine, settings),
         "keeper": _keeper(engine, settings),
         "sessions": _else_ok(_sessions(engine), "sessions", "none was left behind"),
@@ -276,8 +267,16 @@ def _facts(engine: Engine) -> Found:
         yield _warning("log", message, advice)
 
 
+def _stuck(engine: Engine) -> Found:
+    """Files that are to go. Most do with the next save; those that stay need a hand."""
+    backend = engine.backend
+    for file in backend.facts().stuck if isinstance(backend, TellsFacts) else ():
+        message = f"{file} belongs to a removed checkpoint and could not be removed yet"
+        yield _warning("files", message, "let its folder be written to, then `stepkeep prune`")
+
+
 def _budget(engine: Engine, settings: Settings) -> Found:
-    limit = settings["limits.max_bytes"]
+    limit = settings.for_store["limits.max_bytes"]
     if limit is None:
         yield _ok("budget", "no limit in bytes")
         return
@@ -305,7 +304,9 @@ def _keeper(engine: Engine, settings: Settings) -> Found:
 
 def _prune_failed(engine: Engine, session: SessionInfo) -> bool:
     try:
-        return any(event.type == PRUNE_FAILED for event in engine.backend.events(session.uid)[-5:])
+        return any(
+            event.data.get("code") == PRUNE_FAILED for event in engine.backend.events(session.uid)[-5:]
+        )
     except NotFound:
         return False
 

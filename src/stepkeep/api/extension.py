@@ -4,14 +4,14 @@ An adapter that keeps a framework's own records (its ids, its serializer, its pe
 an open store (`store.engine`) directly. Everything it may use for that stands here; what is not here may change at any
 time. Applications need none of it.
 
-- saving and loading: `Engine`, `Save`, `NewBody`, `Shared`, `verified`, `load_body`
+- saving and loading: `Engine`, `Save`, `NewBody`, `Loaded`, `verified`, `load_body`
 - asking a backend: `HeaderQuery`, `SessionQuery`, `Annotation`, `Target`
-- bytes: the exact encoding of a value (`encode`, `decode`, `JSON`, `MAX_DEPTH`), its growth (`Growing`, `LARGE_BYTES`),
+- bytes: the exact encoding of a value (`encode`, `decode`, `plain`, `JSON`, `MAX_DEPTH`), its growth (`Growing`),
   why a value cannot be saved (`ValidationError`, `name_of`, `step_of`, `ATOMS`), stored bytes (`encode_keyframe`,
   `decode_stored`, `digest`, `check_stored`)
 - branches and retention: `change_branch`, `close_branch_at`, `policy_of`, `Retention`, `retention_for`, `plan_prune`,
   `apply_prune`
-- PostgreSQL: `postgres_url`, `is_connection_lost`
+- other databases: `distrust_schema`, `postgres_url`, `is_connection_lost`
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from stepkeep.codec.exact import ValidationError as ValidationError
 from stepkeep.codec.exact import decode as decode
 from stepkeep.codec.exact import encode as encode
 from stepkeep.codec.exact import name_of as name_of
+from stepkeep.codec.exact import plain as plain
 from stepkeep.codec.exact import step_of as step_of
-from stepkeep.codec.incremental import LARGE_BYTES as LARGE_BYTES
 from stepkeep.codec.incremental import Growing as Growing
 from stepkeep.codec.integrity import check_stored as check_stored
 from stepkeep.codec.integrity import digest as digest
 from stepkeep.engine import Engine as Engine
+from stepkeep.engine import Loaded as Loaded
 from stepkeep.engine import NewBody as NewBody
 from stepkeep.engine import Save as Save
-from stepkeep.engine.chains import Shared as Shared
 from stepkeep.engine.reader import load_body as load_body
 from stepkeep.engine.reader import verified as verified
 from stepkeep.history import branches
@@ -48,6 +48,7 @@ from stepkeep.storage.port import Annotation as Annotation
 from stepkeep.storage.port import HeaderQuery as HeaderQuery
 from stepkeep.storage.port import SessionQuery as SessionQuery
 from stepkeep.storage.port import Target as Target
+from stepkeep.storage.sqlite import distrust_schema as distrust_schema
 
 if TYPE_CHECKING:
     import psycopg

@@ -14,13 +14,14 @@ from stepkeep.config import Settings
 from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import Header
+from stepkeep.text import count
 
 if TYPE_CHECKING:
     from stepkeep.recording.recovery import CodeState
     from stepkeep.workspace.capture import CaptureLimits, EarlierCapture, TreeCapture
-    from stepkeep.workspace.captured_files import CapturedFiles, FilesExported
+    from stepkeep.workspace.captured_files import CapturedFiles, FileList, FilesExported, FileVersion
     from stepkeep.workspace.file_diff import CodeChanges, CommitPatches, FilesDiff
-    from stepkeep.workspace.file_restore import RestoredFiles
+    from stepkeep.workspace.file_restore import RestoredFiles, UndoStep
 
 Workspace: TypeAlias = bool | str | os.PathLike[str] | None
 """A directory; True for that of the session, or else the current one; None for that of the session."""
@@ -83,6 +84,49 @@ class Files:
         if parsed == refs.CheckpointRef("back"):
             return latest_capture(self._engine, info)
         return refs.resolve(self._engine, info, parsed, zone=zone, passing_over=is_safety)
+
+    def list(self, ref: Ref = "latest", paths: Iterable[str] = (), *, limit: int | None = None) -> FileList:
+        """The files that a checkpoint holds, all or those at and below some paths, and what it left out.
+
+        At most `limit` of them are named; all are counted.
+
+        Raises:
+            NotFound: it was saved without (`files_not_captured`).
+        """
+        from stepkeep.workspace.captured_files import file_list
+
+        header = self._header(ref)
+        return file_list(self._engine, header, self._named(header, paths), limit=limit)
+
+    def read(self, path: str, ref: Ref = "latest") -> bytes:
+        """The content of one file of a checkpoint, verified; of a link its target.
+
+        Raises:
+            NotFound: the checkpoint has no such file (`file_not_found`).
+        """
+        header = self._header(ref)
+        return self.at(header.id).read(next(iter(self._named(header, [path]))))
+
+    def log(self, path: str, *, ref: Ref = "latest", limit: int | None = None) -> tuple[FileVersion, ...]:
+        """Where one file changed on the way to a checkpoint, newest first, followed through its renames.
+
+        Raises:
+            NotFound: no capture on that way has it (`file_not_found`).
+        """
+        from stepkeep.workspace.captured_files import file_log
+
+        header = self._header(ref)
+        session, name = self._engine.backend.session(self._uid), next(iter(self._named(header, [path])))
+        return file_log(self._engine, session, header, name, limit=limit)
+
+    def _named(self, header: Header, paths: Iterable[str]) -> tuple[str, ...]:
+        """Paths below the root, as a manifest has them."""
+        from stepkeep.workspace.captured_files import load_manifest
+        from stepkeep.workspace.file_restore import as_named
+        from stepkeep.workspace.manifest import PathFilter
+
+        manifest = load_manifest(self._engine, header)
+        return PathFilter(as_named(_all_of(paths), manifest, manifest.root)).paths
 
     def diff(
         self,
@@ -156,17 +200,22 @@ class Files:
         return export_tar(self._engine, self._header(ref), output, force=force)
 
     def code_at(self, header: Header, workspace: Workspace = None) -> tuple[CodeState, tuple[str, ...]]:
-        """What leads a person to the files of a checkpoint; empty where it has none, or they are in no repository.
+        """What leads a person to the files of a checkpoint; empty where it has none.
 
-        Without a repository that can be read the commit is all there is, and a note says where the rest comes from.
+        Without a repository that can be read the commit is all there is, if that, and a note says where the rest comes
+        from.
         """
         from stepkeep.recording.recovery import CodeState
         from stepkeep.workspace.captured_files import has_files, load_manifest
         from stepkeep.workspace.file_diff import commit_patches
+        from stepkeep.workspace.manifest import to_text
 
         manifest = load_manifest(self._engine, header) if has_files(header) else None
-        if manifest is None or manifest.git is None:
+        if manifest is None:
             return CodeState(), ()
+        if manifest.git is None:
+            files = f"{count(len(manifest.entries), 'captured file')} of {to_text(manifest.root)}"
+            return CodeState(), (f"Bring back {files}, as `stepkeep restore {header.id} --files` does",)
         try:
             root = self._repository(workspace, manifest.root)
             found = commit_patches(self._engine, manifest, root, max_bytes=MAX_PATCH_BYTES)
@@ -179,6 +228,21 @@ class Files:
             reason = str(exc)
         note = f"Put the captured files of {header.id} over it, as `stepkeep export --files` writes them: {reason}"
         return CodeState(commit=manifest.git.commit), (note,)
+
+    def changed_at(self, header: Header) -> tuple[str | None, tuple[str, ...]]:
+        """The commit of a checkpoint's files, and which paths differ from the capture before on the way to it."""
+        from stepkeep.workspace.captured_files import capture_before, load_manifest
+        from stepkeep.workspace.file_diff import compare_files
+        from stepkeep.workspace.manifest import PathFilter, to_text
+
+        git = load_manifest(self._engine, header).git
+        try:
+            before = capture_before(self._engine, self._engine.backend.session(self._uid), header)
+            older, newer = (load_manifest(self._engine, each) for each in (before, header))
+            paths = tuple(to_text(each.path) for each in compare_files(older, newer, PathFilter())[0])
+        except NotFound:
+            paths = ()
+        return None if git is None else git.commit, paths
 
     def changed(
         self,
@@ -223,36 +287,53 @@ class Files:
     def undo(
         self, *, workspace: Workspace = None, dry_run: bool = False, force: bool = False
     ) -> RestoredFiles:
-        """Take the last restore of files back, in the tree that was restored; undoing twice is doing it again.
+        """Take the last restore of files back, in the tree that was restored, then the one before it.
+
+        When all are taken back, undoing once more does the last one again.
 
         Raises:
             NotFound: there was none (`nothing_to_undo`).
             InvalidInput: it is not clear that this tree is meant (`workspace_not_named`).
             Conflict: files changed since (`files_changed`).
         """
-        from stepkeep.workspace.file_restore import last_safety
+        from stepkeep.workspace.file_restore import last_step
 
-        header, paths = last_safety(self._engine, self._engine.backend.session(self._uid))
-        root = self._recorded_root(header)
-        return self._restore(header, self._restored_root(workspace, root), paths, dry_run, force)
+        step = last_step(self._engine, self._engine.backend.session(self._uid), files_only=True)
+        return self.take_back(step, workspace=workspace, dry_run=dry_run, force=force)
+
+    def take_back(
+        self, step: UndoStep, *, workspace: Workspace = None, dry_run: bool = False, force: bool = False
+    ) -> RestoredFiles:
+        """Let the files be as they were before a step; see `undo`."""
+        from stepkeep.workspace.file_restore import safety_of
+
+        header, paths = safety_of(self._engine, self._engine.backend.session(self._uid), step)
+        root = self._restored_root(workspace, self._recorded_root(header))
+        return self._restore(header, root, paths, dry_run, force, is_undo=step.takes_back)
 
     def _restore(
-        self, header: Header, root: str, paths: Iterable[str], dry_run: bool, force: bool
+        self,
+        header: Header,
+        root: str,
+        paths: Iterable[str],
+        dry_run: bool,
+        force: bool,
+        *,
+        is_undo: bool = False,
     ) -> RestoredFiles:
         from stepkeep.workspace.file_restore import restore_files
 
         self._engine.flush()  # what is captured now must not come after this
         return restore_files(
-            self._engine, header, root, paths=paths, limits=self._limits, dry_run=dry_run, force=force
+            self._engine,
+            header,
+            root,
+            paths=paths,
+            limits=self._limits,
+            dry_run=dry_run,
+            force=force,
+            is_undo=is_undo,
         )
-
-    @property
-    def were_restored_last(self) -> bool:
-        """Whether the newest thing that can be undone is a restore of files, not a change of branches."""
-        from stepkeep.history.refs import SWITCHED
-        from stepkeep.workspace.file_restore import is_last
-
-        return is_last(self._engine, self._uid, SWITCHED)
 
     def _recorded_root(self, header: Header) -> str:
         from stepkeep.workspace.captured_files import load_manifest

@@ -25,7 +25,9 @@ from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepE
 from stepkeep.fixes import FAIL, IMPORT_FIXES, PASS, WARN, fixes_for_codes
 from stepkeep.model import MAX_TIME_US, Header, SessionInfo
 from stepkeep.storage.files.document_reader import FoundFile, find_files, read_foreign
+from stepkeep.storage.files.layouts import NAMES, SIDECAR
 from stepkeep.storage.port import HeaderQuery
+from stepkeep.storage.urls import directory_of
 
 IMPORTED: Final = "imported"
 """The member of a checkpoint's metadata that tells where it came from."""
@@ -76,7 +78,7 @@ class FilesImport(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
 
 
-class _Read(msgspec.Struct, frozen=True, kw_only=True):
+class ReadCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A file that can be read."""
 
     found: FoundFile
@@ -125,26 +127,32 @@ class Importer(msgspec.Struct, kw_only=True):
         """Adopt what can be adopted, oldest first, and report on all files."""
         if not self.directory.is_dir():
             raise InvalidInput(f"{self.directory} is not a directory", code="not_a_directory")
-        if self.store.url.partition("?")[0] == f"files:{self.directory.absolute()}":
+        root = directory_of(self.store.url)
+        is_same = root is not None and self.directory.absolute() in (root, root / NAMES[Layout.PHASE].top)
+        if is_same and self.layout is not Layout.PHASE:
             raise InvalidInput(
                 f"{self.directory} is the store itself: import into another one", code="same_store"
             )
-        read: list[_Read] = []
+        read: list[ReadCheckpoint] = []
         fates: list[FileImport] = []
         for found in find_files(self.directory, self.layout):
             try:
                 each = self._read(found)
             except StepkeepError as exc:
-                fates.append(_skipped(FileImport(file=found.shown, outcome=""), exc))
+                fates.append(skipped_fate(FileImport(file=found.shown, outcome=""), exc))
                 continue
-            if isinstance(each, _Read):
+            if isinstance(each, ReadCheckpoint):
                 read.append(each)
             else:
                 fates.append(each)
-        fates += map(self._adopt, sorted(read, key=lambda each: each.order))
+        for each in sorted(read, key=lambda each: each.order):
+            fate = self._adopt(each)
+            fates.append(fate)
+            if root is not None and is_same and fate.outcome != SKIPPED and not self.dry_run:
+                _put_away(root, self.directory / each.found.shown)
         return self._report(sorted(fates, key=lambda fate: fate.file))
 
-    def _read(self, found: FoundFile) -> _Read | FileImport:
+    def _read(self, found: FoundFile) -> ReadCheckpoint | FileImport:
         """What a file holds, or its fate where that is not to be adopted."""
         data, file_digest, checked = read_foreign(self.directory, found)
         parsed = foreign.parse(data)
@@ -156,13 +164,13 @@ class Importer(msgspec.Struct, kw_only=True):
         key = self.session or document.session or found.session
         if key is None:
             raise InvalidInput("nothing names its session: give one with --session", code="usage")
-        read = _Read(found=found, document=document, digest=file_digest, key=key)
+        read = ReadCheckpoint(found=found, document=document, digest=file_digest, key=key)
         if "checksum" in document.unverified and not self.accept_unverified:
             message = "its checksum could not be confirmed: damaged, or made in a way unknown here"
-            return _skipped(read.fate(""), Corrupt(message))
+            return skipped_fate(read.fate(""), Corrupt(message))
         return read
 
-    def _adopt(self, read: _Read) -> FileImport:
+    def _adopt(self, read: ReadCheckpoint) -> FileImport:
         try:
             held = self._held(read)
             if held is None:
@@ -179,9 +187,9 @@ class Importer(msgspec.Struct, kw_only=True):
                 )
             return read.fate("present", checkpoint)
         except StepkeepError as exc:
-            return _skipped(read.fate(""), exc)
+            return skipped_fate(read.fate(""), exc)
 
-    def _held(self, read: _Read) -> tuple[str | None, str] | None:
+    def _held(self, read: ReadCheckpoint) -> tuple[str | None, str] | None:
         """The checkpoint that has the id of a file already, and the digest of the file that it came from."""
         external_id = read.document.external_id
         session = self._session(read.key)
@@ -199,7 +207,7 @@ class Importer(msgspec.Struct, kw_only=True):
                 self.known[key] = self.store.get(key)
         return self.known.get(key)
 
-    def _save(self, read: _Read) -> str | None:
+    def _save(self, read: ReadCheckpoint) -> str | None:
         """The id of the new checkpoint. A dry run refuses what the real one would, and gives None.
 
         A session is made only when there is something for it.
@@ -213,7 +221,7 @@ class Importer(msgspec.Struct, kw_only=True):
             trigger=document.trigger,
             message=document.message,
             details=document.details,
-            metadata=_metadata(read, self.layout),
+            metadata=_metadata(read, self.source),
             external_id=document.external_id,
         )
         if self.dry_run:
@@ -221,9 +229,27 @@ class Importer(msgspec.Struct, kw_only=True):
             self.store.engine.checked(self.store._session(nobody)._save_of(document.state, **options))
             return None
         if session is None:
-            profile = PROFILES[self.layout]
-            return self.store.save(read.key, document.state, profile=profile, **options).id
+            return self.store.save(read.key, document.state, **self._made_with(read), **options).id
         return session.save(document.state, **options).id
+
+    @property
+    def source(self) -> str:
+        """What the result and the metadata call that which things come from."""
+        return str(self.layout)
+
+    def _made_with(self, read: ReadCheckpoint) -> dict[str, Any]:  # noqa: ARG002  (some sources say more)
+        """What a session that an import makes gets."""
+        return {"profile": PROFILES[self.layout]}
+
+    def _nothing_found(self) -> tuple[str, tuple[str, ...]]:
+        places = {each: find_files(self.directory, each) for each in Layout if each != self.layout}
+        others = [str(each) for each, found in places.items() if next(found, None)]
+        but = f"but of layout {' and '.join(others)}" if others else "nor of any other"
+        fixes = tuple(f"use --layout {each}" for each in others)
+        return (
+            f"{self.directory} has no files of layout {self.layout}, {but}",
+            fixes or ("name the folder of the other store, or one in it",),
+        )
 
     def _report(self, files: list[FileImport]) -> FilesImport:
         counts = Counter(fate.outcome for fate in files)
@@ -231,16 +257,11 @@ class Importer(msgspec.Struct, kw_only=True):
         result = PASS if not skipped else WARN if len(skipped) < len(files) else FAIL
         note, fixes = None, fixes_for_codes(skipped, table=IMPORT_FIXES)
         if not files:
-            places = {each: find_files(self.directory, each) for each in Layout if each != self.layout}
-            others = [str(each) for each, found in places.items() if next(found, None)]
-            but = f"but of layout {' and '.join(others)}" if others else "nor of any other"
-            note = f"{self.directory} has no files of layout {self.layout}, {but}"
-            fixes = tuple(f"use --layout {each}" for each in others)
-            fixes = fixes or ("name the folder of the other store, or one in it",)
+            note, fixes = self._nothing_found()
             result = WARN
         return FilesImport(
             directory=str(self.directory),
-            layout=str(self.layout),
+            layout=self.source,
             is_dry_run=self.dry_run,
             imported=counts[IMPORTED],
             present=counts["present"],
@@ -253,7 +274,18 @@ class Importer(msgspec.Struct, kw_only=True):
         )
 
 
-def _skipped(fate: FileImport, exc: StepkeepError) -> FileImport:
+def _put_away(root: Path, file: Path) -> None:
+    """Move a file that was adopted in its own folder out of the way: its document takes its place for all readers.
+
+    It stays beside the index, byte for byte. Where it cannot be moved it is found as present by the next import.
+    """
+    folder = root / SIDECAR / "adopted"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        file.rename(folder / file.name)
+
+
+def skipped_fate(fate: FileImport, exc: StepkeepError) -> FileImport:
     return replace(fate, outcome=SKIPPED, code=exc.code, message=exc.message)
 
 
@@ -274,10 +306,10 @@ def _origin(header: Header) -> dict[str, Any]:
     return origin if isinstance(origin, dict) else {}
 
 
-def _metadata(read: _Read, layout: Layout) -> dict[str, Any]:
+def _metadata(read: ReadCheckpoint, source: str) -> dict[str, Any]:
     document = read.document
     origin = {
-        "layout": str(layout),
+        "layout": source,
         "file": read.found.shown,
         "sha256": read.digest,
         "created_at": read.created_at,

@@ -11,7 +11,7 @@ from stepkeep.codec import exact
 from stepkeep.config import Settings
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import utc_now_us
-from stepkeep.storage.urls import missing_location, open_backend
+from stepkeep.storage.urls import database_file, database_name, directory_of, missing_location, open_backend
 
 
 def open(
@@ -42,6 +42,7 @@ def open(
     settings = configuration.here() if config is None else config
     if isinstance(url, os.PathLike):
         url = f"sqlite:{os.fspath(url)}"
+    settings = settings if url is None else settings.with_store(url)
     url = default_url(settings) if url is None else url
     if not create and (place := missing_location(url)) is not None:
         raise NotFound(f"no store at {place} yet: the first save creates it", code="store_not_found")
@@ -55,7 +56,42 @@ def open(
     )
 
 
+def is_locked(url: str | None = None) -> bool:
+    """Whether another connection writes to the file of a store right now. False where there is no file to look at."""
+    import apsw  # a store that is waited for has it anyway
+
+    url = default_url() if url is None else url
+    file, folder = database_name(url), directory_of(url)
+    name = file if folder is None else f"{folder}/.stepkeep/index.db"
+    if name is None or not os.path.exists(name):  # noqa: PTH110
+        return False
+    connection = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        connection.execute("BEGIN IMMEDIATE; ROLLBACK")
+    except apsw.Error as exc:
+        return isinstance(exc, apsw.BusyError)
+    finally:
+        connection.close(True)
+    return False
+
+
 def default_url(settings: Settings | None = None) -> str:
     """The store used when none is named: that of the settings, else the one in the user's data folder."""
     url = (configuration.here() if settings is None else settings).store_url()
     return f"sqlite:{configuration.data_folder()}/stepkeep.db" if url is None else url
+
+
+def store_to_name(url: str, settings: Settings) -> str | None:
+    """How a command that is run later, from any folder, names a store; None for the one it takes without a name."""
+    url, default = _anywhere(url), _anywhere(default_url(settings))
+    return None if url in (default, "memory:") else url
+
+
+def _anywhere(url: str) -> str:
+    """The URL of a store as it reads in every folder."""
+    if (file := database_file(url)) is not None:
+        return f"sqlite:{file.resolve()}"
+    if (directory := directory_of(url)) is not None:
+        query = url.partition("?")[2]
+        return f"files:{directory.resolve()}{query and f'?{query}'}"
+    return url

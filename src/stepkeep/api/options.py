@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict
 from stepkeep.config import Settings
 from stepkeep.errors import InvalidInput
 from stepkeep.model import SessionInfo, Status, Trigger, TriggerKind, check_name
-from stepkeep.policy.cleanup import CLEANUP, rule_from
-from stepkeep.policy.profiles import MAX_DAYS, check_count, retention_for
+from stepkeep.policy.cleanup import CLEANUP, MADE_UNDER, rule_from
+from stepkeep.policy.profiles import MAX_DAYS, check_count, retention_for, retention_with
 from stepkeep.policy.retention import Retention
 
 if TYPE_CHECKING:
+    from stepkeep.engine import Engine
     from stepkeep.history import refs
 
 Ref: TypeAlias = str | int | datetime
 """What names a checkpoint: text as in `stepkeep.history.refs`, a seq, or a moment."""
 
 KEEPS_ALL: Final = "archive"
-"""The profile that rules are checked against, and to which those of `Session.prune` are added."""
+"""The profile that rules are checked against."""
 
 
 class RetentionRules(TypedDict, total=False):
@@ -39,6 +40,7 @@ class RetentionRules(TypedDict, total=False):
     keep_manual: bool
     keep_tags: Iterable[str]
     keep_terminal: bool
+    max_count: int | None
     max_age: timedelta | str | None
     max_bytes: int | str | None
 
@@ -69,6 +71,7 @@ class SaveOptions(TypedDict, total=False):
     this checkpoint. `external_id` is the caller's own name for it, unique on the branch. A repeat with the same
     `idempotency_key` and content returns the first checkpoint. `expect_head` names the checkpoint that must
     still be the branch's newest (None: there must be none), else `Conflict`. `fence` is a lease's token.
+    `usage`, a dict with `tokens` and `cost`, is added to the sums of the session, which `Store.stats` adds up.
     `workspace` captures the project files: a directory, or True for the session's or the current one; False leaves
     out what the session would capture.
     """
@@ -87,6 +90,7 @@ class SaveOptions(TypedDict, total=False):
     idempotency_key: str | None
     expect_head: str | None
     fence: int | None
+    usage: Mapping[str, int | float] | None
     workspace: bool | str | PathLike[str] | None
 
 
@@ -95,15 +99,22 @@ class RestoreOptions(TypedDict, total=False):
 
     `branch` names the new branch. `expect_head` is the id that `latest` must still have. A connected part that the
     checkpoint lacks is an error, or with `missing="keep"` stays as it is; what the checkpoint has and nobody connected
-    is ignored, or with `extra="error"` an error. The result names both. With `compare` it also counts the changes that
-    lead from the state before to the restored one.
+    is ignored, or with `extra="error"` an error. The result names both. With `force` a part that cannot say what it
+    holds now is restored all the same, and project files are overwritten that no capture has. With `compare` it also
+    counts the changes that lead from the state before to the restored one. With `files` the project files of the
+    checkpoint are restored too, in `workspace` as with `Files.restore`, and one undo takes all of it back; with
+    `parts=False` connected parts are left alone.
     """
 
     branch: str | None
     expect_head: str | None
     missing: Literal["error", "keep"]
     extra: Literal["ignore", "error"]
+    force: bool
     compare: bool
+    files: bool
+    parts: bool
+    workspace: bool | str | PathLike[str] | None
 
 
 def policy_of(
@@ -113,7 +124,7 @@ def policy_of(
     policy = dict(stored or {})
     if retention is not None:
         retention_for(KEEPS_ALL, retention)
-        own = {CLEANUP: policy[CLEANUP]} if CLEANUP in policy else {}
+        own = {key: policy[key] for key in (CLEANUP, MADE_UNDER) if key in policy}
         policy = own | {key: _plain(value) for key, value in retention.items()}
     if cleanup is not None:
         rule_from(CLEANUP, cleanup)
@@ -123,11 +134,11 @@ def policy_of(
 
 
 def retention_rules(settings: Settings, given: Mapping[str, Any]) -> Callable[[SessionInfo], Retention]:
-    """The rules of each session: the given ones for all of them, or else its own."""
+    """The rules of each session; keep counts that are given replace its own, and what it always keeps stays."""
     if not given:
         return settings.retention_of
-    retention = retention_for(KEEPS_ALL, given)
-    return lambda _: retention
+    retention_for(KEEPS_ALL, given)  # a rule that makes no sense is told also where there is no session
+    return lambda info: retention_with(settings.retention_of(info), given)
 
 
 def compress_hours(settings: Settings, given: int | None) -> int | None:
@@ -167,6 +178,8 @@ def time_of(time: str | datetime, *, now_us: int, zone: tzinfo) -> int:
 
     if isinstance(time, datetime):
         return times.of_datetime(time, zone)
+    if not isinstance(time, str):
+        raise InvalidInput(f"a time is text or a datetime, not {time!r}", code="invalid_time")
     return times.read(time, now_us=now_us, zone=zone)
 
 
@@ -220,3 +233,17 @@ def names_of(what: str, names: Iterable[str]) -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidInput(f"{what} takes a list of texts, not {names!r}", code="invalid_name")
     return tuple(check_name(f"each of {what}", name) for name in names)
+
+
+def count_usage(engine: Engine, uid: str, options: SaveOptions) -> None:
+    """Add the `usage` of a save that is done, if it has one, to the sums of the session."""
+    if (given := options.get("usage")) is not None:
+        from stepkeep.maintenance.spending import add_usage, usage_of  # few saves tell
+
+        add_usage(engine, uid, usage_of(given))
+
+
+def check_limit(limit: int | None, what: str) -> None:
+    """Refuse a limit that counts nothing."""
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise InvalidInput(f"limit is {limit!r}; it counts {what}: 0 or more", code="invalid_option")

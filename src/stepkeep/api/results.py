@@ -8,6 +8,7 @@ ones may come. Times are UTC in RFC 3339, sizes are bytes. A result that holds l
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,10 +16,11 @@ import msgspec
 
 from stepkeep.api.checkpoint import Checkpoint
 from stepkeep.api.options import zone_of
+from stepkeep.codec.exact import JSON
 from stepkeep.codec.readable import LAYOUTS, Layout
 from stepkeep.engine import Engine
 from stepkeep.engine.reader import verified
-from stepkeep.errors import NotFound
+from stepkeep.errors import NotFound, Unsupported
 from stepkeep.history import times
 from stepkeep.history.documents import CheckpointInfo, copied, describe_one, encoded
 from stepkeep.history.paths import find, format_path, parse_path
@@ -163,14 +165,15 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
 
 def shown(engine: Engine, checkpoint: Checkpoint) -> Shown:
     """A loaded checkpoint as it is shown, with the triggers that were merged into it."""
-    contents = checkpoint.header.contents
-    details = contents.get(DETAILS)
+    encoding, state = _document(checkpoint, STATE)
+    has_details = DETAILS in checkpoint.header.contents
+    details_encoding, details = _document(checkpoint, DETAILS) if has_details else (None, None)
     return Shown(
         checkpoint=describe_one(engine, checkpoint.header),
-        encoding=contents[STATE].encoding,
-        state=msgspec.Raw(checkpoint.content()),
-        details_encoding=None if details is None else details.encoding,
-        details=None if details is None else msgspec.Raw(checkpoint.content(DETAILS)),
+        encoding=encoding,
+        state=state,
+        details_encoding=details_encoding,
+        details=details,
         fallback=fallback_info(checkpoint),
         merged_triggers=tuple(
             MergedTriggerInfo(
@@ -182,6 +185,17 @@ def shown(engine: Engine, checkpoint: Checkpoint) -> Shown:
             for merged in merged_triggers(engine, checkpoint.header)
         ),
     )
+
+
+def _document(checkpoint: Checkpoint, name: str) -> tuple[str, msgspec.Raw]:
+    """A body of a checkpoint as a document, after its encoding."""
+    encoding = checkpoint.header.contents[name].encoding
+    if encoding != JSON:
+        with suppress(
+            Unsupported
+        ):  # a time zone that this machine does not know: its name is in the document
+            return encoded(checkpoint.state if name == STATE else checkpoint.details)
+    return encoding, msgspec.Raw(checkpoint._loaded.json(name))
 
 
 def value_shown(engine: Engine, checkpoint: Checkpoint, path: str) -> ValueShown:

@@ -16,6 +16,8 @@ from stepkeep.api.options import (
     RestoreOptions,
     RetentionRules,
     SaveOptions,
+    check_limit,
+    count_usage,
     names_of,
     query_of,
     ref_of,
@@ -32,9 +34,11 @@ from stepkeep.model import Header, SessionInfo, Status, Trigger, TriggerKind, is
 from stepkeep.storage.port import ANY_HEAD, Event, HeaderQuery, Usage
 
 if TYPE_CHECKING:
+    from stepkeep.api.overview import RunView, SessionOverview
     from stepkeep.api.results import Deleted, Exported, Shown, ShownAt, StepOutput, ValueAt, ValueShown
     from stepkeep.api.session_branches import Branches
     from stepkeep.history.documents import CheckpointInfo, SessionSummary
+    from stepkeep.history.finding import FoundText, Match
     from stepkeep.history.state_diff import CheckpointComparison, ValueLog
     from stepkeep.history.timeline import Timeline
     from stepkeep.maintenance.prune import PruneReport
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from stepkeep.recording.resumption import HasArtifact
     from stepkeep.recording.triggers import Wait
     from stepkeep.runs.plan import Stream
+    from stepkeep.workspace.file_restore import RestoredFiles
 
 # Imported here is what a save and a load need; the other methods import what they need when they are called.
 
@@ -82,6 +87,13 @@ class Session:
     def info(self) -> SessionInfo:
         """The session as it is stored now: status, profile, current branch, times."""
         return self._engine.backend.session(self._uid)
+
+    @property
+    def _store_to_name(self) -> str | None:
+        """The store as a command for this session has to name it; None where commands find it by themselves."""
+        from stepkeep.api.opening import store_to_name
+
+        return store_to_name(self._engine.backend.url, self._settings)
 
     @property
     def branches(self) -> Branches:
@@ -141,7 +153,9 @@ class Session:
             BackendUnavailable: nothing was stored; `.retryable` says whether to repeat.
         """
         save = self._save_of(state, **options)
-        return self._engine.save(save) if wait else self._engine.save_later(save)
+        saved = self._engine.save(save) if wait else self._engine.save_later(save)
+        count_usage(self._engine, self._uid, options)
+        return saved
 
     def _save_of(
         self,
@@ -161,8 +175,13 @@ class Session:
         idempotency_key: str | None = None,
         expect_head: str | None = ANY_HEAD,
         fence: int | None = None,
+        usage: Mapping[str, int | float] | None = None,
         workspace: Workspace = None,
     ) -> Save:
+        if usage is not None:
+            from stepkeep.maintenance.spending import usage_of
+
+            usage_of(usage)  # or what is wrong with it, before anything is saved
         return Save(
             session=self._uid,
             state=state,
@@ -345,6 +364,28 @@ class Session:
         until = None if ref == "latest" else self.header(ref)
         return trace(self._engine, self.info, steps, until=until, limit=limit)
 
+    def find(
+        self, text: str, *, limit: int = 50, should_stop: Callable[[], bool] = lambda: False
+    ) -> FoundText:
+        """The first places of this session that contain a text; see `matches`."""
+        from stepkeep.history.finding import found_text
+
+        return found_text(self._key, text, self.matches(text, should_stop=should_stop), limit)
+
+    def matches(self, text: str, *, should_stop: Callable[[], bool] = lambda: False) -> Iterator[Match]:
+        """Where messages, tags, metadata and values of states contain a text, oldest first.
+
+        A value that stays as it is counts once, where it appeared. The case of ASCII letters does not matter. Nothing
+        is read that the caller does not ask for; `should_stop` is asked before each checkpoint. Those that do not
+        verify are left out.
+
+        Raises:
+            InvalidInput: the text is empty (`invalid_query`).
+        """
+        from stepkeep.history.finding import find_text
+
+        return find_text(self._engine, self.info, text, should_stop=should_stop)
+
     def show(self, ref: Ref = "latest") -> Shown:
         """A checkpoint with its state as JSON can hold it, and the triggers that were merged into it.
 
@@ -406,9 +447,19 @@ class Session:
 
     def summary(self) -> SessionSummary:
         """The session as every surface shows it."""
-        from stepkeep.history.documents import summary_of
+        return session_summary(self._engine, self.info)
 
-        return summary_of(self.info)
+    def overview(self) -> SessionOverview:
+        """The session at a glance: where it stands, who runs it, what was saved last, and what it takes."""
+        from stepkeep.api.overview import overview_of
+
+        return overview_of(self._engine, self.info)
+
+    def run_view(self) -> RunView:
+        """The steps of the workflow, plan or script that runs here, as the latest checkpoint has them."""
+        from stepkeep.api.overview import run_view
+
+        return run_view(self._engine, self.info, self._engine.latest_of(self._uid))
 
     def history(
         self,
@@ -427,8 +478,7 @@ class Session:
             NotFound: there is no such branch.
             InvalidInput: `limit` is negative.
         """
-        if limit is not None and limit < 0:
-            raise InvalidInput(f"limit is {limit}; it counts checkpoints: 0 or more", code="invalid_option")
+        check_limit(limit, "checkpoints")
         if branch is not None:
             self.branches[branch]  # `NotFound` where there is none
         query = HeaderQuery(
@@ -542,6 +592,31 @@ class Session:
         """
         return restore(self, ref, **options)
 
+    def undo(
+        self,
+        *,
+        workspace: Workspace = None,
+        dry_run: bool = False,
+        force: bool = False,
+        compare: bool = False,
+    ) -> Restored | RestoredFiles:
+        """Take back the last restore, switch or fork that was not taken back yet, of the session, its files, or both.
+
+        When all are taken back, undoing once more does the last one again. A dry run is for files alone.
+
+        Raises:
+            NotFound: there was none (`nothing_to_undo`), or the checkpoint is gone.
+            Conflict: files changed since (`files_changed`).
+        """
+        from stepkeep.workspace.file_restore import last_step
+
+        step = last_step(self._engine, self.info)
+        if step.switch is None:
+            return self._files.take_back(step, workspace=workspace, dry_run=dry_run, force=force)
+        if dry_run:
+            raise InvalidInput("a dry run is for files, and a branch was changed", code="invalid_option")
+        return restore(self, "latest", step=step, workspace=workspace, force=force, compare=compare)
+
     def recovery_point(
         self,
         ref: Ref = "latest",
@@ -572,7 +647,13 @@ class Session:
         variables = captured(environment or {}, ALLOWED if allowed is None else allowed)
         replays = [ReplayCommand(command=command) for command in commands]
         return recovery_point(
-            self._key, header.id, code=code, environment=variables, commands=replays, notes=notes
+            self._key,
+            header.id,
+            code=code,
+            environment=variables,
+            commands=replays,
+            notes=notes,
+            store=self._store_to_name,
         )
 
     # --- status
@@ -600,9 +681,7 @@ class Session:
             latest = self.header("latest")
         except (NotFound, Corrupt):
             latest = None
-        return session_status(
-            self._engine, settings.cleanup_policies, info, settings.retention_of(info), latest
-        )
+        return session_status(self._engine, settings.policies_of, info, settings.retention_of(info), latest)
 
     def export(
         self,
@@ -631,7 +710,10 @@ class Session:
         return export(self, self.load(ref), output=path, force=force, form=format)
 
     def prune(self, *, dry_run: bool = False, **rules: Unpack[RetentionRules]) -> PruneReport:
-        """Remove the checkpoints that the session's rules, or instead of all of them the given ones, do not keep.
+        """Remove the checkpoints that the session's rules do not keep.
+
+        Keep counts that are given replace those of the session. Its caps, unless given, hold, and what it always keeps,
+        by hand, tagged or of a finished status, stays unless that is switched off here.
 
         A dry run changes nothing, and has a decision for each checkpoint, with the reasons it stays or goes.
 
@@ -675,3 +757,15 @@ class Session:
         count = self.info.stored_count
         Ballast(self._engine.backend.url).spend(lambda: self._engine.delete_session(self._uid))
         return Deleted(session=self._key, is_whole_session=True, checkpoints=(), count=count)
+
+
+def session_summary(engine: Engine, info: SessionInfo) -> SessionSummary:
+    """A session as every surface shows it."""
+    from stepkeep.history.documents import summary_of
+
+    crash = None
+    if info.status is Status.IN_PROGRESS and engine.backend.lease(info.uid) is not None:
+        from stepkeep.runs.unfinished import crash_of  # only where somebody runs or ran it
+
+        crash = crash_of(engine, info)
+    return summary_of(info, crash=crash)

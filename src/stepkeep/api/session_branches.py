@@ -95,7 +95,15 @@ class Branches:
             Corrupt: a state that is needed is damaged.
         """
         info = self._session.info
-        return merge(self._engine, info, name, strategy=strategy, message=message, on_conflict=on_conflict)
+        return merge(
+            self._engine,
+            info,
+            name,
+            strategy=strategy,
+            message=message,
+            on_conflict=on_conflict,
+            save=self._session._save_captured,
+        )
 
     def abandon(self, name: str) -> BranchInfo:
         """Close a branch that led nowhere. Its checkpoints stay until the session's rules let them go."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -17,24 +16,30 @@ from stepkeep.api.options import (
     RetentionRules,
     SaveOptions,
     TimelineOptions,
+    check_limit,
     compress_hours,
+    count_usage,
     policy_of,
     retention_rules,
     status_of,
 )
-from stepkeep.api.session import Session
+from stepkeep.api.session import Session, session_summary
 from stepkeep.api.upkeep import Upkeep
 from stepkeep.codec import exact
 from stepkeep.config import Settings
 from stepkeep.engine import Engine
-from stepkeep.errors import InvalidInput, NotFound
+from stepkeep.errors import NotFound, StepkeepError
+from stepkeep.logs import Log
 from stepkeep.model import Header, SessionInfo, Status, is_checkpoint_id, utc_now_us
 from stepkeep.storage.port import Backend, HeaderQuery, SessionQuery, Usage
 
 if TYPE_CHECKING:
+    from weakref import WeakSet
+
     from stepkeep.api.doctor import Diagnosis
     from stepkeep.api.import_files import FilesImport
     from stepkeep.api.investigating import Investigation
+    from stepkeep.api.overview import SessionPage
     from stepkeep.history.documents import CheckpointInfo, SessionSummary
     from stepkeep.history.state_diff import CheckpointComparison
     from stepkeep.history.timeline import Timelines
@@ -47,10 +52,15 @@ if TYPE_CHECKING:
     from stepkeep.maintenance.verify import Progress, VerifyReport
     from stepkeep.recording.phase_checkpoints import Phases
     from stepkeep.runs.agents import AgentStore
+    from stepkeep.runs.approvals import Answered
     from stepkeep.runs.plan import ExecutionResult, PlanStep
     from stepkeep.runs.run_options import ExecuteOptions, Handler
     from stepkeep.runs.scripts import Run
+    from stepkeep.runs.unfinished import Resumable
     from stepkeep.runs.workflows import Workflows
+
+
+log = Log("stepkeep")
 
 
 class Store:
@@ -74,9 +84,11 @@ class Store:
             keyframe_every=keyframe_every,
             max_state_bytes=max_state_bytes,
             compresses=self._settings.compresses,
+            policy_of_new=self._settings.policy_of_new,
             clock=clock,
         )
         self._upkeep = Upkeep(self._engine, settings, clock=clock)
+        self._investigations: WeakSet[Investigation] | None = None
 
     @property
     def settings(self) -> Settings:
@@ -114,7 +126,7 @@ class Store:
         given = _given(profile=profile, project=project, workflow=workflow, is_test=test, metadata=metadata)
         info = self._engine.session_with(key)
         if info is None:
-            policy = policy_of(None, retention, cleanup)
+            policy = policy_of(self._settings.policy_of_new, retention, cleanup)
             info = self._engine.create_session(key, **self._for_new_ones() | {"policy": policy} | given)
         if retention is not None or cleanup is not None:
             given["policy"] = policy_of(info.policy, retention, cleanup)
@@ -155,7 +167,9 @@ class Store:
         else:
             info = self._changed(known, given)
         files = self._session(info).files.capture(workspace)
-        return self._engine.save(msgspec.structs.replace(save, session=info.uid, files=files))
+        saved = self._engine.save(msgspec.structs.replace(save, session=info.uid, files=files))
+        count_usage(self._engine, info.uid, options)
+        return saved
 
     def _for_new_ones(self) -> dict[str, Any]:
         """What the settings say of new sessions."""
@@ -179,13 +193,11 @@ class Store:
 
         Steps that finished, in whichever process, return their stored output without being called. One process
         runs a script at a time. With `resume=False` all steps are called again, in a new run of the same session.
-        `force` lets a finished step that is called with other arguments run again, instead of refusing it. A new
-        session has the profile `agent` unless another is given.
+        `force` lets a finished step that is called with other arguments run again, instead of refusing it.
         """
 
         def find() -> SessionInfo:
-            is_new = self._engine.backend.session_by_key(key) is None
-            return self.session(key, profile=profile or ("agent" if is_new else None), project=project).info
+            return self.session(key, profile=profile, project=project).info
 
         from stepkeep.runs.scripts import Run
 
@@ -194,33 +206,56 @@ class Store:
     def execute(
         self,
         key: str,
-        plan: Iterable[PlanStep | Mapping[str, Any]],
-        handler: Handler | None = None,
+        plan: Iterable[PlanStep | Mapping[str, Any]] | None,
+        handler: Handler | Mapping[str, Handler] | str | None = None,
         **options: Unpack[ExecuteOptions],
     ) -> ExecutionResult:
         """Work through a plan in a session: `handler` does each step, and every completed step is saved.
 
         A step that fails is part of the result; with `resume=True` the same call goes on where the work stopped:
-        completed steps are never done again, one that was interrupted or failed is. The handler gets a
-        `StepContext` and returns what is to be saved, or an `Outcome`; plain functions are called on threads, and
-        coroutine functions awaited on an event loop. The options are those of `ExecuteOptions`.
+        completed steps are never done again, one that was interrupted or failed is. Without a plan that is the one
+        of the checkpoint. The handler gets a `StepContext` and returns what is to be saved, or an `Outcome`; plain
+        functions are called on threads, and coroutine functions awaited on an event loop. There may be one for each
+        action, in a dict, and `"module:function"` is imported. The options are those of `ExecuteOptions`.
 
         Raises:
             InvalidInput: the plan (`invalid_plan`) or an option makes no sense.
             NotFound: (`nothing_to_resume`) there is no checkpoint to resume from.
-            Conflict: someone else runs the session (`lease_held`) or took it over (`lease_lost`), or the plan is
-                not the one that was saved (`plan_changed`).
+            Conflict: the session has unfinished work, and neither `resume` nor `restart` is given
+                (`unfinished_work`); someone else runs it (`lease_held`) or took it over (`lease_lost`); or the plan
+                is not the one that was saved (`plan_changed`).
             BackendUnavailable: a save failed; the run stopped, and no step is marked because of it.
             Interrupted: SIGINT or SIGTERM came; the work is saved as `paused`.
         """
         return self._execute(key, plan, handler, **options)
 
-    def _execute(self, key: str, plan: Any, handler: Handler | None, **options: Any) -> ExecutionResult:
+    def _execute(self, key: str, plan: Any, handler: Any, **options: Any) -> ExecutionResult:
         from stepkeep.runs.runner import (
             execute,  # it brings asyncio, which a program that only saves can do without
         )
 
         return execute(self._engine, self._settings, self._open_session, key, plan, handler, **options)
+
+    def approve(self, key: str, answer: object = None, *, step: str | None = None) -> Answered:
+        """Say yes to what a step of a session asks, with an answer for it where it wants one. Resuming goes on.
+
+        `step` names the step where several ask. The answer is durable when this returns.
+
+        Raises:
+            NotFound: there is no such session, or it asks nothing (`nothing_to_approve`).
+            InvalidInput: several steps ask (`ambiguous_question`), or the answer cannot be saved.
+            Conflict: the time for an answer is over (`question_expired`), or someone runs the session (`lease_held`).
+        """
+        return self._answer(key, is_approved=True, value=answer, step=step)
+
+    def refuse(self, key: str, reason: object = None, *, step: str | None = None) -> Answered:
+        """Say no, as `approve` says yes. Resumed, the step fails, or is skipped if it was to be done again."""
+        return self._answer(key, is_approved=False, value=reason, step=step)
+
+    def _answer(self, key: str, **answer: Any) -> Answered:
+        from stepkeep.runs import approvals
+
+        return approvals.answer(self._engine, self._engine.find_session(key), **answer)
 
     def _open_session(self, key: str, **fields: Any) -> SessionInfo:
         return self.session(key, **fields).info
@@ -228,12 +263,19 @@ class Store:
     def investigation(self, session: str | Session) -> Investigation:
         """The debugging session of that key, taken up where it stands, or begun with the profile `debug`.
 
+        What it has not saved when the store is closed is saved then.
+
         Raises:
             InvalidInput: the session holds something else (`not_an_investigation`).
         """
+        from weakref import WeakSet
+
         from stepkeep.api.investigating import Investigation  # only who investigates pays for it
 
-        return Investigation(self, session)
+        found = Investigation(self, session)
+        self._investigations = self._investigations or WeakSet()
+        self._investigations.add(found)
+        return found
 
     @property
     def workflows(self) -> Workflows:
@@ -252,17 +294,14 @@ class Store:
         """Checkpoints of agents by session and project, with typed states."""
         from stepkeep.runs.agents import AgentStore  # opening a store to save needs none of it
 
-        settings = self._settings
-        return AgentStore(
-            self._engine, project=settings["project"], is_enabled=settings["agent.checkpoints.enabled"]
-        )
+        return AgentStore(self._engine, self._settings)
 
     @property
     def phases(self) -> Phases:
         """Checkpoints at the phases of a task, and what is not finished; with `seed.json` in the `phase` layout."""
-        from stepkeep.recording.phase_checkpoints import Phases, phases_home
+        from stepkeep.recording.phase_checkpoints import Phases
 
-        return Phases(self._engine, home=phases_home(self._engine))
+        return Phases(self._engine, policies=self._settings.policies_of)
 
     def _session(self, info: SessionInfo) -> Session:
         return Session(self._engine, info, self._settings)
@@ -280,7 +319,8 @@ class Store:
         prefix: str | None = None,
         limit: int | None = None,
     ) -> Iterator[SessionInfo]:
-        """Sessions, most recently used first."""
+        """Sessions, most recently used first; at most `limit` of them."""
+        check_limit(limit, "sessions")
         statuses = None if status is None else (status_of(status),)
         query = SessionQuery(
             project=project, workflow=workflow, statuses=statuses, key_prefix=prefix, limit=limit
@@ -291,13 +331,55 @@ class Store:
         self, *, project: str | None = None, status: Status | str | None = None, limit: int | None = None
     ) -> tuple[SessionSummary, ...]:
         """Sessions as every surface shows them, most recently used first."""
-        from stepkeep.history.documents import summary_of
+        found = self.sessions(project=project, status=status, limit=limit)
+        return tuple(session_summary(self._engine, info) for info in found)
 
-        return tuple(map(summary_of, self.sessions(project=project, status=status, limit=limit)))
+    def unfinished(self) -> tuple[Resumable, ...]:
+        """Workflows, plans and scripts that did not come to their end: where, why, and what goes on with them."""
+        from stepkeep.runs.unfinished import unfinished_runs
+
+        return unfinished_runs(self._engine)
+
+    def overview(
+        self,
+        *,
+        text: str = "",
+        project: str | None = None,
+        status: Status | str | None = None,
+        condition: str | None = None,
+        runs_only: bool = False,
+        limit: int = 50,
+        after: str | None = None,
+    ) -> SessionPage:
+        """Sessions at a glance, most recently used first, `limit` of them; `after` is the `next` of the page before.
+
+        `text` is looked for in keys, projects, workflows and metadata, and in the messages and tags of the newest
+        20,000 checkpoints. Of the 2,000 sessions used last `condition` takes those that are in it, such as `running` or
+        `crashed`, and `runs_only` those in which steps are worked through.
+        """
+        from stepkeep.api.overview import session_page
+
+        return session_page(
+            self._engine,
+            text=text,
+            project=project,
+            statuses=None if status is None else (status_of(status),),
+            condition=condition,
+            runs_only=runs_only,
+            limit=limit,
+            after=after,
+            max_bytes=self._settings["limits.max_bytes"],
+        )
 
     def checkpoint(self, id: str) -> Checkpoint:
-        """The checkpoint with that id, of whichever session."""
-        return Checkpoint(self._engine.load(self._engine.header(id)))
+        """The checkpoint with that id, or the only one whose id begins so, of whichever session.
+
+        Raises:
+            NotFound: there is no such checkpoint. InvalidInput: several ids begin so (`ambiguous_ref`).
+        """
+        from stepkeep.history.refs import header_of_id
+
+        return Checkpoint(self._engine.load(header_of_id(self._engine, id)))
 
     def checkpoints(
         self,
@@ -308,7 +390,8 @@ class Store:
         project: str | None = None,
         limit: int | None = None,
     ) -> Iterator[Header]:
-        """Headers of one session, or of all, newest first and on whichever branch."""
+        """Headers of one session, or of all, newest first and on whichever branch; at most `limit` of them."""
+        check_limit(limit, "checkpoints")
         query = HeaderQuery(
             session=None if session is None else self.get(session).uid,
             project=project,
@@ -334,17 +417,8 @@ class Store:
         """
         from stepkeep.history.state_diff import compare_checkpoints
 
-        before, after = self._by_id(older), self._by_id(newer)
+        before, after = self.checkpoint(older), self.checkpoint(newer)
         return compare_checkpoints(self._engine, before._loaded, after._loaded, limit=limit)
-
-    def _by_id(self, text: str) -> Checkpoint:
-        rows = list(islice(self._engine.backend.headers(HeaderQuery(id_prefix=text)), 2))
-        if len(rows) > 1:
-            raise InvalidInput(
-                f"{text} is the beginning of several ids, such as {rows[0].id} and {rows[1].id}",
-                code="ambiguous_ref",
-            )
-        return self.checkpoint(rows[0].id if rows else text)
 
     def timelines(self, **options: Unpack[TimelineOptions]) -> Timelines:
         """The timeline of every session that has something to show; see `Session.timeline`.
@@ -422,14 +496,17 @@ class Store:
 
         settings = self._settings
         return clean_store(
-            self._engine, settings.cleanup_policies, workflows=settings.workflows(), dry_run=dry_run
+            self._engine, settings.policies_of, workflows=settings.workflows(), dry_run=dry_run
         )
 
     def status(self, *, limit: int | None = 10) -> StoreStatus:
         """What the store holds and takes, the `limit` sessions that take most, and what `clean` would remove."""
         from stepkeep.maintenance.status import store_status
 
-        return store_status(self._engine, self._settings.cleanup_policies, limit=limit)
+        settings = self._settings
+        return store_status(
+            self._engine, settings.policies_of, limit=limit, max_bytes=settings["limits.max_bytes"]
+        )
 
     def doctor(self, *, full: bool = False, progress: Progress | None = None) -> Diagnosis:
         """Look over the store and what it runs on; what to do about each thing that is not in order. Changes nothing.
@@ -445,7 +522,8 @@ class Store:
         """What all processes counted: totals, latencies, and the last hours one by one."""
         from stepkeep.maintenance.metrics import store_stats
 
-        return store_stats(self._engine, self._upkeep.meter.counts(), hours=hours)
+        is_counted = self._settings["metrics.enabled"]
+        return store_stats(self._engine, self._upkeep.meter.counts(), hours=hours, is_counted=is_counted)
 
     def backup(
         self,
@@ -518,6 +596,30 @@ class Store:
             dry_run=dry_run,
         ).run()
 
+    def import_agents(
+        self, database: str | PathLike[str], *, session: str | None = None, dry_run: bool = False
+    ) -> FilesImport:
+        """Adopt the agent checkpoints in a SQLite database, which is only read. Repeating adds nothing.
+
+        Its table is `checkpoints` or `agent_checkpoints`, with `state_json`. The sessions keep all that was adopted.
+
+        Raises:
+            InvalidInput: (`not_a_store`) it is no such database.
+        """
+        from pathlib import Path
+
+        from stepkeep.api.agent_tables import AgentImporter
+        from stepkeep.codec.readable import Layout
+
+        return AgentImporter(
+            store=self,
+            directory=Path(database),
+            layout=Layout.RUN,
+            session=session,
+            accept_unverified=False,
+            dry_run=dry_run,
+        ).run()
+
     def flush(self) -> None:
         """Return when every save that was started is settled."""
         self._engine.flush()
@@ -530,6 +632,9 @@ class Store:
     def close(self) -> None:
         """Finish saves that are under way, prune what is due, release everything. Repeating it is harmless."""
         try:
+            for each in self._investigations or ():
+                _save_at_close(each)
+            self._investigations = None
             self._upkeep.end_keeping()
             self._engine.close()
         finally:
@@ -540,6 +645,13 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _save_at_close(investigation: Investigation) -> None:
+    try:
+        investigation.save(tolerant=True)
+    except StepkeepError as exc:
+        log.warning("changes of %r are not saved: %s", investigation.session.key, exc)
 
 
 def _given(**fields: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepkeep.config import Settings, data_folder
 from stepkeep.engine import Engine, Saved
 from stepkeep.errors import StepkeepError
-from stepkeep.maintenance.space import Ballast
+from stepkeep.maintenance.space import Ballast, most_bytes
 from stepkeep.model import SessionInfo
 from stepkeep.processes import tell_of_forks
 from stepkeep.storage.port import Compresses
@@ -46,7 +46,8 @@ class Upkeep:
         engine.on_resumed.append(self._resumed)
         if self._has_keeper:
             engine.on_finished.append(self._finished)
-        if self._has_limits:
+        for_store = None if settings is None else settings.for_store
+        if for_store is not None and (for_store["limits.max_bytes"] or for_store["limits.min_free_bytes"]):
             from stepkeep.maintenance.budget import Budget
 
             keeper = self.keeper
@@ -75,13 +76,11 @@ class Upkeep:
             return self._made[name]
 
     def _make_meter(self) -> Meter:
-        from pathlib import Path
-
         from stepkeep.maintenance.metering import Meter, MetricsFile, metrics_path, reporter
 
         path = None
         if self._settings is not None and self._settings["metrics.enabled"]:
-            path = metrics_path(self._engine.backend.url, data_folder=lambda: Path(data_folder()))
+            path = metrics_path(self._engine.backend.url, data_folder=data_folder)
         return Meter(None if path is None else MetricsFile(path), clock=self._clock, reporter=reporter())
 
     def _make_keeper(self) -> Keeper:
@@ -92,26 +91,19 @@ class Upkeep:
         return Keeper(
             self._engine,
             retention_of=settings.retention_of,
-            policies=settings.cleanup_policies,
+            policies=settings.policies_of,
             limits=self._limits,
             keeps_history=settings["checkpoint.history.enabled"],
             compress_after_hours=settings["checkpoint.compress_after_hours"],
-            interval_seconds=settings["keeper.interval_seconds"],
-        )
-
-    @property
-    def _has_limits(self) -> bool:
-        settings = self._settings
-        return settings is not None and bool(
-            settings["limits.max_bytes"] or settings["limits.min_free_bytes"]
+            interval_seconds=settings.for_store["keeper.interval_seconds"],
         )
 
     @property
     def _limits(self) -> Limits:
         from stepkeep.maintenance.budget import Limits
 
-        settings = self._settings
-        assert settings is not None
+        assert self._settings is not None
+        settings = self._settings.for_store
         return Limits(
             max_bytes=settings["limits.max_bytes"], min_free_bytes=settings["limits.min_free_bytes"]
         )
@@ -178,9 +170,10 @@ class Upkeep:
             return False
         try:
             retention = settings.retention_of(self._engine.seen(header.session))
+            most = most_bytes(self._engine, header.session, retention.max_bytes)
         except StepkeepError:
             return True  # the keeper tells what is wrong
-        return not retention.keeps_all_of(header.seq) or isinstance(self._engine.backend, Compresses)
+        return not retention.keeps_all_of(header.seq, most) or isinstance(self._engine.backend, Compresses)
 
     def close(self) -> None:
         """Write down what was counted."""

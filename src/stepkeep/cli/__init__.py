@@ -17,23 +17,59 @@ Data goes to stdout; logs and errors go to stderr. With `--json` stdout is one J
 | 4 | damage: stored bytes are not what was written |
 | 5 | conflict: someone wrote first |
 | 130 | interrupted |
+| 141 | who reads the output has gone; commands that only show something |
 """
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Sequence
+
+from stepkeep import __version__
+from stepkeep.cli import standard_streams
+
+TYPE_CHECKING = False  # known to type checkers; `typing` has one too, at the price of its import
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COLLECT_SELDOM = (50_000, 10, 10)
+"""So many new objects between two searches for cycles: most commands end before the first one."""
+
+COLLECT_NORMALLY = gc.get_threshold()
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Nothing heavy is imported before the command is known."""
-    if args is None and sys.argv[1:2] == ["hook"]:
+    """Run one command, that of this process unless given, and return its exit code.
+
+    Nothing heavy is imported before the command is known.
+    """
+    if args is not None:
+        return _run(list(args))
+    standard_streams.secure()
+    if sys.argv[1:2] == ["hook"]:
         from stepkeep.hooks.answering import run_process
 
         run_process()  # agents wait for their hooks: no command line is set up for them
+    gc.set_threshold(*COLLECT_SELDOM)
+    try:
+        return _run(sys.argv[1:])
+    finally:
+        gc.freeze()  # the process ends: nobody needs the cycles among its modules found and taken apart
+
+
+def _run(args: list[str]) -> int:
+    if args == ["--version"]:
+        print_version()
+        if standard_streams.output_failure() is None:
+            return 0
     try:
         from stepkeep.cli.app import run
 
-        return run(list(sys.argv[1:] if args is None else args))
+        return run(args)
     except KeyboardInterrupt:
         return 130
+
+
+def print_version() -> None:
+    print(f"stepkeep {__version__}")

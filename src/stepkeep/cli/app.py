@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import logging
+import gc
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any, Final, TypeVar
 
 import click
-import msgspec
 
+from stepkeep.cli import COLLECT_NORMALLY, print_version
 from stepkeep.cli.printing import json_document, note
-from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
-from stepkeep.text import clean, clean_json
+from stepkeep.cli.standard_streams import output_failure
+from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
+from stepkeep.logs import attach_on_first_line
+from stepkeep.text import clean, clean_json, clean_lines
 
 T = TypeVar("T")
 
 COMMANDS: Final = {
+    "approve": ("run", "Answer what a step asks a person."),
     "at": ("show", "Show the state as it was at a time."),
     "backup": ("moving", "Write the whole store to a file, while it is in use."),
     "branch": ("branch", "List, fork, switch, merge and close branches."),
@@ -37,7 +39,9 @@ COMMANDS: Final = {
     "doctor": ("inspecting", "Look a store over, and say what to do about what is wrong."),
     "export": ("moving", "Write a checkpoint as readable JSON."),
     "fail": ("finish", "Mark a session as failed."),
+    "find": ("log", "Find a text in the states and messages of a session."),
     "history": ("log", "Show what led to where a session stands."),
+    "files": ("files", "List, read and trace the project files of checkpoints."),
     "hook": ("hooks", "Answer an event of a coding agent."),
     "hooks": ("hooks", "Install the hooks of coding agents, and see after them."),
     "investigate": ("investigate", "Keep a debugging session: hypotheses, beliefs, gaps."),
@@ -46,36 +50,50 @@ COMMANDS: Final = {
     "log": ("log", "Show what was done, or how one value changed."),
     "mcp": ("mcp", "Serve checkpoints to agents by the Model Context Protocol."),
     "pause": ("finish", "Mark a session as paused."),
+    "phases": ("phases", "Keep checkpoints at the phases of a task."),
     "prune": ("removing", "Remove old checkpoints that no rule keeps."),
     "recover": ("moving", "Salvage a damaged store into a new one."),
     "restore": ("restore", "Go on from an old checkpoint, on a branch."),
     "restore-backup": ("moving", "Make a backup the store."),
-    "resume": ("run", "Go on with a workflow where it stopped."),
+    "resume": ("run", "Go on with unfinished work where it stopped."),
     "run": ("run", "Run a workflow file, saving after every step."),
     "save": ("save", "Save a state as the next checkpoint."),
     "show": ("show", "Show a checkpoint and its state."),
     "stats": ("inspecting", "Show what was counted: saves, sizes, latencies, resumes."),
     "status": ("inspecting", "Show how much is stored and where it stands."),
     "timeline": ("log", "Draw the branches of a session as a graph."),
+    "trust": ("inspecting", "Let the project's file name a store elsewhere."),
+    "ui": ("ui", "Show the sessions of a store in the browser."),
     "verify": ("inspecting", "Check every stored byte."),
     "worker": ("run", "Run the workflows that wait in a queue."),
 }
 """Command -> the module that has it, and its line in the overview, which is printed without importing it."""
 
+ONLY_SHOW: Final = frozenset(
+    {
+        *("at", "branch list", "branch log", "completion", "config", "diff", "doctor", "export", "history"),
+        *("hooks status", "investigate compare", "investigate recovery", "investigate report"),
+        *("investigate status", "list", "log", "show", "stats", "status", "timeline", "verify"),
+    }
+)
+"""Commands whose output is all they do: where that cannot be written, they failed. Others have done their work."""
+
+STAYING: Final = frozenset({"mcp", "resume", "run", "stats", "worker"})
+"""Commands that may run for days: the cycles they leave behind are collected as in any other program."""
+
 EXIT_CODES: Final = ((InvalidInput, 2), (NotFound, 3), (Corrupt, 4), (Conflict, 5))
 DAMAGE: Final = 4
 INTERRUPTED: Final = 130
-REPEAT_SECONDS: Final = 5.0
-"""How long a log line is not repeated."""
+READER_GONE: Final = 141
 
 
-@dataclass
 class CommonOptions:
-    """The options common to all commands, wherever on the line they were given."""
+    """The options common to all commands, and the command that has them."""
 
     store: str | None = None
-    json: bool = False
-    verbose: bool = False
+    json = False
+    verbose = False
+    command = ""
 
     def show(self, value: T, as_text: Callable[[T], None]) -> None:
         """Print a result: as JSON if that was asked for, else as `as_text` does."""
@@ -88,32 +106,15 @@ class CommonOptions:
 settings_of = click.make_pass_decorator(CommonOptions, ensure=True)
 
 
-def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    if value and param.name:
-        setattr(ctx.ensure_object(CommonOptions), param.name, value)
-    elif value == "" and param.name == "store":
-        raise click.BadParameter("a store cannot be empty", ctx, param)
-
-
 def _common_options() -> list[click.Parameter]:
     return [
         click.Option(
             ["--store"],
             metavar="URL",
-            expose_value=False,
-            callback=_remember,
             help="Store to use, such as sqlite:PATH. Default: $STEPKEEP_STORE, then the configuration.",
         ),
-        click.Option(
-            ["--json"], is_flag=True, expose_value=False, callback=_remember, help="Print the result as JSON."
-        ),
-        click.Option(
-            ["-v", "--verbose"],
-            is_flag=True,
-            expose_value=False,
-            callback=_remember,
-            help="Log what is done, on stderr.",
-        ),
+        click.Option(["--json"], is_flag=True, help="Print the result as JSON."),
+        click.Option(["-v", "--verbose"], is_flag=True, help="Log what is done, on stderr."),
     ]
 
 
@@ -124,6 +125,21 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.params += _common_options()
         self._example = example
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the common options out of the parameters, wherever on the line they were given."""
+        rest = super().parse_args(ctx, args)
+        settings, given = ctx.ensure_object(CommonOptions), ctx.params
+        if (store := given.pop("store")) == "":
+            raise click.UsageError("A store cannot be empty.", ctx)
+        settings.store = store or settings.store
+        settings.json |= given.pop("json")
+        if given.pop("verbose"):
+            settings.verbose = True
+            import logging  # noqa: F401  (from now on there are lines below a warning)
+        if not isinstance(self, click.Group):
+            settings.command = ctx.command_path.removeprefix("stepkeep ")
+        return rest
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
@@ -151,7 +167,7 @@ def command(
     return decorate
 
 
-class LazyGroup(click.Group):
+class LazyGroup(CommandGroup):
     """Imports the module of a command only when that command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -160,6 +176,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name in STAYING:
+            gc.set_threshold(*COLLECT_NORMALLY)
         module = import_module(f"stepkeep.cli.{COMMANDS[cmd_name][0]}")
         for each in vars(module).values():
             if isinstance(each, click.Command) and each.name == cmd_name:
@@ -174,12 +192,7 @@ class LazyGroup(click.Group):
 def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        click.echo(f"stepkeep {version('stepkeep')}")
-    except PackageNotFoundError:
-        click.echo("stepkeep (not installed)")
+    print_version()
     ctx.exit()
 
 
@@ -192,7 +205,6 @@ stepkeep = LazyGroup(
     ),
     epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 damage, 5 conflict.",
     params=[
-        *_common_options(),
         click.Option(
             ["--version"],
             is_flag=True,
@@ -214,7 +226,7 @@ def run(args: list[str]) -> int:
             result = stepkeep.main(
                 args or ["--help"], prog_name="stepkeep", standalone_mode=False, obj=settings
             )
-            return result if isinstance(result, int) else 0
+            return _unless_output_failed(result if isinstance(result, int) else 0, settings)
     except click.Abort:
         return INTERRUPTED
     except click.ClickException as exc:
@@ -222,6 +234,22 @@ def run(args: list[str]) -> int:
     except StepkeepError as exc:
         _report(exc, as_json=settings.json)
         return exit_code(exc)
+
+
+def _unless_output_failed(code: int, settings: CommonOptions) -> int:
+    """The exit code of a command, which tells of its work, or of its output where that is all it does."""
+    failure = output_failure()
+    if failure is None:
+        return code
+    has_worked = settings.command not in ONLY_SHOW and settings.command != ""
+    if isinstance(failure, BrokenPipeError):  # who reads has seen enough
+        return code if has_worked else code or READER_GONE
+    message = f"standard output cannot be written: {failure.strerror}"
+    if has_worked:
+        note(f"warning: {message}")
+        return code
+    _report(BackendUnavailable(message, code="output_failed"), as_json=settings.json)
+    return code or 1
 
 
 def exit_code(error: StepkeepError) -> int:
@@ -238,52 +266,32 @@ def _report_usage(error: click.ClickException, *, as_json: bool) -> int:
 
 def _report(error: StepkeepError, *, as_json: bool) -> None:
     if not as_json:
-        click.echo(f"error: {clean(error.message)}", err=True)
+        click.echo(f"error: {clean_lines(error.message)}", err=True)
         return
     names = ("code", "message", "retryable", "session", "branch", "checkpoint", "path")
     fields = {name: getattr(error, name) for name in names}
     fields["message"] = clean(error.message)
-    from stepkeep.fixes import FAIL, fixes_for  # only an error reported as JSON pays for it
+    import msgspec
+
+    from stepkeep.fixes import FAIL, fixes_for
 
     fields |= {"result": FAIL, "fixes": fixes_for(error)}
     click.echo(clean_json(msgspec.json.encode({"error": fields}, enc_hook=str)), err=True)
 
 
-class _LogHandler(logging.Handler):
-    """Writes to what stderr is at the moment: a live view takes it over, so that lines go above it.
-
-    A command may come across the same damage twice: what was told a moment ago is not told again.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._told: dict[str, float] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            text = f"{record.levelname.lower()}: {record.getMessage()}"
-            oldest = record.created - REPEAT_SECONDS
-            self._told = {told: when for told, when in self._told.items() if when > oldest}
-            if text not in self._told:
-                self._told[text] = record.created
-                note(text)
-        except Exception:  # as every handler does: a log line never ends what it tells of
-            self.handleError(record)
-
-
 @contextmanager
 def _logs_on_stderr(settings: CommonOptions) -> Iterator[None]:
     """Show warnings, and with `--verbose` everything."""
-    logger = logging.getLogger("stepkeep")
-    handler = _LogHandler()
-    handler.addFilter(lambda record: settings.verbose or record.levelno >= logging.WARNING)
-    before = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    logger.propagate = False
+    shown = ExitStack()
+
+    def attach() -> None:
+        from stepkeep.cli.stderr_logs import lines_on_stderr
+
+        shown.enter_context(lines_on_stderr(lambda: settings.verbose))
+
+    attach_on_first_line(attach)
     try:
-        yield
+        with shown:
+            yield
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
+        attach_on_first_line(None)

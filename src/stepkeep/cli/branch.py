@@ -41,7 +41,8 @@ def branch(ctx: click.Context, session_option: str | None) -> None:
     Without a command they are listed. A session that is called like a command is named by --session.
     """
     if ctx.invoked_subcommand is None:
-        ctx.invoke(list_branches, session_option=session_option)
+        assert list_branches.callback is not None
+        ctx.invoke(list_branches.callback, session=None, session_option=session_option)
 
 
 def _session_and_name(store: api.Store, words: Words) -> tuple[str, str]:

@@ -94,7 +94,7 @@ def diff(
                 found = run.files.diff(
                     before, after, workspace=workspace, line_counts=is_stat, patch=is_patch
                 )
-                settings.show(found, _print_files)
+                settings.show(found, print_files_diff)
                 return
             comparison = run.diff(before, after or "latest", limit=limit)
     settings.show(comparison, _print)
@@ -122,7 +122,7 @@ def _print(result: api.CheckpointComparison) -> None:
     lines(texts)
 
 
-def _print_files(found: api.FilesDiff) -> None:
+def print_files_diff(found: api.FilesDiff) -> None:
     if found.patch is not None:
         _print_patch(found.patch)
         return

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import click
 
 from stepkeep import api
 from stepkeep.cli.app import CommandGroup, CommonOptions, command
 from stepkeep.cli.printing import lines, note, table
-from stepkeep.text import clean
+from stepkeep.text import clean, shortened
 
 CLIENTS: Final = ("claude-code", "gemini", "codex")
 EXAMPLE: Final = """\
 stepkeep hooks install --client claude-code --dry-run
 stepkeep hooks install --client claude-code --project
-stepkeep hooks status"""
+stepkeep hooks status
+stepkeep hooks test --client claude-code"""
 
 
 @click.group("hooks", cls=CommandGroup, example=EXAMPLE)
@@ -32,15 +33,21 @@ def _client_option(*, required: bool) -> Callable[[Any], Any]:
 
 def _change_options(command: Any) -> Any:
     """Add what commands take that change a settings file."""
-    scope = click.option(
-        "--project/--user",
-        "is_project",
-        default=True,
-        show_default=True,
-        help="Use the settings of the project in this folder, or those of the user.",
+    project = click.option(
+        "--project",
+        "in_project",
+        is_flag=True,
+        help="Use the settings of the project in this folder (default).",
     )
+    user = click.option("--user", "in_user", is_flag=True, help="Use the settings of the user.")
     dry_run = click.option("--dry-run", is_flag=True, help="Show the change and make none.")
-    return _client_option(required=True)(scope(dry_run(command)))
+    return _client_option(required=True)(project(user(dry_run(command))))
+
+
+def _scope(*, in_project: bool, in_user: bool) -> Literal["project", "user"]:
+    if in_project and in_user:
+        raise click.UsageError("--project and --user are two files: give one of them.")
+    return "user" if in_user else "project"
 
 
 @command("install", "stepkeep hooks install --client gemini --user", group=hooks)
@@ -50,7 +57,13 @@ def _change_options(command: Any) -> Any:
 )
 @click.option("--force", is_flag=True, help="With --command: replace another file of that name.")
 def install(
-    settings: CommonOptions, client: str, is_project: bool, dry_run: bool, with_command: bool, force: bool
+    settings: CommonOptions,
+    client: str,
+    in_project: bool,
+    in_user: bool,
+    dry_run: bool,
+    with_command: bool,
+    force: bool,
 ) -> None:
     """Put the hooks into the settings file of a coding agent. What else is in it stays.
 
@@ -60,7 +73,7 @@ def install(
         raise click.UsageError("--force goes with --command.")
     done = api.install_hooks(
         client,
-        "project" if is_project else "user",
+        _scope(in_project=in_project, in_user=in_user),
         store=settings.store,
         dry_run=dry_run,
         with_command=with_command,
@@ -71,23 +84,26 @@ def install(
 
 @command("uninstall", "stepkeep hooks uninstall --client gemini --user", group=hooks)
 @_change_options
-def uninstall(settings: CommonOptions, client: str, is_project: bool, dry_run: bool) -> None:
-    """Take the hooks out of the settings file of a coding agent. What else is in it stays."""
-    done = api.uninstall_hooks(client, "project" if is_project else "user", dry_run=dry_run)
-    settings.show(done, _print_change)
+def uninstall(settings: CommonOptions, client: str, in_project: bool, in_user: bool, dry_run: bool) -> None:
+    """Take the hooks out of the settings file of a coding agent. What else is in it stays.
+
+    The /checkpoint command file goes too, if it is ours.
+    """
+    scope = _scope(in_project=in_project, in_user=in_user)
+    done = api.uninstall_hooks(client, scope, dry_run=dry_run)
+    settings.show(done, lambda done: _print_change(done, has="has lost", would_have="would lose"))
 
 
-def _print_change(change: api.HooksChange) -> None:
+def _print_change(change: api.HooksChange, *, has: str = "has", would_have: str = "would have") -> None:
     if not change.is_changed:
         lines([f"{clean(change.path)} needs no change"])
     elif change.is_dry_run:
         lines([f"{clean(change.path)} would change:", *map(clean, change.diff.splitlines())])
     else:
-        kept = "" if change.backup is None else f"; the old file is {clean(change.backup)}"
+        kept = "" if change.backup is None else f"; as it was before: {clean(change.backup)}"
         lines([f"{clean(change.path)} is changed{kept}"])
     if change.command is not None:
-        has = "would have" if change.is_dry_run else "has"
-        lines([f"{clean(change.command)} {has} the command /checkpoint"])
+        lines([f"{clean(change.command)} {would_have if change.is_dry_run else has} the command /checkpoint"])
     if change.note is not None:
         note(change.note)
 
@@ -120,6 +136,36 @@ def _state(file: api.HooksInstalled) -> str:
     if not file.exists or not file.events:
         return "none"
     return f"{len(file.events)} events" + (f", missing {', '.join(file.missing)}" if file.missing else "")
+
+
+@command("test", "stepkeep hooks test --client claude-code", group=hooks)
+@_client_option(required=True)
+def test(settings: CommonOptions, client: str) -> int:
+    """Replay sample events of a coding agent, and show what is saved, what is answered, and how long it takes.
+
+    It runs what is installed, else this program. The samples go into a store of their own, which is removed.
+    """
+    found = api.try_hooks(client, store=settings.store)
+    settings.show(found, _print_trial)
+    return 0 if found.is_working else 1
+
+
+def _print_trial(found: api.HooksTrial) -> None:
+    is_installed = "installed" if found.is_installed else "not installed yet"
+    lines([f"program: {clean(found.program)} ({is_installed})", f"store:   {clean(found.store)}", ""])
+    saved = 0
+    rows = []
+    for each in found.events:
+        rows.append(
+            {
+                "event": each.event,
+                "saved": "a checkpoint" if each.checkpoints > saved else "-",
+                "ms": f"{each.milliseconds:.0f}",
+                "answer": each.problem or shortened(each.answer, 60) or "-",
+            }
+        )
+        saved = each.checkpoints
+    table(rows, right=["ms"])
 
 
 @command(

@@ -1,4 +1,4 @@
-"""How a store is: `stepkeep status`, `stats`, `verify`, `doctor` and `config`."""
+"""How a store is: `stepkeep status`, `stats`, `verify`, `doctor`, `config` and `trust`."""
 
 from __future__ import annotations
 
@@ -203,8 +203,9 @@ def _serve(settings: CommonOptions, address: str) -> None:
 
 def _print_stats(found: api.Stats) -> None:
     metrics, hours = found.metrics, found.hours
-    since = "nothing yet" if found.since is None else f"since {moment(found.since)} UTC"
-    lines([f"{clean(found.store)}: counted {since}", ""])
+    since = "counted nothing yet" if found.since is None else f"counted since {moment(found.since)} UTC"
+    told = since if found.is_counted else "nothing is counted: metrics.enabled is false"
+    lines([f"{clean(found.store)}: {told}", ""])
     average = f"{size(round(metrics.checkpoint_save_size_bytes))} on average"
     sizes = [each.content_bytes / each.saves if each.saves else 0 for each in hours]
     latencies = [each.latency_ms or 0 for each in hours]
@@ -223,6 +224,8 @@ def _print_stats(found: api.Stats) -> None:
         "checkpoint_fallback_count": counted(metrics.checkpoint_fallback_count, "fallbacks"),
         "checkpoint_repeat_count": counted(metrics.checkpoint_repeat_count),
         "checkpoint_removed_count": counted(found.checkpoint_removed_count),
+        "tokens": counted(found.tokens),
+        "cost": (f"{found.cost:g}", []),
         "content_bytes": (size(metrics.content_bytes), [each.content_bytes for each in hours]),
         "stored_bytes": (size(metrics.stored_bytes), [each.stored_bytes for each in hours]),
         "spared_bytes": (size(metrics.spared_bytes), []),
@@ -359,6 +362,25 @@ def config(settings: CommonOptions, action: str) -> int:
     else:
         settings.show(found, _print_settings)
     return WRONG if found.problems else 0
+
+
+TRUST_EXAMPLE: Final = "stepkeep trust"
+
+
+@command("trust", TRUST_EXAMPLE)
+def trust(settings: CommonOptions) -> int:
+    """Trust the stepkeep.yaml of this project to name a store outside of it, until the file changes.
+
+    Such a file may come from a stranger, and whoever owns the store gets what you save. Read it first.
+    """
+    settings.show(api.trust(), _print_trusted)
+    return 0
+
+
+def _print_trusted(trusted: api.Trusted) -> None:
+    store = "no store" if trusted.store is None else f"the store {clean(trusted.store)}"
+    again = "" if trusted.is_new else " It was trusted already."
+    lines([f"{clean(trusted.file)} names {store}, and is trusted until it changes.{again}"])
 
 
 def _print_settings(found: api.Config) -> None:

@@ -12,10 +12,16 @@ from typing import Any, Final, TypeVar, get_args
 import click
 
 from stepkeep import api
-from stepkeep.api import Investigation, InvestigationChange, InvestigationStatus, RecoveryView
+from stepkeep.api import (
+    Investigation,
+    InvestigationChange,
+    InvestigationStatus,
+    RecoveryView,
+    RepairedEntry,
+)
 from stepkeep.cli.app import Command, CommonOptions, settings_of
 from stepkeep.cli.naming import chosen_session, complete_ref, session_option
-from stepkeep.cli.printing import is_terminal, lines, write
+from stepkeep.cli.printing import is_terminal, json_document, lines, write
 from stepkeep.errors import InvalidInput
 from stepkeep.text import clean, count
 
@@ -68,8 +74,16 @@ def change(
     """
     with api.open(settings.store) as store:
         changed = api.change_investigation(store, chosen_session(store, None, session), message, work)
-    settings.show(changed, show)
+    present(settings, changed, show)
     return changed
+
+
+def present(settings: CommonOptions, value: T, show: Callable[[T], None]) -> None:
+    """Print a result; in JSON its times read as everywhere."""
+    if settings.json:
+        json_document(api.with_times(value))
+    else:
+        show(value)
 
 
 def show_change(changed: InvestigationChange) -> None:
@@ -366,8 +380,39 @@ def _show_result(changed: InvestigationChange) -> None:
 @click.option("--exit-code", type=int, help="How it ended.")
 @click.option("--replay", is_flag=True, help="It has to be run again to be where this is.")
 def command(found: Investigation, words: tuple[str, ...], **given: Any) -> object:
-    """Note a COMMAND that was run by hand; it is not run."""
+    """Note a COMMAND that was run by hand; it is not run. See `run` for one that is."""
     return found.commands.record(shlex.join(words), working_dir=str(Path.cwd()), **given)
+
+
+@investigate.command(
+    "run", cls=Command, context_settings=WORDS, example="stepkeep investigate run -- make test"
+)
+@click.argument("words", nargs=-1, required=True, metavar="COMMAND...", type=click.UNPROCESSED)
+@click.option("--replay", is_flag=True, help="It has to be run again to be where this is.")
+@session_option()
+@settings_of
+def run(settings: CommonOptions, words: tuple[str, ...], replay: bool, session_option: str | None) -> int:
+    """Run a COMMAND, and note how it ended and what it printed.
+
+    Exits as the command did. Of its output the beginning and the end are kept.
+    """
+    changed = change(
+        settings,
+        session_option,
+        "Command run",
+        lambda found: found.commands.run(words, folder=Path.cwd(), replay=replay),
+        _show_run,
+    )
+    code: int | None = changed.entry.exit_code
+    return FAILED if code is None else code if code >= 0 else 128 - code
+
+
+def _show_run(changed: InvestigationChange) -> None:
+    entry = changed.entry
+    lines(
+        [clean(line) for text in (entry.stdout_preview, entry.stderr_preview) for line in text.splitlines()]
+    )
+    lines([f"{clean(entry.id)}  exit code {entry.exit_code}", *after_lines(changed)])
 
 
 def _show_code(changed: InvestigationChange) -> None:
@@ -432,9 +477,11 @@ def begin(found: Investigation, name: str, **given: Any) -> object:
 
 @changing(experiment, "switch", "Branch switched", example="experiment switch main")
 @click.argument("name")
-def switch(found: Investigation, name: str) -> object:
+@click.option("--files", is_flag=True, help="Bring the project files of that branch back too.")
+@click.option("--force", is_flag=True, help="With --files: also over changes that no capture has.")
+def switch(found: Investigation, name: str, **given: Any) -> object:
     """Go on with branch NAME, with what was known there."""
-    return found.switch(name)
+    return found.switch(name, **given)
 
 
 @changing(experiment, "merge", "Experiment merged", example="experiment merge no-cache")
@@ -482,7 +529,7 @@ def look(
     """Read something about the investigation that is meant, and show it."""
     with api.open(settings.store, create=False) as store:
         found = read(store.investigation(store.get(chosen_session(store, None, session))))
-    settings.show(found, show)
+    present(settings, found, show)
 
 
 @investigate.command("status", cls=Command, example="stepkeep investigate status")
@@ -491,6 +538,15 @@ def look(
 def status(settings: CommonOptions, session_option: str | None) -> None:
     """Show where the investigation stands, and what to find out next."""
     look(settings, session_option, api.investigation_status, _print_status)
+
+
+@investigate.command("at", cls=Command, example='stepkeep investigate at "2 hours ago"')
+@click.argument("time", shell_complete=complete_ref)
+@session_option()
+@settings_of
+def at(settings: CommonOptions, time: str, session_option: str | None) -> None:
+    """Show what was known at a TIME, on the branch that was current then."""
+    look(settings, session_option, lambda found: api.investigation_at(found, time), _print_status)
 
 
 def _print_status(found: InvestigationStatus) -> None:
@@ -515,7 +571,28 @@ def _print_status(found: InvestigationStatus) -> None:
         count(len(state.notes), "note"),
     )
     latest = "" if found.latest is None else f" Latest: {found.latest.id} ({clean(found.latest.message)})."
-    lines([*shown, f"{', '.join(counts)}.{latest}"])
+    shown.append(f"{', '.join(counts)}.{latest}")
+    if state.broken:
+        shown.append(f"Cannot be read: {count(len(state.broken), 'entry', 'entries')}. See 'repair'.")
+    lines(shown)
+
+
+@investigate.command("repair", cls=Command, example="stepkeep investigate repair")
+@session_option()
+@settings_of
+def repair(settings: CommonOptions, session_option: str | None) -> None:
+    """Mend stored entries that cannot be read, and drop those of which too little is left."""
+    look(settings, session_option, lambda found: found.repair(), _print_repaired)
+
+
+def _print_repaired(repaired: tuple[RepairedEntry, ...]) -> None:
+    lines(
+        [
+            clean(f"{'Mended' if each.is_mended else 'Dropped'} {each.id} of {each.entries}: {each.reason}")
+            for each in repaired
+        ]
+        or ["Every entry can be read."]
+    )
 
 
 @investigate.command("report", cls=Command, example="stepkeep investigate report --output report.md")

@@ -1,17 +1,23 @@
-"""What was saved: `stepkeep list`, `history`, `log` and `timeline`."""
+"""What was saved: `stepkeep list`, `history`, `log`, `find` and `timeline`."""
 
 from __future__ import annotations
 
-import shutil
 import sys
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
-from stepkeep.cli.naming import Words, complete_branch, limit_option, on_session, opened
+from stepkeep.cli.naming import (
+    Words,
+    chosen_session,
+    complete_branch,
+    limit_option,
+    on_session,
+    opened,
+    session_option,
+)
 from stepkeep.cli.printing import (
     checkpoint_row,
     is_narrow,
@@ -76,7 +82,7 @@ def _print_sessions(sessions: tuple[api.SessionSummary, ...]) -> None:
         return
     rows = [
         {
-            "status": each.status,
+            "status": "crashed" if each.crash else each.status,
             "checkpoints": str(each.checkpoints),
             "updated": moment(each.updated),
             "project": or_dash(each.project),
@@ -85,6 +91,9 @@ def _print_sessions(sessions: tuple[api.SessionSummary, ...]) -> None:
         for each in sessions
     ]
     table(rows, right=["checkpoints"])
+    for each in sessions:
+        if each.crash:
+            note(f"{clean(each.key)} {clean(each.crash)}")
 
 
 def _print_checkpoints(found: tuple[api.CheckpointInfo, ...], *, across: bool) -> None:
@@ -200,13 +209,66 @@ def _change(change: api.ValueChange) -> str:
     return styled(f"{sign} {place}  {clean(change.text())}", colour)
 
 
+# --- find --------------------------------------------------------------------------------------------------------
+
+FIND_EXAMPLE = """\
+stepkeep find "connection refused" --session research-42
+stepkeep find README.md --all --limit 20"""
+
+FOUND: Final = 50
+
+
+@command("find", FIND_EXAMPLE)
+@click.argument("text")
+@session_option("The session to look through.  [default: $STEPKEEP_SESSION, then the current one]")
+@click.option("--all", "every", is_flag=True, help="Look through every session, most recently used first.")
+@limit_option(f"Stop after so many places in a session.  [default: {FOUND}]")
+def find(
+    settings: CommonOptions, text: str, session_option: str | None, every: bool, limit: int | None
+) -> None:
+    """Find TEXT in the messages, tags and metadata of a session's checkpoints, and in the values of its states.
+
+    Each place is told once, at the checkpoint where it appeared, oldest first: its number, its time, where the text is
+    and what stands around it. The case of ASCII letters does not matter.
+    """
+    if every and session_option is not None:
+        raise click.UsageError("--all and --session exclude each other.")
+    with opened(settings) as store:
+        keys = (
+            [info.key for info in store.sessions()]
+            if every
+            else [chosen_session(store, None, session_option)]
+        )
+        found = tuple(store.get(key).find(text, limit=limit or FOUND) for key in keys)
+    settings.show(found if every else found[0], lambda _: _print_found(found))
+
+
+def _print_found(found: tuple[api.FoundText, ...]) -> None:
+    shown = [each for each in found if each.matches]
+    if not shown:
+        lines(["Not found."])
+    for each in shown:
+        if len(found) > 1:
+            lines([styled(clean(each.session), "cyan")])
+        lines(map(_match, each.matches))
+        if each.has_more:
+            lines(["… and more: --limit shows them"])
+
+
+def _match(match: api.Match) -> str:
+    place = clean(match.path or match.where)
+    hit = f"{clean(match.before)}{styled(clean(match.text), 'yellow')}{clean(match.after)}"
+    return f"#{match.checkpoint.seq}  {moment(match.checkpoint.time)}  {place}: {hit}"
+
+
 # --- timeline ----------------------------------------------------------------------------------------------------
 
 TIMELINE_EXAMPLE = """\
 stepkeep timeline research-42
 stepkeep timeline research-42 --since '2 hours ago' --full
 stepkeep timeline --all --tag verified
-stepkeep timeline research-42 --svg timeline.svg"""
+stepkeep timeline research-42 --svg timeline.svg
+stepkeep timeline research-42 --html timeline.html"""
 
 PIPED_WIDTH: Final = 200
 """How wide lines are where nobody says how wide they may be."""
@@ -233,7 +295,8 @@ _COLOURS: Final = {
 @click.option("--full", "is_full", is_flag=True, help="Fold nothing.  [default in JSON]")
 @limit_option("At most so many rows of each session.")
 @click.option("--svg", metavar="FILE|-", help="Write a picture instead; - is stdout.")
-@click.option("--force", is_flag=True, help="Replace the file of --svg if it exists.")
+@click.option("--html", metavar="FILE", help="Write a page that opens without a server, as in `ui`.")
+@click.option("--force", is_flag=True, help="Replace the file of --svg or --html if it exists.")
 def timeline(
     settings: CommonOptions,
     /,
@@ -241,6 +304,7 @@ def timeline(
     every: bool,
     is_full: bool,
     svg: str | None,
+    html: str | None,
     force: bool,
     **wanted: Any,
 ) -> int:
@@ -251,8 +315,13 @@ def timeline(
     """
     if every and (words.given or words.option is not None):
         raise click.UsageError("--all and a session exclude each other.")
-    if force and svg is None:
-        raise click.UsageError("--force is about the file of --svg.")
+    if force and svg is None and html is None:
+        raise click.UsageError("--force is about the file of --svg or --html.")
+    if html is not None:
+        if svg is not None or every or is_full or any(wanted.values()):
+            raise click.UsageError("--html writes the whole timeline of one session.")
+        _write_page(settings, words, html, force=force)
+        return 0
     if svg == "":
         raise click.UsageError("--svg needs the name of a file.")
     if svg == "-" and settings.json:
@@ -266,11 +335,22 @@ def timeline(
     if svg == "-":
         write(found.picture())
     elif svg is not None:
-        settings.show(found.write_picture(Path(svg), force=force), _print_pictured)
+        settings.show(found.write_picture(svg, force=force), _print_pictured)
     else:
         settings.show(found, _print_timelines)
     note_errors(found.errors)
     return 1 if found.errors else 0
+
+
+def _write_page(settings: CommonOptions, words: Words, html: str, *, force: bool) -> None:
+    from pathlib import Path  # few ask for it
+
+    from stepkeep.cli.moving import print_html
+    from stepkeep.web.one_file import export_html
+
+    with opened(settings) as store:
+        found = export_html(store, words.chosen(store), Path(html), force=force, with_states=False)
+    settings.show(found, print_html)
 
 
 def _print_pictured(pictured: api.Pictured) -> None:
@@ -286,12 +366,9 @@ def _print_timelines(found: api.Timelines) -> None:
             note(
                 f"warning: {count(len(each.damaged), 'damaged header')} in {each.session}: run stepkeep verify"
             )
-        texts = each.draw(width=_width(), is_ascii=_is_ascii(), paint=_painted if is_terminal() else None)
+        wide = width() if is_terminal() else width(PIPED_WIDTH)
+        texts = each.draw(width=wide, is_ascii=_is_ascii(), paint=_painted if is_terminal() else None)
         lines(["", *texts] if at else texts)
-
-
-def _width() -> int:
-    return width() if is_terminal() else shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
 
 
 def _is_ascii() -> bool:

@@ -17,6 +17,7 @@ from stepkeep.text import clean, count, size
 
 if TYPE_CHECKING:
     from stepkeep.adapters.langgraph.migration import LangGraphImport
+    from stepkeep.web.one_file import HtmlExported
 
 MAX_SHOWN: Final = 200
 
@@ -147,43 +148,69 @@ def _print_recovered(report: api.RecoverReport) -> None:
 
 # --- export ------------------------------------------------------------------------------------------------------
 
+AGENTS: Final = "agents"
 EXPORT_EXAMPLE: Final = """\
 stepkeep export research-42 --output debug.json
 stepkeep export research-42 step-5 --output - | jq .state
 stepkeep export research-42 --format run --output snapshot.json
-stepkeep export research-42 --files --output files.tar"""
+stepkeep export research-42 --files --output files.tar
+stepkeep export research-42 --html research.html"""
 
 
 @command("export", EXPORT_EXAMPLE)
 @on_session("ref")
-@click.option("-o", "--output", required=True, metavar="FILE|-", help="Where to write it; - is stdout.")
+@click.option("-o", "--output", metavar="FILE|-", help="Where to write it; - is stdout.")
+@click.option(
+    "--html",
+    metavar="FILE",
+    help="Write the pages of the session, as in `ui`: one file, opened without a server.",
+)
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option(
     "--format",
     "form",
-    type=click.Choice(api.FORMATS),
+    type=click.Choice([*api.FORMATS, AGENTS]),
     default=api.FORMATS[0],
-    help="Which document to write: ours, or that of a layout of readable files.",
+    help="Which document to write: ours, that of a layout of readable files, or a database of agents.",
 )
 @click.option(
     "--files", "is_files", is_flag=True, help="Write the project files of the checkpoint, as a tar archive."
 )
 def export(
-    settings: CommonOptions, words: Words, output: str, force: bool, form: str, is_files: bool
+    settings: CommonOptions,
+    words: Words,
+    output: str | None,
+    html: str | None,
+    force: bool,
+    form: str,
+    is_files: bool,
 ) -> None:
     """Write a checkpoint of SESSION as readable JSON: its header and its state, decompressed.
 
     With --format run it is the document of the snapshot lifecycle, with the triggers that were merged into the
     checkpoint; workflow and phase are the documents of the other layouts. The last line of these proves all others.
 
+    With --format agents all checkpoints of the session go into a new SQLite database, in a table with `state_json`.
+
     The file appears whole or not at all, readable only by you.
     """
+    if html is not None:
+        _export_html(settings, words, html, force=force, is_alone=output is None and not is_files)
+        return
+    if output is None:
+        raise click.UsageError("Where to? Name a file by --output, or by --html.")
+    if form == AGENTS and (output == "-" or is_files):
+        raise click.UsageError("--format agents writes a database: name its file, without --files.")
     if output == "-" and settings.json:
         raise click.UsageError("--json describes the file that was written; with --output - there is none.")
     path = None if output == "-" else Path(output)
     with opened(settings) as store:
         key, ref = words.chosen_and_ref(store)
         run = store.get(key)
+        if form == AGENTS:
+            database = api.export_agents(run, Path(output), force=force)
+            settings.show(database, _print_database)
+            return
         if is_files:
             archive = run.files.export(ref, output=path or sys.stdout.buffer, force=force)
             if path is not None:
@@ -198,9 +225,36 @@ def export(
         settings.show(exported, _print_exported)
 
 
+def _export_html(settings: CommonOptions, words: Words, html: str, *, force: bool, is_alone: bool) -> None:
+    from stepkeep.web.one_file import export_html  # few ask for it
+
+    if not is_alone:
+        raise click.UsageError("--html writes a file of its own: leave out --output and --files.")
+    with opened(settings) as store:
+        key, refs = words.chosen_and_refs(store)
+        if refs:
+            raise click.UsageError("--html is about the whole session.")
+        settings.show(export_html(store, key, Path(html), force=force), print_html)
+
+
+def print_html(exported: HtmlExported) -> None:
+    left_out = f", {count(exported.left_out, 'checkpoint')} without contents" if exported.left_out else ""
+    what = f"{count(exported.checkpoints, 'checkpoint')}{left_out}, {size(exported.size_bytes)}"
+    lines([f"Wrote {clean(exported.output)} ({what})"])
+
+
 def _print_exported(exported: api.Exported) -> None:
     place = clean(exported.output or "stdout")
     lines([f"Wrote {exported.checkpoint} to {place} ({size(exported.size_bytes)})"])
+
+
+def _print_database(exported: api.AgentsExported) -> None:
+    what = count(exported.rows, "checkpoint")
+    lines(
+        [
+            f"Wrote {what} of {clean(exported.session)} to {clean(exported.output)} ({size(exported.size_bytes)})"
+        ]
+    )
 
 
 def _print_archive(exported: api.FilesExported) -> None:
@@ -287,6 +341,22 @@ def _file_text(each: api.FileImport) -> str:
     checked = f"verified: {', '.join(each.verified) or 'nothing'}"
     unchecked = f"; not verified: {', '.join(each.unverified)}" if each.unverified else ""
     return f"{start} -> {clean(each.session or '')}, {clean(each.external_id or '')} ({checked}{unchecked})"
+
+
+@command("agents", "stepkeep import agents agents.db --dry-run", group=import_)
+@click.argument("database", metavar="FILE.db", type=click.Path(path_type=Path))
+@click.option("--session", metavar="KEY", help="Put all of them into this session.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be adopted, and why not.")
+def agents(settings: CommonOptions, database: Path, session: str | None, dry_run: bool) -> int:
+    """Adopt the agent checkpoints in the SQLite database FILE.db: a table with session_id, step_number and state_json.
+
+    The database is only read. Its ids become external ids, its times are in the metadata. Repeating it adds nothing.
+    Exits with 4 when a row had to be skipped.
+    """
+    with _destination(settings.store, dry_run=dry_run) as store:
+        report = store.import_agents(database, session=session, dry_run=dry_run)
+    settings.show(report, _print_files)
+    return DAMAGE if report.skipped else 0
 
 
 @command("langgraph", LANGGRAPH_EXAMPLE, group=import_)

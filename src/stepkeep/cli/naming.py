@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final, NamedTuple
 
 import click
-from click.shell_completion import get_completion_class
 
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command, stepkeep
@@ -20,6 +20,8 @@ from stepkeep.text import clean
 _SESSION: Final = "stepkeep.session"
 SESSION_HELP: Final = "The session, instead of the argument.  [default: $STEPKEEP_SESSION]"
 MAX_COMPLETIONS: Final = 50
+TELL_SECONDS: Final = 2.0
+"""After so long it is told that a command waits for others."""
 
 
 def session_named(argument: str | None, option: str | None, *, use_environment: bool = True) -> str:
@@ -112,6 +114,24 @@ class Words(NamedTuple):
 def opened(settings: CommonOptions) -> api.Store:
     """The store of a command that makes none."""
     return api.open(settings.store, create=False)
+
+
+@contextmanager
+def telling_of_waits(settings: CommonOptions) -> Iterator[None]:
+    """Say after a moment that others hold the store, if they do: a command waits for them up to a minute."""
+    done = threading.Event()
+
+    def tell() -> None:
+        while not done.wait(TELL_SECONDS):
+            if api.is_locked(settings.store) and not done.is_set():
+                note("waiting for another process that writes to the store; Ctrl-C gives up")
+                return
+
+    threading.Thread(target=tell, daemon=True, name="stepkeep-waiting").start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def _told(chosen: api.Chosen) -> api.Chosen:
@@ -233,6 +253,8 @@ stepkeep completion fish > ~/.config/fish/completions/stepkeep.fish"""
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(settings: CommonOptions, shell: str) -> None:
     """Print the script that completes commands, options, sessions and refs in a shell."""
+    from click.shell_completion import get_completion_class
+
     kind = get_completion_class(shell)
     if kind is None:
         raise click.ClickException(f"This click cannot complete in {shell}.")

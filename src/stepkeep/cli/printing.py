@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,10 +11,9 @@ from itertools import zip_longest
 from typing import Any, Final, Literal
 
 import click
-import msgspec
 
 from stepkeep import api
-from stepkeep.text import clean, clean_json, count, size
+from stepkeep.text import clean, clean_json, clean_lines, count, size
 
 MAX_CELL: Final = 35
 """The width of an id. Longer texts in a table on a terminal are cut off, except in the last column."""
@@ -33,7 +31,7 @@ _FILES: Final = {
 
 def moment(when: datetime) -> str:
     """The time in UTC, as a ref understands it."""
-    return f"{when:%Y-%m-%d %H:%M:%S}"
+    return when.isoformat(" ", "seconds")[:19]  # several times faster than strftime
 
 
 def ratio(value: float | None) -> str:
@@ -107,8 +105,15 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def width() -> int:
-    return shutil.get_terminal_size().columns
+def width(unknown: int = 80) -> int:
+    """How many columns there are, as `shutil` finds them; `unknown` where neither environment nor terminal say."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    try:
+        return os.get_terminal_size(1).columns or unknown
+    except OSError:
+        return unknown
 
 
 def is_narrow() -> bool:
@@ -123,28 +128,25 @@ def styled(text: str, colour: str | None) -> str:
 
 def lines(texts: Iterable[str]) -> None:
     """Print lines that are already clean."""
-    write("".join(f"{text}\n" for text in texts).encode("utf-8", "backslashreplace"))
+    write("\n".join([*texts, ""]).encode("utf-8", "backslashreplace"))
 
 
 def write(data: bytes) -> None:
-    """Send bytes to stdout. A reader that has seen enough ends the command quietly."""
-    try:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        # What is still buffered would complain again when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise click.exceptions.Exit(141) from None
+    """Send bytes to stdout."""
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 def json_document(value: Any) -> None:
     """Print a result as indented JSON."""
+    import msgspec
+
     lines([clean_json(msgspec.json.format(api.to_json(value), indent=2))])
 
 
 def note(text: str) -> None:
     """Say something on stderr, above a live view where there is one."""
-    print(clean(text), file=sys.stderr, flush=True)  # click would write past the live view
+    print(clean_lines(text), file=sys.stderr, flush=True)  # click would write past the live view
 
 
 def note_errors(errors: Iterable[api.SessionError]) -> None:

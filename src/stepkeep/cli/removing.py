@@ -35,6 +35,9 @@ SAME = {"keep_days": "keep_within", "max_per_run": "keep_last", "max_age_days": 
 @click.option("--keep-weekly", metavar=SPAN, help="Keep one per week, for that long.")
 @click.option("--keep-tag", "keep_tags", multiple=True, metavar="TAG", help="Also keep those with this tag.")
 @click.option("--keep-manual", is_flag=True, help="Also keep what was saved by hand.")
+@click.option(
+    "--max-count", type=int, metavar="N", help="Remove the oldest beyond N, whatever else keeps them."
+)
 @click.option("--max-age", metavar=SPAN, help="Remove what is older, whatever else keeps it.")
 @click.option("--max-bytes", metavar="SIZE", help="Remove the oldest until the rest fits, such as 500MB.")
 @click.option("--max-per-run", type=int, metavar="N", help="The same as --keep-last.")
@@ -46,9 +49,10 @@ SAME = {"keep_days": "keep_within", "max_per_run": "keep_last", "max_age_days": 
 def prune(settings: CommonOptions, /, words: Words, every: bool, dry_run: bool, **rules: Any) -> int:
     """Remove old checkpoints of SESSION, or of all sessions, that no rule keeps.
 
-    Without rules here those of the session hold: of its profile, the configuration and its own policy. Rules given
-    here replace them all; what any of them keeps stays. With rules SESSION may be left out: it is then the current
-    one. What stays of a history in readable files is gzipped when it is old enough.
+    Without rules here those of the session hold: of its profile, the configuration and its own policy. Keep counts
+    given here replace its own; what it always keeps, such as what was saved by hand in a debugging session, stays.
+    With rules SESSION may be left out: it is then the current one. What stays of a history in readable files is
+    gzipped when it is old enough.
 
     The newest checkpoint, heads and fork points of open pinned branches, the newest failed and completed one,
     and what others require always stay.

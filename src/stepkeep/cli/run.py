@@ -1,11 +1,14 @@
-"""Workflows: `stepkeep run`, `resume` and `worker`."""
+"""Work in steps: `stepkeep run`, `resume`, `approve` and `worker`."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
 
 import click
 import msgspec
@@ -17,6 +20,8 @@ from stepkeep.cli.printing import is_terminal, json_document, lines, moment, not
 from stepkeep.cli.run_view import ending, exit_code, progress_for, telling_how_to_go_on
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.text import age, clean, clean_json, count
+
+MAX_SHOWN: Final = 100
 
 RUN_EXAMPLE = """\
 stepkeep run flow.yaml
@@ -116,86 +121,208 @@ def _planned(flow: str, given: dict[str, str], *, as_json: bool) -> api.PlannedW
 RESUME_EXAMPLE = """\
 stepkeep resume
 stepkeep resume deploy-7
-stepkeep resume deploy-7 --from step-3"""
+stepkeep resume deploy-7 --from step-3
+stepkeep resume research-42 --handler agent:do_step"""
 
 
 @command("resume", RESUME_EXAMPLE)
 @on_session(help="The session, instead of the argument.")
 @click.option("--from", "ref", metavar="REF", help="Go on from this checkpoint instead of the latest.")
 @click.option("--force", is_flag=True, help="Go on although the workflow's file changed.")
+@click.option("--handler", metavar="MODULE:FUNCTION", help="Of a plan: the function that does its steps.")
 @_var_option()
 @_parallel_option()
-def resume(settings: CommonOptions, /, words: Words, pairs: tuple[str, ...], **options: Any) -> int:
-    """Go on with the workflow of SESSION where it stopped.
+def resume(
+    settings: CommonOptions,
+    /,
+    words: Words,
+    pairs: tuple[str, ...],
+    handler: str | None,
+    **options: Any,
+) -> int:
+    """Go on with the work of SESSION where it stopped.
 
-    Completed steps are not run again; the one that failed or was interrupted is. Without SESSION, lists what can be
-    resumed, and on a terminal asks which one.
+    Of a workflow or plan completed steps are not run again; the one that failed or was interrupted is. The function
+    of a plan is imported as Python does it in this folder. Of work with phases it prints what was saved, for whoever
+    goes on. Without SESSION, lists all unfinished work, that in the user's folder of phases too, and on a terminal asks
+    which one.
     """
     key = words.named_if_any()
     given = _variables(pairs)
     with (
-        opened(settings) as store,
+        _own_or_phases(settings) as store,
         progress_for(as_json=settings.json) as shown,
         telling_how_to_go_on(shown),
     ):
-        if key is None:
-            key = _asked(store, settings)
-        if key is None:
+        work = _asked(store, settings) if key is None else _found(store, key)
+        if work is None:
             return 0
+        key, elsewhere = work
+        if elsewhere is not None:
+            with api.open(elsewhere, create=False) as other:
+                return _take_up(settings, other, key, given, **options)
+        assert store is not None
         if api.is_phase_session(store, key):
-            settings.show(api.resume_phase(store, key), _print_taken_up)
-            return 0
+            return _take_up(settings, store, key, given, **options)
+        if handler is not None:
+            return _resumed_plan(store, settings, key, handler, **options)
         result = store.workflows.resume(key, variables=given, watcher=shown, **options)
     settings.show(result, lambda result: lines(ending(result)))
     return exit_code(result)
 
 
-def _asked(store: api.Store, settings: CommonOptions) -> str | None:
-    """The session that a person chooses from those that can be resumed; None when nobody is there, or says no."""
-    found = store.workflows.resumable() + api.list_unfinished_phases(store)
+def _resumed_plan(
+    store: api.Store, settings: CommonOptions, key: str, handler: str, *, ref: str | None, **options: Any
+) -> int:
+    sys.path.insert(0, str(Path.cwd()))
+    signal = 0
+    try:
+        result = store.execute(key, None, handler, resume=True, from_ref=ref, **options)
+    except api.Interrupted as exc:
+        result, signal = exc.result, exc.signal
+    settings.show(api.plan_run(key, result), _print_plan)
+    return 128 + signal if signal else 0 if result.success else 1
+
+
+def _print_plan(ended: api.PlanRun) -> None:
+    done = f"{count(ended.steps_run, 'step')} run, {ended.steps_recovered} done before"
+    error = f": {ended.error}" if ended.error else ""
+    lines([clean(f"{ended.session} is {ended.status}{error} ({done})")])
+    for question in ended.waiting:
+        lines([clean(f"Waits for a person, step {question.step_id}: {question.text}")])
+    if ended.next:
+        note(f"Go on with: {clean(ended.next)}")
+
+
+# --- approve -----------------------------------------------------------------------------------------------------
+
+APPROVE_EXAMPLE = """\
+stepkeep approve research-42
+stepkeep approve research-42 --with '{"recipients": 3}'
+stepkeep approve research-42 --refuse --with '"not today"'"""
+
+
+@command("approve", APPROVE_EXAMPLE)
+@on_session(help="The session, instead of the argument.")
+@click.option(
+    "--with", "document", metavar="JSON", help="The answer that the step gets, or why it is refused."
+)
+@click.option("--refuse", is_flag=True, help="Say no.")
+@click.option("--step", metavar="ID", help="The step, where several ask.")
+def approve(
+    settings: CommonOptions, /, words: Words, document: str | None, refuse: bool, step: str | None
+) -> None:
+    """Say yes to what a step of SESSION asks a person, or no.
+
+    The answer is saved. `stepkeep resume`, or the program that ran it, goes on with it.
+    """
+    try:
+        given = None if document is None else msgspec.json.decode(document)
+    except msgspec.DecodeError as exc:
+        raise InvalidInput(f"--with is not JSON: {exc}", code="invalid_json") from exc
+    key = words.named()
+    with opened(settings) as store:
+        answer = store.refuse if refuse else store.approve
+        answered = answer(key, given, step=step)
+    settings.show(answered, _print_answered)
+
+
+def _print_answered(answered: api.Answered) -> None:
+    said = "Approved" if answered.is_approved else "Refused"
+    lines([clean(f"{said}, step {answered.step}: {answered.question}")])
+    note("Resume it to go on.")
+
+
+# --- what can be resumed -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _own_or_phases(settings: CommonOptions) -> Iterator[api.Store | None]:
+    """The store, or None where it is not there yet but the user has phases elsewhere."""
+    try:
+        store = opened(settings)
+    except NotFound:
+        if api.phases_url() is None:
+            raise
+        yield None
+        return
+    with store:
+        yield store
+
+
+def _found(store: api.Store | None, key: str) -> tuple[str, str | None]:
+    """A session that was named, and the other store it is in, if it is only there."""
+    elsewhere = api.phases_url()
+    if store is not None and (elsewhere is None or store.engine.session_with(key) is not None):
+        return key, None
+    if elsewhere is not None:
+        with api.open(elsewhere, create=False) as other:
+            if store is None or other.engine.session_with(key) is not None:
+                return key, elsewhere
+    return key, None
+
+
+def _take_up(
+    settings: CommonOptions, store: api.Store, key: str, given: dict[str, str], *, ref: str | None, **_: Any
+) -> int:
+    if given:
+        raise click.UsageError("--var goes with a workflow, and this is work with phases.")
+    settings.show(api.resume_phase(store, key, ref=ref), lambda taken: _print_taken_up(taken, store.url))
+    return 0
+
+
+def _asked(store: api.Store | None, settings: CommonOptions) -> tuple[str, str | None] | None:
+    """The session that a person chooses, and its store; None when nobody is there, or says no."""
+    found = api.list_unfinished(store)
     if settings.json:
         json_document(found)
         return None
     if not found:
-        raise NotFound("there is no workflow to resume", code="nothing_to_resume")
-    _print_resumable(store, found)
+        raise NotFound("there is no unfinished work to resume", code="nothing_to_resume")
     ready = [each for each in found if each.can_resume]
+    _print_unfinished(found)
     if not is_terminal() or not sys.stdin.isatty() or not ready:
         note("Name one to resume it: stepkeep resume SESSION")
         return None
     if len(ready) == 1:
         is_wanted = click.confirm(f"Resume {clean(ready[0].session)}?", default=False)
-        return ready[0].session if is_wanted else None
+        return (ready[0].session, ready[0].store) if is_wanted else None
     choice = click.prompt(
         "Which one? A number, or 0 for none",
         type=click.IntRange(0, len(ready)),
         default=0,
         show_default=False,
     )
-    return ready[choice - 1].session if choice else None
+    return (ready[choice - 1].session, ready[choice - 1].store) if choice else None
 
 
-def _print_taken_up(taken: api.TakenUp) -> None:
+def _print_taken_up(taken: api.TakenUp, url: str) -> None:
     lines(map(clean, taken.context.splitlines()))
-    note(f"When it is done: stepkeep complete {clean(taken.session)}")
+    option = f" --store '{url}'" if url == api.phases_url() else ""
+    note(f"When it is done: stepkeep complete {clean(taken.session)}{clean(option)}")
 
 
-def _print_resumable(store: api.Store, found: tuple[api.Resumable, ...]) -> None:
-    now = store.engine.clock() / 1e6
+def _print_unfinished(found: tuple[api.Resumable, ...]) -> None:
+    now = time.time()
     numbers = iter(range(1, len(found) + 1))
     rows = [
         {
             "no": str(next(numbers)) if each.can_resume else "",
             "session": each.session,
-            "workflow": each.workflow,
+            "workflow": each.workflow or each.runner,
             "step": str(each.step),
-            "status": each.status,
+            "status": "crashed" if each.is_crashed else each.status,
             "age": age(now - each.updated.timestamp()) or moment(each.updated),
             "why": each.why,
         }
-        for each in found
+        for each in found[:MAX_SHOWN]
     ]
     table(rows, right=["no", "step"])
+    for each in found[:MAX_SHOWN]:
+        if each.how and not each.can_resume:
+            note(clean(f"{each.session}: {each.how}"))
+    if len(found) > MAX_SHOWN:
+        note(f"and {len(found) - MAX_SHOWN} more: --json lists all")
 
 
 # --- worker ------------------------------------------------------------------------------------------------------

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
 import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import click
 
 from stepkeep import api
-from stepkeep.api import Chosen, SaveOptions, Session, Store
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import (
     Words,
@@ -20,6 +20,7 @@ from stepkeep.cli.naming import (
     is_session_named,
     on_session,
     session_option,
+    telling_of_waits,
     workspace_option,
 )
 from stepkeep.cli.printing import json_document, lines
@@ -33,9 +34,19 @@ stepkeep save research-42 --state @state.json --tags plan,verified
 make-state | stepkeep save research-42 --state -"""
 
 
+def _encoding_option() -> Callable[[Any], Any]:
+    return click.option(
+        "--encoding",
+        type=click.Choice(["json", "json+tags"]),
+        default="json",
+        help="How --state is written; json+tags where `show` says so.  [default: json]",
+    )
+
+
 @command("save", EXAMPLE)
 @on_session()
 @click.option("--state", "document", required=True, metavar="@FILE|-|JSON", help="The state, as JSON.")
+@_encoding_option()
 @click.option("--step", type=int, help="Where the work stands.")
 @click.option("--message", default="", help="What was done.")
 @click.option("--tags", "tag_lists", multiple=True, metavar="A,B", help="Tags, separated by commas.")
@@ -63,6 +74,7 @@ def save(
     /,
     words: Words,
     document: str,
+    encoding: str,
     tag_lists: tuple[str, ...],
     status: str | None,
     is_auto: bool,
@@ -77,25 +89,25 @@ def save(
     key = words.named()
     if document == "-" and metadata_document == "-":
         raise click.UsageError("Only one of --state and --metadata can be read from stdin.")
-    options = SaveOptions(
-        tags=_tags(tag_lists),
-        trigger="auto" if is_auto else "manual",
-        metadata=None if metadata_document is None else _metadata(metadata_document),
-        status=Status(status or Status.IN_PROGRESS),
-    )
+    options: api.SaveOptions = {
+        "tags": _tags(tag_lists),
+        "trigger": "auto" if is_auto else "manual",
+        "metadata": None if metadata_document is None else _metadata(metadata_document),
+        "status": Status(status or Status.IN_PROGRESS),
+    }
     if expect_head is not None:
         options["expect_head"] = None if expect_head == "none" else _head(expect_head)
-    state = _read_document("the state", document)
-    with api.open(settings.store) as store:
+    state = _read_state(document, encoding)
+    with telling_of_waits(settings), api.open(settings.store) as store:
         header = store.save(key, state, **options, **given)
         _show(settings, store, key, header, "Saved")
 
 
 def _tags(lists: tuple[str, ...]) -> list[str]:
-    return [tag.strip() for tags in lists for tag in tags.split(",")]
+    return list(map(str.strip, ",".join(lists).split(","))) if lists else []
 
 
-def _show(settings: CommonOptions, store: Store, key: str, header: Header, verb: str) -> None:
+def _show(settings: CommonOptions, store: api.Store, key: str, header: Header, verb: str) -> None:
     """What was saved: as JSON all of it, also what it takes in the store."""
     if settings.json:
         json_document(store.describe([header])[0])
@@ -106,7 +118,7 @@ def _show(settings: CommonOptions, store: Store, key: str, header: Header, verb:
 
 
 def _metadata(document: str) -> dict[str, Any]:
-    metadata = _read_document("the metadata", document)
+    metadata = read_document("the metadata", document)
     if not isinstance(metadata, dict):
         raise InvalidInput("the metadata must be a JSON object", code="metadata_not_plain")
     return metadata
@@ -133,6 +145,7 @@ stepkeep create "plan made" --session research-42 --state @state.json"""
 @click.option(
     "--state", "document", metavar="@FILE|-|JSON", help="The state, as JSON.  [default: the latest one]"
 )
+@_encoding_option()
 @workspace_option("Capture the project files in this directory too.")
 def create(
     settings: CommonOptions,
@@ -141,6 +154,7 @@ def create(
     session_option: str | None,
     tag_lists: tuple[str, ...],
     document: str | None,
+    encoding: str,
     **given: Any,
 ) -> None:
     """Create a checkpoint by hand, with a MESSAGE.
@@ -148,11 +162,18 @@ def create(
     Without --state the latest state of the session is saved once more; a state that is given may begin a session.
 
     Without --session it is the most recent session of this folder, or of the nearest one above it; else of the store.
+    Where nothing was saved yet, and no session is named, it begins a debugging session, named like the folder; see
+    `investigate`.
     """
     given["tags"] = _tags(tag_lists)
-    state = None if document is None else _read_document("the state", document)
-    begins = document is not None and is_session_named(session_option)
-    with api.open(settings.store, create=begins) as store:
+    state = None if document is None else _read_state(document, encoding)
+    is_named = is_session_named(session_option)
+    with telling_of_waits(settings), api.open(settings.store, create=is_named != (document is None)) as store:
+        if document is None and not is_named and next(store.sessions(limit=1), None) is None:
+            key = _folder_name()
+            bug = store.investigation(store.session(key, profile="debug", workspace=given.get("workspace")))
+            _show(settings, store, key, bug.checkpoint(message, given["tags"]), "Created")
+            return
         key = chosen_session(store, None, session_option, current=_session_here)
         if document is None:
             header = _existing(store, key).save_again(message, **given)
@@ -161,7 +182,16 @@ def create(
         _show(settings, store, key, header, "Created")
 
 
-def _existing(store: Store, key: str) -> Session:
+def _folder_name() -> str:
+    from pathlib import Path
+
+    try:
+        return Path.cwd().name or "debugging"
+    except OSError:  # it was removed under us
+        return "debugging"
+
+
+def _existing(store: api.Store, key: str) -> api.Session:
     try:
         return store.get(key)
     except NotFound:
@@ -170,7 +200,9 @@ def _existing(store: Store, key: str) -> Session:
         ) from None
 
 
-def _session_here(store: Store) -> Chosen:
+def _session_here(store: api.Store) -> api.Chosen:
+    from pathlib import Path  # `save` needs none
+
     try:
         folder = Path.cwd()
     except OSError:  # it was removed under us
@@ -181,7 +213,12 @@ def _session_here(store: Store) -> Chosen:
 # --- JSON given on the command line, read exactly or refused -----------------------------------------------------
 
 
-def _read_document(what: str, argument: str) -> Any:
+def _read_state(argument: str, encoding: str) -> Any:
+    document = read_document("the state", argument)
+    return document if encoding == "json" else api.decoded(encoding, document)
+
+
+def read_document(what: str, argument: str) -> Any:
     """The value in `@FILE`, `-` (stdin) or the argument itself.
 
     Raises:
@@ -191,7 +228,7 @@ def _read_document(what: str, argument: str) -> Any:
         return read_json(what, argument)
     source = "stdin" if argument == "-" else argument[1:]
     try:
-        data = sys.stdin.buffer.read() if argument == "-" else Path(source).read_bytes()
+        data = sys.stdin.buffer.read() if argument == "-" else _content_of(source)
     except (OSError, ValueError) as exc:
         reason = getattr(exc, "strerror", None) or exc
         raise InvalidInput(f"{what}: cannot read {source!r}: {reason}", code="unreadable_file") from exc
@@ -204,19 +241,16 @@ def _read_document(what: str, argument: str) -> Any:
         ) from exc
 
 
+def _content_of(name: str) -> bytes:
+    with open(name, "rb") as file:  # noqa: PTH123  (without `pathlib`, whose import takes longer)
+        return file.read()
+
+
 def read_json(what: str, text: str) -> Any:
     """The value of a JSON text. What JSON leaves open is refused: repeated keys, NaN, numbers beyond a float."""
 
     def refuse(reason: str) -> NoReturn:
         raise InvalidInput(f"{what}: {reason}", code="invalid_json")
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) < len(pairs):
-            seen: set[str] = set()
-            repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            refuse(f"the key {_short(repeated)} occurs twice in one object")
-        return values
 
     def finite(literal: str) -> float:
         value = float(literal)
@@ -227,8 +261,12 @@ def read_json(what: str, text: str) -> Any:
     def constant(name: str) -> NoReturn:
         refuse(f"{name} is not JSON; save it from Python, or as text")
 
+    objects: list[list[tuple[str, Any]]] = []
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=constant)
+        json.loads(text, object_pairs_hook=objects.append)
+        if any(map(operator.ne, map(len, map(dict, objects)), map(len, objects))):
+            refuse(f"the key {_short(_repeated(objects))} occurs twice in one object")
+        return json.loads(text, parse_float=finite, parse_constant=constant)
     except json.JSONDecodeError as exc:
         refuse(f"not JSON: {exc.msg} at line {exc.lineno}, column {exc.colno}")
     except InvalidInput:
@@ -238,6 +276,12 @@ def read_json(what: str, text: str) -> Any:
         refuse(f"the number {_short(literal)} has {len(literal)} digits, more than can be read")
     except RecursionError:
         raise InvalidInput(f"{what}: it is nested too deeply", code="state_too_deep") from None
+
+
+def _repeated(objects: list[list[tuple[str, Any]]]) -> str:
+    """The first key that occurs twice in one of the objects."""
+    keys = next([key for key, _ in pairs] for pairs in objects if len(dict(pairs)) < len(pairs))
+    return next(key for key in keys if keys.count(key) > 1)
 
 
 def _short(text: str) -> str:

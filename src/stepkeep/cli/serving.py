@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import secrets
@@ -10,11 +9,12 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
-from stepkeep.access import LOOPBACK, cannot_listen, is_loopback, read_address, refusal
+from stepkeep.access import RESPONSE_HEADERS, Guard, cannot_listen, is_loopback, read_address
 from stepkeep.cli.printing import note
 from stepkeep.errors import InvalidInput, StepkeepError
+from stepkeep.logs import Log
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 METRICS_PATH: Final = "/metrics"
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -88,6 +88,8 @@ def _handler(page: Callable[[], str], token: str) -> type[BaseHTTPRequestHandler
             self.send_response(status)
             self.send_header("Content-Type", _TEXT)
             self.send_header("Content-Length", str(len(body)))
+            for name, value in RESPONSE_HEADERS.items():
+                self.send_header(name, value)
             if status == 401:
                 self.send_header("WWW-Authenticate", "Bearer")
             self.end_headers()
@@ -95,8 +97,8 @@ def _handler(page: Callable[[], str], token: str) -> type[BaseHTTPRequestHandler
 
         def _answer(self) -> tuple[int, str]:
             _, port, *_ = self.connection.getsockname()
-            if refused := refusal(self.headers.get, token=token, names=LOOPBACK, port=port):
-                return refused[0], f"{refused[1]}\n"
+            if refused := Guard(token=token, port=port).refusal(self.headers.get):
+                return refused.status, f"{refused.code}\n"
             if self.path.partition("?")[0] != METRICS_PATH:
                 return 404, f"not_found: {METRICS_PATH}\n"
             try:

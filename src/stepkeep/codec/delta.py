@@ -117,8 +117,13 @@ def encode_delta(content: bytes, base: bytes, *, shared: int = 0) -> Encoded | N
         return None
     edits = find_edits(base, content, shared) if len(content) > _SMALL_BYTES else None
     if edits is not None:
-        return Encoded(SPLICE, pack_edits(edits))
+        return encode_edits(edits)
     return Encoded(PREFIX, compress(content, prefix=base))
+
+
+def encode_edits(edits: list[Edit]) -> Encoded:
+    """Encode content as a delta by edits that are known: at most `MAX_EDITS`, which put in `MAX_PUT_BYTES`."""
+    return Encoded(SPLICE, pack_edits(edits))
 
 
 def decode(
@@ -140,7 +145,7 @@ def decode(
     elif codec == PREFIX:
         content = decompress(data, limit=size, prefix=_usable(base, MIN_PREFIX_BYTES))
     elif codec == SPLICE:
-        content = apply_edits(_usable(base), [(data, size)])
+        content = _edited(_usable(base), unpack(data))
     else:
         raise Unsupported(f"unknown body codec {codec!r}: the store was written by a newer version")
     if len(content) != size:
@@ -250,11 +255,13 @@ def find_edits(old: bytes, new: bytes, shared: int = 0) -> list[Edit] | None:
 
 def pack_edits(edits: list[Edit]) -> bytes:
     """Pack edits into one compressed frame."""
-    numbers = bytearray(_number(len(edits)))
-    for edit in edits:
-        for value in (edit.keep, edit.cut, len(edit.put)):
-            numbers += _number(value)
-    return compress(b"".join((numbers, *(edit.put for edit in edits))))
+    numbers = bytearray()
+    _add_number(numbers, len(edits))
+    for keep, cut, put in edits:
+        _add_number(numbers, keep)
+        _add_number(numbers, cut)
+        _add_number(numbers, len(put))
+    return compress(b"".join((numbers, *[edit[2] for edit in edits])))
 
 
 def unpack(packed: bytes) -> list[Edit]:
@@ -297,6 +304,20 @@ def apply_edits(base: bytes, splices: Iterable[tuple[bytes, int]]) -> bytes:
         pieces = _spliced(pieces, edits)
         if len(pieces) > _MAX_PIECES:
             pieces = [memoryview(b"".join(pieces))]
+    return b"".join(pieces)
+
+
+def _edited(base: bytes, edits: list[Edit]) -> bytes:
+    """One content with edits applied."""
+    view = memoryview(base)
+    pieces: list[bytes | memoryview] = []
+    at = 0
+    for keep, cut, put in edits:
+        pieces += (view[at : at + keep], put)
+        at += keep + cut
+    if at > len(base):
+        raise Corrupt("a splice reaches past the end of its base")
+    pieces.append(view[at:])
     return b"".join(pieces)
 
 
@@ -407,6 +428,11 @@ class _Comparison:
         return _longest(agree, min(old_at - old_from, new_at - new_from))
 
 
+def shared_start(old: bytes, new: bytes) -> int:
+    """How many bytes two contents begin with in common."""
+    return _Comparison(old, new)._run_after(0, 0)
+
+
 def _longest(agree: Callable[[int, int], bool], limit: int) -> int:
     """The longest run, up to `limit`, of which `agree(start, end)` holds in every part.
 
@@ -423,13 +449,11 @@ def _longest(agree: Callable[[int, int], bool], limit: int) -> int:
     return done
 
 
-def _number(value: int) -> bytes:
-    encoded = bytearray()
+def _add_number(numbers: bytearray, value: int) -> None:
     while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
+        numbers.append(value & 0x7F | 0x80)
         value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    numbers.append(value)
 
 
 def _numbers(content: bytes) -> Iterator[tuple[int, int]]:

@@ -120,6 +120,13 @@ def _whole_body(bodies: Sequence[Body], name: str) -> Body | None:
     return next((body for body in bodies if body.name == name and not body.is_redundant), None)
 
 
+def packed_size(layout: Layout, body: Body) -> int:
+    """About what a body takes in a document."""
+    if layout is not Layout.WORKFLOW or len(body.data) <= COMPRESS_ABOVE:
+        return len(body.data)
+    return min(len(body.data), len(zlib.compress(body.data, level=1)) * 4 // 3)
+
+
 def _written(body: Body, header: Header, is_plain: bool, is_large: bool = False) -> tuple[Form, bytes]:
     """The form of a body's bytes, and the JSON value that stands for them."""
     if is_large:

@@ -67,7 +67,14 @@ T = TypeVar("T")
 
 
 def encode(state: object, *, max_depth: int = MAX_DEPTH, max_bytes: int = MAX_BYTES) -> tuple[str, bytes]:
-    """Return the encoding id and the bytes from which `decode` rebuilds exactly this state.
+    """Return the encoding id and the bytes from which `decode` rebuilds exactly this state; see `encode_copy`."""
+    return encode_copy(state, max_depth=max_depth, max_bytes=max_bytes)[:2]
+
+
+def encode_copy(
+    state: object, *, max_depth: int = MAX_DEPTH, max_bytes: int = MAX_BYTES
+) -> tuple[str, bytes, Any]:
+    """Return the encoding id, the bytes from which `decode` rebuilds exactly this state, and that of plain data.
 
     Deterministic: equal states in equal order give equal bytes. The state is not changed, and must not be
     changed by others meanwhile. `max_depth` counts nested containers and is never more than `MAX_DEPTH`, so
@@ -97,8 +104,10 @@ def encode(state: object, *, max_depth: int = MAX_DEPTH, max_bytes: int = MAX_BY
         raise ValidationError(f"changed while it was being saved ({exc}): save a copy").as_error() from exc
 
 
-def decode(encoding: str, data: bytes) -> Any:
+def decode(encoding: str, data: bytes, first_at: int = 0) -> Any:
     """Return the state that `encode` was given.
+
+    `first_at` is the position in the state of the key that the bytes have first; see `codec.incremental`.
 
     Raises:
         Unsupported: the encoding id is unknown, or a time zone is missing on this machine.
@@ -108,9 +117,10 @@ def decode(encoding: str, data: bytes) -> Any:
         raise Unsupported(f"unknown state encoding {encoding!r}: a newer release may read it")
     try:
         try:
-            return _decode(encoding, data)
+            tree = _decode(encoding, data)
         except RecursionError:
-            return on_fresh_stack(lambda: _decode(encoding, data))
+            tree = on_fresh_stack(lambda: _decode(encoding, data))
+        return tree if first_at == 0 else _in_order(tree, first_at)
     except TooDeep:
         raise _too_deep_to_read() from None
     except RecursionError:
@@ -243,10 +253,10 @@ def _too_deep_to_read() -> StepkeepError:
 # --- writing ------------------------------------------------------------------------------------------------
 
 
-def _encode(state: object, max_depth: int, max_bytes: int) -> tuple[str, bytes]:
-    data = _plain_json(state, max_depth, max_bytes)
-    if data is not None:
-        return JSON, data
+def _encode(state: object, max_depth: int, max_bytes: int) -> tuple[str, bytes, Any]:
+    found = plain(state, max_depth, max_bytes)
+    if found is not None:
+        return JSON, *found
     from stepkeep.codec.tags import Tagger, untag  # they import much, and most states are plain data
 
     tagger = Tagger(max_depth, max_bytes, is_suspicious=True)
@@ -256,22 +266,26 @@ def _encode(state: object, max_depth: int, max_bytes: int) -> tuple[str, bytes]:
         check_sharing(state, max_bytes)
         tagger = Tagger(max_depth, max_bytes)
         tree = tagger.tag(state, 1)
-    data = _plain_json(tree, _JSON_LEVELS * (max_depth + 1), max_bytes)
-    if data is None:
+    found = plain(tree, _JSON_LEVELS * (max_depth + 1), max_bytes)
+    if found is None:
         raise ValidationError("does not survive JSON")
+    data, copy = found
     if not tagger.tagged:
-        return JSON, data
+        return JSON, data, copy
     again = Tagger(max_depth, max_bytes).tag(untag(from_json(data)), 1)
     if to_json(again) != data:
         raise ValidationError("would not come back equal")
-    return TAGGED, data
+    return TAGGED, data, None
 
 
-def _plain_json(state: object, max_depth: int, max_bytes: int) -> bytes | None:
-    """Encode plain JSON data, or return None where the bytes would not give back exactly this value.
+def plain(state: object, max_depth: int = MAX_DEPTH, max_bytes: int = MAX_BYTES) -> tuple[bytes, Any] | None:
+    """The JSON of plain data and what it decodes to, or None where the bytes would not give back exactly this value.
 
     Only exact built-in types get as far as `==`, so no foreign `__eq__` is asked. What `==` overlooks (1 and
     1.0 and True, 0.0 and -0.0) has different texts in JSON, and order is kept: a test pins that of msgspec.
+
+    Raises:
+        ValidationError: it is too large.
     """
     if not _is_plain(state, max_depth, max_bytes):
         return None
@@ -283,7 +297,8 @@ def _plain_json(state: object, max_depth: int, max_bytes: int) -> bytes | None:
         raise ValidationError(
             f"takes {len(data)} bytes, more than the limit of {max_bytes}: save less", TOO_LARGE
         )
-    return data if from_json(data) == state else None
+    decoded = from_json(data)
+    return (data, decoded) if decoded == state else None
 
 
 def _is_plain(root: object, max_depth: int, max_bytes: int) -> bool:
@@ -343,6 +358,13 @@ def _decode(encoding: str, data: bytes) -> Any:
     from stepkeep.codec.tags import untag
 
     return untag(tree)
+
+
+def _in_order(tree: dict[str, Any], first_at: int) -> dict[str, Any]:
+    """A dict with its first key at another position."""
+    items = list(tree.items())
+    items.insert(first_at, items.pop(0))
+    return dict(items)
 
 
 # --- shared references --------------------------------------------------------------------------------------

@@ -1,311 +1,335 @@
-"""The plain JSON of a dict that grows from save to save: what is proven unchanged is not encoded again.
+"""The plain JSON of a state that changes from save to save: what is proven the same is not encoded again.
 
-The proof: texts, numbers, booleans and None never change. Containers may, at any moment and in place, so each one is
-kept together with the very objects it held. It is unchanged if it still holds these objects, one by one and in the same
-order. Keeping them also keeps their identities from being used again, so the proof has no gap.
+The proof is by value. Of each container that was encoded there is a private copy, decoded from its very bytes, and the
+copy's MessagePack. A container is the same if it equals the copy and has the same MessagePack: equality tells a tuple
+from a list and a UUID from its text, MessagePack tells 1 from True and 1.0 and has the keys in their order. A list that
+begins with the same elements begins with the same bytes. What is new is encoded and proven as every state is.
 
-A value that holds the same objects as last time has the same bytes; a list that begins with the same elements begins
-with the same bytes. Only the rest is encoded, and checked as every state is. While the first value only grows, hashing
-goes on from where it stood as well; who may choose the order has the largest value first. The bytes depend on the
-values alone, never on what is remembered.
+A large content has the largest value of its dict first, so that hashing goes on from where it stood while that value
+grows. The bytes depend on the values alone, never on what is remembered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from hashlib import sha256
-from itertools import chain
-from operator import attrgetter, is_
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Callable
+from math import isfinite
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from stepkeep.codec.exact import ATOMS, MAX_BYTES, to_json
+from stepkeep.codec import exact
+from stepkeep.codec.delta import MAX_EDITS, MAX_PUT_BYTES, Edit
+from stepkeep.codec.exact import ATOMS, INT_MAX, INT_MIN, ValidationError, to_json
+from stepkeep.codec.integrity import RunningDigest
+from stepkeep.errors import StepkeepError
 
-MAX_WATCHED: Final = 1_000_000
-"""More values than this are not watched: shared references may multiply without end."""
+MIN_ORDERED_BYTES: Final = 32 * 1024
+MAX_ORDERED_BYTES: Final = 64 * 1024 * 1024
+"""Other contents have the order of their dict: hashing small ones costs little, large ones are not remembered."""
 
+MAX_KEYS: Final = 64
+MAX_LEVELS: Final = 3
+"""A dict with more keys, or further down, is encoded whole when anything in it changed."""
 
-_attributes: Final = attrgetter("__dict__", "__pydantic_extra__")
+_WHOLE_BYTES: Final = 1024
+"""So is a small one: comparing its values takes longer than encoding all of it."""
 
+_SIMILAR_BYTES: Final = 512
+"""Where so much took the place of as much, the two may have bytes in common that only a search finds."""
 
-def no_objects(kind: type) -> bool:  # noqa: ARG001
-    """Only dicts and lists are watched."""
-    return False
+_pack = msgspec.msgpack.Encoder().encode
 
+Plain: TypeAlias = Callable[[Any, int], tuple[bytes, Any] | None]
+"""The plain JSON of a container within a depth, and its private copy made from these bytes; None if it has none.
 
-class _Held:
-    """Containers of one kind, and the very objects that each held when it was added.
-
-    `contents` gives the objects in a container, `mark` what of it must not change beside them: its length or class.
-    """
-
-    def __init__(self, contents: Callable[[Any], Iterable[Any]], mark: Callable[[Any], object]) -> None:
-        self._contents = contents
-        self._mark = mark
-        self.containers: list[Any] = []
-        self._marks: list[object] = []
-        self.objects: list[Any] = []
-
-    def add(self, containers: list[Any]) -> list[Any]:
-        """What these hold."""
-        objects = list(chain.from_iterable(map(self._contents, containers)))
-        self.containers += containers
-        self._marks += map(self._mark, containers)
-        self.objects += objects
-        return objects
-
-    def is_same(self) -> bool:
-        now = chain.from_iterable(map(self._contents, self.containers))
-        return list(map(self._mark, self.containers)) == self._marks and all(map(is_, now, self.objects))
+A copy of None is never the same as anything: the container is encoded again each time.
+"""
 
 
-class Watch:
-    """Some values, and everything in them, as they were when they were added.
+class Derived(msgspec.Struct, frozen=True):
+    """How a content came from the one before: what both begin with, and the edits between them where these are few."""
 
-    Besides dicts with text keys and lists it takes objects of the classes that `is_open` accepts: models of pydantic
-    whose whole content is in their fields.
-    """
-
-    def __init__(self, is_open: Callable[[type], bool] = no_objects) -> None:
-        self._is_open = is_open
-        self._dicts = _Held(dict.values, len)
-        self._keys = ""
-        self._lists = _Held(iter, len)
-        self._models = _Held(_attributes, type)
-
-    def add(self, values: Iterable[Any]) -> bool:
-        """Watch more values. False if one of them cannot be watched: then this watch proves nothing any more."""
-        level = _changeable(values)
-        while level:
-            present = set(map(type, level))
-            below: list[Any] = []
-            if dict in present:
-                dicts = [value for value in level if type(value) is dict]
-                if not _have_plain_keys(dicts):
-                    return False
-                below += self._dicts.add(dicts)
-                self._keys += _keys(dicts)
-            if list in present:
-                below += self._lists.add([value for value in level if type(value) is list])
-            if others := present - {dict, list}:
-                if not all(map(self._is_open, others)):
-                    return False
-                below += self._models.add([value for value in level if type(value) in others])
-            if len(self._dicts.objects) + len(self._lists.objects) > MAX_WATCHED:
-                return False
-            level = _changeable(below)
-        return True
-
-    def holds(self) -> bool:
-        """Whether nothing in the values changed since they were added."""
-        try:
-            return (
-                self._dicts.is_same()
-                and _keys(self._dicts.containers) == self._keys
-                and self._lists.is_same()
-                and self._models.is_same()
-            )
-        except (AttributeError, RuntimeError, TypeError):  # it is changing, or a key is not text any more
-            return False
-
-
-def _keys(dicts: Iterable[dict[str, Any]]) -> str:
-    """All keys as one text, each ended by NUL: joining is quicker than comparing them one by one.
-
-    For as many keys of which none has a NUL, equal texts mean equal keys.
-    """
-    return "\0".join((*chain.from_iterable(dicts), ""))
-
-
-def _have_plain_keys(dicts: list[dict[Any, Any]]) -> bool:
-    keys = list(chain.from_iterable(dicts))
-    return set(map(type, keys)) <= {str} and not any("\0" in key for key in keys)
-
-
-def _changeable(values: Iterable[Any]) -> list[Any]:
-    return [value for value in values if type(value) not in ATOMS]
-
-
-LARGE_BYTES: Final = 32 * 1024
-"""Smaller contents are written in the order of their dict: remembering them gains nothing."""
-
-Encode: TypeAlias = Callable[[Any], bytes | None]
-"""The plain JSON of a value, checked; None if it cannot be written as such."""
-
-_Bytes: TypeAlias = bytes | memoryview
+    before: bytes
+    shared: int
+    edits: list[Edit] | None
 
 
 class Grown(msgspec.Struct, frozen=True):
-    """A content, its SHA-256, and the order in which it has the keys of the dict.
-
-    Its first `shared` bytes are those of `before`, the content of the last time; `known` are those that were not
-    encoded again, wherever they are.
-    """
+    """A content, its SHA-256, and the position in the dict of the key that the content has first."""
 
     content: bytes
     digest: str
-    order: list[str]
-    before: bytes
-    shared: int
-    known: int
+    first_at: int
+    derived: Derived
 
 
-class _Part(NamedTuple):
-    """One value: its elements when it was encoded (itself, if it is not a list), and where its bytes are."""
-
-    elements: list[Any]
-    is_list: bool
-    watch: Watch
-    start: int
-    end: int
-
-    def begins(self, value: Any) -> bool:
-        """Whether `value` is still what was encoded, or a list that begins with it."""
-        if (type(value) is list) is not self.is_list:
-            return False
-        elements = value if self.is_list else [value]
-        return (
-            len(elements) >= len(self.elements)
-            and all(map(is_, self.elements, elements))
-            and self.watch.holds()
-        )
+# --- what is remembered of a value -----------------------------------------------------------------------------
 
 
-class _Piece(msgspec.Struct, frozen=True):
-    """The bytes of one value in this round, and what to remember of it."""
+class _Whole(msgspec.Struct, frozen=True):
+    """A container that is the same as a whole or not at all."""
 
-    chunks: list[_Bytes]
-    watched: tuple[list[Any], bool, Watch] | None
-    known: int = 0
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.chunks))
+    copy: Any
+    packed: bytes
+    size: int
 
 
-class _First(msgspec.Struct, frozen=True):
-    """The value that came first: its name, where it ended, and the hash of everything up to there."""
+class _List(msgspec.Struct):
+    """A list that may grow: the copies of its elements, and their MessagePack one after the other."""
 
-    name: str
-    end: int
-    hashed: Any
+    copy: list[Any]
+    packed: bytearray
+    size: int
+
+
+class _Dict(msgspec.Struct, frozen=True):
+    """A dict by its values: what is remembered of each, and where its JSON begins within that of the dict."""
+
+    nodes: dict[str, _Node]
+    starts: dict[str, int]
+    size: int
+
+
+_Node: TypeAlias = _Whole | _List | _Dict | int
+"""What is remembered of a value; of one that is always encoded again only the size of its JSON."""
+
+
+_Span: TypeAlias = tuple[int, int, bytes | None]
+"""A stretch of the new content: the bytes of the old one from start to end, or others that may stand for these."""
+
+_Piece: TypeAlias = tuple[_Node, int, list[_Span]]
+"""What to remember of a value, the size of its JSON, and its JSON."""
+
+
+class _NotPlain(Exception):
+    """A value has no plain JSON: the state must be encoded as a whole."""
+
+
+def _size(node: _Node) -> int:
+    return node if isinstance(node, int) else node.size
+
+
+def _elements(values: list[Any]) -> memoryview:
+    """The MessagePack of a list without its head."""
+    return memoryview(_pack(values))[_head_bytes(len(values)) :]
+
+
+def _head_bytes(count: int) -> int:
+    """How the MessagePack of a list begins: with so many bytes for the number of its elements."""
+    return 1 if count < 16 else 3 if count < 65536 else 5
+
+
+def _remembered(copy: Any, size: int, level: int) -> _Node:
+    """What to remember of a value whose JSON takes `size` bytes and decodes to `copy`."""
+    if type(copy) is list:
+        return _List(copy, bytearray(_elements(copy)), size)
+    if type(copy) is not dict:
+        return size
+    if not copy or size < _WHOLE_BYTES or len(copy) > MAX_KEYS or level >= MAX_LEVELS:
+        return _Whole(copy, _pack(copy), size)
+    nodes: dict[str, _Node] = {}
+    starts: dict[str, int] = {}
+    at = 0
+    for name, value in copy.items():
+        length = len(to_json(value))
+        nodes[name] = _remembered(value, length, level + 1)
+        starts[name] = at + len(to_json(name)) + 2  # a brace or a comma before it, a colon behind
+        at = starts[name] + length
+    return _Dict(nodes, starts, size)
+
+
+def _atom(value: Any) -> bytes:
+    """The JSON of a text, a number, a boolean or None that comes back equal."""
+    kind = type(value)
+    if (kind is int and not INT_MIN <= value <= INT_MAX) or (kind is float and not isfinite(value)):
+        raise _NotPlain
+    return to_json(value)
 
 
 class Growing:
-    """The successive values of one dict. For one thread at a time; of no use any more after an error.
+    """The successive contents of one dict. For one thread at a time; of no use any more after an error.
 
-    `encode` gives the bytes of one value, or of a list of new elements. `is_open` as in `Watch`. With `keeps_order`
-    the keys stay in the order of the dict.
+    `plain` encodes a container, and `view` gives plain data that tells all about one, to be compared with its copy.
     """
 
     def __init__(
         self,
-        encode: Encode,
-        is_open: Callable[[type], bool] = no_objects,
+        plain: Plain = exact.plain,
+        view: Callable[[Any], Any] | None = None,
         *,
-        max_bytes: int = MAX_BYTES,
-        keeps_order: bool = False,
+        max_bytes: int = exact.MAX_BYTES,
     ) -> None:
-        self._encode = encode
-        self._is_open = is_open
+        self._plain = plain
+        self._view = view
         self._max_bytes = max_bytes
-        self._keeps_order = keeps_order
         self._content = b""
-        self._parts: dict[str, _Part] = {}
-        self._first = _First("", 0, sha256())
+        self._root = _Dict({}, {}, 0)
+        self._digest = RunningDigest()
 
     @property
     def size_bytes(self) -> int:
         """The size of the content that is remembered."""
         return len(self._content)
 
-    def content(self, values: dict[str, Any]) -> Grown | None:
-        """The content of these values; None if one of them cannot be written as plain JSON, or all are too large."""
+    def begin(self, content: bytes, copy: dict[str, Any]) -> Grown:
+        """Remember a first state by its JSON, of more than a few bytes, and what that decodes to."""
+        root = _remembered(copy, len(content), 0)
+        assert isinstance(root, _Dict)
         pieces: dict[str, _Piece] = {}
-        size = 0
-        for name, value in values.items():
-            piece = self._piece(name, value) if type(name) is str else None
-            if piece is None:
-                return None
-            pieces[name] = piece
-            size += piece.size
-            if size > self._max_bytes:
-                return None
+        for name, node in root.nodes.items():
+            start, size = root.starts[name], _size(node)
+            pieces[name] = node, size, [(0, 0, content[start : start + size])]
         return self._joined(pieces)
+
+    def content(self, state: dict[str, Any]) -> Grown | None:
+        """The content of a state; None where it must be encoded as a whole, or where that will tell what is wrong."""
+        try:
+            return self._joined(self._pieces(self._root, 0, state, 1))
+        except (_NotPlain, StepkeepError, ValidationError, RuntimeError, UnicodeError, *_UNPACKABLE):
+            return None
 
     # --- one value
 
-    def _piece(self, name: str, value: Any) -> _Piece | None:
-        part = self._parts.get(name)
-        if part is not None and part.begins(value):
-            return self._longer(part, value[len(part.elements) :] if part.is_list else [])
-        return self._new(value)
+    def _pieces(self, node: _Dict, start: int, values: dict[str, Any], level: int) -> dict[str, _Piece]:
+        """The values of a dict whose old JSON begins at `start`."""
+        if len(values) > MAX_KEYS:
+            raise _NotPlain
+        pieces: dict[str, _Piece] = {}
+        size = 0
+        for name, value in values.items():
+            if type(name) is not str:
+                raise _NotPlain
+            old = node.nodes.get(name)
+            at = 0 if old is None else start + node.starts[name]
+            pieces[name] = self._piece(old, at, value, level)
+            size += pieces[name][1]
+            if size > self._max_bytes:
+                raise _NotPlain
+        return pieces
 
-    def _longer(self, part: _Part, added: list[Any]) -> _Piece | None:
-        known = memoryview(self._content)[part.start : part.end]
-        if not added:
-            return _Piece([known], part[:3], len(known))
-        # Watched before they are encoded: what changes in between is noticed next time.
-        is_watched = part.watch.add(added)
-        encoded = self._encode(added)
-        if encoded is None:
-            return None
-        comma = b"," if part.elements else b""
-        part.elements.extend(added)
-        chunks: list[_Bytes] = [known[:-1], comma, encoded[1:]]
-        return _Piece(chunks, part[:3] if is_watched else None, len(known))
+    def _piece(self, node: _Node | None, start: int, value: Any, level: int) -> _Piece:
+        kind = type(value)
+        if kind in ATOMS:
+            data = _atom(value)
+            if node == len(data) and self._content.startswith(data, start):
+                return node, node, [(start, start + node, None)]
+            return len(data), len(data), [(start, start + _size(node or 0), data)]
+        if kind is list and type(node) is _List:
+            if (longer := self._longer(node, start, value, level)) is not None:
+                return longer
+        elif kind is dict and type(node) is _Dict and level < MAX_LEVELS:
+            pieces = self._pieces(node, start, value, level + 1)
+            return self._laid_out(node, start, pieces, list(pieces))
+        elif type(node) is _Whole and self._is_same(value, node):
+            return node, node.size, [(start, start + node.size, None)]
+        found = self._plain(value, exact.MAX_DEPTH - level)
+        if found is None:
+            raise _NotPlain
+        data, copy = found
+        span = (start, start + _size(node or 0), data)
+        return _remembered(copy, len(data), level), len(data), [span]
 
-    def _new(self, value: Any) -> _Piece | None:
-        is_list = type(value) is list
-        elements = list(value) if is_list else [value]
-        watch = Watch(self._is_open)
-        is_watched = type(value) not in ATOMS and watch.add(elements)
-        encoded = self._encode(elements if is_list else value)
-        if encoded is None:
+    def _is_same(self, value: Any, node: _Whole) -> bool:
+        view = value if self._view is None else self._view(value)
+        return bool(view == node.copy) and _pack(view) == node.packed
+
+    def _longer(self, node: _List, start: int, value: list[Any], level: int) -> _Piece | None:
+        """A list that begins with all elements of the old one; None if it does not."""
+        elements = value[:]  # another thread may add to it meanwhile
+        view = elements if self._view is None else self._view(elements)
+        count = len(node.copy)
+        known = view[:count]
+        if known != node.copy:
             return None
-        return _Piece([encoded], (elements, is_list, watch) if is_watched else None)
+        packed = _pack(known)
+        if len(packed) != _head_bytes(count) + len(node.packed) or not packed.endswith(node.packed):
+            return None
+        end = start + node.size
+        if len(elements) == count:
+            return node, node.size, [(start, end, None)]
+        found = self._plain(elements[count:], exact.MAX_DEPTH - level)
+        if found is None:
+            raise _NotPlain
+        data, copy = found
+        if copy is None:
+            return None
+        added = b"," + data[1:] if count else data[1:]
+        node.copy += copy
+        node.packed += _elements(copy)
+        node.size += len(added) - 1
+        return node, node.size, [(start, end - 1, None), (end - 1, end, added)]
 
     # --- all of them
 
-    def _joined(self, pieces: dict[str, _Piece]) -> Grown:
-        order = list(pieces) if self._keeps_order else _order(pieces)
-        chunks: list[_Bytes] = []
-        parts: dict[str, _Part] = {}
+    def _laid_out(self, node: _Dict, start: int, pieces: dict[str, _Piece], order: list[str]) -> _Piece:
+        """The values of a dict behind their names."""
+        if not order:
+            return _Dict({}, {}, 2), 2, [(start, start + node.size, b"{}")]
+        spans: list[_Span] = []
+        nodes: dict[str, _Node] = {}
+        starts: dict[str, int] = {}
         at = 0
-        first_end = 0
         for name in order:
-            piece = pieces[name]
-            lead = (b"," if chunks else b"{") + to_json(name) + b":"
-            start = at + len(lead)
-            at = start + piece.size
-            chunks += (lead, *piece.chunks)
-            if piece.watched is not None:
-                parts[name] = _Part(*piece.watched, start, at)
-            first_end = first_end or at
-        content = b"".join((*chunks, b"}")) if order else b"{}"
-        before, self._content, self._parts = self._content, content, parts
-        first = order[0] if order else ""
-        shared = self._first.end if order and first == self._first.name and pieces[first].known else 0
-        digest = self._digest(content, shared, first, first_end)
-        return Grown(content, digest, order, before, shared, sum(piece.known for piece in pieces.values()))
+            nodes[name], size, own = pieces[name]
+            lead = (b"," if spans else b"{") + to_json(name) + b":"
+            old = start + node.starts.get(name, 0)
+            is_kept = name in node.starts and self._content.startswith(lead, old - len(lead))
+            spans.append((old - len(lead), old, None) if is_kept else (0, 0, lead))
+            spans += own
+            starts[name] = at + len(lead)
+            at = starts[name] + size
+        end = start + node.size
+        spans.append((end - 1, end, None) if node.size else (0, 0, b"}"))
+        return _Dict(nodes, starts, at + 1), at + 1, spans
 
-    def _digest(self, content: bytes, shared: int, first: str, first_end: int) -> str:
-        """The digest of a content. What it shares with the last one was hashed then."""
-        hashed = self._first.hashed.copy() if shared else sha256()
-        view = memoryview(content)
-        end = max(0, first_end - 1)  # the bracket that closes a list moves when the list grows
-        hashed.update(view[shared:end])
-        self._first = _First(first, end, hashed.copy())
-        hashed.update(view[end:])
-        return str(hashed.hexdigest())
+    def _joined(self, pieces: dict[str, _Piece]) -> Grown:
+        order = list(pieces)
+        first_at = 0
+        sizes = [size for _, size, _ in pieces.values()]
+        # A brace or a comma before each name, a colon behind it, and the closing brace.
+        length = sum(sizes) + sum(map(len, map(to_json, order))) + 2 * len(order) + 1
+        if order and MIN_ORDERED_BYTES <= length <= MAX_ORDERED_BYTES:
+            first_at = sizes.index(max(sizes))
+            order.insert(0, order.pop(first_at))
+        root, _, spans = self._laid_out(self._root, 0, pieces, order)
+        assert isinstance(root, _Dict)
+        content, derived = _written(self._content, spans)
+        self._root, self._content = root, content
+        return Grown(content, self._digest.of(content, derived.shared), first_at, derived)
 
 
-def _order(pieces: dict[str, _Piece]) -> list[str]:
-    """The names as they come, but of a large content that of the largest value first."""
-    names = list(pieces)
-    sizes = {name: pieces[name].size for name in names}
-    if sum(sizes.values()) < LARGE_BYTES:
-        return names
-    largest = max(names, key=sizes.__getitem__)
-    return [largest, *(name for name in names if name != largest)]
+_UNPACKABLE: Final = (TypeError, ValueError, OverflowError)
+
+
+def _written(old: bytes, spans: list[_Span]) -> tuple[bytes, Derived]:
+    """The content in spans, and how it comes from the old one."""
+    view = memoryview(old)
+    chunks: list[bytes | memoryview] = []
+    edits: list[Edit] = []
+    put: list[bytes | memoryview] = []
+    keep = at = begin = put_bytes = (
+        0  # bytes of the old content from `begin` to `at` are kept, and not written yet
+    )
+    is_similar = False
+    for start, end, data in spans:
+        if data is None and start >= at:
+            if put or start > at:
+                chunks.append(view[begin:at])
+                chunks += put
+                edits.append(Edit(keep, start - at, b"".join(put)))
+                keep, put, begin = 0, [], start
+            keep += end - start
+            at = end
+        else:
+            new = view[start:end] if data is None else data
+            size = len(new)
+            is_similar = is_similar or (size >= _SIMILAR_BYTES and end - start >= _SIMILAR_BYTES)
+            put_bytes += size
+            put.append(new)
+    chunks.append(view[begin:at])
+    chunks += put
+    if put or at < len(old):
+        edits.append(Edit(keep, len(old) - at, b"".join(put)))
+    is_few = not is_similar and len(edits) <= MAX_EDITS and put_bytes <= MAX_PUT_BYTES
+    shared = edits[0].keep if edits else len(old)
+    return b"".join(chunks), Derived(old, shared, edits if is_few else None)

@@ -14,6 +14,7 @@ from stepkeep.errors import InvalidInput
 from stepkeep.model import MAX_SEQ, check_name
 from stepkeep.policy.profiles import MAX_DAYS, PROFILES, check_count, check_duration, check_size
 from stepkeep.policy.retention import span_text
+from stepkeep.secrets import url_without_password
 from stepkeep.text import nearest, shortened
 from stepkeep.yaml_lines import Items, Node, Scalar, Section, shown
 
@@ -285,6 +286,7 @@ SCHEMA: Final = (
         "Keep the newest checkpoint of each finished status.",
         THE_PROFILES,
     ),
+    Key("retention.max_count", _COUNT_OR_ALL, "Remove the oldest beyond that many.", THE_PROFILES),
     Key("retention.max_age", _DURATION_OR_OFF, "Remove what is older.", THE_PROFILES),
     Key(
         "retention.max_bytes",
@@ -508,11 +510,8 @@ def text_of(setting: Setting) -> str:
     if isinstance(value, timedelta):
         return span_text(value)
     if setting.name == "store":
-        return re.sub(_PASSWORD, lambda match: f"{match[1] or match[2]}***", value)
+        return url_without_password(value)
     return str(value)
-
-
-_PASSWORD: Final = r"(?i)(://[^:@/]*:).*(?=@)|(password=)[^&]*"
 
 
 # --- suggestions -----------------------------------------------------------------------------------------------

@@ -6,13 +6,15 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
+from stepkeep.errors import InvalidInput
 from stepkeep.model import SessionInfo
-from stepkeep.policy.cleanup import CLEANUP, CleanupPolicies, CleanupRule
+from stepkeep.policy.cleanup import CLEANUP, MADE_UNDER, CleanupPolicies, CleanupRule
 from stepkeep.policy.profiles import profile_named, retention_for
 from stepkeep.policy.retention import Retention
 
@@ -59,6 +61,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "retention.keep_manual": None,
     "retention.keep_tags": None,
     "retention.keep_terminal": None,
+    "retention.max_count": None,
     "retention.max_age": None,
     "retention.max_bytes": None,
     "limits.max_bytes": None,
@@ -84,6 +87,8 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 that is all: what reads and explains other values is in `schema`, which is imported when there is one."""
 
 _WORKFLOWS: Final = "checkpoint.cleanup.workflows"
+_RULES: Final = ("retention.", "checkpoint.history.", "checkpoint.cleanup.", "agent.checkpoints.")
+"""How keys begin that decide about what stays of a session: it carries those of the project it was made in."""
 
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 
@@ -105,11 +110,15 @@ DEFAULT: Final = Origin("default")
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """A value and where it came from. None means that a limit was switched off, or nothing was set."""
+    """A value and where it came from. None means that a limit was switched off, or nothing was set.
+
+    `is_trusted` is False for the store of a project's file that lies outside the project and was not trusted.
+    """
 
     name: str
     value: Any
     origin: Origin
+    is_trusted: bool = True
 
     @property
     def is_given(self) -> bool:
@@ -129,11 +138,13 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
 class Settings(msgspec.Struct, frozen=True):
     """Every key with its value: `settings["profile"]`. Keys are in snake_case.
 
-    `given` has those that somebody set; `files` are those looked for.
+    `given` has those that somebody set; `files` are those looked for. `users` has what the user set: all but the
+    project's file, which is not trusted and decides about the sessions of that project only.
     """
 
     given: Mapping[str, Setting]
     files: tuple[ConfigFile, ...] = ()
+    users: Mapping[str, Setting] | None = None
 
     def __getitem__(self, name: str) -> Any:
         setting = self.given.get(name)
@@ -158,9 +169,81 @@ class Settings(msgspec.Struct, frozen=True):
         }
 
     def store_url(self) -> str | None:
-        """The URL of the store; None when nothing names one. Relative paths in a file begin at its folder."""
-        url: str | None = self["store"]
+        """The URL of the store; None when nothing names one. Relative paths in a file begin at its folder.
+
+        Raises:
+            InvalidInput: code `untrusted_store`; a project's file names it, and the user has not trusted that file.
+        """
+        setting = self.given.get("store")
+        if setting is None:
+            return None
+        if not setting.is_trusted:
+            raise InvalidInput(
+                f"{setting.origin} names a store outside its project, and may come from a stranger: read it, then "
+                "run `stepkeep trust`, or name the store by --store or STEPKEEP_STORE",
+                code="untrusted_store",
+            )
+        url: str = setting.value
         return url
+
+    def with_store(self, url: str) -> Settings:
+        """The same where the caller names the store: then it is not the project's own."""
+        if self.origin("store").layer != "project":
+            return self
+        named = {"store": Setting("store", url, Origin("flag"))}
+        return Settings(
+            MappingProxyType({**self.given, **named}),
+            self.files,
+            MappingProxyType({**(self.users or {}), **named}),
+        )
+
+    # --- who decides about what
+
+    @property
+    def project_file(self) -> str | None:
+        """The project's file that is in use."""
+        return next((file.path for file in self.files if file.is_used and file.scope == "project"), None)
+
+    @property
+    def for_store(self) -> Settings:
+        """What holds for the store as a whole: the user's settings, and the project's if the store is its own."""
+        if self.users is None or self.origin("store").layer == "project":
+            return self
+        return Settings(self.users, self.files)
+
+    def for_session(self, session: SessionInfo) -> Settings:
+        """What decides about a session: the store's settings, and those of the project that it was made in.
+
+        They are read from that project's file where it is the one in use, else as the session carries them.
+
+        Raises:
+            InvalidInput: what the session carries makes no sense; nothing may be removed.
+        """
+        made_under, store = (session.policy or {}).get(MADE_UNDER), self.for_store
+        if made_under is None or store is self:
+            return store
+        file, rules = _carried(made_under)
+        if file == self.project_file:
+            return self
+        weaker = LAYERS.index("project")
+        carried = {
+            name: setting
+            for name, setting in rules.items()
+            if name not in store.given or LAYERS.index(store.given[name].origin.layer) < weaker
+        }
+        return Settings(MappingProxyType({**store.given, **carried}), self.files)
+
+    @property
+    def policy_of_new(self) -> dict[str, Any] | None:
+        """What a new session carries: the project's file, and the rules that it sets."""
+        if self.project_file is None:
+            return None
+        rules = {
+            name: _plain(setting.value)
+            for name, setting in self.given.items()
+            if setting.origin.layer == "project" and name.startswith(_RULES)
+        }
+        return {MADE_UNDER: {"file": self.project_file, "rules": rules}}
 
     # --- rules for sessions
 
@@ -172,25 +255,40 @@ class Settings(msgspec.Struct, frozen=True):
         Raises:
             InvalidInput: the session's profile or policy makes no sense; nothing may be removed.
         """
-        rules = self.retention_overrides(session.profile) if profile_named(session.profile).is_cleaned else {}
-        own = {key: value for key, value in (session.policy or {}).items() if key != CLEANUP}
-        return retention_for(session.profile, rules | own)
+        is_touched = profile_named(session.profile).is_cleaned
+        settings = self.for_session(session)
+        rules = settings.retention_overrides(session.profile) if is_touched else {}
+        policy = session.policy or {}
+        own = {key: value for key, value in policy.items() if key not in (CLEANUP, MADE_UNDER)}
+        retention = retention_for(session.profile, rules | own)
+        is_off = is_touched and not settings["checkpoint.history.enabled"]
+        return msgspec.structs.replace(retention, is_off=True) if is_off else retention
 
     def retention_overrides(self, profile: str) -> dict[str, Any]:
         """What replaces the rules of a profile.
 
         The number to keep has several names. The source that wins elsewhere wins here too; within one source the
-        key for that profile comes before `retention.keep_last`, and that before `checkpoint.history.max_count`.
+        key for that profile comes before `retention.keep_last`, and that before `checkpoint.history.max_count`. Those
+        two that speak of a most are also caps: no other rule keeps more.
         """
         if not self.given:
             return {}
-        overrides = self.section("retention")
-        count = self._strongest(
-            "agent.checkpoints.max_checkpoints_per_session" if profile == "agent" else None,
-            "retention.keep_last",
-            "checkpoint.history.max_count",
-        )
-        return overrides if count is None else overrides | {"keep_last": count.value}
+        overrides, most = self.section("retention"), self._strongest(*_most_keys(profile))
+        count = self._strongest(*_most_keys(profile)[:-1], "retention.keep_last", _MAX_COUNT)
+        if count is not None:
+            overrides |= {"keep_last": count.value}
+        # The key of a stronger source, which lets more stay, is not capped by that of a weaker one.
+        if most is None or most.value is None or count is None or count.origin.layer != most.origin.layer:
+            return overrides
+        return {"max_count": most.value} | overrides
+
+    def policies_of(self, session: SessionInfo) -> CleanupPolicies:
+        """When a session is cleaned, by whoever decides about it.
+
+        Raises:
+            InvalidInput: as `for_session`.
+        """
+        return self.for_session(session).cleanup_policies(session.profile)
 
     def cleanup_policies(self, profile: str) -> CleanupPolicies:
         """When sessions of a profile are cleaned; what was not set stays open, for the profile to decide."""
@@ -224,6 +322,15 @@ class Settings(msgspec.Struct, frozen=True):
         return session.profile != "agent" or bool(self["agent.checkpoints.compress_state"])
 
 
+_MAX_COUNT: Final = "checkpoint.history.max_count"
+
+
+def _most_keys(profile: str) -> tuple[str, ...]:
+    """The keys that say how many checkpoints there are at most, the nearest first."""
+    own = ("agent.checkpoints.max_checkpoints_per_session",) if profile == "agent" else ()
+    return (*own, _MAX_COUNT)
+
+
 # --- from the sources ------------------------------------------------------------------------------------------
 
 
@@ -235,34 +342,72 @@ def inspect(
     user_path: AnyPath | None = None,
 ) -> tuple[Settings, tuple[Problem, ...]]:
     """As `load`, but with the problems as a result; the settings hold what is right."""
-    given: dict[str, Setting] = {}
+    layers: dict[str, dict[str, Setting]] = {"user": {}, "project": {}, "here": {}}
     files = _candidates(cwd, user_path)
     problems: list[Problem] = []
     for file in reversed(files):
         if file.is_used:
-            problems += _read_file(file, given)
+            problems += _read_file(file, layers[file.scope], user_path)
     for variable, name in VARIABLES.items():
         if text := environ.get(variable):
-            problems += _read_value(Origin("environment", f"${variable}"), name, text, given)
+            problems += _read_value(Origin("environment", f"${variable}"), name, text, layers["here"])
     for name, value in (flags or {}).items():
         if value is not None:
-            problems += _read_value(Origin("flag"), name, value, given)
-    return Settings(MappingProxyType(given), files), tuple(problems)
+            problems += _read_value(Origin("flag"), name, value, layers["here"])
+    users = {**layers["user"], **layers["here"]}
+    given = {**layers["user"], **layers["project"], **layers["here"]}
+    return Settings(MappingProxyType(given), files, MappingProxyType(users)), tuple(problems)
 
 
-def _read_file(file: ConfigFile, given: dict[str, Setting]) -> list[Problem]:
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, which reads back as the same one."""
+    if isinstance(value, timedelta):
+        return f"{int(value.total_seconds())}s"
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _carried(made_under: Any) -> tuple[str, dict[str, Setting]]:
+    """The file that a session was made under, and the rules from it. They were stored, so they are checked again."""
+    from stepkeep.config.schema import lookup, node_of
+
+    try:
+        file, found = str(made_under["file"]), {}
+        for name, value in made_under["rules"].items():
+            _, key = lookup(name) or (None, None)
+            if key is None or not name.startswith(_RULES):
+                raise ValueError(f"unknown key {name!r}")
+            parsed = None if value is None and key.kind.none_word else key.kind.parse(node_of(value))
+            found[name] = Setting(name, parsed, Origin("project", file))
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        raise InvalidInput(
+            f"the rules that the session carries make no sense: {exc}", code="invalid_setting"
+        ) from exc
+    return file, found
+
+
+def _read_file(file: ConfigFile, given: dict[str, Setting], user_path: AnyPath | None) -> list[Problem]:
     """Put what a file sets among what is given; returns what is wrong with it."""
     from stepkeep.config.schema import Problem, values_of
     from stepkeep.yaml_lines import Unreadable, parse, read_text
 
     try:
-        found, problems = values_of(parse(read_text(file.path), max_depth=MAX_DEPTH), file.path)
+        text = read_text(file.path)
+        found, problems = values_of(parse(text, max_depth=MAX_DEPTH), file.path)
     except Unreadable as exc:
         return [Problem.at(file.path, exc.line, "", exc.message)]
     for name, value, line in found:
+        origin, is_trusted = Origin(file.scope, file.path, line), True
         if name == "store":
-            value = anchored(value, os.path.dirname(file.path))
-        given[name] = Setting(name, value, Origin(file.scope, file.path, line))
+            from stepkeep.config.trust import is_inside, is_trusted_file
+
+            folder = os.path.dirname(file.path)
+            value = anchored(value, folder)
+            is_trusted = (
+                file.scope == "user"
+                or is_inside(value, folder)
+                or is_trusted_file(file.path, text, user_path=user_path)
+            )
+        given[name] = Setting(name, value, origin, is_trusted)
     return problems
 
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from stepkeep.codec import delta
+from stepkeep.codec.incremental import Derived
 from stepkeep.codec.integrity import digest
 from stepkeep.storage.port import Body
+
+if TYPE_CHECKING:
+    from stepkeep.engine.reader import Remembered
 
 CACHE_BYTES: Final = 256 * 1024 * 1024
 """How much content the writers of one engine remember together."""
@@ -32,18 +36,15 @@ class Base(NamedTuple):
     blobs: frozenset[str] = frozenset()
 
 
-class Shared(NamedTuple):
-    """How many bytes at the start of a new content are known to be those of another one."""
-
-    content: bytes
-    start: int
-
-
 class Chain(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a delta chain stands: its newest body, and the newest one whose number divides by the stride."""
+    """Where a delta chain stands: its newest body, and the newest one whose number divides by the stride.
+
+    `stride_shared` bytes at the start of both are known to be the same.
+    """
 
     last: Base
     stride_base: Base
+    stride_shared: int = 0
     number: int
     keyframe_bytes: int
     keyframe_size: int
@@ -60,7 +61,13 @@ class BranchWriter:
         self.lock = threading.Lock()
         self.chains: dict[str, Chain | None] = {}
         self.is_new = False  # of a session that was created here: nothing has to be looked up
+        self.head: Remembered | None = None  # the newest checkpoint that was saved here
         self.counted_bytes = 0
+
+    def newest(self, name: str) -> Base | None:
+        """The newest body of that name that was saved or read here."""
+        chain = self.chains.get(name)
+        return None if chain is None else chain.last
 
 
 class Writers:
@@ -104,11 +111,14 @@ class Writers:
             for key in [key for key in self._writers if key[0] == session]:
                 self._drop(key)
 
+    def find(self, session: str, branch: str) -> BranchWriter | None:
+        """The writer of a branch, if there is one."""
+        return self._writers.get((session, branch))
+
     def newest(self, session: str, branch: str, name: str) -> Base | None:
         """The newest body of that name that was saved or read here."""
-        writer = self._writers.get((session, branch))
-        chain = None if writer is None else writer.chains.get(name)
-        return None if chain is None else chain.last
+        writer = self.find(session, branch)
+        return None if writer is None else writer.newest(name)
 
 
 def encode(
@@ -119,7 +129,7 @@ def encode(
     limit: int,
     as_keyframe: bool,
     compress: bool = True,
-    shared: Shared | None = None,
+    derived: Derived | None = None,
 ) -> tuple[list[Body], Chain]:
     """The records for the next body of a chain, and the chain after it. Pure.
 
@@ -128,11 +138,20 @@ def encode(
     if chain is None or len(new.content) < DELTA_FLOOR:
         return _start(name, None, new, compress)
     number = chain.number + 1
-    base = chain.stride_base if number % delta.GROUP_STRIDE == 0 else chain.last
+    is_stride = number % delta.GROUP_STRIDE == 0
+    base = chain.stride_base if is_stride else chain.last
+    shared, edits = 0, None
+    if derived is not None and derived.before is chain.last.content:
+        shared, edits = derived.shared, derived.edits
+    stride_shared = shared if chain.last is chain.stride_base else min(shared, chain.stride_shared)
     encoded = None
     if not as_keyframe and limit > 1:
-        start = shared.start if shared is not None and shared.content is base.content else 0
-        encoded = delta.encode_delta(new.content, base.content, shared=start)
+        if edits is not None and base is chain.last:
+            encoded = delta.encode_edits(edits)
+        else:
+            encoded = delta.encode_delta(
+                new.content, base.content, shared=stride_shared if is_stride else shared
+            )
     if encoded is None or delta.starts_group(
         length=number,
         limit=limit,
@@ -148,7 +167,8 @@ def encode(
     last = new._replace(blobs=new.blobs | base.blobs) if base.blobs else new
     after = Chain(
         last=last,
-        stride_base=last if number % delta.GROUP_STRIDE == 0 else chain.stride_base,
+        stride_base=last if is_stride else chain.stride_base,
+        stride_shared=stride_shared,
         number=number,
         keyframe_bytes=chain.keyframe_bytes,
         keyframe_size=chain.keyframe_size,

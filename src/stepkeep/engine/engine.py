@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from time import perf_counter
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from stepkeep.codec import delta, exact
-from stepkeep.codec.integrity import FORMAT_VERSION, check_content, check_stored, digest, seal
+from stepkeep.codec.integrity import (
+    FORMAT_VERSION,
+    check_content,
+    check_stored,
+    digest,
+    read_header,
+    seal,
+)
 from stepkeep.engine import chains, reader
 from stepkeep.engine.chains import Base, BranchWriter, Chain, Writers
 from stepkeep.engine.commit import Committer, Queued
@@ -41,6 +49,8 @@ from stepkeep.processes import Worker, tell_of_forks
 from stepkeep.storage.port import (
     ANY_HEAD,
     REPEATABLE,
+    UNCHANGED,
+    Annotation,
     Append,
     Appended,
     Backend,
@@ -49,6 +59,8 @@ from stepkeep.storage.port import (
     BodyInfo,
     HeaderQuery,
     HeaderRow,
+    StoredHead,
+    Target,
 )
 from stepkeep.text import error_text
 
@@ -239,19 +251,23 @@ class Engine:
         keyframe_every: int | None = None,
         max_state_bytes: int = exact.MAX_BYTES,
         compresses: Callable[[SessionInfo], bool] = lambda _: True,
+        policy_of_new: dict[str, Any] | None = None,
     ) -> None:
         self.backend = backend
         self.clock = clock
         self._keyframe_every = keyframe_every
         self._compresses = compresses
+        self._policy_of_new = policy_of_new
         self.max_state_bytes = max_state_bytes
         self._committer = Committer(self._append_batch)
         self._writers = Writers()
-        self._encoder = IncrementalEncoder(max_state_bytes)
+        self.encoder = IncrementalEncoder(max_state_bytes)
         self._known: dict[str, _Known] = {}
         self._seen: dict[str, SessionInfo] = {}
         self._workers: dict[str, Worker] = {}
         self._being_made: dict[str, PendingBody] = {}
+        self._annotated = count(1)
+        self._last_annotated = 0
         self.on_append: list[Callable[[Append], None]] = []
         self.on_saved: list[Callable[[Saved], None]] = []
         self.on_failed: list[Callable[[StepkeepError], None]] = []
@@ -285,7 +301,11 @@ class Engine:
         """A new session with that key; the one of another process where that was faster."""
         now_us = self.clock()
         session = SessionInfo(
-            uid=new_uid(), key=key, created_us=now_us, updated_us=now_us, **_checked_fields(fields)
+            uid=new_uid(),
+            key=key,
+            created_us=now_us,
+            updated_us=now_us,
+            **_checked_fields({"policy": self._policy_of_new} | fields),
         )
         try:
             created = self.backend.create_session(session)
@@ -317,10 +337,12 @@ class Engine:
         """Set the status of a session; one that pauses or ends gets a newest checkpoint that stands alone."""
         now_us = self.clock()
         error = None if error is None else error_text(error)
+        before = self.backend.session(uid)
+        ended_us = before.finished_us if before.status is status else None  # saying so again ends nothing
         changes = {
             "status": status,
             "updated_us": now_us,
-            "finished_us": now_us if status.is_finished else None,
+            "finished_us": (ended_us or now_us) if status.is_finished else None,
             "error": error,
         }
         session = self.backend.update_session(uid, changes, fence=fence)
@@ -328,7 +350,7 @@ class Engine:
         if status is not Status.IN_PROGRESS:
             self._make_head_stand_alone(session, fence)
         if status.is_finished:
-            self._encoder.forget(uid)
+            self.encoder.forget(uid)
             self.tell_finished(session)
         return session
 
@@ -362,8 +384,14 @@ class Engine:
 
     # --- saving
 
-    def encode(self, value: object) -> NewBody:
-        """The body for a value, or `InvalidInput` naming the place that would not come back equal."""
+    def encode(self, value: object, session: str = "") -> NewBody:
+        """The body for a value, or `InvalidInput` naming the place that would not come back equal.
+
+        Of the states of one session only what is new is encoded. Where whole contents are stored for people to read,
+        the keys are in their own order.
+        """
+        if self.backend.capabilities.takes_deltas:
+            return self.encoder.encode(session, value)
         encoding, content = exact.encode(value, max_bytes=self.max_state_bytes)
         return NewBody(content, encoding)
 
@@ -374,7 +402,7 @@ class Engine:
         details = save.details
         return msgspec.structs.replace(
             save,
-            state=self._encoder.encode(save.session, save.state) if save.session else self.encode(save.state),
+            state=self.encode(save.state, save.session),
             details=None if details is None else self.encode(details),
         )
 
@@ -465,7 +493,7 @@ class Engine:
         """The contents of a save, encoded and proven; each value once."""
         state, details, files = save.state, save.details, save.files
         if not isinstance(state, NewBody):
-            state = self._encoder.encode(save.session, state)
+            state = self.encode(state, save.session)
         if save.state_blobs:
             state = msgspec.structs.replace(state, blobs=save.state_blobs)
         bodies: dict[str, NewBody] = {STATE: state, **save.bodies}
@@ -519,7 +547,7 @@ class Engine:
                     limit=known.group_limit,
                     as_keyframe=save.status is not Status.IN_PROGRESS,
                     compress=known.compresses,
-                    shared=new.shares,
+                    derived=new.derived,
                 )
                 records += made
             item = Append(
@@ -556,7 +584,7 @@ class Engine:
             return
         try:
             head = None if writer.chains or name == FILES else self.backend.load_head(uid, branch)
-            if head is not None:
+            if isinstance(head, StoredHead):
                 header = reader.verified(head.row)
                 for each in head.chains.keys() - {FILES}:
                     writer.chains[each] = _chain(header, each, head.chains[each])
@@ -592,9 +620,12 @@ class Engine:
             if pending._is_first_to_tell():
                 self._tell_failed(outcome)
             raise outcome
-        if not outcome.is_new:
+        if outcome.is_new:
+            header = read_header(outcome.row.raw)
+            self._remember(pending, outcome.row)
+        else:
             self.forget(draft.session)
-        header = reader.verified(outcome.row)
+            header = reader.verified(outcome.row)
         if not pending._is_first_to_tell():
             return header
         size = 0
@@ -606,6 +637,13 @@ class Engine:
         for told in self.on_saved:
             told(saved)
         return header
+
+    def _remember(self, pending: Pending, row: HeaderRow) -> None:
+        """Keep the newest checkpoint of a branch at hand, for those who load it next."""
+        writer = self._writers.find(row.session, row.branch)
+        if writer is not None and (writer.head is None or writer.head.seq < row.seq):
+            contents = {name: body.content for name, body in pending._bodies.items()}
+            writer.head = reader.Remembered(row, contents)
 
     def _tell_failed(self, error: StepkeepError) -> None:
         for told in self.on_failed:
@@ -656,11 +694,7 @@ class Engine:
 
         One read brings all of it where nothing is damaged; else it is looked for step by step, and the fallback told.
         """
-        known = self._known.get(uid)
-        on_branch = branch or (known.session.branch if known is not None else None)
-        state = None if on_branch is None else self._writers.newest(uid, on_branch, STATE)
-        head = self.backend.load_head(uid, branch, known=None if state is None else (state.checkpoint, STATE))
-        loaded = None if head is None else reader.from_head(head, state)
+        loaded = self.head(uid, branch)
         if loaded is not None:
             log.debug("Loaded latest checkpoint")
             return loaded
@@ -670,6 +704,60 @@ class Engine:
             for told in self.on_fallback:
                 told()
         return loaded
+
+    def head(self, uid: str, branch: str | None = None) -> Loaded | None:
+        """The head of a branch, of the current one unless named, by one read or from memory.
+
+        None where there is none, or where it takes more than that to find out what is wrong with it.
+        """
+        writer = self._writer_of(uid, branch)
+        state = None if writer is None else writer.newest(STATE)
+        known_id = None if state is None else state.checkpoint
+        head = self.backend.load_head(uid, branch, known=None if known_id is None else (known_id, STATE))
+        if head is UNCHANGED:
+            if writer is not None and writer.head is not None and writer.head.id == known_id:
+                return writer.head.loaded()
+            head = self.backend.load_head(uid, branch)
+        return reader.from_head(head, state) if isinstance(head, StoredHead) else None
+
+    def _writer_of(self, uid: str, branch: str | None) -> BranchWriter | None:
+        """The writer of a branch, of the current one as last seen unless named."""
+        known = self._known.get(uid)
+        on_branch = branch or (known.session.branch if known is not None else None)
+        return None if on_branch is None else self._writers.find(uid, on_branch)
+
+    def saved_last(self, uid: str, branch: str, kind: str) -> tuple[Loaded, list[Annotation]] | None:
+        """The head of a branch with its annotations of a kind, if it was saved here and nobody else wrote since."""
+        writer = self._writers.find(uid, branch)
+        head = None if writer is None else writer.head
+        if head is None or self.backend.load_head(uid, branch, known=(head.id, STATE)) is not UNCHANGED:
+            return None
+        last = self._last_annotated  # who annotates meanwhile makes what is read here outdated
+        known = head.annotations.get(kind)
+        if known is None or known[0] != last:
+            known = head.annotations[kind] = last, self.backend.annotations(uid, [head.id], kind)
+        return head.loaded(), known[1]
+
+    def annotate(
+        self,
+        uid: str,
+        target: Target,
+        kind: str,
+        name: str,
+        data: bytes,
+        *,
+        time_us: int | None = None,
+        replace: bool = False,
+        fence: int | None = None,
+    ) -> bool:
+        """Attach bytes to a checkpoint, also to one that is still to come; see the port."""
+        time_us = self.clock() if time_us is None else time_us
+        try:
+            return self.backend.annotate(
+                uid, target, kind, name, data, time_us=time_us, replace=replace, fence=fence
+            )
+        finally:
+            self._last_annotated = next(self._annotated)
 
     def headers(
         self,
@@ -719,6 +807,10 @@ class Engine:
     def load(self, header: Header) -> Loaded:
         """A checkpoint with all its contents, verified; no fallback."""
         return reader.load(self.backend, header, self._writers.newest(header.session, header.branch, STATE))
+
+    def load_many(self, headers: Sequence[Header]) -> dict[str, Loaded]:
+        """Checkpoints of one session with all their contents, verified, by id; what they share is read once."""
+        return reader.load_many(self.backend, headers, self.load)
 
     def _find_row(self, session: str | None, checkpoint: str) -> HeaderRow | None:
         return next(self.backend.headers(HeaderQuery(session=session, ids=(checkpoint,), limit=1)), None)
@@ -784,7 +876,7 @@ class Engine:
         """Remove a session and all its bytes."""
         self.backend.delete_session(uid, secure=True, fence=fence)
         self.forget(uid)
-        self._encoder.forget(uid)
+        self.encoder.forget(uid)
         self._sweep(None)
 
     def _sweep(self, uid: str | None) -> None:
@@ -813,7 +905,7 @@ class Engine:
         for worker in self._workers.values():
             worker.stop()
         self._committer.flush()
-        self._encoder.clear()
+        self.encoder.clear()
         self.backend.close()
 
     def before_fork(self) -> None:
@@ -824,7 +916,7 @@ class Engine:
         self._committer.after_fork(is_child=is_child)
         if is_child:  # another thread of the parent may have held one of the old locks
             self._writers = Writers()
-            self._encoder = IncrementalEncoder(self.max_state_bytes)
+            self.encoder = IncrementalEncoder(self.max_state_bytes)
             self._being_made = {}
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from stepkeep.codec import delta, exact
-from stepkeep.codec.integrity import check_content, check_stored, digest, open_header
+from stepkeep.codec.integrity import (
+    RunningDigest,
+    check_content,
+    check_stored,
+    open_header,
+    read_header,
+)
 from stepkeep.engine.chains import Base
 from stepkeep.engine.state_encoder import NewBody
 from stepkeep.errors import Corrupt, NotFound, StepkeepError, Unsupported
 from stepkeep.logs import Log
 from stepkeep.model import STATE, Header, SessionInfo, from_us
-from stepkeep.storage.port import Backend, Body, HeaderQuery, HeaderRow, StoredHead
+from stepkeep.storage.port import Annotation, Backend, Body, HeaderQuery, HeaderRow, StoredHead
 
 log = Log("stepkeep")
 
@@ -35,15 +41,54 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     header: Header
     contents: dict[str, bytes]
     fallback: Fallback | None = None
+    packed: bytes | None = None
+    """The state once more as MessagePack, where it is loaded again and again: that is read faster than JSON."""
 
     def value(self, name: str = STATE) -> Any:
         """The value in a body, decoded anew at each call: changing it changes nothing else."""
-        return exact.decode(self.header.contents[name].encoding, self.contents[name])
+        if self.packed is not None and name == STATE:
+            return _unpack(self.packed)
+        described = self.header.contents[name]
+        return exact.decode(described.encoding, self.contents[name], described.first_at)
+
+    def json(self, name: str = STATE) -> bytes:
+        """The content of a body that is JSON, with the keys in the order of the value."""
+        is_ordered = self.header.contents[name].first_at == 0
+        return self.contents[name] if is_ordered else exact.to_json(self.value(name))
 
     def body(self, name: str = STATE) -> NewBody | None:
         """A body as it was saved, for another save; None if there is none."""
         content = self.contents.get(name)
-        return None if content is None else NewBody(content, self.header.contents[name].encoding)
+        if content is None:
+            return None
+        described = self.header.contents[name]
+        return NewBody(content, described.encoding, first_at=described.first_at)
+
+
+class Remembered:
+    """The newest checkpoint of a branch as this process saved it, for loads while nobody else wrote anything."""
+
+    def __init__(self, row: HeaderRow, contents: dict[str, bytes]) -> None:
+        self.id, self.seq = row.id, row.seq
+        self._raw = row.raw
+        self._contents = contents
+        self._loads = 0
+        self._packed: bytes | None = None
+        self.annotations: dict[str, tuple[int, list[Annotation]]] = {}
+
+    def loaded(self) -> Loaded:
+        """The checkpoint, with a header of its own for each caller."""
+        header = read_header(self._raw)
+        self._loads += 1
+        if self._loads == _MANY_LOADS and header.contents[STATE].encoding == exact.JSON:
+            self._packed = _pack(Loaded(header=header, contents=self._contents).value())
+        return Loaded(header=header, contents=self._contents, packed=self._packed)
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
+
+_MANY_LOADS: Final = 2
 
 
 def verified(row: HeaderRow) -> Header:
@@ -82,11 +127,22 @@ def load(backend: Backend, header: Header, known: Base | None = None) -> Loaded:
 
 
 def _known(backend: Backend, header: Header, name: str, known: Base | None) -> bytes:
-    """The content of one body, verified; from memory where its record is still what was written."""
-    if known is not None and name == STATE and known.checkpoint == header.id:
+    """The content of one body, verified; rebuilt from what is in memory where the record of that still verifies."""
+    if known is None or name != STATE:
+        return load_body(backend, header, name)
+    if known.checkpoint == header.id:
         record = backend.body(header.session, header.id, name)
-        if record is not None and digest(record.data) == record.digest:
-            return known.content
+        links = [] if record is None else [record]
+    else:
+        chain = backend.body_chain(header.session, header.id, name)
+        links = chain[
+            : next((at for at, link in enumerate(chain, 1) if link.checkpoint == known.checkpoint), 0)
+        ]
+    try:
+        if links:
+            return _above(links, known.content, header, name)
+    except Corrupt:
+        pass  # from the keyframe up, or from its redundant delta, it may still be found
     return load_body(backend, header, name)
 
 
@@ -101,22 +157,83 @@ def from_head(head: StoredHead, known: Base | None) -> Loaded | None:
         contents: dict[str, bytes] = {}
         for name, expected in header.contents.items():
             links = head.chains[name]
-            check_links(links)
             last = links[-1]
             if known is not None and name == STATE and last.checkpoint == known.checkpoint:
-                if len(links) == 1 and len(known.content) == expected.size:
-                    contents[name] = known.content
-                    continue
-                content = delta.rebuild([*links[:-1], delta.Rebuilt(known.content)])
-            elif last.base is not None:
+                contents[name] = _above(links, known.content, header, name)
+                continue
+            if last.base is not None:
                 return None
-            else:
-                content = delta.rebuild(links)
+            check_links(links)
+            content = delta.rebuild(links)
             check_content(content, expected, checkpoint=header.id, body=name)
             contents[name] = content
     except (StepkeepError, LookupError):
         return None
     return Loaded(header=header, contents=contents)
+
+
+def _above(links: list[Body], known: bytes, header: Header, name: str) -> bytes:
+    """The content at the top of a chain whose lowest record is that of a content in memory; every record is checked."""
+    check_links(links)
+    expected = header.contents[name]
+    if len(links) == 1 and len(known) == expected.size:
+        return known
+    content = delta.rebuild([*links[:-1], delta.Rebuilt(known)])
+    check_content(content, expected, checkpoint=header.id, body=name)
+    return content
+
+
+def load_many(
+    backend: Backend, headers: Sequence[Header], load_alone: Callable[[Header], Loaded]
+) -> dict[str, Loaded]:
+    """Checkpoints of one session with all their contents, by id. What several share is read and hashed once.
+
+    One that is not as it should be is loaded alone: from a redundant delta, or it raises what is wrong.
+    """
+    if not headers:
+        return {}
+    chains = _Chains(backend.all_chains(headers[0].session, [header.id for header in headers]))
+    found: dict[str, Loaded] = {}
+    for header in sorted(headers, key=lambda header: header.seq):
+        try:
+            contents = {name: chains.content(header, name) for name in header.contents}
+            found[header.id] = Loaded(header=header, contents=contents)
+        except (StepkeepError, LookupError, RecursionError):
+            found[header.id] = load_alone(header)
+    return found
+
+
+_MIN_SHARED_BYTES: Final = 32 * 1024
+"""Smaller contents are hashed sooner than compared."""
+
+
+class _Chains:
+    """Records of several checkpoints, and the contents that were rebuilt from them."""
+
+    def __init__(self, records: list[Body]) -> None:
+        self._records = {(body.checkpoint, body.name): body for body in records}
+        self._rebuilt: dict[tuple[str, str], bytes] = {}
+        self._hashed: dict[str, tuple[RunningDigest, bytes]] = {}
+
+    def content(self, header: Header, name: str) -> bytes:
+        """A content, verified; those of neighbours mostly begin with the same bytes."""
+        content, found = self._content(header.id, name), None
+        if len(content) >= _MIN_SHARED_BYTES:
+            digests, before = self._hashed.get(name) or (RunningDigest(), b"")
+            self._hashed[name] = digests, content
+            found = digests.of(content, delta.shared_start(before, content))
+        check_content(content, header.contents[name], checkpoint=header.id, body=name, found=found)
+        return content
+
+    def _content(self, checkpoint: str, name: str) -> bytes:
+        known = self._rebuilt.get((checkpoint, name))
+        if known is None:
+            record = self._records[checkpoint, name]
+            check_links([record])
+            base = None if record.base is None else self._content(record.base, name)
+            known = delta.decode(record.codec, record.data, size=record.size, base=base)
+            self._rebuilt[checkpoint, name] = known
+        return known
 
 
 def load_body(backend: Backend, header: Header, name: str) -> bytes:

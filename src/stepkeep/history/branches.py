@@ -21,7 +21,7 @@ from stepkeep.history.refs import BEFORE, SWITCHED
 from stepkeep.model import Branch, BranchState, Header, SessionInfo, Status, check_branch_name, check_name
 from stepkeep.storage.port import ANY_HEAD, HeaderQuery
 
-Why: TypeAlias = Literal["fork", "switch", "restore"]
+Why: TypeAlias = Literal["fork", "switch", "restore", "undo"]
 
 NAMED: Final = "named"
 """The metadata of a branch whose name a person chose: restoring leaves such a branch pinned."""
@@ -256,35 +256,52 @@ def restore(
     return _restored(engine, loaded, branch, expect_head)
 
 
-def undo(engine: Engine, session: SessionInfo, *, expect_head: str | None = ANY_HEAD) -> Restoration:
+def undo(
+    engine: Engine,
+    session: SessionInfo,
+    *,
+    switch: Mapping[str, Any] | None = None,
+    why: Why = "undo",
+    expect_head: str | None = ANY_HEAD,
+) -> Restoration:
     """Return to where the session was before its last restore, fork or switch: to that branch, at its head.
 
-    A branch that was closed since is forked where it was left. Undoing twice is doing it again.
+    A branch that was closed since is forked where it was left. Undoing twice is doing it again. `switch` is what was
+    noted of an earlier one, to return to where the session was before that.
 
     Raises:
         NotFound: the session never changed its branch, or the checkpoint is gone (`checkpoint_not_found`).
     """
-    home = _left_last(engine, session)
+    left = switch or refs.last_switch(engine, session) or {}
+    home = _left_by(engine, session, left)
     if home is None or home.head is None:
-        header = refs.resolve(engine, session, refs.CheckpointRef("before"))
-        return restore(engine, engine.load(header), expect_head=expect_head)
+        if switch is None or not isinstance(switch.get("from_head"), str):
+            header = refs.resolve(engine, session, refs.CheckpointRef("before"))
+        else:
+            header = engine.header(switch["from_head"], session=session.uid)
+        return _restored(engine, engine.load(header), None, expect_head, why=why)
     loaded = engine.load(engine.header(home.head, session=session.uid))
-    return _restored(engine, loaded, None, expect_head, preferred=home.name)
+    return _restored(engine, loaded, None, expect_head, preferred=home.name, why=why)
 
 
-def _left_last(engine: Engine, session: SessionInfo) -> Branch | None:
-    """The branch that the last change of branches left, if it is open and where it was left, or further on."""
-    switch = refs.last_switch(engine, session) or {}
+def _left_by(engine: Engine, session: SessionInfo, switch: Mapping[str, Any]) -> Branch | None:
+    """The branch that a change of branches left, if it is open and where it was left, or further on."""
     home = None if "from" not in switch else engine.backend.branch(session.uid, switch["from"])
     if home is None or home.head is None or home.state is not BranchState.OPEN:
         return None
     # Where pruning took the head that was left, an older one does not take its place. Ids sort like times.
-    is_stored = refs.find(engine, session, refs.CheckpointRef("before")) is not None
-    return home if is_stored or home.head > (switch.get("from_head") or "") else None
+    head = switch.get("from_head") or ""
+    is_stored = next(engine.backend.headers(HeaderQuery(session=session.uid, ids=(head,))), None) is not None
+    return home if is_stored or home.head > head else None
 
 
 def _restored(
-    engine: Engine, loaded: Loaded, name: str | None, expect_head: str | None, preferred: str | None = None
+    engine: Engine,
+    loaded: Loaded,
+    name: str | None,
+    expect_head: str | None,
+    preferred: str | None = None,
+    why: Why = "restore",
 ) -> Restoration:
     header, begun = loaded.header, None
 
@@ -299,9 +316,7 @@ def _restored(
         return begun
 
     try:
-        done = move(
-            engine, header.session, target, why="restore", changes=_reopening, expect_head=expect_head
-        )
+        done = move(engine, header.session, target, why=why, changes=_reopening, expect_head=expect_head)
     except (Conflict, NotFound):
         if begun is not None:
             change(engine, header.session, begun, state=BranchState.ABANDONED, is_pinned=False)

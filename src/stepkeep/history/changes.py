@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, Literal
@@ -155,6 +156,86 @@ def _atom(value: object) -> str:
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     return str(value) if isinstance(value, float | int | Decimal | UUID | timedelta) else repr(value)
+
+
+# --- for a page: both values beside each other, and what differs in texts word by word
+
+MAX_MARKED: Final = 4000
+"""In so many characters on both sides together words are compared; beyond, texts are shown side by side."""
+
+_AROUND: Final = 200
+_WORDS: Final = re.compile(r"\w+|\s+|[^\w\s]")
+
+
+class TextMark(msgspec.Struct, frozen=True):
+    """A piece of a text: in both, only in the old or only in the new one; `left_out` is how much both share there."""
+
+    kind: Literal["same", "removed", "added", "left_out"]
+    text: str
+
+
+class ChangeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A change as a page shows it: both values in short, and for two texts what differs, word by word.
+
+    `old` is None where there was nothing, `new` where nothing is left; a type is told where the two differ in it.
+    """
+
+    kind: str
+    path: str
+    old: str | None
+    new: str | None
+    old_type: str | None
+    new_type: str | None
+    marks: tuple[TextMark, ...]
+
+
+def change_view(change: StateChange, width: int) -> ChangeView:
+    """One change with values of about `width` characters."""
+    old, new = change.old, change.new
+    is_typed = change.kind == "changed" and type(old) is not type(new)
+    marks = tuple(text_marks(old, new)) if isinstance(old, str) and isinstance(new, str) else ()
+    return ChangeView(
+        kind=change.kind,
+        path=short_path(change.path),
+        old=None if change.kind == "added" else value_text(old, width),
+        new=None if change.kind == "removed" else value_text(new, width),
+        old_type=type(old).__name__ if is_typed else None,
+        new_type=type(new).__name__ if is_typed else None,
+        marks=marks,
+    )
+
+
+def text_marks(old: str, new: str) -> Iterator[TextMark]:
+    """What differs between two texts, word by word; nothing where too much does."""
+    start = _common_length(old, new)
+    most = min(len(old), len(new)) - start
+    end = min(most, _common_length(old[start:][::-1], new[start:][::-1]))
+    olds, news = old[start : len(old) - end], new[start : len(new) - end]
+    if len(olds) + len(news) > MAX_MARKED:
+        return
+    before, after = old[:start], old[len(old) - end :] if end else ""
+    if len(before) > _AROUND:
+        yield TextMark("left_out", f"{len(before) - _AROUND:,} characters")
+    if before:
+        yield TextMark("same", before[-_AROUND:])
+    yield from _word_marks(_WORDS.findall(olds), _WORDS.findall(news))
+    if after:
+        yield TextMark("same", after[:_AROUND])
+    if len(after) > _AROUND:
+        yield TextMark("left_out", f"{len(after) - _AROUND:,} characters")
+
+
+def _word_marks(olds: Sequence[str], news: Sequence[str]) -> Iterator[TextMark]:
+    from difflib import SequenceMatcher  # takes long, and most changes are not of texts
+
+    for kind, i1, i2, j1, j2 in SequenceMatcher(None, olds, news, autojunk=False).get_opcodes():
+        if kind == "equal":
+            yield TextMark("same", "".join(olds[i1:i2]))
+            continue
+        if i1 < i2:
+            yield TextMark("removed", "".join(olds[i1:i2]))
+        if j1 < j2:
+            yield TextMark("added", "".join(news[j1:j2]))
 
 
 # --- workflows

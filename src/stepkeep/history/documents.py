@@ -19,21 +19,21 @@ from msgspec import Raw
 
 from stepkeep.codec import exact
 from stepkeep.engine import Engine, reader
-from stepkeep.errors import NotFound, StepkeepError
+from stepkeep.errors import Corrupt, InvalidInput, NotFound, StepkeepError
 from stepkeep.model import Branch, BranchState, Content, Header, SessionInfo, Status, TriggerKind, from_us
 from stepkeep.storage.port import HeaderQuery
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class TriggerInfo(msgspec.Struct, frozen=True, kw_only=True):
+class TriggerInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Why a checkpoint was saved."""
 
     kind: TriggerKind
     event: str | None
 
 
-class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A checkpoint without its contents. `ratio` is `size_bytes` ÷ `stored_bytes`, None when nothing is stored."""
 
     id: str
@@ -59,7 +59,8 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A session. `checkpoints` counts those that are stored now."""
+    """A session. `checkpoints` counts those that are stored now. `crash` says where its process ended in the middle of
+    its work, and what to do."""
 
     key: str
     uid: str
@@ -75,6 +76,7 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     finished: datetime | None
     error: str | None
     metadata: dict[str, Any]
+    crash: str | None
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,9 +139,38 @@ ABSENT: Final = Absent.ABSENT
 
 
 def encoded(value: object) -> tuple[str, Raw]:
-    """How a value of a state is encoded, and the document itself."""
+    """A value of a state as a document, and how that is encoded: as plain JSON wherever JSON has such a value.
+
+    What is stored has tags for integers beyond 64 bits as well, because some readers of JSON make floats of them.
+    """
     encoding, content = exact.encode(value)
-    return encoding, Raw(content)
+    plain = None if encoding == exact.JSON else _plain_json(value)
+    return (encoding, Raw(content)) if plain is None else (exact.JSON, Raw(plain))
+
+
+def _plain_json(value: object) -> bytes | None:
+    """The value as JSON without tags; None where reading that gives another one, or more digits than can be read."""
+    try:
+        content = msgspec.json.encode(value)
+        return content if msgspec.json.decode(content) == value else None
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
+        return None
+
+
+def decoded(encoding: str, document: object) -> Any:
+    """The value that a document of this encoding stands for; the other way round than `encoded`.
+
+    Raises:
+        InvalidInput: the tags make no sense (`invalid_tags`).
+    """
+    if encoding == exact.JSON:
+        return document
+    try:
+        return exact.decode(encoding, exact.encode(document)[1])
+    except Corrupt as exc:
+        raise InvalidInput(
+            f"the state does not follow the encoding {encoding}: {exc}", code="invalid_tags"
+        ) from exc
 
 
 def exact_fields(**values: object) -> dict[str, Any]:
@@ -195,10 +226,11 @@ def checkpoint_info(key: str, header: Header, stored_bytes: int) -> CheckpointIn
     )
 
 
-def summary_of(info: SessionInfo) -> SessionSummary:
+def summary_of(info: SessionInfo, *, crash: str | None = None) -> SessionSummary:
     return copied(
         SessionSummary,
         info,
+        crash=crash,
         checkpoints=info.stored_count,
         created=from_us(info.created_us),
         updated=from_us(info.updated_us),

@@ -13,7 +13,7 @@ Equality is strict, as in `state_diff`: `True`, `1` and `1.0` differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
@@ -201,8 +201,9 @@ def merge(
     strategy: Strategy = "union",
     message: str = "",
     on_conflict: Side | None = None,
+    save: Callable[[Save], Header] | None = None,
 ) -> Merged:
-    """Merge a branch into the current one and close it.
+    """Merge a branch into the current one and close it. `save` is that of the engine unless given.
 
     `union` merges the states, see `history.merge`; `ours` and `theirs` take one of them. Details and step come
     from the side that is taken, with `union` from ours.
@@ -241,7 +242,7 @@ def merge(
         "clashes": len(merged.clashes),
         "on_conflict": on_conflict,
     }
-    header = engine.save(
+    header = (save or engine.save)(
         Save(
             session=uid,
             state=merged.state,

@@ -10,7 +10,7 @@
 | `tag:verified` | the newest with that tag on the current branch |
 | `branch:name` | the head of that branch |
 | an id, or a prefix of one | that one |
-| `2 hours ago`, `2025-01-20 14:30:00` | the newest at or before that time on the current branch; see `times` |
+| `2 hours ago`, `2025-01-20 14:30:00` | the newest at or before that time on the branch current then; see `times` |
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from stepkeep.errors import InvalidInput, NotFound, StepkeepError
 from stepkeep.history import times
 from stepkeep.logs import Log
 from stepkeep.model import MAX_SEQ, Header, SessionInfo, check_text
+from stepkeep.policy.retention import PRUNED
 from stepkeep.storage.port import HeaderQuery, HeaderRow
 from stepkeep.text import shortened
 
@@ -132,6 +133,21 @@ def find(engine: Engine, session: SessionInfo, ref: CheckpointRef, *, zone: tzin
     return _Search(engine, session, ref, zone, None).find()
 
 
+def header_of_id(engine: Engine, text: str) -> Header:
+    """The checkpoint with that id, or the only one whose id begins so, of whichever session.
+
+    Raises:
+        NotFound: there is none. InvalidInput: several ids begin so (`ambiguous_ref`).
+    """
+    rows = list(islice(engine.backend.headers(HeaderQuery(id_prefix=text)), 2)) if _ID.match(text) else []
+    if len(rows) > 1:
+        raise InvalidInput(
+            f"{text} is the beginning of several ids, such as {rows[0].id} and {rows[1].id}",
+            code="ambiguous_ref",
+        )
+    return reader.verified(rows[0]) if rows else engine.header(text)
+
+
 def last_switch(engine: Engine, session: SessionInfo) -> dict[str, Any] | None:
     """What is noted of the last restore, fork or switch; None if there was none."""
     events = reversed(engine.backend.events(session.uid))
@@ -188,7 +204,21 @@ class _Search:
             case "id":
                 return self._headers(id_prefix=name)
             case "time":
-                return self._branch(HeaderQuery(until_us=number, tag=name or None))
+                matching = HeaderQuery(until_us=number, tag=name or None)
+                return reader.line_of(
+                    self._backend, self._session, self._branch_at(number), matching=matching
+                )
+
+    def _branch_at(self, time_us: int) -> str:
+        """The branch that was current at a time, by the events of switching, forking and restoring."""
+        switches = [each for each in self._backend.events(self._session.uid) if each.type == SWITCHED]
+        current = self._session.branch
+        for switch in reversed(switches):
+            if switch.time_us <= time_us or not isinstance(switch.data.get("from"), str):
+                break
+            current = switch.data["from"]
+        is_stored = self._backend.branch(self._session.uid, current) is not None
+        return current if is_stored else self._session.branch
 
     def _headers(self, **query: Any) -> Iterator[HeaderRow]:
         return self._backend.headers(HeaderQuery(session=self._session.uid, **query))
@@ -284,14 +314,17 @@ class _Search:
                 )
             case "id":
                 row = next(self._backend.headers(HeaderQuery(id_prefix=name, limit=1)), None)
-                return (
-                    "" if row is None else f"it belongs to session {self._backend.session(row.session).key!r}"
-                )
+                if row is not None:
+                    return f"it belongs to session {self._backend.session(row.session).key!r}"
+                pruned = self._pruned(lambda gone: gone["first_id"] <= name <= gone["last_id"])
+                return f"what was saved then was {pruned}" if pruned else ""
             case "time":
-                headers = (header for row in self._branch() if (header := _intact(row)) is not None)
+                then = self._branch_at(number)
+                rows = reader.line_of(self._backend, self._session, then)
+                headers = (header for row in rows if (header := _intact(row)) is not None)
                 oldest = min(headers, key=lambda header: header.time_us, default=None)
                 if oldest is None:
-                    return f"branch {self._session.branch!r} is empty"
+                    return f"branch {then!r} is empty"
                 return f"the first is #{oldest.seq} at {times.written(oldest.time_us, self._zone)}"
             case _:
                 return ""
@@ -311,8 +344,18 @@ class _Search:
         above = self._headers(min_seq=bounded + 1, newest_first=False, limit=1)
         near = [row.seq for rows in (below, above) for row in islice(rows, 1)]
         nearest = f"the nearest {_are('#', near)}" if near else "none is left"
-        is_gap = any(first <= number <= last for first, last in self._session.gaps)
-        return f"it was pruned or deleted, {nearest}" if is_gap else nearest
+        if not any(first <= number <= last for first, last in self._session.gaps):
+            return nearest
+        pruned = self._pruned(lambda gone: gone["first"] <= number <= gone["last"])
+        return f"it was {pruned or 'pruned or deleted'}, {nearest}"
+
+    def _pruned(self, is_match: Callable[[dict[str, Any]], bool]) -> str:
+        """When a checkpoint was pruned, and by which rule; empty where the log of the session does not tell."""
+        for event in reversed(self._backend.events(self._session.uid)):
+            for gone in event.data.get("removed", ()) if event.type == PRUNED else ():
+                if is_match(gone):
+                    return f"pruned at {times.written(event.time_us, self._zone)} ({gone['rule']})"
+        return ""
 
     def _searched(self) -> Iterator[Header]:
         """The intact headers of the current line, newest first, as far back as a search for similar names goes."""

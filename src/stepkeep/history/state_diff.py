@@ -11,7 +11,6 @@ work grows with the size of the states, never with its square.
 from __future__ import annotations
 
 import difflib
-import logging
 import math
 from bisect import bisect_left
 from collections import Counter, deque
@@ -32,8 +31,10 @@ from stepkeep.history.changes import (
     STEPS,
     VARIABLES,
     WIDTH,
+    ChangeView,
     StateChange,
     change_text,
+    change_view,
     short_path,
     value_text,
     workflow_lines,
@@ -51,12 +52,13 @@ from stepkeep.history.equality import (
     values_by_name,
     with_room,
 )
-from stepkeep.history.paths import ItemById, Path, PathStep, SetMember, find, format_path
+from stepkeep.history.paths import ItemById, Path, PathStep, SetMember, find, format_path, parse_path
+from stepkeep.logs import Log
 from stepkeep.model import STATE, Header, SessionInfo
 from stepkeep.storage.port import HeaderQuery
 from stepkeep.text import count, shortened
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 ID_FIELDS: Final = ("id", "uid", "key", "step_id", "stepId", "name")
 
@@ -401,6 +403,20 @@ def _noun(name: str, count: int) -> str:
 # --- of two checkpoints ------------------------------------------------------------------------------------------
 
 
+class ComparisonView(msgspec.Struct, frozen=True, kw_only=True):
+    """What changed between two checkpoints as a page shows it: bounded, with words marked in texts."""
+
+    older: CheckpointInfo
+    newer: CheckpointInfo
+    total: int
+    added: int
+    removed: int
+    changed: int
+    moved: int
+    summary: str
+    changes: tuple[ChangeView, ...]
+
+
 class CheckpointComparison(Comparison, frozen=True, kw_only=True):
     """The changes that lead from the state of one checkpoint to that of another, counted and summed up."""
 
@@ -411,6 +427,10 @@ class CheckpointComparison(Comparison, frozen=True, kw_only=True):
     def elapsed(self) -> timedelta:
         """The time between them; negative when `newer` was saved first."""
         return self.newer.time - self.older.time
+
+    def view(self, *, width: int = 1000) -> ComparisonView:
+        """The same for a page: values in about `width` characters, and what differs in texts word by word."""
+        return copied(ComparisonView, self, changes=tuple(change_view(each, width) for each in self.changes))
 
     def document(self) -> dict[str, Any]:
         """The same as JSON can hold it: values of the states are written exactly, with their encoding."""
@@ -467,6 +487,21 @@ class ValueChange(msgspec.Struct, frozen=True, kw_only=True):
         return value_text(self.new if self.kind == "added" else self.old)
 
 
+class ValueChangeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint at which a value changed, as a page shows it."""
+
+    checkpoint: CheckpointInfo
+    change: ChangeView
+
+
+class ValueLogView(msgspec.Struct, frozen=True, kw_only=True):
+    """How a value changed as a page shows it: bounded, with words marked in texts."""
+
+    session: str
+    path: str
+    changes: tuple[ValueChangeView, ...]
+
+
 class ValueLog(msgspec.Struct, frozen=True, kw_only=True):
     """How the value at a path changed on the way to a checkpoint, oldest first. Iterating yields the changes."""
 
@@ -479,6 +514,18 @@ class ValueLog(msgspec.Struct, frozen=True, kw_only=True):
 
     def __len__(self) -> int:
         return len(self.changes)
+
+    def view(self, *, width: int = 1000) -> ValueLogView:
+        """The same for a page: values in about `width` characters, and what differs in texts word by word."""
+        path = parse_path(self.path)
+        changes = tuple(
+            ValueChangeView(
+                checkpoint=each.checkpoint,
+                change=change_view(StateChange(each.kind, path, each.old, each.new), width),
+            )
+            for each in self
+        )
+        return ValueLogView(session=self.session, path=self.path, changes=changes)
 
     def document(self) -> dict[str, Any]:
         """The same as JSON can hold it: values are written exactly, with their encoding."""
@@ -551,7 +598,8 @@ def _headers(engine: Engine, session: SessionInfo, until: Header | None) -> Iter
 
 def _value(engine: Engine, header: Header, path: Path) -> Any:
     content = reader.load_body(engine.backend, header, STATE)
-    state = exact.decode(header.contents[STATE].encoding, content)
+    described = header.contents[STATE]
+    state = exact.decode(described.encoding, content, described.first_at)
     try:
         return find(state, path)
     except NotFound:

@@ -8,7 +8,7 @@ contradicts `The cache doesn't expire`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
@@ -18,10 +18,10 @@ from stepkeep.errors import InvalidInput
 from stepkeep.investigation.entries import (
     Entry,
     EntryPart,
+    EntryRef,
     check_share,
     check_word,
     check_words,
-    invalid_entries,
 )
 from stepkeep.model import check_text
 from stepkeep.recording.triggers import AutoTrigger
@@ -171,7 +171,9 @@ class BeliefGraph(EntryPart[Belief]):
         self._look_at(added)
         return added
 
-    def update(self, id: str, *, statement: str | None = None, confidence: float | None = None) -> Belief:
+    def update(
+        self, id: EntryRef, *, statement: str | None = None, confidence: float | None = None
+    ) -> Belief:
         """Change what a belief says, or how sure it is."""
         fields: dict[str, Any] = {}
         if statement is not None:
@@ -186,8 +188,8 @@ class BeliefGraph(EntryPart[Belief]):
 
     def depend(
         self,
-        from_id: str,
-        to_id: str,
+        from_id: EntryRef,
+        to_id: EntryRef,
         *,
         relationship: Relationship | str = Relationship.EVIDENTIAL,
         strength: float = 1.0,
@@ -211,7 +213,7 @@ class BeliefGraph(EntryPart[Belief]):
         return self._put(added)
 
     def contradict(
-        self, first: str, second: str, *, reason: str = "", severity: Severity | str | None = None
+        self, first: EntryRef, second: EntryRef, *, reason: str = "", severity: Severity | str | None = None
     ) -> Contradiction:
         """Say that two beliefs cannot both be true. One that is known already stays as it is."""
         one, other = self.get(first), self.get(second)
@@ -220,7 +222,7 @@ class BeliefGraph(EntryPart[Belief]):
         chosen = None if severity is None else check_word("severity", Severity, severity)
         return self._contradiction(one, other, check_text("a reason", reason), chosen)
 
-    def set_contradiction(self, id: str, status: ContradictionStatus | str) -> Contradiction:
+    def set_contradiction(self, id: EntryRef, status: ContradictionStatus | str) -> Contradiction:
         """Say how far a contradiction is dealt with."""
         wanted = check_word("status of a contradiction", ContradictionStatus, status)
         return self._update(self._get(Contradiction, id), status=wanted)
@@ -260,13 +262,17 @@ class BeliefGraph(EntryPart[Belief]):
         )
         return self._put(added, AutoTrigger.NEW_CONTRADICTION_DETECTED, ("contradiction_detected",))
 
+    def _misfits(
+        self, entries: Mapping[type[Entry], Mapping[str, Any]]
+    ) -> Iterator[tuple[type[Entry], str, str]]:
+        for kind in (Dependency, Contradiction):
+            for id, each in entries[kind].items():
+                ends = (each.from_id, each.to_id) if kind is Dependency else (each.first, each.second)
+                if unknown := [end for end in ends if end not in entries[Belief]]:
+                    yield kind, id, f"it names belief {unknown[0]!r}, which is not there"
+
     def _check(self, entries: Mapping[type[Entry], Mapping[str, Any]]) -> None:
-        dependencies = entries[Dependency].values()
-        named = {end for each in dependencies for end in (each.from_id, each.to_id)}
-        named |= {end for each in entries[Contradiction].values() for end in (each.first, each.second)}
-        if unknown := sorted(named - entries[Belief].keys()):
-            raise invalid_entries(f"no belief {unknown[0]!r}, but something names it")
-        check_no_cycle(dependencies)
+        check_no_cycle(entries[Dependency].values())
 
 
 def _severity(confidence: float) -> Severity:

@@ -1,14 +1,16 @@
 """What the parts of an investigation are made of: entries by id, checked when they come in.
 
 An entry is found by the beginning of its id. A part tells its owner of every change, and which automatic checkpoint
-that is worth.
+that is worth. A stored entry that cannot be read does not stand in the way of the others: it is set aside, saved again
+as it is, and mended or dropped by `repair`.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack
 
@@ -17,6 +19,8 @@ import msgspec
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import check_name, check_text
 from stepkeep.recording.triggers import AutoTrigger, listed
+
+log = logging.getLogger("stepkeep")
 
 NewId: TypeAlias = Callable[[str], str]
 Clock: TypeAlias = Callable[[], int]
@@ -42,6 +46,27 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
 
+
+class BrokenEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored entry that cannot be read, and why. `entries` names all of its kind, `data` is what is stored."""
+
+    entries: str
+    id: str
+    reason: str
+    data: Any
+
+
+class RepairedEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a broken entry: mended, or dropped because too little of it can be read."""
+
+    entries: str
+    id: str
+    reason: str
+    is_mended: bool
+
+
+EntryRef: TypeAlias = str | Entry
+"""What names an entry: its id, the beginning of that, or the entry itself."""
 
 T = TypeVar("T", bound=Entry)
 E = TypeVar("E", bound=Entry)
@@ -69,8 +94,9 @@ class EntryPart(Generic[T]):
         self._on_change = options.get("on_change")
         self._main: Any = self.kinds[0]
         self._entries: dict[type[Entry], dict[str, Any]] = {kind: {} for kind in self.kinds}
+        self._broken: dict[type[Entry], dict[str, BrokenEntry]] = {kind: {} for kind in self.kinds}
 
-    def get(self, id: str) -> T:
+    def get(self, id: EntryRef) -> T:
         """The entry with that id, or the only one whose id begins so.
 
         Raises:
@@ -85,8 +111,8 @@ class EntryPart(Generic[T]):
     def _of(self, kind: type[E]) -> dict[str, E]:
         return self._entries[kind]
 
-    def _get(self, kind: type[E], id: str) -> E:
-        entries = self._of(kind)
+    def _get(self, kind: type[E], ref: EntryRef) -> E:
+        id, entries = entry_id(ref), self._of(kind)
         if id in entries:
             return entries[id]
         found = [name for name in entries if id and name.startswith(id)]
@@ -97,7 +123,7 @@ class EntryPart(Generic[T]):
         raise NotFound(f"{what}: there is {near}", code="entry_not_found", path=id)
 
     def _new_id(self, kind: type[Entry]) -> str:
-        while (id := self._make_id(kind.prefix)) in self._entries[kind]:
+        while (id := self._make_id(kind.prefix)) in self._entries[kind] or id in self._broken[kind]:
             pass
         return id
 
@@ -109,9 +135,20 @@ class EntryPart(Generic[T]):
 
     def _put(self, entry: E, trigger: AutoTrigger = TIME_PASSED, tags: tuple[str, ...] = ()) -> E:
         """Keep an entry, be it in place of the one with its id, and tell of it."""
-        self._entries[type(entry)][entry.id] = entry
+        self._keep(entry)
         self._changed(trigger, tags)
         return entry
+
+    def _keep(self, entry: Entry) -> None:
+        """Keep an entry that reads back as it is: what is stored must open again."""
+        kind = type(entry)
+        try:
+            msgspec.convert(msgspec.to_builtins(entry), kind)
+        except (msgspec.ValidationError, TypeError) as exc:
+            raise InvalidInput(
+                f"this cannot be one of the {kind.plural}: {exc}", code="invalid_option"
+            ) from exc
+        self._entries[kind][entry.id] = entry
 
     def _update(
         self, before: E, trigger: AutoTrigger = TIME_PASSED, tags: tuple[str, ...] = (), **fields: Any
@@ -124,6 +161,8 @@ class EntryPart(Generic[T]):
 
     def snapshot(self) -> dict[str, Any]:
         found: dict[str, Any] = plain({kind.plural: entries for kind, entries in self._entries.items()})
+        for kind, broken in self._broken.items():
+            found[kind.plural] |= {id: each.data for id, each in broken.items()}
         return found if len(self.kinds) > 1 else found[self._main.plural]
 
     def validate(self, data: Any) -> None:
@@ -132,28 +171,102 @@ class EntryPart(Generic[T]):
         Raises:
             InvalidInput: they are not entries of this part, or do not fit together (`invalid_entries`).
         """
-        self._check(self._read(data))
+        self._check(self._read(data)[0])
 
     def restore(self, data: Any) -> None:
-        self._entries = self._read(data)
+        self._entries, self._broken = self._read(data)
+        for each in self.broken:
+            log.warning("one of the %s is left out, %s: %s", each.entries, each.id, each.reason)
 
-    def _read(self, data: Any) -> dict[type[Entry], dict[str, Any]]:
+    def _read(
+        self, data: Any
+    ) -> tuple[dict[type[Entry], dict[str, Any]], dict[type[Entry], dict[str, BrokenEntry]]]:
         has_several = len(self.kinds) > 1
-        return {kind: _converted(kind, data[kind.plural] if has_several else data) for kind in self.kinds}
+        read = {kind: read_entries(kind, data[kind.plural] if has_several else data) for kind in self.kinds}
+        entries: dict[type[Entry], dict[str, Any]] = {kind: found for kind, (found, _) in read.items()}
+        broken = {kind: set_aside for kind, (_, set_aside) in read.items()}
+        for kind, id, reason in list(self._misfits(entries)):
+            data = plain(entries[kind].pop(id))
+            broken[kind][id] = BrokenEntry(entries=kind.plural, id=id, reason=reason, data=data)
+        return entries, broken
+
+    def _misfits(
+        self,
+        entries: Mapping[type[Entry], Mapping[str, Any]],  # noqa: ARG002
+    ) -> Iterator[tuple[type[Entry], str, str]]:
+        """Entries that name others which are not there: their kind, their id, and what they lack."""
+        return iter(())
 
     def _check(self, entries: Mapping[type[Entry], Mapping[str, Any]]) -> None:
         """Refuse entries that do not fit together."""
 
+    # --- what cannot be read
 
-def _converted(kind: type[E], data: Any) -> dict[str, E]:
+    @property
+    def broken(self) -> tuple[BrokenEntry, ...]:
+        """Stored entries that cannot be read. They stay stored as they are until they are repaired."""
+        return tuple(each for broken in self._broken.values() for each in broken.values())
+
+    def repair(self) -> tuple[RepairedEntry, ...]:
+        """Mend every entry that cannot be read, or drop it where what it needs is missing."""
+        done = []
+        for kind, broken in self._broken.items():
+            for each in broken.values():
+                if (mended := _mended(kind, each.data)) is not None:
+                    self._entries[kind][each.id] = mended
+                if any((kind, each.id) == misfit[:2] for misfit in self._misfits(self._entries)):
+                    del self._entries[kind][each.id]
+                is_mended = each.id in self._entries[kind]
+                done.append(
+                    RepairedEntry(entries=each.entries, id=each.id, reason=each.reason, is_mended=is_mended)
+                )
+        self._broken = {kind: {} for kind in self.kinds}
+        return tuple(done)
+
+
+def read_entries(kind: type[E], data: Any) -> tuple[dict[str, E], dict[str, BrokenEntry]]:
+    """The stored entries of a kind by id, and those of them that cannot be read.
+
+    Raises:
+        InvalidInput: the data are no entries at all (`invalid_entries`).
+    """
     try:
         entries: dict[str, E] = msgspec.convert(data, dict[str, kind])  # type: ignore[valid-type]
+        broken: dict[str, BrokenEntry] = {}
     except msgspec.ValidationError as exc:
-        raise invalid_entries(f"these are not {kind.plural}: {exc}") from exc
+        stored = data if isinstance(data, dict) else {"": None}
+        if any(not isinstance(each, dict) or each.get("id") != id for id, each in stored.items()):
+            raise invalid_entries(f"these are not {kind.plural}: {exc}") from exc
+        entries, broken = _one_by_one(kind, stored)
     for id, entry in entries.items():
         if id != entry.id:
             raise invalid_entries(f"{entry.id!r} of the {kind.plural} is stored under the id {id!r}")
-    return entries
+    return entries, broken
+
+
+def _one_by_one(kind: type[E], stored: dict[str, Any]) -> tuple[dict[str, E], dict[str, BrokenEntry]]:
+    entries, broken = dict[str, E](), dict[str, BrokenEntry]()
+    for id, data in stored.items():
+        try:
+            entries[id] = msgspec.convert(data, kind)
+        except msgspec.ValidationError as exc:
+            broken[id] = BrokenEntry(entries=kind.plural, id=id, reason=str(exc), data=data)
+    return entries, broken
+
+
+def _mended(kind: type[E], data: Any) -> E | None:
+    """The entry with every field that can be read, be it `"0"` for a number or an entry for its id; None if a field
+    is missing that it needs."""
+    fields: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        value = data.get(field.name)
+        value = value["id"] if isinstance(value, dict) and "id" in value else value
+        try:
+            fields[field.name] = msgspec.convert(value, field.type, strict=False)
+        except msgspec.ValidationError:
+            if field.required:
+                return None
+    return kind(**fields)
 
 
 def invalid_entries(message: str) -> InvalidInput:
@@ -166,6 +279,19 @@ def plain(value: object) -> Any:
 
 
 # --- checking what comes in
+
+
+def entry_id(ref: EntryRef) -> str:
+    """The id, or the beginning of one, by which an entry is named."""
+    id = ref.id if isinstance(ref, Entry) else ref
+    if not isinstance(id, str):
+        raise InvalidInput(f"{id!r} names no entry: give it, or its id", code="invalid_option")
+    return id
+
+
+def check_ids(refs: Iterable[EntryRef]) -> tuple[str, ...]:
+    """The ids of entries, each once."""
+    return check_tags([entry_id(ref) for ref in listed("ids", refs)])
 
 
 def check_share(what: str, value: object, *, least: float = 0.0) -> float:

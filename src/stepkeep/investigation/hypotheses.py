@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
@@ -10,11 +10,12 @@ from stepkeep.investigation.entries import (
     TIME_PASSED,
     Entry,
     EntryPart,
+    EntryRef,
+    check_ids,
     check_share,
     check_tags,
     check_word,
     check_words,
-    invalid_entries,
 )
 from stepkeep.model import check_text
 from stepkeep.recording.triggers import AutoTrigger
@@ -76,11 +77,11 @@ class HypothesisBoard(EntryPart[Hypothesis]):
 
     kinds = (Hypothesis, Evidence)
 
-    def children(self, id: str) -> tuple[Hypothesis, ...]:
+    def children(self, id: EntryRef) -> tuple[Hypothesis, ...]:
         parent = self.get(id).id
         return tuple(each for each in self.all() if each.parent == parent)
 
-    def evidence(self, hypothesis: str | None = None) -> tuple[Evidence, ...]:
+    def evidence(self, hypothesis: EntryRef | None = None) -> tuple[Evidence, ...]:
         """All evidence, or that about one hypothesis, oldest first."""
         wanted = None if hypothesis is None else self.get(hypothesis).id
         return tuple(each for each in self._of(Evidence).values() if wanted in (None, each.hypothesis))
@@ -91,7 +92,7 @@ class HypothesisBoard(EntryPart[Hypothesis]):
         *,
         confidence: float = PRIOR_CONFIDENCE,
         tags: Iterable[str] = (),
-        parent: str | None = None,
+        parent: EntryRef | None = None,
     ) -> Hypothesis:
         """Put up a hypothesis, be it a refinement of another one."""
         return self._put(
@@ -107,7 +108,7 @@ class HypothesisBoard(EntryPart[Hypothesis]):
 
     def update(
         self,
-        id: str,
+        id: EntryRef,
         *,
         description: str | None = None,
         confidence: float | None = None,
@@ -124,7 +125,7 @@ class HypothesisBoard(EntryPart[Hypothesis]):
         return self._update(self.get(id), **fields)
 
     def set_status(
-        self, id: str, status: HypothesisStatus | str, *, confidence: float | None = None
+        self, id: EntryRef, status: HypothesisStatus | str, *, confidence: float | None = None
     ) -> Hypothesis:
         """Say where a hypothesis stands now. A status that is new is worth a checkpoint."""
         wanted = check_word("status of a hypothesis", HypothesisStatus, status)
@@ -139,21 +140,21 @@ class HypothesisBoard(EntryPart[Hypothesis]):
             confidence=before.confidence if confidence is None else check_share("a confidence", confidence),
         )
 
-    def test(self, id: str) -> Hypothesis:
+    def test(self, id: EntryRef) -> Hypothesis:
         return self.set_status(id, HypothesisStatus.UNDER_TEST)
 
-    def confirm(self, id: str, *, confidence: float | None = None) -> Hypothesis:
+    def confirm(self, id: EntryRef, *, confidence: float | None = None) -> Hypothesis:
         return self.set_status(id, HypothesisStatus.CONFIRMED, confidence=confidence)
 
-    def reject(self, id: str, *, confidence: float | None = None) -> Hypothesis:
+    def reject(self, id: EntryRef, *, confidence: float | None = None) -> Hypothesis:
         return self.set_status(id, HypothesisStatus.REJECTED, confidence=confidence)
 
-    def archive(self, id: str) -> Hypothesis:
+    def archive(self, id: EntryRef) -> Hypothesis:
         return self.set_status(id, HypothesisStatus.ARCHIVED)
 
     def add_evidence(
         self,
-        hypothesis: str,
+        hypothesis: EntryRef,
         description: str,
         *,
         kind: EvidenceKind | str = EvidenceKind.OBSERVATION,
@@ -175,12 +176,12 @@ class HypothesisBoard(EntryPart[Hypothesis]):
             )
         )
 
-    def _check(self, entries: Mapping[type[Entry], Mapping[str, Any]]) -> None:
-        for evidence in entries[Evidence].values():
+    def _misfits(
+        self, entries: Mapping[type[Entry], Mapping[str, Any]]
+    ) -> Iterator[tuple[type[Entry], str, str]]:
+        for id, evidence in entries[Evidence].items():
             if evidence.hypothesis not in entries[Hypothesis]:
-                raise invalid_entries(
-                    f"evidence {evidence.id} is about {evidence.hypothesis!r}, which is not there"
-                )
+                yield Evidence, id, f"it is about {evidence.hypothesis!r}, which is not there"
 
 
 # --- gaps
@@ -253,7 +254,7 @@ class KnowledgeGapAnalyzer(EntryPart[KnowledgeGap]):
         *,
         type: GapType | str = GapType.FACTUAL,
         criticality: Criticality | str = Criticality.MEDIUM,
-        blocks: Iterable[str] = (),
+        blocks: Iterable[EntryRef] = (),
         how: str = "",
     ) -> KnowledgeGap:
         """Note that something is not known."""
@@ -264,20 +265,20 @@ class KnowledgeGapAnalyzer(EntryPart[KnowledgeGap]):
                 type=check_word("type of gap", GapType, type),
                 criticality=check_word("criticality", Criticality, criticality),
                 created_us=self._clock(),
-                blocks=check_tags(blocks),
+                blocks=check_ids(blocks),
                 how=check_text("how to fill a gap", how),
             )
         )
 
-    def fill(self, id: str, answer: str = "") -> KnowledgeGap:
+    def fill(self, id: EntryRef, answer: str = "") -> KnowledgeGap:
         """Note the answer. Filling it for the first time is worth a checkpoint."""
         return self._set(id, GapStatus.FILLED, answer=check_text("an answer", answer))
 
-    def set_status(self, id: str, status: GapStatus | str) -> KnowledgeGap:
+    def set_status(self, id: EntryRef, status: GapStatus | str) -> KnowledgeGap:
         """Say that a gap is worked on, cannot be filled, or does not matter any more."""
         return self._set(id, check_word("status of a gap", GapStatus, status))
 
-    def _set(self, id: str, status: GapStatus, **fields: Any) -> KnowledgeGap:
+    def _set(self, id: EntryRef, status: GapStatus, **fields: Any) -> KnowledgeGap:
         before = self.get(id)
         if status is not GapStatus.FILLED:
             return self._update(before, status=status, filled_us=None, **fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -10,10 +10,16 @@ import msgspec
 
 from stepkeep.errors import InvalidInput
 from stepkeep.investigation.beliefs import Belief, Contradiction, Dependency
-from stepkeep.investigation.entries import Entry
+from stepkeep.investigation.entries import BrokenEntry, Entry, read_entries
 from stepkeep.investigation.experiments import ExperimentBranch, Experiments
 from stepkeep.investigation.hypotheses import Evidence, GapStatus, Hypothesis, KnowledgeGap
-from stepkeep.investigation.worklog import DebugNote, ExecutedCommand, VerificationResult
+from stepkeep.investigation.worklog import (
+    DebugNote,
+    ExecutedCommand,
+    VerificationResult,
+    VerificationStatus,
+    read_code,
+)
 from stepkeep.recording.recovery import CodeState
 
 
@@ -34,6 +40,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
     started_us: int = 0
     experiments: Experiments = Experiments()
     metrics: SessionMetrics = SessionMetrics()
+    env_vars: dict[str, str] = {}
 
 
 _ENTRIES: Final[dict[str, tuple[str, type[Entry]]]] = {
@@ -54,7 +61,7 @@ _SEVERAL: Final = frozenset({"hypotheses", "beliefs"})
 
 
 class InvestigationState(msgspec.Struct, frozen=True, kw_only=True):
-    """A debugging session at one moment."""
+    """A debugging session at one moment. `broken` are stored entries that cannot be read."""
 
     session_id: str
     started_us: int
@@ -71,6 +78,7 @@ class InvestigationState(msgspec.Struct, frozen=True, kw_only=True):
     code_changes: CodeState | None
     command_history: tuple[ExecutedCommand, ...]
     metrics: SessionMetrics
+    broken: tuple[BrokenEntry, ...] = ()
 
 
 def is_investigation(state: object) -> bool:
@@ -78,8 +86,10 @@ def is_investigation(state: object) -> bool:
     return isinstance(state, dict) and state.keys() >= _SEVERAL
 
 
-def state_of(state: Any, details: Any) -> InvestigationState:
-    """The investigation that a checkpoint holds.
+def state_of(state: Any, details: Any, *, seq: int | None = None) -> InvestigationState:
+    """The investigation that a checkpoint holds; `seq` is its number.
+
+    What is counted is counted here: a merge, or a state that is saved again, keeps the details of another checkpoint.
 
     Raises:
         InvalidInput: it holds something else (`not_an_investigation`).
@@ -88,27 +98,53 @@ def state_of(state: Any, details: Any) -> InvestigationState:
         raise InvalidInput("the checkpoint holds no investigation", code="not_an_investigation")
     try:
         beside = details_of(details)
+        read = {field: _entries(state, *where) for field, where in _ENTRIES.items()}
+        code, broken = read_code(state.get("code"))
+        entries: dict[str, Any] = {field: found for field, (found, _) in read.items()}
+        metrics = msgspec.structs.replace(beside.metrics, **counted(entries))
         return InvestigationState(
             session_id=beside.session_id,
             started_us=beside.started_us,
             current_branch=beside.experiments.current,
             branches=beside.experiments.branches,
-            code_changes=msgspec.convert(state.get("code"), CodeState | None),
-            metrics=beside.metrics,
-            **{field: _entries(state, *where) for field, where in _ENTRIES.items()},
+            code_changes=_with_environment(code, beside.env_vars),
+            metrics=metrics if seq is None else msgspec.structs.replace(metrics, checkpoints_created=seq),
+            broken=(*(each for _, found in read.values() for each in found), *broken),
+            **entries,
         )
-    except msgspec.ValidationError as exc:
+    except (msgspec.ValidationError, InvalidInput) as exc:
         raise InvalidInput(
             f"the checkpoint holds no investigation: {exc}", code="not_an_investigation"
         ) from exc
 
 
-def _entries(state: dict[str, Any], part: str, kind: type[Entry]) -> Any:
-    """The entries of a kind in the state of a checkpoint. A part that was not connected then is empty."""
+def _entries(state: dict[str, Any], part: str, kind: type[Entry]) -> tuple[Any, Iterable[BrokenEntry]]:
+    """The entries of a kind in the state of a checkpoint, and those that cannot be read.
+
+    A part that was not connected then is empty.
+    """
     saved = state.get(part, {})
     if part in _SEVERAL:
         saved = msgspec.convert(saved, dict[str, Any]).get(kind.plural, {})
-    return tuple(msgspec.convert(saved, dict[str, kind]).values())  # type: ignore[valid-type]
+    entries, broken = read_entries(kind, saved)
+    return tuple(entries.values()), broken.values()
+
+
+def _with_environment(code: CodeState | None, env_vars: dict[str, str]) -> CodeState | None:
+    """The state of the code, with the environment of the checkpoint where none was noted with it."""
+    if not env_vars or (code is not None and code.env_vars):
+        return code
+    return msgspec.structs.replace(code or CodeState(), env_vars=env_vars)
+
+
+def counted(entries: Mapping[str, Any]) -> dict[str, int]:
+    """What the entries of an investigation say of how it went."""
+    skipped = VerificationStatus.SKIPPED
+    return {
+        "hypotheses_tested": sum(each.was_tested for each in entries["hypotheses"]),
+        "verifications_run": sum(each.status is not skipped for each in entries["verification_results"]),
+        "gaps_filled": sum(each.status is GapStatus.FILLED for each in entries["gaps"]),
+    }
 
 
 def details_of(details: Any) -> Details:
@@ -160,7 +196,7 @@ H = TypeVar("H", Hypothesis, Belief)
 
 
 class InvestigationComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The changes from one checkpoint to another, and the time between them."""
+    """The changes from one checkpoint to another, and the time between them; `reading` tells them in words."""
 
     older: str
     newer: str
@@ -172,10 +208,11 @@ class InvestigationComparison(msgspec.Struct, frozen=True, kw_only=True):
     gaps_filled: tuple[str, ...]
     notes_added: tuple[DebugNote, ...]
     summary: str
+    reading: tuple[str, ...] = ()
 
     def as_text(self) -> str:
-        """The counts, one line each."""
-        return "\n".join(["Changes:", *(f" {line}" for line in self.summary.split("; "))])
+        """The counts, one line each, then what happened in words."""
+        return "\n".join(["Changes:", *(f" {line}" for line in self.summary.split("; ")), *self.reading])
 
 
 def compare_states(
@@ -206,7 +243,33 @@ def compare_states(
         gaps_filled=filled,
         notes_added=notes,
         summary="; ".join(parts),
+        reading=tuple(_reading(older, newer, hypotheses, beliefs)),
     )
+
+
+def _reading(
+    older: InvestigationState,
+    newer: InvestigationState,
+    hypotheses: Iterable[EntryChange],
+    beliefs: Iterable[EntryChange],
+) -> Iterator[str]:
+    """New beliefs and theories, what was dropped, and verdicts that changed."""
+    texts = {each.id: each.description for state in (older, newer) for each in state.hypotheses}
+    texts |= {each.id: each.statement for state in (older, newer) for each in state.beliefs}
+    words = {
+        "New theory": [each.id for each in hypotheses if isinstance(each, EntryAdded)],
+        "Dropped theory": [each.id for each in hypotheses if isinstance(each, EntryRemoved)],
+        "New belief": [each.id for each in beliefs if isinstance(each, EntryAdded)],
+        "Dropped belief": [each.id for each in beliefs if isinstance(each, EntryRemoved)],
+    }
+    for word, ids in words.items():
+        yield from (f"{word}: {texts[id]}" for id in ids)
+    for change in hypotheses:
+        if isinstance(change, StatusChanged):
+            yield f"Verdict: {texts[change.id]} ({change.old} -> {change.new})"
+    for change in (*hypotheses, *beliefs):
+        if isinstance(change, ConfidenceChanged):
+            yield f"Confidence: {texts[change.id]} ({change.old:.0%} -> {change.new:.0%})"
 
 
 def _filled(state: InvestigationState) -> list[KnowledgeGap]:

@@ -2,14 +2,19 @@
 
 Every event that matters becomes a checkpoint by itself. Others are saved when enough time has passed, or when the
 investigator says so. Two who work on one session at the same time do not lose each other's entries: whoever comes
-second takes the other's in before saving.
+second takes the other's in before saving. Where that cannot be done, because both changed the same entry or the session
+went on with another branch, what is here is saved on a rescue branch.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Final
+
+import msgspec
 
 from stepkeep.engine import Engine, Loaded
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
@@ -17,13 +22,22 @@ from stepkeep.history import branches, merge
 from stepkeep.history.documents import ABSENT
 from stepkeep.history.merge import Merged, Side, Strategy, merge_states
 from stepkeep.investigation.beliefs import BeliefGraph, check_no_cycle
-from stepkeep.investigation.entries import NewId, PartOptions, new_id, plain
+from stepkeep.investigation.entries import (
+    BrokenEntry,
+    EntryRef,
+    NewId,
+    PartOptions,
+    RepairedEntry,
+    new_id,
+    plain,
+)
 from stepkeep.investigation.experiments import ExperimentBranch, ExperimentManager
-from stepkeep.investigation.hypotheses import GapStatus, HypothesisBoard, KnowledgeGapAnalyzer
+from stepkeep.investigation.hypotheses import HypothesisBoard, KnowledgeGapAnalyzer
 from stepkeep.investigation.state import (
     Details,
     InvestigationState,
     SessionMetrics,
+    counted,
     details_of,
     is_investigation,
     state_of,
@@ -33,15 +47,25 @@ from stepkeep.investigation.worklog import (
     CommandHistory,
     Notebook,
     VerificationRunner,
-    VerificationStatus,
+    check_seconds,
 )
 from stepkeep.model import DETAILS, Header, SessionInfo, Trigger, TriggerKind
+from stepkeep.processes import Worker
 from stepkeep.recording.connected_parts import Part, Parts
-from stepkeep.recording.triggers import AutoTrigger, auto_trigger, listed
+from stepkeep.recording.recovery import captured
+from stepkeep.recording.triggers import AutoTrigger, Wait, auto_trigger, listed
+from stepkeep.storage.port import HeaderQuery
+
+log = logging.getLogger("stepkeep")
 
 MAX_TRIES: Final = 10
+PENDING_US: Final = 180 * 1_000_000
+"""A change for which no trigger stands is saved if the last checkpoint is older than that; else it waits a little."""
+SCHEDULE_SECONDS: Final = 600.0
+SCHEDULED: Final = Trigger(TriggerKind.TIMER, "scheduled")
 IDLE_US: Final = 900 * 1_000_000
 """A longer pause between two checkpoints counts as that much: nobody was debugging."""
+_PARTS: Final = ("hypotheses", "beliefs", "gaps", "verifications", "notes", "commands", "code")
 CHANGED: Final = "investigation_changed"
 """The event of a checkpoint that keeps changes for which no automatic trigger stands."""
 
@@ -50,13 +74,20 @@ class Workbench:
     """The parts of an investigation, and when they are saved. One thread at a time changes it."""
 
     def __init__(
-        self, engine: Engine, session: SessionInfo, parts: Parts, *, make_id: NewId = new_id
+        self,
+        engine: Engine,
+        session: SessionInfo,
+        parts: Parts,
+        *,
+        make_id: NewId = new_id,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         clock = engine.clock
         self._engine = engine
         self._uid = session.uid
         self._key = session.key
         self._started_us = session.created_us
+        self._env_vars = captured(environment or {})
         self.parts = parts
         options: PartOptions = {"make_id": make_id, "on_change": self._changed}
         self.hypotheses = HypothesisBoard(clock, **options)
@@ -73,11 +104,12 @@ class Workbench:
         self._seen: Header | None = None
         self._head: str | None = None
         self._branch = session.branch
+        self._rescue: str | None = None
         self._debugging_us = 0
-        for name in ("hypotheses", "beliefs", "gaps", "verifications", "notes", "commands", "code"):
+        for name in _PARTS:
             part: Part = getattr(self, name)
-            parts.connect(name, part)
-        self._nothing = parts.capture()
+            parts.connect(name, part, restore=False)
+        self._nothing = {name: getattr(self, name).snapshot() for name in _PARTS}
         self.reload()
 
     # --- what it holds
@@ -96,11 +128,13 @@ class Workbench:
         spent_us = self._spent_us(self._engine.clock()) if more else 0
         return SessionMetrics(
             checkpoints_created=self._engine.backend.session(self._uid).last_seq + more,
-            hypotheses_tested=sum(each.was_tested for each in self.hypotheses.all()),
-            verifications_run=sum(
-                each.status is not VerificationStatus.SKIPPED for each in self.verifications.all()
+            **counted(
+                {
+                    "hypotheses": self.hypotheses.all(),
+                    "verification_results": self.verifications.all(),
+                    "gaps": self.gaps.all(),
+                }
             ),
-            gaps_filled=sum(each.status is GapStatus.FILLED for each in self.gaps.all()),
             time_in_debugging_seconds=(self._debugging_us + spent_us) / 1_000_000,
         )
 
@@ -110,7 +144,8 @@ class Workbench:
 
     def state(self) -> InvestigationState:
         """All of it at this moment, saved or not."""
-        return state_of(self.parts.capture(), self._details(0))
+        state = state_of(self.parts.capture(), self._details(0))
+        return msgspec.structs.replace(state, broken=self.broken)
 
     def _details(self, more: int = 1) -> object:
         """What is saved beside the parts of a checkpoint, which counts itself."""
@@ -120,8 +155,23 @@ class Workbench:
                 started_us=self._started_us,
                 experiments=self.experiments.all(),
                 metrics=self._counted(more),
+                env_vars=self._env_vars,
             )
         )
+
+    @property
+    def broken(self) -> tuple[BrokenEntry, ...]:
+        """Stored entries that cannot be read: they are left out, and stay stored as they are until `repair`."""
+        return tuple(each for name in _PARTS for each in getattr(self, name).broken)
+
+    def repair(self) -> tuple[RepairedEntry, ...]:
+        """Mend stored entries that cannot be read, drop those of which too little is left, and save."""
+        with self._lock:
+            done = tuple(each for name in _PARTS for each in getattr(self, name).repair())
+            if done:
+                self._is_dirty = True
+                self.save(f"{len(done)} broken entries repaired")
+            return done
 
     # --- loading
 
@@ -143,28 +193,45 @@ class Workbench:
                     code="not_an_investigation",
                     session=self._key,
                 )
-            with self.parts.put_back(state, missing="keep"):
-                self._settle(session.branch, None if branch is None else branch.head, loaded)
+            head = None if branch is None else branch.head
+            with self.parts.put_back(state, missing="keep", checkpoint=head):
+                self._settle(session.branch, head, loaded)
 
     def _settle(self, branch: str, head: str | None, loaded: Loaded | None) -> None:
         """Remember where the parts stand."""
-        self._branch, self._head, self._is_dirty = branch, head, False
+        self._branch, self._rescue, self._head, self._is_dirty = branch, None, head, False
         self._seen = None if loaded is None else loaded.header
-        has_details = loaded is not None and DETAILS in loaded.contents
-        details = details_of(loaded.value(DETAILS) if loaded is not None and has_details else None)
-        self._debugging_us = round(details.metrics.time_in_debugging_seconds * 1_000_000)
+        self._debugging_us = max(
+            self._debugging_us, _debugging_us(loaded), _debugging_us(self._newest(loaded))
+        )
+
+    def _newest(self, loaded: Loaded | None) -> Loaded | None:
+        """The newest checkpoint, where another one was taken up: the time that was spent is not restored."""
+        newest = next(self._engine.headers(HeaderQuery(session=self._uid, limit=1)), None)
+        if newest is None or (loaded is not None and loaded.header.id == newest.id):
+            return None
+        try:
+            return self._engine.load(newest)
+        except StepkeepError:
+            return None
 
     # --- saving
 
     def _changed(self, trigger: AutoTrigger, tags: tuple[str, ...] = ()) -> None:
         """Something changed: make the checkpoint that it is worth, or look at the time."""
         self._is_dirty = True
-        self._automatic(trigger, tags)
+        if self._automatic(trigger, tags) is None and self._since_us() >= PENDING_US:
+            self.save()
+
+    def _since_us(self) -> int:
+        """How long ago the last checkpoint was."""
+        last_us = self._started_us if self._seen is None else self._seen.time_us
+        return self._engine.clock() - last_us
 
     def _automatic(self, trigger: AutoTrigger, tags: Iterable[str] = ()) -> Header | None:
         return self._save(
-            lambda head: self.parts.auto_checkpoint(
-                trigger, tags=tags, details=self._details, expect_head=head
+            lambda: self.parts.auto_checkpoint(
+                trigger, tags=tags, details=self._details, branch=self._rescue, expect_head=self._head
             )
         )
 
@@ -176,16 +243,28 @@ class Workbench:
         """Save all of it, as asked for by hand."""
         return self._saved_with(message, listed("tags", tags), Trigger(TriggerKind.MANUAL))
 
-    def save(self, message: str = "") -> Header | None:
-        """Save what changed since the last checkpoint; None if nothing did."""
+    def save(self, message: str = "", *, tolerant: bool = False) -> Header | None:
+        """Save what changed since the last checkpoint; None if nothing did.
+
+        With `tolerant` a part of one's own that fails keeps what is stored of it.
+        """
         if not self._is_dirty:
             return None
-        return self._saved_with(message or "Changes", (), Trigger(TriggerKind.AUTO, CHANGED))
+        trigger = Trigger(TriggerKind.AUTO, CHANGED)
+        return self._saved_with(message or "Changes", (), trigger, tolerant=tolerant)
 
-    def _saved_with(self, message: str, tags: Iterable[str], trigger: Trigger) -> Header:
+    def _saved_with(
+        self, message: str, tags: Iterable[str], trigger: Trigger, *, tolerant: bool = False
+    ) -> Header:
         header = self._save(
-            lambda head: self.parts.checkpoint(
-                message, tags, trigger=trigger, details=self._details, expect_head=head
+            lambda: self.parts.checkpoint(
+                message,
+                tags,
+                trigger=trigger,
+                details=self._details,
+                branch=self._rescue,
+                expect_head=self._head,
+                tolerant=tolerant,
             )
         )
         assert header is not None
@@ -193,6 +272,9 @@ class Workbench:
 
     def compaction_warning(self) -> Header:
         """The context is about to be compacted: save everything at once, whatever came before.
+
+        Where it does not go with what others did it is on a rescue branch, which the header names; of a part of one's
+        own that fails, it has what was stored before.
 
         Raises:
             Conflict: called out of a save of this very thread (`checkpoint_nested`); the checkpoint follows that.
@@ -207,44 +289,84 @@ class Workbench:
             )
         return header
 
+    @contextmanager
+    def scheduled(self, seconds: float = SCHEDULE_SECONDS, *, wait: Wait | None = None) -> Iterator[None]:
+        """Save every so many seconds what changed, while the block runs. `wait` replaces waiting, for tests."""
+
+        def work() -> float:
+            if self._is_dirty:
+                self._saved_with("Scheduled", (), SCHEDULED)
+            return seconds
+
+        check_seconds("seconds", seconds)
+        worker = Worker("stepkeep-schedule", work, wait=wait)
+        worker.start(after_seconds=seconds)
+        try:
+            yield
+        finally:
+            worker.stop()
+
     def tick(self) -> Header | None:
         """Save if enough time has passed since the last checkpoint. Call it now and then."""
         return self._automatic(AutoTrigger.SIGNIFICANT_TIME_PASSED)
 
-    def _save(self, save: Callable[[str | None], Header | None]) -> Header | None:
-        """Save on top of what was seen last; where others saved meanwhile, with what they did."""
-        with self._lock:
-            for _ in range(MAX_TRIES):
-                self._check_branch()
-                try:
-                    header = save(self._head)
-                except Conflict as exc:
-                    if exc.code != "head_moved":
-                        raise
-                    self._take_in_theirs()
-                    continue
-                if header is not None:
-                    self._debugging_us += self._spent_us(header.time_us)
-                    self._seen, self._head, self._is_dirty = header, header.id, False
-                return header
-        raise Conflict(f"others save into session {self._key!r} all the time: try again", session=self._key)
+    def _save(self, save: Callable[[], Header | None]) -> Header | None:
+        """Save on top of what was seen last; where others saved meanwhile, with what they did.
 
-    def _check_branch(self) -> None:
-        current = self._engine.backend.session(self._uid).branch
-        if current != self._branch:
-            raise Conflict(
-                f"session {self._key!r} went on with branch {current!r} meanwhile: reload, then repeat",
-                code="branch_left",
-                session=self._key,
-                branch=current,
-            )
+        What does not go with that is saved on a rescue branch, and so is what follows it.
+        """
+        with self._lock:
+            current = self._engine.backend.session(self._uid).branch
+            if self._rescue is None and current != self._branch:
+                self._begin_rescue(f"session {self._key!r} went on with branch {current!r} meanwhile")
+            for left in reversed(range(MAX_TRIES)):
+                try:
+                    header = save()
+                except Conflict as exc:
+                    self._join_others(exc, gives_up=not left)
+                    continue
+                return self._saved(header)
+            return self._saved(save())
+
+    def _saved(self, header: Header | None) -> Header | None:
+        if header is not None:
+            self._debugging_us += self._spent_us(header.time_us)
+            self._seen, self._head, self._is_dirty = header, header.id, False
+        return header
+
+    def _join_others(self, conflict: Conflict, *, gives_up: bool) -> None:
+        """Make the next attempt to save one that others do not stand in the way of."""
+        if conflict.code == "head_moved" and not gives_up:
+            try:
+                self._take_in_theirs()
+                return
+            except Conflict as exc:
+                conflict = exc
+        if conflict.code not in ("merge_conflict", "head_moved"):
+            raise conflict
+        self._begin_rescue(conflict.message)
+
+    def _begin_rescue(self, why: str) -> None:
+        """Let what is here go on, on a branch of its own, from where it was in step with the session."""
+        name = f"rescue-{0 if self._seen is None else self._seen.seq}-{new_id('r')[2:]}"
+        self._head = None
+        if self._seen is not None:
+            with suppress(StepkeepError):  # pruned meanwhile: then the branch begins nowhere
+                self._head = branches.begin(self._engine, self._seen, name).head
+        self._branch = self._rescue = name
+        log.warning("%s. What is here is saved on branch %r: reload, then merge that.", why, name)
+
+    @property
+    def rescue(self) -> str | None:
+        """The branch that saves go to since they do not go with what others did; None where they do."""
+        return self._rescue
 
     def _take_in_theirs(self) -> None:
         """Join what others saved with what is here.
 
         Raises:
-            Conflict: both changed the same entry (`merge_conflict`), or the two do not fit together. Nothing is lost:
-                theirs is stored, and what is here stays as it is.
+            Conflict: both changed the same entry, or the two do not fit together (`merge_conflict`). What is here stays
+                as it is.
         """
         session = self._engine.backend.session(self._uid)
         branch = branches.find(self._engine, self._uid, self._branch)
@@ -275,7 +397,7 @@ class Workbench:
     # --- experiments
 
     def begin_experiment(
-        self, name: str, *, description: str = "", hypothesis: str | None = None, criteria: str = ""
+        self, name: str, *, description: str = "", hypothesis: EntryRef | None = None, criteria: str = ""
     ) -> ExperimentBranch:
         """Try something on a branch of its own: fork where the investigation stands, and go on there."""
         with self._lock:
@@ -287,7 +409,7 @@ class Workbench:
             begun = self.experiments.begin(
                 at, name, description=description, hypothesis=about, criteria=criteria
             )
-            self._branch, self._head = begun.name, begun.head
+            self._branch, self._rescue, self._head = begun.name, None, begun.head
             self._changed(AutoTrigger.BRANCH_SWITCH)
             return self.experiments.get(name)
 
@@ -295,7 +417,7 @@ class Workbench:
         """Go on with another branch, with what was known there; what is here is saved first."""
         with self._lock:
             self.save()
-            if name == self._branch:
+            if name == self._branch and self._rescue is None:
                 return self.experiments.get(name)
             header = self.experiments.head(name)
             loaded = self._engine.load(header)
@@ -322,7 +444,13 @@ class Workbench:
                 self._check_beliefs(name)
             session = self._engine.backend.session(self._uid)
             merged = merge.merge(
-                self._engine, session, name, strategy=strategy, on_conflict=on_conflict, message=message
+                self._engine,
+                session,
+                name,
+                strategy=strategy,
+                on_conflict=on_conflict,
+                message=message,
+                save=self.parts.save,
             )
             self.reload()
             self.beliefs.look_again()
@@ -338,3 +466,10 @@ class Workbench:
         if results:
             self.experiments.note_results(name, results)
         return self.experiments.close(name, archive=archive)
+
+
+def _debugging_us(loaded: Loaded | None) -> int:
+    """The time that was spent up to a checkpoint."""
+    if loaded is None or DETAILS not in loaded.contents:
+        return 0
+    return round(details_of(loaded.value(DETAILS)).metrics.time_in_debugging_seconds * 1_000_000)

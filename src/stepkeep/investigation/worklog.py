@@ -5,7 +5,9 @@ Of what a command printed the beginning and the end are kept.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -16,21 +18,27 @@ import msgspec
 
 from stepkeep.errors import InvalidInput
 from stepkeep.investigation.entries import (
+    BrokenEntry,
     Clock,
     Entry,
     EntryPart,
+    EntryRef,
     OnChange,
     PartOptions,
+    RepairedEntry,
+    check_ids,
     check_tags,
     check_words,
-    invalid_entries,
+    entry_id,
     plain,
 )
 from stepkeep.model import check_text
 from stepkeep.processes import child
 from stepkeep.processes.child import Captured, ChildCommand, Finished
 from stepkeep.recording.recovery import ALLOWED, CodeState, captured, checked_commit
-from stepkeep.recording.triggers import AutoTrigger
+from stepkeep.recording.triggers import AutoTrigger, listed
+
+log = logging.getLogger("stepkeep")
 
 MAX_COMMANDS: Final = 200
 MAX_PREVIEW: Final = 2000
@@ -58,15 +66,17 @@ class Notebook(EntryPart[DebugNote]):
 
     kinds = (DebugNote,)
 
-    def add(self, content: str, *, tags: Iterable[str] = (), hypotheses: Iterable[str] = ()) -> DebugNote:
-        """Write something down. `hypotheses` are ids of those it is about."""
+    def add(
+        self, content: str, *, tags: Iterable[str] = (), hypotheses: Iterable[EntryRef] = ()
+    ) -> DebugNote:
+        """Write something down. `hypotheses` are those it is about, or their ids."""
         return self._put(
             DebugNote(
                 id=self._new_id(DebugNote),
                 time_us=self._clock(),
                 content=check_words("a note", content),
                 tags=check_tags(tags),
-                hypotheses=check_tags(hypotheses),
+                hypotheses=check_ids(hypotheses),
             )
         )
 
@@ -82,8 +92,8 @@ class ExecutedCommand(Entry, frozen=True, kw_only=True):
 
     time_us: int
     command: str
-    working_dir: str
-    exit_code: int | None
+    working_dir: str = "."
+    exit_code: int | None = None
     stdout_preview: str = ""
     stderr_preview: str = ""
     replay: bool = False
@@ -98,10 +108,10 @@ class CommandHistory(EntryPart[ExecutedCommand]):
         self,
         command: str,
         *,
-        working_dir: str = ".",
+        working_dir: str | os.PathLike[str] = ".",
         exit_code: int | None = None,
-        stdout: str = "",
-        stderr: str = "",
+        stdout: str | bytes = "",
+        stderr: str | bytes = "",
         replay: bool = False,
         is_told: bool = True,
     ) -> ExecutedCommand:
@@ -110,23 +120,63 @@ class CommandHistory(EntryPart[ExecutedCommand]):
             id=self._new_id(ExecutedCommand),
             time_us=self._clock(),
             command=check_words("a command", command),
-            working_dir=working_dir,
+            working_dir=_folder(working_dir),
             exit_code=exit_code,
             stdout_preview=preview(stdout),
             stderr_preview=preview(stderr),
             replay=replay,
         )
+        self._keep(added)
         kept = self._of(ExecutedCommand)
-        kept[added.id] = added
         for id in list(kept)[:-MAX_COMMANDS]:
             del kept[id]
         if is_told:
             self._changed()
         return added
 
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        folder: str | Path = ".",
+        environment: Mapping[str, str] | None = None,
+        replay: bool = False,
+    ) -> ExecutedCommand:
+        """Run a command, and note how it ended and what it printed. A text goes to the shell.
 
-def preview(text: str) -> str:
+        It may take as long as it takes. One that cannot be started, or is interrupted, has no exit code; an interrupt
+        is raised when it is noted.
+
+        Raises:
+            InvalidInput: no command. Nothing was run.
+        """
+        words, line = _words(command)
+        where = _folder(folder)
+        done = _executed(words, where, environment, None, MAX_OUTPUT_BYTES)
+        added = self.record(
+            line,
+            working_dir=where,
+            exit_code=done.exit_code,
+            stdout=done.stdout,
+            stderr=done.stderr,
+            replay=replay,
+        )
+        if done.interrupt is not None:
+            raise done.interrupt
+        return added
+
+
+def _folder(path: str | os.PathLike[str]) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidInput(f"a working directory is a path, not {path!r}", code="invalid_option")
+    return check_text("a working directory", os.fspath(path))
+
+
+def preview(output: str | bytes) -> str:
     """The beginning and the end of a long text, and text that can be saved whatever it was."""
+    text = output.decode("utf-8", "replace") if isinstance(output, bytes) else output
+    if not isinstance(text, str):
+        raise InvalidInput(f"an output is text or bytes, not {text!r}", code="invalid_option")
     text = text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
     if len(text) <= MAX_PREVIEW:
         return text
@@ -139,6 +189,7 @@ class VerificationStatus(StrEnum):
     FAILED = "failed"
     TIMED_OUT = "timed_out"
     ERROR = "error"
+    INTERRUPTED = "interrupted"
     SKIPPED = "skipped"
 
 
@@ -173,7 +224,7 @@ class VerificationRunner(EntryPart[VerificationResult]):
         command: str | Sequence[str],
         *,
         plan: str = "",
-        hypothesis: str | None = None,
+        hypothesis: EntryRef | None = None,
         timeout_seconds: float = VERIFICATION_SECONDS,
         folder: str | Path = ".",
         environment: Mapping[str, str] | None = None,
@@ -182,57 +233,50 @@ class VerificationRunner(EntryPart[VerificationResult]):
         """Run a command: exit code 0 is `passed`. A text goes to the shell, words are run as they are.
 
         A command that hangs is ended with its whole group when the time is up (`timed_out`); of one that floods its
-        output the beginning and the end are kept. One that cannot be started is an `error`. None of them raises.
+        output the beginning and the end are kept. One that cannot be started is an `error`. None of them raises. One
+        that is interrupted by Ctrl-C is noted as `interrupted` before that is raised.
 
         Raises:
-            InvalidInput: no command, or a time-out that makes no sense. Nothing was run.
+            InvalidInput: no command, or an option that makes no sense. Nothing was run.
         """
-        words = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
-        line = command if isinstance(command, str) else shlex.join(words)
-        check_words("a command", line)
+        words, line = _words(command)
         check_text("a plan", plan)
-        if not math.isfinite(timeout_seconds) or not 0 < timeout_seconds <= MAX_TIMEOUT_SECONDS:
-            raise InvalidInput(
-                f"timeout_seconds must be above 0 and at most {MAX_TIMEOUT_SECONDS:g}, not {timeout_seconds!r}",
-                code="invalid_option",
-            )
-        if max_output < 2:
+        where = _folder(folder)
+        tested = None if hypothesis is None else entry_id(hypothesis)
+        check_seconds("timeout_seconds", timeout_seconds)
+        if type(max_output) is not int or max_output < 2:
             raise InvalidInput("max_output counts bytes: 2 or more", code="invalid_option")
         began_us = self._clock()
-        ended, stdout, stderr = None, "", ""
-        try:
-            ended = child.run(
-                ChildCommand(words=tuple(words), folder=Path(folder), env=environment),
-                timeout_seconds=timeout_seconds,
-                max_capture=max_output // 2,
-                tail_bytes=max_output // 2,
-                ends_group=True,
-            )
-            stdout, stderr = _text(ended.stdout), _text(ended.stderr)
-        except (OSError, ValueError) as exc:
-            stderr = str(exc)
-        exit_code = None if ended is None else ended.exit_code
+        done = _executed(words, where, environment, timeout_seconds, max_output)
         # The result is told: one event, one checkpoint.
         self._commands.record(
-            line, working_dir=str(folder), exit_code=exit_code, stdout=stdout, stderr=stderr, is_told=False
+            line,
+            working_dir=where,
+            exit_code=done.exit_code,
+            stdout=done.stdout,
+            stderr=done.stderr,
+            is_told=False,
         )
-        return self._put(
+        result = self._put(
             VerificationResult(
                 id=self._new_id(VerificationResult),
                 plan=plan or line,
                 command=line,
                 executed_us=began_us,
-                duration_ms=0 if ended is None else ended.duration_ms,
-                status=_status(ended),
-                exit_code=exit_code,
-                output=stdout + stderr,
-                is_cut=ended is not None and bool(ended.stdout.left_out or ended.stderr.left_out),
-                hypothesis=hypothesis,
+                duration_ms=done.duration_ms,
+                status=done.status,
+                exit_code=done.exit_code,
+                output=done.stdout + done.stderr,
+                is_cut=done.is_cut,
+                hypothesis=tested,
             ),
             AutoTrigger.VERIFICATION_COMPLETE,
         )
+        if done.interrupt is not None:
+            raise done.interrupt
+        return result
 
-    def skip(self, plan: str, reason: str = "", *, hypothesis: str | None = None) -> VerificationResult:
+    def skip(self, plan: str, reason: str = "", *, hypothesis: EntryRef | None = None) -> VerificationResult:
         """Note that a verification was not made, and why."""
         return self._put(
             VerificationResult(
@@ -243,9 +287,18 @@ class VerificationRunner(EntryPart[VerificationResult]):
                 duration_ms=0,
                 status=VerificationStatus.SKIPPED,
                 output=check_text("a reason", reason),
-                hypothesis=hypothesis,
+                hypothesis=None if hypothesis is None else entry_id(hypothesis),
             ),
             AutoTrigger.VERIFICATION_COMPLETE,
+        )
+
+
+def check_seconds(name: str, seconds: object) -> None:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
+    if not is_number or not 0 < seconds <= MAX_TIMEOUT_SECONDS:  # type: ignore[operator]
+        raise InvalidInput(
+            f"{name} must be above 0 and at most {MAX_TIMEOUT_SECONDS:g}, not {seconds!r}",
+            code="invalid_option",
         )
 
 
@@ -256,9 +309,56 @@ def _text(captured: Captured) -> str:
     return f"{head}{between}{tail}".replace("\0", "\ufffd")
 
 
-def _status(ended: Finished | None) -> VerificationStatus:
-    if ended is None:
-        return VerificationStatus.ERROR
+class _Execution(msgspec.Struct, frozen=True, kw_only=True):
+    """A command that was run, or could not be."""
+
+    status: VerificationStatus
+    exit_code: int | None = None
+    stdout: str = ""
+    stderr: str = ""
+    duration_ms: int = 0
+    is_cut: bool = False
+    interrupt: KeyboardInterrupt | None = None
+
+
+def _words(command: str | Sequence[str]) -> tuple[list[str], str]:
+    """A command as words to run, and as one line: a text goes to the shell."""
+    if isinstance(command, str):
+        return ["/bin/sh", "-c", check_words("a command", command)], command
+    words = [str(word) for word in listed("a command", command)]
+    return words, check_words("a command", shlex.join(words))
+
+
+def _executed(
+    words: Sequence[str],
+    folder: str,
+    environment: Mapping[str, str] | None,
+    timeout_seconds: float | None,
+    max_output: int,
+) -> _Execution:
+    try:
+        ended = child.run(
+            ChildCommand(words=tuple(words), folder=Path(folder), env=environment),
+            timeout_seconds=timeout_seconds,
+            max_capture=max_output // 2,
+            tail_bytes=max_output // 2,
+            ends_group=True,
+        )
+    except (OSError, ValueError) as exc:
+        return _Execution(status=VerificationStatus.ERROR, stderr=str(exc))
+    except KeyboardInterrupt as exc:
+        return _Execution(status=VerificationStatus.INTERRUPTED, interrupt=exc)
+    return _Execution(
+        status=_status(ended),
+        exit_code=ended.exit_code,
+        stdout=_text(ended.stdout),
+        stderr=_text(ended.stderr),
+        duration_ms=ended.duration_ms,
+        is_cut=bool(ended.stdout.left_out or ended.stderr.left_out),
+    )
+
+
+def _status(ended: Finished) -> VerificationStatus:
     if ended.is_timed_out:
         return VerificationStatus.TIMED_OUT
     return VerificationStatus.PASSED if ended.exit_code == 0 else VerificationStatus.FAILED
@@ -274,6 +374,7 @@ class CodeTracker:
         self._clock = clock
         self._on_change = on_change
         self.state: CodeState | None = None
+        self.broken: tuple[BrokenEntry, ...] = ()
 
     def changed(
         self,
@@ -298,23 +399,31 @@ class CodeTracker:
             env_vars=captured(environment or {}, allowed),
             changed_us=self._clock(),
         )
+        self.broken = ()
         if self._on_change is not None:
             self._on_change(AutoTrigger.CODE_MODIFIED, ())
         return state
 
-    def snapshot(self) -> dict[str, Any] | None:
-        state: dict[str, Any] | None = plain(self.state)
-        return state
-
-    def validate(self, data: Any) -> None:
-        _code_state(data)
+    def snapshot(self) -> Any:
+        return self.broken[0].data if self.broken else plain(self.state)
 
     def restore(self, data: Any) -> None:
-        self.state = _code_state(data)
+        self.state, self.broken = read_code(data)
+        for each in self.broken:
+            log.warning("the state of the code is left out: %s", each.reason)
+
+    def repair(self) -> tuple[RepairedEntry, ...]:
+        """Drop a state of the code that cannot be read."""
+        broken, self.broken = self.broken, ()
+        return tuple(
+            RepairedEntry(entries=each.entries, id=each.id, reason=each.reason, is_mended=False)
+            for each in broken
+        )
 
 
-def _code_state(data: Any) -> CodeState | None:
+def read_code(data: Any) -> tuple[CodeState | None, tuple[BrokenEntry, ...]]:
+    """The stored state of the code, or what is stored in its place and cannot be read."""
     try:
-        return msgspec.convert(data, CodeState | None)
+        return msgspec.convert(data, CodeState | None), ()
     except msgspec.ValidationError as exc:
-        raise invalid_entries(f"this is not a state of code: {exc}") from exc
+        return None, (BrokenEntry(entries="code", id="code", reason=str(exc), data=data),)

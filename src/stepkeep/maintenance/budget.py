@@ -22,7 +22,7 @@ from stepkeep.model import SessionInfo, Status
 from stepkeep.policy.profiles import profile_named
 from stepkeep.policy.retention import Retention
 from stepkeep.processes import tell_of_forks
-from stepkeep.storage.port import Append, SessionQuery
+from stepkeep.storage.port import Append, KeepsFiles, SessionQuery
 from stepkeep.storage.urls import database_file, directory_of
 from stepkeep.text import size
 
@@ -123,10 +123,14 @@ class Budget:
         Raises:
             BackendUnavailable: `store_budget_exceeded` or `disk_floor_reached`; nothing was written.
         """
-        size = sum(len(body.data) for body in append.bodies) + sum(len(blob.data) for blob in append.blobs)
+        blobs = sum(len(blob.data) for blob in append.blobs)
+        size = blobs + sum(len(body.data) for body in append.bodies)
         if self._admitted_bytes > MEASURE_BYTES or time.monotonic() - self._measured_at > MEASURE_SECONDS:
             self.measure()
         level = self._room.after(size).level(self._limits)
+        if level > 1 and isinstance(self._engine.backend, KeepsFiles):
+            size = blobs + self._engine.backend.written_bytes(append.bodies)
+            level = self._room.after(size).level(self._limits)
         if level > 1:
             self._make_room(size)
         elif level >= SQUEEZE_AT and self._on_pressure is not None and self._may_squeeze:

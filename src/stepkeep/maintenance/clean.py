@@ -1,14 +1,13 @@
 """Cleaning up whole sessions: plan which may go, show it, apply it.
 
-Which may go is decided by `policy.cleanup`. Applying looks at each session again right before it goes, and the
-backend once more in the transaction that removes it, so an active or leased session is never touched (V7).
+Which may go is decided by `policy.cleanup`. The backend looks at each session again in the transaction that removes it,
+and one that changed is decided about anew, so an active or leased session is never touched (V7).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from functools import cache
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -23,11 +22,16 @@ from stepkeep.storage.port import LooksOver, SessionQuery
 
 log = Log("stepkeep")
 
+MAX_STEP: Final = 1000
+"""How many checkpoints one transaction removes at most, unless they are of one session: savers wait for it."""
+
 ORPHANS_KEPT: Final = timedelta(days=7)
 """How long an annotation waits for its checkpoint."""
 
-Policies: TypeAlias = Callable[[str], CleanupPolicies]
-"""The cleanup policies of a profile."""
+A_FEW: Final = 20
+
+Policies: TypeAlias = Callable[[SessionInfo], CleanupPolicies]
+"""The cleanup policies of a session."""
 
 
 class CleanEntry(NamedTuple):
@@ -72,45 +76,52 @@ class CleanReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_clean(engine: Engine, policies: Policies, *, now_us: int) -> CleanPlan:
-    """Decide for each session whether it may go, by the policies of its profile. Reads only."""
+    """Decide for each session whether it may go, by its policies. Reads only."""
     entries: list[CleanEntry] = []
     errors: list[SessionError] = []
-    known = cache(policies)
     leased = _leased(engine)
     for session in engine.backend.sessions(SessionQuery()):
         try:
-            decision = decide_about(engine, session, known, now_us=now_us, leased=leased)
+            decision = decide_about(engine, session, policies, now_us=now_us, leased=leased)
             entries.append(CleanEntry(session, decision))
         except NotFound:
             continue
         except StepkeepError as exc:
             errors.append(_failure(session, exc))
     entries.sort(key=lambda entry: cleaning_order(entry.session))
-    return CleanPlan(policies=known, entries=tuple(entries), errors=tuple(errors))
+    return CleanPlan(policies=policies, entries=tuple(entries), errors=tuple(errors))
 
 
 def apply_clean(engine: Engine, plan: CleanPlan, *, now_us: int, limit: int | None = None) -> CleanReport:
     """Remove the sessions that the plan lets go and that may still go, at most `limit` of them.
 
-    Each goes in one transaction, only if nobody changed or leased it since it was looked at. A failure of one is
+    Many go in one transaction, each only if nobody changed or leased it since it was looked at. A failure of one is
     reported and does not stop the rest. At the end what nothing needs any more is swept: blobs, and annotations
-    of checkpoints that never came.
+    of checkpoints that never came. After a kill the next clean finishes the work.
     """
     if limit is not None and limit < 0:
         raise InvalidInput(f"limit must be at least 0, not {limit}", code="invalid_setting")
     cleaned: list[SessionCleanup] = []
     errors = list(plan.errors)
     missing = stored_bytes = 0
-    for entry in plan.going[:limit]:
-        try:
-            freed = _clean(engine, entry.session, plan.policies, now_us)
-        except NotFound:
-            missing += 1  # another cleaner was faster
-        except StepkeepError as exc:
-            errors.append(_failure(entry.session, exc))
-        else:
-            cleaned += [] if freed is None else [entry.decision]
-            stored_bytes += freed or 0
+    for batch in _batches(plan.going[:limit]):
+        for entry, outcome in _clean(engine, batch, plan.policies, now_us):
+            match outcome:
+                case int():
+                    cleaned.append(entry.decision)
+                    log.info(
+                        "Cleaning up session %s (age: %d days, policy: %d days)",
+                        entry.session.key,
+                        entry.decision.age_days,
+                        entry.decision.limit_days,
+                    )
+                    stored_bytes += outcome
+                case NotFound():
+                    missing += 1  # another cleaner was faster
+                case Conflict():
+                    log.info("Session %s stays: %s", entry.session.key, outcome)
+                case _:
+                    errors.append(_failure(entry.session, outcome))
     failed = len(errors) - len(plan.errors)
     try:
         stored_bytes += sweep(
@@ -130,6 +141,18 @@ def apply_clean(engine: Engine, plan: CleanPlan, *, now_us: int, limit: int | No
     )
 
 
+def clean_a_few(engine: Engine, policies: Policies) -> None:
+    """Remove some of the sessions whose time has come, at the end of a short process, which no keeper cleans for.
+
+    It may fail: others clean too.
+    """
+    try:
+        now_us = engine.clock()
+        apply_clean(engine, plan_clean(engine, policies, now_us=now_us), now_us=now_us, limit=A_FEW)
+    except (StepkeepError, OSError) as exc:
+        log.warning("cleaning failed: %s", exc)
+
+
 def clean_store(
     engine: Engine,
     policies: Policies,
@@ -143,11 +166,10 @@ def clean_store(
     nothing, and says of each session what would become of it.
     """
     now_us = engine.clock()
-    known = {session.workflow for session in engine.backend.sessions(SessionQuery())}
     warnings = tuple(
         f"the configuration has a policy for workflow {name!r}, which no session belongs to"
         for name in workflows
-        if name not in known
+        if next(engine.backend.sessions(SessionQuery(workflow=name, limit=1)), None) is None
     )
     plan = plan_clean(engine, policies, now_us=now_us)
     if dry_run:
@@ -166,26 +188,53 @@ def clean_store(
     return msgspec.structs.replace(report, reclaimed_bytes=reclaimed, warnings=warnings)
 
 
-def _clean(engine: Engine, planned: SessionInfo, policies: Policies, now_us: int) -> int | None:
-    """Remove a session if it may still go; the stored bytes of its bodies, None when it stays."""
-    session = engine.backend.session(planned.uid)
-    decision = decide_about(engine, session, policies, now_us=now_us)
-    if not decision.goes:
-        return None
-    stored_bytes = engine.backend.usage(session.uid).body_bytes
-    log.info(
-        "Cleaning up session %s (age: %d days, policy: %d days)",
-        session.key,
-        decision.age_days,
-        decision.limit_days,
-    )
+def _batches(entries: Iterable[CleanEntry]) -> Iterator[list[CleanEntry]]:
+    """What goes in one transaction each: many small sessions, or a large one."""
+    batch: list[CleanEntry] = []
+    checkpoints = 0
+    for entry in entries:
+        own = max(entry.session.stored_count, 1)
+        if batch and checkpoints + own > MAX_STEP:
+            yield batch
+            batch, checkpoints = [], 0
+        batch.append(entry)
+        checkpoints += own
+    if batch:
+        yield batch
+
+
+def _clean(
+    engine: Engine, batch: Sequence[CleanEntry], policies: Policies, now_us: int
+) -> Iterator[tuple[CleanEntry, int | StepkeepError]]:
+    """What becomes of each session: the stored bytes of its bodies, or why it stays."""
+    outcomes = _remove(engine, [entry.session for entry in batch])
+    for entry, outcome in zip(batch, outcomes, strict=True):
+        is_changed = isinstance(outcome, Conflict) and outcome.code == "session_changed"
+        again = _looked_at_again(engine, entry.session.uid, policies, now_us) if is_changed else None
+        yield entry, outcome if again is None else again
+
+
+def _looked_at_again(engine: Engine, uid: str, policies: Policies, now_us: int) -> int | StepkeepError | None:
+    """What becomes of a session that changed since it was looked at; None when it may no longer go."""
     try:
-        in_turn(engine, lambda: engine.backend.delete_session(session.uid, expect=session))
-    except Conflict as exc:
-        log.info("Session %s stays: %s", session.key, exc)
-        return None
-    engine.forget(session.uid)
-    return stored_bytes
+        session = engine.backend.session(uid)
+        decision = decide_about(engine, session, policies, now_us=now_us)
+    except StepkeepError as exc:
+        return exc
+    return _remove(engine, [session])[0] if decision.goes else None
+
+
+def _remove(engine: Engine, sessions: Sequence[SessionInfo]) -> list[int | StepkeepError]:
+    """Remove sessions in one transaction, each only if nobody changed or leased it."""
+    try:
+        outcomes = in_turn(engine, lambda: engine.backend.delete_sessions(sessions))
+    except StepkeepError as exc:
+        # None went. One by one, only those fail that cannot go.
+        return [exc] if len(sessions) == 1 else [_remove(engine, [each])[0] for each in sessions]
+    for session, outcome in zip(sessions, outcomes, strict=True):
+        if isinstance(outcome, int):
+            engine.forget(session.uid)
+    return outcomes
 
 
 def decide_about(
@@ -201,13 +250,13 @@ def decide_about(
     Raises:
         InvalidInput: its profile is unknown, or its own policy makes no sense.
     """
-    decision = decide(session, policies(session.profile), now_us)
+    decision = decide(session, policies(session), now_us)
     if not decision.goes:
         return decision  # only one that would go is kept by its lease
     leased = _leased(engine) if leased is None else leased
     lease = engine.backend.lease(session.uid) if leased is None else None
     has_lease = session.uid in (leased or ()) or (lease is not None and lease.expires_us > now_us)
-    return decide(session, policies(session.profile), now_us, has_lease=has_lease)
+    return decide(session, policies(session), now_us, has_lease=has_lease)
 
 
 def _leased(engine: Engine) -> frozenset[str] | None:

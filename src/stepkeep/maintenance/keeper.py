@@ -4,7 +4,7 @@ It begins with the second save. It looks after the sessions that were saved into
 when one has outgrown its rules and otherwise once per interval; now and then it cleans the whole store. A pass is
 bounded, stops between two batches when it is asked to, and never raises: what fails is logged, recorded as an event
 of the session, and tried again later. Closing ends the thread and makes one short pass more, so that processes
-which only save once keep the limits too.
+which only save once keep the limits too; the first process that ends a session on a day also cleans the store.
 
 Where the backend can, it also compresses history that is old enough: now and then, when a session ends, and at the
 end.
@@ -29,11 +29,12 @@ from stepkeep.logs import Log
 from stepkeep.maintenance.budget import Budget, Limits
 from stepkeep.maintenance.clean import CleanEntry, CleanPlan, Policies, apply_clean, plan_clean
 from stepkeep.maintenance.prune import PrunePlan, PruneReport, apply_prune, plan_prune
-from stepkeep.maintenance.space import Ballast, compress_history, reclaim
-from stepkeep.model import SessionInfo
+from stepkeep.maintenance.space import Ballast, compress_history, most_bytes, reclaim
+from stepkeep.model import SessionInfo, Status
 from stepkeep.policy.cleanup import decide
 from stepkeep.policy.retention import Retention
 from stepkeep.processes import Worker, tell_of_forks
+from stepkeep.storage.port import SessionQuery
 
 log = Log("stepkeep")
 
@@ -57,6 +58,7 @@ SESSIONS_PER_CLEANING: Final = 100
 RECLAIM_AT_BYTES: Final = 4 * 1024 * 1024
 RECLAIM_BYTES: Final = 32 * 1024 * 1024
 MAX_KNOWN: Final = 10_000
+DAY_US: Final = 86_400_000_000
 
 MARK: Final = ("keeper", "history_off")
 """Kind and name of the annotation of a checkpoint that was saved with history off."""
@@ -67,7 +69,8 @@ _NEWEST_ONLY: Final = Retention(keep_last=1, keep_terminal=False)
 class Keeper:
     """Looks after one open store. `saved` and `finished` may be called from any thread and cost next to nothing.
 
-    `retention_of` gives the rules of a session, `policies` the cleanup policies of a profile. Decisions by age go by
+    `retention_of` gives the rules of a session, `policies` its cleanup policies.
+    `keeps_history` is False where some sessions have none. Decisions by age go by
     the engine's clock; pauses and time limits by the machine's own.
     """
 
@@ -99,11 +102,12 @@ class Keeper:
         tell_of_forks(self)
 
     def _start_afresh(self) -> None:
-        self._lock = threading.Lock()  # guards the four below
+        self._lock = threading.Lock()  # guards those below
         self._is_behind = False
         self._jobs: dict[str, _Job] = {}
         self._allowances: dict[str, float] = {}
         self._failures: dict[str, str] = {}
+        self._ended: set[str] = set()
         self._worker = Worker("stepkeep-keeper", self._work)
 
     @property
@@ -124,6 +128,7 @@ class Keeper:
             is_due = job.saves >= self._allowances.get(header.session, MIN_SLACK)
             self._is_behind |= is_due
             if header.status.is_finished:
+                self._ended.add(header.session)
                 self._compress_at = 0.0
         if is_due or header.status.is_finished:
             self.wake()
@@ -132,6 +137,7 @@ class Keeper:
         """Note that a session ended: it is looked at soon."""
         with self._lock:
             self._job(session.uid)
+            self._ended.add(session.uid)
             self._compress_at = 0.0
         self.wake()
 
@@ -232,17 +238,17 @@ class Keeper:
 
     def _prune(self, session: SessionInfo, job: _Job, is_thorough: bool) -> bool:
         """Prune one session; False when that can wait."""
-        if not self._keeps_history:
+        retention, count = self._retention_of(session), session.stored_count
+        if retention.is_off:
             self._prune_marked(session, job)
             self._allow(session.uid, MIN_SLACK)
             return True
-        retention, count = self._retention_of(session), session.stored_count
-        keep_last = retention.keep_last
+        keep_last = retention.count_limit
         can_wait = not is_thorough and not session.status.is_finished
         if can_wait and keep_last is not None and count < keep_last + _slack(keep_last):
             self._allow(session.uid, keep_last + _slack(keep_last) - count)
             return False
-        if not retention.keeps_all_of(count):
+        if not retention.keeps_all_of(count, most_bytes(self._engine, session.uid, retention.max_bytes)):
             count = self._apply(self._plan(session, retention), self._should_stop).kept
         if keep_last is None:
             self._allow(session.uid, float("inf"))
@@ -290,7 +296,7 @@ class Keeper:
         new = (marked | set(job.ids)) & {each.checkpoint for each in plan.decisions}
         going = new & set(plan.going)
         for id in new - going - marked:
-            backend.annotate(uid, id, kind, name, b"off", time_us=self._engine.clock())
+            self._engine.annotate(uid, id, kind, name, b"off")
         if going:
             only = msgspec.structs.replace(plan, going=tuple(id for id in plan.going if id in going))
             self._apply(only, self._should_stop)
@@ -331,7 +337,7 @@ class Keeper:
         if not session.status.is_finished:
             return False
         now_us = self._engine.clock()
-        decision = decide(session, self._policies(session.profile), now_us)
+        decision = decide(session, self._policies(session), now_us)
         if not decision.goes:
             return False
         plan = CleanPlan(policies=self._policies, entries=(CleanEntry(session, decision),))
@@ -366,6 +372,17 @@ class Keeper:
         self._worker = Worker("stepkeep-keeper", self._work)
         if self._jobs or was_used:
             self.make_pass(LAST_PASS_SECONDS)
+        if self._ended:
+            self._try("cleaning the store", self._clean_once_a_day)
+
+    def _clean_once_a_day(self) -> None:
+        """Clean for processes that live too short to do so now and then: the first that ends a session on a day."""
+        now_us = self._engine.clock()
+        finished = tuple(status for status in Status if status.is_finished)
+        query = SessionQuery(statuses=finished, limit=len(self._ended) + 1)
+        others = [each for each in self._engine.backend.sessions(query) if each.uid not in self._ended]
+        if all((each.finished_us or 0) // DAY_US != now_us // DAY_US for each in others):
+            self._clean_all()
 
     def before_fork(self) -> None:
         self._lock.acquire()

@@ -31,8 +31,6 @@ from stepkeep.processes import END_SECONDS, Worker, tell_of_forks
 from stepkeep.storage.disk import make_private_directory
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import apsw  # loaded when something is counted: whoever only starts does without
 
 log = Log("stepkeep")
@@ -220,17 +218,15 @@ _FOLD: Final = (
 )
 
 
-def metrics_path(url: str, *, data_folder: Callable[[], Path]) -> Path | None:
+def metrics_path(url: str, *, data_folder: Callable[[], str]) -> str | None:
     """The file for a store: beside a database, in the sidecar of a folder; None for a store in memory.
 
     A server's counts are those of this user and machine, in the data folder, under a digest of its URL.
     """
-    from pathlib import Path  # its import takes longer than a save
-
     if url == "memory:":
         return None
     own = beside_store(url, ".metrics", "metrics.db")
-    return data_folder() / "metrics" / f"{digest(url.encode())[:32]}.db" if own is None else Path(own)
+    return f"{data_folder()}/metrics/{digest(url.encode())[:32]}.db" if own is None else own
 
 
 class MetricsFile:
@@ -239,8 +235,8 @@ class MetricsFile:
     Both methods raise `OSError` when the file cannot be used right now.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)  # `pathlib` takes longer to import than a save takes
 
     def add(self, counts: Counts) -> None:
         """Add to what is kept, all or nothing."""
@@ -260,7 +256,7 @@ class MetricsFile:
 
     def read(self) -> Counts:
         """All that is kept."""
-        if not self.path.exists():
+        if not os.path.exists(self.path):
             return {}
         return self._with_connection(
             lambda connection: {
@@ -272,30 +268,31 @@ class MetricsFile:
     def _with_connection(self, work: Callable[[apsw.Connection], T], *, is_repeat: bool = False) -> T:
         import apsw
 
-        try:
-            return self._attempt(work)
-        except apsw.Error as exc:
-            if is_repeat or not isinstance(exc, apsw.CorruptError | apsw.NotADBError):
-                raise OSError(f"{self.path}: {exc}") from exc
-            log.warning("the metrics in %s are damaged and begin anew: %s", self.path, exc)
-        with suppress(OSError):
-            self.path.unlink()
-        return self._with_connection(work, is_repeat=True)
-
-    def _attempt(self, work: Callable[[apsw.Connection], T]) -> T:
-        import apsw
-
-        make_private_directory(self.path.parent)
-        # Made here for its owner only; a link that someone put in its place is not followed.
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        connection = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READWRITE)
+        self._make()
+        connection = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             connection.set_busy_timeout(BUSY_MILLISECONDS)
             connection.execute("PRAGMA synchronous=OFF")
             connection.execute(_TABLE)
             return work(connection)
+        except apsw.Error as exc:
+            if is_repeat or not isinstance(exc, apsw.CorruptError | apsw.NotADBError):
+                raise OSError(f"{self.path}: {exc}") from exc
+            log.warning("the metrics in %s are damaged and begin anew: %s", self.path, exc)
         finally:
             connection.close(True)
+        with suppress(OSError):
+            os.unlink(self.path)
+        return self._with_connection(work, is_repeat=True)
+
+    def _make(self) -> None:
+        """Make the file for its owner only, if need be; a link that someone put in its place is not followed."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            os.close(os.open(self.path, flags, 0o600))
+        except FileNotFoundError:
+            make_private_directory(os.path.dirname(self.path))
+            os.close(os.open(self.path, flags, 0o600))
 
 
 # --- OpenTelemetry ---------------------------------------------------------------------------------------------

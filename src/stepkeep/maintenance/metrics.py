@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from stepkeep.engine import Engine
+from stepkeep.maintenance.spending import TokenUsage, usage_in
 from stepkeep.model import from_us
 from stepkeep.storage.port import SessionQuery, Usage
 
@@ -136,21 +137,28 @@ class LatencyClass(msgspec.Struct, frozen=True, kw_only=True):
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """What was counted, by all processes. `since` is the first hour that is known apart, None when nothing was
-    counted. `checkpoint_removed_count` are the checkpoints that pruning and `delete` took from sessions which exist.
+    counted; `is_counted` is False where the configuration switches counting off. `checkpoint_removed_count` are the
+    checkpoints that pruning and `delete` took from sessions which exist; `tokens` and `cost` are what those sessions
+    took of models, as far as their callers told.
     """
 
     store: str
     since: datetime | None
     metrics: Metrics
     checkpoint_removed_count: int
+    tokens: int
+    cost: float
     usage: Usage
     latencies: tuple[LatencyClass, ...]
     hours: tuple[HourStats, ...]
+    is_counted: bool = True
 
 
-def store_stats(engine: Engine, counts: Counts, *, hours: int) -> Stats:
+def store_stats(engine: Engine, counts: Counts, *, hours: int, is_counted: bool) -> Stats:
     """All totals of what was counted, and the last hours one by one, the oldest first."""
     totals = totals_of(counts)
+    sessions = list(engine.backend.sessions(SessionQuery()))
+    spent = sum((usage_in(info.metadata) for info in sessions), TokenUsage())
     last = engine.clock() // HOUR_US
     known = [hour for hour, _ in counts if hour > 0]
     ends: tuple[int | None, ...] = (*LATENCIES_MS, None)
@@ -158,13 +166,16 @@ def store_stats(engine: Engine, counts: Counts, *, hours: int) -> Stats:
         store=engine.backend.url,
         since=from_us(min(known) * HOUR_US) if known else None,
         metrics=metrics_of(totals),
-        checkpoint_removed_count=sum(info.removed_count for info in engine.backend.sessions(SessionQuery())),
+        checkpoint_removed_count=sum(info.removed_count for info in sessions),
+        tokens=spent.tokens,
+        cost=spent.cost,
         usage=engine.backend.usage(),
         latencies=tuple(
             LatencyClass(up_to_ms=end, saves=number)
             for end, number in zip(ends, classes(totals), strict=True)
         ),
         hours=tuple(_hour(counts, hour) for hour in range(last - hours + 1, last + 1)),
+        is_counted=is_counted,
     )
 
 
@@ -207,6 +218,8 @@ def prometheus(stats: Stats) -> str:
     average = metrics.checkpoint_save_size_bytes
     lines += _sample("checkpoint_save_size_bytes", "gauge", average, "Average size of a checkpoint")
     lines += _sample("checkpoint_removed_count", "gauge", removed, "Checkpoints removed from living sessions")
+    lines += _sample("tokens", "gauge", stats.tokens, "Tokens that the living sessions took")
+    lines += _sample("cost", "gauge", stats.cost, "What these tokens cost")
     for name, text in _USAGE.items():
         lines += _sample(name, "gauge", getattr(stats.usage, name), text)
     return "\n".join([*lines, *_histogram(stats)]) + "\n"

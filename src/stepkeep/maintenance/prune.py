@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -30,12 +30,21 @@ from stepkeep.model import Header, SessionError, SessionInfo
 from stepkeep.policy.retention import (
     FROM_THE_FUTURE,
     NOTHING_VERIFIES,
+    PRUNED,
     CheckpointDecision,
     Retention,
     decide,
     rule_texts,
 )
-from stepkeep.storage.port import BlobSize, BodyInfo, HeaderQuery, HeaderRow, Removed, SessionQuery
+from stepkeep.storage.port import (
+    BlobSize,
+    BodyInfo,
+    HeaderQuery,
+    HeaderRow,
+    KeepsFiles,
+    Removed,
+    SessionQuery,
+)
 
 log = Log("stepkeep")
 
@@ -117,7 +126,7 @@ def plan_prune(engine: Engine, session: SessionInfo, retention: Retention, *, no
     blobs = engine.backend.blob_sizes(session.uid) if any(body.blobs for body in bodies) else {}
     decisions = decide(
         headers,
-        _stored_bytes(headers, bodies, blobs),
+        _stored_bytes(engine, session, headers, bodies, blobs),
         retention,
         now_us,
         branches=branches,
@@ -136,12 +145,19 @@ def plan_prune(engine: Engine, session: SessionInfo, retention: Retention, *, no
 
 
 def _stored_bytes(
-    headers: Sequence[Header], bodies: Sequence[BodyInfo], blobs: Mapping[str, BlobSize]
+    engine: Engine,
+    session: SessionInfo,
+    headers: Sequence[Header],
+    bodies: Sequence[BodyInfo],
+    blobs: Mapping[str, BlobSize],
 ) -> dict[str, int]:
-    """What each checkpoint takes: its bodies, and the blobs that it is the newest to need."""
+    """What each checkpoint takes: its file or its bodies, and the blobs that it is the newest to need."""
     stored = dict.fromkeys((header.id for header in headers), 0)
-    for body in bodies:
-        stored[body.checkpoint] = stored.get(body.checkpoint, 0) + body.stored_size
+    if isinstance(engine.backend, KeepsFiles):
+        stored |= engine.backend.file_bytes(session.uid)
+    else:
+        for body in bodies:
+            stored[body.checkpoint] = stored.get(body.checkpoint, 0) + body.stored_size
     for blob, checkpoint in _newest_with(headers, bodies).items() if blobs else ():
         stored[checkpoint] += blobs[blob].stored_size if blob in blobs else 0
     return stored
@@ -244,7 +260,7 @@ def _in_order(headers: Sequence[Header], going: Set[str]) -> Iterator[str]:
 
 
 def apply_prune(
-    engine: Engine, plan: PrunePlan, *, batch: int = 25, progress: Progress | None = None
+    engine: Engine, plan: PrunePlan, *, batch: int = 100, progress: Progress | None = None
 ) -> PruneReport:
     """Remove what the plan lets go, the oldest first, and sweep the bodies and blobs that nothing needs then (V5).
 
@@ -339,12 +355,27 @@ def _apply(engine: Engine, plan: PrunePlan, batch: int, progress: Progress | Non
             swept_bytes = sweep(engine, uid)
         report = _report(plan, done, swept_bytes)
         if report.deleted:
-            data = {name: getattr(report, name) for name in PruneCounts.__struct_fields__}
-            engine.backend.record_event(uid, "pruned", data, time_us=engine.clock())
+            data: dict[str, Any] = {name: getattr(report, name) for name in PruneCounts.__struct_fields__}
+            data["removed"] = _ranges(plan, {id for each in done for id in each.removed})
+            engine.backend.record_event(uid, PRUNED, data, time_us=engine.clock())
     except NotFound:  # others removed the whole session
         report = _report(plan, done, swept_bytes)
         return msgspec.structs.replace(report, kept=0, refused=0, missing=report.total - report.deleted)
     return report
+
+
+def _ranges(plan: PrunePlan, removed: Set[str]) -> list[dict[str, Any]]:
+    """What went and by which rule, for whoever looks for it later: neighbours that went for the same reason are one."""
+    gone = sorted((each for each in plan.decisions if each.checkpoint in removed), key=lambda each: each.seq)
+    ranges: list[dict[str, Any]] = []
+    for each in gone:
+        rule = ", ".join(each.reasons)
+        if ranges and ranges[-1]["last"] == each.seq - 1 and ranges[-1]["rule"] == rule:
+            ranges[-1] |= {"last": each.seq, "last_id": each.checkpoint}
+        else:
+            ids = {"first_id": each.checkpoint, "last_id": each.checkpoint}
+            ranges.append({"first": each.seq, "last": each.seq, "rule": rule, **ids})
+    return ranges
 
 
 def _report(plan: PrunePlan, done: Sequence[Removed], swept_bytes: int) -> PruneReport:

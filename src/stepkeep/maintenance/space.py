@@ -19,8 +19,8 @@ from typing import Final, TypeVar
 from stepkeep.engine import Engine
 from stepkeep.errors import WRITE_FAILED, BackendUnavailable, InvalidInput
 from stepkeep.model import MAX_SEQ
-from stepkeep.storage.port import Compresses
-from stepkeep.storage.urls import database_name, directory_of
+from stepkeep.storage.port import Compresses, KeepsFiles
+from stepkeep.storage.urls import database_name
 
 T = TypeVar("T")
 
@@ -42,6 +42,26 @@ MAX_BALLAST_BYTES: Final = 4 * MIB
 MIN_BALLAST_BYTES: Final = 64 * 1024
 _BALLAST_SHARE: Final = 4
 """The ballast takes a fourth of what is free."""
+
+
+def most_bytes(engine: Engine, uid: str, limit: int | None) -> int:
+    """No less than a session takes. It is counted only where the whole store takes more than `limit`."""
+    name = database_name(engine.backend.url)
+    if limit is None:
+        return 0
+    if name is not None and (size := sum(map(_size, (name, f"{name}-wal")))) <= limit:
+        return size
+    usage = engine.backend.usage(uid)
+    if isinstance(engine.backend, KeepsFiles):
+        return sum(engine.backend.file_bytes(uid).values()) + usage.blob_bytes
+    return usage.body_bytes + usage.blob_bytes
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 # --- giving space back -----------------------------------------------------------------------------------------
@@ -177,12 +197,14 @@ class Ballast:
 
 
 def beside_store(url: str, ending: str, name: str) -> str | None:
-    """Where a file of ours lies beside a database, or in the sidecar of a folder; None for a store without files."""
-    if (file := database_name(url)) is not None:
-        return os.path.abspath(file) + ending
-    if url.startswith("files:") and (folder := directory_of(url)) is not None:
-        return f"{folder.absolute()}/.stepkeep/{name}"
-    return None
+    """Where a file of ours lies beside a database, or in the sidecar of a folder; None for a store without files.
+
+    The URL is that of an open store, whose path is absolute.
+    """
+    kind, _, path = url.partition(":")
+    if kind == "sqlite":
+        return path + ending
+    return f"{path.partition('?')[0]}/.stepkeep/{name}" if kind == "files" else None
 
 
 def free_bytes(folder: str | os.PathLike[str]) -> int:

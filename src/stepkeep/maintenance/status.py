@@ -46,7 +46,8 @@ class NextClean(msgspec.Struct, frozen=True, kw_only=True):
 class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A store as a whole: how many sessions have which status, and what they take.
 
-    `sessions` are the largest ones; `oldest` and `newest` are times of checkpoints.
+    `sessions` are the largest ones; `oldest` and `newest` are times of checkpoints. `max_bytes` is the limit of the
+    store, None when it has none.
     """
 
     store: str
@@ -56,6 +57,7 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     newest: datetime | None
     sessions: tuple[SessionUsage, ...]
     next_clean: NextClean
+    max_bytes: int | None
 
 
 class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +73,9 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     cleanup: SessionCleanup | None
 
 
-def store_status(engine: Engine, policies: Policies, *, limit: int | None = MAX_NAMED) -> StoreStatus:
+def store_status(
+    engine: Engine, policies: Policies, *, limit: int | None = MAX_NAMED, max_bytes: int | None = None
+) -> StoreStatus:
     """How much is in the store, the `limit` sessions that take most, and what the next clean would remove."""
     sessions = list(engine.backend.sessions(SessionQuery()))
     statuses = dict.fromkeys((status.value for status in Status), 0)
@@ -86,6 +90,7 @@ def store_status(engine: Engine, policies: Policies, *, limit: int | None = MAX_
         newest=_time(engine, HeaderQuery(limit=1)),
         sessions=_largest(engine, sessions, limit),
         next_clean=NextClean(count=len(going), sessions=tuple(going[:MAX_NAMED])),
+        max_bytes=max_bytes,
     )
 
 

@@ -202,6 +202,24 @@ class TimelineRow(Answer):
     is_current: bool = False
 
 
+class InvestigatedAnswer(Answer):
+    """What a change of an investigation did. Times are RFC 3339."""
+
+    session: str
+    entry: dict[str, Any] = Field(description="The entry that was added or changed")
+    contradictions: list[dict[str, Any]] = Field(description="Beliefs that contradict each other since then")
+    saved: list[str] = Field(description="The checkpoints that hold it")
+
+
+class InvestigationAnswer(Answer):
+    """What an investigation knows, or knew. Times are RFC 3339."""
+
+    session: str
+    state: dict[str, Any]
+    next_gaps: list[str] = Field(description="Ids of the open questions, the most critical first")
+    latest: str | None = Field(description="The checkpoint that holds it")
+
+
 class TimelineAnswer(Answer):
     """All branches of a session as one graph."""
 
@@ -223,6 +241,16 @@ class RestoreAnswer(LocatedAnswer):
     previous_head: str | None
     summary: str | None = Field(description="What is different from the state before")
     undo: str = Field(description="Pass it as checkpointId to go back")
+
+
+class ApproveAnswer(Answer):
+    """The answer that was saved."""
+
+    session: str
+    step: str
+    question: str
+    is_approved: bool
+    checkpoint: str
 
 
 class CompleteAnswer(Answer):
@@ -279,7 +307,7 @@ def _row(row: Node) -> TimelineRow:
 MAX_MESSAGE: Final = 2000
 
 _NEXT_BY_CODE: Final = {
-    "session_not_found": "Check the sessionId. checkpoint_save makes a session; stepkeep://sessions lists them.",
+    "session_not_found": "Check the sessionId. checkpoint_save makes a session; session_list lists them.",
     "checkpoint_not_found": "Call checkpoint_list for the checkpoints there are, and pass one of their ids.",
     "path_not_found": "Call checkpoint_load without path, or with a path that the message names.",
     "invalid_path": "A path reads like context.messages[-1]; $ is the whole state.",

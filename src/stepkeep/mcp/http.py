@@ -2,52 +2,48 @@
 
 from __future__ import annotations
 
-import signal
-import socket
-import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from typing import Final
 
-import anyio
-import uvicorn
 from mcp.server.transport_security import TransportSecuritySettings
-from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stepkeep.access import LOOPBACK, cannot_listen, refusal
-from stepkeep.mcp.server import build_server
+from stepkeep.access import LOOPBACK, Guard
+from stepkeep.guarded_server import Application, GuardedApp, Message, Receive, Send, address_of, listen, serve
+from stepkeep.mcp.server import build_server, repaired_request
 from stepkeep.mcp.tools import OpenedStore
 
 PATH: Final = "/mcp"
 MAX_BODY_BYTES: Final = 16 * 1024 * 1024
 
 
-class AccessGuard:
-    """Lets a request through if Host, Origin and token are right; nothing of its body is read before."""
+class RepairedRequests:
+    """Hands on requests without half characters in their bodies."""
 
-    def __init__(self, app: ASGIApp, *, token: str, names: Collection[str], port: int | None) -> None:
+    def __init__(self, app: Application) -> None:
         self._app = app
-        self._token = token
-        self._names = frozenset(names)
-        self._port = port
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            header = Headers(scope=scope).get
-            refused = refusal(header, token=self._token, names=self._names, port=self._port)
-            if refused is not None:
-                await _answer(*refused)(scope, receive, send)
-                return
-        elif scope["type"] != "lifespan":
-            return  # no websockets here
-        await self._app(scope, receive, send)
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        await self._app(scope, await _repaired(receive) if is_post else receive, send)
 
 
-def _answer(status: int, code: str, message: str) -> JSONResponse:
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return JSONResponse({"error": {"code": code, "message": message}}, status_code=status, headers=headers)
+async def _repaired(receive: Receive) -> Receive:
+    """Gives the same body, without half characters in it."""
+    message, body, size = await receive(), list[bytes](), 0
+    while message["type"] == "http.request":
+        body.append(message.get("body", b""))
+        size += len(body[-1])
+        if not message.get("more_body") or size > MAX_BODY_BYTES:
+            whole = b"".join(body)
+            message = {**message, "body": repaired_request(whole) or whole}
+            break
+        message = await receive()
+    first = [message]
+
+    async def replay() -> Message:
+        return first.pop() if first else await receive()
+
+    return replay
 
 
 def serve_http(
@@ -69,9 +65,9 @@ def serve_http(
         BackendUnavailable: the address cannot be listened on (`address_in_use`).
     """
     opened = OpenedStore(url)
-    listening = _listen(host, port)
+    listening = listen(host, port)
     try:
-        bound = int(listening.getsockname()[1])
+        address, bound = address_of(host, listening)
         app = build_server(opened, session=session, project=project).streamable_http_app(
             streamable_http_path=PATH,
             max_request_body_size=MAX_BODY_BYTES,
@@ -79,37 +75,9 @@ def serve_http(
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         )
         # Whoever comes through a proxy by a further name comes by its port.
-        guard = AccessGuard(app, token=token, names={*LOOPBACK, host, *names}, port=None if names else bound)
-        config = uvicorn.Config(guard, log_level="warning", access_log=False, server_header=False)
-        ready(f"http://{f'[{host}]' if ':' in host else host}:{bound}{PATH}")
-        with _ended_by_sigterm():
-            anyio.run(uvicorn.Server(config).serve, [listening])
+        guard = Guard(token=token, names={*LOOPBACK, host, *names}, port=None if names else bound)
+        ready(f"{address}{PATH}")
+        serve(GuardedApp(RepairedRequests(app), guard), listening)
     finally:
         listening.close()
         opened.close()
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let a polite stop come through as an exception: the server repeats it once it has shut down, and without this
-    the process would end there, with the store still open."""
-
-    def end(_number: int, _frame: object) -> None:
-        raise SystemExit(0)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
-    except OSError as exc:
-        raise cannot_listen(host, port, exc) from exc

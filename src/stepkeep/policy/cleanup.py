@@ -1,6 +1,7 @@
 """Which whole sessions may go, and the reason. Pure: the caller passes `now_us` and whether there is a lease.
 
-Cleanup never touches an active or leased session (V7). `enabled: false` in any place that speaks of the session
+Cleanup never touches an active, paused or leased session (V7); one that is in progress without a sign of life for as
+long as its profile says is not active. `enabled: false` in any place that speaks of the session
 wins over everything. Then the first place that names a number of days decides: the session's own policy, the
 config's workflow of that name, the test setting for test sessions, the config's setting for the status, and at
 last the session's profile.
@@ -18,9 +19,14 @@ from stepkeep.model import SessionInfo, Status
 from stepkeep.policy.profiles import MAX_DAYS, Profile, check_count, check_flag, check_key, profile_named
 
 TEST_DAYS: Final = 0
+FAILED_TEST_DAYS: Final = 1
+"""How long a test that failed stays at least, so that it can be looked at and resumed."""
 
 CLEANUP: Final = "cleanup"
 """The key of a session's policy that speaks of the session as a whole; the others are rules for its history."""
+
+MADE_UNDER: Final = "made_under"
+"""The key with the project's file that the session was made under, and the rules in it at that time."""
 
 _DAY_US: Final = 86_400_000_000
 
@@ -120,6 +126,7 @@ def _rules(session: SessionInfo, policies: CleanupPolicies) -> Iterator[_RuleSou
         yield _RuleSource(f"workflow {session.workflow}", policies.workflows[session.workflow])
     if session.is_test:
         days = TEST_DAYS if policies.test.retention_days is None else policies.test.retention_days
+        days = max(days, FAILED_TEST_DAYS) if session.status is Status.FAILED else days
         yield _RuleSource("test sessions", CleanupRule(policies.test.enabled, days))
     if session.status is Status.COMPLETED:
         yield _RuleSource("completed sessions", policies.completed)
@@ -161,7 +168,10 @@ def _if_stale(
 ) -> tuple[bool, str, int | None]:
     """An unfinished session stays until it is stale; then it counts as failed at its last activity."""
     stale_days = profile.stale_days if policies.stale_days is None else policies.stale_days
-    if stale_days is None or idle_days < stale_days:
+    if session.status is Status.PAUSED:
+        return False, f"active ({session.status})", None
+    # Whoever saved today may still be at work, also without a lease.
+    if stale_days is None or idle_days < max(stale_days, 1):
         return False, f"active ({session.status})", stale_days
     limit, source = _limit(rules, profile, session.status)
     if limit is not None and limit <= stale_days:

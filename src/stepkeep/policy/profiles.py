@@ -43,6 +43,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return self.completed_days is not None or self.failed_days is not None
 
 
+SESSION_BYTES: Final = 1024**3
+"""How much history of a session `standard` keeps before the oldest goes."""
+
 _WEEK: Final = timedelta(days=7)
 _QUARTER: Final = timedelta(days=90)
 _THINNED: Final = Retention(keep_last=100, keep_hourly=_WEEK, keep_daily=_QUARTER)
@@ -56,7 +59,7 @@ _SIGNIFICANT: Final = (
 PROFILES: Final = {
     profile.name: profile
     for profile in (
-        Profile(name="standard", retention=_THINNED, completed_days=30, stale_days=30),
+        Profile(name="standard", retention=Retention(max_bytes=SESSION_BYTES), completed_days=30),
         Profile(name="workflow", retention=Retention(keep_last=10)),
         Profile(name="run", retention=Retention(keep_last=50, max_age=timedelta(days=14))),
         Profile(
@@ -96,6 +99,21 @@ def retention_for(profile_name: str, overrides: Mapping[str, object] | None = No
     given = {key: _value(key, value) for key, value in overrides.items()}
     if "keep_last" in given and given["keep_last"] is None:
         given = dict.fromkeys(_SELECTING) | given
+    return msgspec.structs.replace(base, **given)
+
+
+def retention_with(base: Retention, rules: Mapping[str, object]) -> Retention:
+    """The rules for one prune. Keep counts that are given replace those of `base`; its caps, unless given, and what it
+    always keeps stay.
+
+    Raises:
+        InvalidInput: an unknown key, or a value that makes no sense; the message names the key.
+    """
+    given = {key: _value(key, value) for key, value in rules.items()}
+    if not given.keys().isdisjoint(_SELECTING):
+        given = dict.fromkeys(_SELECTING) | given
+    if rules.get("keep_tags"):
+        given["keep_tags"] = tuple(dict.fromkeys((*base.keep_tags, *given["keep_tags"])))
     return msgspec.structs.replace(base, **given)
 
 
@@ -177,6 +195,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, object], Any]]] = {
     "keep_manual": check_flag,
     "keep_tags": _tags,
     "keep_terminal": check_flag,
+    "max_count": partial(check_count, least=1, most=MAX_SEQ),
     "max_age": check_duration,
     "max_bytes": check_size,
 }

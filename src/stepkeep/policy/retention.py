@@ -1,10 +1,11 @@
 """Which checkpoints of one session stay, and the reason for each. Pure: the caller passes `now_us`.
 
-Three voices decide, the strongest first:
+Four voices decide, the strongest first:
 
 1. The guards of V7: what pruning never removes.
-2. The caps, `max_age` and `max_bytes`: what they reach goes, whatever a rule says.
-3. The keep rules: they unite, and what none of them names goes.
+2. The caps, `max_count`, `max_age` and `max_bytes`: what they reach goes, whatever a rule says.
+3. What is always kept: saved by hand, tagged, the newest of each finished status.
+4. The keep counts: they unite, and what none of them names goes. Rules for one prune replace only these.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ SAFETY_KEPT: Final = 3
 NOTHING_VERIFIES: Final = ""
 """The `verified_id` of a line on which no checkpoint verifies: the whole line stays."""
 
+PRUNED: Final = "pruned"
+"""The event that tells which checkpoints a prune removed, and by which rule."""
+
 FROM_THE_FUTURE: Final = "its time lies in the future: counted as age 0"
 
 Reasons: TypeAlias = Mapping[str, Sequence[str]]
@@ -48,7 +52,8 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     `keep_last`, `keep_within` and the three `keep_hourly`, `keep_daily`, `keep_weekly` select: as soon as one is
     set, what none of them names may go; with none set, everything stays. A period keeps its newest checkpoint, for
     as long as the span says. `keep_manual`, `keep_tags` and `keep_terminal` (the newest of each finished status)
-    only add to that. `max_age` and `max_bytes` are caps and beat every rule above.
+    only add to that. `max_count`, `max_age` and `max_bytes` are caps and beat every rule above. With `is_off` only the
+    newest of what is saved from now on stays, which is for the keeper to see to.
     """
 
     keep_last: int | None = None
@@ -59,17 +64,27 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     keep_manual: bool = False
     keep_tags: tuple[str, ...] = ()
     keep_terminal: bool = True
+    max_count: int | None = None
     max_age: timedelta | None = None
     max_bytes: int | None = None
+    is_off: bool = False
 
     @property
     def keeps_all(self) -> bool:
         """Whether no rule selects, so that only a cap can remove anything."""
         return self.keep_last is None and not any(_spans(self))
 
-    def keeps_all_of(self, count: int) -> bool:
-        """Whether none of so many checkpoints can go, so that none has to be read."""
-        has_cap = self.max_age is not None or self.max_bytes is not None
+    @property
+    def count_limit(self) -> int | None:
+        """Up to so many checkpoints no rule about their number removes any; None where there is no such rule."""
+        return min((each for each in (self.keep_last, self.max_count) if each is not None), default=None)
+
+    def keeps_all_of(self, count: int, most_bytes: int) -> bool:
+        """Whether none of so many checkpoints, which take no more than that, can go, so that none has to be read."""
+        is_over = (self.max_count is not None and count > self.max_count) or (
+            self.max_bytes is not None and most_bytes > self.max_bytes
+        )
+        has_cap = is_over or self.max_age is not None
         return not has_cap and (count <= self.keep_last if self.keep_last is not None else self.keeps_all)
 
 
@@ -88,7 +103,13 @@ def rule_texts(retention: Retention) -> tuple[str, ...]:
     else:
         keeps += ["what was saved by hand"] if retention.keep_manual else []
         keeps += [f"tag {tag}" for tag in retention.keep_tags]
-    removes = [f"what is older than {span_text(retention.max_age)}"] if retention.max_age is not None else []
+    keeps += (
+        ["only the newest of what is saved from now on (checkpoint.history.enabled)"]
+        if retention.is_off
+        else []
+    )
+    removes = [] if retention.max_count is None else [f"the oldest beyond {retention.max_count}"]
+    removes += [f"what is older than {span_text(retention.max_age)}"] if retention.max_age is not None else []
     if retention.max_bytes is not None:
         removes.append(f"the oldest beyond {size(retention.max_bytes)}")
     return (*(f"keep {text}" for text in keeps), *(f"remove {text}" for text in removes))
@@ -131,6 +152,10 @@ def decide(
     guarded = _guarded(headers, branches, current, verified_id)
     aged = _over_age(headers, policy, now_us)
     chosen = _chosen(ranked, policy, now_us, aged)
+    crowded = _over_budget(
+        ranked, dict.fromkeys((each.id for each in headers), 1), guarded, chosen, policy.max_count
+    )
+    chosen = {id: reasons for id, reasons in chosen.items() if id not in crowded}
     squeezed = _over_budget(ranked, stored, guarded, chosen, policy.max_bytes)
     chosen = {id: reasons for id, reasons in chosen.items() if id not in squeezed}
     kept = _with_required(headers, guarded.keys() | chosen.keys())
@@ -142,6 +167,8 @@ def decide(
                 yield from voice.get(header.id, ())
         elif header.id in aged and policy.max_age is not None:
             yield f"older than {span_text(policy.max_age)}"
+        elif header.id in crowded and policy.max_count is not None:
+            yield f"beyond the limit of {policy.max_count}"
         elif header.id in squeezed and policy.max_bytes is not None:
             yield f"over the budget of {size(policy.max_bytes)}"
         elif header.id in idle:
@@ -356,9 +383,9 @@ def _over_age(headers: Iterable[Header], policy: Retention, now_us: int) -> set[
 
 
 def _over_budget(
-    ranked: Sequence[Header], stored: Mapping[str, int], guarded: Reasons, chosen: Reasons, budget: int | None
+    ranked: Sequence[Header], costs: Mapping[str, int], guarded: Reasons, chosen: Reasons, budget: int | None
 ) -> Set[str]:
-    """The chosen ones that must go for the budget: no more than needed, the lowest rank first.
+    """The chosen ones that must go for the budget, be it of bytes or a number: as few as needed, the lowest rank first.
 
     What a kept one requires stays, so giving up a checkpoint may free nothing, or more than itself.
     """
@@ -370,7 +397,7 @@ def _over_budget(
 
     def fits(given_up: int) -> bool:
         kept = _with_required(ranked, guarded.keys() | set(first_to_go[given_up:]))
-        return sum(stored.get(id, 0) for id in kept) <= budget
+        return sum(costs.get(id, 0) for id in kept) <= budget
 
     return set(first_to_go[: bisect_left(range(len(first_to_go)), True, key=fits)])
 

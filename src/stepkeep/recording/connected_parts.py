@@ -1,5 +1,8 @@
 """Parts connected to a session: capturing all of them, putting back all of them or none, and their checkpoints.
 
+What a session holds of parts that nobody connected is carried over from checkpoint to checkpoint, and a part that is
+connected later gets it.
+
 One checkpoint at a time: a warning that comes while another thread saves waits and is saved right after it. One that
 comes out of a part that is being captured, or from a signal in the middle of a save, cannot wait for itself: it is
 taken as soon as that save is over.
@@ -7,6 +10,7 @@ taken as soon as that save is over.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,14 +20,15 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, get_args, runtime_c
 
 import msgspec
 
-from stepkeep.codec import exact
 from stepkeep.codec.integrity import digest
 from stepkeep.engine import Engine, NewBody, Save
-from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
+from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
 from stepkeep.model import STATE, Header, Status, Trigger, TriggerKind, check_name
 from stepkeep.recording import triggers
 from stepkeep.recording.triggers import AutoTrigger, Material, TriggerPath, auto_trigger, listed
 from stepkeep.storage.port import ANY_HEAD, HeaderQuery
+
+log = logging.getLogger("stepkeep")
 
 
 @runtime_checkable
@@ -103,7 +108,10 @@ MakeDetails: TypeAlias = Callable[[], object]
 
 
 class Parts:
-    """The parts connected to one session by name, and the checkpoints of them. Safe for threads."""
+    """The parts connected to one session by name, and the checkpoints of them. Safe for threads.
+
+    `save` is how the session saves: where it has a workspace, with its files.
+    """
 
     def __init__(
         self,
@@ -116,10 +124,12 @@ class Parts:
     ) -> None:
         self._engine = engine
         self._session = session
-        self._store = engine.save if save is None else save
+        self.save = engine.save if save is None else save
         self._significant_seconds = significant_seconds
         self._path = TriggerPath(engine, session, coalesce_seconds=coalesce_seconds)
         self._parts: dict[str, Part] = {}
+        self._carried: dict[str, Any] = {}
+        self._carried_at: str | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._owner: int | None = None
@@ -133,12 +143,15 @@ class Parts:
         """In the order in which they were connected."""
         return tuple(self._parts)
 
-    def connect(self, name: str, part: Part) -> None:
-        """Let a part belong to the session under a name.
+    def connect(self, name: str, part: Part, *, restore: bool = True) -> bool:
+        """Let a part belong to the session under a name, and give it what the session holds of it.
+
+        Returns whether it got anything. With `restore=False` it keeps what it has, and the next checkpoint stores that.
 
         Raises:
             InvalidInput: it is not a part (`not_a_part`), or the name or the part itself is connected already
                 (`part_connected`).
+            PartFailed: it does not take what is stored (`part_refused`, `part_restore_failed`). It is not connected.
         """
         check_name("the name of a part", name)
         if isinstance(part, type) or not _is_part(part):
@@ -155,10 +168,47 @@ class Parts:
                     code="part_connected",
                     session=self._session,
                 )
+            self._read_stored()
+            has_data = restore and name in self._carried
+            if has_data:
+                self._give(name, part, self._carried[name])
             self._parts[name] = part
+            self._carried.pop(name, None)
+            return has_data
+
+    def _give(self, name: str, part: Part, data: Any) -> None:
+        what = "the part was not connected: connect it with restore=False to begin anew"
+        code = "part_refused"
+        try:
+            if isinstance(part, Validating):
+                part.validate(data)
+            code = "part_restore_failed"
+            part.restore(data)
+        except Exception as exc:  # parts are foreign code
+            raise self._failed(what, name, exc, code=code) from exc
+
+    def _read_stored(self, branch: str | None = None) -> None:
+        """Look what the newest checkpoint holds of parts that are not connected, if it is another one by now."""
+        backend = self._engine.backend
+        on = branch or backend.session(self._session).branch
+        found = backend.branch(self._session, on)
+        head = None if found is None else found.head
+        if head in (None, self._carried_at):
+            return
+        try:
+            loaded = self._engine.latest_of(self._session, on)
+        except Corrupt as exc:
+            log.warning("what the session holds of parts that are not connected is lost: %s", exc)
+            loaded = None
+        self._carry(None if loaded is None else loaded.value(), head)
+
+    def _carry(self, state: object, checkpoint: str | None) -> None:
+        data = state if isinstance(state, Mapping) else {}
+        self._carried = {str(name): value for name, value in data.items() if name not in self._parts}
+        self._carried_at = checkpoint
 
     def disconnect(self, name: str) -> None:
-        """Let a part go.
+        """Let a part go. What is stored of it stays in the checkpoints that follow.
 
         Raises:
             NotFound: there is none of that name (`part_not_connected`).
@@ -170,11 +220,12 @@ class Parts:
                     code="part_not_connected",
                     session=self._session,
                 )
+            self._carried_at = None
 
     # --- capturing
 
     def capture(self) -> dict[str, Any]:
-        """What every part holds at this moment, by name.
+        """What every part holds at this moment, by name, with what is stored of parts that are not connected.
 
         Raises:
             PartFailed: one of them raised (`part_snapshot_failed`).
@@ -183,25 +234,42 @@ class Parts:
         with self._exclusive():
             return self._captured()
 
-    def _captured(self) -> dict[str, Any]:
+    def _captured(self, stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The same. With `stored`, a part that fails has what is there of it, or nothing, and is told in the log."""
         if not self._parts:
             raise InvalidInput(
                 "no part is connected to this session: connect one, or save a state",
                 code="no_parts",
                 session=self._session,
             )
-        found = {}
+        found = dict(self._carried)
         for name, part in self._parts.items():
             try:
                 found[name] = part.snapshot()
+                if stored is not None:
+                    self._engine.encode(found[name])
             except Exception as exc:  # parts are foreign code
-                what = "nothing was saved, since a part could not say what it holds"
-                raise self._failed(what, name, exc, code="part_snapshot_failed") from exc
+                if stored is None:
+                    what = "nothing was saved, since a part could not say what it holds"
+                    raise self._failed(what, name, exc, code="part_snapshot_failed") from exc
+                log.warning("part %r cannot be saved, and has what was stored of it before: %s", name, exc)
+                found.pop(name, None)
+                found |= {name: stored[name]} if name in stored else {}
         return found
 
-    def _encoded(self) -> NewBody:
+    def _encoded(self, *, branch: str | None = None, tolerant: bool = False) -> NewBody:
         """The same as a body to save; what cannot be saved is `InvalidInput`, with the part first in its path."""
-        return self._engine.encode(self._captured())
+        self._read_stored(branch)
+        return self._engine.encode(self._captured(self._stored(branch) if tolerant else None), self._session)
+
+    def _stored(self, branch: str | None) -> Mapping[str, Any]:
+        """What the newest checkpoint that verifies holds of all parts, be it that of the current branch."""
+        try:
+            loaded = self._engine.latest_of(self._session, branch) or self._engine.latest_of(self._session)
+        except Corrupt:
+            loaded = None
+        state = None if loaded is None else loaded.value()
+        return state if isinstance(state, Mapping) else {}
 
     def _failed(self, what: str, part: str, exc: Exception, *, code: str, **more: Any) -> PartFailed:
         return PartFailed(what, PartFailure(part, exc), code=code, session=self._session, **more)
@@ -215,9 +283,13 @@ class Parts:
         *,
         trigger: Trigger = MANUAL,
         details: MakeDetails | None = None,
+        branch: str | None = None,
         expect_head: str | None = ANY_HEAD,
+        tolerant: bool = False,
     ) -> Header:
         """Save what all parts hold; on return it is durable.
+
+        With `tolerant`, a part that cannot say what it holds keeps what is stored of it, and is told in the log.
 
         Raises:
             PartFailed: a part could not say what it holds (`part_snapshot_failed`). Nothing was saved.
@@ -226,8 +298,8 @@ class Parts:
                 (`checkpoint_nested`).
         """
         with self._saving():
-            body = self._encoded()
-            return self._save(body, trigger, message, listed("tags", tags), details, expect_head)
+            body = self._encoded(branch=branch, tolerant=tolerant)
+            return self._save(body, trigger, message, listed("tags", tags), details, branch, expect_head)
 
     def auto_checkpoint(
         self,
@@ -235,18 +307,21 @@ class Parts:
         *,
         tags: Iterable[str] = (),
         details: MakeDetails | None = None,
+        branch: str | None = None,
         expect_head: str | None = ANY_HEAD,
     ) -> Header | None:
         """Save what all parts hold because something happened; None when that is held back.
 
         Time alone is worth a checkpoint only so long after the last one. A trigger that follows its like within
         moments and finds nothing changed is noted on that checkpoint, which is returned. A warning of compaction is
-        always saved. None also comes for a call out of a save of the same thread: it follows that save.
+        always saved, be it with what is stored of a part that cannot say what it holds. None also comes for a call out
+        of a save of the same thread: it follows that save.
         """
         auto, more = auto_trigger(trigger), listed("tags", tags)
         if self._is_own:
             if not self._is_catching_up:
-                self._deferred.append(partial(self.auto_checkpoint, auto, tags=more, details=details))
+                later = partial(self.auto_checkpoint, auto, tags=more, details=details, branch=branch)
+                self._deferred.append(later)
             return None
         with self._saving():
             now_us = self._engine.clock()
@@ -256,14 +331,15 @@ class Parts:
                 since_us = session(self._session).created_us if newest is None else newest.time_us
                 if 0 <= now_us - since_us < triggers.to_us(self._significant_seconds):
                     return None
-            body, all_tags = self._encoded(), (*auto.tags, *more)
+            is_warning = auto is AutoTrigger.CONTEXT_COMPACTION_WARNING
+            body, all_tags = self._encoded(branch=branch, tolerant=is_warning), (*auto.tags, *more)
             if newest is not None and STATE in newest.contents:
                 was = Material(newest.contents[STATE].digest, newest.status, (), newest.tags)
                 material = Material(digest(body.content), Status.IN_PROGRESS, (), all_tags)
                 if self._path.is_repeated(auto.value, material, newest=newest, was=was, now_us=now_us):
                     self._path.note(newest, auto.trigger, time_us=now_us, message=auto.message)
                     return newest
-            return self._save(body, auto.trigger, auto.message, all_tags, details, expect_head)
+            return self._save(body, auto.trigger, auto.message, all_tags, details, branch, expect_head)
 
     def _save(
         self,
@@ -272,19 +348,23 @@ class Parts:
         message: str,
         tags: Iterable[str],
         details: MakeDetails | None,
+        branch: str | None,
         expect_head: str | None,
     ) -> Header:
-        return self._store(
+        header = self.save(
             Save(
                 session=self._session,
                 state=body,
                 details=None if details is None else details(),
+                branch=branch,
                 expect_head=expect_head,
                 trigger=trigger,
                 message=message,
                 tags=tuple(dict.fromkeys(tags)),
             )
         )
+        self._carried_at = header.id
+        return header
 
     # --- going back
 
@@ -296,11 +376,13 @@ class Parts:
         missing: Missing = "error",
         extra: Extra = "ignore",
         checkpoint: str | None = None,
+        force: bool = False,
     ) -> Iterator[PutBack]:
         """Give every part its data out of a captured state, for as long as the block succeeds.
 
         All are asked first whether they would take it. When one fails all the same, or the block raises, every part
-        is set back to what it held before.
+        is set back to what it held before. With `force` also a part gets its data that cannot say what it holds now:
+        it alone is not set back.
 
         Raises:
             NotFound: the state lacks a connected part (`part_not_saved`), or one of its parts is not connected
@@ -312,7 +394,7 @@ class Parts:
             plan = self._plan(state, missing, extra, checkpoint)
             data = state if isinstance(state, Mapping) else {}
             self._validate(plan.restored, data, checkpoint)
-            before = self._before() if plan.restored else {}
+            before = self._before(plan.restored, force=force, checkpoint=checkpoint)
             for at, name in enumerate(plan.restored):
                 try:
                     self._parts[name].restore(data[name])
@@ -331,11 +413,25 @@ class Parts:
                 for stuck_part in self._roll_back(plan.restored, before):
                     exc.add_note(f"going back failed too for {stuck_part}")
                 raise
+            self._carry(state, checkpoint)
 
-    def _before(self) -> Any:
-        """What all parts hold. Encoded and decoded: a part may hand out the very object that it changes later."""
-        body = self._encoded()
-        return exact.decode(body.encoding, body.content)
+    def _before(self, names: Sequence[str], *, force: bool, checkpoint: str | None) -> dict[str, Any]:
+        """What parts hold. Encoded and decoded: a part may hand out the very object that it changes later."""
+        before = {}
+        for name in names:
+            try:
+                before[name] = self._engine.encode(self._parts[name].snapshot()).value()
+            except Exception as exc:  # parts are foreign code
+                if force:
+                    continue
+                what = (
+                    "nothing was restored, since a part cannot say what it holds now and could not be set back: "
+                    "restore with force=True to do without"
+                )
+                raise self._failed(
+                    what, name, exc, code="part_snapshot_failed", checkpoint=checkpoint
+                ) from exc
+        return before
 
     def _plan(self, state: object, missing: Missing, extra: Extra, checkpoint: str | None) -> PutBack:
         _check_choice("missing", missing, get_args(Missing))
@@ -373,7 +469,7 @@ class Parts:
         for name in reversed(names):
             try:
                 self._parts[name].restore(before[name])
-            except Exception as exc:
+            except Exception as exc:  # also where it could not say what it held
                 stuck.append(PartFailure(name, exc))
         return stuck
 

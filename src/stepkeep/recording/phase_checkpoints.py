@@ -1,9 +1,9 @@
 """Checkpoints at the phases of an algorithm, and the offer to resume what was not finished.
 
 A task is a session, and each phase of it a checkpoint. The fields of a phase lie in the checkpoint's metadata; the
-`phase` layout writes them as the specification names them. Records never change: `completed` is a property of the
-session, so finishing it closes all its phases, and a finished task is never offered again. Closing adds one last record
-that says so, which survives even where the documents of a store are all that is left.
+`phase` layout writes them as the specification names them, and keeps `seed.json` and the event log beside them true,
+whoever saves, ends or removes. `completed` is a property of the session, so finishing it closes all its phases, and a
+finished task is never offered again.
 
 What a caller must expect to fail is told in the result, not raised: an invalid field, a store that cannot be written,
 an id that is not there.
@@ -11,20 +11,21 @@ an id that is not there.
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import wraps
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec
 
 import msgspec
 
 from stepkeep.codec.readable import Criterion, Layout, phase_of
 from stepkeep.engine import Engine, Save
+from stepkeep.engine.reader import verified
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, InvalidInput, NotFound, StepkeepError
+from stepkeep.logs import Log
 from stepkeep.model import (
     PHASES,
     STATE,
@@ -36,14 +37,12 @@ from stepkeep.model import (
     check_name,
     check_text,
 )
-from stepkeep.recording import phase_files
+from stepkeep.recording.phase_sessions import PROFILE, is_phase, is_to_go, newest_phase, offer_line
 from stepkeep.storage.port import HeaderQuery, SessionQuery
 
-PROFILE: Final = "phase"
-"""The profile by which sessions with phases are known."""
-
-CLOSED: Final = "phases_closed"
-"""The event of the checkpoint that closes a session. It does not stand for a phase, and lists leave it out."""
+if TYPE_CHECKING:
+    from stepkeep.maintenance.clean import Policies
+    from stepkeep.storage.files.phase_files import PhaseFiles
 
 CRITERION_STATUSES: Final = ("pending", "in_progress", "completed")
 MAX_NUMBER: Final = len(PHASES)
@@ -60,7 +59,7 @@ _RESERVED: Final = frozenset(
     {"phase", "phase_number", "task_summary", "criteria", "phaseNumber", "taskSummary", "iscCriteria"}
 )
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 P = ParamSpec("P")
 
@@ -88,7 +87,7 @@ class PhaseCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def offer(self) -> str:
         """The question a person is asked when a session starts."""
-        return f"Checkpoint: Resume from Phase {self.phase_number}? ({self.task_summary})"
+        return offer_line(self.phase_number, self.task_summary)
 
 
 def _checked_number(phase: str, number: object) -> int:
@@ -158,7 +157,7 @@ def resolve_checkpoints_dir(
     `home` is the folder of the user. Nothing on the disk is read or made.
     """
     if override is not None:
-        return Path(override, FOLDER)
+        return Path(override, FOLDER).expanduser()
     return Path(Path.home() if home is None else home, HOME, FOLDER)
 
 
@@ -191,29 +190,27 @@ def _told(work: Callable[P, PhaseResult]) -> Callable[P, PhaseResult]:
 
 
 class Phases:
-    """Phase checkpoints on any backend. With a `home` it keeps `seed.json` and the event log there up to date.
+    """Phase checkpoints on any backend. `close` releases the store that was opened for these phases.
 
-    `close` releases the store that was opened for these phases. A missing `seed.json` is trouble only where one is to
-    be: it was there before, or `expects_seed` says so.
+    `policies` are the cleanup policies of a profile: what they let go is not offered any more.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        *,
-        home: Path | None = None,
-        expects_seed: bool = False,
-        close: Callable[[], None] | None = None,
+        self, engine: Engine, *, policies: Policies | None = None, close: Callable[[], None] | None = None
     ) -> None:
         self._engine = engine
-        self._home = home
-        self._expects_seed = expects_seed or (home is not None and (home / phase_files.SEED_FILE).exists())
+        self._policies = policies
         self._close_store = close
+
+    @property
+    def _beside(self) -> PhaseFiles | None:
+        """`seed.json` and the event log, where the store has them."""
+        return getattr(self._engine.backend, "phase_files", None)
 
     @property
     def checkpoints_dir(self) -> Path | None:
         """The folder of the documents; None where the store has none."""
-        root = phases_home(self._engine)
+        root = _root(self._engine)
         return None if root is None else root / FOLDER
 
     # --- creating
@@ -260,7 +257,7 @@ class Phases:
                 metadata=fields,
             )
         )
-        return self._done(header, self._set_ref(header.id), self._log(phase_files.CREATED, session, header))
+        return self._done(header)
 
     def _open_session(self, key: str, project: str | None) -> SessionInfo:
         given = {} if project is None else {"project": project}
@@ -273,14 +270,17 @@ class Phases:
             )
         return session
 
-    def _done(self, header: Header, *problems: str | None) -> PhaseResult:
+    def _done(self, header: Header) -> PhaseResult:
         file = _file_of(self._engine, header)
-        return PhaseResult(ok=True, checkpoint_id=header.id, file=file, warnings=self._noted(*problems))
+        return PhaseResult(ok=True, checkpoint_id=header.id, file=file, warnings=self._problems())
+
+    def _problems(self) -> tuple[str, ...]:
+        return () if self._beside is None else self._beside.problems()
 
     # --- reading
 
     def load_checkpoint(self, id: str) -> PhaseCheckpoint | None:
-        """The checkpoint with that id and its state; None when there is none.
+        """The checkpoint with that id, or the only one whose id begins so, and its state; None when there is none.
 
         Raises:
             Corrupt: it is damaged; `.code` says how.
@@ -294,7 +294,13 @@ class Phases:
     def list_checkpoints(
         self, *, completed: bool | None = None, session_id: str | None = None, limit: int | None = None
     ) -> list[PhaseCheckpoint]:
-        """Checkpoints without their states, newest first. Invalid ones are left out and logged."""
+        """Checkpoints without their states, newest first. Invalid ones are left out and logged.
+
+        Raises:
+            InvalidInput: the limit is below 0.
+        """
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise InvalidInput(f"limit is a whole number from 0, not {limit!r}", code="invalid_option")
         sessions = {each.uid: each for each in self._sessions() if session_id in (None, each.key)}
         records = self._records(sessions)
         wanted = (each for each in records if completed in (None, each.completed))
@@ -307,35 +313,42 @@ class Phases:
     def _records(self, sessions: Mapping[str, SessionInfo]) -> Iterator[PhaseCheckpoint]:
         only = next(iter(sessions)) if len(sessions) == 1 else None
         for header in self._engine.headers(HeaderQuery(session=only)):
-            if header.session in sessions and header.trigger.event != CLOSED:
+            if header.session in sessions and is_phase(header):
                 try:
                     yield record_of(header, sessions[header.session])
                 except Corrupt as exc:
                     log.warning("checkpoint %s is left out of the list: %s", header.id, exc)
 
     def detect_incomplete_checkpoint(self, *, project: str | None = None) -> PhaseCheckpoint | None:
-        """The newest checkpoint of the task that was worked on last and is not finished; None when there is none.
+        """The newest phase of the task that was worked on last and is not finished; None when there is none.
 
         With `project` only tasks of it, and those of none. Nothing is resumed by this: that takes a person's yes.
         """
+        return next(self.incomplete(project=project), None)
+
+    def incomplete(self, *, project: str | None = None) -> Iterator[PhaseCheckpoint]:
+        """The newest phase of every task that is not finished, the task that was worked on last first."""
         self._clear_stale_ref()
         for session in self._sessions(statuses=OPEN_STATUSES):
-            if project is None or session.project in (None, project):
-                try:
-                    loaded = self._engine.latest(session)
-                    if loaded is not None:
-                        return record_of(loaded.header, session, loaded.value(STATE))
-                except StepkeepError as exc:
-                    log.warning("session %s cannot be offered: %s (%s)", session.key, exc, exc.code)
-        return None
+            if project is not None and session.project not in (None, project):
+                continue
+            if self._policies is not None and is_to_go(self._engine, session, self._policies):
+                continue
+            try:
+                loaded = newest_phase(self._engine, session)
+                if loaded is not None:
+                    yield record_of(loaded.header, session, loaded.value(STATE))
+            except StepkeepError as exc:
+                log.warning("session %s cannot be offered: %s (%s)", session.key, exc, exc.code)
 
     def _find(self, id: str) -> tuple[Header, SessionInfo] | None:
-        try:
-            header = self._engine.header(id)
-            session = self._engine.backend.session(header.session)
-        except NotFound:
-            return None
-        return (header, session) if session.profile == PROFILE else None
+        """A checkpoint by its id, the beginning of it, or the id that another system gave it."""
+        for query in (HeaderQuery(id_prefix=id), HeaderQuery(external_id=id)) if id else ():
+            found = list(islice(self._engine.backend.headers(query), 2))
+            if len(found) == 1 or (found and found[0].id == id):
+                session = self._engine.backend.session(found[0].session)
+                return (verified(found[0]), session) if session.profile == PROFILE else None
+        return None
 
     # --- finishing
 
@@ -350,25 +363,8 @@ class Phases:
             raise NotFound(f"no checkpoint {id}", code="checkpoint_not_found", checkpoint=id)
         header, session = found
         if session.status is not Status.COMPLETED:
-            self._close(session, header)
-        ids = {each.id for each in self._engine.headers(HeaderQuery(session=session.uid))}
-        return self._done(header, self._clear_ref(ids), self._log(phase_files.COMPLETED, session, header))
-
-    def _close(self, session: SessionInfo, header: Header) -> None:
-        newest = self._engine.latest(session)
-        last = header if newest is None else newest.header
-        self._engine.save(
-            Save(
-                session=session.uid,
-                state=None if newest is None else newest.body(STATE),
-                step=last.step,
-                status=Status.COMPLETED,
-                trigger=Trigger(TriggerKind.AUTO, CLOSED),
-                message=last.message,
-                metadata=last.metadata,
-            )
-        )
-        self._engine.finish(session.uid, Status.COMPLETED)
+            self._engine.finish(session.uid, Status.COMPLETED)
+        return self._done(header)
 
     @_told
     def cleanup_checkpoints(self, older_than_days: int = DEFAULT_DAYS) -> PhaseResult:
@@ -383,85 +379,44 @@ class Phases:
             )
         now_us = self._engine.clock()
         before_us = now_us - older_than_days * _DAY_US
-        gone: set[str] = set()
-        problems: list[str | None] = []
+        deleted = 0
+        problems: list[str] = []
         for session in sorted(
             self._sessions(), key=lambda each: (not each.status.is_finished, each.updated_us, each.uid)
         ):
             try:
-                gone |= self._cleaned(session, before_us, now_us)
+                deleted += self._cleaned(session, before_us, now_us)
             except StepkeepError as exc:
                 problems.append(f"session {session.key} stays: {exc}")
-        if gone:
-            problems.append(self._clear_ref(gone))
-        return PhaseResult(ok=True, deleted=len(gone), warnings=self._noted(*problems))
+                log.warning("%s", problems[-1])
+        return PhaseResult(ok=True, deleted=deleted, warnings=(*problems, *self._problems()))
 
-    def _cleaned(self, session: SessionInfo, before_us: int, now_us: int) -> set[str]:
-        """Remove what is old of one session; the ids that went."""
+    def _cleaned(self, session: SessionInfo, before_us: int, now_us: int) -> int:
+        """Remove what is old of one session; how many went."""
         headers = list(self._engine.headers(HeaderQuery(session=session.uid)))
         old = [each for each in headers if each.time_us <= before_us]
         lease = self._engine.backend.lease(session.uid) if old else None
         if not old or (lease is not None and lease.expires_us > now_us):
-            return set()
+            return 0
         if len(old) == len(headers):
             self._engine.backend.delete_session(session.uid, expect=session)
             self._engine.forget(session.uid)
         else:
             self._engine.delete(session.uid, [each.id for each in old])
-        for header in old:
-            self._log(phase_files.DELETED, session, header)
-        return {each.id for each in old if each.trigger.event != CLOSED}
-
-    # --- what lies beside the checkpoints
-
-    @property
-    def _seed_file(self) -> Path | None:
-        """The seed file, where there is one."""
-        path = None if self._home is None else self._home / phase_files.SEED_FILE
-        return path if path is not None and path.exists() else None
-
-    def _set_ref(self, checkpoint: str) -> str | None:
-        """Let `seed.json` point at a checkpoint, where there is one or one is to be."""
-        if self._home is None or not (self._expects_seed or self._seed_file):
-            return None
-        self._expects_seed = True
-        return phase_files.set_ref(self._home / phase_files.SEED_FILE, checkpoint)
-
-    def _clear_ref(self, checkpoints: Collection[str]) -> str | None:
-        """Take the pointer out if it names one of these. A missing file points at nothing."""
-        path = self._seed_file
-        return None if path is None else phase_files.clear_ref(path, checkpoints)
+        return len(old)
 
     def _clear_stale_ref(self) -> None:
-        """A checkpoint may also go by a command that knows nothing of `seed.json`."""
-        path = self._seed_file
-        ref = None if path is None else phase_files.read_ref(path)
-        if ref is None:
+        """Take out a pointer to what is gone or finished: a program may have been stopped before it did."""
+        beside = self._beside
+        ref = None if beside is None else beside.ref
+        if beside is None or ref is None:
             return
         try:
-            self._engine.header(ref)
-        except NotFound:
-            self._noted(self._clear_ref({ref}))
+            found = self._find(ref)
         except StepkeepError:
             return  # damaged, not gone
-
-    def _log(self, action: str, session: SessionInfo, header: Header) -> str | None:
-        if self._home is None:
-            return None
-        data = {
-            "checkpointId": header.id,
-            "phase": header.metadata.get("phase"),
-            "phaseNumber": header.metadata.get("phase_number"),
-            "taskSummary": header.metadata.get("task_summary"),
-        }
-        folder, now_us = self._home / phase_files.EVENTS_FOLDER, self._engine.clock()
-        return phase_files.append_event(folder, action, session=session.key, data=data, time_us=now_us)
-
-    def _noted(self, *problems: str | None) -> tuple[str, ...]:
-        found = tuple(each for each in problems if each is not None)
-        for each in found:
-            log.warning("%s", each)
-        return found
+        if found is None or found[1].status.is_finished:
+            beside.forget_ref(ref)
 
     # --- lifetime
 
@@ -477,15 +432,15 @@ class Phases:
         self.close()
 
 
-def phases_home(engine: Engine) -> Path | None:
-    """The folder where `seed.json` and the event log belong: the root of a store with the `phase` layout."""
+def _root(engine: Engine) -> Path | None:
+    """The root of a store with the `phase` layout."""
     layout, root = getattr(engine.backend, "layout", None), getattr(engine.backend, "root", None)
     return root if layout == Layout.PHASE and isinstance(root, Path) else None
 
 
 def _file_of(engine: Engine, header: Header) -> str | None:
     """The path of a checkpoint's document, None where the store has none."""
-    root = phases_home(engine)
+    root = _root(engine)
     if root is None:
         return None
     from stepkeep.storage.files.layouts import NAMES

@@ -16,7 +16,6 @@ heartbeat keeps its failures to itself: they are logged, and an event of the ses
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -30,7 +29,8 @@ from stepkeep.codec.integrity import digest
 from stepkeep.codec.readable import CommandOutcome, ContextDigest, ResumeHints, TodoCompliance, timestamp
 from stepkeep.engine import Engine, NewBody, Save
 from stepkeep.errors import InvalidInput, StepkeepError
-from stepkeep.model import STATE, Header, SessionInfo, Status, Trigger, TriggerKind, check_name, check_text
+from stepkeep.logs import Log
+from stepkeep.model import Header, SessionInfo, Status, Trigger, TriggerKind, check_name, check_text
 from stepkeep.processes import Worker
 from stepkeep.recording import resumption, triggers
 from stepkeep.recording.details import RunDetails, Step, check_seconds, check_step, checked_context
@@ -38,7 +38,7 @@ from stepkeep.recording.resumption import HasArtifact, Interruption, classified
 from stepkeep.recording.triggers import Material, Recorded, TriggerPath, Wait, listed
 from stepkeep.text import error_text
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 COMPLETED: Final = "completed"
 MAX_VIOLATIONS: Final = 100
@@ -134,7 +134,7 @@ class Recorder:
         Raises:
             InvalidInput: it would not come back equal; `.path` names the place.
         """
-        body = self._engine.encode(state)
+        body = self._engine.encode(state, self._uid)
         with self._lock:
             self._state, self._body = None, body
 
@@ -387,15 +387,14 @@ class Recorder:
 
     def _state_body(self) -> NewBody:
         if self._state is not None:
-            return self._engine.encode(self._state())
+            return self._engine.encode(self._state(), self._uid)
         return self._latest_body() if self._body is None else self._body
 
     def _latest_body(self) -> NewBody:
         """The state where the session stands: who gives none does not want it to be lost."""
         loaded = self._engine.latest(self._engine.backend.session(self._uid))
-        if loaded is None or STATE not in loaded.contents:
-            return self._engine.encode({})
-        return NewBody(loaded.contents[STATE], loaded.header.contents[STATE].encoding)
+        body = None if loaded is None else loaded.body()
+        return self._engine.encode({}) if body is None else body
 
     def _hints(self, status: Status, now_us: int) -> ResumeHints | None:
         """What the one who finds a snapshot of this moment may do."""

@@ -32,13 +32,16 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{4,64}", re.IGNORECASE)
 
 
 def captured(environ: Mapping[str, str], allowed: Iterable[str] = ALLOWED) -> dict[str, str]:
-    """The variables with an allowed name, sorted; a value that looks like a secret, or is huge, is hidden."""
+    """The variables with an allowed name, sorted; a value that looks like a secret, or cannot be stored, is hidden."""
     names = sorted({name for name in allowed if is_variable(name) and name in environ})
+    if others := [name for name in names if not isinstance(environ[name], str)]:
+        raise InvalidInput(f"variable {others[0]} is no text: {environ[others[0]]!r}", code="invalid_option")
     return {name: HIDDEN if _is_hidden(name, environ[name]) else environ[name] for name in names}
 
 
 def _is_hidden(name: str, value: str) -> bool:
-    return len(value) > MAX_VALUE or is_secret_name(name) or has_secret(value)
+    is_text = value == value.encode("utf-8", "replace").decode()
+    return len(value) > MAX_VALUE or not is_text or is_secret_name(name) or has_secret(value)
 
 
 def is_variable(name: str) -> bool:
@@ -162,10 +165,11 @@ def recovery_point(
     environment: Mapping[str, str] | None = None,
     commands: Iterable[ReplayCommand] = (),
     notes: Iterable[str] = (),
+    store: str | None = None,
 ) -> RecoveryPoint:
     """The instructions in the order in which they are followed: code, environment, commands, then the session.
 
-    `notes` are what a person has to do about the code by hand.
+    `notes` are what a person has to do about the code by hand, `store` names the store where it is not the default.
 
     Raises:
         InvalidInput: the commit is not the id of one (`invalid_commit`).
@@ -181,7 +185,10 @@ def recovery_point(
     steps.append(
         ManualInstruction(instruction=f"Restore debugging session {session} from checkpoint {checkpoint}")
     )
-    steps.append(ReplayCommand(command=f"stepkeep restore --session {shlex.quote(session)} {checkpoint}"))
+    where = "" if store is None else f" --store {shlex.quote(store)}"
+    steps.append(
+        ReplayCommand(command=f"stepkeep restore{where} --session {shlex.quote(session)} {checkpoint}")
+    )
     return RecoveryPoint(session=session, checkpoint_id=checkpoint, recovery_instructions=tuple(steps))
 
 

@@ -7,7 +7,6 @@ be compacted is never held back, because what is not saved then is lost.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
@@ -17,9 +16,10 @@ import msgspec
 from stepkeep.codec.integrity import digest
 from stepkeep.engine import Engine, Loaded
 from stepkeep.errors import InvalidInput
+from stepkeep.logs import Log
 from stepkeep.model import DETAILS, Header, SessionInfo, Status, Trigger, TriggerKind
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 STEP_BOUNDARY: Final = "step_boundary"
 RECOVERABLE_ERROR: Final = "recoverable_error"
@@ -213,7 +213,7 @@ class TriggerPath:
         microsecond apart."""
         self._noted += 1
         merged = MergedTrigger(trigger=trigger, time_us=time_us, message=message, interruption=interruption)
-        self._engine.backend.annotate(
+        self._engine.annotate(
             header.session,
             header.id,
             ANNOTATION,

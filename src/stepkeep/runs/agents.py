@@ -5,7 +5,7 @@ A thin layer over the engine: its checkpoints are those of every other surface, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final
@@ -13,12 +13,18 @@ from typing import Any, Final
 import msgspec
 
 from stepkeep.codec import exact
+from stepkeep.config import Settings
 from stepkeep.engine import Engine, Fallback, Loaded, Save
-from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound
-from stepkeep.history.paths import ROOT, find, format_path, parse_path
+from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
+from stepkeep.history.documents import decoded
+from stepkeep.history.refs import header_of_id
+from stepkeep.logs import Log
+from stepkeep.maintenance.spending import add_usage, usage_of
 from stepkeep.model import Header, SessionInfo, Status, Trigger, TriggerKind, check_name, check_text
-from stepkeep.runs.plan import AgentState, from_state, to_state
+from stepkeep.runs.plan import AgentState, checked_state, from_state, is_number, refuse
 from stepkeep.storage.port import HeaderQuery
+
+log = Log("stepkeep")
 
 AGENT_PROFILE: Final = "agent"
 
@@ -80,22 +86,12 @@ class AgentPage(msgspec.Struct, frozen=True, kw_only=True):
     next_before: int | None
 
 
-class StatePart(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of a state: where it is, what it is, and how many bytes it takes."""
-
-    path: str
-    kind: str
-    size_bytes: int
-
-
 class AgentStore:
     """Checkpoints of agents. Sessions are made when they are first saved into, with profile `agent`."""
 
-    def __init__(self, engine: Engine, *, project: str | None = None, is_enabled: bool = True) -> None:
-        """`project` is that of new sessions for which none is given; without `is_enabled` servers save nothing."""
+    def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
-        self._project = project
-        self._is_enabled = is_enabled
+        self._settings = settings
 
     def save(
         self,
@@ -104,18 +100,24 @@ class AgentStore:
         state: AgentState | Mapping[str, Any],
         *,
         trigger: TriggerKind | str = TriggerKind.AUTO,
-        description: str = "",
+        description: str | None = "",
         duration_ms: int | float = 0,
         token_usage: int | None = None,
+        usage: Mapping[str, int | float] | None = None,
     ) -> AgentCheckpoint:
         """Save a state as the session's next checkpoint; when this returns it is durable.
 
-        `step_number` is the state's `currentStepIndex`. Older checkpoints go as the profile says, later.
+        `step_number` is the state's `currentStepIndex`. Older checkpoints go as the profile says: with `agent`, all but
+        the newest ten. `usage`, a dict with `tokens` and `cost`, is added to the sums of the session.
 
         Raises:
             InvalidInput: the state or an option cannot be saved.
+            Conflict: the configuration switches checkpoints of agents off (`checkpoints_disabled`).
         """
-        stored = to_state(state) if isinstance(state, AgentState) else state
+        self._check_enabled(session)
+        stored = checked_state(state) if isinstance(state, AgentState) else state
+        _check_numbers(duration_ms, token_usage)
+        spent = None if usage is None else usage_of(usage)
         metadata: dict[str, Any] = {"durationMs": duration_ms}
         if token_usage is not None:
             metadata["tokenUsage"] = token_usage
@@ -127,14 +129,40 @@ class AgentStore:
             state=stored,
             step=_step_of(stored),
             trigger=Trigger(TriggerKind(trigger)),
-            message=description,
+            message=description or "",
             metadata=metadata,
         )
         header = self._engine.save_in(session, save, profile=AGENT_PROFILE, **self._made_with(project))
         info = self._engine.backend.session(header.session)
         if project is not None and info.project != project:
             info = self._engine.describe_session(info.uid, {"project": project})
-        return _checkpoint(self._engine.load(header), info)
+        found = _checkpoint(self._engine.load(header), info)
+        if spent is not None:
+            add_usage(self._engine, info.uid, spent)
+        self._prune(info)
+        return found
+
+    def _prune(self, session: SessionInfo) -> None:
+        """Let go of what the rules of a session do not keep. What prevents that is no matter of the save before."""
+        from stepkeep.maintenance.prune import prune_session  # most saves remove nothing
+        from stepkeep.maintenance.space import most_bytes
+
+        try:
+            retention = self._settings.retention_of(session)
+            most = most_bytes(self._engine, session.uid, retention.max_bytes)
+            if not retention.keeps_all_of(session.stored_count, most):
+                prune_session(self._engine, session, retention)
+        except StepkeepError as exc:
+            log.warning("session %s was not pruned: %s", session.key, exc)
+
+    def _check_enabled(self, session: str) -> None:
+        if not self._settings["agent.checkpoints.enabled"]:
+            raise Conflict(
+                "nothing was saved: agent.checkpoints.enabled is false in the configuration",
+                code="checkpoints_disabled",
+                retryable=False,
+                session=session,
+            )
 
     def save_document(
         self,
@@ -154,16 +182,10 @@ class AgentStore:
             InvalidInput: a number is not finite (`invalid_json`), or the tags make no sense (`invalid_tags`).
             Conflict: the configuration switches checkpoints of agents off (`checkpoints_disabled`).
         """
-        if not self._is_enabled:
-            raise Conflict(
-                "nothing was saved: agent.checkpoints.enabled is false in the configuration",
-                code="checkpoints_disabled",
-                retryable=False,
-                session=session,
-            )
+        self._check_enabled(session)
         check_text("a description", description)
         known = self._find(session)
-        value = state if encoding == exact.JSON else _state_of_tags(state)
+        value = decoded(encoding, state)
         save = self._engine.encoded(
             Save(
                 session="" if known is None else known.uid,
@@ -185,10 +207,11 @@ class AgentStore:
         header = self._engine.save(save)
         if project is not None and known.project != project:
             self._engine.describe_session(known.uid, {"project": project})
+        self._prune(self._engine.backend.session(known.uid))
         return _entry(session, header)
 
     def _made_with(self, project: str | None) -> dict[str, str]:
-        named = project or self._project
+        named = project or self._settings["project"]
         return {"project": named} if named else {}
 
     def page(self, session: str, *, limit: int, before: int | None = None) -> AgentPage:
@@ -218,13 +241,13 @@ class AgentStore:
         return None if info is None or loaded is None else _checkpoint(loaded, info)
 
     def load(self, id: str) -> AgentCheckpoint | None:
-        """The checkpoint with that id, of whichever session; None when there is none.
+        """The checkpoint with that id, or the only one whose id begins so, of whichever session; None if there is none.
 
         Raises:
-            Corrupt: it is damaged.
+            Corrupt: it is damaged. InvalidInput: several ids begin so (`ambiguous_ref`).
         """
         try:
-            header = self._engine.header(id)
+            header = header_of_id(self._engine, id)
         except NotFound:
             return None
         return _checkpoint(self._engine.load(header), self._engine.backend.session(header.session))
@@ -243,7 +266,7 @@ class AgentStore:
         Raises:
             NotFound: there is none with that id.
         """
-        header = self._engine.header(id)
+        header = header_of_id(self._engine, id)
         self._engine.delete(header.session, [header.id])
 
     def clear_session(self, session: str) -> None:
@@ -277,6 +300,16 @@ def _summary(header: Header, info: SessionInfo) -> dict[str, Any]:
     }
 
 
+def _check_numbers(duration_ms: object, token_usage: object) -> None:
+    refuse(
+        "this checkpoint cannot be saved so",
+        {
+            "duration_ms is a number of milliseconds": not is_number(duration_ms),
+            "token_usage is a whole number": token_usage is not None and type(token_usage) is not int,
+        },
+    )
+
+
 def _step_of(state: object) -> int:
     step = state.get("currentStepIndex", 0) if isinstance(state, Mapping) else 0
     return step if type(step) is int else 0
@@ -298,32 +331,4 @@ def _entry(key: str, header: Header) -> AgentEntry:
         duration_ms=header.metadata.get("durationMs", 0),
         token_usage=usage if isinstance(usage, int) else None,
         size_bytes=header.size_bytes,
-    )
-
-
-def _state_of_tags(tree: object) -> Any:
-    """The state that a document with tags stands for."""
-    try:
-        return exact.decode(exact.TAGGED, exact.encode(tree)[1])
-    except Corrupt as exc:
-        raise InvalidInput(
-            f"the state does not follow the encoding json+tags: {exc}", code="invalid_tags"
-        ) from exc
-
-
-def state_parts(state: object, path: str = ROOT, *, limit: int) -> tuple[StatePart, ...]:
-    """The values right below a place in a state, the first ones; those that have no path are left out."""
-    steps = parse_path(path)
-    value = find(state, steps)
-    if isinstance(value, dict):
-        below: Iterator[tuple[Any, Any]] = iter(value.items())
-    elif isinstance(value, list | tuple):
-        below = iter(enumerate(value))
-    else:
-        return ()
-    return tuple(
-        StatePart(
-            path=format_path((*steps, step)), kind=type(each).__name__, size_bytes=len(exact.encode(each)[1])
-        )
-        for step, each in islice(below, limit)
     )

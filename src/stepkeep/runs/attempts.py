@@ -13,16 +13,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextvars import copy_context
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from stepkeep.codec import exact
 from stepkeep.engine import Engine, NewBody
 from stepkeep.errors import InvalidInput
 from stepkeep.runs.plan import place_in
-from stepkeep.runs.run_options import Handler, StepContext
+from stepkeep.runs.run_options import Handler, StepContext, Waiting
+from stepkeep.text import error_text
 
 
 def copy_of(engine: Engine, value: object, *, what: str) -> Any:
@@ -108,7 +109,7 @@ def _kept(engine: Engine, value: object, what: str) -> NewBody:
 
 
 def _value(kept: NewBody) -> Any:
-    return exact.decode(kept.encoding, kept.content)
+    return kept.value()
 
 
 CLOSE_SECONDS: Final = 2.0
@@ -144,11 +145,15 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
 
 
 class AttemptEnded(msgspec.Struct, frozen=True):
-    """An attempt came to its end, with a value or an error."""
+    """An attempt came to its end, with a value or an error, or because it waits for a person."""
 
     attempt: Attempt
     value: Any = None
     error: Exception | None = None
+    waiting: Waiting | None = None
+
+
+Calls: TypeAlias = SimpleQueue[Callable[[], AttemptEnded] | None]
 
 
 class Attempts:
@@ -164,6 +169,8 @@ class Attempts:
         self._handler = handler
         self._post = post
         self._loop = loop
+        self._threads: list[Calls] = []
+        self._idle: list[Calls] = []
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
@@ -174,12 +181,22 @@ class Attempts:
         if self._is_async:
             self._start_coroutine(attempt)
             return
-        context = copy_context()
-        threading.Thread(
-            target=lambda: context.run(self._end, attempt, lambda: self._call(attempt)),
-            name=f"stepkeep-step-{attempt.context.step.id}",
-            daemon=True,  # one that hangs must not keep the process from ending
-        ).start()
+        calls = self._idle.pop() if self._idle else self._new_thread()
+        calls.put(partial(copy_context().run, self._ended, attempt, partial(self._call, attempt)))
+
+    def _new_thread(self) -> Calls:
+        """What is put there is called on a new thread, one after the other; None ends it."""
+        calls: Calls = SimpleQueue()
+        # One that hangs must not keep the process from ending.
+        threading.Thread(target=self._work, args=(calls,), name="stepkeep-step", daemon=True).start()
+        self._threads.append(calls)
+        return calls
+
+    def _work(self, calls: Calls) -> None:
+        while (call := calls.get()) is not None:
+            ended = call()
+            self._idle.append(calls)  # before the end is told: the next step finds this thread
+            self._post(ended)
 
     def _call(self, attempt: Attempt) -> Any:
         value = self._handler(attempt.context)
@@ -188,21 +205,22 @@ class Attempts:
         attempt.future = self._submit(_awaited(value))
         return attempt.future.result()
 
-    def _end(self, attempt: Attempt, call: Callable[[], Any]) -> None:
-        """Post what a call returns or raises."""
+    @staticmethod
+    def _ended(attempt: Attempt, call: Callable[[], Any]) -> AttemptEnded:
+        """What a call returns or raises."""
         try:
-            value = call()
+            return AttemptEnded(attempt, call())
+        except Waiting as exc:
+            return AttemptEnded(attempt, waiting=exc)
         except BaseException as exc:  # `sys.exit` in a handler ends its step, not the process
-            self._post(AttemptEnded(attempt, error=_as_exception(exc)))
-        else:
-            self._post(AttemptEnded(attempt, value))
+            return AttemptEnded(attempt, error=_as_exception(exc))
 
     def _start_coroutine(self, attempt: Attempt) -> None:
         async def call() -> Any:
             return await _awaited(self._handler(attempt.context))
 
         attempt.future = self._submit(call())
-        attempt.future.add_done_callback(lambda future: self._end(attempt, future.result))
+        attempt.future.add_done_callback(lambda future: self._post(self._ended(attempt, future.result)))
 
     def _submit(self, work: Any) -> Future[Any]:
         with self._lock:
@@ -231,7 +249,9 @@ class Attempts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Cancel what still runs on the private loop, give it a moment, and end its thread."""
+        """End the threads that are done; cancel what still runs on the private loop, and give it a moment."""
+        for calls in self._threads:
+            calls.put(None)
         if self._thread is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(self._is_over.set)
             self._thread.join(CLOSE_SECONDS)  # a coroutine that does not end is left to the daemon thread
@@ -248,8 +268,7 @@ async def _awaited(work: Any) -> Any:
 def _as_exception(error: BaseException) -> Exception:
     if isinstance(error, Exception) and not isinstance(error, CancelledError):
         return error
-    wrapped = RuntimeError(
-        f"the handler ended with {type(error).__name__}{f': {error}' if str(error) else ''}"
-    )
+    said = error_text(error)
+    wrapped = RuntimeError(f"the handler ended with {type(error).__name__}{f': {said}' if said else ''}")
     wrapped.__cause__ = error
     return wrapped

@@ -10,25 +10,27 @@ The lease keeps others from starting; its token keeps a runner that was taken ov
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from stepkeep.engine import Engine, Pending, Save
 from stepkeep.errors import BackendUnavailable, Conflict, NotFound, StepkeepError
+from stepkeep.logs import Log
 from stepkeep.model import Header, Status, from_us, new_uid
 from stepkeep.processes import Worker, is_dead, is_this_process, this_process
 from stepkeep.storage.port import Lease
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 T = TypeVar("T")
 
 LEASE_SECONDS: Final = 15.0
 BEATS_PER_LEASE: Final = 3
 """A lease is renewed that often before it would run out."""
 
+LEASE_LOST: Final = "lease_lost"
 MAX_TRIES: Final = 3
 
 SAVE_DELAYS: Final = (0.1, 0.5, 2.0)
@@ -79,25 +81,47 @@ class Held:
 
         The write must be one that may be repeated. A full disk or a missing permission is final at once.
         """
-        for delay in SAVE_DELAYS:
-            try:
-                return write()
-            except BackendUnavailable as exc:
-                if not exc.retryable:
-                    raise
-                log.warning("a write failed and is repeated in %g s: %s", delay, exc)
-                self.lost.wait(delay)
-        return write()
+        with self.naming():
+            for delay in SAVE_DELAYS:
+                try:
+                    return write()
+                except BackendUnavailable as exc:
+                    if not exc.retryable:
+                        raise
+                    log.warning("a write failed and is repeated in %g s: %s", delay, exc)
+                    self.lost.wait(delay)
+            return write()
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """An error that the lease is lost names the session, of which the store knows the uid alone."""
+        try:
+            yield
+        except Conflict as exc:
+            if exc.code != LEASE_LOST:
+                raise
+            raise self._is_lost() from exc
 
     def check(self) -> None:
         """Raise `Conflict` (`lease_lost`) when another took over."""
         if self.lost.is_set():
-            raise Conflict(
-                f"another runner took session {self.uid} over, or it was deleted: this one stops and saves no more",
-                code="lease_lost",
-                retryable=False,
-                session=self.uid,
-            )
+            raise self._is_lost()
+
+    def _is_lost(self) -> Conflict:
+        return Conflict(
+            f"another runner took session {self.key!r} over, or it was deleted: this one stops and saves no more",
+            code=LEASE_LOST,
+            retryable=False,
+            session=self.key,
+        )
+
+    @property
+    def key(self) -> str:
+        """The key of the session; its uid where that cannot be found out."""
+        try:
+            return self.engine.seen(self.uid).key
+        except StepkeepError:
+            return self.uid
 
     def __enter__(self) -> Held:
         """Take the lease, at once if its holder is dead on this machine.
@@ -109,7 +133,8 @@ class Held:
         if self._lease is None:
             self._lease = acquire(self.engine, self.uid, label=self._label, seconds=self._seconds)
         else:
-            self._lease = self.engine.backend.renew_lease(self.uid, self.token, seconds=self._seconds)
+            with self.naming():
+                self._lease = self.engine.backend.renew_lease(self.uid, self.token, seconds=self._seconds)
         self._pid = os.getpid()
         self._heartbeat.start(self._seconds / BEATS_PER_LEASE)
         return self
@@ -126,7 +151,7 @@ class Held:
         except StepkeepError as exc:
             # It runs out by itself, this process may take it again, and what the work itself raised matters more.
             _abandoned.add((self.engine.backend.url, self.uid, self.token))
-            log.warning("the lease on session %s was not given back: %s", self.uid, exc)
+            log.warning("the lease on session %s was not given back: %s", self.key, exc)
 
     def _tell_keeper(self) -> None:
         """Announce the end of a session once more: it had to be left alone while the lease was held (V7)."""
@@ -140,9 +165,9 @@ class Held:
         try:
             self.engine.backend.renew_lease(self.uid, self.token, seconds=self._seconds)
         except BackendUnavailable as exc:
-            log.warning("the lease on session %s was not renewed, next try soon: %s", self.uid, exc)
+            log.warning("the lease on session %s was not renewed, next try soon: %s", self.key, exc)
         except StepkeepError as exc:
-            log.error("the lease on session %s is lost: %s", self.uid, exc)
+            log.error("the lease on session %s is lost: %s", self.key, exc.code)
             self.lost.set()
             self._on_lost()
             return None

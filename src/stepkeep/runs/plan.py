@@ -7,18 +7,25 @@ state by `outputs_of`. Nothing here runs or saves anything.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
+from itertools import compress, count
+from math import inf
+from operator import is_not
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
 from stepkeep.codec import exact
 from stepkeep.codec.integrity import digest
+from stepkeep.engine import NewBody
 from stepkeep.errors import InvalidInput
 from stepkeep.model import Header, Status
+from stepkeep.runs.json_pieces import NotPlain, plain_json
+from stepkeep.text import did_you_mean
 
 
 class StepStatus(StrEnum):
@@ -31,10 +38,63 @@ class StepStatus(StrEnum):
     SKIPPED = "skipped"
 
 
+def refuse(what: str, problems: Mapping[str, bool]) -> None:
+    """Raise `InvalidInput` with those of the problems that are there, if any is."""
+    if found := [text for text, is_found in problems.items() if is_found]:
+        raise InvalidInput(f"{what}: {'; '.join(found)}", code="invalid_option")
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite number, and no bool."""
+    return type(value) in (int, float) and -inf < value < inf  # type: ignore[operator]
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How often a step is tried, and how long to wait in between.
+
+    The first wait lasts `delay_seconds`, each further one `factor` times as long, at most `max_delay_seconds`.
+    `jitter` is the share of a wait that is left to chance, so that many do not come back at once.
+    """
+
+    attempts: int = 1
+    delay_seconds: float = 1.0
+    factor: float = 2.0
+    max_delay_seconds: float = 60.0
+    jitter: float = 0.1
+
+    def __post_init__(self) -> None:
+        delays = (self.delay_seconds, self.max_delay_seconds)
+        refuse(
+            "this retry policy makes no sense",
+            {
+                "attempts counts the tries: 1 or more": type(self.attempts) is not int or self.attempts < 1,
+                "delays are seconds, 0 or more": not all(is_number(delay) and delay >= 0 for delay in delays),
+                "factor is 1 or more": not (is_number(self.factor) and self.factor >= 1),
+                "jitter is a share between 0 and 1": not (is_number(self.jitter) and 0 <= self.jitter <= 1),
+            },
+        )
+
+    def delay_after(self, attempt: int, chance: Callable[[], float] = random.random) -> float | None:
+        """Seconds to wait after that attempt failed (the first is 1); None when it was the last one.
+
+        `chance` gives a number from 0 to below 1.
+        """
+        if attempt >= self.attempts:
+            return None
+        try:
+            delay = min(self.delay_seconds * float(self.factor) ** (attempt - 1), self.max_delay_seconds)
+        except OverflowError:
+            delay = self.max_delay_seconds
+        return delay * (1 - self.jitter * chance())
+
+
 class PlanStep(msgspec.Struct, frozen=True, rename="camel"):
     """One step: `action` and `parameters` say what to do, `dependencies` which steps must be completed before.
 
-    `status` is a result: a fresh run starts every step, whatever it says.
+    `status` is a result: a fresh run starts every step, whatever it says. `timeout` (seconds for one try) and `retry`
+    (a policy, or the number of tries) come before those of the run. `on_interrupted` says what becomes of a step in
+    whose middle the process ended: it is done again, skipped, or a person is asked. `ask` is a question that a person
+    has to approve before the step is done.
     """
 
     id: str
@@ -43,6 +103,10 @@ class PlanStep(msgspec.Struct, frozen=True, rename="camel"):
     parameters: dict[Any, Any] = {}
     status: StepStatus = StepStatus.PENDING
     dependencies: tuple[str, ...] = ()
+    timeout: int | float | None = None
+    retry: RetryPolicy | None = None
+    on_interrupted: Literal["retry", "skip", "ask"] = "retry"
+    ask: str | None = None
 
 
 def with_status(step: PlanStep, status: StepStatus) -> PlanStep:
@@ -68,8 +132,26 @@ class LastError(msgspec.Struct, frozen=True, rename="camel"):
     timestamp: datetime | None = None
 
 
+class Question(msgspec.Struct, frozen=True, rename="camel"):
+    """What a step waits for a person to decide. Until then `is_approved` is None.
+
+    Nobody can answer it after `expires_at`: then it counts as refused.
+    """
+
+    step_id: str
+    text: str
+    asked_at: datetime | None = None
+    expires_at: datetime | None = None
+    is_approved: bool | None = None
+    answer: Any = None
+    answered_at: datetime | None = None
+
+
 class AgentState(msgspec.Struct, frozen=True, rename="camel"):
-    """The state of an agent that works on a plan. `context` is its working memory."""
+    """The state of an agent that works on a plan. `context` is its working memory.
+
+    `extra` are further keys of the state, which are stored beside the others as they are.
+    """
 
     query: str = ""
     plan: tuple[PlanStep, ...] = ()
@@ -77,6 +159,8 @@ class AgentState(msgspec.Struct, frozen=True, rename="camel"):
     results: tuple[StepResult, ...] = ()
     context: dict[Any, Any] = {}
     last_error: LastError | None = None
+    questions: tuple[Question, ...] = ()
+    extra: dict[str, Any] = {}
 
 
 # --- as stored
@@ -85,7 +169,7 @@ class AgentState(msgspec.Struct, frozen=True, rename="camel"):
 def to_state(agent: AgentState) -> dict[str, Any]:
     """The plain data that is stored. Outputs, parameters and context are kept as they are.
 
-    Written out field by field: a plan is stored anew after each of its steps.
+    Of a state made by hand the values may be of the wrong kind: `from_state` tells.
     """
     state: dict[str, Any] = {
         "query": agent.query,
@@ -94,24 +178,31 @@ def to_state(agent: AgentState) -> dict[str, Any]:
         "results": [_result_state(result) for result in agent.results],
         "context": agent.context,
     }
-    if (error := agent.last_error) is not None:
-        state["lastError"] = {
-            "stepIndex": error.step_index,
-            "message": error.message,
-            "timestamp": iso(error.timestamp),
-        }
-    return state
+    if agent.last_error is not None:
+        state["lastError"] = _error_state(agent.last_error)
+    if agent.questions:
+        state["questions"] = [question_state(question) for question in agent.questions]
+    return state | agent.extra
 
 
 def _step_state(step: PlanStep) -> dict[str, Any]:
-    return {
+    state: dict[str, Any] = {
         "id": step.id,
         "description": step.description,
         "action": step.action,
         "parameters": step.parameters,
-        "status": step.status.value,
+        "status": str(step.status),
         "dependencies": list(step.dependencies),
     }
+    if step.timeout is not None:
+        state["timeout"] = step.timeout
+    if step.retry is not None:
+        state["retry"] = msgspec.to_builtins(step.retry)
+    if step.on_interrupted != "retry":
+        state["onInterrupted"] = step.on_interrupted
+    if step.ask is not None:
+        state["ask"] = step.ask
+    return state
 
 
 def _result_state(result: StepResult) -> dict[str, Any]:
@@ -128,16 +219,33 @@ def _result_state(result: StepResult) -> dict[str, Any]:
     return state
 
 
-def iso(moment: datetime | None, timespec: str = "auto") -> str | None:
-    """A moment as text in UTC; one without zone counts as UTC."""
-    if moment is None:
-        return None
+def _error_state(error: LastError) -> dict[str, Any]:
+    return {"stepIndex": error.step_index, "message": error.message, "timestamp": iso(error.timestamp)}
+
+
+def question_state(question: Question) -> dict[str, Any]:
+    """A question as it is stored."""
+    return {
+        "stepId": question.step_id,
+        "text": question.text,
+        "askedAt": iso(question.asked_at),
+        "expiresAt": iso(question.expires_at),
+        "isApproved": question.is_approved,
+        "answer": question.answer,
+        "answeredAt": iso(question.answered_at),
+    }
+
+
+def iso(moment: datetime | str | None, timespec: str = "auto") -> str | None:
+    """A moment as text in UTC; one without zone counts as UTC, and a text stays as it is."""
+    if not isinstance(moment, datetime):
+        return moment
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return aware.astimezone(UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def from_state(state: object) -> AgentState:
-    """The typed form of a stored state. Missing fields get their defaults, unknown ones are left out.
+    """The typed form of a stored state. Missing fields get their defaults; unknown ones are in `extra`.
 
     Names may also be spelled as Python does (`current_step_index`), and a null counts as missing.
 
@@ -150,13 +258,33 @@ def from_state(state: object) -> AgentState:
         raise InvalidInput(
             f"an agent state is a dict, not {type(state).__name__}", code="state_type_mismatch", path="$"
         )
-    fields = _named(state)
-    for name in ("plan", "results"):
+    extra = {
+        name: value for name, value in state.items() if _STORED_NAMES.get(name, name) not in _STATE_NAMES
+    }
+    if extra and len(extra) == len(state):
+        raise InvalidInput(
+            f"an agent state has at least one of {', '.join(_STATE_NAMES)}, and this one none of them",
+            code="state_type_mismatch",
+            path="$",
+        )
+    fields = _named({name: value for name, value in state.items() if name not in extra})
+    for name in ("plan", "results", "questions"):
         if isinstance(fields.get(name), list | tuple):
             fields[name] = [_named(item) if isinstance(item, Mapping) else item for item in fields[name]]
     if isinstance(error := fields.get("lastError"), Mapping):
         fields["lastError"] = _named(error)
-    return exact.convert(fields, AgentState)
+    return msgspec.structs.replace(exact.convert(fields, AgentState), extra=extra)
+
+
+def checked_state(agent: AgentState) -> dict[str, Any]:
+    """The plain data of a state that was made by hand, if its values are of the right kinds.
+
+    Raises:
+        InvalidInput: (`state_type_mismatch`) one is not.
+    """
+    state = to_state(agent)
+    from_state(state)
+    return state
 
 
 def _named(fields: Mapping[Any, Any]) -> dict[str, Any]:
@@ -166,9 +294,10 @@ def _named(fields: Mapping[Any, Any]) -> dict[str, Any]:
 
 _STORED_NAMES = {
     name: stored
-    for kind in (AgentState, PlanStep, StepResult, LastError)
+    for kind in (AgentState, PlanStep, StepResult, LastError, RetryPolicy, Question)
     for name, stored in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
 }
+_STATE_NAMES: Final = AgentState.__struct_encode_fields__[:-1]  # all but `extra`
 
 
 def place_in(what: str, path: str | None) -> str:
@@ -186,17 +315,50 @@ def steps_of(plan: object) -> tuple[PlanStep, ...]:
         raise InvalidInput(f"a plan is a list of steps, not {type(plan).__name__}", code="invalid_plan")
     steps, problems = [], []
     for number, step in enumerate(plan):
-        if isinstance(step, PlanStep):
-            steps.append(step)
-            continue
         try:
-            steps.append(exact.convert(_named(step) if isinstance(step, Mapping) else step, PlanStep))
+            steps.append(_checked_step(step))
         except InvalidInput as exc:
-            problems.append(f"step {number} cannot be read: {exc}")
+            problems.append(f"step {number} cannot be read: {exc.message}")
     if problems:
         raise _invalid_plan(problems)
     check_plan(steps)
     return tuple(steps)
+
+
+def _checked_step(step: object) -> PlanStep:
+    """A step, of which every value is of the right kind: what one process runs, the next must be able to resume."""
+    if isinstance(step, PlanStep):
+        step = {name: getattr(step, name) for name in PlanStep.__struct_fields__}
+    if not isinstance(step, Mapping):
+        raise InvalidInput(f"it is a PlanStep or a dict, not {type(step).__name__}", code="invalid_plan")
+    fields = _named(step)
+    for name in fields.keys() - set(PlanStep.__struct_encode_fields__):
+        hint = did_you_mean(str(name), PlanStep.__struct_encode_fields__)
+        raise InvalidInput(f"no step has a key {name!r}{hint}", code="invalid_plan")
+    if (retry := fields.get("retry")) is not None:
+        fields["retry"] = _retry_fields(retry)
+    found = exact.convert(fields, PlanStep)
+    if found.timeout is not None and found.timeout <= 0:
+        raise InvalidInput("timeout is a number of seconds above 0", code="invalid_plan")
+    return found
+
+
+def _retry_fields(retry: object) -> object:
+    if isinstance(retry, RetryPolicy):
+        return msgspec.to_builtins(retry)
+    return (
+        {"attempts": retry} if type(retry) is int else _named(retry) if isinstance(retry, Mapping) else retry
+    )
+
+
+def retry_policy(retry: object) -> RetryPolicy:
+    """A policy, given as one, as its fields, or as the number of tries."""
+    try:
+        return exact.convert(_retry_fields(retry), RetryPolicy)
+    except InvalidInput as exc:
+        raise InvalidInput(
+            f"retry is a RetryPolicy or the number of tries: {exc.message}", code="invalid_option"
+        ) from exc
 
 
 def check_plan(steps: Sequence[PlanStep]) -> None:
@@ -299,16 +461,21 @@ def _content(value: object) -> bytes:
 # --- progress --------------------------------------------------------------------------------------------------
 
 
-_PASSED: Final = (StepStatus.COMPLETED, StepStatus.SKIPPED)
+PASSED: Final = (StepStatus.COMPLETED, StepStatus.SKIPPED)
+"""The statuses of steps that stand in nobody's way. What a failure stands in the way of is skipped itself."""
 
 
 class StepProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A step with its status, and its result once it is completed. `attempts` counts those of all runs known."""
+    """A step with its status, and its result once it is completed. `attempts` counts those of all runs known.
+
+    `is_interrupted`: an earlier run ended in the middle of it.
+    """
 
     step: PlanStep
     result: StepResult | None = None
     attempts: int = 0
     error: str | None = None
+    is_interrupted: bool = False
 
     @property
     def status(self) -> StepStatus:
@@ -316,12 +483,25 @@ class StepProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Every step in the plan's order, the working memory (variables), and the last failure."""
+    """Every step in the plan's order, the working memory (variables), and the last failure.
+
+    What sums up the steps goes along with them, so that a step of a long plan costs no more than one of a short plan:
+    `ended` has the indexes of the completed steps in the order they ended, `current_step_index` is the first step
+    that still has to be done (the number of steps when there is none), `token_usage` is that of all results (None when
+    no step told), and `blobs` are all that the results name. `progress_of` counts them. `extra` is what else the state
+    of an agent had.
+    """
 
     steps: tuple[StepProgress, ...]
     context: dict[Any, Any] = {}
     query: str = ""
     last_error: LastError | None = None
+    questions: tuple[Question, ...] = ()
+    extra: dict[str, Any] = {}
+    ended: tuple[int, ...] = ()
+    current_step_index: int = 0
+    token_usage: int | None = None
+    blobs: frozenset[str] = frozenset()
 
     @property
     def plan(self) -> tuple[PlanStep, ...]:
@@ -333,39 +513,47 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def results(self) -> tuple[StepResult, ...]:
         """The results so far, in the order in which the steps ended."""
-        found = [entry.result for entry in self.steps if entry.result is not None]
-        return tuple(
-            sorted(found, key=lambda result: result.completed_at.timestamp() if result.completed_at else 0)
-        )
-
-    @property
-    def current_step_index(self) -> int:
-        """The first step that still has to be done; the number of steps when there is none."""
-        undone = (index for index, entry in enumerate(self.steps) if entry.status not in _PASSED)
-        return next(undone, len(self.steps))
-
-    @property
-    def ready(self) -> list[int]:
-        """Pending steps with nothing left to wait for, in the plan's order.
-
-        A step skipped by choice stands in nobody's way. What a failure stands in the way of is skipped itself.
-        """
-        passed = {entry.step.id for entry in self.steps if entry.status in _PASSED}
-        return [
-            index
-            for index, entry in enumerate(self.steps)
-            if entry.status is StepStatus.PENDING and passed.issuperset(entry.step.dependencies)
-        ]
+        found = (self.steps[index].result for index in self.ended)
+        return tuple(result for result in found if result is not None)
 
     def with_step(self, index: int, status: StepStatus, **changes: Any) -> Progress:
-        """This progress with another status of one step. A completed one takes back the error it had."""
+        """This progress with another status of one step, which was not passed before.
+
+        A completed one takes back the error it had.
+        """
         entry = self.steps[index]
         changed = msgspec.structs.replace(entry, step=with_status(entry.step, status), **changes)
-        error = self.last_error
-        if error is not None and error.step_index == index and status is StepStatus.COMPLETED:
-            error = None
         steps = (*self.steps[:index], changed, *self.steps[index + 1 :])
-        return msgspec.structs.replace(self, steps=steps, last_error=error)
+        if status not in PASSED:
+            return msgspec.structs.replace(self, steps=steps)
+        at = self.current_step_index
+        while at < len(steps) and steps[at].status in PASSED:
+            at += 1
+        counted = msgspec.structs.replace(self, steps=steps, current_step_index=at)
+        return counted if changed.result is None else counted._with_result(index, changed.result)
+
+    def _with_result(self, index: int, result: StepResult) -> Progress:
+        error, tokens = self.last_error, result.token_usage
+        return msgspec.structs.replace(
+            self,
+            last_error=None if error is not None and error.step_index == index else error,
+            ended=(*self.ended, index),
+            token_usage=self.token_usage if tokens is None else tokens + (self.token_usage or 0),
+            blobs=self.blobs.union(result.blobs) if result.blobs else self.blobs,
+        )
+
+    def question(self, step: str, text: str) -> Question | None:
+        """A question of a step, answered or not."""
+        return next((each for each in self.questions if (each.step_id, each.text) == (step, text)), None)
+
+    def without_question(self, step: str, text: str) -> Progress:
+        others = tuple(each for each in self.questions if (each.step_id, each.text) != (step, text))
+        return self if len(others) == len(self.questions) else msgspec.structs.replace(self, questions=others)
+
+    def with_question(self, question: Question) -> Progress:
+        """This progress with a question, in the place of an earlier one with these words."""
+        others = self.without_question(question.step_id, question.text).questions
+        return msgspec.structs.replace(self, questions=(*others, question))
 
     def with_failure(self, error: LastError) -> Progress:
         """This progress after a step failed for good; those that depend on it, directly or not, are skipped."""
@@ -383,18 +571,38 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
                 blocked.add(found.steps[index].step.id)
         return found
 
-    @property
-    def token_usage(self) -> int | None:
-        """The tokens of all results together; None when no step told."""
-        told = [entry.result.token_usage for entry in self.steps if entry.result is not None]
-        numbers = [number for number in told if number is not None]
-        return sum(numbers) if numbers else None
 
-    @property
-    def blobs(self) -> frozenset[str]:
-        """All blobs that the results name."""
-        results = (entry.result for entry in self.steps if entry.result is not None)
-        return frozenset(digest for result in results for digest in result.blobs)
+def progress_of(
+    steps: Iterable[StepProgress],
+    *,
+    results: Iterable[StepResult] = (),
+    context: dict[Any, Any] | None = None,
+    query: str = "",
+    last_error: LastError | None = None,
+    questions: tuple[Question, ...] = (),
+    extra: dict[str, Any] | None = None,
+) -> Progress:
+    """The progress that steps and results, in the order they came, make together. Results of no step are left out."""
+    entries = tuple(steps)
+    places = {entry.step.id: index for index, entry in enumerate(entries)}
+    ended = dict.fromkeys(places[result.step_id] for result in results if result.step_id in places)
+    found = [(index, entries[index].result) for index in ended]
+    tokens = [
+        result.token_usage for _, result in found if result is not None and result.token_usage is not None
+    ]
+    undone = (index for index, entry in enumerate(entries) if entry.status not in PASSED)
+    return Progress(
+        steps=entries,
+        context={} if context is None else context,
+        query=query,
+        last_error=last_error,
+        questions=questions,
+        extra={} if extra is None else extra,
+        ended=tuple(index for index, result in found if result is not None),
+        current_step_index=next(undone, len(entries)),
+        token_usage=sum(tokens) if tokens else None,
+        blobs=frozenset(blob for _, result in found if result is not None for blob in result.blobs),
+    )
 
 
 class Serializer(Protocol):
@@ -416,21 +624,79 @@ class Serializer(Protocol):
 
 
 class AgentSerializer:
-    """Progress as the agent state of `runs.plan`."""
+    """Progress as the agent state of `runs.plan`, for one run.
 
-    def dump(self, progress: Progress) -> dict[str, Any]:
+    What did not change since the last dump is not encoded again: a run saves all that was done after each of its
+    steps, and little of it is new.
+    """
+
+    def __init__(self, max_bytes: int = exact.MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._is_plain = True
+        self._last = Progress(steps=())
+        self._steps: list[bytes] = []
+        self._results: list[bytes] = []
+        self._context = b"{}"
+
+    def dump(self, progress: Progress) -> NewBody | dict[str, Any]:
+        if self._is_plain:
+            try:
+                content = self._content(progress)
+            except NotPlain:
+                self._is_plain = False
+            except InvalidInput:
+                self._last = Progress(steps=())  # the error of the whole state names the place
+            else:
+                if len(content) <= self._max_bytes:
+                    return NewBody(content, exact.JSON)
         return to_state(agent_state(progress))
+
+    def _content(self, progress: Progress) -> bytes:
+        """The bytes that `exact.encode` gives for the state, put together from pieces that are proven alone."""
+        last, self._last = self._last, progress
+        known: Sequence[StepProgress | None] = last.steps
+        if len(known) != len(progress.steps):
+            known, self._steps = [None] * len(progress.steps), [b""] * len(progress.steps)
+        for index in compress(count(), map(is_not, progress.steps, known)):
+            self._steps[index] = plain_json(_step_state(progress.steps[index].step), levels=2)
+        if not last.ended or progress.ended[: len(last.ended)] != last.ended:
+            self._results = []
+        for index in progress.ended[len(self._results) :]:
+            result = progress.steps[index].result
+            self._results.append(b"null" if result is None else plain_json(_result_state(result), levels=2))
+        if progress.context is not last.context:
+            self._context = plain_json(progress.context, levels=1)
+        error = progress.last_error
+        questions = [question_state(question) for question in progress.questions]
+        return b"".join(
+            (
+                b'{"query":',
+                plain_json(progress.query, levels=1),
+                b',"plan":[',
+                b",".join(self._steps),
+                b'],"currentStepIndex":%d,"results":[' % progress.current_step_index,
+                b",".join(self._results),
+                b'],"context":',
+                self._context,
+                b"" if error is None else b',"lastError":' + plain_json(_error_state(error), levels=1),
+                b',"questions":' + plain_json(questions, levels=1) if questions else b"",
+                b"," + plain_json(progress.extra, levels=0)[1:] if progress.extra else b"}",
+            )
+        )
 
     def load(self, state: Any) -> Progress:
         if isinstance(state, Mapping) and not isinstance(state.get("plan"), list | tuple):
             raise InvalidInput("it has no plan", code="state_type_mismatch", path="$.plan")
         agent = from_state(state)
         results = {result.step_id: result for result in agent.results}
-        return Progress(
-            steps=tuple(StepProgress(step=step, result=results.get(step.id)) for step in agent.plan),
+        return progress_of(
+            (StepProgress(step=step, result=results.get(step.id)) for step in agent.plan),
+            results=agent.results,
             context=agent.context,
             query=agent.query,
             last_error=agent.last_error,
+            questions=agent.questions,
+            extra=agent.extra,
         )
 
 
@@ -443,6 +709,8 @@ def agent_state(progress: Progress) -> AgentState:
         results=progress.results,
         context=progress.context,
         last_error=progress.last_error,
+        questions=progress.questions,
+        extra=progress.extra,
     )
 
 
@@ -451,7 +719,8 @@ class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `steps_run` were completed in this run, `steps_recovered` in an earlier one and not done again, `steps_skipped`
     not done because of a failure or by choice. `duration_ms` is that of this run alone. `checkpoint` is the newest
-    one saved or resumed from. `error` is the message of the first failure, `exception` what its handler raised.
+    one saved or resumed from. `error` is the message of the first failure, `exception` what its handler raised. A run
+    that is paused because steps wait for a person has their questions in `waiting`.
     """
 
     status: Status
@@ -463,6 +732,7 @@ class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: Header | None = None
     error: str | None = None
     exception: Exception | None = None
+    waiting: tuple[Question, ...] = ()
 
     @property
     def success(self) -> bool:

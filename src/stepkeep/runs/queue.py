@@ -7,7 +7,6 @@ session.
 
 from __future__ import annotations
 
-import logging
 import random
 import re
 import threading
@@ -26,6 +25,7 @@ import msgspec
 from stepkeep.config import Settings
 from stepkeep.engine import Engine
 from stepkeep.errors import BackendUnavailable, Conflict, InvalidInput, NotFound, StepkeepError
+from stepkeep.logs import Log
 from stepkeep.model import SessionInfo, Status, from_us
 from stepkeep.processes import is_dead, this_process
 from stepkeep.runs.lease import LEASE_SECONDS, acquire, is_abandoned
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from stepkeep.runs.workflow.definition import Workflow
     from stepkeep.runs.workflows import WorkflowRun
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 DEFAULT_QUEUE: Final = "default"
 """The queue of those who name none."""

@@ -2,70 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-import random
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from math import inf
 from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 import msgspec
+from msgspec.structs import astuple
 
-from stepkeep.errors import InvalidInput
-from stepkeep.model import Header
+from stepkeep.errors import Conflict, InvalidInput
+from stepkeep.logs import Log
+from stepkeep.model import Header, check_text
 from stepkeep.runs.lease import LEASE_SECONDS
-from stepkeep.runs.plan import PlanStep, StepResult
+from stepkeep.runs.plan import PlanStep, Question, RetryPolicy, StepResult, is_number, refuse
 from stepkeep.runs.signals import Cancellation
 from stepkeep.storage.port import Blob, Lease
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 T = TypeVar("T")
-
-
-def _refuse(what: str, problems: Mapping[str, bool]) -> None:
-    """Raise `InvalidInput` with those of the problems that are there, if any is."""
-    if found := [text for text, is_found in problems.items() if is_found]:
-        raise InvalidInput(f"{what}: {'; '.join(found)}", code="invalid_option")
-
-
-class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a step is tried, and how long to wait in between.
-
-    The first wait lasts `delay_seconds`, each further one `factor` times as long, at most `max_delay_seconds`.
-    `jitter` is the share of a wait that is left to chance, so that many do not come back at once.
-    """
-
-    attempts: int = 1
-    delay_seconds: float = 1.0
-    factor: float = 2.0
-    max_delay_seconds: float = 60.0
-    jitter: float = 0.1
-
-    def __post_init__(self) -> None:
-        delays = (self.delay_seconds, self.max_delay_seconds)
-        _refuse(
-            "this retry policy makes no sense",
-            {
-                "attempts counts the tries: 1 or more": self.attempts < 1,
-                "delays are seconds, 0 or more": not all(0 <= delay < inf for delay in delays),
-                "factor is 1 or more": not 1 <= self.factor < inf,
-                "jitter is a share between 0 and 1": not 0 <= self.jitter <= 1,
-            },
-        )
-
-    def delay_after(self, attempt: int, chance: Callable[[], float] = random.random) -> float | None:
-        """Seconds to wait after that attempt failed (the first is 1); None when it was the last one.
-
-        `chance` gives a number from 0 to below 1.
-        """
-        if attempt >= self.attempts:
-            return None
-        try:
-            delay = min(self.delay_seconds * float(self.factor) ** (attempt - 1), self.max_delay_seconds)
-        except OverflowError:
-            delay = self.max_delay_seconds
-        return delay * (1 - self.jitter * chance())
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +52,8 @@ class StepContext(msgspec.Struct, kw_only=True, eq=False):
     completed when this one began, by id; only those of its dependencies are sure to be there. `blob` makes of bytes a
     blob to be stored once, beside the state: name its `.digest` in the output, and pass it in `Outcome`. `cancelled`
     is set when the result is no longer wanted: a time-out, an interruption, a lost lease. A coroutine is cancelled
-    then as well.
+    then as well. `idempotency_key` is the same in every attempt at this step, also after a crash, and another one in
+    every other step and run: pass it to a service that must do something only once.
     """
 
     step: PlanStep
@@ -108,10 +63,49 @@ class StepContext(msgspec.Struct, kw_only=True, eq=False):
     outputs: Mapping[str, Any]
     context: dict[str, Any]
     blob: Callable[[bytes], Blob]
+    idempotency_key: str = ""
+    questions: tuple[Question, ...] = ()
     cancelled: threading.Event = msgspec.field(default_factory=threading.Event)
+
+    def ask(self, text: str, *, timeout: float | None = None) -> Any:
+        """What a person answered; until somebody does, the run pauses here, durably, and gives up this attempt.
+
+        `stepkeep approve`, `Store.approve` or a tool of the server answers. When the run is resumed the step is called
+        again, and this returns the answer. Ask before anything that must not be repeated. After `timeout` seconds
+        nobody can answer any more.
+
+        Raises:
+            Conflict: the person said no (`refused`), or nobody answered in time (`question_expired`).
+        """
+        check_text("a question", text)
+        if timeout is not None and not (is_number(timeout) and timeout > 0):
+            raise InvalidInput("timeout is a number of seconds above 0", code="invalid_option")
+        known = next((each for each in self.questions if each.text == text), None)
+        if known is None or known.is_approved is None:
+            raise Waiting(text, timeout)
+        if not known.is_approved:
+            raise refusal(known)
+        return known.answer
 
     def __repr__(self) -> str:
         return f"<StepContext {self.step.id!r} attempt {self.attempt}>"
+
+
+class Waiting(BaseException):
+    """A step waits for a person. No `Exception`, so that a handler that catches those does not stop it."""
+
+    def __init__(self, text: str, timeout: float | None = None) -> None:
+        super().__init__(text)
+        self.text = text
+        self.timeout = timeout
+
+
+def refusal(question: Question) -> Conflict:
+    """The error of a step whose question was not approved."""
+    if question.answered_at is None:
+        return Conflict(f"nobody answered in time: {question.text}", code="question_expired", retryable=False)
+    reason = f" ({question.answer})" if question.answer is not None else ""
+    return Conflict(f"refused{reason}: {question.text}", code="refused", retryable=False)
 
 
 Handler: TypeAlias = Callable[[StepContext], Any] | Callable[[StepContext], Awaitable[Any]]
@@ -131,6 +125,10 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
     on_checkpoint: Callable[[Header], object] | None = None
 
 
+def _are_hooks(value: object) -> bool:
+    return isinstance(value, Hooks) and all(hook is None or callable(hook) for hook in astuple(value))
+
+
 P = ParamSpec("P")
 
 
@@ -147,11 +145,7 @@ def tell(hook: Callable[P, object] | None, /, *args: P.args, **kwargs: P.kwargs)
 OnFailure: TypeAlias = Literal["stop", "continue"]
 
 
-class StepRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for one step instead of the run's own rules; None means those."""
-
-    retry: RetryPolicy | None = None
-    timeout_seconds: float | None = None
+Resume: TypeAlias = bool | Literal["auto"]
 
 
 class ExecuteOptions(TypedDict, total=False):
@@ -160,22 +154,24 @@ class ExecuteOptions(TypedDict, total=False):
     `query` and `context` are those of a fresh run; a resumed one has them from its checkpoint. `profile` (`agent`
     unless given) and `project` are those of a new session, and change an existing one only where they are given.
     `resume` goes on from the newest valid checkpoint of the current branch, or from the one `from_ref` names;
-    `force` does so although the plan changed. Up to `parallel` steps run at a time. `retry` says how often a step
-    is tried, `timeout` how many seconds one try may take. With `on_failure="continue"` the steps that do not
-    depend on a failed one are still done. `auto_checkpoint` (default: the settings) saves after every step.
-    `hooks` are told what happens. `cancel` stops the run from another thread. `handle_signals=False` leaves SIGINT
-    and SIGTERM alone. `label` tells others who runs the session.
+    `resume="auto"` does so if there is one, and starts otherwise; `restart` starts over although there is unfinished
+    work. `force` resumes although the plan changed. Up to `parallel` steps run at a time. `retry` says how often a step
+    is tried, `timeout` how many seconds one try may take; a step may have its own. With `on_failure="continue"` the
+    steps that do not depend on a failed one are still done. `auto_checkpoint` (default: the settings) saves after every
+    step. `hooks` are told what happens. `cancel` stops the run from another thread. `handle_signals=False` leaves
+    SIGINT and SIGTERM alone. `label` tells others who runs the session.
     """
 
     query: str
     context: Mapping[str, Any] | None
     project: str | None
     profile: str | None
-    resume: bool
+    resume: Resume
+    restart: bool
     force: bool
     from_ref: str | None
     parallel: int
-    retry: RetryPolicy | None
+    retry: RetryPolicy | int | None
     timeout: float | None
     on_failure: OnFailure
     auto_checkpoint: bool | None
@@ -188,7 +184,7 @@ class ExecuteOptions(TypedDict, total=False):
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a plan is run: as `ExecuteOptions` says, and as only our own callers choose.
 
-    `rules` are those of single steps, by id. With `saves` false there are no checkpoints at all; with
+    With `saves` false there are no checkpoints at all; with
     `auto_checkpoint` false none after steps, but those of start, failure, interruption and end. After a signal running
     steps may still finish for `grace_seconds`. `lease` is one that was taken for this run already; the run gives it
     back. `metadata` goes onto every checkpoint.
@@ -197,12 +193,12 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     query: str = ""
     context: Mapping[str, Any] = {}
     resume: bool = False
+    restart: bool = False
     force: bool = False
     from_ref: str | None = None
     parallel: int = 1
     retry: RetryPolicy = RetryPolicy()
     timeout: float | None = None
-    rules: Mapping[str, StepRules] = {}
     on_failure: OnFailure = "stop"
     saves: bool = True
     auto_checkpoint: bool = True
@@ -215,27 +211,37 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Mapping[str, Any] = {}
 
     def __post_init__(self) -> None:
-        timeouts = [self.timeout, *(rule.timeout_seconds for rule in self.rules.values())]
-        _refuse(
+        numbers = (self.lease_seconds, self.grace_seconds)
+        refuse(
             "this plan cannot be run so",
             {
+                "query is a text": not isinstance(self.query, str),
+                "context is a dict": not isinstance(self.context, Mapping),
                 "parallel counts the steps that run at a time: 1 or more": (
                     type(self.parallel) is not int or self.parallel < 1
                 ),
+                "retry is a RetryPolicy or the number of tries": not isinstance(self.retry, RetryPolicy),
                 "on_failure is stop or continue": self.on_failure not in ("stop", "continue"),
-                "a time-out is a number of seconds above 0": not all(
-                    seconds is None or 0 < seconds < inf for seconds in timeouts
-                ),
+                "a time-out is a number of seconds above 0": self.timeout is not None
+                and not (is_number(self.timeout) and self.timeout > 0),
+                "hooks are Hooks, with functions": not _are_hooks(self.hooks),
+                "label is a text": not isinstance(self.label, str),
                 "lease and grace are numbers of seconds": not (
-                    self.lease_seconds > 0 and self.grace_seconds >= 0
+                    all(map(is_number, numbers)) and self.lease_seconds > 0 and self.grace_seconds >= 0
                 ),
                 "from_ref names a checkpoint to resume from: it goes with resume": (
                     self.from_ref is not None and not self.resume
                 ),
+                "resume, restart, force, auto_checkpoint and handle_signals are true or false": not all(
+                    isinstance(flag, bool)
+                    for flag in (
+                        self.resume,
+                        self.restart,
+                        self.force,
+                        self.auto_checkpoint,
+                        self.handle_signals,
+                    )
+                ),
+                "restart starts over, and resume does not: choose one": bool(self.restart and self.resume),
             },
         )
-
-    def rules_of(self, step: str) -> tuple[RetryPolicy, float | None]:
-        """How a step is retried, and how many seconds one try may take."""
-        own = self.rules.get(step, StepRules())
-        return own.retry or self.retry, own.timeout_seconds or self.timeout

@@ -12,12 +12,13 @@ function (called on a thread of its own) or a coroutine function (awaited on one
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from itertools import islice
+from operator import attrgetter
 from queue import SimpleQueue
-from typing import Any, Final, Unpack
+from typing import Any, Final, Unpack, cast
 
 import msgspec
 
@@ -25,8 +26,10 @@ from stepkeep.config import Settings
 from stepkeep.engine import Engine, Loaded, reader
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.history import refs
-from stepkeep.model import Header, SessionInfo, Status, check_name
-from stepkeep.runs.attempts import Attempts
+from stepkeep.logs import Log
+from stepkeep.maintenance.spending import TokenUsage, add_usage
+from stepkeep.model import Header, SessionInfo, Status, check_name, from_us, new_uid
+from stepkeep.runs.attempts import Attempts, WorkingMemory
 from stepkeep.runs.lease import Held, RunSaver
 from stepkeep.runs.plan import (
     AgentSerializer,
@@ -34,21 +37,28 @@ from stepkeep.runs.plan import (
     Interrupted,
     PlanStep,
     Progress,
+    Question,
     Serializer,
     StepProgress,
     StepStatus,
     check_plan,
     differences,
     fingerprint,
+    progress_of,
+    retry_policy,
     steps_of,
     with_status,
 )
 from stepkeep.runs.run_options import ExecuteOptions, Handler, RunOptions
 from stepkeep.runs.scheduler import Inbox, PlanCheckpoints, Scheduler
-from stepkeep.runs.signals import Cancellation, SignalHandler, Stop
+from stepkeep.runs.signals import SignalHandler, Stop, cancellation
+from stepkeep.runs.unfinished import PLAN, RUNNER
 from stepkeep.storage.port import HeaderQuery
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
+
+RUN: Final = "run"
+"""In the metadata of every checkpoint of a plan: names the run, which is the same one when it is resumed."""
 
 MAX_LOOKED_AT: Final = 20
 """How many checkpoints are read to find one that can be resumed, when the newest cannot."""
@@ -72,7 +82,7 @@ class Runner:
         self._session = session
         self._plan = tuple(plan)
         self._handler = handler
-        self._serializer = AgentSerializer() if serializer is None else serializer
+        self._serializer = AgentSerializer(engine.max_state_bytes) if serializer is None else serializer
         self._options = RunOptions() if options is None else options
         self._loop = loop
         self._inbox: Inbox = SimpleQueue()
@@ -129,11 +139,13 @@ class Runner:
     def _run(self, held: Held, attempts: Attempts) -> tuple[ExecutionResult, Stop | None]:
         session = self._engine.backend.session(self._session.uid)  # as it is now that nobody else runs it
         start = self._start(session)
+        known = None if start.header is None else start.header.metadata.get(RUN)
+        run = known if isinstance(known, str) else new_uid()
         saver = RunSaver(
             held,
             branch=session.branch,
             parent=start.header.id if start.header is not None and start.needs_mark else None,
-            metadata=self._options.metadata,
+            metadata={RUNNER: PLAN, **self._options.metadata, RUN: run},
         )
         checkpoints = PlanCheckpoints(
             saver if self._options.saves else None,
@@ -148,6 +160,7 @@ class Runner:
             inbox=self._inbox,
             checkpoints=checkpoints,
             options=self._options,
+            run=run,
         )
         if start.is_over:
             return _result(Status.COMPLETED, scheduler, checkpoints, start), None
@@ -161,10 +174,17 @@ class Runner:
             if stop is not None:
                 held.check()
             status = _end(scheduler, stop, checkpoints)
+            held.persistently(lambda: self._add_usage(start.progress, scheduler.progress))
             saver.mark(status, _error_of(scheduler))
         finally:
             scheduler.abandon()  # whatever went wrong: tell the steps that still run
         return _result(status, scheduler, checkpoints, start), stop
+
+    def _add_usage(self, before: Progress, after: Progress) -> None:
+        """Add what the steps of this run took to the sums of the session."""
+        tokens = (after.token_usage or 0) - (before.token_usage or 0)
+        if tokens > 0:
+            add_usage(self._engine, self._session.uid, TokenUsage(tokens=tokens))
 
     def _start(self, session: SessionInfo) -> Start:
         """Begin afresh, or go on from the newest valid checkpoint of the current branch or the one that is named.
@@ -174,32 +194,33 @@ class Runner:
         """
         options = self._options
         if not options.resume:
+            if not options.restart:
+                _refuse_unfinished(session)
             return start_afresh(self._plan, context=options.context, query=options.query)
-        engine, ref = self._engine, options.from_ref
-        if ref is None or ref == "latest":
-            loaded = newest_of(engine, session)
-        else:
-            loaded = engine.load(refs.resolve(engine, session, refs.parse(ref, now_us=engine.clock())))
+        engine = self._engine
+        loaded = _resumed_from(engine, session, options)
         stored = _stored_progress(engine, session, loaded, self._serializer)
         changed = differences(stored.plan, self._plan)
         if changed and not options.force:
             raise Conflict(
                 f"the plan of session {session.key!r} is not the one of checkpoint {loaded.header.id}:"
-                f" {'; '.join(changed)}. Resume with force to go on with the new plan, or run without resume to start"
-                " over",
+                f" {'; '.join(changed)}. Resume with force to go on with the new plan, or start over with restart",
                 code="plan_changed",
                 retryable=False,
                 session=session.key,
                 checkpoint=loaded.header.id,
             )
-        progress = Progress(
-            steps=_merged(stored, self._plan),
+        progress = progress_of(
+            _merged(stored, self._plan),
+            results=stored.results,
             context=stored.context,
             query=stored.query,
             last_error=None if changed else stored.last_error,
+            questions=tuple(_as_of_now(question, engine.clock()) for question in stored.questions),
+            extra=stored.extra,
         )
         log.info("Resuming from checkpoint at step %d", progress.current_step_index)
-        needs_mark = bool(changed) or ref is not None or loaded.fallback is not None
+        needs_mark = bool(changed) or options.from_ref is not None or loaded.fallback is not None
         return Start(progress=progress, header=loaded.header, needs_mark=needs_mark)
 
 
@@ -207,6 +228,9 @@ def _end(scheduler: Scheduler, stop: Stop | None, checkpoints: PlanCheckpoints) 
     """Save the last checkpoint; how the run ended."""
     if stop is not None:
         scheduler.pause()
+        return Status.PAUSED
+    if not scheduler.failures and scheduler.waiting:
+        checkpoints.waiting(scheduler.progress, scheduler.waiting)
         return Status.PAUSED
     if not scheduler.failures:
         checkpoints.completed(scheduler.progress)
@@ -234,6 +258,7 @@ def _result(
         checkpoint=checkpoints.newest,
         error=_error_of(scheduler),
         exception=scheduler.failures[0][1] if scheduler.failures else None,
+        waiting=tuple(scheduler.waiting),
     )
 
 
@@ -242,41 +267,41 @@ def execute(
     settings: Settings,
     open_session: Callable[..., SessionInfo],
     key: str,
-    plan: Iterable[PlanStep | Mapping[str, Any]],
-    handler: Handler | None,
+    plan: Iterable[PlanStep | Mapping[str, Any]] | None,
+    handler: Handler | Mapping[str, Handler] | str | None,
     *,
     loop: asyncio.AbstractEventLoop | None = None,
     **options: Unpack[ExecuteOptions],
 ) -> ExecutionResult:
     """Run a plan as the settings say; everything is checked before `open_session` makes a session."""
-    if handler is None:
-        raise InvalidInput(
-            "executeStep must be implemented: pass the function that does a step as handler",
-            code="handler_missing",
-        )
-    steps = steps_of(plan)
-    run_options = _run_options(settings, options)
+    steps = None if plan is None else steps_of(plan)
     known = engine.backend.session_by_key(check_name("a session key", key))
-    if known is None and run_options.resume:
+    run_options = _run_options(settings, options, known)
+    cancel = cancellation(options.get("cancel"))
+    if run_options.resume and known is None:
         raise NotFound(
             f"there is no session {key!r} to resume: run it without resume",
             code="nothing_to_resume",
             session=key,
         )
+    if steps is None:
+        steps = _stored_plan(engine, known, run_options)
+    handle = _handler_for(steps, handler_named(handler) if isinstance(handler, str) else handler)
+    WorkingMemory(engine, run_options.context)  # refuses what cannot be saved
     profile = options.get("profile") or ("agent" if known is None else None)
     runner = Runner(
         engine,
         open_session(key, profile=profile, project=options.get("project")),
         steps,
-        handler,
+        handle,
         options=run_options,
         loop=loop,
     )
-    with (options.get("cancel") or Cancellation()).stopping(runner.cancel):
+    with cancel.stopping(runner.cancel):
         return runner.run()
 
 
-def _run_options(settings: Settings, options: ExecuteOptions) -> RunOptions:
+def _run_options(settings: Settings, options: ExecuteOptions, known: SessionInfo | None) -> RunOptions:
     if unknown := options.keys() - ExecuteOptions.__annotations__.keys():
         raise TypeError(f"execute() got unexpected options: {', '.join(sorted(unknown))}")
     given: dict[str, Any] = {"auto_checkpoint": settings["agent.checkpoints.auto_checkpoint"]}
@@ -285,7 +310,67 @@ def _run_options(settings: Settings, options: ExecuteOptions) -> RunOptions:
         for name, value in options.items()
         if value is not None and name in RunOptions.__struct_fields__
     }
+    if "retry" in given:
+        given["retry"] = retry_policy(given["retry"])
+    if given.get("resume") == "auto":
+        given["resume"] = known is not None and known.last_seq > 0
+        if not given["resume"]:
+            given.pop("from_ref", None)
     return RunOptions(saves=settings["agent.checkpoints.enabled"], **given)
+
+
+def _refuse_unfinished(session: SessionInfo) -> None:
+    """Refuse to run over work that did not come to its end."""
+    if session.last_seq and session.status not in (Status.COMPLETED, Status.CANCELLED):
+        raise Conflict(
+            f"session {session.key!r} has unfinished work ({session.status}): go on with it by resume=True,"
+            ' by resume="auto" if there may be some, or start over with restart=True',
+            code="unfinished_work",
+            retryable=False,
+            session=session.key,
+        )
+
+
+def _stored_plan(engine: Engine, session: SessionInfo | None, options: RunOptions) -> tuple[PlanStep, ...]:
+    """The plan of the checkpoint that is resumed."""
+    if session is None or not options.resume:
+        raise InvalidInput("without a plan there is only resume: that of the checkpoint", code="invalid_plan")
+    serializer = AgentSerializer()
+    return _stored_progress(engine, session, _resumed_from(engine, session, options), serializer).plan
+
+
+def handler_named(name: str) -> Handler:
+    """The function that `module:function` names."""
+    module, separator, function = name.partition(":")
+    if not separator:
+        raise InvalidInput(f"a handler is MODULE:FUNCTION, not {name!r}", code="handler_missing")
+    try:
+        found = attrgetter(function)(import_module(module))
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise InvalidInput(f"there is no handler {name!r}: {exc}", code="handler_missing") from exc
+    return cast(Handler, found)
+
+
+def _handler_for(steps: Sequence[PlanStep], handler: Handler | Mapping[str, Handler] | None) -> Handler:
+    """What does the steps: one function, or one for each action; none may be missing."""
+    if handler is None:
+        raise InvalidInput(
+            "executeStep must be implemented: pass the function that does a step as handler",
+            code="handler_missing",
+        )
+    if not isinstance(handler, Mapping):
+        if not callable(handler):
+            raise InvalidInput(
+                f"a handler is a function, or a dict of them by action, not {type(handler).__name__}",
+                code="handler_missing",
+            )
+        return handler
+    handlers = dict(handler)
+    if missing := sorted({step.action for step in steps if not callable(handlers.get(step.action))}):
+        raise InvalidInput(
+            f"there is no handler for action {', '.join(map(repr, missing))}", code="handler_missing"
+        )
+    return lambda context: handlers[context.step.action](context)
 
 
 # --- where a run begins ----------------------------------------------------------------------------------------
@@ -319,7 +404,14 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 def start_afresh(plan: Sequence[PlanStep], *, context: Mapping[str, Any], query: str) -> Start:
     """Every step pending, whatever its status says."""
     steps = tuple(StepProgress(step=with_status(step, StepStatus.PENDING)) for step in plan)
-    return Start(progress=Progress(steps=steps, context=dict(context), query=query))
+    return Start(progress=progress_of(steps, context=dict(context), query=query))
+
+
+def _resumed_from(engine: Engine, session: SessionInfo, options: RunOptions) -> Loaded:
+    ref = options.from_ref
+    if ref is None or ref == "latest":
+        return newest_of(engine, session)
+    return engine.load(refs.resolve(engine, session, refs.parse(ref, now_us=engine.clock())))
 
 
 def newest_of(engine: Engine, session: SessionInfo) -> Loaded:
@@ -342,7 +434,7 @@ def _stored_progress(
     except InvalidInput as exc:
         older = _older_plan_state(engine, session, loaded.header, serializer)
         advice = (
-            "run without resume to start over"
+            "start over with restart"
             if older is None
             else f"resume from {older.id}, the newest one before it that does (from_ref)"
         )
@@ -398,12 +490,22 @@ def _carried(step: PlanStep, known: StepProgress | None, is_kept: bool) -> StepP
     if known is None:
         return StepProgress(step=with_status(step, StepStatus.PENDING))
     status = known.status if is_kept else StepStatus.PENDING
+    is_interrupted = known.status is StepStatus.RUNNING
     return StepProgress(
+        is_interrupted=is_interrupted,
         step=with_status(step, status),
         result=known.result if status is StepStatus.COMPLETED else None,
         attempts=known.attempts,
         error=known.error if status is StepStatus.SKIPPED else None,
     )
+
+
+def _as_of_now(question: Question, now_us: int) -> Question:
+    """A question that nobody answered in time is refused."""
+    expires = question.expires_at
+    if question.is_approved is None and expires is not None and expires <= from_us(now_us):
+        return msgspec.structs.replace(question, is_approved=False)
+    return question
 
 
 def remember_plan(engine: Engine, session: SessionInfo, plan: Sequence[PlanStep], *, fence: int) -> None:

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from stepkeep.codec.integrity import digest
 from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput
+from stepkeep.logs import Log
 from stepkeep.model import Header, Status, Trigger, TriggerKind, from_us
 from stepkeep.runs.attempts import Attempt, AttemptEnded, Attempts, Outputs, WorkingMemory, copy_of
 from stepkeep.runs.lease import RunSaver
 from stepkeep.runs.plan import (
+    PASSED,
     LastError,
     Progress,
+    Question,
     Serializer,
+    StepProgress,
     StepResult,
     StepStatus,
 )
-from stepkeep.runs.run_options import Outcome, RunOptions, StepContext, tell
+from stepkeep.runs.run_options import Outcome, RunOptions, StepContext, Waiting, refusal, tell
 from stepkeep.runs.signals import LONGEST_WAIT_SECONDS, Stop
 from stepkeep.storage.port import Blob
 from stepkeep.text import error_text
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 Inbox: TypeAlias = SimpleQueue[AttemptEnded | Stop]
 """What the runner's thread waits for. Its `put` is safe in a signal handler."""
@@ -37,6 +42,10 @@ _STEP: Final = Trigger(TriggerKind.AUTO, "step_boundary")
 _ERROR: Final = Trigger(TriggerKind.ERROR, "error_boundary")
 _QUEUE: Final = Trigger(TriggerKind.AUTO, "queued")
 _PAUSE: Final = Trigger(TriggerKind.AUTO, "interruption")
+
+INTERRUPTED: Final = "it was interrupted"
+AGAIN: Final = "It was interrupted: do it again?"
+"""What a person is asked about a step in whose middle an earlier run ended."""
 
 
 class PlanCheckpoints:
@@ -76,6 +85,17 @@ class PlanCheckpoints:
         """The run begins here: what a run that is killed in its first step goes back to."""
         at = progress.current_step_index
         self._save(progress, "Execution started" if at == 0 else f"Resumed at step {at}")
+
+    def started(self, progress: Progress, index: int) -> None:
+        """A step begins that must not simply be done again after an interruption."""
+        self._save(progress, _labelled("Started", progress, index))
+
+    def waiting(self, progress: Progress, questions: Sequence[Question]) -> None:
+        """Nothing can be done until a person answers."""
+        texts = "; ".join(question.text for question in questions)
+        self._save(
+            progress, error_text(f"Waiting for a person: {texts}"), status=Status.PAUSED, trigger=_PAUSE
+        )
 
     def stepped(self, progress: Progress, index: int) -> None:
         """A step is completed, or was skipped by choice."""
@@ -135,6 +155,41 @@ def _labelled(text: str, progress: Progress, index: int) -> str:
     return error_text(f"{text}: {step.description or step.id}")
 
 
+class ReadySteps:
+    """Pending steps with nothing left to wait for, taken in the plan's order.
+
+    A step skipped by choice stands in nobody's way.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        passed = {entry.step.id for entry in progress.steps if entry.status in PASSED}
+        self._needs: dict[int, set[str]] = {}
+        self._needed_by: dict[str, list[int]] = {}
+        self._heap: list[int] = []
+        for index, entry in enumerate(progress.steps):
+            if entry.status is not StepStatus.PENDING:
+                continue
+            if needs := set(entry.step.dependencies) - passed:
+                self._needs[index] = needs
+                for name in needs:
+                    self._needed_by.setdefault(name, []).append(index)
+            else:
+                self._heap.append(index)  # in order, so that it is a heap
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def take(self) -> int:
+        return heappop(self._heap)
+
+    def passed(self, step: str) -> None:
+        """A step was completed or skipped by choice: who waited for it alone is ready."""
+        for index in self._needed_by.pop(step, ()):
+            self._needs[index].discard(step)
+            if not self._needs[index]:
+                heappush(self._heap, index)
+
+
 class Scheduler:
     """Does the steps that a progress leaves to do. All of it happens on the thread that calls `go`."""
 
@@ -147,8 +202,11 @@ class Scheduler:
         inbox: Inbox,
         checkpoints: PlanCheckpoints,
         options: RunOptions,
+        run: str = "",
     ) -> None:
+        """`run` names the run, also when it is resumed."""
         self._engine = engine
+        self._run = run
         self._attempts = attempts
         self._inbox = inbox
         self._checkpoints = checkpoints
@@ -156,10 +214,13 @@ class Scheduler:
         self._hooks = options.hooks
         self._memory = WorkingMemory(engine, progress.context)
         self.progress = msgspec.structs.replace(progress, context=self._memory.values)
+        self._outputs = {result.step_id: result.output for result in progress.results}
+        self._ready = ReadySteps(progress)
         self._running: dict[int, Attempt] = {}
         self._retries: dict[int, float] = {}
         self._tries: dict[int, int] = {}
         self.failures: list[tuple[int, Exception]] = []
+        self.waiting: list[Question] = []
 
     def _set(self, index: int, status: StepStatus, **changes: Any) -> None:
         self.progress = self.progress.with_step(index, status, **changes)
@@ -188,7 +249,8 @@ class Scheduler:
         """Save as `paused`, with what runs to be done again; then save what still ends within the grace."""
         running = dict(self._running)
         for index in running:
-            self._set(index, StepStatus.PENDING)  # to be done again
+            if self.progress.steps[index].step.on_interrupted == "retry":
+                self._set(index, StepStatus.PENDING)  # to be done again
         self._drop_retries()
         self.abandon()
         self._checkpoints.paused(self.progress)
@@ -204,11 +266,11 @@ class Scheduler:
             event = self._next_event(left, running)
             if isinstance(event, Stop):
                 break  # told twice: at once
-            if event is not None and event.error is None:
+            if event is not None and event.error is None and event.waiting is None:
                 try:
                     self._accept(event.attempt, event.value)
                 except Exception as exc:  # as when it ends undisturbed; it is done again
-                    log.warning("the result of an interrupted step is left out: %s", exc)
+                    log.warning("the result of an interrupted step is left out: %s", error_text(exc))
                 else:
                     completed.append(event.attempt.index)
         return completed
@@ -220,19 +282,71 @@ class Scheduler:
         return bool(self.failures) and self._options.on_failure == "stop"
 
     def _start_what_is_ready(self) -> None:
-        if self._is_stopping:
-            return
         now = time.monotonic()
         for index in [index for index, when in self._retries.items() if when <= now]:
             del self._retries[index]
-            self._begin(index)
-        for index in self.progress.ready:
-            # A step that waits for its next try keeps its place: one at a time means in the plan's order.
-            if len(self._running) + len(self._retries) >= self._options.parallel:
-                return
-            self._begin(index)
+            self._start(index)
+        while self._has_room():
+            self._begin(self._ready.take())
+
+    def _has_room(self) -> bool:
+        """Whether a step may begin. One that waits for its next try keeps its place: one at a time means in order."""
+        is_free = len(self._running) + len(self._retries) < self._options.parallel
+        return bool(self._ready) and is_free and not self._is_stopping
 
     def _begin(self, index: int) -> None:
+        """Start a step, unless a person has to be asked before."""
+        entry = self.progress.steps[index]
+        step, question = entry.step, self._question_before(entry)
+        if question is not None and question.is_approved is None:
+            self._wait(question)
+        elif question is not None and not question.is_approved:
+            self._put_off(index, question)
+        elif entry.is_interrupted and step.on_interrupted == "skip":
+            self._skip(index, INTERRUPTED)
+        else:
+            self._start(index)
+
+    def _question_before(self, entry: StepProgress) -> Question | None:
+        """What a person has to approve before a step is done."""
+        step = entry.step
+        is_interrupted = entry.is_interrupted or self.progress.question(step.id, AGAIN) is not None
+        text = AGAIN if is_interrupted and step.on_interrupted == "ask" else step.ask
+        return (
+            None if text is None else self.progress.question(step.id, text) or self._question(step.id, text)
+        )
+
+    def _question(self, step: str, text: str, timeout: float | None = None) -> Question:
+        now_us = self._engine.clock()
+        expires_us = None if timeout is None else now_us + round(timeout * 1_000_000)
+        return Question(
+            step_id=step,
+            text=text,
+            asked_at=from_us(now_us),
+            expires_at=None if expires_us is None else from_us(expires_us),
+        )
+
+    def _wait(self, question: Question) -> None:
+        """Leave a step until a person answered."""
+        self.waiting.append(question)
+        self.progress = self.progress.with_question(question)
+
+    def _put_off(self, index: int, question: Question) -> None:
+        """A person said no: a step that was interrupted is skipped, any other fails."""
+        if question.text == AGAIN:
+            self._skip(index, str(refusal(question)))
+        else:
+            self._fail(index, refusal(question))
+
+    def _skip(self, index: int, reason: str) -> None:
+        self._set(index, StepStatus.SKIPPED, error=reason)
+        self._checkpoints.stepped(self.progress, index)
+        self._ready.passed(self.progress.steps[index].step.id)
+        self._tell_end(index)
+
+    def _start(self, index: int) -> None:
+        name = self.progress.steps[index].step.id
+        self.progress = self.progress.without_question(name, AGAIN)  # the next interruption is another one
         step, number = self.progress.steps[index].step, self._tries.get(index, 0) + 1
         self._tries[index] = number
         lent, memory = self._memory.lend()
@@ -241,14 +355,20 @@ class Scheduler:
             step=msgspec.structs.replace(step, parameters=parameters),
             index=index,
             attempt=number,
-            outputs=Outputs({result.step_id: result.output for result in self.progress.results}, self._copy),
+            outputs=Outputs(self._outputs.copy(), self._copy),
             context=lent,
             parameters=parameters,
             blob=self._engine.make_blob,
+            idempotency_key=digest(f"{self._run}\0{step.id}".encode())[:32],
+            questions=tuple(each for each in self.progress.questions if each.step_id == step.id),
         )
         self._set(index, StepStatus.RUNNING, attempts=self.progress.steps[index].attempts + 1)
+        if step.on_interrupted != "retry" and number == 1:
+            self._checkpoints.started(self.progress, index)
         tell(self._hooks.on_step_start, step, number)
-        attempt = Attempt(context=context, memory=memory, timeout_seconds=self._options.rules_of(step.id)[1])
+        attempt = Attempt(
+            context=context, memory=memory, timeout_seconds=step.timeout or self._options.timeout
+        )
         self._running[index] = attempt
         try:
             self._attempts.start(attempt)
@@ -276,11 +396,20 @@ class Scheduler:
         event = self._next_event(seconds, self._running)
         if isinstance(event, Stop):
             return event
-        if event is not None and event.error is None:
-            self._complete(event.attempt, event.value)
+        if event is not None and event.waiting is not None:
+            self._asked(event.attempt, event.waiting)
         elif event is not None and event.error is not None:
             self._retry_or_fail(event.attempt.index, event.error)
+        elif event is not None:
+            self._complete(event.attempt, event.value)
         return None
+
+    def _asked(self, attempt: Attempt, waiting: Waiting) -> None:
+        """A step put a question to a person; one that was put before keeps its time."""
+        name = attempt.context.step.id
+        known = self.progress.question(name, waiting.text)
+        self._set(attempt.index, StepStatus.PENDING)
+        self._wait(known or self._question(name, waiting.text, waiting.timeout))
 
     def _next_event(self, seconds: float, running: dict[int, Attempt]) -> Stop | AttemptEnded | None:
         """What happens within a time, None if nothing does. An attempt that ended runs no more."""
@@ -329,6 +458,10 @@ class Scheduler:
             self.progress, self._memory = before
             self._fail(index, problem)
             return
+        entry = self.progress.steps[index]
+        if entry.result is not None:
+            self._outputs[entry.step.id] = entry.result.output
+        self._ready.passed(entry.step.id)
         self._tell_end(index)
 
     def _tell_end(self, index: int) -> None:
@@ -363,16 +496,17 @@ class Scheduler:
 
     def _retry_or_fail(self, index: int, error: Exception) -> None:
         step, number = self.progress.steps[index].step, self._tries[index]
-        delay = None if self._is_stopping else self._options.rules_of(step.id)[0].delay_after(number)
+        is_final = self._is_stopping or getattr(error, "code", None) in ("refused", "question_expired")
+        delay = None if is_final else (step.retry or self._options.retry).delay_after(number)
         if delay is None:
             self._fail(index, error)
             return
-        log.info("step %r failed and is tried again in %.3g s: %s", step.id, delay, error)
+        log.info("step %r failed and is tried again in %.3g s: %s", step.id, delay, error_text(error))
         tell(self._hooks.on_step_error, step, error, True)
         self._retries[index] = time.monotonic() + delay
 
     def _fail(self, index: int, error: Exception) -> None:
-        message = error_text(str(error)) or type(error).__name__
+        message = error_text(error) or type(error).__name__
         self.failures.append((index, error))
         if self._is_stopping:
             self._drop_retries()
@@ -391,4 +525,4 @@ class Scheduler:
         """Whether nothing is going on and nothing will be started."""
         if self._running or self._retries:
             return False
-        return self._is_stopping or not self.progress.ready
+        return self._is_stopping or not self._ready

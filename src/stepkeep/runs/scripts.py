@@ -20,7 +20,7 @@ as digests of their exact encoding: enough to see that one changed, too little t
 from __future__ import annotations
 
 import inspect
-import logging
+import itertools
 import os
 import threading
 from collections import deque
@@ -33,18 +33,22 @@ import msgspec
 
 from stepkeep.codec import exact
 from stepkeep.codec.integrity import digest
-from stepkeep.engine import Engine, Loaded, Pending
+from stepkeep.engine import Engine, Loaded, NewBody, Pending
 from stepkeep.errors import SCHEMA_INVALID, Conflict, Corrupt, InvalidInput, StepkeepError
+from stepkeep.logs import Log
 from stepkeep.model import DETAILS, SessionInfo, Status, Trigger, TriggerKind, check_name, from_us
+from stepkeep.runs import unfinished
+from stepkeep.runs.json_pieces import plain_json
 from stepkeep.runs.lease import Held, RunSaver
 from stepkeep.runs.plan import SCRIPT, iso, place_in
 from stepkeep.runs.signals import exits_on_sigterm
 from stepkeep.text import error_text
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 MAX_FAILURES: Final = 100
 """How many failures of steps are remembered, to name the step when one of them ends the run."""
@@ -94,6 +98,29 @@ class FinishedOutput(NamedTuple):
     output: Any
 
 
+class _Pieces(msgspec.Struct, frozen=True):
+    """The plain JSON of the outputs and of the record of the steps, by step, each encoded once."""
+
+    outputs: dict[str, bytes] = {}
+    steps: dict[str, bytes] = {}
+
+    def with_step(self, name: str, output: bytes, finished: FinishedStep) -> _Pieces:
+        lead = plain_json(name, levels=1) + b":"
+        step = plain_json(msgspec.to_builtins(finished), levels=3)
+        return _Pieces(
+            {**self.outputs, name: lead + output}, {**_without(name, self.steps), name: lead + step}
+        )
+
+    def bodies(self, record: ScriptRecord) -> tuple[NewBody, NewBody]:
+        """The state, and the details with a record, but for its steps, which are these."""
+        rest = plain_json(msgspec.to_builtins(msgspec.structs.replace(record, steps={})), levels=1)
+        lead = rest[:-1] + (b"," if len(rest) > len(b"{}") else b"")
+        steps = b",".join(self.steps.values())
+        details = b'{"%s":%s"steps":{%s}}}' % (SCRIPT.encode(), lead, steps)
+        state = b"{%s}" % b",".join(self.outputs.values())
+        return NewBody(state, exact.JSON), NewBody(details, exact.JSON)
+
+
 class Run:
     """One run of a script, entered with `with`. Its steps may be called from several threads.
 
@@ -116,6 +143,7 @@ class Run:
         self._has_worked = False
         self._record = ScriptRecord()
         self._outputs: dict[str, Any] = {}
+        self._pieces: _Pieces | None = _Pieces()
         self._seen: dict[str, int] = {}
         self._running: set[str] = set()
         self._unsaved: set[str] = set()
@@ -151,7 +179,7 @@ class Run:
             self._held = opened.enter_context(Held(self._engine, found.uid, label=f"script {found.key!r}"))
             # As it is now that nobody else runs it.
             self._session = self._engine.backend.session(found.uid)
-            self._saver = RunSaver(self._held)
+            self._saver = RunSaver(self._held, metadata={unfinished.RUNNER: unfinished.SCRIPT})
             if self._resume:
                 self._continue(self._engine.latest(self._session))
             elif self._session.last_seq:
@@ -170,7 +198,9 @@ class Run:
                 code=SCHEMA_INVALID,
                 checkpoint=loaded.header.id,
             )
-        self._record, self._outputs = msgspec.structs.replace(record, last_error=None), outputs
+        self._record = msgspec.structs.replace(record, last_error=None, steps={})
+        for name, finished in record.steps.items():
+            self._add(name, finished, *self._encoded(outputs[name]))
         if outputs:
             log.info("Resuming from checkpoint at step %d of %r", len(outputs), self._session.key)
             self._engine.resumed(len(outputs))
@@ -184,7 +214,7 @@ class Run:
             earlier = 0  # of something else, or damaged: beginning afresh is the way out
         self._record = ScriptRecord(run=earlier + 1)
         self._has_worked = True
-        self._save("Started afresh", event="run_started").result()
+        self._settled(self._save("Started afresh", event="run_started"))
 
     def close(self, error: BaseException | None) -> None:
         """Say how the run ended, and give the lease back."""
@@ -195,7 +225,7 @@ class Run:
         with self._lease:
             self._engine.flush()
             if error is None and self._unsaved:
-                self._save("Saved late").result()
+                self._settled(self._save("Saved late"))
             if not self._has_worked and self._session.status is Status.COMPLETED:
                 return
             if error is None:
@@ -208,18 +238,19 @@ class Run:
         blamed, status, text, last_error = self._blamed(error), Status.PAUSED, None, None
         step, name = (None, None) if blamed is None else (blamed.ordinal, blamed.name)
         if isinstance(error, Exception):
-            status, text = Status.FAILED, error_text(f"{type(error).__name__}: {error}")
+            status, text = Status.FAILED, f"{type(error).__name__}: {error_text(error)}"
             last_error = ScriptError(
                 message=text, timestamp=_time(self._engine.clock()), step=name, step_index=step
             )
         try:
-            self._save(
+            saving = self._save(
                 f"{status.capitalize()} {self._last_step if blamed is None else f'at step {step}: {name}'}",
                 event="step_failed" if last_error is not None and blamed is not None else "run_stopped",
                 step=step,
                 status=status,
                 last_error=last_error,
-            ).result()
+            )
+            self._settled(saving)
             self._saver.mark(status, text)
         except StepkeepError as exc:
             error.add_note(f"stepkeep could not save that the run stopped: {exc} ({exc.code})")
@@ -245,8 +276,9 @@ class Run:
     def step(self, name: str, call: Callable[..., R], /, *args: Any, key: object = None, **kwargs: Any) -> R:
         """Call a function once in the life of this run, and return what it returned, as it was stored.
 
-        A step that finished before is not called: its stored output is returned. Names are unique in a run. The
-        output comes back as plain data, the first time as well, so that a resumed run sees what the first one
+        A step that finished before is not called: its stored output is returned. A name that comes again with other
+        arguments, as in a loop, is the next step of that name: `llm`, `llm #2`, … in the order of the calls. The output
+        comes back as plain data, the first time as well, so that a resumed run sees what the first one
         saw. `key` is compared in place of the arguments, for those that have no exact encoding.
 
         Raises:
@@ -303,6 +335,7 @@ class Run:
         self._check_process()
         with self._lock:
             self._check_open()
+            name = self._numbered(name, arguments)
             ordinal = self._seen.setdefault(name, len(self._seen) + 1)
             finished = self._record.steps.get(name)
             if finished is not None and finished.arguments != arguments:
@@ -317,19 +350,29 @@ class Run:
             self._settle(*saving)
         return FinishedOutput(output)
 
+    def _numbered(self, name: str, arguments: dict[str, str]) -> str:
+        """The name of the step: with a number where that name was finished in this very run with other arguments."""
+        for number in itertools.count(1):
+            numbered = name if number == 1 else f"{name} #{number}"
+            finished = self._record.steps.get(numbered)
+            if numbered not in self._seen or finished is None or finished.arguments == arguments:
+                return numbered
+        raise AssertionError("there is always a next number")
+
     def finish(self, started: Started, output: object) -> Any:
         """Store what a step returned. When this returns, the step is never called again."""
         self._check_process()
         with self._lock:
             self._running.discard(started.name)
             self._check_open()
-            before = self._record, self._outputs
+            before = self._record, self._outputs, self._pieces
             try:
-                kept = self._copy(output)
-                self._add(started, kept)
+                encoding, content = self._encoded(output)
+                self._add(started.name, self._finished(started), encoding, content)
+                self._unsaved.add(started.name)
                 saving = self._submit(started.name, started.ordinal)
             except InvalidInput as exc:
-                self._record, self._outputs = before
+                self._record, self._outputs, self._pieces = before
                 self._unsaved.discard(started.name)
                 error = InvalidInput(
                     f"step {started.name!r} returned what cannot be saved: {exc.message}",
@@ -339,22 +382,30 @@ class Run:
                 )
                 self._failures.append((error, started))
                 raise error from exc
-            returned = self._copy(kept)
         self._settle(*saving)
-        return returned
+        return exact.decode(encoding, content)
 
-    def _add(self, started: Started, output: object) -> None:
+    def _finished(self, started: Started) -> FinishedStep:
         now_us = self._engine.clock()
-        finished = FinishedStep(
+        return FinishedStep(
             ordinal=started.ordinal,
             arguments=started.arguments,
             completed_at=_time(now_us),
             duration_ms=max(0, now_us - started.time_us) // 1000,
         )
-        others = {name: step for name, step in self._record.steps.items() if name != started.name}
-        self._record = msgspec.structs.replace(self._record, steps={**others, started.name: finished})
-        self._outputs = {**self._outputs, started.name: output}
-        self._unsaved.add(started.name)
+
+    def _encoded(self, output: object) -> tuple[str, bytes]:
+        """An output as it is stored, one level deep in the state."""
+        return exact.encode(output, max_depth=exact.MAX_DEPTH - 1, max_bytes=self._engine.max_state_bytes)
+
+    def _add(self, name: str, finished: FinishedStep, encoding: str, content: bytes) -> None:
+        """Count a step as finished. A copy of its output is kept, which nobody else can change."""
+        steps = {**_without(name, self._record.steps), name: finished}  # the newest is the last
+        self._record = msgspec.structs.replace(self._record, steps=steps)
+        self._outputs = {**self._outputs, name: exact.decode(encoding, content)}
+        if self._pieces is not None:
+            is_plain = encoding == exact.JSON
+            self._pieces = self._pieces.with_step(name, content, finished) if is_plain else None
 
     def fail(self, started: Started, error: BaseException) -> None:
         """A step raised instead: the next run calls it again."""
@@ -401,8 +452,7 @@ class Run:
 
     def _copy(self, output: object) -> Any:
         """An output as it will be loaded, which nobody else can change."""
-        body = self._engine.encode(output)
-        return exact.decode(body.encoding, body.content)
+        return self._engine.encode(output).value()
 
     # --- saving
 
@@ -416,16 +466,24 @@ class Run:
         last_error: ScriptError | None = None,
     ) -> Pending:
         """Queue the checkpoint of what is done."""
-        record = msgspec.structs.replace(self._record, last_error=last_error)
         kind = TriggerKind.ERROR if status is Status.FAILED else TriggerKind.AUTO
+        state, details = self._bodies(msgspec.structs.replace(self._record, last_error=last_error))
         return self._saver.submit(
-            self._outputs,
-            details={SCRIPT: msgspec.to_builtins(record)},
+            state,
+            details=details,
             step=step,
             status=status,
             trigger=Trigger(kind, event),
             message=message,
         )
+
+    def _bodies(self, record: ScriptRecord) -> tuple[Any, Any]:
+        """State and details: put together from what is encoded already, where that is plain and not too large."""
+        if self._pieces is not None:
+            bodies = self._pieces.bodies(record)
+            if all(len(body.content) <= self._engine.max_state_bytes for body in bodies):
+                return bodies
+        return self._outputs, {SCRIPT: msgspec.to_builtins(record)}
 
     def _submit(self, name: str, ordinal: int) -> tuple[Pending, frozenset[str]]:
         """Queue a step's checkpoint, under the lock: later ones hold what earlier ones did.
@@ -434,10 +492,18 @@ class Run:
         """
         return self._save(name, step=ordinal), frozenset(self._unsaved)
 
+    def _settled(self, saving: Pending) -> None:
+        with self._held.naming():
+            saving.result()
+
     def _settle(self, saving: Pending, names: frozenset[str]) -> None:
-        saving.result()
+        self._settled(saving)
         with self._lock:
             self._unsaved -= names
+
+
+def _without(name: str, steps: dict[str, T]) -> dict[str, T]:
+    return {other: step for other, step in steps.items() if other != name} if name in steps else steps
 
 
 def step_name(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
+from stepkeep.errors import InvalidInput
 from stepkeep.processes import tell_of_forks
 
 if TYPE_CHECKING:
@@ -70,6 +71,18 @@ class Cancellation:
     def unsubscribe(self, listener: Callable[[], object]) -> None:
         with self._lock:
             self._listeners.remove(listener)
+
+
+def cancellation(given: object) -> Cancellation:
+    """What a caller passed as `cancel`; one of its own where that is nothing."""
+    if given is None:
+        return Cancellation()
+    if not isinstance(given, Cancellation):
+        raise InvalidInput(
+            f"cancel is a Cancellation, not {type(given).__name__}: make one, pass it, and call its cancel()",
+            code="invalid_option",
+        )
+    return given
 
 
 class SignalHandler:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import shlex
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -15,24 +13,31 @@ import msgspec
 
 from stepkeep.config import Settings
 from stepkeep.engine import Engine
-from stepkeep.errors import Conflict, InvalidInput, StepkeepError
+from stepkeep.errors import Conflict, InvalidInput
+from stepkeep.logs import Log
 from stepkeep.model import Header, SessionInfo, Status, check_name, from_us
-from stepkeep.processes import is_dead
 from stepkeep.runs.plan import ExecutionResult, Interrupted, StepProgress
-from stepkeep.runs.queue import DEFAULT_QUEUE, QueueWorker, Worked, WorkerEvent, check_queue, entry_of
+from stepkeep.runs.queue import DEFAULT_QUEUE, QueueWorker, Worked, WorkerEvent, check_queue
 from stepkeep.runs.run_options import Hooks, RunOptions
 from stepkeep.runs.signals import Cancellation
+from stepkeep.runs.unfinished import (
+    PLAN,
+    SCRIPT,
+    WORKFLOW,
+    Resumable,
+    how_to_go_on,
+    resume_command,
+    runner_of,
+    unfinished_runs,
+)
 from stepkeep.runs.workflow.definition import Workflow
 from stepkeep.runs.workflow.inputs import Inputs, StartValues, start_values
-from stepkeep.runs.workflow.launch import RUNNER, Launch, check_secrets, prepare_resume
+from stepkeep.runs.workflow.launch import Launch, check_secrets, prepare_resume
 from stepkeep.runs.workflow.parse import read_workflow
 from stepkeep.runs.workflow.serializer import StateLimits
-from stepkeep.storage.port import Lease, SessionQuery
+from stepkeep.storage.port import Lease
 
-log = logging.getLogger("stepkeep")
-
-MAX_LISTED: Final = 100
-"""How many sessions that can be resumed are named at most."""
+log = Log("stepkeep")
 
 WORKFLOW_PROFILE: Final = "workflow"
 """The profile of a workflow's session, where its file names none."""
@@ -71,18 +76,6 @@ class WorkflowRun(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None
 
 
-class Resumable(msgspec.Struct, frozen=True, kw_only=True):
-    """A session whose workflow did not come to its end: how many steps are done, and why it stopped there."""
-
-    session: str
-    workflow: str
-    status: Status
-    step: int
-    updated: datetime
-    why: str
-    can_resume: bool
-
-
 class QueuedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
     """A workflow that waits for a worker of a queue."""
 
@@ -106,11 +99,6 @@ class RunWatcher(Protocol):
 
     def begin(self, session: str, workflow: Workflow, done: frozenset[str]) -> Hooks:
         """The run begins: in which session, and which steps an earlier run completed. Returns whom to tell more."""
-
-
-def resume_command(key: str) -> str:
-    """What to type to resume a session."""
-    return f"stepkeep resume {shlex.quote(key)}"
 
 
 class Workflows:
@@ -168,7 +156,7 @@ class Workflows:
         """
         session = self._opened(planned.workflow, key, test=test, force=force)
         launch = self._launch(session, planned.workflow, planned.folder, planned.values.secrets)
-        options = RunOptions(context=planned.values.variables, parallel=parallel)
+        options = RunOptions(context=planned.values.variables, parallel=parallel, restart=True)
         return self._run(launch, options, frozenset(), watcher)
 
     def queue(
@@ -224,6 +212,13 @@ class Workflows:
             InvalidInput: (`not_resumable`) something is missing; everything is named.
         """
         session = self._engine.find_session(key)
+        runner = runner_of(self._engine, session)
+        if runner in (PLAN, SCRIPT):
+            raise InvalidInput(
+                f"session {key!r} holds a {runner}, not a workflow: {how_to_go_on(key, runner)}",
+                code="not_resumable",
+                session=key,
+            )
         checkpoint = None if ref is None or ref == "latest" else self._find_header(key, ref).id
         found = prepare_resume(
             self._engine,
@@ -270,35 +265,7 @@ class Workflows:
 
     def resumable(self) -> tuple[Resumable, ...]:
         """Workflows that did not come to their end, most recently used first. One that is being run says so."""
-        found: list[Resumable] = []
-        query = SessionQuery(statuses=(Status.IN_PROGRESS, Status.PAUSED, Status.FAILED))
-        for info in self._engine.backend.sessions(query):
-            if info.workflow is None:
-                continue
-            try:
-                header = self._find_header(info.key, "latest")
-            except StepkeepError:
-                continue
-            if header.metadata.get("runner") != RUNNER["runner"]:
-                continue
-            lease = self._engine.backend.lease(info.uid)
-            is_running = (
-                lease is not None and lease.expires_us > self._engine.clock() and not is_dead(lease.owner)
-            )
-            found.append(
-                Resumable(
-                    session=info.key,
-                    workflow=info.workflow,
-                    status=info.status,
-                    step=header.step or 0,
-                    updated=from_us(info.updated_us),
-                    why=_why(info, lease if is_running else None),
-                    can_resume=not is_running,
-                )
-            )
-            if len(found) == MAX_LISTED:
-                break
-        return tuple(found)
+        return tuple(each for each in unfinished_runs(self._engine) if each.runner == WORKFLOW)
 
     # --- beginning
 
@@ -405,16 +372,3 @@ def _step_view(entry: StepProgress) -> StepView:
         exit_code=output.get("exit_code"),
         error=entry.error,
     )
-
-
-def _why(info: SessionInfo, lease: Lease | None) -> str:
-    if lease is not None:
-        return f"is being run (pid {lease.owner.pid} on {lease.owner.host})"
-    if info.status is Status.PAUSED:
-        return "was interrupted"
-    if info.status is Status.FAILED:
-        return info.error or "failed"
-    entry = entry_of(info)
-    if entry is not None and not entry.attempts:
-        return f"waits for a worker of queue {entry.queue!r}"
-    return "its process ended"

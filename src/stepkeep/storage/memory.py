@@ -114,10 +114,31 @@ class MemoryBackend:
         with self._writing() as tables:
             table = tables.of(uid, fence)
             if expect is not None:
-                if table.session != expect:
-                    raise conflicts.session_changed(expect)
-                self._check_not_leased(table, fence)
+                self._check_as_expected(table, expect, fence)
             del tables.session_tables[uid]
+
+    def delete_sessions(
+        self,
+        expected: Sequence[SessionInfo],
+        *,
+        secure: bool = False,  # noqa: ARG002
+    ) -> list[int | StepkeepError]:
+        outcomes: list[int | StepkeepError] = []
+        with self._writing() as tables:
+            for expect in expected:
+                try:
+                    self._check_as_expected(tables.of(expect.uid), expect)
+                except StepkeepError as exc:
+                    outcomes.append(exc)
+                else:
+                    gone = tables.session_tables.pop(expect.uid)
+                    outcomes.append(sum(body.stored_size for body in gone.records()))
+        return outcomes
+
+    def _check_as_expected(self, table: SessionTable, expect: SessionInfo, fence: int | None = None) -> None:
+        if table.session != expect:
+            raise conflicts.session_changed(expect)
+        self._check_not_leased(table, fence)
 
     def branch(self, uid: str, name: str) -> Branch | None:
         return self._reading().of(uid).branch(name)
@@ -169,6 +190,17 @@ class MemoryBackend:
 
     def body_chain(self, uid: str, checkpoint: str, name: str) -> list[port.Body]:
         return self._reading().of(uid).chain(checkpoint, name)
+
+    def all_chains(self, uid: str, checkpoints: Sequence[str]) -> list[port.Body]:
+        table = self._reading().of(uid)
+        links = [
+            link
+            for checkpoint, name in table.bodies
+            if checkpoint in checkpoints
+            for link in table.chain(checkpoint, name)
+        ]
+        found = {(body.checkpoint, body.name): msgspec.structs.replace(body, blobs=()) for body in links}
+        return list(found.values())
 
     def redundant_delta(self, uid: str, checkpoint: str, name: str) -> port.Body | None:
         return self._reading().of(uid).redundant.get((checkpoint, name))

@@ -17,6 +17,7 @@ Promises common to all methods:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -120,6 +121,15 @@ class StoredHead(msgspec.Struct, frozen=True, kw_only=True):
     session: SessionInfo
     row: HeaderRow
     chains: dict[str, list[Body]]
+
+
+class Unchanged(Enum):
+    """The head is the checkpoint that the caller knows, and nobody wrote anything since this backend stored it."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
 
 
 class HeaderQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,6 +285,15 @@ class Sessions(Protocol):
                 another holds its lease, not expired (code `lease_held`). Nothing is removed.
         """
 
+    def delete_sessions(
+        self, expected: Sequence[SessionInfo], *, secure: bool = False
+    ) -> list[int | StepkeepError]:
+        """Remove sessions that are still exactly as expected and that nobody runs, all of them in one commit.
+
+        Each is decided alone, as `delete_session` decides about it: for one that goes the stored bytes of its bodies,
+        else the error that tells why it stays. That takes nothing from the others.
+        """
+
     def branch(self, uid: str, name: str) -> Branch | None:
         """One branch of a session."""
 
@@ -320,12 +339,14 @@ class Checkpoints(Protocol):
 
     def load_head(
         self, uid: str, branch: str | None = None, *, known: tuple[str, str] | None = None
-    ) -> StoredHead | None:
+    ) -> StoredHead | Unchanged | None:
         """The head of a branch, of the current one unless named, with all it takes to load it: one consistent read.
 
-        `known` is a (checkpoint, body name) whose content the caller has: a chain of that body ends there. Blobs are
-        left out. None when there is no head, when something about it is damaged, or when this backend cannot bring
-        all of it at once: then the caller looks step by step, and finds out.
+        `known` is a (checkpoint, body name) whose content the caller has: a chain of that body ends there. Where that
+        checkpoint is the head, this backend itself stored it, and it is certain that nobody wrote since, it is
+        `UNCHANGED` without being read. Blobs are left out. None when there is no head, when something about it is
+        damaged, or when this backend cannot bring all of it at once: then the caller looks step by step, and finds
+        out.
         """
 
     def headers(self, query: HeaderQuery) -> Iterator[HeaderRow]:
@@ -339,6 +360,9 @@ class Checkpoints(Protocol):
 
         The chain ends where a base is missing: the caller sees that the last one still names a base.
         """
+
+    def all_chains(self, uid: str, checkpoints: Sequence[str]) -> list[Body]:
+        """The bodies of several checkpoints and every body they are rebuilt from, each once; blobs are left out."""
 
     def redundant_delta(self, uid: str, checkpoint: str, name: str) -> Body | None:
         """The second encoding of a keyframe, where it still exists."""
@@ -501,11 +525,13 @@ class Backend(Sessions, Checkpoints, Annotations, Events, Leases, Protocol):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backend says of itself: how it makes saves durable, or why it does not, and the size of its log."""
+    """What a backend says of itself: how it makes saves durable, or why it does not, the size of its log, and the
+    files that are to go and could not be removed yet."""
 
     durability: str
     weakness: str | None = None
     log_bytes: int = 0
+    stuck: tuple[str, ...] = ()
 
 
 @runtime_checkable
@@ -572,6 +598,17 @@ class ClaimsSessions(Protocol):
         `may_take` is pure. It gets the session and the lease that someone holds and that has not run out; if it
         agrees to such a one, its holder is known to be dead. Sessions that others claim right now are passed over.
         """
+
+
+@runtime_checkable
+class KeepsFiles(Protocol):
+    """A backend whose checkpoints are files of their own, of another size than their records."""
+
+    def file_bytes(self, uid: str) -> dict[str, int]:
+        """What the file of each checkpoint of a session takes of the disk, by id."""
+
+    def written_bytes(self, bodies: Sequence[Body]) -> int:
+        """About what a file with these bodies would take."""
 
 
 @runtime_checkable

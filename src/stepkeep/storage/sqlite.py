@@ -28,9 +28,10 @@ from stepkeep.logs import Log
 from stepkeep.model import new_uid, utc_now_us
 from stepkeep.processes import tell_of_forks
 from stepkeep.storage.disk import make_private_directory, network_file_system, sync_directory, sync_way_to
-from stepkeep.storage.port import Facts
+from stepkeep.storage.port import UNCHANGED, Facts, StoredHead, Unchanged
 from stepkeep.storage.sql.backend import SqlBackend
-from stepkeep.storage.sql.connection import NO_LOCKS, Connection, Query, Row, Value
+from stepkeep.storage.sql.checkpoints import SessionRows
+from stepkeep.storage.sql.connection import NO_LOCKS, Connection, NotUnique, Query, Row, Value
 from stepkeep.storage.sql.tables import MIGRATIONS, SCHEMA_VERSION, Dialect, statements
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ DIALECT: Final = Dialect(
 OLDEST_SQLITE: Final = (3, 51, 3)
 BUSY_SECONDS: Final = 60.0
 _MAX_IDLE_READERS: Final = 8
+_MAX_ROWS: Final = 1000
 _PAGE_BYTES: Final = 4096
 _PAGES_A_STEP: Final = 1024
 _MAGIC: Final = b"SQLite format 3\0"
@@ -79,10 +81,13 @@ class SqliteBackend(SqlBackend):
         self._borrowed = 0
         self._is_closed = False
         self._writing_lock = threading.Lock()
-        with _translated(self._path):
+        self._rows: dict[str, SessionRows] = {}  # as the last append left them
+        try:
             _check_library()
             self._identity, first = _prepare(self._path, busy_seconds, tables)
-            self._idle.append(first)
+        except (apsw.Error, OSError) as exc:
+            raise _error_of(exc, self._path) from exc
+        self._idle.append(first)
         tell_of_forks(self)
 
     @property
@@ -112,12 +117,26 @@ class SqliteBackend(SqlBackend):
             raise _error_of(exc, self._path) from exc
 
     def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
+        return self._run(work, secure=secure)
+
+    def _write_keyed(self, work: Callable[[Connection], T]) -> T:
+        return self._run(work, keeps_rows=True)
+
+    _write_beside = _write_keyed
+
+    def _run(self, work: Callable[[Connection], T], *, secure: bool = False, keeps_rows: bool = False) -> T:
         try:
             with self._writing_lock, self._borrow_writer() as connection:
-                self._check_in_place()
+                self._check_in_place(connection)
                 if secure != connection.is_secure:
                     connection.set_secure_delete(secure)
-                result = _transaction(connection, work)
+                if not keeps_rows:
+                    self._rows = {}
+                try:
+                    result = _transaction(connection, work)
+                except BaseException:
+                    self._rows = {}
+                    raise
                 if secure and not connection.truncate_wal():
                     log.warning(
                         "another process reads %s: removed bytes stay in its log until it stops", self._path
@@ -125,6 +144,33 @@ class SqliteBackend(SqlBackend):
                 return result
         except (apsw.Error, OSError) as exc:
             raise _error_of(exc, self._path) from exc
+
+    def _rows_at_hand(self, tx: Connection) -> dict[str, SessionRows]:
+        assert isinstance(tx, _SqliteConnection)
+        if not tx.is_unchanged() or len(self._rows) > _MAX_ROWS:
+            self._rows = {}
+        return self._rows
+
+    def load_head(
+        self, uid: str, branch: str | None = None, *, known: tuple[str, str] | None = None
+    ) -> StoredHead | Unchanged | None:
+        if known is not None and uid in self._rows and self._is_head(uid, branch, known[0]):
+            return UNCHANGED
+        return super().load_head(uid, branch, known=known)
+
+    def _is_head(self, uid: str, branch: str | None, checkpoint: str) -> bool:
+        """Whether an append of this backend made a checkpoint the head, and nobody wrote since; False if unsure."""
+        if not self._writing_lock.acquire(blocking=False):
+            return False
+        try:
+            if self._writer is None or not self._writer.is_unchanged():
+                self._rows = {}
+            rows = self._rows.get(uid)
+            return rows is not None and rows.head(branch) == checkpoint
+        except apsw.Error:
+            return False
+        finally:
+            self._writing_lock.release()
 
     def _take_reader(self) -> _SqliteConnection:
         with self._pool:
@@ -208,15 +254,17 @@ class SqliteBackend(SqlBackend):
         while self._idle:
             self._idle.pop().close()
 
-    def _check_in_place(self) -> None:
-        """V1: a database that was deleted or replaced still takes writes, into a file that nobody finds again."""
-        try:
-            is_ours = _identity(self._path) == self._identity
-        except FileNotFoundError:
-            is_ours = False
+    def _check_in_place(self, writer: _SqliteConnection) -> None:
+        """V1: a database that was deleted or replaced still takes writes, into a file that nobody finds again.
+
+        So does its log, which nobody removes while a connection is open.
+        """
+        log = _identity(f"{self._path}-wal")
+        is_ours = _identity(self._path) == self._identity and writer.log in (None, log)
+        writer.log = log
         if not is_ours:
             raise BackendUnavailable(
-                f"{self._path} was deleted or replaced while it was open: nothing more can be saved there; "
+                f"{self._path} or its log was deleted or replaced while it was open: nothing more can be saved there; "
                 "open the store again",
                 code="store_replaced",
                 retryable=False,
@@ -274,18 +322,28 @@ class SqliteBackend(SqlBackend):
                 if self._is_closed:
                     return
                 self._is_closed = True
-                self._pool.wait_for(lambda: self._borrowed == 0)
-            with _translated(self._path):
+                while self._borrowed:
+                    self._pool.wait()
+            try:
                 self._close_connections(truncate=True)
+            except (apsw.Error, OSError) as exc:
+                raise _error_of(exc, self._path) from exc
 
     def _close_connections(self, *, truncate: bool) -> None:
         try:
             self._bury_failed()
             if self._writer is not None and truncate:
-                self._writer.truncate_wal()
+                self._tidy(self._writer)
         finally:
             self._drop_idle()
             self._drop_writer()
+
+    def _tidy(self, writer: _SqliteConnection) -> None:
+        """Move the log into the database. Without room for that it stays, and holds what was saved for later."""
+        try:
+            writer.truncate_wal()
+        except apsw.FullError as exc:
+            log.warning("%s-wal stays for now, what was saved is in it: %s", self._path, exc)
 
     def before_fork(self) -> None:
         self._writing_lock.acquire()
@@ -307,6 +365,8 @@ class _SqliteConnection:
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
         self.is_secure = False
+        self.log: Identity | None = None  # which file the write-ahead log was, once that was looked at
+        self._version: int | None = None
 
     def all(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
         try:
@@ -363,12 +423,19 @@ class _SqliteConnection:
             self._connection.execute(sql, values)
         except _UNSTORABLE as exc:
             raise _unstorable(exc) from exc
+        except apsw.ConstraintError as exc:
+            raise NotUnique(f"SQLite refused: {exc}", code="sqlite_error", retryable=False) from exc
 
     def run_many(self, sql: str, rows: Iterable[Sequence[Value]]) -> None:
         self._connection.executemany(sql, rows)
 
     def ask(self, queries: Sequence[Query]) -> list[list[Row]]:
         return [self.all(sql, values) for sql, values in queries]
+
+    def is_unchanged(self) -> bool:
+        """Whether no other connection, of whichever process, committed anything since this was asked last."""
+        before, self._version = self._version, self._connection.pragma("data_version")
+        return before == self._version
 
     @property
     def in_transaction(self) -> bool:
@@ -461,7 +528,7 @@ def _check_library() -> None:
 
 def _prepare(
     path: str, busy_seconds: float, tables: Sequence[str] = ()
-) -> tuple[Identity, _SqliteConnection]:
+) -> tuple[Identity | None, _SqliteConnection]:
     """Make the file if need be, check that it is a store of ours, and bring its schema up to date.
 
     Returns which file it is, told before it was opened: a file put in its place meanwhile is another one.
@@ -480,48 +547,46 @@ def _prepare(
         is_begun = _check_foreign(path)
         has_wal = os.path.exists(f"{path}-wal")
         is_new = _create_file(path) or (not is_begun and _emptied(path, busy_seconds))
-        with _removed_on_failure(path, _ALL if is_new else ()):
-            if is_new:
-                sync_directory(directory)  # SQLite syncs it too, but does not tell when that fails
-            identity = _identity(path)
-            return identity, _open_new(path, directory, busy_seconds, tables, is_new=is_new or not has_wal)
+        return _open_checked(path, directory, busy_seconds, tables, is_new=is_new, has_wal=has_wal)
 
 
-def _open_new(
-    path: str, directory: int, busy_seconds: float, tables: Sequence[str], *, is_new: bool
-) -> _SqliteConnection:
-    connection = _connect(path, busy_seconds)
+def _open_checked(
+    path: str, directory: int, busy_seconds: float, tables: Sequence[str], *, is_new: bool, has_wal: bool
+) -> tuple[Identity | None, _SqliteConnection]:
+    made: tuple[str, ...] = _ALL if is_new else ()
+    connection = None
     try:
+        if is_new:
+            sync_directory(directory)  # SQLite syncs it too, but does not tell when that fails
+        identity = _identity(path)
+        connection = _connect(path, busy_seconds)
         application_id, version, count = connection.one(_WHAT_IT_IS) or (0, 0, 0)
         if application_id != APPLICATION_ID and (application_id or count):
             raise InvalidInput(f"{path} is a database of another program", code="not_a_store")
-        is_empty = not count
-        with _removed_on_failure(path, _ALL if is_empty else _LOG if is_new else ()):
-            if is_new or is_empty:
-                # Before the schema is committed: a store that has one has durable names, whoever was stopped when.
-                sync_directory(directory)
-                sync_way_to(os.path.dirname(path))
-            if version != SCHEMA_VERSION:
-                _transaction(connection, lambda tx: _upgrade(tx, path, tables))
-            _check_schema(connection, path, tables)
-            if is_empty:
-                connection.truncate_wal()
-    except BaseException:
-        connection.close()
+        made = _ALL if is_new or not count else () if has_wal else _LOG
+        if made:
+            # Before the schema is committed: a store that has one has durable names, whoever was stopped when.
+            sync_directory(directory)
+            sync_way_to(os.path.dirname(path))
+        if version != SCHEMA_VERSION:
+            _transaction(connection, lambda tx: _upgrade(tx, path, tables))
+        _check_schema(connection, path, tables)
+        if not count:
+            connection.truncate_wal()
+    except BaseException as exc:
+        if connection is not None:
+            connection.close()
+        if isinstance(exc, OSError | apsw.IOError):
+            _remove(path, made)
         raise
-    return connection
+    return identity, connection
 
 
-@contextmanager
-def _removed_on_failure(path: str, endings: Sequence[str]) -> Iterator[None]:
-    """Remove files that nothing was acknowledged in when a sync fails: made anew, they are synced anew."""
-    try:
-        yield
-    except (OSError, apsw.IOError):
-        for ending in endings:
-            with suppress(OSError):
-                os.unlink(f"{path}{ending}")
-        raise
+def _remove(path: str, endings: Sequence[str]) -> None:
+    """Remove files that nothing was acknowledged in when a sync failed: made anew, they are synced anew."""
+    for ending in endings:
+        with suppress(OSError):
+            os.unlink(f"{path}{ending}")
 
 
 class _Creation:
@@ -554,9 +619,12 @@ class _Creation:
 _creation = _Creation()
 
 
-def _identity(path: str) -> Identity:
-    """Which file it is, whatever its name."""
-    found = os.stat(path)
+def _identity(path: str) -> Identity | None:
+    """Which file it is, whatever its name; None when there is none."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
     return found.st_dev, found.st_ino
 
 
@@ -588,7 +656,7 @@ def _connect(path: str, busy_seconds: float) -> _SqliteConnection:
     try:
         raw.set_busy_timeout(round(busy_seconds * 1000))
         raw.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        raw.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+        distrust_schema(raw)
         if os.stat(path).st_size <= _PAGE_BYTES:  # one page is undone if a journal of its making is left
             connection.all("PRAGMA auto_vacuum = INCREMENTAL")  # has an effect only before the first page
         connection.set_pragmas(_SETTINGS)
@@ -596,6 +664,13 @@ def _connect(path: str, busy_seconds: float) -> _SqliteConnection:
         raw.close()
         raise
     return connection
+
+
+def distrust_schema(connection: apsw.Connection) -> None:
+    """Let nothing in the schema of a file act: whoever made it may have left triggers, views and odd functions."""
+    connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
 
 
 def _check_foreign(path: str) -> bool:
@@ -702,21 +777,37 @@ def _upgrade(tx: Connection, path: str, tables: Sequence[str]) -> None:
         tx.run(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
+_Entry: TypeAlias = tuple[str, str, str, str]
+"""Type, name, table and text of something in the schema."""
+
+
+def _entry(sql: str) -> _Entry:
+    """What SQLite notes of a statement that creates a table or an index."""
+    words = [word for word in sql.split(None, 6) if word != "UNIQUE"]
+    kind, name = words[1].lower(), words[2]
+    return kind, name, name if kind == "table" else words[4], sql
+
+
 @cache
-def _expected_schema() -> frozenset[str]:
-    return frozenset(sql for version in MIGRATIONS for sql in statements(version, DIALECT))
+def _expected_schema() -> frozenset[_Entry]:
+    return frozenset(_entry(sql) for version in MIGRATIONS for sql in statements(version, DIALECT))
+
+
+_OF_SQLITE: Final = ("table", "sqlite_sequence", "sqlite_sequence", "CREATE TABLE sqlite_sequence(name,seq)")
 
 
 def _check_schema(connection: _SqliteConnection, path: str, tables: Sequence[str]) -> None:
-    """Damage to the schema can turn an index into nonsense unseen, so it is compared with what was created."""
-    expected = _expected_schema() | set(tables)
+    """Damage to the schema can turn an index into nonsense unseen, so it is compared with what was created.
+
+    Only the indexes of primary keys have no text.
+    """
+    expected = _expected_schema() | set(map(_entry, tables))
     found = {
-        row[0]
-        for row in connection.all(
-            "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'"
-        )
+        (kind, name, table, sql)
+        for kind, name, table, sql in connection.all("SELECT type, name, tbl_name, sql FROM sqlite_master")
+        if sql is not None or kind != "index"
     }
-    if found != expected:
+    if found - {_OF_SQLITE} != expected:
         raise Corrupt(
             f"the schema of {path} is not the expected one: recover it into a new store",
             code="schema_damaged",

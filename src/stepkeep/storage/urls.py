@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from stepkeep.errors import InvalidInput, driver_missing
+from stepkeep.secrets import url_without_password
 from stepkeep.storage.port import Backend
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def open_backend(url: str, *, busy_seconds: float | None = None) -> Backend:
     path = database_name(url)
     if path is None:
         raise InvalidInput(
-            f"no store {url!r}: use sqlite:PATH, files:DIR, postgresql:// or memory:",
+            f"no store {url_without_password(url)!r}: use sqlite:PATH, files:DIR, postgresql:// or memory:",
             code="unknown_store_url",
         )
     from stepkeep.storage.sqlite import BUSY_SECONDS, SqliteBackend
@@ -47,7 +48,7 @@ def _open_files(url: str, busy_seconds: float | None) -> Backend:
     layout = query.removeprefix("layout=")
     if directory is None or (query and layout not in list(Layout)) or (query and layout == query):
         raise InvalidInput(
-            f"no store {url!r}: use files:DIR or files:DIR?layout={'|'.join(Layout)}",
+            f"no store {url_without_password(url)!r}: use files:DIR or files:DIR?layout={'|'.join(Layout)}",
             code="unknown_store_url",
         )
     if busy_seconds is None:
@@ -94,14 +95,14 @@ def directory_of(url: str) -> Path | None:
     return Path(path).expanduser()
 
 
-def missing_location(url: str) -> Path | None:
+def missing_location(url: str) -> str | Path | None:
     """Where the store of a URL will be once it is made; None when it is there, or is not on this machine's disk.
 
     A directory is a store of files when it has the sidecar, or the folder of a layout: documents alone are enough.
     """
-    file = database_file(url)
+    file = database_name(url)
     if file is not None:
-        return None if file.exists() else file
+        return None if _exists(file) else file
     directory = directory_of(url)
     if directory is None or not directory.is_dir():
         return None if directory is None or directory.exists() else directory
@@ -109,6 +110,17 @@ def missing_location(url: str) -> Path | None:
 
     folders = {SIDECAR, *(names.top for names in NAMES.values())}
     return None if any((directory / name).exists() for name in folders) else directory
+
+
+def _exists(file: str) -> bool:
+    """Whether there is something; what cannot be looked at is for the opening to tell."""
+    try:
+        os.stat(file)  # noqa: PTH116
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _is_file_name(path: str) -> bool:

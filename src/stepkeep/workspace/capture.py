@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 import time
@@ -17,6 +16,7 @@ from stepkeep.codec import exact
 from stepkeep.codec.delta import DEFAULT_CEILING_BYTES
 from stepkeep.engine import Engine, Made, NewBody, Save, reader
 from stepkeep.errors import Conflict, StepkeepError
+from stepkeep.logs import Log
 from stepkeep.model import DETAILS, FILES, STATE, Header, Trigger
 from stepkeep.storage.port import Blob
 from stepkeep.storage.urls import database_file, directory_of
@@ -47,8 +47,9 @@ from stepkeep.workspace.scan import (
     opened_root,
     signature_at,
 )
+from stepkeep.workspace.staging import remove_leftovers
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 
 class CaptureLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +139,8 @@ def capture(
     with_blobs: bool = True,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> CapturedTree:
-    """Capture a tree. Nothing is stored, and nothing below the root is changed.
+    """Capture a tree. Nothing is stored, and nothing below the root is changed, but that what a killed restore left
+    there is removed.
 
     `previous` is an earlier capture of the same tree: files with the same stat signature are not read again.
     `also` are paths that are captured whatever rules and limits say, or recorded as absent.
@@ -161,17 +163,22 @@ def capture(
                 engine, descriptor, skipped=scan.skipped, began_ns=began_ns, with_blobs=with_blobs
             )
             entries = reader.entries(scan.found, before.entry)
+            if scan.has_leftovers:
+                remove_leftovers(descriptor)
         folders = corrected(scan.folders, _marks(scan, entries, over))
         merged, replaced = _merged(before, folders, entries)
         git = repository.state()
     finally:
         repository.stop()
+    captured = {entry.path for entry in merged} if scan.left_out else set()
     manifest = Manifest(
         root=root,
         git=git,
         skipped=tuple(sorted(scan.skipped, key=lambda each: each.path)),
         absent=tuple(absent),
         left_out=tuple(sorted(set(left_out))),
+        ignored=tuple(each for each in scan.ignored() if each.path not in captured),
+        git_problem=repository.problem if scan.left_out else "",
         entries=merged,
     )
     return CapturedTree(
@@ -230,7 +237,7 @@ def _add_tracked(scan: Scan, root: int, tracked: Iterable[str], limits: CaptureL
     rules, left_out = TreeRules(own_ignore_file, own_rules(limits.ignore)), set()
     for path in tracked:
         way = (path, *parents(path))
-        if scan.left_out.isdisjoint(way) or not is_safe(path) or any(each in scan.own for each in way):
+        if scan.left_out.keys().isdisjoint(way) or not is_safe(path) or any(each in scan.own for each in way):
             continue
         if (top := rules.left_out_by(path)) is not None:
             left_out.add(top)
@@ -354,7 +361,13 @@ class TreeCapture:
         assert self._now is not None
         earlier, captured, body = self._now
         self._memory[self._root] = earlier.followed_by(captured, body.content)
-        skipped = captured.manifest.skipped
+        skipped, problem = captured.manifest.skipped, captured.manifest.git_problem
+        if problem:
+            log.warning(
+                "%s has no file that is ignored, even if git tracks it: git cannot be asked (%s)",
+                header.id,
+                problem,
+            )
         for each in skipped[:20]:
             log.warning("%s has not captured %r: %s", header.id, each.path, each.reason)
         if len(skipped) > 20:

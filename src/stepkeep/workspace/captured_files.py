@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Literal
 
 import msgspec
 
 from stepkeep.engine import Engine, reader
 from stepkeep.errors import NotFound
+from stepkeep.history.documents import CheckpointInfo, describe_one
 from stepkeep.model import FILES, Header, SessionInfo, Trigger, TriggerKind
 from stepkeep.storage.disk import new_file
 from stepkeep.storage.port import HeaderQuery
-from stepkeep.workspace.manifest import FileEntry, Manifest, manifest_of
+from stepkeep.workspace.manifest import (
+    FileEntry,
+    GitState,
+    Manifest,
+    PathFilter,
+    from_text,
+    manifest_of,
+    to_text,
+)
 
 SAFETY: Final = Trigger(TriggerKind.AUTO, "files_restore")
 """Why a safety checkpoint was saved: files were about to be restored."""
@@ -105,6 +115,17 @@ def capture_before(engine: Engine, session: SessionInfo, newer: Header) -> Heade
 # --- reading one -------------------------------------------------------------------------------------------------
 
 
+class FileText(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a file as text; None where it is none. `is_cut` says that there is more."""
+
+    checkpoint: str
+    path: str
+    mode: str
+    size_bytes: int
+    text: str | None
+    is_cut: bool
+
+
 class CapturedFiles:
     """The files of one checkpoint: what was captured, and every content.
 
@@ -144,6 +165,26 @@ class CapturedFiles:
             NotFound: there is no such file. Corrupt: it is damaged.
         """
         return content_of(self._engine, self.entry(path))
+
+    def text(self, path: str, *, most: int = 200_000) -> FileText:
+        """The content of a file, named as it is shown, in at most so many characters.
+
+        Raises:
+            NotFound: there is no such file. Corrupt: it is damaged.
+        """
+        from stepkeep.workspace.file_diff import is_text
+
+        name = path if path in self else from_text(path)
+        info, content = _captured_file(self.entry(name)), self.read(name)
+        text = content.decode() if is_text(content) else None
+        return FileText(
+            checkpoint=self.checkpoint,
+            path=info.path,
+            mode=info.mode,
+            size_bytes=info.size_bytes,
+            text=None if text is None else text[:most],
+            is_cut=text is not None and len(text) > most,
+        )
 
     def __repr__(self) -> str:
         return f"<CapturedFiles {self.checkpoint}: {len(self)} files>"
@@ -202,4 +243,114 @@ def _write_tar(engine: Engine, header: Header, stream: IO[bytes], output: str | 
                 archive.addfile(info, io.BytesIO(content))
     return FilesExported(
         checkpoint=header.id, output=output, files=len(manifest.entries), size_bytes=manifest.size_bytes
+    )
+
+
+# --- one file through the captures -------------------------------------------------------------------------------
+
+
+class CapturedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a checkpoint, as text that can be shown; the mode is octal text."""
+
+    path: str
+    mode: str
+    size_bytes: int
+    target: str | None
+
+
+class FileList(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of a checkpoint. `total` counts all; `files` may be the first ones. `skipped` and `ignored` were there
+    and are not captured, each with its reason."""
+
+    checkpoint: CheckpointInfo
+    root: str
+    git: GitState | None
+    total: int
+    size_bytes: int
+    files: tuple[CapturedFile, ...]
+    skipped: dict[str, str]
+    ignored: dict[str, str]
+
+
+def file_list(engine: Engine, header: Header, paths: Iterable[str], *, limit: int | None = None) -> FileList:
+    """The files of a checkpoint, all or those at and below some paths; at most `limit` of them by name."""
+    manifest = load_manifest(engine, header)
+    wanted = PathFilter(paths)
+    entries = [entry for entry in manifest.entries if entry.path in wanted]
+    return FileList(
+        checkpoint=describe_one(engine, header),
+        root=to_text(manifest.root),
+        git=manifest.git,
+        total=len(entries),
+        size_bytes=sum(entry.size for entry in entries),
+        files=tuple(map(_captured_file, entries[:limit])),
+        skipped={to_text(each.path): each.reason for each in manifest.skipped if each.path in wanted},
+        ignored={to_text(each.path): each.rule for each in manifest.ignored or () if each.path in wanted},
+    )
+
+
+def _captured_file(entry: FileEntry) -> CapturedFile:
+    target = to_text(entry.target) if entry.is_link else None
+    return CapturedFile(
+        path=to_text(entry.path), mode=f"{entry.mode:o}", size_bytes=entry.size, target=target
+    )
+
+
+class FileVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint at which a file changed: `added`, `changed`, `renamed` (`old_path` was its name) or `removed`."""
+
+    checkpoint: CheckpointInfo
+    kind: Literal["added", "changed", "renamed", "removed"]
+    path: str
+    old_path: str | None = None
+    size_bytes: int | None = None
+
+
+def file_log(
+    engine: Engine, session: SessionInfo, until: Header, path: str, *, limit: int | None
+) -> tuple[FileVersion, ...]:
+    """Where one file changed on the way to a checkpoint, newest first, followed through its renames.
+
+    Raises:
+        NotFound: no capture on that way has it (`file_not_found`).
+    """
+    found = tuple(islice(_versions(engine, session, until, path), limit))
+    if not found:
+        raise NotFound(f"no capture up to #{until.seq} has {path!r}", code="file_not_found", path=path)
+    return found
+
+
+def _versions(engine: Engine, session: SessionInfo, until: Header, path: str) -> Iterator[FileVersion]:
+    newer: tuple[Header, dict[str, FileEntry]] | None = None
+    for row in reader.line_of(engine.backend, session, until.branch, matching=HeaderQuery(max_seq=until.seq)):
+        header = reader.verified(row)
+        if not has_files(header):
+            continue
+        entries = load_manifest(engine, header).by_path()
+        if newer is not None and (version := _version(engine, newer, entries, path)) is not None:
+            yield version
+            path = path if version.old_path is None else from_text(version.old_path)
+        newer = header, entries
+    if newer is not None and (version := _version(engine, newer, {}, path)) is not None:
+        yield version
+
+
+def _version(
+    engine: Engine, newer: tuple[Header, dict[str, FileEntry]], before: dict[str, FileEntry], path: str
+) -> FileVersion | None:
+    """What happened to a path from one capture to the next; None if nothing did."""
+    header, after = newer
+    old, new = before.get(path), after.get(path)
+    if (old is None and new is None) or (new is not None and new.is_same(old)):
+        return None
+    source = None
+    if old is None and new is not None and new.digest:
+        gone = (each for name, each in before.items() if name not in after)
+        source = next((each.path for each in gone if each.digest == new.digest), None)
+    return FileVersion(
+        checkpoint=describe_one(engine, header),
+        kind="removed" if new is None else "renamed" if source else "added" if old is None else "changed",
+        path=to_text(path),
+        old_path=None if source is None else to_text(source),
+        size_bytes=None if new is None else new.size,
     )

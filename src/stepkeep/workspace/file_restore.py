@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from stepkeep.engine import Engine
-from stepkeep.errors import BackendUnavailable, Conflict, NotFound, StepkeepError
+from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, NotFound, StepkeepError
 from stepkeep.history.documents import CheckpointInfo, describe_one
+from stepkeep.history.refs import SWITCHED
 from stepkeep.model import Header, SessionInfo
 from stepkeep.policy.retention import SAFETY_TAG
 from stepkeep.storage.port import Event
 from stepkeep.workspace.capture import DEFAULT_LIMITS, CapturedTree, CaptureLimits, capture_live, save_tree
 from stepkeep.workspace.captured_files import SAFETY, content_of, load_manifest, newest_capture
-from stepkeep.workspace.file_diff import ChangedFile, FileChange, SkippedPaths, change_of, changed_file
+from stepkeep.workspace.file_diff import ChangedFile, FileChange, change_of, changed_file
 from stepkeep.workspace.ignore import TreeRules, first_rules
-from stepkeep.workspace.manifest import FileEntry, Manifest, PathFilter, Skipped, parents, to_text
+from stepkeep.workspace.manifest import FileEntry, Manifest, PathFilter, Skipped, from_text, parents, to_text
 from stepkeep.workspace.scan import NO_SIGNATURE, ignore_file, opened_parent, opened_root
 from stepkeep.workspace.staging import ChangedMeanwhile, Staging
 
 BEGUN: Final = "files_restore_begun"
 RESTORED: Final = "files_restored"
+RESTORED_ALL: Final = "restored_with_files"
+"""The event that says that the restore of files and the change of branches before it were one step."""
 
 
 class FileProblem(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,7 @@ class RestoredFiles(msgspec.Struct, frozen=True, kw_only=True):
     """What a restore of files did, or on a dry run would do. Paths are text that can be shown.
 
     `changes` lead from the tree as it was to the checkpoint. `failures` are paths that are as they were, and why.
+    `kept` are files that the checkpoint does not have, but did not look at either, with the reason for that: they stay.
     `safety` is the checkpoint that has the tree as it was; None when nothing had to change. `conflicts` are paths
     whose content no capture had: they are only overwritten by force.
     """
@@ -51,6 +55,7 @@ class RestoredFiles(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[ChangedFile, ...]
     conflicts: tuple[str, ...]
     failures: tuple[FileProblem, ...]
+    kept: tuple[FileProblem, ...]
 
 
 def restore_files(
@@ -62,12 +67,13 @@ def restore_files(
     limits: CaptureLimits = DEFAULT_LIMITS,
     dry_run: bool = False,
     force: bool = False,
+    is_undo: bool = False,
 ) -> RestoredFiles:
     """Make the tree, or these paths of it, what they were at a checkpoint.
 
     First everything is prepared beside the tree, then a safety checkpoint is taken, then each file is moved into
-    its place, whole. When this is interrupted, every file is old or new; repeating it finishes. Files that no rule
-    captures are never touched, nor what lies outside the root or behind a link.
+    its place, whole. When this is interrupted, every file is old or new; repeating it finishes. A file is removed only
+    if it is known not to have been there. Nothing outside the root or behind a link is touched.
 
     Raises:
         NotFound: the checkpoint has no files, or none of these paths.
@@ -76,7 +82,7 @@ def restore_files(
             (`files_not_restored`). In all these cases nothing changed.
         BackendUnavailable: all files are in place, but a loss of power may take some back (`files_not_durable`).
     """
-    work = _FilesRestore(engine, header, root, PathFilter(paths), limits, is_dry_run=dry_run)
+    work = _FilesRestore(engine, header, root, paths, limits, is_dry_run=dry_run, is_undo=is_undo)
     if not dry_run:
         work.check_conflicts(force=force)
         if work.plan.changes:
@@ -84,26 +90,61 @@ def restore_files(
     return work.outcome(None, work.plan.blocked)
 
 
-def last_safety(engine: Engine, session: SessionInfo) -> tuple[Header, tuple[str, ...]]:
-    """The safety checkpoint of the last restore of files, and the paths that were restored: what undoes it.
+class UndoStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that can be taken back: a change of branches (`switch`), a restore of files, or both at once.
+
+    Both are what the events noted. `takes_back` is False where that is itself an undo: taking it back does it again.
+    """
+
+    switch: Mapping[str, Any] | None = None
+    files: Mapping[str, Any] | None = None
+    takes_back: bool = True
+
+
+def last_step(engine: Engine, session: SessionInfo, *, files_only: bool = False) -> UndoStep:
+    """What an undo takes back: the newest step that was not taken back yet, else the last undo.
 
     Raises:
-        NotFound: no files were restored (`nothing_to_undo`), or the checkpoint is gone.
+        NotFound: nothing was restored or switched (`nothing_to_undo`).
     """
-    last = next((event.data for event in _events(engine, session.uid) if event.type == BEGUN), None)
-    if last is None:
-        raise NotFound(
-            f"no files were restored in session {session.key!r}: there is nothing to undo",
-            code="nothing_to_undo",
-            session=session.key,
+    steps = _steps(engine.backend.events(session.uid), files_only=files_only)
+    waiting: list[UndoStep] = []
+    for step in steps:
+        if step.takes_back:
+            waiting.append(step)
+        elif waiting:
+            waiting.pop()
+    if not steps:
+        what = (
+            f"no files were restored in session {session.key!r}"
+            if files_only
+            else f"session {session.key!r} was never restored or switched to another branch"
         )
-    return engine.header(last["safety"], session=session.uid), tuple(last["paths"])
+        raise NotFound(f"{what}: there is nothing to undo", code="nothing_to_undo", session=session.key)
+    return waiting[-1] if waiting else msgspec.structs.replace(steps[-1], takes_back=False)
 
 
-def is_last(engine: Engine, uid: str, other: str) -> bool:
-    """Whether files were restored after the last event of another type."""
-    kinds = [event.type for event in reversed(engine.backend.events(uid)) if event.type in (BEGUN, other)]
-    return kinds[:1] == [BEGUN]
+def _steps(events: Iterable[Event], *, files_only: bool) -> list[UndoStep]:
+    """All changes of branches and restores of files, oldest first. One that could change nothing does not count."""
+    steps: list[UndoStep] = []
+    for event in events:
+        last = steps[-1] if steps else UndoStep()
+        if event.type == BEGUN:
+            steps.append(UndoStep(files=event.data, takes_back=not event.data.get("is_undo")))
+        elif event.type == SWITCHED and not files_only:
+            steps.append(UndoStep(switch=event.data, takes_back=event.data.get("why") != "undo"))
+        elif event.type == RESTORED and last.files is not None and not event.data.get("done", 1):
+            steps.pop()
+        elif event.type == RESTORED_ALL and not files_only and len(steps) > 1:
+            steps[-2:] = [msgspec.structs.replace(last, files=steps[-2].files)]
+    return steps
+
+
+def safety_of(engine: Engine, session: SessionInfo, step: UndoStep) -> tuple[Header, tuple[str, ...]]:
+    """The safety checkpoint that has the files as they were before a step, and the paths that it restored."""
+    assert step.files is not None
+    paths = tuple(from_text(path) for path in step.files["paths"])
+    return engine.header(step.files["safety"], session=session.uid), paths
 
 
 def _events(engine: Engine, uid: str) -> list[Event]:
@@ -119,18 +160,20 @@ class _FilesRestore:
         engine: Engine,
         header: Header,
         root: str,
-        wanted: PathFilter,
+        paths: Iterable[str],
         limits: CaptureLimits,
         *,
         is_dry_run: bool,
+        is_undo: bool,
     ) -> None:
         self._engine = engine
         self._header = header
         self._root = root
-        self._wanted = wanted
         self._limits = limits
         self._is_dry_run = is_dry_run
+        self._is_undo = is_undo
         self._target = load_manifest(engine, header)
+        self._wanted = wanted = PathFilter(as_named(paths, self._target, root))
         self._newest = newest_capture(engine, header.session, root)
         self._live = self._scan_live(with_blobs=not is_dry_run)
         self._check_paths()
@@ -203,7 +246,8 @@ class _FilesRestore:
             total=len(self.plan.changes),
             changes=tuple(map(changed_file, self.plan.changes)),
             conflicts=tuple(map(to_text, self.plan.conflicts)),
-            failures=tuple(FileProblem(path=to_text(each.path), reason=each.reason) for each in failures),
+            failures=_problems(failures),
+            kept=_problems(self.plan.kept),
         )
 
     def check_conflicts(self, *, force: bool) -> None:
@@ -248,7 +292,8 @@ class _FilesRestore:
                     retryable=False,
                     checkpoint=self._header.id,
                 ) from exc
-        self._note(RESTORED, safety, changed=len(self.plan.changes), failed=len(failures))
+        total = len(self.plan.changes)
+        self._note(RESTORED, safety, changed=total, failed=len(failures), done=total - len(failures))
         return self.outcome(safety, [*self.plan.blocked, *failures])
 
     def _prepare(self, area: Staging) -> None:
@@ -261,7 +306,7 @@ class _FilesRestore:
         """The safety checkpoint: a new one, or that of the same restore if it was interrupted before."""
         if (safety := self._interrupted()) is None:
             safety = self._save_safety()
-            self._note(BEGUN, safety)
+            self._note(BEGUN, safety, is_undo=self._is_undo)
         return safety
 
     def _interrupted(self) -> str | None:
@@ -281,7 +326,8 @@ class _FilesRestore:
         ).id
 
     def _facts(self, safety: str) -> dict[str, Any]:
-        return {"target": self._header.id, "safety": safety, "paths": list(self._wanted.paths)}
+        paths = [to_text(path) for path in self._wanted.paths]
+        return {"target": self._header.id, "safety": safety, "paths": paths}
 
     def _note(self, kind: str, safety: str, **more: int) -> None:
         data = {**self._facts(safety), **more}
@@ -317,6 +363,25 @@ class _FilesRestore:
         return failures
 
 
+def as_named(paths: Iterable[str], manifest: Manifest, root: str) -> list[str]:
+    """The paths that are meant: one that nothing has may be spelled as output shows it, with escapes."""
+    known = {entry.path for entry in manifest.entries}
+
+    def meant(path: str) -> str:
+        if "\\" not in path or path in known or os.path.lexists(os.path.join(root, path)):  # noqa: PTH118
+            return path
+        try:
+            return from_text(path)
+        except Corrupt:
+            return path
+
+    return [meant(path) for path in paths]
+
+
+def _problems(found: Iterable[Skipped]) -> tuple[FileProblem, ...]:
+    return tuple(FileProblem(path=to_text(each.path), reason=each.reason) for each in found)
+
+
 def _holds_others(root: int, path: str, gone: set[str]) -> bool:
     """Whether a directory is at that path, with anything in it that is not to be removed."""
     try:
@@ -338,12 +403,14 @@ def _holds_others(root: int, path: str, gone: set[str]) -> bool:
 class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The changes a restore makes, from the live tree to the captured one.
 
-    `conflicts` are paths of these that hold work no capture has. `blocked` stay as they are, and why.
+    `conflicts` are paths of these that hold work no capture has. `blocked` stay as they are, and why. `kept` stay since
+    the captured tree may have had them.
     """
 
     changes: tuple[FileChange, ...]
     conflicts: tuple[str, ...]
     blocked: tuple[Skipped, ...]
+    kept: tuple[Skipped, ...] = ()
 
 
 def plan_restore(
@@ -356,35 +423,56 @@ def plan_restore(
 ) -> RestorePlan:
     """Decide for every path. `known` are captures that hold what may be overwritten.
 
-    A live file that the target does not have is removed, unless the target's own rules leave it out
-    (`is_left_out`) or the target did not capture it: then nothing is known of it. What would be removed or replaced
-    and cannot be captured first is blocked.
+    A live file that the target does not have is removed if it was not there then. What the target left out it may have
+    had: that stays, and so does what its ignore files would leave out (`is_left_out`). What would be removed or
+    replaced and cannot be captured first is blocked.
     """
     before, after = live.by_path(), target.by_path()
-    unknown, uncaptured = SkippedPaths(target), {each.path: each for each in live.skipped}
-    absent = frozenset(target.absent)
-
-    def is_unknown(path: str) -> bool:
-        return path in unknown or (path not in absent and is_left_out(path))
-
+    unseen, uncaptured = UnseenPaths(target, is_left_out), {each.path: each for each in live.skipped}
     changes: list[FileChange] = []
+    kept: list[Skipped] = []
     for path in sorted(before.keys() | after.keys()):
         change = change_of(path, before.get(path), after.get(path))
         if change is None or path not in wanted:
             continue
-        is_kept = (
-            is_unknown(path) if change.kind == "removed" else change.kind == "added" and path in uncaptured
-        )
-        if not is_kept:
+        if change.kind == "removed" and (reason := unseen.reason(path)) is not None:
+            kept.append(Skipped(path, reason))
+        elif change.kind != "added" or path not in uncaptured:
             changes.append(change)
     blocked = [
         Skipped(path, f"what is there cannot be captured first: {each.reason}")
         for path, each in sorted(uncaptured.items())
-        if path in wanted and path not in before and (path in after or not is_unknown(path))
+        if path in wanted and path not in before and (path in after or unseen.reason(path) is None)
     ]
     safe = [manifest.by_path() for manifest in known]
     conflicts = tuple(change.path for change in changes if not _is_known(change.old, safe))
-    return RestorePlan(changes=tuple(changes), conflicts=conflicts, blocked=tuple(blocked))
+    return RestorePlan(changes=tuple(changes), conflicts=conflicts, blocked=tuple(blocked), kept=tuple(kept))
+
+
+class UnseenPaths:
+    """What a capture did not look at, with the reasons: that the manifest does not have it proves nothing."""
+
+    def __init__(self, manifest: Manifest, is_left_out: Callable[[str], bool]) -> None:
+        self._absent = frozenset(manifest.absent)
+        self._skipped = {each.path: each.reason for each in manifest.skipped}
+        self._left_out = dict.fromkeys(manifest.left_out, "not checked out, or left out by a rule,")
+        self._left_out |= {each.path: f"ignored ({each.rule})" for each in manifest.ignored or ()}
+        self._is_left_out = is_left_out
+        self._knows_all = manifest.ignored is not None
+
+    def reason(self, path: str) -> str | None:
+        """Why nobody looked whether it was there; None for a path that was looked for."""
+        folder = path.rpartition("/")[0]
+        ways = (path, f"{folder}/*" if folder else "*", *(f"{above}/" for above in parents(path)))
+        found = next((self._skipped[way] for way in ways if way in self._skipped), None)
+        if found is None and path in self._absent:
+            return None
+        found = found or next((self._left_out[way] for way in ways if way in self._left_out), None)
+        if found is not None:
+            return f"it may have been there: {found} then"
+        if self._is_left_out(path):
+            return "the checkpoint's ignore files leave it out"
+        return None if self._knows_all else "the checkpoint does not tell what it left out"
 
 
 def _is_known(old: FileEntry | None, safe: Iterable[dict[str, FileEntry]]) -> bool:

@@ -6,7 +6,6 @@ that could lead elsewhere are left out, and every call is a list of words.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import stat
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
+from stepkeep.logs import Log
 from stepkeep.workspace.ignore import GIT_IGNORE, Outside
 from stepkeep.workspace.manifest import GitState, parents
 from stepkeep.workspace.scan import signature_of
@@ -26,7 +26,7 @@ from stepkeep.workspace.scan import signature_of
 if TYPE_CHECKING:
     import subprocess
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 T = TypeVar("T")
 
@@ -59,6 +59,7 @@ class GitCall:
     def __init__(self, process: subprocess.Popen[bytes] | None, words: Sequence[str]) -> None:
         self._process = process
         self._words = words
+        self.complaint = "git cannot be run" if process is None else ""
 
     def output(self, given: bytes | None = None) -> bytes | None:
         if self._process is None:
@@ -69,10 +70,13 @@ class GitCall:
             out, complaint = self._process.communicate(given, timeout=TIMEOUT_SECONDS)
         except TimeoutExpired:
             self.stop()
-            log.warning("git %s took too long: it is left out", self._words[0])
+            self.complaint = f"git {self._words[0]} took too long"
+            log.warning("%s: it is left out", self.complaint)
             return None
         if self._process.returncode != 0:
-            log.debug("git %s: %s", self._words[0], complaint.decode("utf-8", "replace").strip())
+            told = complaint.decode("utf-8", "replace").strip()
+            self.complaint = told.partition("\n")[0] or f"git {self._words[0]} failed"
+            log.debug("git %s: %s", self._words[0], told)
             return None
         return out
 
@@ -90,6 +94,7 @@ class Git:
         self.root = root
         self._program = _program()
         self._environ = _environ()
+        self._problem = "git is not installed"
         self._without: tuple[tuple[str, str], ...] = ()
 
     def call(self, *words: str, reads: bool = False) -> GitCall:
@@ -121,8 +126,9 @@ class Git:
         top = next((number for number, spot in enumerate(spots) if os.path.lexists(spot)), None)
         location = None if top is None else self._location(spots[: top + 1])
         if location is None:
+            problem = "" if top is None else self._problem
             self._program = None
-            return Repository(self, "")
+            return Repository(self, "", problem=problem)
         self._without = location.without
         found = Repository(self, location.prefix, is_sparse=location.is_sparse)
         # Where git ignores the root, which was named on purpose, rules from above do not hold.
@@ -150,6 +156,7 @@ class Git:
         answers = (where.output() or b"").split(f"\n{_NEXT}\n".encode())
         settings = GitSettings(config.output() or b"")
         if len(answers) != 3:
+            self._problem = where.complaint
             return None
         prefix, exclude, folder = (os.fsdecode(each.removesuffix(b"\n")) for each in answers)
         chosen = os.fsdecode(settings.values.get("core.excludesfile", b""))
@@ -178,9 +185,13 @@ class TrackedPaths(NamedTuple):
 
 
 class Repository:
-    """A repository, its ignore files outside the root, and the slow questions, asked while others work."""
+    """A repository, its ignore files outside the root, and the slow questions, asked while others work.
 
-    def __init__(self, git: Git, prefix: str, *, is_sparse: bool = False) -> None:
+    `problem` says why there is one and git cannot be asked, or could not say what it tracks.
+    """
+
+    def __init__(self, git: Git, prefix: str, *, is_sparse: bool = False, problem: str = "") -> None:
+        self.problem = problem
         self.above: tuple[Outside, ...] = ()
         self.everywhere: tuple[Outside, ...] = ()
         self._git = git
@@ -241,6 +252,8 @@ class Repository:
         if output is None:  # perhaps a submodule is damaged
             self._tracked = self._git.call(*_LIST_TRACKED)
             output = self._tracked.output()
+        if output is None:
+            self.problem = self.problem or self._tracked.complaint
         records = [os.fsdecode(record) for record in (output or b"").split(b"\0") if record]
         return TrackedPaths(
             paths=[record[2:] for record in records],
@@ -336,7 +349,7 @@ def _above(root: Path, prefix: str) -> Iterator[Outside]:
 def _outside(files: Iterable[Path], lead: str) -> Iterator[Outside]:
     for file in files:
         try:
-            yield Outside(file.read_bytes(), lead)
+            yield Outside(file.read_bytes(), lead, "/".join(file.parts[-2:]))
         except OSError:
             continue
 

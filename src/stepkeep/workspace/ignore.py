@@ -49,9 +49,10 @@ MAX_NAMES: Final = 10_000
 
 class RuleList:
     """The rules of one ignore file: of the directory `base` below the root, or of one above it, from which `lead`
-    leads to the root."""
+    leads to the root. `source` says to a reader which file it is."""
 
-    def __init__(self, patterns: Sequence[Pattern], *, base: str = "", lead: str = "") -> None:
+    def __init__(self, patterns: Sequence[Pattern], source: str, *, base: str = "", lead: str = "") -> None:
+        self._source = source
         self._patterns = tuple(reversed(patterns))
         self._depth = len(base) + 1 if base else 0
         self._lead = lead
@@ -67,12 +68,12 @@ class RuleList:
         """Whether a pattern for paths matches; the last word has `verdict`."""
         return self._paths is not None and self._paths(self._lead + path[self._depth :]) is not None
 
-    def verdict(self, path: str, name: str, is_directory: bool) -> bool | None:
-        """True: ignored. False: taken back. None: these rules say nothing."""
+    def verdict(self, path: str, name: str, is_directory: bool) -> str | None:
+        """The rule that ignores it, for a reader; empty where one takes it back. None: these rules say nothing."""
         path = self._lead + path[self._depth :]
         for pattern in self._patterns:
             if pattern.matches(path, name, is_directory):
-                return not pattern.is_negated
+                return "" if pattern.is_negated else f"{self._source}: {pattern.text}"
         return None
 
 
@@ -107,17 +108,21 @@ class Rules:
 
     def is_ignored(self, path: str, name: str, is_directory: bool) -> bool:
         """Whether these rules leave out an entry of their directory."""
+        return bool(self.ignored_by(path, name, is_directory))
+
+    def ignored_by(self, path: str, name: str, is_directory: bool) -> str:
+        """The rule that leaves out an entry of their directory, for a reader; empty where none does."""
         if not path.isascii():
             path, name = as_latin(path), as_latin(name)
         if not self._may_match_name(name) and not any(
             rules.may_match_path(path) for rules in self._with_paths
         ):
-            return False
+            return ""
         for rules in self._all:
             verdict = rules.verdict(path, name, is_directory)
             if verdict is not None:
                 return verdict
-        return False
+        return ""
 
     def _may_match_name(self, name: str) -> bool:
         # Most files match nothing, and names come again and again.
@@ -149,18 +154,20 @@ class Rules:
         return known[1]
 
     def _child(self, directory: str, git: bytes | None, own: bytes | None, is_repository: bool) -> Rules:
-        base = as_latin(directory)
-        more_git = (RuleList(parse(git), base=base),) if git else ()
-        more_own = (RuleList(parse(own), base=base),) if own else ()
+        base, lead = as_latin(directory), f"{directory}/" if directory else ""
+        more_git = (RuleList(parse(git), lead + GIT_IGNORE, base=base),) if git else ()
+        more_own = (RuleList(parse(own), lead + OWN_IGNORE, base=base),) if own else ()
         inherited = () if is_repository else self._git
         return Rules(own=more_own + self._own, git=more_git + inherited, outer=self._outer)
 
 
 class Outside(NamedTuple):
-    """An ignore file of git that lies outside the workspace, and what leads from its directory to the workspace."""
+    """An ignore file of git that lies outside the workspace, what leads from its directory to the workspace, and how a
+    reader knows it."""
 
     content: bytes
     lead: str = ""
+    source: str = "git"
 
 
 @lru_cache(maxsize=16)
@@ -172,18 +179,25 @@ def first_rules(
     `above` are the ignore files of the directories above, the nearest first; `everywhere` those that hold for the
     whole repository, the strongest first.
     """
-    lines = "\n".join([*BUILT_IN, *extra]).encode("utf-8", "surrogateescape")
-    outer = (*map(_outside, everywhere), RuleList(parse(lines)))
+    outer = (
+        *map(_outside, everywhere),
+        _settings(extra),
+        RuleList(parse("\n".join(BUILT_IN).encode()), "built in"),
+    )
     return Rules(git=tuple(map(_outside, above)), outer=outer)
 
 
 def own_rules(extra: Iterable[str] = ()) -> Rules:
     """The rules that hold even for what git tracks: `extra`, and `.stepkeepignore` files by `within`."""
-    return Rules(outer=(RuleList(parse("\n".join(extra).encode("utf-8", "surrogateescape"))),))
+    return Rules(outer=(_settings(extra),))
+
+
+def _settings(extra: Iterable[str]) -> RuleList:
+    return RuleList(parse("\n".join(extra).encode("utf-8", "surrogateescape")), "workspace.ignore")
 
 
 def _outside(file: Outside) -> RuleList:
-    return RuleList(parse(file.content), lead=as_latin(file.lead))
+    return RuleList(parse(file.content), file.source, lead=as_latin(file.lead))
 
 
 class TreeRules:
@@ -239,6 +253,7 @@ _BYTES: Final = [chr(number) for number in range(256)]
 class Pattern(NamedTuple):
     """What a line ignores or, if `is_negated`, takes back: names anywhere below, or paths from its directory."""
 
+    text: str
     regex: re.Pattern[str]
     is_negated: bool
     only_directories: bool
@@ -269,13 +284,14 @@ def _pattern(line: str) -> Pattern | None:
     text = _without_trailing_spaces(line.partition("\0")[0])
     if not text or text.startswith("#"):
         return None
+    shown = text.encode("latin-1").decode("utf-8", "backslashreplace")
     is_negated = text.startswith("!")
     text = text[1:] if is_negated else text
     only_directories = text.endswith("/")
     text = text[:-1] if only_directories else text
     is_path = "/" in text
     text = text.removeprefix("/") if is_path else text
-    return Pattern(_regex(text, is_path=is_path), is_negated, only_directories, is_path)
+    return Pattern(shown, _regex(text, is_path=is_path), is_negated, only_directories, is_path)
 
 
 def _without_trailing_spaces(line: str) -> str:

@@ -74,6 +74,14 @@ class Skipped(msgspec.Struct, frozen=True, array_like=True):
     size: int = 0
 
 
+class Ignored(msgspec.Struct, frozen=True, array_like=True):
+    """Something that was there and that a rule left out: the rule as a reader knows it. A directory ends in a slash;
+    `folder/*` stands for more files of a folder than are listed one by one."""
+
+    path: str
+    rule: str
+
+
 class GitState(msgspec.Struct, frozen=True, kw_only=True):
     """Where the repository stood: commit and branch (None: none yet, or detached), and whether tracked files differed.
 
@@ -90,15 +98,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """A captured tree. `absent` are paths that were looked for, whatever the rules, and were not there.
 
     `left_out` is what git tracks and nobody looked at: a rule of ours leaves it out, or it is not checked out. A
-    directory ends in a slash.
+    directory ends in a slash. `ignored` is all that a rule left out; where it is None an earlier release captured the
+    tree, and what was left out is not known. `git_problem` says why git could not tell what it tracks: then also
+    tracked files are among those.
     """
 
     version: int = VERSION
     root: str = ""
     git: GitState | None = None
+    git_problem: str = ""
     skipped: tuple[Skipped, ...] = ()
     absent: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    ignored: tuple[Ignored, ...] | None = None
     entries: tuple[FileEntry, ...] = ()
 
     @property
@@ -193,6 +205,8 @@ def _renamed(manifest: Manifest, rename: Callable[[str], str]) -> Manifest:
         skipped=tuple(msgspec.structs.replace(each, path=rename(each.path)) for each in manifest.skipped),
         absent=tuple(map(rename, manifest.absent)),
         left_out=tuple(map(rename, manifest.left_out)),
+        ignored=manifest.ignored
+        and tuple(msgspec.structs.replace(each, path=rename(each.path)) for each in manifest.ignored),
         entries=tuple(sorted(entries, key=attrgetter("path")) if rename is to_text else entries),
     )
 
@@ -288,7 +302,11 @@ class PathFilter:
 
 
 def _cleaned(path: str) -> str:
-    cleaned = os.path.normpath(path) if path else "."
+    if not path:
+        raise InvalidInput(
+            "a path is empty: name a file or a folder, or '.' for all of them", code="invalid_file_path"
+        )
+    cleaned = os.path.normpath(path)
     if cleaned == ".":
         return ""
     if cleaned.startswith("/") or not is_safe(cleaned):

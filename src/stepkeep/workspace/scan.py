@@ -20,9 +20,11 @@ from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput
 from stepkeep.storage.port import Blob
 from stepkeep.workspace.ignore import GIT_IGNORE, OWN_IGNORE, Rules
-from stepkeep.workspace.manifest import STAGING_PREFIX, UNSEEN, FileEntry, Seen, Skipped, is_vcs_name
+from stepkeep.workspace.manifest import STAGING_PREFIX, UNSEEN, FileEntry, Ignored, Seen, Skipped, is_vcs_name
 
 MAX_DEPTH: Final = 200
+MAX_IGNORED: Final = 1000
+"""With more ignored files in one folder they are not listed one by one."""
 MAX_RULES_BYTES: Final = 10_000_000
 """A larger ignore file is not read."""
 
@@ -44,7 +46,8 @@ class Scan:
 
     `folders` are all files and links that belong to it; `found` those whose stat signature is not
     the recorded one. `skipped` was left out for another reason than a rule. `left_out` are files and directories that
-    a rule leaves out, and `on_left_out` is called at the first of them. `own` are the paths of the store itself.
+    a rule leaves out, with that rule, and `on_left_out` is called at the first of them. `own` are the paths of the
+    store itself. `has_leftovers` tells of folders in which a restore prepares, or prepared, files.
     """
 
     def __init__(
@@ -57,7 +60,8 @@ class Scan:
         self.found: dict[str, StatSignature] = {}
         self.folders: Folders = {}
         self.skipped: list[Skipped] = []
-        self.left_out: set[str] = set()
+        self.left_out: dict[str, Ignored] = {}
+        self.has_leftovers = False
         self._known: Folders = {} if known is None else known
         self.own = own
         self._on_left_out = on_left_out
@@ -153,16 +157,31 @@ class Scan:
         return files
 
     def _is_left_out(self, path: str, name: str, is_directory: bool, rules: Rules) -> bool:
-        if is_vcs_name(name, is_directory=is_directory) or name.startswith(STAGING_PREFIX):
+        if name.startswith(STAGING_PREFIX):
+            self.has_leftovers = True
+            return True
+        if is_vcs_name(name, is_directory=is_directory):
             return True
         if path in self.own:
             return True
-        if not rules.is_ignored(path, name, is_directory):
+        rule = rules.ignored_by(path, name, is_directory)
+        if not rule:
             return False
         if not self.left_out:
             self._on_left_out()
-        self.left_out.add(path)
+        self.left_out[path] = Ignored(f"{path}/" if is_directory else path, rule)
         return True
+
+    def ignored(self) -> tuple[Ignored, ...]:
+        """What rules left out, in order: of a folder with very many such files only that they are there."""
+        folders: dict[str, list[Ignored]] = {}
+        for path, each in self.left_out.items():
+            folders.setdefault(path.rpartition("/")[0], []).append(each)
+        found: list[Ignored] = []
+        for folder, listed in folders.items():
+            is_long = len(listed) > MAX_IGNORED
+            found += [Ignored(f"{folder}/*" if folder else "*", listed[0].rule)] if is_long else listed
+        return tuple(sorted(found, key=attrgetter("path")))
 
     def _rules_within(self, directory: int, path: str, names: Mapping[str, object], rules: Rules) -> Rules:
         is_repository = bool(path) and ".git" in names

@@ -32,7 +32,7 @@ class Staging:
         self._touched: set[str] = set()
 
     def __enter__(self) -> Self:
-        _remove_leftovers(self._root)
+        remove_leftovers(self._root)
         os.mkdir(self._name, 0o700, dir_fd=self._root)
         self._folder = os.open(self._name, DIRECTORY_FLAGS, dir_fd=self._root)
         try:
@@ -133,7 +133,7 @@ class Staging:
             raise
 
 
-def _remove_leftovers(root: int) -> None:
+def remove_leftovers(root: int) -> None:
     """Remove the folders of restores that nobody works on any more."""
     with os.scandir(root) as listing:
         names = [each.name for each in listing if each.name.startswith(STAGING_PREFIX)]

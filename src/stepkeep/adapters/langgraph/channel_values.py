@@ -13,11 +13,12 @@ Stepkeep's own bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import chain
-from typing import Any, Final, TypeAlias
+from operator import attrgetter
+from typing import Any, Final
 from uuid import UUID
 
 from langchain_core.messages import BaseMessage
@@ -38,88 +39,46 @@ from stepkeep.adapters.langgraph.serde import (
 )
 from stepkeep.api.extension import (
     ATOMS,
-    JSON,
-    LARGE_BYTES,
     MAX_DEPTH,
     Engine,
     Growing,
     NewBody,
-    Shared,
     ValidationError,
     decode,
     encode,
     name_of,
+    plain,
     step_of,
 )
-from stepkeep.errors import StepkeepError, Unsupported
+from stepkeep.errors import Unsupported
+from stepkeep.model import Content
 
-# --- what threads held when they were put last ---------------------------------------------------------------------
-
-MAX_BRANCHES: Final = 64
-MAX_BYTES: Final = 64 * 1024 * 1024
-"""How much content is remembered together; the values that belong to it take a few times as much."""
-
-BranchKey: TypeAlias = tuple[str, str]
-"""A thread's session and the branch of a namespace."""
+# --- messages as they are compared ---------------------------------------------------------------------------------
 
 _MESSAGES: Final = "langchain_core.messages."
-_MANY: Final = 16
+_content_of_message: Final = attrgetter("__dict__", "__pydantic_extra__")
 
 
-class Memory:
-    """The branches put to last, the newest at the end.
-
-    Safe for threads and forks without a lock: who takes a branch has it alone, and who comes meanwhile begins anew.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[BranchKey, Growing] = {}
-        self._tagged: set[BranchKey] = set()
-
-    def take(self, branch: BranchKey) -> Growing | None:
-        return self._held.pop(branch, None)
-
-    def note_tagged(self, branch: BranchKey) -> None:
-        """A branch was put to whose values are not plain JSON: probably the next ones are not either."""
-        if len(self._tagged) >= MAX_BRANCHES:
-            self._tagged.clear()
-        self._tagged.add(branch)
-
-    def may_grow(self, branch: BranchKey, values: Mapping[str, Any]) -> bool:
-        """Whether it looks worth while to remember a branch's values: a guess before anything is encoded."""
-        return branch not in self._tagged and any(map(_looks_large, values.values()))
-
-    def forget(self, session: str) -> None:
-        """Let go of everything that a deleted thread held."""
-        for branch in [branch for branch in list(self._held) if branch[0] == session]:
-            self._held.pop(branch, None)
-
-    def keep(self, branch: BranchKey, grown: Growing) -> None:
-        """Remember a branch, and forget the oldest ones that are too many."""
-        if grown.size_bytes < LARGE_BYTES:
-            return
-        self._held[branch] = grown
-        self._tagged.discard(branch)
-        held = list(self._held.items())
-        size_bytes = sum(each.size_bytes for _, each in held)
-        while held and (len(held) > MAX_BRANCHES or size_bytes > MAX_BYTES):
-            oldest, each = held.pop(0)
-            self._held.pop(oldest, None)
-            size_bytes -= each.size_bytes
+def _message_class(kind: type) -> str | None:
+    """The name of a class that is one of LangChain's own messages: its fields are all there is to it."""
+    is_message = issubclass(kind, BaseMessage) and kind.__module__.startswith(_MESSAGES)
+    return f"{kind.__module__}:{kind.__qualname__}" if is_message else None
 
 
-def _looks_large(value: object) -> bool:
-    if type(value) is str:
-        return len(value) >= LARGE_BYTES
-    return type(value) in (list, dict) and len(value) >= _MANY  # type: ignore[arg-type]
-
-
-def is_message(kind: type) -> bool:
-    """Whether a class is one of LangChain's own messages: its fields are all there is to it."""
-    return issubclass(kind, BaseMessage) and kind.__module__.startswith(_MESSAGES)
+def comparable(value: Any) -> Any:
+    """A channel value with the messages of a list as plain data, each with its class; others as they are."""
+    if type(value) is not list:
+        return value
+    names = {kind: name for kind in set(map(type, value)) if (name := _message_class(kind)) is not None}
+    if not names:
+        return value
+    return [(name, _content_of_message(item)) if (name := names.get(type(item))) else item for item in value]
 
 
 # --- channel values ------------------------------------------------------------------------------------------------
+
+MAX_TAGGED: Final = 1000
+"""How many branches whose values are not plain JSON are remembered."""
 
 _ATTEMPTS: Final = 3
 _MARK_IN_JSON: Final = b'"$serde"'
@@ -144,7 +103,7 @@ class Values:
         self._keeps_plain = type(serde) is JsonPlusSerializer
         # What encrypts writes other bytes each time: whether they are the same is seen before that.
         self._plain_serde = serde.serde if isinstance(serde, EncryptedSerializer) else serde
-        self.memory = Memory()
+        self._tagged: set[str] = set()
 
     # --- whole bodies
 
@@ -163,44 +122,43 @@ class Values:
         except ValidationError as refusal:
             raise refusal.as_error() from refusal.__cause__
 
-    def channels(self, branch: BranchKey, values: dict[str, Any]) -> tuple[NewBody, list[str]]:
-        """The body that holds channel values, and their order in it: a large one has the largest value first.
+    def channels(self, key: str, values: dict[str, Any]) -> NewBody:
+        """The body that holds channel values; what is remembered under the key is not encoded again.
 
         Raises:
             InvalidInput: as `body`.
         """
-        known = self.memory.take(branch)
-        if known is None and not (self._keeps_plain and self.memory.may_grow(branch, values)):
-            body = self.body(values)
-            if not self._keeps_plain or body.encoding != JSON or len(body.content) < LARGE_BYTES:
-                return body, list(values)
-        if known is None:
-            known = Growing(self._piece, is_message)
-        try:
-            grown = known.content(values)
-        except (StepkeepError, ValidationError, UnicodeEncodeError):
-            grown = None
-        if grown is None or len(grown.content) > self.engine.max_state_bytes:
-            body = self.body(values)  # or it says what is wrong
-            self.memory.note_tagged(branch)
-            return body, list(values)
-        self.memory.keep(branch, known)
-        shares = Shared(grown.before, grown.shared)
-        return NewBody(grown.content, JSON, digest=grown.digest, shares=shares), grown.order
+        if not self._keeps_plain or key in self._tagged:
+            return self.body(values)
+        body = self.engine.encoder.grow(key, values, self._growing)
+        if body is not None:
+            return body
+        if len(self._tagged) >= MAX_TAGGED:
+            self._tagged.clear()
+        self._tagged.add(key)  # its next values are probably not plain either
+        return self.body(values)  # or it says what is wrong
 
-    def _piece(self, value: Any) -> bytes | None:
-        """The plain JSON of one channel value, None if it has none."""
-        limits = {"max_depth": MAX_DEPTH - 1, "max_bytes": self.engine.max_state_bytes}
+    def _growing(self) -> Growing:
+        return Growing(self._plain, comparable, max_bytes=self.engine.max_state_bytes)
+
+    def _plain(self, value: Any, depth: int) -> tuple[bytes, Any] | None:
+        """The plain JSON of one channel value and what that reads back as; None if it has none."""
         if has_no_objects(value):
-            encoding, content = encode(value, **limits)
-            if not _has_mark(content):
-                return content if encoding == JSON else None
-        encoding, content = encode(self.pack({"": value})[""], **limits)
-        return content if encoding == JSON else None
+            found = plain(value, depth, self.engine.max_state_bytes)
+            if found is None or not _has_mark(found[0]):
+                return found
+        found = plain(self.pack({"": value})[""], depth, self.engine.max_state_bytes)
+        if found is None:
+            return None
+        data, tree = found
+        return data, comparable(self.unpack(tree)) if type(value) is list else None
 
-    def decode(self, encoding: str, content: bytes) -> Any:
+    def decode(self, content: Content, data: bytes) -> Any:
         """The values in a body, by their names. A name may be the mark itself."""
-        tree = decode(encoding, content)
+        return self.revived(decode(content.encoding, data, content.first_at), data)
+
+    def revived(self, tree: dict[str, Any], content: bytes) -> dict[str, Any]:
+        """Decoded values with the objects among them made again."""
         if _has_mark(content):
             return {name: self.unpack(value) for name, value in tree.items()}
         return tree
@@ -297,8 +255,8 @@ class Values:
         loaded = self._loads(kind, node["bytes"])
         if _EXACT_BYTES not in node:
             return loaded
-        (value,) = self.decode(node[_EXACT_BYTES], loaded).values()
-        return value
+        (value,) = decode(node[_EXACT_BYTES], loaded).values()
+        return self.unpack(value) if _has_mark(loaded) else value
 
     def _loads(self, kind: str, data: bytes) -> Any:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Final, TypeAlias
 
 from langchain_core.runnables import RunnableConfig
@@ -29,11 +29,14 @@ from stepkeep.adapters.langgraph.threads import (
     thread_of_session,
 )
 from stepkeep.adapters.langgraph.writes import Write, pending_of
-from stepkeep.api.extension import HeaderQuery, verified
+from stepkeep.api.extension import Engine, HeaderQuery, Loaded, verified
 from stepkeep.errors import Corrupt, NotFound
 from stepkeep.model import Header, SessionInfo
 
 _PAGE: Final = 100
+_MAX_AT_ONCE: Final = 20
+_MAX_BYTES_AT_ONCE: Final = 64 * 1024 * 1024
+"""How many checkpoints of a list are loaded together, and how much they may take."""
 
 Found: TypeAlias = tuple[SessionInfo, Header]
 
@@ -114,14 +117,37 @@ class Listing:
         for headers in by_session.values():
             with suppress(NotFound):  # the thread was deleted meanwhile
                 pending |= pending_of(self._values, headers)
+        loading = {uid: _Loading(self._values.engine, headers) for uid, headers in by_session.items()}
         for session, header in page:
             if header.id not in pending:
                 continue
             location = Location(thread=thread_of_session(session), namespace=namespace_of_header(header))
+            load = loading[header.session].load
+            found = tuple_of(self._values, location, header, pending[header.id], load)
             # Where rules may prune the thread at any moment, its values are read at once.
             with suppress(NotFound):
-                is_read = bool(session.policy)
-                yield tuple_of(self._values, location, header, pending[header.id], is_read=is_read)
+                yield CheckpointTuple(*found) if session.policy else found
+
+
+class _Loading:
+    """Loads the checkpoints of one thread as they are looked at: a few neighbours at a time, for they share much."""
+
+    def __init__(self, engine: Engine, headers: Sequence[Header]) -> None:
+        self._engine = engine
+        self._headers = headers
+        self._loaded: dict[str, Loaded] = {}
+
+    def load(self, header: Header) -> Loaded:
+        if header.id not in self._loaded:
+            self._loaded = self._engine.load_many(self._neighbours(header))
+        return self._loaded.pop(header.id)
+
+    def _neighbours(self, header: Header) -> Sequence[Header]:
+        """A checkpoint and those listed behind it, as long as they are few and small."""
+        start = self._headers.index(header)
+        sizes = accumulate(each.size_bytes for each in self._headers[start : start + _MAX_AT_ONCE])
+        count = sum(size <= _MAX_BYTES_AT_ONCE for size in sizes)
+        return self._headers[start : start + max(1, count)]
 
 
 # --- delta channels: rebuilt from the writes of ancestors, back to the nearest stored value ------------------------

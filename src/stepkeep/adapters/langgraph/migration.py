@@ -15,15 +15,16 @@ from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from stepkeep.adapters.langgraph import writes
-from stepkeep.adapters.langgraph.channel_values import BranchKey, Values
+from stepkeep.adapters.langgraph.channel_values import Values
 from stepkeep.adapters.langgraph.records import save_of, store_once
 from stepkeep.adapters.langgraph.serde import MARK, data_in
 from stepkeep.adapters.langgraph.threads import Location, Threads
 from stepkeep.adapters.langgraph.writes import Write
 from stepkeep.api import Store
-from stepkeep.api.extension import Engine, NewBody, is_connection_lost, postgres_url
+from stepkeep.api.extension import Engine, NewBody, distrust_schema, is_connection_lost, postgres_url
 from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, NotFound, StepkeepError, driver_missing
 from stepkeep.model import Header
+from stepkeep.secrets import url_without_password
 
 # --- what LangGraph's own savers stored ----------------------------------------------------------------------------
 
@@ -159,7 +160,8 @@ def open_source(url: str) -> Iterator[Source]:
         opened = _sqlite(Path(file).expanduser())
     else:
         raise InvalidInput(
-            f"unknown source {url!r}: use sqlite:PATH or postgresql://…, as LangGraph's savers were given",
+            f"unknown source {url_without_password(url)!r}: use sqlite:PATH or postgresql://…, as LangGraph's savers "
+            "were given",
             code="unknown_store_url",
         )
     with opened as source:
@@ -172,7 +174,7 @@ def shown(url: str) -> str:
     Raises:
         InvalidInput: it begins like a URL of PostgreSQL and is not one.
     """
-    return postgres_url(url) if url.partition(":")[0] in _POSTGRES else url
+    return postgres_url(url) if url.partition(":")[0] in _POSTGRES else url_without_password(url)
 
 
 @contextmanager
@@ -184,6 +186,7 @@ def _sqlite(path: Path) -> Iterator[Source]:
     try:
         with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
             connection.set_busy_timeout(10_000)
+            distrust_schema(connection)
             _check_tables(
                 connection.execute("SELECT name FROM sqlite_master").fetchall(), "writes", str(path)
             )
@@ -266,8 +269,8 @@ class LaidOpen(Values):
     def body(self, values: dict[str, Any]) -> NewBody:
         return self.engine.encode(values)
 
-    def channels(self, branch: BranchKey, values: dict[str, Any]) -> tuple[NewBody, list[str]]:  # noqa: ARG002
-        return self.body(values), list(values)
+    def channels(self, key: str, values: dict[str, Any]) -> NewBody:  # noqa: ARG002
+        return self.body(values)
 
 
 def count(source: str, threads: Sequence[str]) -> int:

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 from langchain_core.runnables import RunnableConfig
@@ -28,7 +28,17 @@ from langgraph.checkpoint.base import (
 from stepkeep.adapters.langgraph import writes
 from stepkeep.adapters.langgraph.channel_values import Values, has_no_objects
 from stepkeep.adapters.langgraph.threads import Location, hidden_namespace, namespace_of, run_tag
-from stepkeep.api.extension import JSON, Engine, HeaderQuery, Save, check_stored, encode, load_body, verified
+from stepkeep.api.extension import (
+    JSON,
+    Engine,
+    HeaderQuery,
+    Loaded,
+    Save,
+    check_stored,
+    encode,
+    load_body,
+    verified,
+)
 from stepkeep.errors import Conflict
 from stepkeep.model import MAX_METADATA_BYTES, STATE, Header, SessionInfo
 from stepkeep.text import shortened
@@ -98,14 +108,14 @@ REST: Final = "langgraph"
 
 OWN: Final = "$langgraph"
 _METADATA: Final = "metadata"
-_ORDER: Final = "$channels"
-"""The channels in their own order, where the body has them in another."""
-
 _COUNTERS: Final = "counters_since_delta_snapshot"
 _ROOM: Final = 2 * 1024
 """What is left of the room for metadata for this adapter's own keys."""
 
 MAX_MESSAGE: Final = 120
+
+Load: TypeAlias = Callable[[Header], Loaded]
+"""Loads a checkpoint, verified: `Corrupt` when a byte of it changed, `NotFound` when it was removed meanwhile."""
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -137,9 +147,7 @@ def save_of(
     plain = _plain_metadata(metadata)
     if plain is None:
         rest[_METADATA] = dict(metadata)
-    state, order = values.channels((uid, location.branch), channels)
-    if order != list(channels):
-        rest[_ORDER] = list(channels)
+    state = values.channels(f"{uid}/{location.branch}", channels)
     note = Note(
         parent=location.checkpoint, namespace=hidden_namespace(location.namespace), is_elsewhere=plain is None
     )
@@ -226,18 +234,24 @@ def namespace_of_header(header: Header) -> str:
 
 
 def tuple_of(
-    values: Values, location: Location, header: Header, pending: Sequence[writes.Write], *, is_read: bool
-) -> CheckpointTuple:
-    """A stored checkpoint as LangGraph takes it; unless `is_read`, its values are read when they are looked at."""
+    values: Values, location: Location, header: Header, pending: Sequence[writes.Write], load: Load
+) -> StoredTuple:
+    """A stored checkpoint as LangGraph takes it; it is loaded when its values are looked at."""
     parent = note_of(header).parent
-    found = StoredTuple(
+    return StoredTuple(
         location.config(header.external_id),
-        lambda: checkpoint_of_header(values, header),
+        lambda: checkpoint_of(values, load(header)),
         metadata_of(values, header),
         None if parent is None else location.config(parent),
         [write.pending for write in pending],
     )
-    return CheckpointTuple(*found) if is_read else found
+
+
+def loaded_tuple(
+    values: Values, location: Location, loaded: Loaded, pending: Sequence[writes.Write]
+) -> CheckpointTuple:
+    """The same with its values."""
+    return CheckpointTuple(*tuple_of(values, location, loaded.header, pending, lambda _: loaded))
 
 
 def metadata_of(values: Values, header: Header) -> CheckpointMetadata:
@@ -249,21 +263,12 @@ def metadata_of(values: Values, header: Header) -> CheckpointMetadata:
     return cast(CheckpointMetadata, found)
 
 
-def checkpoint_of_header(values: Values, header: Header) -> Checkpoint:
-    """A stored checkpoint with all its values, verified.
-
-    Raises:
-        Corrupt: a byte of it changed, or a body is missing.
-        NotFound: it was removed meanwhile.
-    """
+def checkpoint_of(values: Values, loaded: Loaded) -> Checkpoint:
+    """A loaded checkpoint with all its values."""
+    header = loaded.header
     check_is_ours(header)
-    loaded = values.engine.load(header)
-    rest, channels = (
-        values.decode(header.contents[name].encoding, loaded.contents[name]) for name in (REST, STATE)
-    )
+    rest, channels = (values.revived(loaded.value(name), loaded.contents[name]) for name in (REST, STATE))
     rest.pop(_METADATA, None)
-    if order := rest.pop(_ORDER, None):
-        channels = {name: channels[name] for name in order}
     return cast(Checkpoint, {**rest, "id": header.external_id, "channel_values": channels})
 
 
@@ -275,7 +280,7 @@ def channels_of_header(values: Values, header: Header) -> dict[str, Any]:
 
 def _read(values: Values, header: Header, name: str) -> Any:
     content = load_body(values.engine.backend, header, name)
-    return values.decode(header.contents[name].encoding, content)
+    return values.decode(header.contents[name], content)
 
 
 def is_ours(header: Header) -> bool:
@@ -306,7 +311,7 @@ def copy_all(engine: Engine, source: SessionInfo, target: SessionInfo) -> None:
         goal = ids.get(note.target) if isinstance(note.target, str) else note.target
         if goal is not None:
             check_stored(note.data, note.digest, checkpoint=str(note.target), body="pending writes")
-            engine.backend.annotate(
+            engine.annotate(
                 target.uid, goal, note.kind, note.name, note.data, time_us=note.time_us, replace=True
             )
 

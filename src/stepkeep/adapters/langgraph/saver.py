@@ -32,10 +32,10 @@ from stepkeep.adapters.langgraph.channel_values import Values
 from stepkeep.adapters.langgraph.records import (
     copy_all,
     is_ours,
+    loaded_tuple,
     save_of,
     store_once,
     stored_metadata,
-    tuple_of,
 )
 from stepkeep.adapters.langgraph.threads import Location, Threads, location_of, run_tag
 from stepkeep.api import PruneReport
@@ -128,17 +128,35 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
             Corrupt: it is there and damaged. No older one is taken instead, and no part of it is left out.
         """
         location = location_of(config)
+        if (saved := self._saved_last(location)) is not None:
+            return saved
         session = self._threads.find(location.thread)
         if session is None:
             return None
         for _ in range(_ATTEMPTS):
             with suppress(NotFound):  # removed meanwhile: the newest may be another now
-                header = self._threads.header(session.uid, location.branch, location.checkpoint)
-                if header is None:
-                    return None
-                pending = pending_writes.pending_of(self._values, [header])[header.id]
-                return tuple_of(self._values, location, header, pending, is_read=True)
+                loaded = None
+                if location.checkpoint is None:
+                    loaded = self._engine.head(session.uid, location.branch)
+                if loaded is None:  # another one is asked for, or what is wrong with it is to be told
+                    header = self._threads.header(session.uid, location.branch, location.checkpoint)
+                    if header is None:
+                        return None
+                    loaded = self._engine.load(header)
+                pending = pending_writes.pending_of(self._values, [loaded.header])[loaded.header.id]
+                return loaded_tuple(self._values, location, loaded, pending)
         return None
+
+    def _saved_last(self, location: Location) -> CheckpointTuple | None:
+        """The newest of a namespace, if this saver put it and nobody else wrote to the store since."""
+        uid = self._threads.known_uid(location)
+        found = None if uid is None else self._engine.saved_last(uid, location.branch, pending_writes.KIND)
+        if found is None:
+            return None
+        loaded, notes = found
+        if location.checkpoint not in (None, loaded.header.external_id):
+            return None
+        return loaded_tuple(self._values, location, loaded, pending_writes.folded(self._values, notes))
 
     def list(
         self,
@@ -263,7 +281,6 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
         """Remove a thread with all its bytes. What a run that is still going puts later is refused."""
         session = self._threads.find(str(thread_id))
         if session is not None:
-            self._values.memory.forget(session.uid)
             with suppress(NotFound):
                 self._engine.delete_session(session.uid)
 

@@ -196,6 +196,10 @@ class Threads:
     def all(self) -> Iterator[SessionInfo]:
         return self._engine.backend.sessions(SessionQuery(workflow=WORKFLOW))
 
+    def known_uid(self, location: Location) -> str | None:
+        """The session of a thread that was found or made here before."""
+        return self._uids.get(location.key)
+
     def uid(self, location: Location, *, is_write: bool = False) -> str:
         """The session that a put or pending writes go to.
 
@@ -253,8 +257,9 @@ class Threads:
             "profile": KEEPS_ALL,
             "workflow": WORKFLOW,
             "metadata": {} if key == thread else {THREAD_ID: json.dumps(thread)},
-            "policy": policy_of(None, self._retention or None, None),
         }
+        if self._retention:
+            fields["policy"] = policy_of(None, self._retention, None)
         if self._project:
             fields["project"] = self._project
         return self._checked(self._engine.open_session(key, **fields))

@@ -17,7 +17,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, PendingWrite, writes_sort_
 from stepkeep.adapters.langgraph.channel_values import Values
 from stepkeep.api.extension import Annotation, Target, check_stored, decode_stored, digest, encode_keyframe
 from stepkeep.errors import SCHEMA_INVALID, Corrupt
-from stepkeep.model import Header
+from stepkeep.model import Content, Header
 
 KIND: Final = "langgraph_writes"
 
@@ -53,6 +53,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     task: str
     path: str
     places: list[tuple[int, str]]
+    first_at: int = 0
 
 
 def store(values: Values, uid: str, target: Target, writes: Sequence[Write]) -> bool:
@@ -66,13 +67,12 @@ def store(values: Values, uid: str, target: Target, writes: Sequence[Write]) -> 
     packed = encode_keyframe(body.content)
     task, path = _text(writes[0].task), _text(writes[0].path)
     places = [(write.index, write.channel) for write in writes]
-    head = Head(body.encoding, packed.codec, len(body.content), task, path, places)
+    head = Head(body.encoding, packed.codec, len(body.content), task, path, places, body.first_at)
     data = msgspec.json.encode(head) + b"\n" + packed.data
     indexes = sorted(write.index for write in writes)
     is_special = indexes[-1] < 0
     name = digest(f"{task}\n{indexes}".encode() if is_special else data)
-    engine = values.engine
-    return engine.backend.annotate(uid, target, KIND, name, data, time_us=engine.clock(), replace=is_special)
+    return values.engine.annotate(uid, target, KIND, name, data, replace=is_special)
 
 
 def _named(writes: Sequence[Write]) -> dict[str, Any]:
@@ -101,10 +101,10 @@ def pending_of(values: Values, headers: Sequence[Header]) -> dict[str, list[Writ
         checkpoint = note.target if isinstance(note.target, str) else ids.get(note.target)
         if checkpoint in found:
             found[checkpoint].append(note)
-    return {checkpoint: _folded(values, notes) for checkpoint, notes in found.items()}
+    return {checkpoint: folded(values, notes) for checkpoint, notes in found.items()}
 
 
-def _folded(values: Values, notes: Iterable[Annotation]) -> list[Write]:
+def folded(values: Values, notes: Iterable[Annotation]) -> list[Write]:
     """What stands after all calls, in the order in which LangGraph applies it."""
     standing: dict[tuple[str, int], Write] = {}
     for note in notes:
@@ -122,7 +122,8 @@ def _read(values: Values, note: Annotation) -> list[Write]:
         head = msgspec.json.decode(line, type=Head)
     except msgspec.MsgspecError as exc:
         raise Corrupt(f"the writes of {note.target} are not readable: {exc}", code=SCHEMA_INVALID) from exc
-    found = values.decode(head.encoding, decode_stored(head.codec, packed, size=head.size))
+    content = Content(digest="", size=head.size, encoding=head.encoding, first_at=head.first_at)
+    found = values.decode(content, decode_stored(head.codec, packed, size=head.size))
     return [
         Write(head.task, head.path, index, channel, value)
         for (index, channel), value in zip(head.places, found.values(), strict=True)

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from pathlib import Path
+from os import PathLike
 from typing import ClassVar, Final, TypeAlias
 
 import msgspec
@@ -21,14 +21,14 @@ from stepkeep.storage.disk import write_file
 from stepkeep.text import clean, count, size, span
 
 
-class NodeLink(msgspec.Struct, frozen=True):
+class NodeLink(msgspec.Struct, frozen=True, gc=False):
     """A line down to an older row, by its index. It is broken where what lay between is no longer stored."""
 
     row: int
     is_broken: bool = False
 
 
-class _Node(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+class _Node(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", gc=False):
     lane: int = 0
     links: tuple[NodeLink, ...] = ()
 
@@ -140,6 +140,48 @@ class BranchMark(msgspec.Struct, frozen=True, kw_only=True):
     fork_seq: int
 
 
+class LaneMove(msgspec.Struct, frozen=True):
+    """A line that runs from one lane to another below a row."""
+
+    source: int
+    target: int
+    is_broken: bool
+
+
+class DrawnRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row and how it is drawn: what it stands for, the lane of its mark, the lines that come from above and go on
+    below (lane, whether it is broken), and those that change their lane before the next row. `text` is what a row says
+    that is not one checkpoint."""
+
+    node: Node
+    mark: str
+    lane: int
+    above: tuple[tuple[int, bool], ...]
+    below: tuple[tuple[int, bool], ...]
+    moves: tuple[LaneMove, ...]
+    text: str | None
+
+
+class TimelinePage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some rows of a timeline, from number `start` on, of `rows` in all, with what is said of all of it."""
+
+    session: str
+    status: Status
+    branch: str
+    title: str
+    total: int
+    left_out: int
+    pruned: int
+    damaged: tuple[str, ...]
+    size_bytes: int
+    stored_bytes: int
+    branches: tuple[BranchMark, ...]
+    lanes: int
+    rows: int
+    start: int
+    drawn: tuple[DrawnRow, ...]
+
+
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """A session as a graph: rows newest first, in lanes, the line of the current branch in lane 0.
 
@@ -185,6 +227,12 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         left_out = f"{count(self.left_out, 'checkpoint')} left out"
         return f"{left_out} that nothing here descends from" if self.rows else f"nothing matches: {left_out}"
 
+    def pages(self, *, size: int, lanes: int) -> tuple[TimelinePage, ...]:
+        """The rows as they are drawn in at most so many lanes, `size` of them a page; at least one page."""
+        from stepkeep.history.timeline.lanes import pages_of
+
+        return pages_of(self, size=size, most=lanes)
+
     def draw(
         self, *, width: int, is_ascii: bool = False, paint: Callable[[str, str], str] | None = None
     ) -> list[str]:
@@ -216,11 +264,13 @@ class Timelines(msgspec.Struct, frozen=True, kw_only=True):
 
         return picture(self.timelines).encode()
 
-    def write_picture(self, output: Path, *, force: bool = False) -> Pictured:
+    def write_picture(self, output: str | PathLike[str], *, force: bool = False) -> Pictured:
         """Write the picture to a file: whole or not at all, durable, readable only by its owner, and over an existing
         file only with `force`."""
+        from pathlib import Path  # who draws on a terminal needs none
+
         content = self.picture()
-        write_file(output, content, force=force)
+        write_file(Path(output), content, force=force)
         return Pictured(
             sessions=tuple(timeline.session for timeline in self.timelines),
             rows=sum(len(timeline.rows) for timeline in self.timelines),

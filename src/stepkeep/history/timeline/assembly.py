@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -30,7 +29,6 @@ from stepkeep.history.timeline import (
     RestNode,
     Timeline,
     Timelines,
-    first_row,
 )
 from stepkeep.history.timeline.lanes import lay
 from stepkeep.model import Branch, Header, SessionError, SessionInfo, Status, TriggerKind, from_us
@@ -172,8 +170,7 @@ def _min_seq(wanted: Filter, headers: Iterable[Header]) -> int:
 # --- the graph ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class _Point:
+class _Point(msgspec.Struct, eq=False):
     """A header, a damaged header, or a number of pruned ones. `seq` is the highest it stands for."""
 
     seq: int
@@ -182,11 +179,10 @@ class _Point:
     damaged: str | None = None
     pruned: int = 0
     first_seq: int = 0
-    edges: list[_Edge] = field(default_factory=list)
+    edges: list[_Edge] = []
 
 
-@dataclass(slots=True, eq=False)
-class _Edge:
+class _Edge(msgspec.Struct, eq=False):
     """A line to an older point, broken where others were between."""
 
     older: _Point
@@ -314,8 +310,7 @@ def _insert(point: _Point, taken: Sequence[tuple[int, int]]) -> _Point:
 # --- rows: which points are shown, folded or left out ------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class _RowGroup:
+class _RowGroup(msgspec.Struct, eq=False):
     """What one row shows: one point, or with `is_fold` those of one branch that follow each other, newest first.
     `is_rest` is the last row."""
 
@@ -413,12 +408,11 @@ def _rows(
 ) -> Iterator[Node]:
     """The rows, in their lanes."""
     names = _Names(session, branches)
-    rows = [_row(group, names, stored) for group in groups]
     index = {point: at for at, group in enumerate(groups) for point in group.points}
     links = [_links(group, index) for group in groups]
-    positions = lay(links, first=first_row(rows))
-    for row, position, own in zip(rows, positions, links, strict=True):
-        yield msgspec.structs.replace(row, lane=position.lane, links=own)
+    first = next((at for at, group in enumerate(groups) if names.is_current(group)), None)
+    for group, own, position in zip(groups, links, lay(links, first=first), strict=True):
+        yield _row(group, names, stored, lane=position.lane, links=own)
 
 
 def _links(group: _RowGroup, index: dict[_Point, int]) -> tuple[NodeLink, ...]:
@@ -443,31 +437,44 @@ class _Names:
             self.heads.setdefault(branch.head, []).append(branch.name)
             self.forks.setdefault(branch.fork, []).append(branch.name)
 
+    def is_current(self, group: _RowGroup) -> bool:
+        """Whether a row is that of the current head: its line has lane 0."""
+        header = None if group.is_fold or group.is_rest else group.points[0].header
+        return header is not None and header.id == self.current
 
-def _row(group: _RowGroup, names: _Names, stored: Counter[str]) -> Node:
+
+def _row(
+    group: _RowGroup, names: _Names, stored: Counter[str], *, lane: int, links: tuple[NodeLink, ...]
+) -> Node:
     newest = group.points[0]
     if group.is_rest:
-        return RestNode(count=_count(group.points))
+        return RestNode(lane=lane, links=links, count=_count(group.points))
     if group.is_fold:
-        return _fold(group, stored)
+        return _fold(group, stored, lane=lane, links=links)
     if (header := newest.header) is not None:
         return CheckpointNode(
+            lane=lane,
+            links=links,
             checkpoint=checkpoint_info(names.session, header, stored[header.id]),
             heads=tuple(names.heads.get(header.id, ())),
             forks=tuple(names.forks.get(header.id, ())),
-            is_current=header.id == names.current,
+            is_current=names.is_current(group),
             is_match=group.is_match,
         )
     if newest.damaged is not None:
-        return DamagedNode(id=newest.damaged, seq=newest.seq, branch=newest.branch)
-    return GapNode(count=newest.pruned, first_seq=newest.first_seq, last_seq=newest.seq)
+        return DamagedNode(lane=lane, links=links, id=newest.damaged, seq=newest.seq, branch=newest.branch)
+    return GapNode(
+        lane=lane, links=links, count=newest.pruned, first_seq=newest.first_seq, last_seq=newest.seq
+    )
 
 
-def _fold(group: _RowGroup, stored: Counter[str]) -> FoldNode:
+def _fold(group: _RowGroup, stored: Counter[str], *, lane: int, links: tuple[NodeLink, ...]) -> FoldNode:
     headers = [point.header for point in group.points if point.header is not None]
     steps = [header.step for header in headers if header.step is not None]
     times = [header.time_us for header in headers]
     return FoldNode(
+        lane=lane,
+        links=links,
         count=len(headers),
         branch=group.points[0].branch,
         first_seq=headers[-1].seq,

@@ -9,7 +9,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from stepkeep.history.timeline import NodeLink, Timeline, first_row
+from stepkeep.history.documents import copied
+from stepkeep.history.timeline import (
+    CheckpointNode,
+    DrawnRow,
+    LaneMove,
+    Node,
+    NodeLink,
+    Timeline,
+    TimelinePage,
+    first_row,
+    node_text,
+)
 
 
 class LaneChange(NamedTuple):
@@ -46,6 +57,40 @@ def strips_of(timeline: Timeline, *, most: int) -> tuple[int, list[Strip]]:
     used = (max([each.lane, *(move.target for move in each.moves)]) for each in positions)
     columns = min(max(used, default=0) + 1, most)
     return columns, list(_strips(positions, columns))
+
+
+def pages_of(timeline: Timeline, *, size: int, most: int) -> tuple[TimelinePage, ...]:
+    """The rows of a timeline as they are drawn, so many a page."""
+    lanes, strips = strips_of(timeline, most=most)
+    has_branches = len(timeline.branches) > 1
+    came: dict[int, bool] = {}
+    drawn: list[DrawnRow] = []
+    for row, strip in zip(timeline.rows, strips, strict=True):
+        drawn.append(_drawn(row, strip, came, names_branch=has_branches))
+        came = strip.below
+    return tuple(
+        copied(
+            TimelinePage,
+            timeline,
+            lanes=lanes,
+            rows=len(drawn),
+            start=start,
+            drawn=tuple(drawn[start : start + size]),
+        )
+        for start in range(0, max(len(drawn), 1), size)
+    )
+
+
+def _drawn(row: Node, strip: Strip, came: dict[int, bool], *, names_branch: bool) -> DrawnRow:
+    return DrawnRow(
+        node=row,
+        mark=row.mark,
+        lane=strip.column,
+        above=tuple(came.items()),
+        below=tuple(strip.below.items()),
+        moves=tuple(LaneMove(*move) for move in strip.moves),
+        text=None if isinstance(row, CheckpointNode) else node_text(row, names_branch=names_branch),
+    )
 
 
 def lay(links: Sequence[Sequence[NodeLink]], *, first: int | None) -> list[LanePosition]:

@@ -7,12 +7,13 @@ holds where the work stands and where the transcript ends, never the transcript 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 
-from stepkeep.engine import Engine, Save
+from stepkeep.engine import Engine, MakesBody, Save
 from stepkeep.errors import Corrupt, InvalidInput, NotFound
 from stepkeep.model import PHASES, STATE, Header, SessionInfo, Status, Trigger, TriggerKind, check_name
 from stepkeep.recording import triggers
@@ -25,13 +26,19 @@ from stepkeep.recording.coding_agents.hook_events import (
     Task,
     ToolOutcome,
 )
+from stepkeep.recording.phase_sessions import PROFILE, newest_phase
 from stepkeep.recording.triggers import Material, TriggerPath
-from stepkeep.storage.port import HeaderQuery
+from stepkeep.storage.port import HeaderQuery, SessionQuery
 
 MAX_RECENT = 10
 MAX_OUTCOMES = 50
+MAX_LOOKED_AT = 50
+"""Among how many sessions the one is looked for that an agent took up."""
+
 SUMMARY_WORDS = 8
-PROFILE = "phase"
+_SHORT_ANSWER = 12
+"""A prompt of one or two words is a task if it has so many characters."""
+
 WAITING = "agent_event"
 RESTORED = "context_restored"
 
@@ -61,6 +68,8 @@ def changed(state: SessionState, delta: Delta) -> SessionState:
         after["phase"] = delta.phase
     if delta.prompt:
         after["prompt"] = delta.prompt
+        if not after.get("task") and is_substantial(delta.prompt):
+            after["task"] = delta.prompt
     if delta.message:
         after["last_message"] = delta.message
     if delta.tasks is not None:
@@ -108,11 +117,18 @@ def phase_number(state: SessionState) -> int:
     return PHASES.index(state.get("phase", PHASES[0])) + 1
 
 
+def is_substantial(prompt: str) -> bool:
+    """Whether a prompt says what to do, and is not only an answer or a command of the client."""
+    words = prompt.split()
+    return not prompt.startswith("/") and (len(words) > 2 or len(prompt) >= _SHORT_ANSWER)
+
+
 def summary(state: SessionState) -> str:
-    """The task in eight words: the one in progress, else what was asked for, else what was said last."""
+    """The task in eight words: the one in progress, else what was asked for first, else what was said last."""
     running = [task["subject"] for task in open_tasks(state) if task["status"] == "in_progress"]
     waiting = [task["subject"] for task in open_tasks(state)]
-    texts = (*running, *waiting, state.get("prompt", ""), state.get("last_message", ""))
+    asked = (state.get("task", ""), state.get("prompt", ""))
+    texts = (*running, *waiting, *asked, state.get("last_message", ""))
     text = next((text for text in texts if text), "")
     return " ".join(text.split()[:SUMMARY_WORDS]) or "unnamed work"
 
@@ -177,15 +193,35 @@ def session_key(event: HookEvent) -> str:
         return f"{event.client}:{sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
-def open_session(engine: Engine, event: HookEvent) -> SessionInfo:
-    """The session in which the work of this agent is kept: its own, or the one that it took up."""
+def find_session(engine: Engine, event: HookEvent) -> SessionInfo | None:
+    """The session in which the work of this agent is kept: its own, or the one that it took up; None before both."""
     own = engine.backend.session_by_key(session_key(event))
-    return _begun(engine, event) if own is None else continued(engine, own, event)
+    return _accepted(engine, event) if own is None else continued(engine, own, event)
 
 
-def _begun(engine: Engine, event: HookEvent, **about: Any) -> SessionInfo:
+def _accepted(engine: Engine, event: HookEvent) -> SessionInfo | None:
+    """The session that was offered to an agent before it did anything, once a person said yes."""
+    key = session_key(event)
+    for session in engine.backend.sessions(SessionQuery(limit=MAX_LOOKED_AT)):
+        about = session.metadata
+        if about.get("offered_to") == key and about.get("taken_up_us", 0) >= about.get("offered_us", 0):
+            if session.status.is_finished:
+                return None if event.kind == hook_events.PROMPT else session
+            return _held(engine, session, event)
+    return None
+
+
+def _held(engine: Engine, session: SessionInfo, event: HookEvent) -> SessionInfo:
+    """The session, which says that this agent is at work in it."""
+    agent = event.agent or environment.agent_process()
+    if session.metadata.get("agent") == agent:
+        return session
+    return engine.describe_session(session.uid, {"metadata": {**session.metadata, "agent": agent}})
+
+
+def _begun(engine: Engine, event: HookEvent) -> SessionInfo:
     project = project_name(event)
-    metadata = {"client": event.client, "agent": environment.agent_process(), **about}
+    metadata = {"client": event.client, "agent": event.agent or environment.agent_process()}
     given = {"metadata": metadata, **({"project": project} if project else {})}
     return engine.open_session(session_key(event), profile=PROFILE, **given)
 
@@ -208,8 +244,7 @@ def continued(engine: Engine, own: SessionInfo, event: HookEvent) -> SessionInfo
         if taken.metadata.get("taken_up_us", 0) < own.metadata.get("offered_us", 0):
             return own
         engine.describe_session(own.uid, {"metadata": {**own.metadata, "continues": key}})
-        agent = {"agent": environment.agent_process()}
-        taken = engine.describe_session(taken.uid, {"metadata": {**taken.metadata, **agent}})
+        taken = _held(engine, taken, event)
     if taken.status.is_finished and event.kind == hook_events.PROMPT:
         rest = {name: value for name, value in own.metadata.items() if name not in ("continues", "offered")}
         return engine.describe_session(own.uid, {"metadata": rest})
@@ -217,9 +252,12 @@ def continued(engine: Engine, own: SessionInfo, event: HookEvent) -> SessionInfo
 
 
 def known(engine: Engine, session: SessionInfo) -> Known:
-    """What is stored of a session. Damaged checkpoints are stepped over; without any, the state is empty."""
+    """What is stored of a session. Damaged checkpoints, and those that others saved by hand, are stepped over.
+
+    Without any, the state is empty.
+    """
     try:
-        loaded = engine.latest(session)
+        loaded = newest_phase(engine, session) or engine.latest(session)
     except Corrupt:
         loaded = None
     state: Any = None if loaded is None else loaded.value(STATE)
@@ -241,41 +279,59 @@ def _delta(data: dict[str, Any]) -> Delta | None:
         return None
 
 
-def record(engine: Engine, event: HookEvent) -> Header | None:
+CapturesFiles = Callable[[SessionInfo], MakesBody | None]
+"""What captures the project files beside a checkpoint of a session; None where none are to be."""
+
+
+def record(
+    engine: Engine, event: HookEvent, *, key: str | None = None, capture: CapturesFiles = lambda _: None
+) -> Header | None:
     """Store what an event tells; the checkpoint that was made, None when it only waits or nothing goes on.
 
     A session that was finished is opened again by a new prompt alone: what an agent still does after it said that
-    the work is done is not unfinished work.
+    the work is done is not unfinished work. With a `key` it is stored once, however often this is repeated.
+
+    Raises:
+        Conflict: (`idempotency_mismatch`) it is stored already.
     """
-    session = open_session(engine, event)
+    session = find_session(engine, event)
+    if session is None:
+        if event.kind == hook_events.END:
+            return None  # nothing was done in it
+        session = _begun(engine, event)
     if session.status.is_finished and event.kind != hook_events.PROMPT:
         return None
     if event.kind == hook_events.TOOL and event.tasks is None and event.task is None:
-        return _note(engine, session, event)
+        return _note(engine, session, event, key)
     before = known(engine, session)
     if event.kind == hook_events.END and before.header is None and not before.waiting:
         return None
     if _is_repeated(engine, session, event, before):
-        _wait(engine, session, event)
+        _wait(engine, session, event, key)
         return None
-    return save(engine, session, event, before, _TRIGGERS[event.kind])
+    files = capture(session)
+    return save(engine, session, event, before, _TRIGGERS[event.kind], key=key, files=files)
 
 
-def _note(engine: Engine, session: SessionInfo, event: HookEvent) -> Header | None:
+def _note(engine: Engine, session: SessionInfo, event: HookEvent, key: str | None) -> Header | None:
     """Let a tool's outcome wait, unless the last checkpoint is too long ago."""
     row = next(engine.backend.headers(HeaderQuery(session=session.uid, limit=1)), None)
     is_due = triggers.heartbeat_due(
         now_us=engine.clock(), last_us=session.updated_us, status=Status.IN_PROGRESS
     )
     if row is not None and not is_due:
-        _wait(engine, session, event)
+        _wait(engine, session, event, key)
         return None
     trigger = _TRIGGERS[hook_events.TOOL] if row is None else _HEARTBEAT
-    return save(engine, session, event, known(engine, session), trigger)
+    return save(engine, session, event, known(engine, session), trigger, key=key)
 
 
-def _wait(engine: Engine, session: SessionInfo, event: HookEvent) -> None:
+def _wait(engine: Engine, session: SessionInfo, event: HookEvent, key: str | None) -> None:
     data = msgspec.to_builtins(event.delta)
+    if key is not None:
+        if any(each.data.get("key") == key for each in engine.backend.events(session.uid)):
+            return  # it was noted by who brought it in before
+        data["key"] = key
     engine.backend.record_event(session.uid, WAITING, data, time_us=engine.clock())
 
 
@@ -293,7 +349,16 @@ def _is_repeated(engine: Engine, session: SessionInfo, event: HookEvent, before:
     )
 
 
-def save(engine: Engine, session: SessionInfo, event: HookEvent, before: Known, trigger: Trigger) -> Header:
+def save(
+    engine: Engine,
+    session: SessionInfo,
+    event: HookEvent,
+    before: Known,
+    trigger: Trigger,
+    *,
+    key: str | None = None,
+    files: MakesBody | None = None,
+) -> Header:
     """Make a checkpoint of all that is known."""
     now = _with_environment(changed(before.now, event), event, before.last_event)
     outcomes = [each.outcome for each in (*before.waiting, event) if each.outcome is not None]
@@ -303,6 +368,8 @@ def save(engine: Engine, session: SessionInfo, event: HookEvent, before: Known, 
             session=session.uid,
             state=now,
             details=details(now, outcomes),
+            files=files,
+            idempotency_key=key,
             step=phase_number(now),
             status=status,
             trigger=trigger,
@@ -342,13 +409,13 @@ def _with_environment(now: SessionState, event: HookEvent, last_event: int) -> S
 
 def offered(engine: Engine, event: HookEvent, key: str) -> None:
     """Remember which work was offered to this agent, so that a yes can be told to be its own."""
-    own = engine.backend.session_by_key(session_key(event))
-    about = {"offered": key, "offered_us": engine.clock()}
-    if own is None:
-        _begun(engine, event, **about)
-    elif not own.metadata.get("continues"):
-        agent = {"client": event.client, "agent": environment.agent_process()}
-        engine.describe_session(own.uid, {"metadata": {**own.metadata, **agent, **about}})
+    own, now_us = engine.backend.session_by_key(session_key(event)), engine.clock()
+    work = engine.find_session(key)
+    about = {"offered_to": session_key(event), "offered_us": now_us}
+    engine.describe_session(work.uid, {"metadata": {**work.metadata, **about}})
+    if own is not None and not own.metadata.get("continues"):
+        about = {"offered": key, "offered_us": now_us}
+        _held(engine, engine.describe_session(own.uid, {"metadata": {**own.metadata, **about}}), event)
 
 
 def take_up(engine: Engine, key: str) -> tuple[SessionInfo, Known]:

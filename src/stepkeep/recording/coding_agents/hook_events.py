@@ -13,7 +13,7 @@ import msgspec
 
 from stepkeep.errors import InvalidInput
 from stepkeep.secrets import safe_text
-from stepkeep.text import shortened
+from stepkeep.text import shortened, without_lone_surrogates
 
 # --- what an event means, and which client calls it how --------------------------------------------------------
 
@@ -148,6 +148,11 @@ class HookEvent(Delta, frozen=True, kw_only=True):
     cwd: str
     transcript: str = ""
     source: str = ""
+    is_repaired: bool = False
+    """Whether half characters in the input were replaced."""
+
+    agent: dict[str, Any] | None = None
+    """The agent's process, where another one than this hook's parent may save the event."""
 
     @property
     def delta(self) -> Delta:
@@ -194,7 +199,7 @@ def read_event(client: str, event: str, content: bytes, *, cwd: str) -> HookEven
     kind = table.get(event)
     if kind is None:
         raise InvalidEvent(f"no event {event[:80]!r} of {client}: use one of {', '.join(table)}")
-    inputs = _decoded(content)
+    inputs, is_repaired = _decoded(content)
     session = safe_text(inputs.get("session_id") or inputs.get("thread-id"), 400)
     if not session:
         raise InvalidEvent("the input names no session")
@@ -209,22 +214,32 @@ def read_event(client: str, event: str, content: bytes, *, cwd: str) -> HookEven
         cwd=_text(inputs, "cwd") or cwd,
         transcript=_text(inputs, "transcript_path"),
         source=safe_text(inputs.get("source"), 40),
+        is_repaired=is_repaired,
         prompt=_prompt(inputs),
         message=safe_text(_first(inputs, *last_messages), MAX_MESSAGE),
         **_of_tool(kind, inputs),
     )
 
 
-def _decoded(content: bytes) -> Inputs:
+def _decoded(content: bytes) -> tuple[Inputs, bool]:
+    """What the client sent, and whether half characters in it were replaced: a text that was cut may end in one."""
     if not content.strip():
         raise InvalidEvent("the input is empty")
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    is_repaired = False
     try:
-        found = msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"))
+        try:
+            found = msgspec.json.decode(content)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            repaired = without_lone_surrogates(content)
+            if repaired == content:
+                raise
+            found, is_repaired = msgspec.json.decode(repaired), True
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidEvent(f"the input is not JSON: {str(exc)[:200]}") from exc
     if not isinstance(found, dict):
         raise InvalidEvent("the input is not a JSON object")
-    return found
+    return found, is_repaired
 
 
 def _first(inputs: Inputs, *names: str) -> Any:

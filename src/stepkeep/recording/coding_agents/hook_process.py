@@ -20,6 +20,9 @@ from stepkeep.errors import BackendUnavailable
 if TYPE_CHECKING:
     from types import FrameType
 
+REPAIRED = "text_repaired"
+"""The code of what was saved, but not quite as it came."""
+
 MAX_LOG_BYTES = 256 << 10
 QUIET_SECONDS = 300
 """How long the same trouble is not told to the person again."""
@@ -31,6 +34,8 @@ QUIET_SECONDS = 300
 def phases_home(environ: Mapping[str, str]) -> str | None:
     """The folder with the phase checkpoints of other programs, None when there is none."""
     home = environ.get("STEPKEEP_PHASES") or f"{home_of(environ)}/.pai"
+    if home.startswith("~"):
+        home = os.path.expanduser(home)  # noqa: PTH111
     return home if os.path.isdir(f"{home}/checkpoints") else None  # noqa: PTH112
 
 
@@ -51,6 +56,27 @@ def folder_of(environ: Mapping[str, str], variable: str, default: str) -> str:
 
 def home_of(environ: Mapping[str, str]) -> str:
     return environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111
+
+
+def program() -> str:
+    """How a shell calls us: by name where that is found, else by the path of this environment."""
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    if any(os.access(f"{folder}/stepkeep", os.X_OK) for folder in folders if os.path.isabs(folder)):  # noqa: PTH117
+        return "stepkeep"
+    return program_by_path()
+
+
+def program_by_path() -> str:
+    """How we are called from anywhere: by the path of this environment's command, or of its interpreter.
+
+    The interpreter takes nothing from the folder it runs in: that may be anybody's.
+    """
+    import shlex
+
+    script = os.path.join(os.path.dirname(sys.executable), "stepkeep")  # noqa: PTH118, PTH120
+    if os.access(script, os.X_OK):
+        return shlex.quote(script)
+    return f"{shlex.quote(sys.executable)} -P -m stepkeep"
 
 
 # --- what went wrong where nobody was looking ------------------------------------------------------------------
@@ -106,6 +132,19 @@ def recent_problems(environ: Mapping[str, str], limit: int = 20) -> list[HookPro
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
     return found
+
+
+def hook_trouble(now_us: int) -> str | None:
+    """One line about what hooks could not save within the last day, None when they could save everything."""
+    since = timestamp(now_us / 1_000_000 - 86_400)
+    problems = recent_problems(os.environ, 100)
+    found = [each for each in problems if each.time >= since and each.code != REPAIRED]
+    if not found:
+        return None
+    return (
+        f"hooks could not save {len(found)} times within a day, last at {found[0].time} ({found[0].message}):"
+        " see `stepkeep hooks status`"
+    )
 
 
 def _valid(text: str, limit: int) -> str:

@@ -1,33 +1,38 @@
 """Our hooks in the settings files of coding agents, and the `/checkpoint` command file.
 
-All three clients have the same form: `hooks.EVENT` is a list of groups, each with a list of commands. The rest of
-the file stays as it is. A file with comments is not written: what to paste is shown instead. Nor is one that would come
-back changed, because a key stands in it twice or a number would be written back as another one.
+All three clients have the same form: `hooks.EVENT` is a list of groups, each with a list of commands. The text of the
+file is edited: only our entries come, change and go, and everything else stays as it is, comments and line ends
+included. A command is ours if it does nothing but call us; one in which somebody calls us among other things is theirs.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
-import math
 import os
 import re
 import shlex
-import shutil
-import sys
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from decimal import Decimal, InvalidOperation
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from stepkeep.codec import json_text
+from stepkeep.codec.json_text import Node
 from stepkeep.errors import BackendUnavailable, InvalidInput, StepkeepError
 from stepkeep.recording.coding_agents.hook_events import CLAUDE_CODE, CLIENTS, CODEX, EVENTS, GEMINI, NOTIFY
-from stepkeep.recording.coding_agents.hook_process import HookProblem, log_file, recent_problems, timestamp
+from stepkeep.recording.coding_agents.hook_process import (
+    HookProblem,
+    log_file,
+    program_by_path,
+    recent_problems,
+)
+from stepkeep.secrets import without_secrets
 from stepkeep.storage.disk import make_private_directory, put_in_place, temporary_beside, write_new
+from stepkeep.storage.urls import database_file, directory_of
 
 Scope = Literal["project", "user"]
 
@@ -40,8 +45,8 @@ _TIMEOUTS: Final = {CLAUDE_CODE: 10, GEMINI: 10_000, CODEX: 10}
 """Gemini CLI counts milliseconds, the others seconds."""
 
 _ALL_EVENTS: Final = frozenset(event for events in EVENTS.values() for event in events)
-_OURS: Final = re.compile(r"""\bstepkeep(?:\.exe)?["']?\s+hook\s+[\w-]+.*--client\b""")
-_COMMENT: Final = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_CALLS_US: Final = re.compile(r"""\bstepkeep(?:\.exe)?["']?\s+hook\s+([\w-]+).*--client\b""")
+_TRY_SECONDS: Final = 20
 
 
 # --- the text of a settings file -------------------------------------------------------------------------------
@@ -56,31 +61,51 @@ def _store_option(store: str | None) -> str:
     return "" if store is None else f" --store {shlex.quote(store)}"
 
 
+class _Entry(NamedTuple):
+    """A command of ours in the text: the list of groups, the number of its group, and where it stands in that."""
+
+    event: str
+    groups: Node
+    group: int
+    hook: int
+    command: Node
+    text: str
+
+    @property
+    def program(self) -> str:
+        return self.text.partition(" hook ")[0]
+
+
 def installed(before: str | None, client: str, program: str, store: str | None) -> str | None:
     """The text with our hooks, once each, in place of those that may be there already.
 
     Raises:
-        InvalidInput: (`invalid_settings`) the file holds no settings, or (`settings_have_comments`) it has comments.
+        InvalidInput: (`invalid_settings`) the file holds no settings.
     """
-    groups = {}
+    text = before if before and before.strip() else "{}\n"
     for event in events_of(client):
         command = f"{program} hook {event} --client {client}{_store_option(store)}"
-        hook = {"type": "command", "command": command, "timeout": _TIMEOUTS[client]}
-        groups[event] = {"hooks": [hook]}
-    paste = {"hooks": {event: [group] for event, group in groups.items()}}
-    settings = _parsed(before, json.dumps(paste, indent=2))
-    hooks = dict(settings.get("hooks") or {})
-    if all(_is_installed(hooks.get(event), group) for event, group in groups.items()):
-        return before
-    for event, group in groups.items():
-        hooks[event] = [*_without_ours(hooks.get(event, [])), group]
-    return _written(before, {**settings, "hooks": hooks})
+        text = _with_hook(text, event, command, _TIMEOUTS[client])
+    return before if before is not None and text == before else text
 
 
-def _is_installed(groups: Any, wanted: dict[str, Any]) -> bool:
-    """Whether exactly our command is there, wherever it stands."""
-    ours = [each for each in groups or () if _without_ours([each]) != [each]]
-    return ours == [wanted]
+def _with_hook(text: str, event: str, command: str, timeout: int) -> str:
+    """The text with one command at an event, in the place of another of ours."""
+    while len(ours := [each for each in _ours(text) if each.event == event]) > 1:
+        text = _without(text, ours[-1])
+    if ours:
+        return text if ours[0].text == command else json_text.replaced(text, ours[0].command, command)
+    if event in _called_by_others(text):
+        return text
+    group = {"hooks": [{"type": "command", "command": command, "timeout": timeout}]}
+    root = json_text.parse(text)
+    hooks = root.child("hooks")
+    if hooks is None:
+        return json_text.added(text, root, {event: [group]}, key="hooks")
+    groups = hooks.value.child(event)
+    if groups is None:
+        return json_text.added(text, hooks.value, [group], key=event)
+    return json_text.added(text, groups.value, group)
 
 
 def uninstalled(before: str | None) -> str | None:
@@ -89,66 +114,112 @@ def uninstalled(before: str | None) -> str | None:
     Raises:
         InvalidInput: as `installed`.
     """
-    settings = _parsed(before)
-    hooks = settings.get("hooks") or {}
-    rest = {event: _without_ours(groups) for event, groups in hooks.items()}
-    kept = {event: groups for event, groups in rest.items() if groups or not hooks[event]}
-    if kept == hooks:
+    if before is None or not before.strip():
         return before
-    settings["hooks"] = kept
-    if not kept:
-        del settings["hooks"]
-    return _written(before, settings)
+    text = before
+    while ours := _ours(text):
+        text = _without(text, ours[-1])
+    return text
 
 
-def _found_events(text: str | None) -> tuple[str, ...]:
-    """The events at which our hooks stand in a file; raises as `installed`, also for comments."""
-    hooks = _parsed(text).get("hooks") or {}
-    return tuple(event for event, groups in hooks.items() if _without_ours(groups) != groups)
+def _without(text: str, entry: _Entry) -> str:
+    """The text without one of our commands, and without what is empty then."""
+    root = json_text.parse(text)
+    hooks = root.child("hooks")
+    assert hooks is not None
+    groups = entry.groups.children or ()
+    commands = groups[entry.group].value.child("hooks")
+    assert commands is not None
+    if len(commands.value.children or ()) > 1:
+        return json_text.removed(text, commands.value, entry.hook)
+    if len(groups) > 1:
+        return json_text.removed(text, entry.groups, entry.group)
+    if len(hooks.value.children or ()) > 1:
+        return json_text.removed(text, hooks.value, _number_of(hooks.value, entry.event))
+    return json_text.removed(text, root, _number_of(root, "hooks"))
 
 
-def _without_ours(groups: Any) -> Any:
-    if not isinstance(groups, list):
-        return groups
-    kept = []
-    for group in groups:
-        commands = group.get("hooks") if isinstance(group, dict) else None
-        if not isinstance(commands, list):
-            kept.append(group)
-            continue
-        rest = [each for each in commands if not _is_our_hook(each)]
-        if rest or not commands:
-            kept.append({**group, "hooks": rest} if rest != commands else group)
-    return kept
+def _number_of(container: Node, key: str) -> int:
+    return [each.key for each in container.children or ()].index(key)
 
 
-def _is_our_hook(hook: Any) -> bool:
-    command = hook.get("command") if isinstance(hook, dict) else None
-    return isinstance(command, str) and _OURS.search(command) is not None
+def _ours(text: str) -> list[_Entry]:
+    """Our commands, in the order of the file.
+
+    Raises:
+        InvalidInput: (`invalid_settings`) the file holds no settings.
+    """
+    return [each for each in _commands(text) if _is_ours(each.text)]
 
 
-def _parsed(text: str | None, paste: str = "") -> dict[str, Any]:
-    if text is None or not text.strip():
-        return {}
+def _called_by_others(text: str) -> set[str]:
+    """The events at which a command of somebody else calls us."""
+    found = (_CALLS_US.search(each.text) for each in _commands(text) if not _is_ours(each.text))
+    return {match[1] for match in found if match is not None}
+
+
+def _commands(text: str) -> Iterator[_Entry]:
+    settings = _checked(text)
+    root = json_text.parse(text)
+    hooks = root.child("hooks")
+    for event in (hooks.value.children or ()) if hooks is not None else ():
+        for at, group in enumerate(event.value.children or ()):
+            commands = group.value.child("hooks") if group.value.children is not None else None
+            for number, hook in enumerate((commands.value.children or ()) if commands is not None else ()):
+                command = hook.value.child("command") if hook.value.children is not None else None
+                if command is None:
+                    continue
+                found = settings["hooks"][event.key][at]["hooks"][number]["command"]
+                if isinstance(found, str):
+                    yield _Entry(str(event.key), event.value, at, number, command.value, found)
+
+
+def _is_ours(command: str) -> bool:
+    """Whether a command does nothing but call us, as we write it."""
     try:
-        found = json.loads(
-            text.removeprefix("\ufeff"),
-            object_pairs_hook=_object,
-            parse_float=_number,
-            parse_constant=_number,
-        )
-    except InvalidInput:
-        raise
+        words = shlex.split(command)
+    except ValueError:
+        return False
+    if "hook" not in words or " ".join(map(shlex.quote, words)) != command:
+        return False
+    at = words.index("hook")
+    program, options = words[:at], words[at + 1 :]
+    is_called = program[-2:] == ["-m", "stepkeep"] or (
+        len(program) == 1 and Path(program[0]).name in ("stepkeep", "stepkeep.exe")
+    )
+    names, values = options[1::2], options[2::2]
+    return (
+        is_called
+        and bool(options)
+        and options[0] in _ALL_EVENTS
+        and names in (["--client"], ["--client", "--store"])
+        and len(values) == len(names)
+        and values[0] in CLIENTS
+    )
+
+
+def _checked(text: str) -> dict[str, Any]:
+    """The settings, if they have the shape that is known.
+
+    Raises:
+        InvalidInput: (`invalid_settings`) they have not.
+    """
+    try:
+        found = json_text.read(text)
+        root = json_text.parse(text)
     except (ValueError, RecursionError) as exc:
-        if _is_json(_COMMENT.sub(lambda match: match[0] if match[0][0] == '"' else "", text)):
-            raise InvalidInput(
-                "the settings file has comments, which would be lost: put this into it by hand\n" + paste,
-                code="settings_have_comments",
-            ) from exc
         raise _invalid(f"is not valid JSON: {exc}") from exc
     hooks = found.get("hooks", {}) if isinstance(found, dict) else None
     if not isinstance(hooks, dict) or not all(_has_known_shape(*each) for each in hooks.items()):
         raise _invalid("has no `hooks` of the known shape")
+    member = root.child("hooks")
+    for container in (root, *(() if member is None else (member.value,))):
+        keys = [each.key for each in container.children or ()]
+        double = next(
+            (key for key in (keys if container is not root else ["hooks"]) if keys.count(key) > 1), None
+        )
+        if double is not None:
+            raise _invalid(f"has the key {double!r} twice in one place: remove one first")
     return dict(found)
 
 
@@ -159,45 +230,6 @@ def _invalid(problem: str) -> InvalidInput:
 def _has_known_shape(event: str, groups: Any) -> bool:
     """Events of ours have lists; what else may stand beside them is left alone, unless it is an object."""
     return isinstance(groups, list) if event in _ALL_EVENTS else not isinstance(groups, dict)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        double = next(name for name in names if names.count(name) > 1)
-        raise _invalid(
-            f"has the key {double!r} twice in one place, and one of them would be lost: remove it first"
-        )
-    return found
-
-
-def _number(text: str) -> float:
-    number = float(text)
-    try:
-        is_exact = math.isfinite(number) and Decimal(repr(number)) == Decimal(text)
-    except InvalidOperation:  # an exponent beyond all measure
-        is_exact = False
-    if not is_exact:
-        raise _invalid(
-            f"has the number {text[:100]}, which would be written back as another one: change it first"
-        )
-    return number
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(re.sub(r",(\s*[}\]])", r"\1", text))
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _written(before: str | None, settings: dict[str, Any]) -> str:
-    """The settings as text, indented as the file was."""
-    match = re.search(r"\n([ \t]+)\"", before or "")
-    text = json.dumps(settings, indent=match[1] if match else 2, ensure_ascii=False)
-    return text if before and not before.endswith("\n") else text + "\n"
 
 
 # --- the file of the /checkpoint command -----------------------------------------------------------------------
@@ -280,7 +312,8 @@ class SettingsFile(msgspec.Struct, frozen=True, kw_only=True):
 class HooksChange(SettingsFile, frozen=True, kw_only=True):
     """What was done to a settings file, or would be.
 
-    `backup` holds the file as it was before; `command` is the command file, None when none was asked for.
+    `backup` holds the file as it was before our first change; `command` is the command file that was written or
+    removed, None when there was none.
     """
 
     is_changed: bool
@@ -292,7 +325,7 @@ class HooksChange(SettingsFile, frozen=True, kw_only=True):
 
 
 class HooksInstalled(SettingsFile, frozen=True, kw_only=True):
-    """A settings file, and which of our events it has."""
+    """A settings file, and which of our events it has. `problem` is also that what is installed cannot be run."""
 
     exists: bool
     events: tuple[str, ...]
@@ -330,13 +363,12 @@ def install_hooks(
     before anything is written, by a dry run too.
 
     Raises:
-        InvalidInput: the file is not valid (`invalid_settings`), or has comments (`settings_have_comments`); the
-            client has no commands (`invalid_option`), or another file is in the place of the command (`file_exists`).
+        InvalidInput: the file is not valid (`invalid_settings`); the client has no commands (`invalid_option`),
+            another file is in the place of the command (`file_exists`), or the store cannot be one of hooks.
         BackendUnavailable: (`settings_not_writable`, `export_failed`) it cannot be written.
     """
-    path = _path(client, scope, folder)
-    # By its name where that is found, so that a file can be shared.
-    program = "stepkeep" if shutil.which("stepkeep") else f"{shlex.quote(sys.executable)} -m stepkeep"
+    path, store = _path(client, scope, folder), _store_of_hooks(store)
+    program = program_by_path()
     command = _command_path(client, path) if with_command else None
     if command is not None and not overwrite_command:
         _check_command(command)
@@ -345,7 +377,71 @@ def install_hooks(
     change = _apply(client, scope, path, before, after, dry_run=dry_run)
     if command is not None and not dry_run:
         _write_command(command, command_text(program, store))
-    return msgspec.structs.replace(change, command=None if command is None else str(command))
+    note = " ".join(filter(None, (_NOTES.get(client), _note_on(after)))) or None
+    return msgspec.structs.replace(change, command=None if command is None else str(command), note=note)
+
+
+def program_of(client: str) -> tuple[str, bool]:
+    """How the installed hooks of a client call us, and True; where none are, how we are called from anywhere.
+
+    The settings of a project may come from anybody: a program inside it does not count.
+    """
+    scopes: tuple[Scope, ...] = ("project", "user")
+    for scope in scopes:
+        path = _path(client, scope, None)
+        text = _text(path) or ""
+        for entry in _ours(text) if text.strip() else ():
+            if scope == "user" or not _is_inside(entry.program, path):
+                return entry.program, True
+    return program_by_path(), False
+
+
+def _is_inside(program: str, settings: Path) -> bool:
+    """Whether a program lies in the project whose settings name it."""
+    file = Path(shlex.split(program)[0])
+    return file.is_absolute() and file.resolve().is_relative_to(settings.parent.parent.resolve())
+
+
+def _note_on(text: str | None) -> str | None:
+    """What the person should know about the settings."""
+    if text is None:
+        return None
+    if _checked(text).get("disableAllHooks") is True:
+        return "`disableAllHooks` is set in this file: no hook runs until it is taken out."
+    others = sorted(_called_by_others(text))
+    return (
+        f"{', '.join(others)}: another command there calls us already, and stays as it is."
+        if others
+        else None
+    )
+
+
+def _store_of_hooks(store: str | None) -> str | None:
+    """The URL as it is written into settings: it means the same in every folder, and holds no secret.
+
+    Raises:
+        InvalidInput: no such kind of store (`unknown_store_url`), one that ends with its process, or a password.
+    """
+    if store is None:
+        return None
+    if store == "memory:":
+        raise InvalidInput("memory: ends with each hook: name a store that stays", code="invalid_option")
+    if store.startswith(("postgresql:", "postgres:")):
+        if without_secrets(store) != store:
+            raise InvalidInput(
+                "the URL has a password, which would stand in the settings for all to read: leave it out, and put it"
+                " into ~/.pgpass",
+                code="password_in_settings",
+            )
+        return store
+    if (file := database_file(store)) is not None:
+        return f"sqlite:{file.absolute()}"
+    if (directory := directory_of(store)) is not None:
+        query = store.partition("?")[2]
+        return f"files:{directory.absolute()}" + (f"?{query}" if query else "")
+    raise InvalidInput(
+        f"no store {store!r}: use sqlite:PATH, files:DIR or postgresql://", code="unknown_store_url"
+    )
 
 
 def _command_path(client: str, settings: Path) -> Path:
@@ -359,10 +455,20 @@ def _command_path(client: str, settings: Path) -> Path:
 def uninstall_hooks(
     client: str, scope: Scope, *, dry_run: bool = False, folder: Path | None = None
 ) -> HooksChange:
-    """Take our hooks out of the settings of a client; everything else stays. Raises as `install_hooks`."""
+    """Take our hooks out of the settings of a client, and our command file; everything else stays.
+
+    Raises as `install_hooks`.
+    """
     path = _path(client, scope, folder)
     before = _text(path)
-    return _apply(client, scope, path, before, uninstalled(before), dry_run=dry_run)
+    change = _apply(client, scope, path, before, uninstalled(before), dry_run=dry_run)
+    command = path.parent / "commands" / COMMAND_FILE
+    with _export_errors(command):
+        if client != CLAUDE_CODE or not command.is_file() or not _is_our_command(command):
+            return change
+        if not dry_run:
+            command.unlink()
+    return msgspec.structs.replace(change, command=str(command))
 
 
 def hooks_status(client: str | None = None, *, folder: Path | None = None) -> HooksStatus:
@@ -379,18 +485,6 @@ def hooks_status(client: str | None = None, *, folder: Path | None = None) -> Ho
 def hook_problems(limit: int = 10) -> tuple[HookProblem, ...]:
     """What hooks could not do lately, newest first."""
     return tuple(recent_problems(os.environ, limit))
-
-
-def hook_trouble(now_us: int) -> str | None:
-    """One line about what hooks could not save within the last day, None when they could save everything."""
-    since = timestamp(now_us / 1_000_000 - 86_400)
-    found = [each for each in hook_problems(100) if each.time >= since]
-    if not found:
-        return None
-    return (
-        f"hooks could not save {len(found)} times within a day, last at {found[0].time} ({found[0].message}):"
-        " see `stepkeep hooks status`"
-    )
 
 
 def _path(client: str, scope: Scope, folder: Path | None) -> Path:
@@ -432,12 +526,11 @@ def _apply(
         is_dry_run=dry_run,
         diff="\n".join(difflib.unified_diff(old, new, path.name, path.name, lineterm="")),
         backup=backup,
-        note=_NOTES.get(client),
     )
 
 
 def _replace(path: Path, before: str | None, after: str) -> str | None:
-    """Write the file whole or not at all, with the old one kept beside it; its path."""
+    """Write the file whole or not at all. What it was before our first change stays beside it; its path."""
     real = path.resolve()
     make_private_directory(real.parent)
     backup = None
@@ -447,7 +540,8 @@ def _replace(path: Path, before: str | None, after: str) -> str | None:
         if not mode & 0o222:
             raise PermissionError(f"{real} is read-only")
         backup = real.with_name(real.name + BACKUP)
-        _write(backup, before, mode)
+        if not backup.exists():
+            _write(backup, before, mode)
     _write(real, after, mode)
     return None if backup is None else str(backup)
 
@@ -473,7 +567,12 @@ def _looked_at(client: str, scope: Scope, folder: Path | None) -> HooksInstalled
     path = _path(client, scope, folder)
     found, problem = tuple[str, ...](), None
     try:
-        found = _found_events(_text(path))
+        text = _text(path) or ""
+        if text.strip():
+            ours = _ours(text)
+            found = tuple(dict.fromkeys([*(each.event for each in ours), *sorted(_called_by_others(text))]))
+            problem = _note_on(text) if _checked(text).get("disableAllHooks") is True else None
+            problem = problem or _tried({each.program for each in ours}, path if scope == "project" else None)
     except StepkeepError as exc:
         problem = exc.message.partition("\n")[0]
     return HooksInstalled(
@@ -485,3 +584,29 @@ def _looked_at(client: str, scope: Scope, folder: Path | None) -> HooksInstalled
         missing=tuple(event for event in events_of(client) if event not in found) if found else (),
         problem=problem,
     )
+
+
+def _tried(programs: set[str], project: Path | None) -> str | None:
+    """Run what is installed, as an agent would; what is wrong with it, None when it answers.
+
+    The settings of a project may come from anybody: a program inside it is not run.
+    """
+    for program in sorted(programs):
+        if project is not None and _is_inside(program, project):
+            return f"{program} lies in the project and was not tried"
+        try:
+            done = subprocess.run(
+                ["/bin/sh", "-c", f"{program} hook --help"],
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                cwd="/",
+                timeout=_TRY_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError) as exc:
+            return f"{program} cannot be run: {exc}"
+        if done.returncode or not done.stdout.startswith("Usage: stepkeep hook"):
+            why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            return f"what is installed cannot be run: {why[:200]}; install it again"
+    return None

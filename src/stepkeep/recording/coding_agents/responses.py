@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from stepkeep.engine import Engine
-from stepkeep.errors import StepkeepError
 from stepkeep.model import SessionInfo, Status
 from stepkeep.recording.coding_agents import (
     agent_session,
@@ -22,11 +21,14 @@ from stepkeep.recording.coding_agents import (
 )
 from stepkeep.recording.coding_agents.agent_session import SessionState, open_tasks, phase_number, summary
 from stepkeep.recording.coding_agents.hook_events import HookEvent
+from stepkeep.recording.coding_agents.spool import Spool, Spooled
+from stepkeep.recording.phase_sessions import PROFILE, is_to_go, newest_phase, offer_line
 from stepkeep.storage.port import SessionQuery
-from stepkeep.text import age, shortened
+from stepkeep.text import clean, shortened
 
 if TYPE_CHECKING:
     from stepkeep.config import Settings
+    from stepkeep.maintenance.clean import Policies
 
 MAX_COUNTED = 20
 LIVE_US = 30 * 60 * 1_000_000
@@ -46,18 +48,21 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
     store: str | None = None
 
 
-def unfinished(engine: Engine, *, project: str | None = None, without: str = "") -> Iterator[Unfinished]:
+def unfinished(
+    engine: Engine, policies: Policies, *, project: str | None = None, without: str = ""
+) -> Iterator[Unfinished]:
     """Unfinished work with phases, the most recent first: of this project and of none, or of all.
 
-    Work that another agent is at right now is not among it, nor the session named in `without`.
+    Work that another agent is at right now is not among it, nor what cleaning would remove, nor the session named in
+    `without`.
     """
     query = SessionQuery(statuses=(Status.IN_PROGRESS, Status.PAUSED))
     for session in engine.backend.sessions(query):
-        if session.profile != agent_session.PROFILE or session.key == without:
+        if session.profile != PROFILE or session.key == without:
             continue
         if project is not None and session.project not in (None, project):
             continue
-        if _is_at_work(session, engine.clock()):
+        if _is_at_work(session, engine.clock()) or is_to_go(engine, session, policies):
             continue
         found = _work_in(engine, session)
         if found is not None:
@@ -73,9 +78,10 @@ def _work_in(engine: Engine, session: SessionInfo) -> Unfinished | None:
     known = agent_session.known(engine, session)
     if known.header is None:
         return None
-    told: dict[str, Any] = (
-        agent_session.metadata(known.now) if known.state.get("client") else known.header.metadata
-    )
+    told: dict[str, Any] = agent_session.metadata(known.now)
+    if not known.state.get("client"):
+        phase = newest_phase(engine, session)
+        told = {} if phase is None else phase.header.metadata
     number, task, phase = told.get("phase_number"), told.get("task_summary"), told.get("phase")
     return Unfinished(
         key=session.key,
@@ -88,10 +94,11 @@ def _work_in(engine: Engine, session: SessionInfo) -> Unfinished | None:
     )
 
 
-def to_offer(engine: Engine, event: HookEvent) -> list[Unfinished]:
+def to_offer(store: AnyStore, event: HookEvent) -> list[Unfinished]:
     """What a session that starts may be offered."""
     project = agent_session.project_name(event)
-    found = unfinished(engine, project=project, without=agent_session.session_key(event))
+    policies = store.settings.policies_of
+    found = unfinished(store.engine, policies, project=project, without=agent_session.session_key(event))
     return [each for each, _ in zip(found, range(MAX_COUNTED), strict=False)]
 
 
@@ -100,28 +107,23 @@ _MAX_TEXT = 1500
 _MAX_LISTED = 20
 
 
-def offer_line(number: int, task: str) -> str:
-    """The question that the person sees."""
-    return f"Checkpoint: Resume from Phase {number}? ({task})"
-
-
 def offer(number: int, task: str, *, key: str, age_seconds: float, others: int, store: str | None) -> str:
     """What the agent is told about unfinished work. It must ask; nothing is resumed without a yes."""
     import shlex  # only an offer needs it
 
     option = "" if store is None else f" --store {shlex.quote(store)}"
-    name = shlex.quote(key)
+    name, program = shlex.quote(key), hook_process.program()
     lines = [
-        offer_line(number, task),
+        offer_line(number, task, age_seconds),
         "",
-        f"Earlier work in this project is unfinished; it was last saved {age(age_seconds)} ago.",
+        "Earlier work in this project is unfinished.",
         "Ask the person whether to resume it, and wait for the answer. Do not resume it without a yes.",
-        f"If yes: run `stepkeep resume {name}{option}`, read what it prints, and go on from there;",
-        f"when the task is done, run `stepkeep complete {name}{option}`.",
-        f"If no: run `stepkeep cancel {name}{option}`, and it is not offered again.",
+        f"If yes: run `{program} resume {name}{option}`, read what it prints, and go on from there;",
+        f"when the task is done, run `{program} complete {name}{option}`.",
+        f"If no: run `{program} cancel {name}{option}`, and it is not offered again.",
     ]
     if others:
-        lines.append(f"There is more unfinished work ({others} more): `stepkeep resume{option}` lists it.")
+        lines.append(f"There is more unfinished work ({others} more): `{program} resume` lists it.")
     return "\n".join(lines)
 
 
@@ -145,7 +147,7 @@ def context(state: SessionState, *, title: str, checkpoint: str) -> str:
         lines.append(
             f"Transcript: {transcript['path']}, {transcript['size_bytes']} bytes when this was saved"
         )
-    text = "\n".join(lines)
+    text = "\n".join(clean(line) for text in lines for line in text.split("\n"))
     return shortened(text, MAX_CONTEXT)
 
 
@@ -170,8 +172,6 @@ def _because(outcome: dict[str, str]) -> str:
     return f" ({text})" if text and text != outcome["name"] else ""
 
 
-MAX_CLEANED = 20
-
 Answer = dict[str, Any]
 
 
@@ -184,45 +184,82 @@ class AnyStore(Protocol):
     @property
     def settings(self) -> Settings: ...
 
+    @property
+    def url(self) -> str: ...
+
     def close(self) -> None: ...
 
 
 class Stores(Protocol):
     """Opens the stores that an answer needs."""
 
-    def open(self, url: str | None = None, *, create: bool = True) -> AnyStore | None:
-        """The agent's own store, or another one; None where it is not there and must not be made."""
+    def own(self, *, create: bool = True) -> AnyStore | None:
+        """The agent's own store; None where it is not there and must not be made."""
+
+    @property
+    def spool(self) -> Spool:
+        """The events that wait for the agent's own store."""
+
+    def keep(self) -> Spooled | None:
+        """Keep the event in the spool, once; None where that is not possible."""
+
+    def saved(self, *, by_another: bool = False) -> None:
+        """The event is saved, or another process saves what is kept."""
+
+    def phases(self) -> AnyStore | None:
+        """The phase checkpoints of other programs in the user's folder; None where there are none."""
 
 
 def respond(event: HookEvent, stores: Stores, environ: Mapping[str, str]) -> Answer:
     """Do what the event asks for; the answer for the client, empty when there is nothing to say."""
     if event.kind == hook_events.START:
-        return _started(event, stores, environ)
+        return _started(event, stores)
+    # What comes before a compaction or an end must not be lost, whatever happens to the store or to this process:
+    # clients give the end of a session no time.
+    kept = stores.keep() if event.kind in (hook_events.COMPACTION, hook_events.END) else None
     store = _own(stores)
+    file_capture.bring_in(store.engine, stores.spool, event.session, until=kept)
     before = _compacted(store.engine, event) if event.kind == hook_events.PROMPT else ""
-    saved = agent_session.record(store.engine, event)
+    if not _is_saved_with_files(event, store, stores, environ):
+        agent_session.record(store.engine, event, key=None if kept is None else kept.key)
+        stores.saved()
     if event.kind == hook_events.END:
-        _clean(store)
-    if saved is not None and (root := file_capture.tree_of(event, environ)) is not None:
-        file_capture.start(store, saved.session, root, event, environ)
+        _clean(store, stores.phases())
     return _adding(event, before) if before else {}
 
 
+def _is_saved_with_files(
+    event: HookEvent, store: AnyStore, stores: Stores, environ: Mapping[str, str]
+) -> bool:
+    """Let another process save the event with the files of its repository, where they belong to it."""
+    root = file_capture.tree_of(event, environ)
+    if root is None or not store.settings["hooks.workspace"]:
+        return False
+    kept = stores.keep()
+    if kept is None or not file_capture.start(store, kept, root, environ):
+        return False
+    stores.saved(by_another=True)
+    return True
+
+
 def _own(stores: Stores) -> AnyStore:
-    store = stores.open()
+    store = stores.own()
     assert store is not None
     return store
 
 
-def _started(event: HookEvent, stores: Stores, environ: Mapping[str, str]) -> Answer:
-    store = stores.open(create=False)
+def _started(event: HookEvent, stores: Stores) -> Answer:
+    store = stores.own(create=False)
     engine = None if store is None else store.engine
+    if engine is not None:
+        file_capture.bring_in(engine, stores.spool, event.session)
     if event.source == "compact":
         return _adding(event, "" if engine is None else _restored(engine, event))
     if event.source == "resume" and engine is not None and _has_work(engine, event):
         return {}
-    found = [] if engine is None else to_offer(engine, event)
-    found += _of_other_programs(event, stores, environ)
+    found = [] if store is None else to_offer(store, event)
+    if (others := stores.phases()) is not None:
+        found += [msgspec.structs.replace(each, store=others.url) for each in to_offer(others, event)]
     if not found:
         return {}
     best = max(found, key=lambda each: each.time_us)
@@ -232,26 +269,11 @@ def _started(event: HookEvent, stores: Stores, environ: Mapping[str, str]) -> An
 def _offer(event: HookEvent, best: Unfinished, *, others: int, engine: Engine) -> Answer:
     if best.store is None:
         agent_session.offered(engine, event, best.key)
+    age_seconds = (engine.clock() - best.time_us) / 1e6
     text = offer(
-        best.number,
-        best.task,
-        key=best.key,
-        age_seconds=(engine.clock() - best.time_us) / 1e6,
-        others=others,
-        store=best.store,
+        best.number, best.task, key=best.key, age_seconds=age_seconds, others=others, store=best.store
     )
-    return {**_adding(event, text), "systemMessage": offer_line(best.number, best.task)}
-
-
-def _of_other_programs(event: HookEvent, stores: Stores, environ: Mapping[str, str]) -> list[Unfinished]:
-    """Unfinished work among the phase checkpoints in the user's folder, where there are any."""
-    home = hook_process.phases_home(environ)
-    if home is None:
-        return []
-    url = f"files:{home}?layout=phase"
-    store = stores.open(url, create=False)
-    found = [] if store is None else to_offer(store.engine, event)
-    return [msgspec.structs.replace(each, store=url) for each in found]
+    return {**_adding(event, text), "systemMessage": offer_line(best.number, best.task, age_seconds)}
 
 
 def _has_work(engine: Engine, event: HookEvent) -> bool:
@@ -262,10 +284,9 @@ def _has_work(engine: Engine, event: HookEvent) -> bool:
 
 def _restored(engine: Engine, event: HookEvent) -> str:
     """What was saved before the compaction."""
-    own = engine.backend.session_by_key(agent_session.session_key(event))
-    if own is None:
+    session = agent_session.find_session(engine, event)
+    if session is None:
         return ""
-    session = agent_session.continued(engine, own, event)
     known = agent_session.known(engine, session)
     if known.header is None:
         return ""
@@ -277,10 +298,10 @@ def _compacted(engine: Engine, event: HookEvent) -> str:
     """What was saved before a compaction, for clients that start no session after one."""
     if event.client != hook_events.GEMINI:
         return ""
-    own = engine.backend.session_by_key(agent_session.session_key(event))
-    if own is None:
+    session = agent_session.find_session(engine, event)
+    if session is None:
         return ""
-    known = agent_session.known(engine, agent_session.continued(engine, own, event))
+    known = agent_session.known(engine, session)
     return _restored(engine, event) if known.now.get("compacted") else ""
 
 
@@ -290,14 +311,10 @@ def _adding(event: HookEvent, text: str) -> Answer:
     return {"hookSpecificOutput": {"hookEventName": event.name, "additionalContext": text}}
 
 
-def _clean(store: AnyStore) -> None:
-    """Remove sessions whose time has come, by the rules of the configuration. It may fail: others clean too."""
-    from stepkeep.maintenance.clean import apply_clean, plan_clean
+def _clean(*stores: AnyStore | None) -> None:
+    """Remove sessions whose time has come, by the rules of the configuration: no keeper runs in a hook."""
+    from stepkeep.maintenance.clean import clean_a_few
 
-    try:
-        engine, policies = store.engine, store.settings.cleanup_policies
-        now_us = engine.clock()
-        plan = plan_clean(engine, policies, now_us=now_us)
-        apply_clean(engine, plan, now_us=now_us, limit=MAX_CLEANED)
-    except (StepkeepError, OSError):
-        return
+    for store in stores:
+        if store is not None:
+            clean_a_few(store.engine, store.settings.policies_of)

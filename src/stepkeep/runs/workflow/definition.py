@@ -8,8 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from stepkeep.errors import InvalidInput
-from stepkeep.runs.plan import PlanStep
-from stepkeep.runs.run_options import RetryPolicy
+from stepkeep.runs.plan import PlanStep, RetryPolicy
 from stepkeep.runs.workflow.expressions import Template, parse_template
 
 NOT_TRUE: Final = "its condition is not true"

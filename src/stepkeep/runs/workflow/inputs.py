@@ -14,7 +14,7 @@ from stepkeep.errors import InvalidInput
 from stepkeep.processes.child import MAX_CAPTURE
 from stepkeep.runs.run_options import StepContext
 from stepkeep.runs.workflow.definition import EnvSetting, StepKind, Variable, Workflow, WorkflowStep
-from stepkeep.runs.workflow.expressions import BadExpression, Ref, fill, refs_in
+from stepkeep.runs.workflow.expressions import BadExpression, Ref, as_text, fill, refs_in, resolve
 from stepkeep.runs.workflow.parse import PASSED_ON
 from stepkeep.secrets import HIDDEN, Redactor, has_secret, is_secret_name, shaped_secrets, texts_of_secret
 from stepkeep.text import did_you_mean, shortened
@@ -116,9 +116,14 @@ class StepScope(msgspec.Struct, frozen=True):
         space, name = ref.path[0], ref.path[1]
         if space == "env":
             return self.environment(name)
-        if space == "vars":
-            return self._variable(name)
-        return self._of_step(ref)
+        value = self._variable(name) if space == "vars" else self._of_step(ref)
+        is_secret = space == "vars" and name in self.workflow.secret_names
+        if not is_secret and HIDDEN in as_text(resolve(ref, lambda _: value)):
+            raise BadExpression(
+                f"${{{ref}}} has {HIDDEN} in the place of a secret, which is not kept with what steps give:"
+                " pass the secret on as a variable, or in a file"
+            )
+        return value
 
     def environment(self, name: str) -> str | None:
         """A variable of the step's environment; None when it is not set."""

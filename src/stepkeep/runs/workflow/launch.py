@@ -12,10 +12,11 @@ from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.model import Header, SessionInfo, Status
 from stepkeep.processes.child import SupervisorPipe
+from stepkeep.runs import unfinished
 from stepkeep.runs.lease import Held, RunSaver
-from stepkeep.runs.plan import ExecutionResult, differences
+from stepkeep.runs.plan import ExecutionResult, PlanStep, differences
 from stepkeep.runs.queue import QueueEntry, with_entry
-from stepkeep.runs.run_options import RunOptions, StepRules
+from stepkeep.runs.run_options import RunOptions
 from stepkeep.runs.runner import Runner, newest_of, remember_plan, start_afresh
 from stepkeep.runs.scheduler import PlanCheckpoints
 from stepkeep.runs.signals import Cancellation
@@ -32,7 +33,7 @@ from stepkeep.runs.workflow.serializer import (
 )
 from stepkeep.secrets import HIDDEN, Redactor
 
-RUNNER: Final = {"runner": "workflow"}
+RUNNER: Final = {unfinished.RUNNER: unfinished.WORKFLOW}
 """In the metadata of every checkpoint that a workflow saves."""
 
 TIMEOUT_GRACE_SECONDS: Final = 30.0
@@ -69,12 +70,11 @@ class Launch:
             runner = Runner(
                 self._engine,
                 self.session,
-                self._serializer.plan,
+                [_with_rules(step, self.workflow.step(step.id)) for step in self._serializer.plan],
                 handlers,
                 serializer=self._serializer,
                 options=msgspec.structs.replace(
                     options,
-                    rules={step.id: _rules(step) for step in self.workflow.steps},
                     label=f"workflow {self.workflow.name}",
                     metadata=RUNNER,
                 ),
@@ -103,11 +103,10 @@ class Launch:
         return checkpoints.newest
 
 
-def _rules(step: WorkflowStep) -> StepRules:
-    seconds = step.timeout_seconds
-    return StepRules(
-        retry=step.retry, timeout_seconds=None if seconds is None else seconds + TIMEOUT_GRACE_SECONDS
-    )
+def _with_rules(step: PlanStep, given: WorkflowStep) -> PlanStep:
+    seconds = given.timeout_seconds
+    timeout = None if seconds is None else seconds + TIMEOUT_GRACE_SECONDS
+    return msgspec.structs.replace(step, timeout=timeout, retry=given.retry)
 
 
 def check_redacted(workflow: Workflow, redactor: Redactor) -> None:
@@ -184,7 +183,8 @@ def prepare_resume(
     if changed and not force:
         raise Conflict(
             f"session {session.key!r} cannot be resumed as it is, {origin.file} changed: {'; '.join(changed)}."
-            " With --force finished steps stay finished and the rest follows the file as it is now",
+            f" `{unfinished.resume_command(session.key)} --force` goes on: finished steps stay finished, and the rest"
+            " follows the file as it is now",
             code="plan_changed",
             retryable=False,
             session=session.key,

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from stepkeep.errors import InvalidInput
-from stepkeep.runs.plan import PlanStep, plan_problems
-from stepkeep.runs.run_options import RetryPolicy
+from stepkeep.runs.plan import PlanStep, RetryPolicy, plan_problems
 from stepkeep.runs.workflow import field_values as fields
 from stepkeep.runs.workflow.definition import (
     EnvSetting,
@@ -64,6 +63,7 @@ _QUOTE: Final = ("'", '"')
 _CLEANUP: Final = ("enabled", "retention_days")
 _RETENTION: Final = (
     "keep_last",
+    "max_count",
     "keep_within",
     "keep_hourly",
     "keep_daily",

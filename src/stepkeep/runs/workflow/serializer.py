@@ -16,7 +16,6 @@ error            the last failure: step, index, message, time
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from heapq import nlargest
@@ -26,6 +25,7 @@ import msgspec
 
 from stepkeep.codec import delta
 from stepkeep.errors import InvalidInput
+from stepkeep.logs import Log
 from stepkeep.runs.plan import (
     LastError,
     PlanStep,
@@ -34,6 +34,7 @@ from stepkeep.runs.plan import (
     StepResult,
     StepStatus,
     iso,
+    progress_of,
     with_status,
 )
 from stepkeep.runs.workflow.definition import Workflow
@@ -41,7 +42,7 @@ from stepkeep.runs.workflow.parse import parse_workflow
 from stepkeep.secrets import Redactor
 from stepkeep.text import size
 
-log = logging.getLogger("stepkeep")
+log = Log("stepkeep")
 
 VERSION: Final = 1
 
@@ -235,8 +236,9 @@ def _progress(plan: Iterable[PlanStep], state: Mapping[str, Any]) -> Progress:
         known[entry["id"]] = StepStatus.COMPLETED, {"result": _loaded_result(entry)}
     error = state["error"]
     steps = [(step, *known.get(step.id, (step.status, {}))) for step in plan]
-    return Progress(
-        steps=tuple(StepProgress(step=with_status(step, status), **fields) for step, status, fields in steps),
+    return progress_of(
+        (StepProgress(step=with_status(step, status), **fields) for step, status, fields in steps),
+        results=[known[entry["id"]][1]["result"] for entry in state["completed_steps"]],
         context=dict(state["variables"]),
         last_error=None
         if error is None

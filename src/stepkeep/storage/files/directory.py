@@ -12,12 +12,11 @@ cannot bring them back.
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -26,6 +25,7 @@ from stepkeep.codec.document import Document
 from stepkeep.codec.integrity import open_header
 from stepkeep.codec.readable import Layout
 from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, StepkeepError, Unsupported
+from stepkeep.logs import Log
 from stepkeep.model import Header, SessionInfo, utc_now_us
 from stepkeep.storage import port
 from stepkeep.storage.files import sidecar
@@ -41,6 +41,7 @@ from stepkeep.storage.files.document_reader import (
 from stepkeep.storage.files.document_writer import Changes, DocumentWriter
 from stepkeep.storage.files.durable_files import Tree, translated
 from stepkeep.storage.files.layouts import INTENT, NAMES, is_temporary
+from stepkeep.storage.files.phase_files import PhaseFiles
 from stepkeep.storage.files.rebuild import Rebuild, folders_in, is_up_to_date
 from stepkeep.storage.files.sidecar import (
     DocumentEntry,
@@ -53,10 +54,11 @@ from stepkeep.storage.sql import bodies as body_rows
 from stepkeep.storage.sql import sessions as session_rows
 from stepkeep.storage.sql.backend import SqlBackend
 from stepkeep.storage.sql.connection import Connection
+from stepkeep.storage.sql.row_mapping import intact_header
 from stepkeep.storage.sql.sessions import NeedsRepair, repair
 from stepkeep.storage.sqlite import BUSY_SECONDS
 
-log = logging.getLogger("stepkeep.storage")
+log = Log("stepkeep.storage")
 
 T = TypeVar("T")
 
@@ -94,11 +96,14 @@ class FilesBackend(SqlBackend):
         """
         super().__init__(clock=clock)
         self._root = Path(root).absolute()
+        self._stuck: set[str] = set()
         self._sidecar = open_sidecar(self._root, clock=clock, busy_seconds=busy_seconds)
         try:
             self._layout = self._settled_layout(None if layout is None else Layout(layout))
             self._names = NAMES[self._layout]
             self._tree = Tree(self._root)
+            is_phase = self._layout is Layout.PHASE
+            self._phase_files = PhaseFiles(self._root, clock=clock) if is_phase else None
             self._reader = DocumentReader(self._tree, self._names)
             self._take_up()
         except BaseException:
@@ -130,6 +135,11 @@ class FilesBackend(SqlBackend):
         return self._layout
 
     @property
+    def phase_files(self) -> PhaseFiles | None:
+        """`seed.json` and the event log beside the documents, in the `phase` layout."""
+        return self._phase_files
+
+    @property
     def url(self) -> str:
         return f"files:{self._root}?layout={self._layout}"
 
@@ -142,6 +152,7 @@ class FilesBackend(SqlBackend):
     def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
         """Run a transaction of the sidecar, with what it does to the files: all of it, or nothing."""
         changes = Changes(is_secure=secure)
+        stuck_before = frozenset(self._stuck)
 
         def transaction(tx: Connection) -> T:
             try:
@@ -162,6 +173,16 @@ class FilesBackend(SqlBackend):
             raise
         if changes.has_left:
             self._clear()
+        for tell in changes.told:
+            tell()
+        if secure and (stuck := self._stuck - stuck_before):
+            named = ", ".join(str(self._root / file) for file in sorted(stuck))
+            raise BackendUnavailable(
+                f"{named} cannot be removed: what it holds left the store, but is still on the disk; remove it "
+                "by hand, or open the store again when that is possible",
+                code="file_not_removed",
+                retryable=False,
+            )
         return result
 
     def _clear(self) -> None:
@@ -173,12 +194,12 @@ class FilesBackend(SqlBackend):
 
     def _settle(self, tx: Connection) -> None:
         """Finish what earlier transactions left: files to remove, and documents whose commit never came."""
-        self._writer.clear_leftovers()
+        self._writer.clear_leftovers(self._stuck)
         number = announced(self._root)
         if sidecar.fact(tx, INTENT) != number:
             if not is_up_to_date(tx, self._tree, self._names):
                 self._rebuild(tx)
-                self._writer.clear_leftovers()
+                self._writer.clear_leftovers(self._stuck)
             sidecar.state_fact(tx, INTENT, number)
 
     def _rebuild(self, tx: Connection) -> None:
@@ -219,10 +240,10 @@ class FilesBackend(SqlBackend):
         return super().append(whole, seal)
 
     def _append_batch(
-        self, tx: Connection, batch: Sequence[port.Append], seal: port.Seal, *, is_repaired: bool = False
+        self, tx: Connection, batch: Sequence[port.Append], seal: port.Seal, **how: bool
     ) -> list[port.Appended | StepkeepError]:
         bare = [without_bytes(item) for item in batch]
-        outcomes = super()._append_batch(tx, bare, seal, is_repaired=is_repaired)
+        outcomes = super()._append_batch(tx, bare, seal, **how)
         self._write_documents(tx, batch, outcomes)
         refused = [
             each for each, answer in zip(batch, outcomes, strict=True) if isinstance(answer, StepkeepError)
@@ -260,22 +281,84 @@ class FilesBackend(SqlBackend):
             if session.key not in shown:
                 shown[session.key] = self._writer.keep_shown(session.key, sid, row.seq)
             self._writer.store(session.key, header, content, is_newest=True)
+            self._note_saved(tx, sid, session, header)
         for key, content in newest.items():
             self._writer.show_latest(key, content, before=shown[key])
 
     def _encoded(
         self, raw: bytes, header: Header, session: SessionInfo, bodies: Sequence[port.Body]
     ) -> bytes:
-        """The document of a checkpoint; the session is told as the checkpoint left it."""
+        """The document of a checkpoint; the session is told as the checkpoint left it, or as it ended."""
+        is_over = self._layout is Layout.PHASE and session.status.is_finished
+        status = session.status if is_over else header.status
         then = msgspec.structs.replace(
             session,
             last_seq=max(header.seq, 0),
-            status=header.status,
+            status=status,
             updated_us=header.time_us,
-            finished_us=header.time_us if header.status.is_finished else None,
+            finished_us=header.time_us if status.is_finished else None,
         )
         document = Document(raw=raw, header=header, session=then, bodies=tuple(bodies))
         return documents.encode(self._layout, document)
+
+    # --- the phase layout: `completed` in a document, and the files beside
+
+    def update_session(
+        self,
+        uid: str,
+        changes: dict[str, Any],
+        *,
+        expect_version: int | None = None,
+        fence: int | None = None,
+    ) -> SessionInfo:
+        def transaction(tx: Connection, sid: int, session: SessionInfo) -> SessionInfo:
+            changed = session_rows.update(tx, sid, session, changes, expect_version)
+            if changed.status.is_finished and not session.status.is_finished:
+                self._note_end(tx, changed)
+            return changed
+
+        return self._in_session(uid, transaction, fence=fence)
+
+    def _note_saved(self, tx: Connection, sid: int, session: SessionInfo, header: Header) -> None:
+        beside = self._phase_files
+        if beside is None:
+            return
+        self._writer.tell(lambda: beside.created(session, header))
+        if session.status.is_finished and sidecar.is_newest(tx, sid, header.seq):
+            self._note_end(tx, session)
+
+    def _note_end(self, tx: Connection, session: SessionInfo) -> None:
+        """Mark every document of a session that ended as completed: other programs read nothing else."""
+        beside = self._phase_files
+        if beside is None:
+            return
+        headers = []
+        for entry in sidecar.of_session(tx, session.uid):
+            try:
+                found = self._reader.original(entry, entry.checkpoint or "")
+            except (Corrupt, Unsupported) as exc:
+                log.warning("%s is not marked as completed: %s", entry.file, exc)
+                continue
+            headers.append(found.header)
+            if not found.session.status.is_finished:
+                ended = msgspec.structs.replace(
+                    found.session, status=session.status, finished_us=session.finished_us
+                )
+                self._exchange(entry, msgspec.structs.replace(found, session=ended))
+        headers.sort(key=lambda header: header.seq)
+        self._writer.tell(lambda: beside.ended(session, headers))
+
+    def _phase_headers(self, tx: Connection, checkpoints: Sequence[str | None]) -> list[Header]:
+        """The headers of checkpoints that are about to go; none where nobody is told of them."""
+        if self._phase_files is None:
+            return []
+        found = [intact_header(sidecar.header_of(tx, checkpoint)) for checkpoint in checkpoints]
+        return [header for header in found if header is not None]
+
+    def _note_removed(self, session: SessionInfo, headers: Sequence[Header]) -> None:
+        beside = self._phase_files
+        if beside is not None and headers:
+            self._writer.tell(lambda: beside.removed(session, headers))
 
     def _store_ahead(self, blobs: Sequence[port.Blob]) -> Sequence[port.Blob]:
         self._store_blobs(blobs)
@@ -374,6 +457,9 @@ class FilesBackend(SqlBackend):
     def body_chain(self, uid: str, checkpoint: str, name: str) -> list[port.Body]:
         return [self._with_bytes(body) for body in super().body_chain(uid, checkpoint, name)]
 
+    def all_chains(self, uid: str, checkpoints: Sequence[str]) -> list[port.Body]:
+        return [self._with_bytes(body) for body in super().all_chains(uid, checkpoints)]
+
     def redundant_delta(self, uid: str, checkpoint: str, name: str) -> port.Body | None:
         found = super().redundant_delta(uid, checkpoint, name)
         return None if found is None else self._with_bytes(found)
@@ -438,20 +524,27 @@ class FilesBackend(SqlBackend):
             return
         kept = [each for each in found.bodies if each.name != body.name]
         bodies = tuple(sorted([*kept, body], key=lambda each: (each.name, each.is_redundant)))
-        content = documents.encode(self._layout, msgspec.structs.replace(found, bodies=bodies))
-        self._writer.announce()
-        self._writer.rewrite(entry, content)
+        content = self._exchange(entry, msgspec.structs.replace(found, bodies=bodies))
         if (
             self._layout is Layout.RUN
             and self._reader.shown(self._reader.pointer_beside(entry.file)) == body.checkpoint
         ):
             self._writer.show_latest(found.session.key, content, before=entry.file)
 
+    def _exchange(self, entry: DocumentEntry, document: Document) -> bytes:
+        """Write another document of the same checkpoint over the one in a file; its bytes."""
+        content = documents.encode(self._layout, document)
+        self._writer.announce()
+        self._writer.rewrite(entry, content)
+        return content
+
     def _remove(
         self, tx: Connection, sid: int, session: SessionInfo, checkpoints: Sequence[str], keep_heads: bool
     ) -> port.Removed:
+        headers = self._phase_headers(tx, checkpoints)
         removed = super()._remove(tx, sid, session, checkpoints, keep_heads)
         self._leave(tx, sid, session.uid, removed.removed)
+        self._note_removed(session, [each for each in headers if each.id in removed.removed])
         return removed
 
     def _leave(self, tx: Connection, sid: int, uid: str, checkpoints: Sequence[str]) -> None:
@@ -480,9 +573,16 @@ class FilesBackend(SqlBackend):
         pointers = {self._reader.pointer_beside(entry.file) for entry in entries}
         return {pointer for pointer in pointers if self._reader.shown(pointer) in {None, *gone}}
 
-    def _delete_session(self, tx: Connection, sid: int, uid: str) -> None:
-        super()._delete_session(tx, sid, uid)
-        self._let_go(tx, uid, sidecar.of_session(tx, uid))
+    def _delete_sessions(self, tx: Connection, uids: Mapping[int, str]) -> dict[int, int]:
+        entries = {uid: sidecar.of_session(tx, uid) for uid in uids.values()}
+        for uid, own in entries.items():
+            headers = self._phase_headers(tx, [entry.checkpoint for entry in own])
+            if headers:
+                self._note_removed(session_rows.by_uid(tx, uid)[1], headers)
+        freed = super()._delete_sessions(tx, uids)
+        for uid, own in entries.items():
+            self._let_go(tx, uid, own)
+        return freed
 
     def _sweep(self, tx: Connection, uid: str | None, limit: int, before_us: int | None) -> port.Swept:
         self._clean_temporaries()
@@ -497,10 +597,21 @@ class FilesBackend(SqlBackend):
                     if is_temporary(entry.name) and folder.fingerprint(entry.name).mtime_ns < before_ns:
                         folder.discard(entry.name)
 
+    def facts(self) -> port.Facts:
+        stuck = [str(self._root / leftover.file) for leftover in self._read(sidecar.leftovers)]
+        return msgspec.structs.replace(self._sidecar.facts(), stuck=tuple(stuck))
+
     def reclaim(self, max_bytes: int) -> int:
+        self._stuck.clear()
         if self._read(sidecar.leftovers):
             self._clear()
         return self._sidecar.reclaim(max_bytes)
+
+    def file_bytes(self, uid: str) -> dict[str, int]:
+        return self._read(lambda tx: sidecar.bytes_of_session(tx, uid))
+
+    def written_bytes(self, bodies: Sequence[port.Body]) -> int:
+        return sum(documents.packed_size(self._layout, standing_alone(body)) for body in bodies)
 
     def _store_bytes(self) -> int:
         return self._sidecar._store_bytes() + self._read(sidecar.stored_bytes)

@@ -5,7 +5,6 @@ Beside that: files of other systems, found and read, and the way between the rec
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,12 +19,13 @@ from stepkeep.codec.foreign import MAX_BYTES
 from stepkeep.codec.integrity import digest, open_header
 from stepkeep.codec.readable import Layout
 from stepkeep.errors import INTEGRITY_MISMATCH, SCHEMA_INVALID, Corrupt, StepkeepError, Unsupported
+from stepkeep.logs import Log
 from stepkeep.storage.files.durable_files import OpenFolder, Tree, split
 from stepkeep.storage.files.layouts import CHECKSUM, GZIP, NAMES, Names
 from stepkeep.storage.files.sidecar import DocumentEntry
 from stepkeep.storage.port import Append, Body, Inconsistency
 
-log = logging.getLogger("stepkeep.storage")
+log = Log("stepkeep.storage")
 
 _CHECKSUM: Final = re.compile(rb"([0-9a-fA-F]{64})(?:\s[^\n]*)?\n?")
 _MAX_CHECKSUM_BYTES: Final = 4096

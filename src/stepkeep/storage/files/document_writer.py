@@ -7,13 +7,14 @@ into the history, that folder synced; then the new one renamed over it, and its 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 
 from stepkeep.codec.document import Document
 from stepkeep.codec.readable import Layout
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, StepkeepError, Unsupported
+from stepkeep.logs import Log
 from stepkeep.model import Header
 from stepkeep.storage.files import sidecar
 from stepkeep.storage.files.document_reader import DocumentReader, checksum_file, is_sealed, read_bytes
@@ -32,7 +33,7 @@ from stepkeep.storage.files.sidecar import DocumentEntry, Leftover
 from stepkeep.storage.sql.connection import Connection
 from stepkeep.storage.sql.row_mapping import intact_header
 
-log = logging.getLogger("stepkeep.storage")
+log = Log("stepkeep.storage")
 
 
 class Changes:
@@ -40,6 +41,8 @@ class Changes:
 
     def __init__(self, *, is_secure: bool) -> None:
         self._undo: list[Callable[[], None]] = []
+        self.told: list[Callable[[], None]] = []
+        """What to tell those beside the store once it is committed."""
         self.is_secure = is_secure
         self.announced: str | None = None
         self.has_left = False
@@ -52,6 +55,7 @@ class Changes:
 
     def undo(self) -> None:
         """Take everything back, the last first. What cannot be taken back is found by whoever writes next."""
+        self.told.clear()
         while self._undo:
             try:
                 self._undo.pop()()
@@ -75,6 +79,10 @@ class DocumentWriter:
         sidecar.announce(self._tree.root, number)
         sidecar.state_fact(self._tx, INTENT, number)
         self._changes.announced = number
+
+    def tell(self, told: Callable[[], None]) -> None:
+        """Call something once the transaction is committed."""
+        self._changes.told.append(told)
 
     # --- one document
 
@@ -304,22 +312,34 @@ class DocumentWriter:
         sidecar.leave(self._tx, files, session, is_secure=is_removal and self._changes.is_secure)
         self._changes.has_left = True
 
-    def clear_leftovers(self) -> None:
-        """Remove what earlier transactions left to remove, and let the pointers show what is newest now."""
-        going = sidecar.leftovers(self._tx)
-        if not going:
-            return
-        locations: set[str] = set()
+    def clear_leftovers(self, stuck: set[str]) -> None:
+        """Remove what earlier transactions left to remove, and let the pointers show what is newest now.
+
+        What cannot be removed stays listed, joins the `stuck` and is not tried again while it is one of them: no save
+        fails, or takes longer, because of it.
+        """
+        going = [leftover for leftover in sidecar.leftovers(self._tx) if leftover.file not in stuck]
+        gone: dict[str, list[str]] = {}
         for leftover in going:
-            locations.add(split(leftover.file)[0])
-            if self._names.is_pointer(leftover.file):
-                self._refresh(leftover)
-            else:
-                self._remove(leftover)
-        for location in sorted(locations, key=len, reverse=True):  # a history before the folder it is in
-            self._sync_or_remove(location)
-        sidecar.cleared(self._tx)
+            clear = self._refresh if self._names.is_pointer(leftover.file) else self._remove
+            if self._did([leftover.file], stuck, partial(clear, leftover)):
+                gone.setdefault(split(leftover.file)[0], []).append(leftover.file)
+        for location in sorted(gone, key=len, reverse=True):  # a history before the folder it is in
+            if self._did(gone[location], stuck, partial(self._sync_or_remove, location)):
+                sidecar.cleared(self._tx, gone[location])
         self._changes.has_left = False
+
+    def _did(self, files: list[str], stuck: set[str], work: Callable[[], None]) -> bool:
+        """Do a part of the removal of files; whether that went well."""
+        try:
+            work()
+        except OSError as exc:
+            stuck.update(files)
+            for file in files:
+                reason = exc.strerror or exc
+                log.warning("%s is removed later, now it cannot be: %s", self._tree.root / file, reason)
+            return False
+        return True
 
     def _remove(self, leftover: Leftover) -> None:
         location, name = split(leftover.file)

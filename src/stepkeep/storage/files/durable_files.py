@@ -320,8 +320,9 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
+        what = f"{exc.filename} in {path}" if isinstance(exc.filename, str) else path
         raise BackendUnavailable(
-            f"{path} could not be written: {exc.strerror or exc}; nothing was stored",
+            f"{what} could not be written: {exc.strerror or exc}; nothing was stored",
             code=WRITE_FAILED,
             retryable=exc.errno not in _FINAL,
         ) from exc

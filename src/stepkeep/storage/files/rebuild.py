@@ -6,7 +6,6 @@ counts below the highest number found (V3), and files that hold no checkpoint of
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +16,7 @@ import msgspec
 from stepkeep.codec.document import Document, seq_hint
 from stepkeep.codec.readable import Layout
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepError, Unsupported
+from stepkeep.logs import Log
 from stepkeep.model import Header, SessionInfo
 from stepkeep.storage.files import sidecar
 from stepkeep.storage.files.document_reader import is_sealed, read_bytes, read_document
@@ -31,7 +31,7 @@ from stepkeep.storage.sql.attachments import record_event
 from stepkeep.storage.sql.checkpoints import advanced_session
 from stepkeep.storage.sql.connection import Connection
 
-log = logging.getLogger("stepkeep.storage")
+log = Log("stepkeep.storage")
 
 PLAUSIBLE_LEAD = 1000
 """How far the number in a damaged document may be ahead and still be believed."""
@@ -316,6 +316,14 @@ class Rebuild:
                     sessions.write(self._tx, sid, msgspec.structs.replace(session, last_seq=hint))
         for uid, newest in self._new_sessions.items():
             self._finish_new(uid, newest)
+        if self._names.layout is Layout.RUN:
+            self._show_newest()
+
+    def _show_newest(self) -> None:
+        """A writer that was stopped after a document did not come to its copy: let that show the newest again."""
+        for uid in self._taken_up:
+            _, session = sessions.by_uid(self._tx, uid)
+            self._writer.leave([f"{self._names.folder(session.key)}/{self._names.pointer}"], uid)
 
     def _finish_new(self, uid: str, newest: FoundDocument) -> None:
         """A session that was lost: as its newest document says, with every number that is not there as removed."""
@@ -331,9 +339,7 @@ class Rebuild:
             branch=told.branch if is_used else newest.header.branch,
             gaps=checkpoint_rows.merge_gaps(told.gaps, absent),
             last_seq=session.last_seq,
-            status=session.status,
             updated_us=session.updated_us,
-            finished_us=session.finished_us,
         )
         sessions.write(self._tx, sid, rebuilt)
         log.warning("session %r is rebuilt from %d documents", session.key, len(headers))

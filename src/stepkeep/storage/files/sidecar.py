@@ -7,7 +7,6 @@ which the commit repeats: a number that no commit repeats tells that a writer wa
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ import msgspec
 
 from stepkeep.codec.readable import Layout
 from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput
+from stepkeep.logs import Log
 from stepkeep.model import new_uid
 from stepkeep.storage.disk import make_private_directory
 from stepkeep.storage.files.durable_files import Fingerprint
@@ -45,6 +45,10 @@ TABLES: Final = (
 )
 """Beside the tables of every SQL store: a file that was looked at, and a file that is to be removed."""
 
+_BLOCK_BYTES: Final = 4096
+"""What file systems give to a file, at least and at a time."""
+
+_ON_DISK: Final = f"(size + {_BLOCK_BYTES - 1}) / {_BLOCK_BYTES} * {_BLOCK_BYTES}"
 _COLUMNS: Final = "file, checkpoint, session, size, mtime_ns, problem"
 _OF_DOCUMENT: Final = ", ".join(f"d.{name}" for name in _COLUMNS.split(", "))
 
@@ -149,8 +153,14 @@ def forget(tx: Connection, file: str) -> None:
 
 
 def stored_bytes(tx: Connection) -> int:
-    (size,) = tx.one("SELECT coalesce(sum(size), 0) FROM documents") or (0,)
+    (size,) = tx.one(f"SELECT coalesce(sum({_ON_DISK}), 0) FROM documents") or (0,)
     return int(size)
+
+
+def bytes_of_session(tx: Connection, uid: str) -> dict[str, int]:
+    """What the file of each checkpoint takes of the disk."""
+    sql = f"SELECT checkpoint, {_ON_DISK} FROM documents WHERE session = ? AND checkpoint IS NOT NULL"
+    return {checkpoint: int(size) for checkpoint, size in tx.all(sql, (uid,))}
 
 
 # --- files that are to go --------------------------------------------------------------------------------------
@@ -169,8 +179,8 @@ def leave(tx: Connection, files: Iterable[str], session: str, *, is_secure: bool
     )
 
 
-def cleared(tx: Connection) -> None:
-    tx.run("DELETE FROM leftovers")
+def cleared(tx: Connection, files: Iterable[str]) -> None:
+    tx.run_many("DELETE FROM leftovers WHERE file = ?", [(file,) for file in files])
 
 
 # --- facts about the store -------------------------------------------------------------------------------------
@@ -269,7 +279,7 @@ def set_data(tx: Connection, sid: int, checkpoint: str, name: str, is_redundant:
     )
 
 
-log = logging.getLogger("stepkeep.storage")
+log = Log("stepkeep.storage")
 
 
 def open_sidecar(root: Path, *, clock: Callable[[], int], busy_seconds: float) -> SqliteBackend:

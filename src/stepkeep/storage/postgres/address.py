@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -10,6 +11,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from stepkeep.errors import InvalidInput
+from stepkeep.secrets import url_password, url_without_password
 
 DEFAULT_SCHEMA: Final = "stepkeep"
 DEFAULT_POOL_SIZE: Final = 8
@@ -19,7 +21,6 @@ _MAX_POOL_SIZE: Final = 1000
 _MAX_TIMEOUT_SECONDS: Final = 24 * 3600.0
 _MAX_IDENTIFIER_BYTES: Final = 63
 _OURS: Final = ("schema", "pool_size", "statement_timeout", "project")
-_SECRET: Final = ("password", "sslpassword", "oauth_client_secret")
 
 # A machine that vanished must not hold a caller for hours; whoever knows better says so in the URL.
 _NETWORK: Final = {
@@ -69,7 +70,7 @@ def parse(url: str) -> Address:
     try:
         given = conninfo_to_dict(theirs)
     except psycopg.Error as exc:
-        why = _without_secrets(str(exc), theirs)
+        why = _without_secrets(str(exc), theirs, url_password(url))
         raise InvalidInput(f"no store {_shown(url)!r}: {why}", code="unknown_store_url") from exc
     project = ours.get("project")
     if project is not None and (not project or "\0" in project):
@@ -88,20 +89,14 @@ def parse(url: str) -> Address:
 
 def _shown(url: str) -> str:
     """The URL without passwords: it is printed, logged and stored."""
-    base, pairs = _split(url)
-    scheme, slashes, rest = base.partition("://")
-    login, slash, database = rest.partition("/")
-    user, at, host = login.rpartition("@")
-    kept = [pair for pair in pairs if pair[0].lower() not in _SECRET]
-    return _joined(
-        f"{scheme}{slashes}{user.partition(':')[0]}{at}{host}{slash}{database}", kept, unquoted="/"
-    )
+    base, pairs = _split(url_without_password(url, mark=""))
+    return _joined(base, pairs, unquoted="/")
 
 
-def _without_secrets(text: str, url: str) -> str:
+def _without_secrets(text: str, url: str, password: str) -> str:
     """What libpq says of a URL, on one line; it quotes what it does not understand, which may be the password."""
-    user = url.partition("://")[2].partition("/")[0].rpartition("@")[0]
-    password = user.partition(":")[2]
+    if re.search(r"[^\w%.~!$&'()*+,;=-]", password):
+        return "special characters of a password are written as %XX"  # libpq would quote a part of it
     text = " ".join(text.replace(url, _shown(url)).split())
     return text.replace(password, "***") if password else text
 

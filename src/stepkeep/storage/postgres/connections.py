@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import Pipeline, RawCursor
@@ -21,7 +21,6 @@ from stepkeep.storage.postgres.address import Address
 from stepkeep.storage.sql.connection import NO_LOCKS, Locks, Query, Row, Value
 
 T = TypeVar("T")
-R = TypeVar("R", covariant=True)
 
 Raw: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
@@ -125,12 +124,15 @@ _INTEGERS: Final = range(-(2**63), 2**63)
 
 
 class PostgresConnection:
-    """Statements of one transaction, in a pipeline: each call that wants an answer is one round trip."""
+    """Statements of one transaction, in a pipeline: each call that wants an answer is one round trip.
+
+    Without a pipeline each statement is a transaction of its own.
+    """
 
     trusts_storage = True  # its pages have checksums, by default since PostgreSQL 18
 
-    def __init__(self, raw: Raw, pipeline: Pipeline, locks: Locks) -> None:
-        self._raw = raw
+    def __init__(self, raw: Raw, pipeline: Pipeline | None, locks: Locks) -> None:
+        self.raw = raw
         self._pipeline = pipeline
         self.locks = locks
 
@@ -142,7 +144,7 @@ class PostgresConnection:
 
     def run(self, sql: str, values: Sequence[Value] = ()) -> int:
         cursor = self.send(sql, values)
-        self._pipeline.sync()
+        self._wait()
         return cursor.rowcount
 
     def put(self, sql: str, values: Sequence[Value] = ()) -> None:
@@ -155,15 +157,21 @@ class PostgresConnection:
     def ask(self, queries: Sequence[Query]) -> list[list[Row]]:
         cursors = [self.send(sql, values) for sql, values in queries]
         if cursors:
+            self._wait()
+        return [
+            cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else [] for cursor in cursors
+        ]
+
+    def _wait(self) -> None:
+        if self._pipeline is not None:
             self._pipeline.sync()
-        return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
     def send(self, sql: str, values: Sequence[Value] = ()) -> RawCursor[Row]:
         """Queue a statement; its answer is there after the next one that is waited for."""
         for value in values:
             if isinstance(value, int) and value not in _INTEGERS:
                 raise InvalidInput("a number is beyond 64 bits", code="invalid_value")
-        cursor: RawCursor[Row] = RawCursor(self._raw)
+        cursor: RawCursor[Row] = RawCursor(self.raw)
         try:
             cursor.execute(numbered(sql), values, binary=True)
         except UnicodeEncodeError as exc:
@@ -189,47 +197,87 @@ _READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # one state of
 
 # A server that acknowledges before it wrote is not believed (V1); a stricter setting than `on` stays.
 _DURABLE: Final = (
-    "set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'"
-    " ELSE current_setting('synchronous_commit') END, true)"
+    "CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'"
+    " ELSE current_setting('synchronous_commit') END"
 )
 
 
-def settings(address: Address) -> Query:
-    """The statement that says, for one transaction, where the tables are and how long things may take."""
-    wanted = {
-        "search_path": address.search_path,
-        "statement_timeout": address.timeout_ms,
-        # A client that froze must not hold the rows of a session for ever.
-        "idle_in_transaction_session_timeout": address.timeout_ms,
-    }
-    if address.project is not None:
-        wanted["stepkeep.project"] = address.project
-    values: list[Value] = [text for pair in wanted.items() for text in pair]
-    return f"SELECT {', '.join(['set_config(?, ?, true)'] * len(wanted))}, {_DURABLE}", values
+class Settings:
+    """Where the tables are, how long things may take, and how statements are planned.
+
+    A connection to the server itself gets them once and for all, and keeps prepared statements. Behind a pooler, which
+    may hand each transaction another one, every transaction brings them along.
+    """
+
+    def __init__(self, address: Address) -> None:
+        wanted = {
+            "search_path": address.search_path,
+            "statement_timeout": address.timeout_ms,
+            # A client that froze must not hold the rows of a session for ever.
+            "idle_in_transaction_session_timeout": address.timeout_ms,
+            "default_transaction_isolation": "read committed",
+            # Plans are kept, so they must be good for tables that grow: every statement finds its rows by an index.
+            "plan_cache_mode": "force_generic_plan",
+            "enable_seqscan": "off",
+            "jit": "off",
+        }
+        if address.project is not None:
+            wanted["stepkeep.project"] = address.project
+        self._values: list[Value] = [text for pair in wanted.items() for text in pair]
+        self._count = len(wanted)
+
+    def for_transaction(self) -> Query:
+        return self._statement(is_local="true"), self._values
+
+    def keep(self, raw: Raw) -> None:
+        """Give a new connection its settings, if the server process at its end is the one it was promised.
+
+        A pooler promises one of its own, since it has to tell its clients apart.
+        """
+        cursor: RawCursor[Row] = RawCursor(raw)
+        sql = f"{self._statement(is_local='false')} WHERE pg_backend_pid() = ?"
+        if cursor.execute(numbered(sql), (*self._values, raw.info.backend_pid)).fetchone():
+            raw.prepare_threshold = PREPARED_AFTER
+
+    def _statement(self, *, is_local: str) -> str:
+        given = ", ".join([f"set_config(?, ?, {is_local})"] * self._count)
+        return f"SELECT {given}, set_config('synchronous_commit', {_DURABLE}, {is_local})"
 
 
-class Repeatable(Protocol[R]):
-    """Work that can be tried several times, on a new connection each time."""
+PREPARED_AFTER: Final = 1
+"""How often a statement is sent over a connection before it is prepared there."""
 
-    is_unknown: bool
 
-    def run(self, raw: Raw) -> R: ...
+def keeps_settings(raw: Raw) -> bool:
+    return raw.prepare_threshold is not None
 
 
 class Transaction(Generic[T]):
     """Work that can be tried several times, on a new connection each time.
 
+    Work that `is_single` is one statement: it is the transaction where the connection keeps its settings.
     `is_unknown` tells of the last try whether its commit was under way: if the connection broke, it may have been made.
     """
 
-    def __init__(self, work: Callable[[PostgresConnection], T], start: Query, *, is_write: bool) -> None:
+    def __init__(
+        self,
+        work: Callable[[PostgresConnection], T],
+        settings: Settings,
+        *,
+        is_write: bool,
+        is_single: bool = False,
+    ) -> None:
         self._work = work
-        self._start = start
+        self._settings = settings
         self._is_write = is_write
+        self._is_single = is_single
         self.is_unknown = False
 
     def run(self, raw: Raw) -> T:
         """Do the work and commit. The last statements and the commit travel together."""
+        if self._is_single and keeps_settings(raw):
+            self.is_unknown = self._is_write
+            return self._work(PostgresConnection(raw, None, NO_LOCKS))
         self.is_unknown = False
         results: list[tuple[T, RawCursor[Row]]] = []
         failure: BaseException | None = None
@@ -256,7 +304,8 @@ class Transaction(Generic[T]):
     def _send(self, tx: PostgresConnection) -> tuple[T, RawCursor[Row]]:
         """Do the work, and send the commit; the end of the pipeline waits for its answer."""
         tx.put(_WRITE if self._is_write else _READ)
-        tx.put(*self._start)
+        if not keeps_settings(tx.raw):
+            tx.put(*self._settings.for_transaction())
         result = self._work(tx)
         self.is_unknown = self._is_write
         return result, tx.send(COMMIT)

@@ -1,13 +1,12 @@
 """The PostgreSQL backend: any number of machines on one server, also behind a transaction pooler.
 
-Every call is one transaction that brings its settings along: no prepared statements, no session settings, no session
-locks. Writers of one session take turns by its row (V3, V9); those of other sessions do not wait. An optimistic append
-is one round trip.
+Every call is one transaction, without session locks; settings and prepared statements stay with a connection only where
+no pooler is between. Writers of one session take turns by its row (V3, V9); those of other sessions do not wait. An
+optimistic append is one statement.
 """
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ import msgspec
 import psycopg
 
 from stepkeep.errors import InvalidInput, StepkeepError
+from stepkeep.logs import Log
 from stepkeep.model import SessionInfo
 from stepkeep.processes import tell_of_forks
 from stepkeep.storage.port import Append, Appended, Seal
@@ -25,25 +25,24 @@ from stepkeep.storage.postgres import address, migrations
 from stepkeep.storage.postgres.connections import (
     Pool,
     Raw,
-    Repeatable,
+    Settings,
     Transaction,
     is_collision,
     is_lost,
-    settings,
     translate,
 )
 from stepkeep.storage.postgres.optimistic_append import (
     CachedHead,
     HeadCache,
-    OptimisticAppend,
     SealedSave,
+    append_call,
     seal_batch,
 )
 from stepkeep.storage.sql.backend import SqlBackend
 from stepkeep.storage.sql.checkpoints import Batch
 from stepkeep.storage.sql.connection import Connection
 
-log = logging.getLogger("stepkeep.storage")
+log = Log("stepkeep.storage")
 
 T = TypeVar("T")
 
@@ -64,7 +63,7 @@ class PostgresBackend(SqlBackend):
         super().__init__()
         self._server_clock = clock
         self._address = address.parse(url)
-        self._start = settings(self._address)
+        self._settings = Settings(self._address)
         self._heads = HeadCache()
         self._pool = Pool(
             self._connect,
@@ -87,6 +86,7 @@ class PostgresBackend(SqlBackend):
         raw = psycopg.Connection.connect(**self._address.parameters, autocommit=True, prepare_threshold=None)
         try:
             migrations.check_server(raw.info.server_version, raw.info.parameter_status("server_encoding"))
+            self._settings.keep(raw)
         except BaseException:
             raw.close()
             raise
@@ -105,10 +105,15 @@ class PostgresBackend(SqlBackend):
     # --- transactions
 
     def _read(self, work: Callable[[Connection], T]) -> T:
-        return self._repeatedly(Transaction(work, self._start, is_write=False), is_keyed=True)
+        return self._repeatedly(Transaction(work, self._settings, is_write=False), is_keyed=True)
+
+    def _read_one(self, work: Callable[[Connection], T]) -> T:
+        return self._repeatedly(
+            Transaction(work, self._settings, is_write=False, is_single=True), is_keyed=True
+        )
 
     def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
-        result = self._repeatedly(Transaction(work, self._start, is_write=True), is_keyed=False)
+        result = self._repeatedly(Transaction(work, self._settings, is_write=True), is_keyed=False)
         if secure:
             log.warning(
                 "%s keeps removed bytes in dead rows until it is vacuumed, and in its log", self._address.url
@@ -116,9 +121,9 @@ class PostgresBackend(SqlBackend):
         return result
 
     def _write_keyed(self, work: Callable[[Connection], T]) -> T:
-        return self._repeatedly(Transaction(work, self._start, is_write=True), is_keyed=True)
+        return self._repeatedly(Transaction(work, self._settings, is_write=True), is_keyed=True)
 
-    def _repeatedly(self, transaction: Repeatable[T], *, is_keyed: bool) -> T:
+    def _repeatedly(self, transaction: Transaction[T], *, is_keyed: bool) -> T:
         """Do it again where that is safe: always when nothing was stored, else when the work is keyed."""
         is_unknown = False  # stays so: a later try that fails says nothing about the commit of an earlier one
         for done in count(1):
@@ -166,15 +171,24 @@ class PostgresBackend(SqlBackend):
     def _append_optimistically(self, batch: Sequence[Append], seal: Seal) -> list[Appended | None]:
         """What was stored; None for what was not."""
         found = seal_batch(self._heads, batch, seal)
-        sealed = [save for save in found if save is not None]
+        # Every writer of several sessions locks them in the same order.
+        sealed = sorted((save for save in found if save is not None), key=lambda save: save.before.sid)
         if not sealed:
             return [None] * len(batch)
+        sql, values = append_call(sealed)
+        transaction = Transaction(
+            lambda tx: tx.all(sql, values), self._settings, is_write=True, is_single=True
+        )
         try:
-            answers = iter(self._repeatedly(OptimisticAppend(self._address, sealed), is_keyed=True))
+            answers = self._repeatedly(transaction, is_keyed=True)
         except InvalidInput:
             # The long way looks at them one by one, and refuses the one that is invalid.
             return [None] * len(batch)
-        return [self._settled(save, next(answers)) if save else None for save in found]
+        stored = {
+            (save.row.session, save.row.seq): self._settled(save, is_stored)
+            for save, (is_stored,) in zip(sealed, answers, strict=True)
+        }
+        return [None if save is None else stored[save.row.session, save.row.seq] for save in found]
 
     def _settled(self, save: SealedSave, is_stored: bool) -> Appended | None:
         if not is_stored:
@@ -183,11 +197,10 @@ class PostgresBackend(SqlBackend):
         self._heads.put(save.after)
         return Appended(row=save.row, is_new=True)
 
-    def _saved(self, rows: Batch, outcomes: Sequence[Appended | StepkeepError]) -> None:
-        headers = {outcome.row.id: outcome.row.raw for outcome in outcomes if isinstance(outcome, Appended)}
-        for session, branch in (left for opened in rows.opened.values() for left in opened.left()):
-            if branch.head in headers:
-                self._heads.put(CachedHead.after(session, branch, headers[branch.head]))
+    def _saved(self, rows: Batch) -> None:
+        for opened in rows.opened.values():
+            for left in opened.left():
+                self._heads.put(CachedHead(*left))
 
     def _now_us(self, tx: Connection) -> int:
         if self._server_clock is not None:

@@ -38,93 +38,88 @@ DIALECT: Final = Dialect(
     },
 )
 
-FUNCTION: Final = """CREATE FUNCTION append_checkpoints(
-  path TEXT, timeout_ms TEXT, project TEXT, saves JSON, payload BYTEA) RETURNS BOOLEAN[]
-LANGUAGE plpgsql SET enable_seqscan = off AS $append$
-DECLARE
-  c RECORD;
-  place BIGINT;
-  answers BOOLEAN[] := '{}';
+GIVEN: Final = {
+    "its_sid": "BIGINT",
+    "old_digest": "TEXT",
+    "new_digest": "TEXT",
+    "new_updated_us": "BIGINT",
+    "new_finished_us": "BIGINT",
+    "new_error": "TEXT",
+    "its_branch": "TEXT",
+    "old_branch_digest": "TEXT",
+    "new_branch_digest": "TEXT",
+    "new_seq": "BIGINT",
+    "new_id": "TEXT",
+    "new_time_us": "BIGINT",
+    "new_step": "BIGINT",
+    "new_status": "TEXT",
+    "new_external_id": "TEXT",
+    "new_idempotency_key": "TEXT",
+    "its_fence": "BIGINT",
+    "new_tags": "JSON",
+    "header_start": "INTEGER",
+    "header_length": "INTEGER",
+    "has_bases": "BOOLEAN",
+    "new_bodies": "JSON",
+}
+"""What `append_checkpoint` is given of a save, beside the bytes of all saves of its batch."""
+
+FUNCTION: Final = f"""CREATE FUNCTION append_checkpoint(
+  {", ".join(f"{name} {type}" for name, type in GIVEN.items())}, payload BYTEA) RETURNS BOOLEAN
+LANGUAGE plpgsql AS $append$
 BEGIN
-  -- With another isolation level the checks below could read what was there before the session was locked.
-  IF current_setting('transaction_isolation') <> 'read committed' THEN
-    RETURN array_fill(false, ARRAY[json_array_length(saves)]);
+  -- Each statement reads what is committed by then: the second one sees all that the lock waited for.
+  PERFORM 1 FROM sessions s WHERE s.sid = its_sid AND s.digest = old_digest FOR UPDATE;
+  IF NOT FOUND THEN
+    RETURN false;
   END IF;
-  -- A time-out of the whole statement cannot begin inside it; what can take long here is waiting for a lock.
-  PERFORM set_config('search_path', path, true), set_config('lock_timeout', timeout_ms, true);
-  IF project IS NOT NULL THEN
-    PERFORM set_config('stepkeep.project', project, true);
-  END IF;
-  IF current_setting('synchronous_commit') = 'off' THEN
-    PERFORM set_config('synchronous_commit', 'on', true);
-  END IF;
-  IF json_array_length(saves) > 1 THEN
-    -- Every writer of several sessions locks them in the same order.
-    PERFORM 1 FROM sessions s
-      WHERE s.uid = ANY (ARRAY(SELECT DISTINCT j.value ->> 'uid' FROM json_array_elements(saves) AS j))
-      ORDER BY s.sid FOR UPDATE;
-  END IF;
-  FOR c IN SELECT * FROM json_to_recordset(saves) AS (
-    uid TEXT, was TEXT, digest TEXT, updated_us BIGINT, finished_us BIGINT, error TEXT,
-    branch TEXT, branch_was TEXT, branch_digest TEXT,
-    seq BIGINT, id TEXT, time_us BIGINT, step BIGINT, status TEXT, external_id TEXT, idempotency_key TEXT,
-    fence BIGINT, tags JSON, start INTEGER, length INTEGER, bodies JSON, has_bases BOOLEAN)
-  LOOP
-    answers := answers || false;
-    SELECT s.sid INTO place FROM sessions s WHERE s.uid = c.uid AND s.digest = c.was FOR UPDATE;
-    IF place IS NULL
-      OR NOT EXISTS (SELECT 1 FROM branches b WHERE b.sid = place AND b.name = c.branch AND b.digest = c.branch_was)
-      OR (SELECT max(k.seq) FROM checkpoints k WHERE k.sid = place) >= c.seq
-      OR EXISTS (SELECT 1 FROM checkpoints k WHERE k.id = c.id)
-      OR EXISTS (SELECT 1 FROM bodies b WHERE b.sid = place AND b.checkpoint = c.id)
-    THEN
-      CONTINUE;
-    END IF;
-    IF c.fence IS NOT NULL THEN
-      CONTINUE WHEN NOT EXISTS (
-        SELECT 1 FROM leases l WHERE l.sid = place AND l.token = c.fence AND l.is_held = 1);
-    END IF;
-    IF c.idempotency_key IS NOT NULL THEN
-      CONTINUE WHEN EXISTS (
-        SELECT 1 FROM checkpoints k WHERE k.sid = place AND k.idempotency_key = c.idempotency_key);
-    END IF;
-    IF c.external_id IS NOT NULL THEN
-      CONTINUE WHEN EXISTS (
-        SELECT 1 FROM checkpoints k WHERE k.sid = place AND k.branch = c.branch AND k.external_id = c.external_id);
-    END IF;
-    IF c.has_bases THEN
-      CONTINUE WHEN EXISTS (SELECT 1 FROM json_to_recordset(c.bodies) AS n (name TEXT, base TEXT, is_redundant BIGINT)
-        WHERE n.base IS NOT NULL AND n.is_redundant = 0 AND (SELECT b.checkpoint FROM bodies b
-          WHERE b.sid = place AND b.checkpoint = n.base AND b.name = n.name AND b.is_redundant = 0) IS NULL);
-    END IF;
+  WITH moved AS (
+    UPDATE branches b SET head = new_id, head_seq = new_seq, digest = new_branch_digest
+      WHERE b.sid = its_sid AND b.name = its_branch AND b.digest = old_branch_digest
+        AND coalesce((SELECT max(k.seq) FROM checkpoints k WHERE k.sid = its_sid) < new_seq, true)
+        AND NOT EXISTS (SELECT 1 FROM checkpoints k WHERE k.id = new_id)
+        AND NOT EXISTS (SELECT 1 FROM bodies o WHERE o.sid = its_sid AND o.checkpoint = new_id)
+        AND (its_fence IS NULL OR EXISTS (
+          SELECT 1 FROM leases l WHERE l.sid = its_sid AND l.token = its_fence AND l.is_held = 1))
+        AND (new_idempotency_key IS NULL OR NOT EXISTS (
+          SELECT 1 FROM checkpoints k WHERE k.sid = its_sid AND k.idempotency_key = new_idempotency_key))
+        AND (new_external_id IS NULL OR NOT EXISTS (
+          SELECT 1 FROM checkpoints k
+            WHERE k.sid = its_sid AND k.branch = its_branch AND k.external_id = new_external_id))
+        AND (NOT has_bases OR NOT EXISTS (
+          SELECT 1 FROM json_to_recordset(new_bodies) AS n (name TEXT, base TEXT, is_redundant BIGINT)
+            WHERE n.base IS NOT NULL AND n.is_redundant = 0 AND (SELECT o.checkpoint FROM bodies o
+              WHERE o.sid = its_sid AND o.checkpoint = n.base AND o.name = n.name AND o.is_redundant = 0) IS NULL))
+      RETURNING b.sid
+  ), advanced AS (
+    UPDATE sessions s SET updated_us = new_updated_us, status = new_status, finished_us = new_finished_us,
+        error = new_error, last_seq = new_seq, digest = new_digest
+      FROM moved m WHERE s.sid = m.sid
+  ), stored AS (
     INSERT INTO bodies (sid, checkpoint, name, is_redundant, is_hidden, codec, size, stored_size, digest, base,
                         position, group_bytes, data)
-      SELECT place, c.id, b.name, b.is_redundant, 0, b.codec, b.size, b.stored_size, b.digest, b.base, b.position,
-             b.group_bytes, substring(payload FROM b.start FOR b.length)
-      FROM json_to_recordset(c.bodies) AS b (
+      SELECT m.sid, new_id, n.name, n.is_redundant, 0, n.codec, n.size, n.stored_size, n.digest, n.base, n.position,
+             n.group_bytes, substring(payload FROM n.start FOR n.length)
+      FROM moved m, json_to_recordset(new_bodies) AS n (
         name TEXT, is_redundant BIGINT, codec TEXT, size BIGINT, stored_size BIGINT, digest TEXT, base TEXT,
-        position BIGINT, group_bytes BIGINT, start INTEGER, length INTEGER);
-    INSERT INTO checkpoints (sid, seq, id, branch, time_us, step, status, external_id, idempotency_key, header)
-      VALUES (place, c.seq, c.id, c.branch, c.time_us, c.step, c.status, c.external_id, c.idempotency_key,
-              substring(payload FROM c.start FOR c.length));
-    IF json_array_length(c.tags) > 0 THEN
-      INSERT INTO tags (sid, seq, tag) SELECT place, c.seq, t.value FROM json_array_elements_text(c.tags) AS t;
-    END IF;
-    UPDATE branches b SET head = c.id, head_seq = c.seq, digest = c.branch_digest
-      WHERE b.sid = place AND b.name = c.branch;
-    UPDATE sessions s SET updated_us = c.updated_us, status = c.status, finished_us = c.finished_us, error = c.error,
-        last_seq = c.seq, digest = c.digest
-      WHERE s.sid = place;
-    answers[cardinality(answers)] := true;
-  END LOOP;
-  RETURN answers;
+        position BIGINT, group_bytes BIGINT, start INTEGER, length INTEGER)
+  )
+  INSERT INTO checkpoints (sid, seq, id, branch, time_us, step, status, external_id, idempotency_key, header)
+    SELECT m.sid, new_seq, new_id, its_branch, new_time_us, new_step, new_status, new_external_id,
+           new_idempotency_key, substring(payload FROM header_start FOR header_length)
+    FROM moved m;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  IF new_tags IS NOT NULL THEN
+    INSERT INTO tags (sid, seq, tag) SELECT its_sid, new_seq, t.value FROM json_array_elements_text(new_tags) AS t;
+  END IF;
+  RETURN true;
 END
 $append$"""
-"""Stores sealed saves, and says of each whether it was stored or changed nothing.
+"""Stores a sealed save and answers true, or changes nothing.
 
-It brings the settings of a transaction along, because nothing is sent before it; they end with the call. It has the
-rights of its caller, and keeps its plans from call to call, also behind a pooler: so they must be good for tables that
-grow, and each statement finds its rows by an index."""
+It has the rights and the settings of its caller, and keeps its plans from call to call."""
 
 _MORE: Final[dict[int, tuple[str, ...]]] = {
     1: (

@@ -1,7 +1,7 @@
 """The optimistic append: a save is sealed from the cached head of its branch, and stored by one call of a function.
 
 The process that saved last into a session mostly saves next, so it usually knows what the header is sealed over: the
-next number and the chain of the parent. The function `append_checkpoints` compares what was assumed with what is
+next number and the chain of the parent. The function `append_checkpoint` compares what was assumed with what is
 stored, under the lock of the session, and stores the checkpoint or changes nothing. A save that is not stored so goes
 the long way, which asks first and tells why something is refused.
 """
@@ -10,43 +10,40 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
-from psycopg import RawCursor
 
 from stepkeep.codec.integrity import chain_of
 from stepkeep.errors import StepkeepError
-from stepkeep.model import Branch, SessionInfo
-from stepkeep.storage.port import ANY_HEAD, Append, HeaderRow, Seal
-from stepkeep.storage.postgres.address import Address, quoted
-from stepkeep.storage.postgres.connections import Raw
-from stepkeep.storage.sql.checkpoints import advanced_session
-from stepkeep.storage.sql.connection import Row
-from stepkeep.storage.sql.row_mapping import branch_row, session_row
+from stepkeep.model import Status
+from stepkeep.storage.port import ANY_HEAD, Append, Body, HeaderRow, Seal
+from stepkeep.storage.postgres.migrations import GIVEN
+from stepkeep.storage.sql.checkpoints import SessionRows
+from stepkeep.storage.sql.connection import Query, Row, marks
+from stepkeep.storage.sql.row_mapping import BRANCH_FIELDS, SESSION_FIELDS
 
 MAX_CACHED_HEADS: Final = 1000
 
 _encoder = msgspec.json.Encoder()
+
+_UID, _CURRENT, _LAST_SEQ, _UPDATED, _STATUS, _FINISHED, _ERROR = (
+    SESSION_FIELDS.index(name)
+    for name in ("uid", "branch", "last_seq", "updated_us", "status", "finished_us", "error")
+)
+_NAME, _HEAD = (BRANCH_FIELDS.index(name) for name in ("name", "head"))
 
 
 # --- what is known of the heads --------------------------------------------------------------------------------
 
 
 class CachedHead(msgspec.Struct, frozen=True):
-    """A session and its branch as a save left them, with the digests of their rows, and the chain of the head."""
+    """The rows of a session and of its branch as a save left them, and the chain of the head."""
 
-    session: SessionInfo
-    session_digest: str
-    branch: Branch
-    branch_digest: str
+    sid: int
+    session: Row
+    branch: Row
     chain: str
-
-    @classmethod
-    def after(cls, session: SessionInfo, branch: Branch, raw: bytes) -> CachedHead:
-        """What a save with those header bytes leaves."""
-        session_digest, branch_digest = str(session_row(session)[-1]), str(branch_row(branch)[-1])
-        return cls(session, session_digest, branch, branch_digest, chain_of(raw))
 
 
 class HeadCache:
@@ -63,7 +60,7 @@ class HeadCache:
         with self._lock:
             if len(self._heads) >= MAX_CACHED_HEADS:
                 self._heads.clear()
-            self._heads[head.session.uid] = head
+            self._heads[head.session[_UID]] = head
 
     def forget(self, uid: str) -> None:
         with self._lock:
@@ -100,101 +97,107 @@ def _sealed(head: CachedHead | None, item: Append, seal: Seal) -> SealedSave | N
     if head is None or not _is_decided_by(head, item):
         return None
     draft = item.draft
-    seq = head.session.last_seq + 1
-    parents = (head.branch.head,) if head.branch.head is not None and item.parents != () else ()
+    seq = head.session[_LAST_SEQ] + 1
+    parents = (head.branch[_HEAD],) if head.branch[_HEAD] is not None and item.parents != () else ()
     try:
         raw = seal(draft, seq, parents, [head.chain] * len(parents))
-        branch = msgspec.structs.replace(head.branch, head=draft.id, head_seq=seq)
-        after = CachedHead.after(advanced_session(head.session, draft, seq), branch, raw)
     except (StepkeepError, UnicodeEncodeError):
         return None  # the long way refuses it, with a reason
+    rows = SessionRows(head.sid, head.session)
+    rows.advance(draft, seq, list(head.branch[:-1]), chain_of(raw))
+    (after,) = (CachedHead(*left) for left in rows.left())
     row = HeaderRow(id=draft.id, session=draft.session, seq=seq, branch=draft.branch, raw=raw)
     return SealedSave(item, row, head, after)
 
 
 def _is_decided_by(head: CachedHead, item: Append) -> bool:
     """Whether everything that decides about a save is in the cached head, or is compared by the function."""
-    draft = item.draft
+    draft, branch_head = item.draft, head.branch[_HEAD]
     return (
-        head.branch.name == draft.branch
+        head.branch[_NAME] == draft.branch
         and not item.blobs
         and not any(body.blobs for body in item.bodies)
         and not draft.requires
-        and item.parents in (None, (), (head.branch.head,))
-        and item.expect_head in (ANY_HEAD, head.branch.head)
-        and (not item.on_current or head.session.branch == draft.branch)
-        and (draft.status.is_finished or not head.session.status.is_finished)  # reopening records an event
+        and item.parents in (None, (), (branch_head,))
+        and item.expect_head in (ANY_HEAD, branch_head)
+        and (not item.on_current or head.session[_CURRENT] == draft.branch)
+        # Reopening records an event.
+        and (draft.status.is_finished or not Status(head.session[_STATUS]).is_finished)
     )
 
 
 # --- storing ---------------------------------------------------------------------------------------------------
 
+_GIVEN: Final = ", ".join(f"{name} {type}" for name, type in GIVEN.items())
+_ONE: Final = f"SELECT append_checkpoint({marks(len(GIVEN))}, ?)"
+_MANY: Final = f"SELECT append_checkpoint({', '.join(GIVEN)}, ?) FROM json_to_recordset(?) AS c ({_GIVEN})"
 
-class OptimisticAppend:
-    """One call that stores sealed saves: a statement of its own, so it is also the transaction.
 
-    `is_unknown` is as in `Transaction`: a connection that breaks meanwhile leaves open whether it was committed.
+def append_call(saves: Sequence[SealedSave]) -> Query:
+    """The statement that stores sealed saves, and answers of each whether it was stored or changed nothing.
+
+    Headers and bodies lie one behind the other in one value; a call says where each of them begins.
     """
-
-    def __init__(self, address: Address, saves: Sequence[SealedSave]) -> None:
-        payload = _Payload()
-        calls = _encoder.encode([_call(save, payload) for save in saves]).decode()
-        self._sql = f"SELECT {quoted(address.schema)}.append_checkpoints($1, $2, $3, $4, $5)".encode()
-        self._values = (address.search_path, address.timeout_ms, address.project, calls, payload.joined())
-        self.is_unknown = False
-
-    def run(self, raw: Raw) -> list[bool]:
-        """Whether each of the saves was stored; those that were not changed nothing."""
-        self.is_unknown = True
-        cursor: RawCursor[Row] = RawCursor(raw)
-        cursor.execute(self._sql, self._values, binary=True)
-        ((answers,),) = cursor.fetchall()
-        return [bool(answer) for answer in answers]
-
-
-class _Payload:
-    """Headers and bodies one behind the other, in one parameter; a call says where each of them lies."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._end = 1  # positions are counted from 1, as SQL does
-
-    def add(self, part: bytes) -> dict[str, int]:
-        start = self._end
-        self._parts.append(part)
-        self._end += len(part)
-        return {"start": start, "length": len(part)}
-
-    def joined(self) -> bytes:
-        return b"".join(self._parts)
+    parts: list[bytes] = []
+    start = 1  # positions are counted from 1, as SQL does
+    calls: list[dict[str, Any]] = []
+    for save in saves:
+        bodies: list[dict[str, Any]] = []
+        calls.append(_call(save, start, bodies))
+        parts.append(save.row.raw)
+        start += len(save.row.raw)
+        for body in save.item.bodies:
+            bodies.append(_body(body, start))
+            parts.append(body.data)
+            start += len(body.data)
+    payload = b"".join(parts)
+    if len(calls) > 1:
+        return _MANY, (payload, _encoder.encode(calls).decode())
+    values = calls[0].values()
+    return _ONE, (*(_encoder.encode(one).decode() if type(one) is list else one for one in values), payload)
 
 
-_OF_SESSION: Final = ("uid", "updated_us", "finished_us", "error")
-_OF_HEADER: Final = ("branch", "id", "time_us", "step", "status", "external_id", "idempotency_key")
-_OF_BODY: Final = ("name", "codec", "size", "stored_size", "digest", "base", "position", "group_bytes")
-
-
-def _call(save: SealedSave, payload: _Payload) -> dict[str, object]:
-    """What `FUNCTION` reads, by the names of its fields."""
-    draft, session = save.item.draft, save.after.session
+def _body(body: Body, start: int) -> dict[str, Any]:
     return {
-        **{name: getattr(session, name) for name in _OF_SESSION},
-        **{name: getattr(draft, name) for name in _OF_HEADER},
-        "was": save.before.session_digest,
-        "digest": save.after.session_digest,
-        "branch_was": save.before.branch_digest,
-        "branch_digest": save.after.branch_digest,
-        "seq": session.last_seq,
-        "fence": save.item.fence,
-        "tags": sorted(set(draft.tags)),
-        **payload.add(save.row.raw),
-        "bodies": [
-            {
-                **{name: getattr(body, name) for name in _OF_BODY},
-                "is_redundant": int(body.is_redundant),
-                **payload.add(body.data),
-            }
-            for body in save.item.bodies
-        ],
-        "has_bases": any(body.base is not None for body in save.item.bodies),
+        "name": body.name,
+        "is_redundant": int(body.is_redundant),
+        "codec": body.codec,
+        "size": body.size,
+        "stored_size": body.stored_size,
+        "digest": body.digest,
+        "base": body.base,
+        "position": body.position,
+        "group_bytes": body.group_bytes,
+        "start": start,
+        "length": len(body.data),
+    }
+
+
+def _call(save: SealedSave, start: int, bodies: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the function is given of a save, in the order of `GIVEN`."""
+    item, draft, row = save.item, save.item.draft, save.row
+    session = save.after.session
+    return {
+        "its_sid": save.before.sid,
+        "old_digest": save.before.session[-1],
+        "new_digest": session[-1],
+        "new_updated_us": session[_UPDATED],
+        "new_finished_us": session[_FINISHED],
+        "new_error": session[_ERROR],
+        "its_branch": draft.branch,
+        "old_branch_digest": save.before.branch[-1],
+        "new_branch_digest": save.after.branch[-1],
+        "new_seq": row.seq,
+        "new_id": draft.id,
+        "new_time_us": draft.time_us,
+        "new_step": draft.step,
+        "new_status": session[_STATUS],
+        "new_external_id": draft.external_id,
+        "new_idempotency_key": draft.idempotency_key,
+        "its_fence": item.fence,
+        "new_tags": sorted(set(draft.tags)) or None,
+        "header_start": start,
+        "header_length": len(row.raw),
+        "has_bases": any(body.base is not None for body in item.bodies),
+        "new_bodies": bodies,
     }

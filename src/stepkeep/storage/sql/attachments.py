@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from stepkeep.storage.port import MAX_EVENTS, Annotation, Event, Target
-from stepkeep.storage.sql.connection import Conditions, Connection, Query
+from stepkeep.storage.sql.connection import Conditions, Connection, Query, among
 
 # --- annotations -----------------------------------------------------------------------------------------------
 
@@ -63,26 +63,26 @@ def read_annotations(
 
 def _aliases(tx: Connection, sid: int, targets: Sequence[Target]) -> list[str]:
     """Every way the targets may be written: an id also as its (branch, external id), and the other way round."""
-    other = tx.ask([_other_name(sid, target) for target in targets])
-    found = {_column_of(row[0] if len(row) == 1 else row) for rows in other for row in rows}
+    where = Conditions(("sid = ?", sid))
+    where.among("id", [target for target in targets if isinstance(target, str)])
+    pairs = tx.all(
+        f"SELECT branch, external_id FROM checkpoints{where} AND external_id IS NOT NULL", where.values
+    )
+    ids = tx.ask([_id_of(sid, target) for target in targets if not isinstance(target, str)])
+    found = {_column_of((branch, external_id)) for branch, external_id in pairs}
+    found |= {_column_of(id) for rows in ids for (id,) in rows}
     return sorted(found | {_column_of(target) for target in targets})
 
 
-def _other_name(sid: int, target: Target) -> Query:
-    """Finds the (branch, external id) of an id, or the id of a (branch, external id)."""
-    if isinstance(target, str):
-        pair = (
-            "SELECT branch, external_id FROM checkpoints WHERE id = ? AND sid = ? AND external_id IS NOT NULL"
-        )
-        return pair, (target, sid)
+def _id_of(sid: int, target: tuple[str, str]) -> Query:
+    """Finds the id of a (branch, external id)."""
     return "SELECT id FROM checkpoints WHERE sid = ? AND branch = ? AND external_id = ?", (sid, *target)
 
 
 def remove_annotations(tx: Connection, sid: int, targets: Sequence[Target]) -> None:
     """Remove what is attached to these targets, as they are written."""
-    where = Conditions(("sid = ?", sid))
-    where.among("target", [_column_of(target) for target in targets])
-    tx.put(f"DELETE FROM annotations{where}", where.values)
+    columns = [_column_of(target) for target in targets]
+    among(tx, "DELETE FROM annotations WHERE sid = ? AND target IN ({})", sid, columns)
 
 
 def sweep_annotations(tx: Connection, sid: int | None, before_us: int, limit: int) -> int:
@@ -97,7 +97,7 @@ def sweep_annotations(tx: Connection, sid: int | None, before_us: int, limit: in
 
 def _pair_is_stored(tx: Connection, sid: int, column: str) -> bool:
     target = _target_of(column)
-    return not isinstance(target, str) and tx.one(*_other_name(sid, target)) is not None
+    return not isinstance(target, str) and tx.one(*_id_of(sid, target)) is not None
 
 
 # --- events: the capped log of each session --------------------------------------------------------------------

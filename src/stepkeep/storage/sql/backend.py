@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
@@ -19,9 +19,9 @@ from stepkeep.storage.sql import attachments, leases
 from stepkeep.storage.sql import bodies as body_rows
 from stepkeep.storage.sql import checkpoints as checkpoint_rows
 from stepkeep.storage.sql import sessions as session_rows
-from stepkeep.storage.sql.checkpoints import Batch, DamagedPage
-from stepkeep.storage.sql.connection import Connection
-from stepkeep.storage.sql.sessions import NeedsRepair, repair
+from stepkeep.storage.sql.checkpoints import Batch, DamagedPage, SessionRows
+from stepkeep.storage.sql.connection import Connection, NotUnique
+from stepkeep.storage.sql.sessions import NeedsRepair, intact, repair
 
 log = Log("stepkeep.storage")
 
@@ -48,6 +48,10 @@ class SqlBackend(ABC):
     def _read(self, work: Callable[[Connection], T]) -> T:
         """Run statements that only read."""
 
+    def _read_one(self, work: Callable[[Connection], T]) -> T:
+        """Run one statement that only reads."""
+        return self._read(work)
+
     @abstractmethod
     def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
         """Run statements in one transaction that is durable on return; an exception leaves nothing behind."""
@@ -55,6 +59,14 @@ class SqlBackend(ABC):
     def _write_keyed(self, work: Callable[[Connection], T]) -> T:
         """Like `_write`, for work that finds by their keys the records it stored before: it may be done again."""
         return self._write(work)
+
+    def _write_beside(self, work: Callable[[Connection], T]) -> T:
+        """Like `_write`, for work that leaves the rows of sessions and branches as they are."""
+        return self._write(work)
+
+    def _rows_at_hand(self, tx: Connection) -> dict[str, SessionRows] | None:  # noqa: ARG002
+        """The rows that the last append left, where it is certain that nobody wrote since; None where it never is."""
+        return None
 
     @abstractmethod
     def _store_bytes(self) -> int:
@@ -75,9 +87,11 @@ class SqlBackend(ABC):
             self._write(lambda tx: repair(tx, key=key))
             return _refusing_damage(self._read, work)
 
-    def _writing(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
+    def _writing(
+        self, work: Callable[[Connection], T], *, secure: bool = False, is_beside: bool = False
+    ) -> T:
         try:
-            return self._write(work, secure=secure)
+            return self._write_beside(work) if is_beside else self._write(work, secure=secure)
         except NeedsRepair:
             self._write(repair)
             return _refusing_damage(self._write, work, secure=secure)
@@ -100,6 +114,7 @@ class SqlBackend(ABC):
         *,
         fence: int | None = None,
         secure: bool = False,
+        is_beside: bool = False,
     ) -> T:
         """Run a transaction on one session, after its fence was checked."""
 
@@ -110,7 +125,7 @@ class SqlBackend(ABC):
                 raise conflicts.lease_lost(uid)
             return work(tx, sid, session)
 
-        return self._writing(transaction, secure=secure)
+        return self._writing(transaction, secure=secure, is_beside=is_beside)
 
     # --- sessions and branches
 
@@ -125,8 +140,10 @@ class SqlBackend(ABC):
 
     def sessions(self, query: port.SessionQuery) -> Iterator[SessionInfo]:
         after, left = query.after, query.limit
+        page_size = session_rows.FIRST_PAGE  # many callers only want the first few
         while left is None or left > 0:
-            size = session_rows.PAGE if left is None else min(session_rows.PAGE, left)
+            size = page_size if left is None else min(page_size, left)
+            page_size = session_rows.PAGE
             page = self._session_page(query, after, size)
             for after, session in page:  # noqa: B007  (the next page begins behind the last one)
                 if session is None:
@@ -165,17 +182,50 @@ class SqlBackend(ABC):
     ) -> None:
         def transaction(tx: Connection, sid: int, session: SessionInfo) -> None:
             if expect is not None:
-                if session != expect:
-                    raise conflicts.session_changed(session)
                 lease = leases.running(leases.read(tx, sid), self._now_us(tx))
-                if lease is not None and lease.token != fence:
-                    raise conflicts.lease_held(uid, lease)
-            self._delete_session(tx, sid, uid)
+                _check_as_expected(session, expect, lease, fence)
+            self._delete_sessions(tx, {sid: uid})
 
         self._in_session(uid, transaction, fence=fence, secure=secure)
 
-    def _delete_session(self, tx: Connection, sid: int, uid: str) -> None:  # noqa: ARG002
-        session_rows.delete(tx, sid)
+    def delete_sessions(
+        self, expected: Sequence[SessionInfo], *, secure: bool = False
+    ) -> list[int | StepkeepError]:
+        try:
+            return self._write(lambda tx: self._delete_expected(tx, expected), secure=secure)
+        except NeedsRepair:
+            self._write(repair)
+        # What could not be rebuilt is refused alone.
+        return self._write(lambda tx: self._delete_expected(tx, expected, is_repaired=True), secure=secure)
+
+    def _delete_expected(
+        self, tx: Connection, expected: Sequence[SessionInfo], *, is_repaired: bool = False
+    ) -> list[int | StepkeepError]:
+        rows = session_rows.rows_of(tx, [expect.uid for expect in expected])
+        lost = next((expect.uid for expect in expected if expect.uid not in rows), None)
+        if lost is not None and not is_repaired:
+            session_rows.check_none_hides(tx, lost)
+        leased = leases.running_among(tx, [row[0] for row in rows.values()], self._now_us(tx))
+        decided: list[int | StepkeepError] = []  # the number of each that goes
+        going: dict[int, str] = {}
+        for expect in expected:
+            row = rows.pop(expect.uid, None)
+            try:
+                if row is None:
+                    raise conflicts.session_not_found(expect.uid)
+                session = _refusing_damage(intact, row) if is_repaired else intact(row)
+                _check_as_expected(session, expect, leased.get(row[0]))
+            except StepkeepError as exc:
+                decided.append(exc)
+            else:
+                decided.append(row[0])
+                going[row[0]] = expect.uid
+        freed = self._delete_sessions(tx, going)
+        return [freed[each] if isinstance(each, int) else each for each in decided]
+
+    def _delete_sessions(self, tx: Connection, uids: Mapping[int, str]) -> dict[int, int]:
+        """Remove sessions, given by their numbers; the stored bytes of the bodies of each."""
+        return session_rows.delete(tx, list(uids))
 
     def branch(self, uid: str, name: str) -> Branch | None:
         return self._read_session(uid, session_rows.branch, name)
@@ -194,18 +244,30 @@ class SqlBackend(ABC):
 
     def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | StepkeepError]:
         try:
-            return self._write_keyed(lambda tx: self._append_batch(tx, batch, seal))
+            try:
+                return self._write_keyed(lambda tx: self._append_batch(tx, batch, seal))
+            except NotUnique:  # a name that was taken to be free: who holds it is looked up
+                return self._write_keyed(lambda tx: self._append_batch(tx, batch, seal, is_careful=True))
         except NeedsRepair:
             self._write(repair)
         except DamagedPage as exc:
             raise Corrupt(f"{self.url} is damaged: {exc}; recover it into a new store") from exc
         # What could not be rebuilt is refused alone: a damaged session must not fail the saves of others.
-        return self._write_keyed(lambda tx: self._append_batch(tx, batch, seal, is_repaired=True))
+        return self._write_keyed(
+            lambda tx: self._append_batch(tx, batch, seal, is_repaired=True, is_careful=True)
+        )
 
     def _append_batch(
-        self, tx: Connection, batch: Sequence[Append], seal: Seal, *, is_repaired: bool = False
+        self,
+        tx: Connection,
+        batch: Sequence[Append],
+        seal: Seal,
+        *,
+        is_repaired: bool = False,
+        is_careful: bool = False,
     ) -> list[Appended | StepkeepError]:
-        rows = Batch(tx, batch)
+        at_hand = self._rows_at_hand(tx)
+        rows = Batch(tx, batch, at_hand, is_careful=is_careful or at_hand is None)
         append = rows.append
         if is_repaired:
 
@@ -214,18 +276,16 @@ class SqlBackend(ABC):
 
         outcomes = conflicts.append_in_order(batch, append, seal)
         rows.flush()
-        self._saved(rows, outcomes)
+        self._saved(rows)
         return outcomes
 
-    def _saved(  # noqa: B027  (most need nothing of it)
-        self, rows: Batch, outcomes: Sequence[Appended | StepkeepError]
-    ) -> None:
+    def _saved(self, rows: Batch) -> None:  # noqa: B027  (most need nothing of it)
         """What a batch leaves behind if its commit succeeds, for a driver that builds upon it."""
 
     def load_head(
         self, uid: str, branch: str | None = None, *, known: tuple[str, str] | None = None
-    ) -> port.StoredHead | None:
-        return self._read(lambda tx: body_rows.head(tx, uid, branch, known))
+    ) -> port.StoredHead | port.Unchanged | None:
+        return self._read_one(lambda tx: body_rows.head(tx, uid, branch, known))
 
     def headers(self, query: port.HeaderQuery) -> Iterator[HeaderRow]:
         sid = None
@@ -250,7 +310,7 @@ class SqlBackend(ABC):
     def _header_page(
         self, sid: int | None, query: port.HeaderQuery, after: tuple[int, str] | None, size: int
     ) -> list[tuple[tuple[int, str], HeaderRow]]:
-        return self._read(lambda tx: checkpoint_rows.page(tx, sid, query, after, size))
+        return self._read_one(lambda tx: checkpoint_rows.page(tx, sid, query, after, size))
 
     def body(self, uid: str, checkpoint: str, name: str) -> Body | None:
         found = self._read_session(uid, body_rows.stored, checkpoint, name, is_redundant=False)
@@ -258,6 +318,9 @@ class SqlBackend(ABC):
 
     def body_chain(self, uid: str, checkpoint: str, name: str) -> list[Body]:
         return self._read_session(uid, body_rows.chain, checkpoint, name)
+
+    def all_chains(self, uid: str, checkpoints: Sequence[str]) -> list[Body]:
+        return self._read_session(uid, body_rows.all_chains, checkpoints)
 
     def redundant_delta(self, uid: str, checkpoint: str, name: str) -> Body | None:
         found = self._read_session(uid, body_rows.stored, checkpoint, name, is_redundant=True)
@@ -387,7 +450,10 @@ class SqlBackend(ABC):
             target=target, kind=kind, name=name, data=data, time_us=time_us, digest=digest_of(data)
         )
         return self._in_session(
-            uid, lambda tx, sid, _: attachments.annotate(tx, sid, annotation, replace=replace), fence=fence
+            uid,
+            lambda tx, sid, _: attachments.annotate(tx, sid, annotation, replace=replace),
+            fence=fence,
+            is_beside=True,
         )
 
     def annotations(
@@ -397,7 +463,9 @@ class SqlBackend(ABC):
 
     def record_event(self, uid: str, type: str, data: dict[str, Any], *, time_us: int) -> Event:
         return self._in_session(
-            uid, lambda tx, sid, _: attachments.record_event(tx, sid, type, data, time_us=time_us)
+            uid,
+            lambda tx, sid, _: attachments.record_event(tx, sid, type, data, time_us=time_us),
+            is_beside=True,
         )
 
     def events(self, uid: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
@@ -412,7 +480,7 @@ class SqlBackend(ABC):
                 tx, sid, uid, owner, now_us=now_us, expires_us=_later(now_us, seconds), replacing=replacing
             )
 
-        return self._in_session(uid, transaction)
+        return self._in_session(uid, transaction, is_beside=True)
 
     def renew_lease(self, uid: str, token: int, *, seconds: float) -> port.Lease:
         def transaction(tx: Connection, sid: int, _: SessionInfo) -> port.Lease:
@@ -423,11 +491,11 @@ class SqlBackend(ABC):
                 raise conflicts.lease_lost(uid)
             return lease
 
-        return self._in_session(uid, transaction, fence=token)
+        return self._in_session(uid, transaction, fence=token, is_beside=True)
 
     def release_lease(self, uid: str, token: int) -> None:
         release = "UPDATE leases SET is_held = 0 WHERE sid = ? AND token = ?"
-        self._in_session(uid, lambda tx, sid, _: tx.put(release, (sid, token)))
+        self._in_session(uid, lambda tx, sid, _: tx.put(release, (sid, token)), is_beside=True)
 
     def lease(self, uid: str) -> port.Lease | None:
         return self._read_session(uid, leases.read)
@@ -478,6 +546,16 @@ class SqlBackend(ABC):
             lambda tx: tx.all(f"SELECT uid, total FROM sessions JOIN ({sizes}) AS b ON b.sid = sessions.sid")
         )
         return {uid: int(total) for uid, total in rows}
+
+
+def _check_as_expected(
+    session: SessionInfo, expect: SessionInfo, lease: port.Lease | None, fence: int | None = None
+) -> None:
+    """Refuse to remove a session that changed, or that another runs."""
+    if session != expect:
+        raise conflicts.session_changed(session)
+    if lease is not None and lease.token != fence:
+        raise conflicts.lease_held(session.uid, lease)
 
 
 def _refusing_damage(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -9,7 +9,7 @@ from stepkeep.errors import Corrupt
 from stepkeep.storage import conflicts
 from stepkeep.storage.port import Blob, BlobSize, Body, BodyInfo, StoredHead
 from stepkeep.storage.sql import row_mapping as rows
-from stepkeep.storage.sql.connection import Conditions, Connection, Query, Row, Value, marks, parts
+from stepkeep.storage.sql.connection import Conditions, Connection, Row, Value, among, marks, parts
 
 MAX_CHAIN: Final = 256
 """More links than any writer makes: a longer chain is damage, and must not be followed for ever."""
@@ -32,6 +32,15 @@ _CHAIN = f"""WITH RECURSIVE chain (n, checkpoint) AS (
 SELECT {rows.INFO_COLUMNS}, b.data FROM chain CROSS JOIN bodies b
   WHERE b.sid = ? AND b.checkpoint = chain.checkpoint AND b.name = ? AND b.is_redundant = 0
   ORDER BY chain.n"""
+_CHAINS = f"""WITH RECURSIVE chain (checkpoint, name) AS (
+  SELECT checkpoint, name FROM bodies WHERE sid = ? AND checkpoint IN ({{}}) AND is_redundant = 0
+  UNION
+  SELECT b.base, b.name FROM chain CROSS JOIN bodies b
+    WHERE b.sid = ? AND b.checkpoint = chain.checkpoint AND b.name = chain.name AND b.is_redundant = 0
+      AND b.base IS NOT NULL
+)
+SELECT {rows.INFO_COLUMNS}, b.data FROM chain CROSS JOIN bodies b
+  WHERE b.sid = ? AND b.checkpoint = chain.checkpoint AND b.name = chain.name AND b.is_redundant = 0"""
 # The same from the head of a branch, for all its bodies, with the rows it was found by beside the first links.
 _HEAD = f"""WITH RECURSIVE chain (n, sid, checkpoint, name) AS (
   SELECT 0, s.sid, b.checkpoint, b.name FROM sessions s CROSS JOIN branches r CROSS JOIN bodies b
@@ -94,12 +103,12 @@ def check_references(tx: Connection, sid: int, bodies: Sequence[Body], blobs: Se
     """Refuse bodies whose base or blobs are not stored: a sweep may have been faster than this save (V5)."""
     for body in bodies:
         # A redundant delta encoding is never a reference: without its base it is only useless.
-        if body.base is not None and not body.is_redundant and not tx.one(_BASE, (sid, body.base, body.name)):
+        if body.base is not None and not body.is_redundant and not tx.one(BASE, (sid, body.base, body.name)):
             raise conflicts.base_gone(body)
     check_blobs(tx, bodies, blobs)
 
 
-_BASE: Final = "SELECT 1 FROM bodies WHERE sid = ? AND checkpoint = ? AND name = ? AND is_redundant = 0"
+BASE: Final = "SELECT 1 FROM bodies WHERE sid = ? AND checkpoint = ? AND name = ? AND is_redundant = 0"
 
 
 def check_blobs(tx: Connection, bodies: Sequence[Body], blobs: Sequence[Blob]) -> None:
@@ -121,6 +130,15 @@ def chain(tx: Connection, sid: int, checkpoint: str, name: str) -> list[Body]:
     where.among("checkpoint", [row[0] for row in found])
     blobs = _blobs_named(tx, where)
     return [rows.body(row, blobs.get((row[0], name, 0), ())) for row in found]
+
+
+def all_chains(tx: Connection, sid: int, checkpoints: Sequence[str]) -> list[Body]:
+    """The bodies of several checkpoints and all they are rebuilt from, each once."""
+    found: dict[Row, Body] = {}
+    for part in parts(checkpoints):
+        for row in tx.all(_CHAINS.format(marks(len(part))), (sid, *part, sid, sid)):
+            found[row[:2]] = rows.body(row)
+    return list(found.values())
 
 
 def head(tx: Connection, uid: str, branch: str | None, known: tuple[str, str] | None) -> StoredHead | None:
@@ -193,8 +211,11 @@ def replace(tx: Connection, sid: int, body: Body, expect_digest: str) -> None:
     if row[0] != expect_digest:
         raise conflicts.body_changed(body)
     check_references(tx, sid, (body,))
-    for sql, values in _delete(sid, body.checkpoint, body.name):
-        tx.run(sql, values)
+    for table in ("bodies", "blob_refs"):
+        tx.put(
+            f"DELETE FROM {table} WHERE sid = ? AND checkpoint = ? AND name = ?",
+            (sid, body.checkpoint, body.name),
+        )
     insert(tx, sid, (body,))
     if row[1]:
         tx.put(
@@ -203,29 +224,44 @@ def replace(tx: Connection, sid: int, body: Body, expect_digest: str) -> None:
         )
 
 
-_OWN = "SELECT b.name FROM bodies b WHERE b.sid = ? AND b.checkpoint = ?"
+# A number, whatever damage made of the column.
+_FREED = "RETURNING stored_size + 0"
+_OF = "WHERE sid = ? AND checkpoint IN ({})"
+# Redundant deltas whose base goes.
+_USELESS = f"DELETE FROM bodies WHERE sid = ? AND is_redundant = 1 AND base IN ({{}}) AND name = ? {_FREED}"
+_OWN = f"SELECT checkpoint, name FROM bodies {_OF}"
+_BUILT_ON = "SELECT base, name, checkpoint FROM bodies WHERE sid = ? AND is_redundant = 0 AND base IN ({})"
+_NO_BODY = (
+    "NOT EXISTS (SELECT 1 FROM bodies b WHERE b.sid = blob_refs.sid AND b.checkpoint = blob_refs.checkpoint"
+    " AND b.name = blob_refs.name)"
+)
 
 
-def drop_or_hide(sid: int, checkpoint: str) -> list[Query]:
-    """Remove the bodies of a removed checkpoint; those that others are based on are only hidden.
+def drop_or_hide(tx: Connection, sid: int, checkpoints: Sequence[str]) -> int:
+    """Remove the bodies of removed checkpoints, given newest first; those that others are based on are only hidden.
 
-    The statements return the stored bytes of what goes.
+    Returns the stored bytes of what went.
     """
-    key = (sid, checkpoint)
-    return [
-        (
-            "UPDATE bodies SET is_hidden = 1 WHERE sid = ? AND checkpoint = ?"
-            f" AND name IN ({_OWN} AND b.is_redundant = 0 AND {_IS_NEEDED})",
-            (*key, *key),
-        ),
-        (
-            "DELETE FROM bodies WHERE sid = ? AND base = ? AND is_redundant = 1"
-            f" AND name IN ({_OWN} AND b.is_redundant = 0 AND b.is_hidden = 0) RETURNING stored_size",
-            (*key, *key),
-        ),
-        ("DELETE FROM bodies WHERE sid = ? AND checkpoint = ? AND is_hidden = 0 RETURNING stored_size", key),
-        (f"DELETE FROM blob_refs WHERE sid = ? AND checkpoint = ? AND name NOT IN ({_OWN})", (*key, *key)),
-    ]
+    names: dict[str, set[str]] = {}
+    for checkpoint, name in among(tx, _OWN, sid, checkpoints):
+        names.setdefault(checkpoint, set()).add(name)
+    built: dict[tuple[str, str], list[str]] = {}
+    for base, name, checkpoint in among(tx, _BUILT_ON, sid, checkpoints):
+        built.setdefault((base, name), []).append(checkpoint)
+    gone: dict[str, set[str]] = {}
+    needed: dict[str, list[str]] = {}
+    for checkpoint in checkpoints:
+        for name in names.get(checkpoint, ()):
+            if gone.setdefault(name, set()).issuperset(built.get((checkpoint, name), ())):
+                gone[name].add(checkpoint)
+            else:
+                needed.setdefault(name, []).append(checkpoint)
+    for name, kept in needed.items():
+        among(tx, f"UPDATE bodies SET is_hidden = 1 {_OF} AND name = ?", sid, kept, name)
+    useless = [row for name, going in gone.items() for row in among(tx, _USELESS, sid, sorted(going), name)]
+    own = among(tx, f"DELETE FROM bodies {_OF} AND is_hidden = 0 {_FREED}", sid, checkpoints)
+    among(tx, f"DELETE FROM blob_refs {_OF} AND {_NO_BODY}", sid, checkpoints)
+    return freed_bytes([*useless, *own])
 
 
 def sweep(tx: Connection, sid: int | None, limit: int) -> tuple[int, int]:
@@ -234,13 +270,19 @@ def sweep(tx: Connection, sid: int | None, limit: int) -> tuple[int, int]:
     count = freed = 0
     while count < limit:
         found = tx.all(
-            f"SELECT b.sid, b.checkpoint, b.name FROM bodies b WHERE b.is_hidden = 1 AND b.is_redundant = 0 {condition}"
+            f"SELECT b.sid, b.name, b.checkpoint FROM bodies b WHERE b.is_hidden = 1 AND b.is_redundant = 0 {condition}"
             f" AND NOT {_IS_NEEDED} AND NOT {_IS_OWNED} LIMIT ?",
             (*values, limit - count),
         )
         if not found:
             break
-        freed += freed_bytes(tx.ask([query for row in found for query in _drop(*row)]))
+        going: dict[tuple[int, str], list[str]] = {}
+        for owner, name, checkpoint in found:
+            going.setdefault((owner, name), []).append(checkpoint)
+        for (owner, name), checkpoints in going.items():
+            for sql in (_USELESS, f"DELETE FROM bodies {_OF} AND name = ? {_FREED}"):
+                freed += freed_bytes(among(tx, sql, owner, checkpoints, name))
+            among(tx, f"DELETE FROM blob_refs {_OF} AND name = ?", owner, checkpoints, name)
         count += len(found)
     return count, freed
 
@@ -263,24 +305,9 @@ def _swept_sessions(tx: Connection, sid: int | None, limit: int) -> tuple[str, l
     return f"AND b.sid IN ({marks(len(rows))})", [row[0] for row in rows]
 
 
-def freed_bytes(answers: Sequence[Sequence[Row]]) -> int:
-    """The sum of the stored sizes that deletions returned."""
-    return sum(row[0] for rows in answers for row in rows)
-
-
-def _drop(sid: int, checkpoint: str, name: str) -> list[Query]:
-    """Remove a body with its redundant delta, and the redundant deltas based on it, which are useless now."""
-    useless = "DELETE FROM bodies WHERE sid = ? AND base = ? AND name = ? AND is_redundant = 1 RETURNING stored_size"
-    return [(useless, (sid, checkpoint, name)), *_delete(sid, checkpoint, name)]
-
-
-def _delete(sid: int, checkpoint: str, name: str) -> list[Query]:
-    """Remove a body with its redundant delta."""
-    where, values = "sid = ? AND checkpoint = ? AND name = ?", (sid, checkpoint, name)
-    return [
-        (f"DELETE FROM bodies WHERE {where} RETURNING stored_size", values),
-        (f"DELETE FROM blob_refs WHERE {where}", values),
-    ]
+def freed_bytes(rows: Iterable[Row]) -> int:
+    """The sum of the stored sizes that deletions returned; damage may have left none."""
+    return sum(int(row[0] or 0) for row in rows)
 
 
 # --- blobs -----------------------------------------------------------------------------------------------------
@@ -351,4 +378,4 @@ def remove_unnamed(tx: Connection, digests: Sequence[str]) -> tuple[int, int]:
             for digest in digests
         ]
     )
-    return sum(map(len, gone)), freed_bytes(gone)
+    return sum(map(len, gone)), sum(map(freed_bytes, gone))

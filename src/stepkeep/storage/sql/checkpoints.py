@@ -1,8 +1,9 @@
 """Checkpoints as rows: appending, finding, removing and adopting them.
 
 Appending takes as few statements as there can be. One brings everything that decides about a save: session, branch, the
-newest number, what it builds upon. Then come header, bodies, and once for the whole batch the rows of branch and
-session. All checks come before the first write, so a refusal leaves nothing behind.
+newest number, what it builds upon; where the last append left all of it, and nobody else wrote since, none is needed.
+Then come header, bodies, and once for the whole batch the rows of branch and session. All checks come before the first
+write, so a refusal leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -15,21 +16,19 @@ import msgspec
 from stepkeep.codec.integrity import chain_of, open_header, row_digest
 from stepkeep.model import MAX_SEQ, Branch, Header, SessionInfo, Status
 from stepkeep.storage import conflicts, port
-from stepkeep.storage.sql import bodies, sessions
+from stepkeep.storage.sql import bodies, leases, sessions
 from stepkeep.storage.sql.attachments import record_event, remove_annotations
-from stepkeep.storage.sql.connection import Conditions, Connection, Query, Row, Value, marks
+from stepkeep.storage.sql.connection import Conditions, Connection, Row, Value, among, marks
 from stepkeep.storage.sql.row_mapping import (
     BRANCH_FIELDS,
     HEADER_COLUMNS,
     SESSION_FIELDS,
     SESSION_NAMES,
-    branch_from,
     branch_row,
     check_branch,
     check_session,
     header_row,
     intact_header,
-    session_from,
 )
 
 FIRST_PAGE: Final = 16
@@ -48,7 +47,6 @@ _LOOKUP: Final = ", ".join(
         "s.sid",
         *(f"s.{name}" for name in SESSION_NAMES),
         *(f"b.{name} AS branch_{name}" for name in (*BRANCH_FIELDS, "digest")),
-        # No number is given twice (V3), even if damage raised one of those that are stored.
         "(SELECT max(seq) FROM checkpoints WHERE sid = s.sid) AS highest",
         "(SELECT header FROM checkpoints WHERE id = b.head) AS head_header",
         "(SELECT id FROM checkpoints WHERE id = ?) AS own",
@@ -62,7 +60,8 @@ _BY_EXTERNAL_ID: Final = (
 )
 _TOKEN: Final = "(SELECT token FROM leases WHERE sid = s.sid AND is_held = 1) AS token"
 _BASE: Final = "(SELECT 1 FROM bodies WHERE sid = s.sid AND checkpoint = ? AND name = ? AND is_redundant = 0)"
-_PARENT: Final = "(SELECT header FROM checkpoints WHERE id = ?)"
+_PARENT_HEADER: Final = "SELECT header FROM checkpoints WHERE id = ?"
+_PARENT: Final = f"({_PARENT_HEADER})"
 _ORIGINAL: Final = f"SELECT {HEADER_COLUMNS} {_FROM} WHERE c.id = ?"
 
 INSERT_CHECKPOINT: Final = (
@@ -70,7 +69,8 @@ INSERT_CHECKPOINT: Final = (
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _CHANGED: Final = ("updated_us", "status", "finished_us", "error", "last_seq")
-_UPDATED, _STATUS, _FINISHED, _ERROR, _LAST_SEQ = (SESSION_FIELDS.index(name) for name in _CHANGED)
+_CHANGED_AT: Final = tuple(SESSION_FIELDS.index(name) for name in _CHANGED)
+_UPDATED, _STATUS, _FINISHED, _ERROR, _LAST_SEQ = _CHANGED_AT
 _CURRENT: Final = SESSION_FIELDS.index("branch")
 _KEY: Final = SESSION_FIELDS.index("key")
 _HEAD, _HEAD_SEQ = BRANCH_FIELDS.index("head"), BRANCH_FIELDS.index("head_seq")
@@ -83,12 +83,19 @@ _READ_BACK: Final = (
 )
 
 
+MAX_BASES: Final = 1000
+"""How many bodies of a session are remembered to be stored."""
+
+
 class DamagedPage(Exception):
     """The database itself is damaged where a save would go."""
 
 
 class SessionRows:
-    """A session, and those of its branches that a batch saves to, as columns that follow the saves."""
+    """A session, and those of its branches that were saved to, as columns that follow the saves.
+
+    `chains` has the chain value of each of these branches' heads, `bases` the bodies known to be stored.
+    """
 
     def __init__(self, sid: int, row: Row) -> None:
         self.sid = sid
@@ -96,8 +103,17 @@ class SessionRows:
         self._rest = row[len(SESSION_FIELDS) :]
         self.branches: dict[str, list[Any]] = {}
         self.chains: dict[str, str] = {}
+        self.bases: set[tuple[str, str]] = set()
+        self._changed: set[str] = set()
 
-    def advance(self, header: Header, seq: int, branch: list[Any], chain: str) -> None:
+    def head(self, branch: str | None) -> str | None:
+        """The head of a branch that was saved to, of the current one unless named."""
+        columns = self.branches.get(self.columns[_CURRENT] if branch is None else branch)
+        return None if columns is None else columns[_HEAD]
+
+    def advance(
+        self, header: Header, seq: int, branch: list[Any], chain: str, stored: Sequence[port.Body] = ()
+    ) -> None:
         """What a save makes of its session and branch."""
         is_finished = header.status.is_finished
         columns = self.columns
@@ -109,28 +125,55 @@ class SessionRows:
         branch[_HEAD], branch[_HEAD_SEQ] = header.id, seq
         self.branches[header.branch] = branch
         self.chains[header.branch] = chain
+        self._changed.add(header.branch)
+        if len(self.bases) > MAX_BASES:
+            self.bases.clear()
+        self.bases.update((body.checkpoint, body.name) for body in stored if not body.is_redundant)
 
     def write(self, tx: Connection) -> None:
-        for columns in self.branches.values():
+        """Write what the saves changed since the last time."""
+        for name in self._changed:
+            columns = self.branches[name]
             tx.put(sessions.PUT_BRANCH, (self.sid, *columns, row_digest(*columns)))
-        changed = [self.columns[SESSION_FIELDS.index(name)] for name in _CHANGED]
+        self._changed.clear()
+        changed = [self.columns[at] for at in _CHANGED_AT]
         tx.put(_UPDATE_SESSION, (*changed, row_digest(*self.columns, self._rest[1]), self.sid))
 
-    def left(self) -> Iterator[tuple[SessionInfo, Branch]]:
-        """The session as the batch leaves it, with each branch that it saved to."""
+    def left(self) -> Iterator[tuple[int, Row, Row, str]]:
+        """The session's number and row as the batch leaves it; with the row and chain of each branch it saved to."""
         key_digest, description, _ = self._rest
-        digest = row_digest(*self.columns, description)
-        session = session_from((*self.columns, key_digest, description, digest))
-        for columns in self.branches.values():
-            yield session, branch_from((*columns, row_digest(*columns)))
+        session = (*self.columns, key_digest, description, row_digest(*self.columns, description))
+        for name, columns in self.branches.items():
+            yield self.sid, session, (*columns, row_digest(*columns)), self.chains[name]
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What decides about a save: who holds its names already, and the chain values of its parents where it has any."""
+
+    original: str | None = None
+    holder: str | None = None
+    chains: Sequence[str | None] = ()
 
 
 class Batch:
-    """Appends of one transaction. What they make of sessions and branches is written once, by `flush`."""
+    """Appends of one transaction. What they make of sessions and branches is written once, by `flush`.
 
-    def __init__(self, tx: Connection, items: Sequence[port.Append]) -> None:
+    `opened` are rows as the last append left them, where nobody else wrote since. What they tell is not looked up
+    again, unless `is_careful`; that the names of a save are free is then left to the indexes (`NotUnique`).
+    """
+
+    def __init__(
+        self,
+        tx: Connection,
+        items: Sequence[port.Append],
+        opened: dict[str, SessionRows] | None = None,
+        *,
+        is_careful: bool = True,
+    ) -> None:
         self._tx = tx
-        self.opened: dict[str, SessionRows] = {}
+        self._is_careful = is_careful
+        self.opened: dict[str, SessionRows] = {} if opened is None else opened
+        self._saved_to: dict[str, SessionRows] = {}
         if tx.locks.change:
             # Held from the start and in one order for all, before anything of them is read.
             uids = sorted({item.draft.session for item in items})
@@ -142,36 +185,33 @@ class Batch:
     def append(self, item: port.Append, seal: port.Seal) -> port.Appended:
         """Store one checkpoint, or raise why it is refused."""
         tx, draft = self._tx, item.draft
-        row, rest = self._look_up(item)
-        opened = self._open(draft.session, row)
-        highest, head_header, own, remains = row[1 + _SESSION + _BRANCH : 5 + _SESSION + _BRANCH]
-        if item.fence is not None and next(rest) != item.fence:
-            raise conflicts.lease_lost(draft.session)
-        original = own or (next(rest) if draft.idempotency_key is not None else None)
-        if original is not None:
-            return port.Appended(row=_same_content(tx, original, draft), is_new=False)
+        opened = self.opened.get(draft.session)
+        branch = None if opened is None else opened.branches.get(draft.branch)
+        if opened is None or branch is None or not self._may_assume(item, opened, branch):
+            opened, branch, facts = self._look_up(item)
+        else:
+            facts = self._assume(item, opened, branch)
+        if facts.original is not None:
+            return port.Appended(row=_same_content(tx, facts.original, draft), is_new=False)
         columns = opened.columns
         if item.on_current and columns[_CURRENT] != draft.branch:
             raise conflicts.branch_switched(columns[_KEY], columns[_CURRENT], draft)
-        branch = opened.branches.get(draft.branch) or self._branch(opened.sid, draft.branch, row)
         head = branch[_HEAD] if branch is not None else None
         sessions.check_head(head, draft.branch, draft.session, item.expect_head)
         if draft.external_id is not None:
-            check_free(next(rest), draft)
+            check_free(facts.holder, draft)
         for required in draft.requires:
             sessions.location(tx, opened.sid, draft.session, required)
         # A sweep may have been faster than this save (V5).
         for body in item.bodies:
-            if body.base is not None and not body.is_redundant and not next(rest):
+            if body.base is not None and not body.is_redundant and (body.base, body.name) not in opened.bases:
                 raise conflicts.base_gone(body)
         bodies.check_blobs(tx, item.bodies, item.blobs)
-        if remains:
-            raise conflicts.id_taken(draft)
-        parents, chains = item.parents, [_chain(raw) for raw in rest]
+        parents, chains = item.parents, facts.chains
         if parents is None:
             parents = (head,) if head else ()
-            chains = [opened.chains.get(draft.branch) or _chain(head_header)] if head else []
-        seq = max(columns[_LAST_SEQ], highest if isinstance(highest, int) else 0) + 1
+            chains = [opened.chains.get(draft.branch)] if head else []
+        seq = columns[_LAST_SEQ] + 1
         raw = seal(draft, seq, parents, chains)
         if item.blobs:
             bodies.insert_blobs(tx, item.blobs)
@@ -182,7 +222,8 @@ class Batch:
         if not draft.status.is_finished and Status(columns[_STATUS]).is_finished:
             data = {"was": columns[_STATUS], "checkpoint": draft.id}
             record_event(tx, opened.sid, "session_reopened", data, time_us=draft.time_us)
-        opened.advance(draft, seq, branch, chain_of(raw))
+        opened.advance(draft, seq, branch, chain_of(raw), item.bodies)
+        self._saved_to[draft.session] = opened
         if not tx.trusts_storage:
             _check_stored(tx, opened.sid, seq, raw, item)
         return port.Appended(
@@ -192,12 +233,36 @@ class Batch:
 
     def flush(self) -> None:
         """Write the rows of the sessions and branches that were saved to."""
-        for opened in self.opened.values():
-            if opened.branches:
-                opened.write(self._tx)
+        for opened in self._saved_to.values():
+            opened.write(self._tx)
 
-    def _look_up(self, item: port.Append) -> tuple[Row, Iterator[Any]]:
-        """The row with everything that decides about a save; behind the fixed columns those that this one needs."""
+    def _may_assume(self, item: port.Append, opened: SessionRows, branch: list[Any]) -> bool:
+        """Whether a save is probably new and fits where the session stands; else it must be known what it repeats."""
+        if self._is_careful or item.draft.idempotency_key is not None:
+            return False
+        is_on_branch = not item.on_current or opened.columns[_CURRENT] == item.draft.branch
+        return is_on_branch and item.expect_head in (port.ANY_HEAD, branch[_HEAD])
+
+    def _assume(self, item: port.Append, opened: SessionRows, branch: list[Any]) -> Facts:
+        """What decides about a save into a session whose rows are at hand."""
+        tx, draft = self._tx, item.draft
+        if item.fence is not None and tx.one(leases.TOKEN, (opened.sid,)) != (item.fence, 1):
+            raise conflicts.lease_lost(draft.session)
+        for body in item.bodies:
+            base = (body.base, body.name) if body.base is not None else None
+            if base is not None and base not in opened.bases and tx.one(bodies.BASE, (opened.sid, *base)):
+                opened.bases.add(base)
+        chains: list[str | None] = []
+        for parent in item.parents or ():
+            if parent == branch[_HEAD]:
+                chains.append(opened.chains.get(draft.branch))
+            else:
+                row = tx.one(_PARENT_HEADER, (parent,))
+                chains.append(None if row is None else _chain(row[0]))
+        return Facts(chains=chains)
+
+    def _look_up(self, item: port.Append) -> tuple[SessionRows, list[Any] | None, Facts]:
+        """What decides about a save, by one statement: its session, its branch, None if that is new, and the rest."""
         draft = item.draft
         columns = [_LOOKUP]
         values: list[Value] = [draft.id, draft.id]
@@ -209,10 +274,10 @@ class Batch:
         if draft.external_id is not None:
             columns.append(_BY_EXTERNAL_ID)
             values += (draft.branch, draft.external_id)
-        for body in item.bodies:
-            if body.base is not None and not body.is_redundant:
-                columns.append(f"{_BASE} AS base_{len(columns)}")
-                values += (body.base, body.name)
+        based = [body for body in item.bodies if body.base is not None and not body.is_redundant]
+        for body in based:
+            columns.append(f"{_BASE} AS base_{len(columns)}")
+            values += (body.base, body.name)
         for parent in item.parents or ():
             columns.append(f"{_PARENT} AS parent_{len(columns)}")
             values.append(parent)
@@ -221,7 +286,26 @@ class Batch:
         )
         if row is None:
             raise sessions.missing(self._tx, draft.session)
-        return row, iter(row[5 + _SESSION + _BRANCH :])
+        highest, head_header, own, remains, *more = row[1 + _SESSION + _BRANCH :]
+        rest = iter(more)
+        opened = self._open(draft.session, row)
+        # No number is given twice (V3), even if damage raised one of those that are stored.
+        opened.columns[_LAST_SEQ] = max(opened.columns[_LAST_SEQ], highest if isinstance(highest, int) else 0)
+        if item.fence is not None and next(rest) != item.fence:
+            raise conflicts.lease_lost(draft.session)
+        original = own or (next(rest) if draft.idempotency_key is not None else None)
+        if original is None and remains:
+            raise conflicts.id_taken(draft)
+        holder = next(rest) if draft.external_id is not None else None
+        for body in based:
+            if next(rest):
+                opened.bases.add((str(body.base), body.name))
+            else:
+                opened.bases.discard((str(body.base), body.name))
+        branch = opened.branches.get(draft.branch) or self._branch(opened.sid, draft.branch, row)
+        if draft.branch not in opened.chains and (chain := _chain(head_header)) is not None:
+            opened.chains[draft.branch] = chain
+        return opened, branch, Facts(original, holder, [_chain(raw) for raw in rest])
 
     def _open(self, uid: str, row: Row) -> SessionRows:
         opened = self.opened.get(uid)
@@ -409,25 +493,31 @@ def usage(tx: Connection, uid: str | None) -> port.Usage:
 # --- remove ----------------------------------------------------------------------------------------------------
 
 
+_PLACES: Final = "SELECT id, seq, branch, external_id FROM checkpoints WHERE sid = ? AND id IN ({})"
+_REQUIRED: Final = (
+    "SELECT r.required, c.id FROM requirements r JOIN checkpoints c ON c.sid = r.sid AND c.seq = r.seq"
+    " WHERE r.sid = ? AND r.required IN ({})"
+)
+
+
 def remove(
     tx: Connection, sid: int, session: SessionInfo, ids: Sequence[str], *, keep_heads: bool
 ) -> port.Removed:
     wanted = list(dict.fromkeys(ids))
     held = sessions.held(tx, sid, session) if keep_heads else frozenset()
-    found = {
-        row[0]: row
-        for row in tx.all(
-            f"SELECT id, seq, branch, external_id FROM checkpoints WHERE sid = ? AND id IN ({marks(len(wanted))})",
-            (sid, *wanted),
-        )
-    }
+    found = {row[0]: row for row in among(tx, _PLACES, sid, wanted)}
     refused = held.intersection(found)
     refused |= _required(tx, sid, found.keys() - refused)
-    going = [row for id, row in found.items() if id not in refused]
-    newest_first = sorted(going, key=lambda row: row[1], reverse=True)
-    freed = bodies.freed_bytes(tx.ask([query for row in newest_first for query in _remove_one(tx, sid, row)]))
+    going = sorted((row for id, row in found.items() if id not in refused), key=lambda row: -row[1])
+    seqs = [row[1] for row in going]
+    for table in ("checkpoints", "tags", "requirements"):
+        among(tx, f"DELETE FROM {table} WHERE sid = ? AND seq IN ({{}})", sid, seqs)
+    targets: list[port.Target] = [row[0] for row in going]
+    targets += [(branch, external_id) for _, _, branch, external_id in going if external_id is not None]
+    remove_annotations(tx, sid, targets)
+    freed = bodies.drop_or_hide(tx, sid, [row[0] for row in going])
     _retreat_heads(tx, sid, {row[0] for row in going})
-    gaps = merge_gaps(session.gaps, [row[1] for row in going])
+    gaps = merge_gaps(session.gaps, seqs)
     if gaps != session.gaps:
         sessions.write_counters(tx, sid, msgspec.structs.replace(session, gaps=gaps))
     return port.Removed(
@@ -441,30 +531,12 @@ def remove(
 def _required(tx: Connection, sid: int, going: set[str]) -> set[str]:
     """Those of the ids that a remaining checkpoint requires; what these require remains as well."""
     refused: set[str] = set()
+    required = among(tx, _REQUIRED, sid, sorted(going))
     while True:
-        candidates = sorted(going - refused)
-        required = {
-            row[0]
-            for row in tx.all(
-                "SELECT r.required, c.id FROM requirements r JOIN checkpoints c ON c.sid = r.sid AND c.seq = r.seq"
-                f" WHERE r.sid = ? AND r.required IN ({marks(len(candidates))})",
-                (sid, *candidates),
-            )
-            if row[1] not in going or row[1] in refused
-        }
-        if required <= refused:
+        more = {id for id, by in required if id not in refused and (by not in going or by in refused)}
+        if not more:
             return refused
-        refused |= required
-
-
-def _remove_one(tx: Connection, sid: int, row: Row) -> list[Query]:
-    """Remove a checkpoint but for its bodies, and the statements that remove these."""
-    checkpoint, seq, branch, external_id = row
-    targets = [checkpoint] if external_id is None else [checkpoint, (branch, external_id)]
-    remove_annotations(tx, sid, targets)
-    for table in ("checkpoints", "tags", "requirements"):
-        tx.put(f"DELETE FROM {table} WHERE sid = ? AND seq = ?", (sid, seq))
-    return bodies.drop_or_hide(sid, checkpoint)
+        refused |= more
 
 
 def _retreat_heads(tx: Connection, sid: int, removed: set[str]) -> None:

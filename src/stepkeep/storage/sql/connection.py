@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
+
+from stepkeep.errors import BackendUnavailable
 
 Value: TypeAlias = str | int | bytes | None
 Row: TypeAlias = tuple[Any, ...]
 Query: TypeAlias = tuple[str, Sequence[Value]]
+
+T = TypeVar("T")
 
 
 class Locks(msgspec.Struct, frozen=True):
@@ -24,6 +28,10 @@ class Locks(msgspec.Struct, frozen=True):
 
 
 NO_LOCKS: Final = Locks()
+
+
+class NotUnique(BackendUnavailable):
+    """A row that was written has a name that another one holds."""
 
 
 class Connection(Protocol):
@@ -60,9 +68,18 @@ def marks(count: int) -> str:
     return ",".join("?" * count) or "NULL"  # an empty list matches nothing
 
 
-def parts(items: Sequence[str], size: int = 500) -> Iterator[Sequence[str]]:
+def parts(items: Sequence[T], size: int = 500) -> Iterator[Sequence[T]]:
     """The items, as many at a time as one IN list may have."""
     return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def among(tx: Connection, sql: str, sid: int, items: Sequence[Value], *more: Value) -> list[Row]:
+    """The rows of a statement on one session, for as many items at a time as its IN list, written `({})`, may have.
+
+    `more` are the values behind the list.
+    """
+    queries = [(sql.format(marks(len(some))), (sid, *some, *more)) for some in parts(items)]
+    return [row for rows in tx.ask(queries) for row in rows]
 
 
 class Conditions:

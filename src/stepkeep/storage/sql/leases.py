@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -12,7 +12,7 @@ from stepkeep.processes import Owner
 from stepkeep.storage import conflicts
 from stepkeep.storage.port import Claimed, ClaimQuery, Lease
 from stepkeep.storage.sql import sessions
-from stepkeep.storage.sql.connection import Conditions, Connection, Row
+from stepkeep.storage.sql.connection import Conditions, Connection, Row, marks, parts
 from stepkeep.storage.sql.row_mapping import SESSION_COLUMNS, SESSION_NAMES
 
 _PAGE: Final = 100
@@ -26,6 +26,13 @@ MayTake = Callable[[SessionInfo, Lease | None], bool]
 def read(tx: Connection, sid: int) -> Lease | None:
     row = tx.one("SELECT token, owner, expires_us FROM leases WHERE sid = ? AND is_held = 1", (sid,))
     return None if row is None else _lease(row)
+
+
+def running_among(tx: Connection, sids: Sequence[int], now_us: int) -> dict[int, Lease]:
+    """The leases on these sessions that are held and have not run out, by the number of the session."""
+    held = "SELECT token, owner, expires_us, sid FROM leases WHERE is_held = 1 AND expires_us > ? AND sid IN ({})"
+    found = [tx.all(held.format(marks(len(some))), (now_us, *some)) for some in parts(sids)]
+    return {row[3]: _lease(row) for rows in found for row in rows}
 
 
 def _lease(row: Row) -> Lease:

@@ -6,7 +6,7 @@ itself, of which a sealed copy lies beside its columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -18,7 +18,7 @@ from stepkeep.model import MAIN_BRANCH, MAX_SEQ, Branch, BranchState, Header, Se
 from stepkeep.storage import conflicts
 from stepkeep.storage.port import ANY_HEAD, SessionQuery
 from stepkeep.storage.sql.attachments import record_event
-from stepkeep.storage.sql.connection import Conditions, Connection, Row, marks
+from stepkeep.storage.sql.connection import Conditions, Connection, Row, marks, parts
 from stepkeep.storage.sql.row_mapping import (
     BRANCH_COLUMNS,
     BRANCH_FIELDS,
@@ -41,7 +41,8 @@ log = Log("stepkeep.storage")
 T = TypeVar("T")
 
 _CHANGEABLE: Final = frozenset(SESSION_FIELDS) - {"uid", "key", "created_us", "version", "last_seq", "gaps"}
-PAGE: Final = 200
+FIRST_PAGE: Final = 100
+PAGE: Final = 1000
 _PLAUSIBLE_LEAD: Final = 1000
 """How far a damaged counter may be ahead of what is stored and still be believed."""
 
@@ -50,6 +51,7 @@ _INSERT = (
 )
 _ALL = f"SELECT sid, {SESSION_COLUMNS} FROM sessions"
 _BY_UID = f"{_ALL} WHERE uid = ?"
+_UID, _UPDATED = (1 + SESSION_FIELDS.index(name) for name in ("uid", "updated_us"))
 # Either column finds the row, so that damage to one of them cannot hide the session.
 _BY_KEY = f"{_ALL} WHERE key_digest = ? OR key = ?"
 _COUNTER_COLUMNS = ("last_seq", "gaps", "digest")
@@ -99,18 +101,49 @@ def by_uid(tx: Connection, uid: str) -> tuple[int, SessionInfo]:
     row = tx.one(_BY_UID + tx.locks.change, (uid,))
     if row is None:
         raise missing(tx, uid)
-    return int(row[0]), checked(session_from, row[1:])
+    return int(row[0]), intact(row)
+
+
+def rows_of(tx: Connection, uids: Sequence[str]) -> dict[str, Row]:
+    """The rows of the sessions that are there, by uid, each with its number first, unchecked.
+
+    A transaction that writes holds them from here on, taken in the order in which all take them.
+    """
+    numbers = [
+        sid
+        for some in parts(uids)
+        for (sid,) in tx.all(f"SELECT sid FROM sessions WHERE uid IN ({marks(len(some))})", some)
+    ]
+    rows = [
+        row
+        for some in parts(sorted(numbers))
+        for row in tx.all(f"{_ALL} WHERE sid IN ({marks(len(some))}) ORDER BY sid{tx.locks.change}", some)
+    ]
+    return {row[_UID]: row for row in rows}
 
 
 def missing(tx: Connection, uid: str) -> Exception:
-    if tx.trusts_storage or not damaged(tx):
-        return conflicts.session_not_found(uid)
-    return NeedsRepair(f"session {uid} is not found", missing=uid)
+    try:
+        check_none_hides(tx, uid)
+    except NeedsRepair as exc:
+        return exc
+    return conflicts.session_not_found(uid)
+
+
+def check_none_hides(tx: Connection, uid: str) -> None:
+    """Raise `NeedsRepair` if a damaged row may be the session that is not found."""
+    if not tx.trusts_storage and damaged(tx):
+        raise NeedsRepair(f"session {uid} is not found", missing=uid)
 
 
 def by_key(tx: Connection, key: str) -> SessionInfo | None:
     row = tx.one(_BY_KEY + tx.locks.change, (digest(key.encode()), key))
-    return None if row is None else checked(session_from, row[1:])
+    return None if row is None else intact(row)
+
+
+def intact(row: Row) -> SessionInfo:
+    """The session in a row that begins with its number; `NeedsRepair` when it must be rebuilt first."""
+    return checked(session_from, row[1:])
 
 
 def checked(check: Callable[[Row], T], row: Row) -> T:
@@ -135,8 +168,7 @@ def page(
     if after is not None:
         where.add("(updated_us, uid) < (?, ?)", *after)
     rows = tx.all(f"{_ALL}{where} ORDER BY updated_us DESC, uid DESC LIMIT ?", (*where.values, limit))
-    uid, updated_us = 1 + SESSION_FIELDS.index("uid"), 1 + SESSION_FIELDS.index("updated_us")
-    return [((row[updated_us], row[uid]), intact_or_none(row)) for row in rows]
+    return [((row[_UPDATED], row[_UID]), intact_or_none(row)) for row in rows]
 
 
 def intact_or_none(row: Row) -> SessionInfo | None:
@@ -180,9 +212,17 @@ def write_counters(tx: Connection, sid: int, session: SessionInfo) -> None:
     tx.put(_WRITE_COUNTERS, (*(row[at] for at in _COUNTERS), sid))
 
 
-def delete(tx: Connection, sid: int) -> None:
-    for table in (*SESSION_TABLES, "sessions"):
-        tx.put(f"DELETE FROM {table} WHERE sid = ?", (sid,))
+def delete(tx: Connection, sids: Sequence[int]) -> dict[int, int]:
+    """Remove sessions with all that belongs to them; the stored bytes of the bodies of each."""
+    freed = dict.fromkeys(sids, 0)
+    for some in parts(sids):
+        own = f"WHERE sid IN ({marks(len(some))})"
+        for table in (*SESSION_TABLES, "sessions"):
+            if table != "bodies":
+                tx.put(f"DELETE FROM {table} {own}", some)
+        for sid, stored_size in tx.all(f"DELETE FROM bodies {own} RETURNING sid, stored_size + 0", some):
+            freed[sid] += int(stored_size or 0)
+    return freed
 
 
 # --- branches --------------------------------------------------------------------------------------------------

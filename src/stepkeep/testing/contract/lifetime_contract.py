@@ -101,6 +101,7 @@ class ReopenContract(Fixtures):
             lambda: backend.session_by_key("k"),
             lambda: list(backend.sessions(SessionQuery())),
             lambda: backend.create_session(new_session()),
+            lambda: backend.delete_sessions([run.created]),
             lambda: list(backend.headers(HeaderQuery())),
             lambda: backend.blob("d"),
             lambda: backend.has_blobs(["d"]),
@@ -169,6 +170,18 @@ class ReopenContract(Fixtures):
             assert rebuilt.status == header.status
         assert run.headers() == [header]
         assert other.info == other.created
+
+    def test_a_damaged_session_among_many_stops_no_deletion(
+        self, backend: Backend, run: SessionDriver, other: SessionDriver, raw: RawAccess
+    ) -> None:
+        """It is rebuilt and compared, or refused alone; the others go."""
+        run.save()
+        seen = [run.info, other.info]
+        raw.damage_session(run.uid)
+        outcome, freed = backend.delete_sessions(seen)
+        assert isinstance(outcome, int | Corrupt | Conflict)
+        assert freed == 0
+        assert backend.session_by_key(other.created.key) is None
 
     def test_a_damaged_session_is_repaired_by_adopting(self, run: SessionDriver, raw: RawAccess) -> None:
         """What was rebuilt from headers takes its place; the counter is not below the highest seq (V3)."""

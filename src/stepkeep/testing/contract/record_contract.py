@@ -9,7 +9,15 @@ from msgspec.structs import replace
 
 from stepkeep.errors import Conflict, NotFound
 from stepkeep.model import Header, Status
-from stepkeep.storage.port import Backend, BlobSize, Body, HeaderQuery, SessionQuery
+from stepkeep.storage.port import (
+    UNCHANGED,
+    Backend,
+    BlobSize,
+    Body,
+    HeaderQuery,
+    SessionQuery,
+    StoredHead,
+)
 from stepkeep.testing.builders import (
     START_US,
     append,
@@ -24,7 +32,13 @@ from stepkeep.testing.builders import (
     new_session,
     redundant_on,
 )
-from stepkeep.testing.contract.contract_fixtures import HOSTILE_NAMES, Fixtures, SessionDriver, refused
+from stepkeep.testing.contract.contract_fixtures import (
+    HOSTILE_NAMES,
+    Fixtures,
+    RawAccess,
+    SessionDriver,
+    refused,
+)
 
 
 def walk(backend: Backend, *, size: int, **conditions: Any) -> list[Header]:
@@ -266,15 +280,34 @@ class BodyContract(Fixtures):
         _, second = run.save_chain(1)
         for branch, checkpoint in (("main", second), ("b", run.save(branch="b").id)):
             head = backend.load_head(run.uid, branch)
-            if head is not None:
+            if isinstance(head, StoredHead):
                 assert head.session == run.info
                 assert [head.row] == list(backend.headers(HeaderQuery(session=run.uid, ids=(checkpoint,))))
                 assert head.chains == {"state": run.chain(checkpoint)}
         known = backend.load_head(run.uid, known=(second, "state"))
-        if known is not None:
+        if isinstance(known, StoredHead):
             assert known.row.id == second
             assert [body.checkpoint for body in known.chains["state"]] in ([second], [])
         assert backend.load_head(run.uid, "nowhere") is None
+
+    def test_a_head_is_unchanged_only_while_nobody_wrote(
+        self, backend: Backend, raw: RawAccess, run: SessionDriver
+    ) -> None:
+        """A backend that answers from memory never does so after another write, its own or a stranger's."""
+
+        def is_unchanged(checkpoint: str) -> bool:
+            return backend.load_head(run.uid, known=(checkpoint, "state")) is UNCHANGED
+
+        first = run.save().id
+        later = run.save().id
+        assert not is_unchanged(first)
+        answers_from_memory = is_unchanged(later)
+        backend.update_session(run.uid, {"metadata": {"n": 1}})
+        assert not is_unchanged(later)
+        newest = run.save().id
+        assert is_unchanged(newest) is answers_from_memory
+        raw.damage_header(newest)
+        assert not is_unchanged(newest)
 
     def test_there_is_no_chain_without_a_body(self, run: SessionDriver, other: SessionDriver) -> None:
         """An unknown checkpoint, name or another session's checkpoint gives an empty list."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stepkeep.errors import Conflict, InvalidInput, NotFound
+from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.model import MAIN_BRANCH, Branch, BranchState, SessionInfo, Status, new_uid
 from stepkeep.storage.port import Backend, SessionQuery
 from stepkeep.testing.builders import START_US, FakeClock, headers, keyframe, new_blob, new_owner, new_session
@@ -321,6 +321,39 @@ class SessionContract(Fixtures):
         for each in (run, other):
             with pytest.raises(NotFound):
                 backend.session(each.uid)
+
+    @pytest.mark.parametrize("secure", [False, True])
+    def test_many_sessions_are_deleted_at_once(
+        self, backend: Backend, run: SessionDriver, other: SessionDriver, secure: bool
+    ) -> None:
+        """Each goes with all it had and tells the stored bytes of its bodies; the others stay."""
+        for _ in range(3):
+            run.annotate(run.save().id, "name")
+        backend.record_event(run.uid, "type", {}, time_us=1)
+        empty = backend.create_session(new_session("empty"))
+        kept, stored = other.save(), backend.usage(run.uid).body_bytes
+        assert backend.delete_sessions([run.info, empty], secure=secure) == [stored, 0]
+        assert headers(backend) == [kept]
+        usage = backend.usage()
+        assert (usage.sessions, usage.checkpoints, usage.bodies) == (1, 1, 1)
+        assert backend.delete_sessions([]) == []
+
+    def test_of_many_sessions_each_is_decided_about_alone(
+        self, backend: Backend, run: SessionDriver, other: SessionDriver, clock: FakeClock
+    ) -> None:
+        """One that changed, that somebody runs, or that is gone is refused, and takes nothing from the others."""
+        names = ("changed", "gone", "last")
+        changed, gone, last = (backend.create_session(new_session(name)) for name in names)
+        backend.acquire_lease(run.uid, new_owner(), seconds=15)
+        seen = [run.info, changed, other.info, gone, last, last]
+        backend.update_session(changed.uid, {})
+        backend.delete_session(gone.uid)
+        outcomes = backend.delete_sessions(seen)
+        codes = [each.code if isinstance(each, StepkeepError) else each for each in outcomes]
+        assert codes == ["lease_held", "session_changed", 0, "session_not_found", 0, "session_not_found"]
+        assert {each.uid for each in backend.sessions(SessionQuery())} == {run.uid, changed.uid}
+        clock.advance(15)
+        assert backend.delete_sessions([run.info]) == [0]
 
     # --- what stays when heads are to be kept ---
 

@@ -1,5 +1,6 @@
 """The files beside a store of phases: the pointer in `seed.json`, and the event log. Neither ever raises.
 
+The store tells them of every checkpoint that is saved or removed and of every session that ends, whoever asked for it.
 `seed.json` belongs to others. Its text is edited, not written anew: the one member `state.checkpointRef` is put in,
 changed or taken out, and all other bytes stay. The new text is checked, written beside the file, synced and renamed
 over it, under the lock of the file, and only if nobody replaced the file meanwhile. A file that is missing or makes no
@@ -13,16 +14,19 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
-import re
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final
 
+from stepkeep.codec import json_text
+from stepkeep.codec.json_text import Node
 from stepkeep.codec.readable import timestamp
-from stepkeep.model import new_uid
+from stepkeep.model import Header, SessionInfo, new_uid, utc_now_us
 from stepkeep.storage.disk import make_private_directory, put_in_place, temporary_beside, write_new
 
 SEED_FILE: Final = "seed.json"
@@ -34,8 +38,8 @@ CREATED = "checkpoint_created"
 COMPLETED = "checkpoint_completed"
 DELETED = "checkpoint_deleted"
 
-_SPACE: Final = re.compile(r"[ \t\r\n]*")
-_DECODER: Final = json.JSONDecoder()
+
+log = logging.getLogger("stepkeep")
 
 
 class SeedProblem(Exception):
@@ -45,98 +49,46 @@ class SeedProblem(Exception):
 # --- the text of seed.json -------------------------------------------------------------------------------------
 
 
-class _Member(NamedTuple):
-    key: str
-    start: int
-    key_end: int
-    value_start: int
-    end: int
-
-
 def ref_in(text: str) -> str | None:
     """The reference in the text of a seed file, None when there is none.
 
     Raises:
         SeedProblem: the text is not a seed file.
     """
-    found = next((each for each in _members(text, _state(text).value_start) if each.key == REF), None)
-    value = None if found is None else json.loads(text[found.value_start : found.end])
+    found = _state(text).child(REF)
+    value = None if found is None else json.loads(text[found.value.start : found.value.end])
     return value if isinstance(value, str) else None
 
 
 def with_ref(text: str, checkpoint: str) -> str:
     """The text with the reference set; all other characters stay."""
     state = _state(text)
-    members = _members(text, state.value_start)
-    value = json.dumps(checkpoint)
-    found = next((each for each in members if each.key == REF), None)
-    if found is not None:
-        changed = text[: found.value_start] + value + text[found.end :]
-    elif members:
-        last, opening = members[-1], state.value_start + 1
-        before = text[members[-2].end if len(members) > 1 else opening : last.start].rpartition(",")[2]
-        colon = text[last.key_end : last.value_start]
-        changed = f'{text[: last.end]},{before}"{REF}"{colon}{value}{text[last.end :]}'
-    else:
-        changed = text[: state.value_start] + _first_member(text, value) + text[state.end :]
-    return _proven(text, changed, checkpoint)
+    found = state.child(REF)
+    if found is None:
+        return _proven(text, json_text.added(text, state, checkpoint, key=REF), checkpoint)
+    return _proven(text, json_text.replaced(text, found.value, checkpoint), checkpoint)
 
 
 def without_ref(text: str) -> str:
     """The text without the reference; all other characters stay."""
     state = _state(text)
-    members = _members(text, state.value_start)
-    at = next((at for at, each in enumerate(members) if each.key == REF), None)
-    if at is None:
+    keys = [each.key for each in state.children or ()]
+    if REF not in keys:
         return text
-    if at + 1 < len(members):
-        changed = text[: members[at].start] + text[members[at + 1].start :]
-    elif at:
-        changed = text[: members[at - 1].end] + text[members[at].end :]
-    else:
-        changed = text[: state.value_start] + "{}" + text[state.end :]
-    return _proven(text, changed, None)
+    return _proven(text, json_text.removed(text, state, keys.index(REF)), None)
 
 
-def _state(text: str) -> _Member:
+def _state(text: str) -> Node:
     try:
-        json.loads(text)
-        start = _skip(text, 0)
-        found = [each for each in _members(text, start) if each.key == "state"] if text[start] == "{" else []
-    except (ValueError, RecursionError, IndexError) as exc:
+        json.loads(text)  # no comments here: others read this file
+        found = [each for each in json_text.parse(text).children or () if each.key == "state"]
+    except (ValueError, RecursionError) as exc:
         raise SeedProblem(f"is not valid JSON: {exc}") from exc
-    if len(found) != 1 or text[found[0].value_start] != "{":
+    if len(found) != 1 or text[found[0].value.start] != "{":
         raise SeedProblem("has no single object `state`")
-    return found[0]
-
-
-def _members(text: str, opening: int) -> list[_Member]:
-    """The members of the object whose brace is at `opening`. The text is known to be valid."""
-    found: list[_Member] = []
-    at = _skip(text, opening + 1)
-    while text[at] == '"':
-        key, key_end = _DECODER.raw_decode(text, at)
-        value_start = _skip(text, _skip(text, key_end) + 1)
-        _, end = _DECODER.raw_decode(text, value_start)
-        found.append(_Member(key, at, key_end, value_start, end))
-        at = _skip(text, end)
-        if text[at] == ",":
-            at = _skip(text, at + 1)
-    return found
-
-
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return at if match is None else match.end()
-
-
-def _first_member(text: str, value: str) -> str:
-    """An object with the reference alone, indented as the file is."""
-    opening = _skip(text, 0)
-    newline, separator, indent = text[opening + 1 : _skip(text, opening + 1)].rpartition("\n")
-    outer = newline + separator + indent if separator else ""
-    inner = outer + indent if separator else ""
-    return f'{{{inner}"{REF}": {value}{outer}}}'
+    if [each.key for each in found[0].value.children or ()].count(REF) > 1:
+        raise SeedProblem(f"has `{REF}` twice")
+    return found[0].value
 
 
 def _proven(before: str, after: str, checkpoint: str | None) -> str:
@@ -286,3 +238,82 @@ def _append(path: Path, line: bytes) -> None:
             raise OSError("the disk took only a part of it")
     finally:
         os.close(descriptor)
+
+
+# --- kept true to the store ------------------------------------------------------------------------------------
+
+MAX_PROBLEMS: Final = 20
+
+
+class PhaseFiles:
+    """The pointer and the event log in a folder. What goes wrong is logged, and told to who asks for `problems`.
+
+    A missing `seed.json` is trouble only where one is to be: it was there before, or `expects_seed` is set.
+    """
+
+    def __init__(self, home: Path, *, clock: Callable[[], int] = utc_now_us) -> None:
+        self._seed = home / SEED_FILE
+        self._events = home / EVENTS_FOLDER
+        self._clock = clock
+        self._problems = deque[str](maxlen=MAX_PROBLEMS)
+        self.expects_seed = self._seed.exists()
+
+    @property
+    def ref(self) -> str | None:
+        """The checkpoint that `seed.json` points at."""
+        return read_ref(self._seed)
+
+    def problems(self) -> tuple[str, ...]:
+        """What went wrong since this was asked last."""
+        found: list[str] = []
+        with suppress(IndexError):
+            while True:
+                found.append(self._problems.popleft())
+        return tuple(found)
+
+    def created(self, session: SessionInfo, header: Header) -> None:
+        """A checkpoint of a phase was saved. One that another system named was told of by that system."""
+        if not isinstance(header.metadata.get("phase_number"), int) or header.external_id is not None:
+            return
+        if self.expects_seed or self._seed.exists():
+            self.expects_seed = True
+            self._note(set_ref(self._seed, header.id))
+        self._log(CREATED, session, header)
+
+    def ended(self, session: SessionInfo, headers: Sequence[Header]) -> None:
+        """A session came to its end: nothing of it is pointed at."""
+        self.forget(headers)
+        if headers:
+            self._log(COMPLETED, session, headers[-1], status=session.status)
+
+    def removed(self, session: SessionInfo, headers: Sequence[Header]) -> None:
+        """Checkpoints went for good."""
+        self.forget(headers)
+        for header in headers:
+            self._log(DELETED, session, header)
+
+    def forget(self, headers: Sequence[Header]) -> None:
+        """Take the pointer out if it names one of these. A missing file points at nothing."""
+        if self._seed.exists():
+            ids = {each.id for each in headers} | {each.external_id for each in headers if each.external_id}
+            self._note(clear_ref(self._seed, ids))
+
+    def forget_ref(self, ref: str) -> None:
+        """Take out a pointer that leads nowhere."""
+        self._note(clear_ref(self._seed, {ref}))
+
+    def _log(self, action: str, session: SessionInfo, header: Header, **more: Any) -> None:
+        data = {
+            "checkpointId": header.id,
+            "phase": header.metadata.get("phase"),
+            "phaseNumber": header.metadata.get("phase_number"),
+            "taskSummary": header.metadata.get("task_summary"),
+            **more,
+        }
+        now_us = self._clock()
+        self._note(append_event(self._events, action, session=session.key, data=data, time_us=now_us))
+
+    def _note(self, problem: str | None) -> None:
+        if problem is not None:
+            log.warning("%s", problem)
+            self._problems.append(problem)

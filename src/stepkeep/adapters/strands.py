@@ -1,0 +1,207 @@
+"""Storage for Strands Agents: `StepkeepStorage`. It needs `pip install stepkeep[strands]`.
+
+```python
+sessions = SnapshotSessionManager(session_id="chat-7", storage=StepkeepStorage("sqlite:agents.db"))
+agent = Agent(model=model, session_manager=sessions)
+```
+
+It understands the keys of snapshots: those of one agent are checkpoints of one session, each time that the latest is
+overwritten too. So history is history, and what did not change is not stored again. Every other key is a session of its
+own. Bytes come back as they were given; those of JSON are stored as what they say.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from copy import copy
+from typing import Any, Final, ParamSpec, Self, TypeVar
+
+from strands.storage import Storage
+from strands.storage.storage import _NAMESPACED, _normalize_key, _normalize_prefix
+from strands.types.exceptions import StorageError
+
+from stepkeep import api
+from stepkeep.adapters.session_head import HeadsOwner, settled
+from stepkeep.api import Header, RetentionRules, SaveOptions, Session
+from stepkeep.api.extension import HeaderQuery
+from stepkeep.errors import NotFound, StepkeepError
+
+FRAMEWORK: Final = "strands"
+OTHER: Final = "strands-key"
+LATEST: Final = "latest"
+IMMUTABLE: Final = "immutable"
+_SNAPSHOT: Final = re.compile(
+    r"(?P<scope>.+)/snapshots/(?:snapshot_latest|immutable_history/snapshot_(?P<id>[\w-]+))\.json"
+)
+_FORM: Final = "form"
+_DELETED: Final = "deleted"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class StepkeepStorage(HeadsOwner, Storage):  # type: ignore[misc]
+    """Bytes under keys in a Stepkeep store, for any number of processes.
+
+    `store` is an open store, or the URL of one, which is then opened here and closed by `close`. `retention` says which
+    snapshots stay, all of them without it: `{"keep_last": 50, "keep_tags": ["immutable"]}` keeps those that are
+    immutable.
+    """
+
+    _namespaced: object = None
+
+    def __init__(
+        self, store: api.Store | str | os.PathLike[str], *, retention: RetentionRules | None = None
+    ) -> None:
+        super().__init__(store, retention)
+        self._sessions: dict[str, Session] = {}
+        self._deleting = threading.Lock()
+        self._prefix = ""
+        self._last: tuple[bytes, Any, str] = (b"", {"data": b""}, "bytes")
+
+    async def write(self, key: str, data: bytes) -> None:
+        """Store data durably under a key. A snapshot that is overwritten stays in the history of its agent."""
+        await _told(self._write, self._prefix + _normalize_key(key), bytes(data))
+
+    async def read(self, key: str) -> bytes | None:
+        """The data under a key, None if there is none.
+
+        Raises:
+            StorageError: it is damaged. Neither an older snapshot nor None is returned instead.
+        """
+        return await _told(self._read, self._prefix + _normalize_key(key))
+
+    async def delete(self, key: str) -> None:
+        """Remove what is under a key. With the last snapshot of an agent its history goes too, with all bytes."""
+        await _told(self._delete, self._prefix + _normalize_key(key))
+
+    async def list(self, query: str = "") -> builtins.list[str]:
+        """All keys that begin so, sorted."""
+        keys = await _told(self._list, self._prefix + _normalize_prefix(query))
+        return [key.removeprefix(self._prefix) for key in keys]
+
+    def namespace(self, prefix: str) -> Self:
+        """The same storage with a prefix before all keys."""
+        scoped = copy(self)
+        scoped._prefix += _normalize_prefix(f"{prefix}/")
+        scoped._namespaced = _NAMESPACED
+        return scoped
+
+    # --- the same on a thread
+
+    def _write(self, key: str, data: bytes) -> None:
+        last, state, form = self._last
+        if last != data:
+            state, form = _readable(data)
+            self._last = data, state, form  # an immutable snapshot is followed by the same as the latest
+        session, kind, id = _place(key)
+        if kind == IMMUTABLE:
+            self._remove(session, id)
+        options = SaveOptions(tags=(kind,), external_id=id, metadata={_FORM: form}, message=id or "")
+        self._save(session, state, options)
+
+    def _save(self, key: str, state: Any, options: SaveOptions) -> None:
+        session = self._sessions.get(key)
+        if session is not None:
+            try:
+                session.save(state, **options)
+                return
+            except NotFound:
+                self._sessions.pop(key, None)  # somebody removed it
+        self._sessions[key], _ = self._heads.begin(key, state, options)
+
+    def _read(self, key: str) -> bytes | None:
+        session, kind, id = _place(key)
+        header = self._find(session, kind, id)
+        return None if header is None else _data(self.store.engine.load(header).value(), header)
+
+    def _find(self, key: str, kind: str, id: str | None = None) -> Header | None:
+        """The checkpoint for a key, None if there is none or it is deleted.
+
+        The latest is that of the current branch: a restored agent goes on from there.
+        """
+        try:
+            session = self.store.get(key)
+            if kind == IMMUTABLE:
+                found = self._heads.headers(
+                    HeaderQuery(session=session.uid, tag=kind, external_id=id, limit=1)
+                )
+                return found[0] if found else None
+            header = session.header("latest")
+            header = header if LATEST in header.tags else session.header(f"tag:{LATEST}")
+        except NotFound:
+            return None
+        return None if header.metadata[_FORM] == _DELETED else header
+
+    def _delete(self, key: str) -> None:
+        session, kind, id = _place(key)
+        with self._deleting, suppress(NotFound):
+            if kind == IMMUTABLE:
+                self._remove(session, id)
+            elif kind == LATEST and self._find(session, LATEST) and self._find(session, IMMUTABLE):
+                self._save(session, {}, SaveOptions(tags=(LATEST,), metadata={_FORM: _DELETED}))
+            elif kind == LATEST:
+                self.store.get(session).clear()
+            if not (self._find(session, LATEST) or self._find(session, IMMUTABLE)):
+                self.store.get(session).clear()
+
+    def _remove(self, key: str, id: str | None) -> None:
+        header = self._find(key, IMMUTABLE, id)
+        if header is not None:
+            self.store.get(key).delete(header.id)
+
+    def _list(self, prefix: str) -> builtins.list[str]:
+        return sorted(key for key in self._keys(prefix) if key.startswith(prefix))
+
+    def _keys(self, prefix: str) -> Iterator[str]:
+        """The keys that may begin so."""
+        other = f"{OTHER}:"
+        for info in self._heads.sessions(other + prefix):
+            yield info.key.removeprefix(other)
+        scope = prefix.partition("/snapshots")[0]
+        for info in self._heads.sessions(f"{FRAMEWORK}:{scope}"):
+            folder = f"{info.key.removeprefix(f'{FRAMEWORK}:')}/snapshots"
+            if self._find(info.key, LATEST) is not None:
+                yield f"{folder}/snapshot_latest.json"
+            for header in self._heads.headers(HeaderQuery(session=info.uid, tag=IMMUTABLE)):
+                yield f"{folder}/immutable_history/snapshot_{header.external_id}.json"
+
+
+async def _told(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run work on a thread; its errors are those of the framework."""
+    try:
+        return await settled(work, *args, **kwargs)
+    except StepkeepError as exc:
+        raise StorageError(str(exc)) from exc
+
+
+def _place(key: str) -> tuple[str, str, str | None]:
+    """The session of a key, what kind of checkpoint it is there, and its id."""
+    found = _SNAPSHOT.fullmatch(key)
+    if found is None:
+        return f"{OTHER}:{key}", LATEST, None
+    session, id = f"{FRAMEWORK}:{found['scope']}", found["id"]
+    return session, LATEST if id is None else IMMUTABLE, id
+
+
+def _readable(data: bytes) -> tuple[Any, str]:
+    """The state for some data, and its form. JSON that is written as Strands writes it is stored as what it says."""
+    with suppress(ValueError, RecursionError):
+        value = json.loads(data)
+        if isinstance(value, dict) and _json(value) == data:
+            return value, "json"
+    return {"data": data}, "bytes"
+
+
+def _data(state: Any, header: Header) -> bytes:
+    return _json(state) if header.metadata[_FORM] == "json" else state["data"]
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()

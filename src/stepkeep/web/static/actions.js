@@ -1,0 +1,187 @@
+// What can be done: always as a command to copy; and at once, where the server allows changes.
+
+import { useState } from "preact/hooks";
+import { act, useAnswer } from "stepkeep/data";
+import { Command, Dialog, Problem, Word, checkpointAddress, html, sessionAddress } from "stepkeep/parts";
+import { clean, command, count } from "stepkeep/text";
+
+// Each: what it is called and does, the fields it takes, its command, the request, and what is said when it is done.
+const OF_SESSION = {
+  create: {
+    title: "Checkpoint now",
+    about: "Saves the latest state once more, with a note and tags.",
+    fields: ["message", "tags"],
+    command: ({ key }, { message, tags }) =>
+      command("create", message || "note", "--session", key, ...(tags ? ["--tags", tags] : [])),
+    request: ({ key }, { message, tags }) => ({
+      key,
+      message,
+      tags: tags
+        .split(",")
+        .map((tag) => tag.trim())
+        .filter(Boolean),
+    }),
+    done: (found) => html`Saved as <a href=${checkpointAddress(found.session, found.id)}>#${found.seq}</a>.`,
+  },
+  undo: {
+    title: "Undo the last restore",
+    about: "Returns to where the session, or its project files, were before. Nothing is deleted.",
+    fields: [],
+    command: ({ key }) => command("restore", key, "--undo"),
+    request: ({ key }) => ({ key }),
+    done: (found) =>
+      "root" in found
+        ? html`${count(found.total, "file")} as before.`
+        : html`The session is on <${Word} class="strong">${found.branch}<//> at #${found.checkpoint.seq} again.`,
+  },
+  complete: {
+    title: "Mark as completed",
+    about: "The session is not offered for resuming any more. Saving opens it again.",
+    fields: [],
+    command: ({ key }) => command("complete", key),
+    request: ({ key }) => ({ key }),
+    done: () => "Marked as completed.",
+  },
+  prune: {
+    title: "Prune",
+    about: "Removes the checkpoints that the rules of the session do not keep.",
+    fields: [],
+    hasPreview: true,
+    command: ({ key }) => command("prune", key),
+    request: ({ key }) => ({ key }),
+    preview: (found) =>
+      html`${count(found.deleted, "checkpoint")} would go, ${count(found.kept, "checkpoint")} would stay.`,
+    done: (found) => html`${count(found.deleted, "checkpoint")} removed.`,
+  },
+  delete: {
+    title: "Delete the session",
+    about: "Removes all its checkpoints for good: their bytes are overwritten.",
+    fields: ["confirm"],
+    isBad: true,
+    command: ({ key }) => command("delete", key),
+    request: ({ key }, { confirm }) => ({ key, confirm }),
+    done: () => html`Deleted. <a href="#/">All sessions</a>`,
+  },
+};
+
+const OF_CHECKPOINT = {
+  restore: {
+    title: "Restore",
+    about: "The session goes on from here, on a branch. What came after stays, and can be returned to.",
+    fields: ["name"],
+    command: ({ key, checkpoint }, { name }) =>
+      command("restore", key, checkpoint.id, ...(name ? ["--branch", name] : [])),
+    request: ({ key, checkpoint }, { name }) => ({ key, ref: checkpoint.id, name: name || null }),
+    done: (found) =>
+      html`The session goes on from #${found.checkpoint.seq} on <${Word} class="strong">${found.branch}<//>. <a
+        href=${sessionAddress(found.session)}>Timeline</a>`,
+  },
+  fork: {
+    title: "Fork",
+    about: "Begins a branch here and goes on with it.",
+    fields: ["name"],
+    command: ({ key, checkpoint }, { name }) =>
+      command("branch", "fork", key, checkpoint.id, ...(name ? ["--name", name] : [])),
+    request: ({ key, checkpoint }, { name }) => ({ key, ref: checkpoint.id, name: name || null }),
+    done: (found) => html`The session is on the new branch <${Word} class="strong">${found.name}<//>.`,
+  },
+  restore_files: {
+    title: "Restore files",
+    about:
+      "Makes the project files what they were here. A safety checkpoint is taken first, which undo returns to.",
+    fields: [],
+    hasPreview: true,
+    needsFiles: true,
+    command: ({ key, checkpoint }) => command("restore", key, checkpoint.id, "--files"),
+    request: ({ key, checkpoint }) => ({ key, ref: checkpoint.id }),
+    preview: (found) => html`${count(found.total, "file")} would change in <code>${clean(found.root)}</code>:
+      <ul class="files">${found.changes.slice(0, 100).map((file) => html`<li
+        key=${file.path}>${file.kind} <bdi>${clean(file.path)}</bdi></li>`)}</ul>`,
+    done: (found) =>
+      html`${count(found.total, "file")} restored.${found.safety
+        && html` What was there before is in <code>${found.safety}</code>.`}`,
+  },
+  delete: {
+    title: "Delete",
+    about: "Removes this checkpoint for good: its bytes are overwritten.",
+    fields: [],
+    isBad: true,
+    command: ({ key, checkpoint }) => command("delete", key, checkpoint.id),
+    request: ({ key, checkpoint }) => ({ key, ref: checkpoint.id }),
+    done: (found) => html`Deleted. <a href=${sessionAddress(found.session)}>Timeline</a>`,
+  },
+};
+
+export const Actions = ({ session }) => html`
+  <details class="menu"><summary>Actions</summary><${Menu} actions=${OF_SESSION} target=${{ key: session.key }} />
+    </details>`;
+
+export const CheckpointActions = ({ session, checkpoint }) => html`
+  <${Menu} actions=${OF_CHECKPOINT} target=${{ key: session, checkpoint }} />`;
+
+function Menu({ actions, target }) {
+  const [chosen, setChosen] = useState(null);
+  const names = Object.keys(actions).filter(
+    (name) => !actions[name].needsFiles || target.checkpoint.contents.files,
+  );
+  return html`
+    <div class="actions" role="group" aria-label="Actions">
+      ${names.map((name) => html`<button key=${name} type="button" class=${actions[name].isBad ? "bad" : ""}
+        onClick=${() => setChosen(name)}>${actions[name].title}</button>`)}
+    </div>
+    ${chosen && html`<${ActionDialog} name=${chosen} action=${actions[chosen]} target=${target}
+      onClose=${() => setChosen(null)} />`}`;
+}
+
+const FIELDS = {
+  message: ["Note", "what this checkpoint is"],
+  tags: ["Tags", "separated by commas"],
+  name: ["Name of the branch", "like from-12, unless given"],
+  confirm: ["Key of the session, to confirm", ""],
+};
+
+function ActionDialog({ name, action, target, onClose }) {
+  const about = useAnswer("about", {});
+  const [values, setValues] = useState({ message: "", tags: "", name: "", confirm: "" });
+  const [state, setState] = useState({});
+  const isAllowed = about.data?.allows_changes;
+  const needsPreview = action.hasPreview && !state.preview;
+  const run = async (event) => {
+    event.preventDefault();
+    setState({ ...state, error: null, isBusy: true });
+    const request = action.request(target, values);
+    try {
+      if (needsPreview) setState({ preview: await act(name, { ...request, dry_run: true }) });
+      else setState({ done: await act(name, request) });
+    } catch (error) {
+      setState({ ...state, error, isBusy: false });
+    }
+  };
+  return html`
+    <${Dialog} title=${action.title} onClose=${onClose}>
+      <p>${action.about}</p>
+      ${
+        state.done
+          ? html`<p class="done" role="status">✓ ${action.done(state.done)}</p>`
+          : html`
+          <form onSubmit=${run}>
+            ${
+              isAllowed &&
+              action.fields.map(
+                (field) => html`
+              <label key=${field}>${FIELDS[field][0]}
+                <input name=${field} value=${values[field]} placeholder=${FIELDS[field][1]} autocomplete="off"
+                  onInput=${(event) => setValues({ ...values, [field]: event.currentTarget.value })} /></label>`,
+              )
+            }
+            ${state.preview && html`<div class="preview" role="status">${action.preview(state.preview)}</div>`}
+            <${Problem} error=${state.error} />
+            ${isAllowed && html`<button type="submit" class="${action.isBad ? "bad" : "primary"}"
+              disabled=${state.isBusy}>${needsPreview ? "Show what would change" : action.title}</button>`}
+          </form>
+          <p class="faint">${isAllowed ? "The command that does the same:"
+            : "These pages only show. The command that does it:"}</p>
+          <${Command} text=${action.command(target, values)} />`
+      }
+    <//>`;
+}

@@ -1,0 +1,137 @@
+// What pages ask for: from the server, or from the answers that a file holds.
+
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+
+const embedded = JSON.parse(document.getElementById("embedded").textContent);
+
+export const isFile = "answers" in embedded;
+export const startPage = embedded.start || "#/";
+
+export class Failure extends Error {
+  constructor(error, status) {
+    super(error.message);
+    Object.assign(this, { code: error.code, fixes: error.fixes || [], status });
+  }
+}
+
+const given = (params) =>
+  Object.entries(params).filter(([, value]) => value !== undefined && value !== null && value !== "");
+
+function written(name, params) {
+  const query = new URLSearchParams(given(params)).toString();
+  return query ? `${name}?${query}` : name;
+}
+
+// Under which name a file holds an answer.
+const recorded = (name, params) =>
+  [
+    name,
+    ...given(params)
+      .map(([key, value]) => `${key}=${value}`)
+      .sort(),
+  ].join("\n");
+
+const LEFT_OUT = {
+  code: "not_in_this_file",
+  message: "This is not part of the file: open the store with stepkeep ui.",
+};
+
+export async function ask(name, params = {}, signal = undefined) {
+  if (isFile) {
+    const found = embedded.answers[recorded(name, params)];
+    if (found === undefined) throw new Failure(LEFT_OUT, 404);
+    if (found.error) throw new Failure(found.error, 422);
+    return found;
+  }
+  return read(await fetch(`./api/${written(name, params)}`, { signal }).catch(unreachable));
+}
+
+export async function act(name, body) {
+  const headers = { "Content-Type": "application/json", "X-Stepkeep": "1" };
+  const request = { method: "POST", headers, body: JSON.stringify(body) };
+  return read(await fetch(`./api/do/${name}`, request).catch(unreachable));
+}
+
+function unreachable(error) {
+  if (error.name === "AbortError") throw error;
+  throw new Failure(
+    { code: "unreachable", message: "The server does not answer: is stepkeep ui still running?" },
+    0,
+  );
+}
+
+async function read(response) {
+  const answer = await response.json().catch(() => null);
+  if (response.ok && answer !== null) return answer;
+  const unknown = { code: "internal_error", message: "The server failed: its terminal says why." };
+  throw new Failure(answer?.error || unknown, response.status);
+}
+
+export const downloadOf = (body, params) => (isFile ? null : `./download/${written(body, params)}`);
+
+// --- live
+
+const listeners = new Set();
+let source = null;
+
+// Tell a listener which sessions changed: a set of keys, empty when anything may have, null while the store is away.
+export function watch(listener) {
+  listeners.add(listener);
+  connect();
+  return () => listeners.delete(listener);
+}
+
+// A page in the background listens to nothing: browsers allow a server few connections for all its tabs together.
+function connect() {
+  if (isFile || document.hidden) {
+    source?.close();
+    source = null;
+  } else if (source === null) {
+    source = new EventSource("./api/changes");
+    source.onmessage = ({ data }) => {
+      const { sessions, error } = JSON.parse(data);
+      listeners.forEach((each) => each(error ? null : new Set(sessions)));
+    };
+    source.onerror = () => listeners.forEach((each) => each(null));
+  }
+}
+
+document.addEventListener("visibilitychange", connect);
+
+// The answer to a question, asked again when the session that it is about changes (`live`: its key, or true for all).
+// `every` so many seconds it is asked again anyway: that a process died changes nothing in the store. The answer before
+// stays until the next one is there.
+export function useAnswer(name, params, { live = false, every = 0, skip = false } = {}) {
+  const question = skip ? null : written(name, params);
+  const [state, setState] = useState({});
+  const [round, setRound] = useState(0);
+  const shown = useRef(null);
+  const again = useCallback(() => setRound((number) => number + 1), []);
+  useEffect(() => {
+    if (question === null) return undefined;
+    const controller = new AbortController();
+    if (shown.current !== question) setState({ isLoading: true });
+    ask(name, params, controller.signal).then(
+      (data) => {
+        shown.current = question;
+        setState({ data });
+      },
+      (error) => {
+        if (error.name !== "AbortError") setState((before) => ({ ...before, isLoading: false, error }));
+      },
+    );
+    return () => controller.abort();
+  }, [question, round]);
+  useEffect(() => {
+    if (!live) return undefined;
+    return watch((keys) => {
+      if (keys !== null && (live === true || keys.size === 0 || keys.has(live))) again();
+    });
+  }, [live]);
+  useEffect(() => {
+    if (!every || isFile) return undefined;
+    const timer = setInterval(() => document.hidden || again(), every * 1000);
+    return () => clearInterval(timer);
+  }, [every]);
+  return { ...state, again };
+}

@@ -1,0 +1,121 @@
+// Workflows, plans and scripts: what runs, what waits, what crashed; and the steps of one.
+
+import { useState } from "preact/hooks";
+import { isFile, useAnswer } from "stepkeep/data";
+import {
+  Age,
+  Answered,
+  Badge,
+  Command,
+  Empty,
+  Text,
+  Word,
+  html,
+  sessionAddress,
+  useTitle,
+} from "stepkeep/parts";
+import { clean, cleanLines, command, count, duration } from "stepkeep/text";
+import { SessionHead } from "stepkeep/timeline";
+
+export function Runs() {
+  useTitle("Runs");
+  const answer = useAnswer("sessions", { runs: "1", limit: 200 }, { live: true, every: 10 });
+  return html`
+    <header class="page-head"><h1 tabindex="-1">Runs</h1></header>
+    <${Answered} answer=${answer}>
+      ${({ sessions }) =>
+        sessions.length === 0
+          ? html`<${Empty} title="No runs">
+            <p>Workflows, plans and scripts appear here: <code>stepkeep run FLOW</code>, <code>store.execute</code>, <code>store.run</code>.</p><//>`
+          : html`<${Counts} sessions=${sessions} /><${List} sessions=${sessions} />`}
+    <//>`;
+}
+
+function Counts({ sessions }) {
+  const numbers = {};
+  sessions.forEach(({ condition }) => {
+    numbers[condition] = (numbers[condition] || 0) + 1;
+  });
+  return html`<p class="counts">${Object.entries(numbers).map(([kind, number]) => html`<${Badge} key=${kind}
+    kind=${kind}>${number} ${kind}<//>`)}</p>`;
+}
+
+const List = ({ sessions }) => html`
+  <ul class="sessions" aria-label="Runs">${sessions.map(
+    (run) => html`
+    <li key=${run.uid}>
+      <${Badge} kind=${run.condition} />
+      <div class="session-main">
+        <a class="session-key" href=${sessionAddress(run.key, "run")}><${Word}>${run.key}<//></a>
+        <span class="session-message">${run.error ? html`<${Word}
+          class="is-bad">${run.error}<//>` : html`<${Word}>${run.message}<//>`}</span>
+      </div>
+      <div class="session-labels">
+        ${run.queue && html`<span
+          class="tag">queue ${clean(run.queue.queue)}${run.queue.attempts
+            ? `, ${count(run.queue.attempts, "attempt")}` : ""}</span>`}
+        ${run.condition === "running" && html`<span class="tag">${clean(run.holder)}</span>`}
+      </div>
+      <span class="session-count">${run.step === null ? "" : `step ${run.step}`}</span>
+      <span class="session-size">${run.workflow && html`<${Word}>${run.workflow}<//>`}</span>
+      <span class="session-age"><${Age} time=${run.updated} /></span>
+    </li>`,
+  )}</ul>`;
+
+export function Run({ session }) {
+  useTitle(`Steps of ${session}`);
+  const answer = useAnswer("run", { key: session }, { live: session });
+  return html`
+    <${SessionHead} session=${session} tab="run" />
+    <${Answered} answer=${answer}>
+      ${(run) =>
+        run.steps.length === 0
+          ? html`<${Empty} title="No steps"><p>The latest checkpoint of this session tells of no steps.</p><//>`
+          : html`
+          <p class="faint">${run.kind}, ${count(run.steps.length, "step")}, ${run.steps.filter((step) => step.status === "completed").length} completed</p>
+          <ol class="steps">${run.steps.map((step) => html`<${Step} key=${step.id} session=${session} step=${step}
+            kind=${run.kind} longest=${longest(run.steps)} />`)}</ol>
+          ${run.kind === "workflow" && ["crashed", "failed", "paused"].includes(run.session.condition)
+            && html`<h2>Go on</h2><${Command} text=${command("resume", session)} />`}`}
+    <//>`;
+}
+
+const longest = (steps) => Math.max(1, ...steps.map((step) => step.duration_ms || 0));
+
+function Step({ session, step, kind, longest: most }) {
+  const [isOpen, setOpen] = useState(false);
+  const canOpen = step.has_output && !isFile;
+  return html`
+    <li class="step is-${step.status}">
+      <div class="step-line">
+        <${Badge} kind=${step.status} />
+        ${
+          canOpen
+            ? html`<button type="button" class="link step-name" aria-expanded=${isOpen}
+              onClick=${() => setOpen(!isOpen)}><${Word}>${step.id}<//></button>`
+            : html`<span class="step-name"><${Word}>${step.id}<//></span>`
+        }
+        <span class="faint step-about"><${Word}>${step.name || step.kind}<//></span>
+        ${step.attempts > 1 && html`<span class="tag">${count(step.attempts, "attempt")}</span>`}
+        <span class="step-bar" aria-hidden="true">
+          <span style=${{ width: `${((step.duration_ms || 0) / most) * 100}%` }} /></span>
+        <span class="step-time">${step.duration_ms === null ? "" : duration(step.duration_ms)}</span>
+      </div>
+      ${step.error && html`<p class="is-bad"><${Text}>${step.error}<//></p>`}
+      ${isOpen && html`<${Output} session=${session} step=${step.id}
+        stream="stdout" />${kind === "workflow" && html`<${Output} session=${session} step=${step.id}
+          stream="stderr" />`}`}
+    </li>`;
+}
+
+function Output({ session, step, stream }) {
+  const answer = useAnswer("output", { key: session, step, stream: stream === "stderr" ? stream : "" });
+  if (stream === "stderr" && !answer.data?.text) return null;
+  return html`
+    <${Answered} answer=${answer}>
+      ${(output) => html`
+        <pre class="code ${stream === "stderr" ? "old" : ""}" tabindex="0"
+          aria-label=${stream}>${cleanLines(output.text.slice(0, 100000)) || "nothing was printed"}</pre>
+        ${output.is_cut && html`<p class="faint">it gave more than is stored</p>`}`}
+    <//>`;
+}

@@ -1,0 +1,68 @@
+// How things read: sizes, ages, durations, and stored texts that cannot hide or turn anything on a page.
+
+const HARMFUL =
+  /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff]/g;
+
+function escaped(char) {
+  const code = char.codePointAt(0);
+  const named = { "\n": "\\n", "\r": "\\r", "\t": "\\t" }[char];
+  if (named) return named;
+  return code < 0x100
+    ? `\\x${code.toString(16).padStart(2, "0")}`
+    : `\\u${code.toString(16).padStart(4, "0")}`;
+}
+
+// One line of stored text: what a page would act upon or hide is written as an escape.
+export const clean = (text) => String(text).replace(HARMFUL, escaped);
+
+// The same over several lines.
+export const cleanLines = (text) =>
+  String(text).replace(HARMFUL, (char) => (char === "\n" || char === "\t" ? char : escaped(char)));
+
+export const shortened = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
+
+export function size(bytes) {
+  const units = ["B", "KB", "MB", "GB", "TB"];
+  let at = 0;
+  let number = bytes;
+  while (number >= 999.5 && at < units.length - 1) {
+    number /= 1000;
+    at += 1;
+  }
+  return at === 0 ? `${bytes} B` : `${number < 9.95 ? number.toFixed(1) : Math.round(number)} ${units[at]}`;
+}
+
+export const count = (number, noun, plural) =>
+  `${number.toLocaleString("en")} ${number === 1 ? noun : plural || noun + "s"}`;
+
+export function age(seconds) {
+  for (const [unit, length] of [
+    ["d", 86400],
+    ["h", 3600],
+    ["min", 60],
+  ]) {
+    if (seconds >= length) return `${Math.floor(seconds / length)} ${unit}`;
+  }
+  return `${Math.max(0, Math.floor(seconds))} s`;
+}
+
+export function duration(ms) {
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  const seconds = ms / 1000;
+  if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+  const minutes = Math.floor(seconds / 60);
+  return minutes < 60
+    ? `${minutes} min ${Math.round(seconds % 60)} s`
+    : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+export const moment = (text) =>
+  String(text)
+    .replace("T", " ")
+    .replace(/(\.\d+)?(Z|\+00:00)$/, "");
+
+// A word of a command line.
+export const quoted = (word) =>
+  /^[A-Za-z0-9_@%+=:,./~-]+$/.test(word) && !word.startsWith("~") ? word : `'${word.replace(/'/g, "'\\''")}'`;
+
+export const command = (...words) => ["stepkeep", ...words].map(quoted).join(" ");

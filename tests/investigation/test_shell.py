@@ -1,0 +1,274 @@
+"""`stepkeep investigate` as a person uses it: what is begun, recorded and shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import stepkeep
+from stepkeep.api.investigating import Investigation
+from stepkeep.model import from_us
+from stepkeep.testing import FakeClock
+from tests.investigation.conftest import KEY, Shell
+from tests.workspace.repositories import commit, init
+from tests.workspace.trees import write
+
+Reopened = Callable[[], Investigation]
+
+
+def test_a_failing_command_begins_no_session(shell: Shell, reopened: Reopened) -> None:
+    """A typo leaves nothing behind; one in a session that is there changes nothing."""
+    shell("investigate", "hypothesis", "confirm", "h_x", "--session", "typo", code=3)
+    assert "typo" not in shell("list", "--json").stdout
+    shell("investigate", "note", "first")
+    shell("investigate", "hypothesis", "confirm", "h_x", code=3)
+    assert len(reopened().notes.all()) == 1
+
+
+def test_a_command_is_run_and_kept_with_its_output(shell: Shell, reopened: Reopened) -> None:
+    """It exits as the command did."""
+    done = shell("investigate", "run", "--", "sh", "-c", "echo out; echo err >&2; exit 3", code=3)
+    assert "out\nerr\n" in done.stdout
+    (kept,) = reopened().commands.all()
+    assert (kept.exit_code, kept.stdout_preview, kept.stderr_preview) == (3, "out\n", "err\n")
+
+
+def test_an_interrupted_verification_is_recorded(tmp_path: Path, reopened: Reopened) -> None:
+    """Ctrl-C ends it, and the investigation knows that it was tried."""
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    words = [sys.executable, "-m", "stepkeep", "investigate", "verify", "--session", KEY, "--"]
+    process = subprocess.Popen(
+        [*words, "sh", "-c", f"echo > {ready}; sleep 600"],
+        env={**os.environ, "STEPKEEP_STORE": f"sqlite:{tmp_path / 'store.db'}"},
+        stderr=subprocess.DEVNULL,
+    )
+    ready.read_text()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    (result,) = reopened().verifications.all()
+    assert result.status == "interrupted"
+
+
+def test_times_in_json_are_rfc_3339(shell: Shell) -> None:
+    """As the reference promises for every command."""
+    changed = json.loads(shell("investigate", "note", "when", "--json").stdout)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", changed["entry"]["time"])
+    status = shell("investigate", "status", "--json").stdout
+    assert '_us"' not in status
+    assert json.loads(status)["state"]["started"].endswith("Z")
+
+
+def test_status_names_the_latest_of_its_branch(shell: Shell, bug: Investigation) -> None:
+    """Not a newer checkpoint of another one."""
+    first = bug.checkpoint("first")
+    bug.begin_experiment("try")
+    bug.checkpoint("elsewhere")
+    bug.switch("main")
+    bug.session.restore(first.id)
+    assert json.loads(shell("investigate", "status", "--json").stdout)["latest"]["message"] != "elsewhere"
+
+
+def test_a_conflict_reads_line_by_line(shell: Shell) -> None:
+    """No escape stands for the end of a line."""
+    done = shell("investigate", "hypothesis", "add", "x", "--json")
+    id = json.loads(done.stdout)["entry"]["id"]
+    shell("investigate", "experiment", "begin", "try")
+    shell("investigate", "hypothesis", "confirm", id)
+    shell("investigate", "experiment", "switch", "main")
+    shell("investigate", "hypothesis", "reject", id)
+    error = shell("investigate", "experiment", "merge", "try", code=5).stderr
+    assert "\\n" not in error
+    assert len(error.splitlines()) > 2
+
+
+def test_a_merge_has_the_files_and_the_counts_of_now(tmp_path: Path) -> None:
+    """`latest` means the tree after the merge; metrics are those of the merged entries."""
+    work = tmp_path / "work"
+    write(work, {"a": "1"})
+    with stepkeep.open(f"sqlite:{tmp_path / 'a.db'}") as store:
+        session = store.session("bug", profile="debug", workspace=work)
+        bug = store.investigation(session)
+        bug.checkpoint("start")
+        bug.begin_experiment("try")
+        bug.hypotheses.confirm(bug.hypotheses.add("x"))
+        bug.switch("main")
+        write(work, {"a": "2"})
+        bug.merge("try")
+        merged = session.load()
+        assert session.files.at(merged.id).read("a") == session.files.at().read("a") == b"2"
+        state = bug.query_at(id=merged.id)
+        assert state is not None
+        assert (state.metrics.hypotheses_tested, state.metrics.checkpoints_created) == (1, merged.seq)
+        again = session.save_again("by hand")
+        found = bug.query_at(id=again.id)
+        assert found is not None
+        assert found.metrics.checkpoints_created == again.seq
+
+
+def test_the_time_in_debugging_survives_a_restore(
+    bug: Investigation, clock: FakeClock, reopened: Reopened, shell: Shell
+) -> None:
+    """It was spent, whatever is restored and whoever goes on."""
+    first = bug.checkpoint("first")
+    clock.advance(600)
+    bug.checkpoint("second")
+    bug.restore(first.id)
+    assert bug.metrics.time_in_debugging_seconds == 600
+    assert reopened().metrics.time_in_debugging_seconds == 600
+
+
+def test_a_time_that_is_none_is_refused(bug: Investigation) -> None:
+    """Not a bare error."""
+    bug.checkpoint("x")
+    with pytest.raises(stepkeep.InvalidInput):
+        bug.session.query(time=5)  # type: ignore[arg-type]
+    with pytest.raises(stepkeep.InvalidInput):
+        bug.query_at(time=b"now")  # type: ignore[arg-type]
+
+
+def test_what_a_killed_restore_left_is_removed_by_the_next_save(tmp_path: Path) -> None:
+    """Its folder does not stay in the tree until the next restore; one that is in use does."""
+    work = tmp_path / "work"
+    write(work, {"a": "1", ".stepkeep-restore-0011223344556677/0": "left"})
+    with stepkeep.open(f"sqlite:{tmp_path / 'a.db'}") as store:
+        store.session("run", workspace=work).save(1)
+    assert [path.name for path in work.iterdir()] == ["a"]
+
+
+def test_pruning_by_counts_keeps_what_matters(bug: Investigation, clock: FakeClock, shell: Shell) -> None:
+    """The specification's own line leaves what was saved by hand, decided or contradicted; a cap does not."""
+    bug.checkpoint("by hand")
+    bug.hypotheses.confirm(bug.hypotheses.add("x"))
+    bug.beliefs.add("The cache expires")
+    bug.beliefs.add("The cache never expires")
+    for _ in range(5):
+        clock.advance(30 * 86400)
+        bug.notes.add("later")
+        bug.save()
+    before = [header.seq for header in bug.list()]
+    shell("prune", KEY, "--keep-last", "2", "--keep-days", "7")
+    kept = {header.seq: header.trigger.event or "manual" for header in bug.list()}
+    assert set(kept.values()) >= {"manual", "hypothesis_status_change", "new_contradiction_detected"}
+    assert len(kept) < len(before)
+    assert "by hand" in {header.message for header in bug.list()}
+    shell("prune", KEY, "--max-count", "2")
+    assert len(list(bug.list())) == 2
+
+
+# --- saved by itself
+
+
+def test_an_hour_of_notes_is_kept_in_ten_checkpoints_or_more(bug: Investigation, clock: FakeClock) -> None:
+    """One every four minutes, and nothing else."""
+    for _ in range(15):
+        clock.advance(240)
+        bug.notes.add("seen")
+    assert len(list(bug.list())) >= 10
+
+
+def test_what_is_not_saved_is_saved_when_the_store_is_closed(tmp_path: Path) -> None:
+    """Entries that were added outside of a `with` block of the investigation."""
+    url = f"sqlite:{tmp_path / 'a.db'}"
+    with stepkeep.open(url) as store:
+        bug = store.investigation("bug")
+        bug.notes.add("outside")
+        assert bug.has_changes
+    with stepkeep.open(url) as store:
+        assert [note.content for note in store.investigation("bug").notes.all()] == ["outside"]
+
+
+def test_a_schedule_saves_what_changed(bug: Investigation, reopened: Reopened) -> None:
+    """The trigger is a timer's; a turn that finds nothing changed saves nothing."""
+    turns, done = [False, False, True], threading.Event()
+
+    def wait(_: float) -> bool:
+        if len(turns) == 1:
+            done.set()
+        return turns.pop(0) if turns else True
+
+    bug.notes.add("pending")
+    with bug.scheduled(600, wait=wait):
+        done.wait(60)
+    (header,) = reopened().list()
+    assert (header.trigger.kind, header.trigger.event, header.message) == ("timer", "scheduled", "Scheduled")
+
+
+def test_code_and_environment_are_known_without_being_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a session with a workspace: the commit, what changed since the capture before, harmless variables."""
+    (tmp_path / "work").mkdir()
+    work = init(tmp_path / "work")
+    write(work, {"a": "1"})
+    commit(work)
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.setenv("API_TOKEN", "s3cret")
+    with stepkeep.open(f"sqlite:{tmp_path / 'a.db'}") as store:
+        bug = store.investigation(store.session("bug", profile="debug", workspace=work))
+        bug.checkpoint("start")
+        write(work, {"a": "2"})
+        changed = bug.checkpoint("changed")
+        state = bug.query_at(id=changed.id)
+        assert state is not None
+        assert state.code_changes is not None
+        assert (len(state.code_changes.commit or ""), state.code_changes.paths) == (40, ("a",))
+        assert state.code_changes.env_vars["TZ"] == "UTC"
+        assert "API_TOKEN" not in state.code_changes.env_vars
+
+
+def test_an_experiment_brings_its_files_along(tmp_path: Path) -> None:
+    """Switching with `files` lets the tree be as it was there."""
+    work = tmp_path / "work"
+    write(work, {"a": "main"})
+    with stepkeep.open(f"sqlite:{tmp_path / 'a.db'}") as store:
+        bug = store.investigation(store.session("bug", profile="debug", workspace=work))
+        bug.checkpoint("start")
+        bug.begin_experiment("try")
+        write(work, {"a": "tried"})
+        bug.checkpoint("tried")
+        bug.switch("main", files=True)
+        assert (work / "a").read_text() == "main"
+        bug.switch("try", files=True)
+        assert (work / "a").read_text() == "tried"
+
+
+def test_what_was_known_at_a_time_and_a_comparison_that_reads(
+    bug: Investigation, clock: FakeClock, shell: Shell
+) -> None:
+    """`at` shows the investigation as it was; `compare` tells beliefs, theories and verdicts in words."""
+    theory = bug.hypotheses.add("The cache is stale")
+    bug.checkpoint("first")
+    when = f"{from_us(clock() + 1):%Y-%m-%d %H:%M:%S}"
+    clock.advance(600)
+    bug.beliefs.add("TTL is 60")
+    bug.hypotheses.reject(theory, confidence=0.1)
+    then = shell("investigate", "at", when).stdout
+    assert "The cache is stale" in then
+    assert "TTL is 60" not in then
+    shown = shell("investigate", "compare", "seq:1").stdout
+    assert "New belief: TTL is 60" in shown
+    assert "Verdict: The cache is stale (active -> rejected)" in shown
+    assert "Confidence: The cache is stale (50% -> 10%)" in shown
+    shell("investigate", "at", "2001-01-01 00:00:00", code=3)
+
+
+def test_create_begins_a_session_where_nothing_was_saved_yet(shell: Shell, tmp_path: Path) -> None:
+    """The specification's own line works on a fresh machine."""
+    work = tmp_path / "rocm"
+    work.mkdir()
+    done = shell(
+        "create", "After verifying Q4_0 dequant", "--tags", "q4_0,verified", cwd=work, STEPKEEP_SESSION=""
+    )
+    assert "Created checkpoint" in done.stdout or "Created cp_" in done.stdout
+    assert "q4_0" in shell("list", "--tag", "q4_0", cwd=work, STEPKEEP_SESSION="").stdout
+    shell("investigate", "note", "goes on", "--session", "rocm", cwd=work)

@@ -1,0 +1,285 @@
+"""Waiting for a person, interrupted steps, crashes that show, and resuming a plan from the shell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepkeep
+from stepkeep import Conflict, InvalidInput, NotFound, PlanStep, Status, StepContext, aio
+from stepkeep.storage.memory import MemoryBackend
+from tests import interpreter
+from tests.surfaces import mcp_clients
+from tests.surfaces.test_cli import Cli
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:{tmp_path / 'store.db'}"
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path)
+
+
+def asks(context: StepContext) -> Any:
+    if context.step.id == "send":
+        return {"sent to": context.ask("Send it?"), "draft": context.outputs["write"]}
+    return "draft"
+
+
+MAIL = [
+    PlanStep("write"),
+    PlanStep("send", dependencies=("write",)),
+    PlanStep("file", dependencies=("send",)),
+]
+
+
+def test_a_step_waits_until_a_person_answers(url: str) -> None:
+    """The run pauses; resumed without an answer it still waits, and with one the step gets it."""
+    with stepkeep.open(url) as store:
+        result = store.execute("mail", MAIL, asks)
+        assert result.status is Status.PAUSED
+        assert [(each.step_id, each.text) for each in result.waiting] == [("send", "Send it?")]
+    with stepkeep.open(url) as store:
+        again = store.execute("mail", MAIL, asks, resume=True)
+        assert again.waiting[0].asked_at == result.waiting[0].asked_at
+        answered = store.approve("mail", {"to": ["a@b.c"]})
+        assert (answered.step, answered.question, answered.is_approved) == ("send", "Send it?", True)
+        with pytest.raises(NotFound) as refused:
+            store.approve("mail")
+        assert refused.value.code == "nothing_to_approve"
+    with stepkeep.open(url) as store:
+        assert store.get("mail").info.status is Status.PAUSED
+        result = store.execute("mail", MAIL, asks, resume=True)
+        assert result.output("send") == {"sent to": {"to": ["a@b.c"]}, "draft": "draft"}
+        assert result.success
+        question = result.state.questions[0]
+        assert (question.is_approved, question.answer) == (True, {"to": ["a@b.c"]})
+
+
+def test_a_refusal_fails_the_step_and_may_be_taken_back(url: str) -> None:
+    """Nobody tries again what a person refused; the reason is in the error."""
+    with stepkeep.open(url) as store:
+        store.execute("mail", MAIL, asks)
+        store.refuse("mail", "not today")
+        result = store.execute("mail", MAIL, asks, resume=True, retry=5)
+        assert result.status is Status.FAILED
+        assert result.error == "refused (not today): Send it?"
+        assert isinstance(result.exception, Conflict)
+        assert result.progress.steps[1].attempts == 1
+        store.approve("mail", "all")
+        assert store.execute("mail", MAIL, asks, resume=True).output("send")["sent to"] == "all"
+
+
+def test_a_question_can_be_part_of_the_plan() -> None:
+    """The step begins when it is approved; others that do not depend on it are done meanwhile."""
+    plan = [PlanStep("deploy", ask="Deploy to production?"), PlanStep("other")]
+    calls: list[str] = []
+
+    def handle(context: StepContext) -> None:
+        calls.append(context.step.id)
+
+    with stepkeep.open("memory:") as store:
+        assert store.execute("s", plan, handle).status is Status.PAUSED
+        assert calls == ["other"]
+        store.approve("s")
+        assert store.execute("s", plan, handle, resume=True).success
+        assert calls == ["other", "deploy"]
+
+
+def test_several_questions_are_told_apart() -> None:
+    """The step has to be named then."""
+    plan = [PlanStep("a", ask="A?"), PlanStep("b", ask="B?")]
+    with stepkeep.open("memory:") as store:
+        assert len(store.execute("s", plan, asks).waiting) == 2
+        with pytest.raises(InvalidInput) as refused:
+            store.approve("s")
+        assert refused.value.code == "ambiguous_question"
+        store.approve("s", step="a")
+        store.refuse("s")
+        result = store.execute("s", plan, asks, resume=True, on_failure="continue")
+        assert [entry.status for entry in result.progress.steps] == ["completed", "failed"]
+
+
+def test_an_answer_may_come_too_late() -> None:
+    """It is refused then, and the step fails."""
+    now = [1_800_000_000_000_000]
+    store = stepkeep.Store(MemoryBackend(), clock=lambda: now[0])
+
+    def handle(context: StepContext) -> Any:
+        return context.ask("Now?", timeout=60)
+
+    asked = store.execute("s", [PlanStep("1")], handle).waiting[0]
+    assert asked.expires_at is not None
+    assert asked.asked_at is not None
+    assert asked.expires_at - asked.asked_at == timedelta(seconds=60)
+    now[0] += 61_000_000
+    with pytest.raises(Conflict) as refused:
+        store.approve("s")
+    assert refused.value.code == "question_expired"
+    result = store.execute("s", [PlanStep("1")], handle, resume=True)
+    assert result.error == "nobody answered in time: Now?"
+
+
+def test_answers_by_command_and_asyncio(url: str, cli: Cli) -> None:
+    """The command prints what was answered; a list of what waits says how."""
+
+    async def run() -> None:
+        async with await aio.open(url) as store:
+            await store.execute("mail", MAIL, asks)
+            await store.refuse("mail")
+
+    asyncio.run(run())
+    listed = cli.here("resume")
+    assert "Send it?" not in listed.out  # it was answered
+    done = cli.here("approve", "mail", "--with", '["me"]')
+    assert done.code == 0
+    assert "Approved, step send: Send it?" in done.out
+    assert cli.here("approve", "mail").code == 3
+    assert cli.here("approve", "mail", "--with", "{").code == 2
+    with stepkeep.open(url) as store:
+        assert store.execute("mail", MAIL, asks, resume=True).output("send")["sent to"] == ["me"]
+
+
+def test_what_waits_is_listed_with_the_command(url: str, cli: Cli) -> None:
+    """`resume` says what is asked, and how to answer."""
+    with stepkeep.open(url) as store:
+        store.execute("mail", MAIL, asks)
+    listed = cli.here("resume")
+    assert "send: Send it?" in listed.out
+    assert "stepkeep approve mail" in listed.out + listed.err
+    refused = cli.here("approve", "mail", "--refuse", "--json")
+    assert json.loads(refused.out)["is_approved"] is False
+
+
+@pytest.mark.full
+def test_a_model_brings_the_answer(tmp_path: Path, url: str) -> None:
+    """The tool saves what the user said."""
+    with stepkeep.open(url) as store:
+        store.execute("mail", MAIL, asks)
+
+    async def answer() -> dict[str, Any]:
+        async with mcp_clients.Client(mcp_clients.stdio_server(tmp_path / "store.db")) as client:
+            result = await client.call_tool(
+                "checkpoint_approve", {"sessionId": "mail", "approve": True, "answer": {"to": 1}}
+            )
+            assert result.structured_content is not None
+            return dict(result.structured_content)
+
+    assert asyncio.run(answer())["question"] == "Send it?"
+    with stepkeep.open(url) as store:
+        assert store.execute("mail", MAIL, asks, resume=True).output("send")["sent to"] == {"to": 1}
+
+
+# --- interrupted steps
+
+
+PROGRAM = """\
+import os, sys, signal, stepkeep
+from stepkeep import PlanStep
+
+def handle(context):
+    with open("keys", "a") as file:
+        file.write(f"{context.step.id} {context.idempotency_key}\\n")
+    if context.step.id == "2" and not os.path.exists("go"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return context.step.id
+
+if __name__ == "__main__":
+    plan = [PlanStep("1"), PlanStep("2", on_interrupted=sys.argv[1]), PlanStep("3", dependencies=("2",))]
+    with stepkeep.open("sqlite:store.db") as store:
+        store.execute("job", plan, handle, **eval(sys.argv[2]))
+"""
+
+
+def killed(folder: Path, what: str) -> None:
+    """A run whose process is killed in the middle of its second step."""
+    (folder / "work.py").write_text(PROGRAM)
+    done = interpreter.start(["work.py", what, "{}"], cwd=folder, stderr=subprocess.PIPE)
+    done.communicate(timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    (folder / "go").touch()
+
+
+def keys(folder: Path) -> list[str]:
+    return (folder / "keys").read_text().splitlines()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("what", "statuses"), [("retry", "completed"), ("skip", "skipped")])
+def test_an_interrupted_step_is_done_again_or_skipped(
+    tmp_path: Path, cli: Cli, what: str, statuses: str
+) -> None:
+    """As it says of itself; done again, it has the same idempotency key, and other steps and runs have others."""
+    killed(tmp_path, what)
+    done = cli("resume", "job", "--handler", "work:handle")
+    assert done.code == 0, done.err
+    with stepkeep.open(cli.url) as store:
+        assert store.get("job").load().state["plan"][1]["status"] == statuses
+    found = keys(tmp_path)
+    assert len(found) == (4 if what == "retry" else 3)
+    assert len(set(found)) == 3
+    with stepkeep.open(cli.url) as store:
+        plan = [PlanStep("1")]
+        other: list[str] = []
+        store.execute("job", plan, lambda context: other.append(context.idempotency_key))
+        assert other[0] not in {line.split()[1] for line in found}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("option", "status"), [([], "completed"), (["--refuse"], "skipped")])
+def test_a_person_decides_about_an_interrupted_step(
+    tmp_path: Path, cli: Cli, option: list[str], status: str
+) -> None:
+    """Resuming waits for the answer, as often as it is tried; then the step is done again, or skipped."""
+    killed(tmp_path, "ask")
+    for _ in range(2):
+        waiting = cli("resume", "job", "--handler", "work:handle")
+        assert waiting.code == 1
+        assert "It was interrupted: do it again?" in waiting.out
+    assert len(keys(tmp_path)) == 2
+    assert cli.here("approve", "job", *option).code == 0
+    assert cli("resume", "job", "--handler", "work:handle").code == 0
+    with stepkeep.open(cli.url) as store:
+        assert [step["status"] for step in store.get("job").load().state["plan"]] == [
+            "completed",
+            status,
+            "completed",
+        ]
+
+
+@pytest.mark.full
+def test_a_crash_shows(tmp_path: Path, cli: Cli) -> None:
+    """`list` and `resume` name the step and what to do; JSON has it too."""
+    killed(tmp_path, "retry")
+    listed = cli.here("list")
+    assert "crashed" in listed.out
+    assert "stepkeep resume job --handler MODULE:FUNCTION" in listed.out + listed.err
+    found = json.loads(cli.here("list", "--json").out)[0]
+    assert found["status"] == "in_progress"
+    assert found["crash"].startswith("crashed in step 1 (pid ")
+    resumable = cli.here("resume")
+    assert "crashed in step 1" in resumable.out
+    assert json.loads(cli.here("resume", "--json").out)[0]["is_crashed"] is True
+    assert cli("resume", "job", "--handler", "work:handle").code == 0
+    assert "crashed" not in cli.here("list").out
+
+
+@pytest.mark.full
+def test_a_plan_needs_a_handler_to_be_resumed(tmp_path: Path, cli: Cli) -> None:
+    """Whatever is missing is said, with the command."""
+    killed(tmp_path, "retry")
+    without = cli.here("resume", "job")
+    assert without.code == 2
+    assert "--handler MODULE:FUNCTION" in without.err
+    for name in ("work", "work:nothing", "nowhere:handle"):
+        assert cli("resume", "job", "--handler", name).code == 2

@@ -1,0 +1,508 @@
+"""The pages in a real browser: what they show, live, by keyboard, on narrow and dark screens, whatever is stored."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Keyboard, Page, expect
+
+import stepkeep
+from tests import interpreter
+from tests.api import programs
+from tests.postgres.server import Server
+from tests.web import stores
+from tests.web.driving import Pages
+
+Visit = Callable[..., Pages]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store of each kind that nobody used yet."""
+    if request.param == "sqlite":
+        return f"sqlite:{tmp_path / 'store.db'}"
+    server: Server = request.getfixturevalue("postgres")
+    return server.fresh_url()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+def pages_of(ids: dict[str, str]) -> dict[str, tuple[tuple[str, ...], str, str]]:
+    """Every page: its address, and a text that it shows."""
+    return {
+        "sessions": ((), "", "research"),
+        "search": ((), "text=plan+made", "research"),
+        "timeline": (("s", "research"), "", "plan made"),
+        "all": (("s", "research"), "all=1", "searched"),
+        "state": (("s", "research", "c", ids["last"]), "", "verified"),
+        "details": (("s", "research", "c", ids["second"]), "tab=details", "because"),
+        "conversation": (("s", "research", "c", ids["last"]), "tab=conversation", "Which database?"),
+        "header": (("s", "research", "c", ids["last"]), "tab=header", ids["last"]),
+        "files": (("s", "files", "c", ids["after"]), "tab=files", "app.py"),
+        "compare": (("s", "research", "compare", ids["first"], ids["last"]), "", "done"),
+        "compare files": (("s", "files", "compare", ids["before"], ids["after"]), "", "new.txt"),
+        "find": (("s", "research", "find"), "text=BROWN", "the slow"),
+        "log": (("s", "research", "log"), f"path=note&ref={ids['last']}", "brown fox"),
+        "runs": (("runs",), "", "deploy"),
+        "run": (("s", "deploy", "run"), "", "the token has expired"),
+        "events": (("s", "research", "events"), "", "branch switched"),
+        "retention": (("s", "research", "retention"), "", "stays"),
+        "store": (("store",), "", "Largest sessions"),
+        "nowhere": (("x",), "", "There is no such page"),
+    }
+
+
+def test_every_page_shows_what_is_stored(visit: Visit, url: str, tmp_path: Path) -> None:
+    """Each page has an address of its own, shows what the store has, and axe-core finds nothing serious on it."""
+    pages = visit(url) if (ids := stores.fill(url, tmp_path)) else pytest.fail("nothing was saved")
+    for name, (segments, query, text) in pages_of(ids).items():
+        page = pages.go(*segments, query=query)
+        expect(page.locator("main")).to_contain_text(text)
+        assert (name, pages.serious_findings()) == (name, [])
+        assert (name, pages.is_too_wide) == (name, False)
+    assert pages.complaints == []
+
+
+def test_narrow_and_dark(visit: Visit, file: Path, tmp_path: Path) -> None:
+    """On a telephone in the dark every page fits the screen, and its texts are readable."""
+    ids = stores.fill(f"sqlite:{file}", tmp_path)
+    pages = visit(f"sqlite:{file}", width=390, scheme="dark")
+    for name, (segments, query, text) in pages_of(ids).items():
+        page = pages.go(*segments, query=query)
+        expect(page.locator("main")).to_contain_text(text)
+        assert (name, pages.is_too_wide) == (name, False)
+        assert (name, pages.serious_findings()) == (name, [])
+    assert pages.complaints == []
+
+
+def test_links_and_the_back_button_lead_through(visit: Visit, file: Path, tmp_path: Path) -> None:
+    """From the sessions over the timeline to a value of a state, two picked ones compared, and all the way back."""
+    stores.fill(f"sqlite:{file}", tmp_path)
+    pages = visit(f"sqlite:{file}")
+    page = pages.page
+    page.get_by_role("link", name="research").click()
+    page.get_by_role("link", name=re.compile("plan made")).hover()
+    expect(page.get_by_role("tooltip")).to_contain_text("step")
+    page.get_by_label("Pick #1 to compare").check()
+    page.get_by_label("Pick #4 to compare").check()
+    page.get_by_role("link", name="Compare #1 and #4").click()
+    expect(page.locator("h1")).to_have_text("#1 → #4")
+    expect(page.locator("del")).to_have_text("slow")
+    expect(page.locator("ins")).to_have_text("quick")
+    page.go_back()
+    page.get_by_role("link", name=re.compile("report")).click()
+    page.get_by_role("button", name=re.compile("scores")).click()
+    expect(page.locator(".tree")).to_have_count(2)
+    expect(page.locator(".tree .tree")).to_contain_text("2.5")
+    page.go_back()
+    page.go_back()
+    expect(page.locator("h1")).to_have_text("Sessions")
+    expect(page).to_have_title("Sessions · Stepkeep")
+    assert pages.complaints == []
+
+
+def test_a_tag_leads_to_what_has_it(visit: Visit, file: Path, tmp_path: Path) -> None:
+    """The tag of a checkpoint opens the timeline of those with it, and says how many it leaves out."""
+    ids = stores.fill(f"sqlite:{file}", tmp_path)
+    pages = visit(f"sqlite:{file}")
+    page = pages.go("s", "research", "c", ids["first"])
+    page.get_by_role("link", name="plan", exact=True).click()
+    expect(page.locator(".row-main")).to_contain_text(["plan made"])
+    expect(page.locator(".toolbar")).to_contain_text("3 left out")
+    page.get_by_role("link", name="tag plan").click()
+    expect(page.locator(".row-main")).to_have_count(4)
+
+
+def test_sessions_are_found_and_chosen(visit: Visit, file: Path, tmp_path: Path) -> None:
+    """Searching and choosing a status leave those that match, and the address says what was asked."""
+    stores.fill(f"sqlite:{file}", tmp_path)
+    pages = visit(f"sqlite:{file}")
+    page = pages.page
+    keys = page.locator(".session-key")
+    expect(keys).to_have_count(4)
+    page.get_by_role("link", name="Completed").click()
+    expect(keys).to_have_text(["done"])
+    page.get_by_role("link", name="Crashed").click()
+    expect(page.locator("main")).to_contain_text("Nothing matches")
+    page.get_by_role("link", name="Show all").click()
+    expect(keys).to_have_count(4)
+    page.get_by_role("searchbox").fill("compare")
+    page.keyboard.press("Enter")
+    expect(keys).to_have_text(["research"])
+    assert page.url.endswith("#/?text=compare")
+
+
+def test_a_state_with_huge_keys_and_values_is_shown(visit: Visit, file: Path) -> None:
+    """A key of a megabyte and a list of 100,000 items are shown in part, and the rest is loaded when asked for."""
+    with stepkeep.open(file) as store:
+        header = store.session("s").save(
+            {"k" * 1_000_000: 1, "many": list(range(100_000)), "deep": [[[["x"]]]]}
+        )
+    pages = visit(f"sqlite:{file}")
+    page = pages.go("s", "s", "c", header.id)
+    page.get_by_role("button", name=re.compile("many")).click()
+    expect(page.locator(".tree .tree > li")).to_have_count(101)
+    page.get_by_role("button", name="100 more of 99,900").click()
+    expect(page.locator(".tree .tree > li")).to_have_count(201)
+    assert not pages.is_too_wide
+    assert pages.complaints == []
+
+
+def test_files_of_two_checkpoints_are_compared(visit: Visit, file: Path, tmp_path: Path) -> None:
+    """A changed file opens as a unified difference, and a captured one with its content."""
+    ids = stores.fill(f"sqlite:{file}", tmp_path)
+    pages = visit(f"sqlite:{file}")
+    page = pages.go("s", "files", "compare", ids["before"], ids["after"])
+    page.get_by_role("button", name="app.py").click()
+    expect(page.locator(".patch .is-removed").last).to_have_text("-print('one')\n")
+    page = pages.go("s", "files", "c", ids["before"], query="tab=files")
+    page.get_by_role("button", name="app.py").click()
+    expect(page.locator("pre.code")).to_have_text("print('one')\n")
+
+
+def test_what_another_process_saves_appears_at_once(visit: Visit, url: str) -> None:
+    """Open pages follow the store: a new session, its next checkpoints, and its end, without a reload."""
+    with stepkeep.open(url) as store:
+        store.session("first").save({"n": 0}, message="zero")
+    pages = visit(url)
+    page = pages.page
+    save = "import stepkeep, sys\nwith stepkeep.open(sys.argv[1]) as store: store.session('second')."
+    interpreter.python("-c", save + "save({'n': 1}, message='one')", url)
+    expect(page.get_by_role("link", name="second")).to_be_visible()
+    page.get_by_role("link", name="second").click()
+    expect(page.locator(".row-main")).to_have_count(1)
+    interpreter.python("-c", save + "save({'n': 2}, message='two')", url)
+    expect(page.locator(".row-main").first).to_contain_text("two")
+    interpreter.python("-c", save + "complete()", url)
+    expect(page.locator(".head-line .badge")).to_have_text("completed")
+    assert pages.complaints == []
+
+
+def test_everything_is_reached_by_keyboard(visit: Visit, file: Path, tmp_path: Path) -> None:
+    """Tab, arrows, Enter and x are enough to find a session, compare two checkpoints and open a value."""
+    stores.fill(f"sqlite:{file}", tmp_path)
+    pages = visit(f"sqlite:{file}")
+    page = pages.page
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_text("Skip to the page")
+    tab_to(page, "research").press("Enter")
+    expect(page.locator(".row-main")).to_have_count(4)
+    expect(page.locator("h1")).to_be_focused()
+    tab_to(page, "report")
+    page.keyboard.press("x")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(":focus")).to_contain_text("on the other branch")
+    page.keyboard.press("End")
+    expect(page.locator(":focus")).to_contain_text("plan made")
+    page.keyboard.press("x")
+    expect(page.get_by_role("link", name="Compare #1 and #4")).to_be_visible()
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_contain_text("#1")
+    tab_to(page, "scores").press("Enter")
+    expect(page.locator(".tree .tree")).to_contain_text("2.5")
+    assert pages.complaints == []
+
+
+def tab_to(page: Page, text: str) -> Keyboard:
+    """Press Tab until what has the focus shows a text."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if text in (page.evaluate("() => document.activeElement.textContent") or ""):
+            return page.keyboard
+    raise AssertionError(f"Tab never reaches {text!r}")
+
+
+def test_an_empty_store_says_what_to_do(visit: Visit, url: str) -> None:
+    """Pages of a store without sessions are not empty: they say what will appear, and nothing breaks."""
+    stepkeep.open(url).close()
+    pages = visit(url)
+    expect(pages.page.locator("main")).to_contain_text("No sessions yet")
+    for segments, text in (("runs",), "No runs"), (("store",), "0 sessions"):
+        expect(pages.go(*segments).locator("main")).to_contain_text(text)
+        assert pages.serious_findings() == []
+    assert pages.complaints == []
+
+
+def test_a_damaged_checkpoint_is_told_and_harms_no_other(visit: Visit, file: Path) -> None:
+    """The page of a damaged state says so, with a code and what to do; its header and all others are shown."""
+    with stepkeep.open(file) as store:
+        run = store.session("s", profile="archive")
+        good = run.save({"n": "x" * 5000})
+        bad = run.save({"other": list(range(3000))})
+        worse = run.save({"third": "y" * 3000})
+    with programs.raw(file) as connection:
+        where = "(SELECT cid FROM checkpoints WHERE id = ?)"
+        columns = {row[1] for row in programs.rows(connection, "PRAGMA table_info(bodies)")}
+        key = "cid" if "cid" in columns else "checkpoint"
+        match = f"{key} = {where}" if key == "cid" else "checkpoint = ?"
+        connection.execute(f"UPDATE bodies SET data = zeroblob(length(data)) WHERE {match}", (bad.id,))
+        connection.execute(
+            "UPDATE checkpoints SET header = zeroblob(length(header)) WHERE id = ?", (worse.id,)
+        )
+    pages = visit(f"sqlite:{file}")
+    page = pages.go("s", "s", "c", bad.id)
+    expect(page.get_by_role("alert").first).to_contain_text("checkpoint_integrity_mismatch")
+    expect(page.locator("main")).to_contain_text("saved (UTC)")
+    expect(pages.go("s", "s", "c", good.id).locator(".verified")).to_contain_text("verified")
+    page = pages.go("s", "s", "retention")
+    page.get_by_role("button", name="Verify every byte").click()
+    expect(page.locator("main")).to_contain_text("findings")
+    page = pages.go("s", "s", query="all=1")
+    expect(page.locator(".row.is-damaged")).to_contain_text("#3 damaged header")
+    expect(page.locator(".row-main")).to_have_count(2)
+
+
+def test_a_server_that_is_gone_is_told(visit: Visit, file: Path) -> None:
+    """When the server ends, open pages say that the store cannot be reached."""
+    with stepkeep.open(file) as store:
+        store.session("s").save({"n": 1})
+    pages = visit(f"sqlite:{file}")
+    expect(pages.page.locator(".state")).to_have_text("live")
+    pages.ui.process.kill()
+    expect(pages.page.locator(".state")).to_have_text("store unreachable")
+
+
+def test_a_store_that_goes_away_and_comes_back(visit: Visit) -> None:
+    """While the database is away the pages say so and keep what they show; when it is back they go on."""
+    server = Server()
+    try:
+        url = server.fresh_url()
+        with stepkeep.open(url) as store:
+            store.session("s").save({"n": 1}, message="before")
+        pages = visit(url)
+        expect(pages.page.get_by_role("link", name="s", exact=True)).to_be_visible()
+        server.kill()
+        expect(pages.page.locator(".state")).to_have_text("store unreachable", timeout=30_000)
+        expect(pages.page.get_by_role("link", name="s", exact=True)).to_be_visible()
+        server.start()
+        expect(pages.page.locator(".state")).to_have_text("live", timeout=30_000)
+    finally:
+        server.stop()
+
+
+def test_ten_thousand_checkpoints_are_scrolled_through(visit: Visit, file: Path) -> None:
+    """A timeline of 10,000 rows holds only those in view, and its last row is as near as its first."""
+    with stepkeep.open(file) as store:
+        run = store.session("long", profile="archive")
+        for n in range(9999):
+            run.save({"n": n}, wait=False)
+        run.save({"n": 9999}, message="the last")
+    pages = visit(f"sqlite:{file}")
+    page = pages.go("s", "long")
+    expect(page.locator("main")).to_contain_text("automatic")
+    assert page.locator(".row").count() < 30
+    page = pages.go("s", "long", query="all=1")
+    expect(page.locator(".row-main").first).to_contain_text("the last")
+    assert page.locator(".row").count() < 80
+    page.locator(".row-main").first.focus()
+    page.keyboard.press("End")
+    expect(page.locator(":focus")).to_contain_text("#1")
+    expect(page.locator(".row-seq").last).to_have_text("#1")
+    assert page.locator(".row").count() < 80
+    assert pages.complaints == []
+
+
+HOSTILE = (
+    "<script>window.hacked=1</script>",
+    '"><img src=x onerror="window.hacked=1">',
+    "\u202egnp.exe\u202c \u200bhidden\ufeff",
+    "\x1b[31mred\x07 tab\tline\nbreak",
+    "javascript:window.hacked=1",
+    "</script><script>window.hacked=1</script>",
+    "{{constructor.constructor('window.hacked=1')()}} ${1} %3Cb%3E",
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_stored_text_is_never_markup(visit: Visit, file: Path, text: str) -> None:
+    """Whatever a store holds in keys, names, messages and states is shown as text, and runs nothing."""
+    long = (text * 200)[: 1000 // len(text.encode())]
+    with stepkeep.open(file) as store:
+        run = store.session(text + long[:200], project=text, metadata={text: text})
+        options = {"message": text * 3, "tags": [text], "metadata": {text: text}, "details": {text: [text]}}
+        first = run.save({text: text, "messages": [{"role": text, "content": text}]}, **options)
+        run.branches.fork(first.id, f"x{text}")
+        second = run.save({text: text * 2, "big": text * 100_000}, external_id=text, **options)
+        run.fail(text)
+        key = run.key
+    pages = visit(f"sqlite:{file}")
+    for segments, query in (
+        ((), ""),
+        (("s", key), "all=1"),
+        (("s", key, "c", second.id), ""),
+        (("s", key, "c", first.id), "tab=conversation"),
+        (("s", key, "c", first.id), "tab=details"),
+        (("s", key, "c", first.id), "tab=header"),
+        (("s", key, "compare", first.id, second.id), ""),
+        (("s", key, "find"), "text=a"),
+        (("s", key, "events"), ""),
+        (("s", key, "run"), ""),
+        (("store",), ""),
+    ):
+        page = pages.go(*segments, query=query)
+        assert page.evaluate(
+            "() => [window.hacked, document.querySelectorAll('main img, main script').length]"
+        ) == [
+            None,
+            0,
+        ]
+        shown = page.locator("body").inner_text()
+        assert not re.search("[\u202a-\u202e\u200b\ufeff\x1b\x07]", shown)
+        assert not pages.is_too_wide
+    assert pages.complaints == []
+
+
+def test_a_state_is_downloaded_byte_for_byte(visit: Visit, file: Path) -> None:
+    """The download of a state is exactly what was saved, as a file and not as a page."""
+    with stepkeep.open(file) as store:
+        header = store.session("s").save({"html": "<b>ä</b>", "n": [1, 2.5, None]})
+        content = store.get("s").load().content()
+    pages = visit(f"sqlite:{file}")
+    page = pages.go("s", "s", "c", header.id)
+    with page.expect_download() as found:
+        page.get_by_role("link", name="Download").click()
+    assert Path(found.value.path()).read_bytes() == content
+    assert found.value.suggested_filename == f"{header.id}.json"
+
+
+# --- changing something
+
+
+def test_without_leave_pages_only_show_commands(visit: Visit, file: Path, tmp_path: Path) -> None:
+    """Each action shows the command that does it, and has no button that does."""
+    ids = stores.fill(f"sqlite:{file}", tmp_path)
+    pages = visit(f"sqlite:{file}")
+    page = pages.go("s", "research", "c", ids["first"])
+    page.get_by_role("button", name="Restore").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.locator("code")).to_have_text(f"stepkeep restore research {ids['first']}")
+    expect(dialog.locator("button[type=submit]")).to_have_count(0)
+    assert pages.serious_findings() == []
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+
+
+def test_restore_and_undo_and_a_new_checkpoint(visit: Visit, file: Path, tmp_path: Path) -> None:
+    """With leave a session is restored, returned, and given a checkpoint with a note and tags."""
+    ids = stores.fill(f"sqlite:{file}", tmp_path)
+    pages = visit(f"sqlite:{file}", "--allow-changes")
+    page = pages.go("s", "research", "c", ids["first"])
+    page.get_by_role("button", name="Restore").click()
+    page.get_by_label("Name of the branch").fill("again <b>")
+    page.get_by_role("dialog").get_by_role("button", name="Restore").click()
+    expect(page.locator(".done")).to_contain_text("goes on from #1 on again <b>")
+    page = pages.go("s", "research")
+    page.get_by_text("Actions", exact=True).click()
+    page.get_by_role("button", name="Undo the last restore").click()
+    page.get_by_role("dialog").get_by_role("button", name="Undo the last restore").click()
+    expect(page.locator(".done")).to_contain_text("main")
+    page = pages.go("s", "research")
+    page.get_by_text("Actions", exact=True).click()
+    page.get_by_role("button", name="Checkpoint now").click()
+    page.get_by_label("Note").fill("by hand")
+    page.get_by_label("Tags").fill("one, two")
+    page.get_by_role("dialog").get_by_role("button", name="Checkpoint now").click()
+    expect(page.locator(".done")).to_contain_text("Saved as #5")
+    assert pages.complaints == []
+    with stepkeep.open(file) as store:
+        latest = store.get("research").latest()
+        assert latest is not None
+        assert (latest.header.message, latest.header.tags, latest.header.branch) == (
+            "by hand",
+            ("one", "two"),
+            "main",
+        )
+
+
+def test_files_are_restored_after_a_look(visit: Visit, file: Path, tmp_path: Path) -> None:
+    """The pages list what would change, then restore it, and name the safety checkpoint; refusals are shown in full."""
+    ids = stores.fill(f"sqlite:{file}", tmp_path)
+    pages = visit(f"sqlite:{file}", "--allow-changes", cwd=tmp_path / "tree")
+    page = pages.go("s", "files", "c", ids["before"])
+    page.get_by_role("button", name="Restore files").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Show what would change").click()
+    expect(dialog.locator(".preview")).to_contain_text("app.py")
+    assert (tmp_path / "tree" / "app.py").read_text() == "print('two')\n"
+    dialog.get_by_role("button", name="Restore files").click()
+    expect(page.locator(".done")).to_contain_text("What was there before is in cp_")
+    assert (tmp_path / "tree" / "app.py").read_text() == "print('one')\n"
+    page = pages.go("s", "files")
+    page.get_by_text("Actions", exact=True).click()
+    page.get_by_role("button", name="Undo the last restore").click()
+    page.get_by_role("dialog").get_by_role("button", name="Undo the last restore").click()
+    expect(page.locator(".done")).to_contain_text("2 files as before")
+    assert (tmp_path / "tree" / "app.py").read_text() == "print('two')\n"
+    elsewhere = visit(f"sqlite:{file}", "--allow-changes")
+    page = elsewhere.go("s", "files", "c", ids["after"])
+    page.get_by_role("button", name="Restore files").click()
+    page.get_by_role("dialog").get_by_role("button", name="Show what would change").click()
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("workspace_not_named")
+
+
+def test_a_session_is_deleted_only_by_its_key(visit: Visit, file: Path, tmp_path: Path) -> None:
+    """Deleting asks for the key of the session once more."""
+    stores.fill(f"sqlite:{file}", tmp_path)
+    pages = visit(f"sqlite:{file}", "--allow-changes")
+    page = pages.go("s", "done")
+    page.get_by_text("Actions", exact=True).click()
+    page.get_by_role("button", name="Delete the session").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Delete the session").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("confirmation_needed")
+    dialog.get_by_label("Key of the session").fill("done")
+    dialog.get_by_role("button", name="Delete the session").click()
+    expect(page.locator(".done")).to_contain_text("Deleted")
+    with stepkeep.open(file) as store:
+        assert "done" not in {info.key for info in store.sessions()}
+
+
+# --- one file
+
+
+def test_an_exported_file_needs_no_server(visit: Visit, file: Path, tmp_path: Path) -> None:
+    """The file shows timeline, states, conversation and differences by itself, and asks nobody for anything."""
+    ids = stores.fill(f"sqlite:{file}", tmp_path)
+    output = tmp_path / "research.html"
+    words = ("export", "research", "--html", str(output), "--store", f"sqlite:{file}")
+    assert interpreter.stepkeep(*words).returncode == 0
+    assert output.stat().st_mode & 0o777 == 0o600
+    pages = visit(f"sqlite:{file}")
+    asked = pages.open_file(output)
+    page = pages.page
+    page.get_by_role("link", name=re.compile("report")).click()
+    page.get_by_role("button", name=re.compile("scores")).click()
+    expect(page.locator(".tree .tree")).to_contain_text("2.5")
+    page.get_by_role("link", name=re.compile("Conversation")).click()
+    expect(page.locator(".talk")).to_contain_text("Which database?")
+    page.get_by_role("link", name="what changed").click()
+    expect(page.locator("h1")).to_have_text("#2 → #4")
+    assert pages.serious_findings() == []
+    assert [url for url in asked if not url.startswith(("data:", "file:"))] == []
+    assert pages.complaints == []
+    page.goto(f"{output.as_uri()}#/s/research/c/{ids['first']}")
+    expect(page.locator("h1")).to_contain_text("plan made")
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_stored_text_does_not_break_out_of_an_exported_file(
+    visit: Visit, file: Path, tmp_path: Path, text: str
+) -> None:
+    """What ends an element of a page, or begins one, is text in a file too."""
+    with stepkeep.open(file) as store:
+        store.session(text, metadata={text: text}).save({text: text}, message=text)
+    output = tmp_path / "page.html"
+    words = ("timeline", text, "--html", str(output), "--store", f"sqlite:{file}")
+    assert interpreter.stepkeep(*words).returncode == 0
+    pages = visit(f"sqlite:{file}")
+    pages.open_file(output)
+    page = pages.page
+    expect(page.locator(".row-main")).to_have_count(1)
+    assert page.evaluate("() => window.hacked") is None
+    assert pages.complaints == []
