@@ -151,8 +151,9 @@ class MemoryBackend:
     ) -> Branch:
         with self._writing(uid) as tables:
             table = tables.of(uid, fence)
-            check_head(uid, branch.name, table.head(branch.name), expect_head)
-            located = table.located(branch)
+            head = table.head(branch.name)
+            check_head(uid, branch.name, head, expect_head)
+            located = table.located(replace(branch, head=head) if branch.head == port.ANY_HEAD else branch)
             table.put_branch(located)
             return located
 

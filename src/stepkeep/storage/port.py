@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ANY_HEAD: Final = "*"
-"""The `expect_head` that matches whatever the branch's head is."""
+"""Whatever the branch's head is: as `expect_head` it matches, as the head of a record to set it stays."""
 
 MAX_EVENTS: Final = 1000
 """How many events a session keeps; older ones go first."""
@@ -304,6 +304,8 @@ class Sessions(Protocol):
         self, uid: str, branch: Branch, *, expect_head: str | None = ANY_HEAD, fence: int | None = None
     ) -> Branch:
         """Create or replace a branch record; `head_seq` and, where not given, the location of the fork are filled in.
+
+        With `ANY_HEAD` as its head the record keeps the head that the branch has at that moment.
 
         Raises:
             Conflict: `expect_head` was given and is not the branch's head (`head_moved`; None: it is new or empty).

@@ -300,9 +300,11 @@ def put_branch(tx: Connection, sid: int, branch: Branch) -> None:
 
 def set_branch(tx: Connection, sid: int, uid: str, wanted: Branch, expect_head: str | None) -> Branch:
     current = branch(tx, sid, wanted.name)
-    check_head(current.head if current else None, wanted.name, uid, expect_head)
-    head_seq = location(tx, sid, uid, wanted.head)[0] if wanted.head else 0
-    filled = msgspec.structs.replace(wanted, head_seq=head_seq)
+    current_head = current.head if current else None
+    check_head(current_head, wanted.name, uid, expect_head)
+    head = current_head if wanted.head == ANY_HEAD else wanted.head
+    head_seq = location(tx, sid, uid, head)[0] if head else 0
+    filled = msgspec.structs.replace(wanted, head=head, head_seq=head_seq)
     if wanted.fork and wanted.fork_branch is None:
         fork_seq, fork_branch = location(tx, sid, uid, wanted.fork)
         filled = msgspec.structs.replace(filled, fork_seq=fork_seq, fork_branch=fork_branch)

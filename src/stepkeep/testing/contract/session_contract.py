@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.model import MAIN_BRANCH, Branch, BranchState, SessionInfo, Status, new_uid
-from stepkeep.storage.port import Backend, SessionQuery
+from stepkeep.storage.port import ANY_HEAD, Backend, SessionQuery
 from stepkeep.testing.builders import START_US, FakeClock, headers, keyframe, new_blob, new_owner, new_session
 from stepkeep.testing.contract.contract_fixtures import Fixtures, SessionDriver, calls_on, refused
 
@@ -67,6 +67,18 @@ class BranchContract(Fixtures):
         assert run.branch() == main
         moved = run.backend.set_branch(run.uid, replace(main, head=first.id), expect_head=second.id)
         assert (moved.head, moved.head_seq) == (first.id, 1)
+
+    def test_any_head_keeps_the_head_of_the_moment(self, run: SessionDriver) -> None:
+        """Other fields of a branch are set whatever was saved to it since it was looked at (V6, V9)."""
+        run.save()
+        seen = run.branch()
+        second = run.save()
+        kept = run.backend.set_branch(run.uid, replace(seen, head=ANY_HEAD, metadata={"a": 1}))
+        assert (kept.head, kept.head_seq, kept.metadata) == (second.id, second.seq, {"a": 1})
+        assert run.branch() == kept
+        assert run.save().parents == (second.id,)
+        empty = run.backend.set_branch(run.uid, Branch(name="new", created_us=1, head=ANY_HEAD))
+        assert (empty.head, empty.head_seq) == (None, 0)
 
     def test_no_expected_head_means_new_or_empty(self, run: SessionDriver) -> None:
         """`expect_head=None` matches a branch that does not exist, and one without head."""
