@@ -114,7 +114,7 @@ def test_without_a_keeper_the_limit_still_holds(file: Path) -> None:
 
 
 def disk_with(free: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budgets, "_free", lambda _: free())
+    monkeypatch.setattr(budgets, "store_free_bytes", lambda _: free())
 
 
 def test_the_disk_floor(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,11 +96,17 @@ def test_prometheus_text_is_well_formed(saved: Path) -> None:
     types = dict(line.split()[2:] for line in lines if line.startswith("# TYPE"))
     helps = {line.split()[2] for line in lines if line.startswith("# HELP")}
     assert types.keys() == helps
-    assert samples["stepkeep_checkpoint_save_count_total"] == "12"
-    assert samples["stepkeep_checkpoint_conflict_count_total"] == "1"
-    assert samples['stepkeep_checkpoint_save_latency_ms_bucket{le="+Inf"}'] == "12"
-    assert samples["stepkeep_checkpoint_save_latency_ms_count"] == "12"
+    assert samples["stepkeep_checkpoint_saves_total"] == "12"
+    assert samples["stepkeep_checkpoint_conflicts_total"] == "1"
+    assert samples['stepkeep_checkpoint_save_duration_seconds_bucket{le="+Inf"}'] == "12"
+    assert samples["stepkeep_checkpoint_save_duration_seconds_count"] == "12"
     assert all(name.endswith("_total") for name, kind in types.items() if kind == "counter")
+    assert samples['stepkeep_checkpoint_save_duration_seconds_bucket{le="5.0"}'] == "12"
+    assert samples['stepkeep_sessions{status="in_progress"}'] == "1"
+    assert float(samples["stepkeep_last_save_timestamp_seconds"]) > 1.7e9
+    assert float(samples["stepkeep_free_bytes"]) > 0
+    assert "stepkeep_budget_bytes" not in samples
+    assert not any("_ms" in name for name in types)
     assert all(float(value) >= 0 for value in samples.values())
 
 
@@ -129,15 +135,17 @@ def test_it_is_served_to_whoever_has_the_token(saved: Path) -> None:
     try:
         status, text = get()
         assert status == 200
-        assert "stepkeep_checkpoint_save_count_total 12" in text
+        assert "stepkeep_checkpoint_saves_total 12" in text
         with stepkeep.open(f"sqlite:{saved}") as store:
             store.session("s").save({"n": 12})
-        assert "stepkeep_checkpoint_save_count_total 13" in get()[1]
+        assert "stepkeep_checkpoint_saves_total 13" in get()[1]
         assert get(Authorization="")[0] == 401
         assert get(Authorization="Bearer wrong")[0] == 401
         assert get(Host="evil.example")[0] == 421
         assert get(Origin="https://evil.example")[0] == 403
         assert get("/")[0] == 404
+        assert get("/healthz", Authorization="") == (200, "ok\n")
+        assert get("/healthz", Authorization="", Host="evil.example")[0] == 421
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)

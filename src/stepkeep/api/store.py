@@ -522,8 +522,13 @@ class Store:
         """What all processes counted: totals, latencies, and the last hours one by one."""
         from stepkeep.maintenance.metrics import store_stats
 
-        is_counted = self._settings["metrics.enabled"]
-        return store_stats(self._engine, self._upkeep.meter.counts(), hours=hours, is_counted=is_counted)
+        return store_stats(
+            self._engine,
+            self._upkeep.meter.counts(),
+            hours=hours,
+            is_counted=self._settings["metrics.enabled"],
+            max_bytes=self._settings.for_store["limits.max_bytes"],
+        )
 
     def backup(
         self,

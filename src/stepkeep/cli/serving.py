@@ -17,6 +17,7 @@ from stepkeep.logs import Log
 log = Log("stepkeep")
 
 METRICS_PATH: Final = "/metrics"
+HEALTH_PATH: Final = "/healthz"
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _TOKEN: Final = re.compile(r"[!-~]+")
 
@@ -63,6 +64,8 @@ class Access:
 def serve_metrics(page: Callable[[], str], host: str, port: int, access: Access) -> None:
     """Serve one page for Prometheus until interrupted, to whoever has the token.
 
+    Whether the store answers is told to everyone on this machine, in one word: who restarts programs has no token.
+
     Raises:
         BackendUnavailable: the address cannot be listened on (`address_in_use`).
     """
@@ -97,14 +100,19 @@ def _handler(page: Callable[[], str], token: str) -> type[BaseHTTPRequestHandler
 
         def _answer(self) -> tuple[int, str]:
             _, port, *_ = self.connection.getsockname()
-            if refused := Guard(token=token, port=port).refusal(self.headers.get):
+            guard = Guard(token=token, port=port)
+            path = self.path.partition("?")[0]
+            is_health = path == HEALTH_PATH
+            refused = guard.foreign_host(self.headers.get) if is_health else guard.refusal(self.headers.get)
+            if refused:
                 return refused.status, f"{refused.code}\n"
-            if self.path.partition("?")[0] != METRICS_PATH:
-                return 404, f"not_found: {METRICS_PATH}\n"
+            if path not in (METRICS_PATH, HEALTH_PATH):
+                return 404, f"not_found: {METRICS_PATH}, {HEALTH_PATH}\n"
             try:
-                return 200, page()
+                text = page()
             except StepkeepError as exc:
                 return 503, f"{exc.code}\n"
+            return 200, "ok\n" if is_health else text
 
         def log_message(self, format: str, *args: Any) -> None:
             log.debug(format, *args)

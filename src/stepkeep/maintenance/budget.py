@@ -17,13 +17,13 @@ import msgspec
 
 from stepkeep.engine import Engine
 from stepkeep.errors import BackendUnavailable, InvalidInput
-from stepkeep.maintenance.space import free_bytes, reclaim
+from stepkeep.maintenance.space import reclaim, store_free_bytes
 from stepkeep.model import SessionInfo, Status
 from stepkeep.policy.profiles import profile_named
 from stepkeep.policy.retention import Retention
 from stepkeep.processes import tell_of_forks
 from stepkeep.storage.port import Append, KeepsFiles, SessionQuery
-from stepkeep.storage.urls import database_file, directory_of
+from stepkeep.storage.urls import database_file
 from stepkeep.text import size
 
 if TYPE_CHECKING:
@@ -106,7 +106,6 @@ class Budget:
         self._prune = prune
         self._on_pressure = on_pressure
         self._file = database_file(engine.backend.url)
-        self._folder = directory_of(engine.backend.url) if self._file is None else self._file.parent
         self._lock = threading.Lock()
         self._room = Room(0, None)
         self._measured_at = float("-inf")
@@ -174,7 +173,7 @@ class Budget:
         """What the store takes and its disk has left, now."""
         file = self._file
         size = self._engine.backend.usage().store_bytes if file is None else _size(file)
-        self._room = Room(size, None if self._folder is None else _free(self._folder))
+        self._room = Room(size, store_free_bytes(self._engine.backend.url))
         self._measured_at = time.monotonic()
         self._admitted_bytes = 0
         return self._room
@@ -262,9 +261,3 @@ def _size(file: Path) -> int:
         with suppress(OSError):
             size += path.stat().st_size
     return size
-
-
-def _free(folder: Path) -> int | None:
-    with suppress(OSError):
-        return free_bytes(folder)
-    return None

@@ -10,9 +10,11 @@ from typing import Final, TypeAlias
 import msgspec
 
 from stepkeep.engine import Engine
+from stepkeep.maintenance.space import store_free_bytes
 from stepkeep.maintenance.spending import TokenUsage, usage_in
+from stepkeep.maintenance.status import count_statuses
 from stepkeep.model import from_us
-from stepkeep.storage.port import SessionQuery, Usage
+from stepkeep.storage.port import HeaderQuery, SessionQuery, Usage
 
 HOUR_US: Final = 3_600_000_000
 
@@ -139,7 +141,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """What was counted, by all processes. `since` is the first hour that is known apart, None when nothing was
     counted; `is_counted` is False where the configuration switches counting off. `checkpoint_removed_count` are the
     checkpoints that pruning and `delete` took from sessions which exist; `tokens` and `cost` are what those sessions
-    took of models, as far as their callers told.
+    took of models, as far as their callers told. `statuses` says how many sessions have which status, `last_save` when
+    the newest checkpoint was made; `max_bytes` is the limit of the store and `free_bytes` what its disk has left, None
+    where there is none.
     """
 
     store: str
@@ -149,16 +153,23 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     cost: float
     usage: Usage
+    statuses: dict[str, int]
+    last_save: datetime | None
+    max_bytes: int | None
+    free_bytes: int | None
     latencies: tuple[LatencyClass, ...]
     hours: tuple[HourStats, ...]
     is_counted: bool = True
 
 
-def store_stats(engine: Engine, counts: Counts, *, hours: int, is_counted: bool) -> Stats:
-    """All totals of what was counted, and the last hours one by one, the oldest first."""
+def store_stats(
+    engine: Engine, counts: Counts, *, hours: int, is_counted: bool, max_bytes: int | None
+) -> Stats:
+    """All totals of what was counted, the last hours one by one, the oldest first, and what is there now."""
     totals = totals_of(counts)
     sessions = list(engine.backend.sessions(SessionQuery()))
     spent = sum((usage_in(info.metadata) for info in sessions), TokenUsage())
+    newest = next(engine.headers(HeaderQuery(limit=1)), None)
     last = engine.clock() // HOUR_US
     known = [hour for hour, _ in counts if hour > 0]
     ends: tuple[int | None, ...] = (*LATENCIES_MS, None)
@@ -170,6 +181,10 @@ def store_stats(engine: Engine, counts: Counts, *, hours: int, is_counted: bool)
         tokens=spent.tokens,
         cost=spent.cost,
         usage=engine.backend.usage(),
+        statuses=count_statuses(sessions),
+        last_save=None if newest is None else newest.created_at,
+        max_bytes=max_bytes,
+        free_bytes=store_free_bytes(engine.backend.url),
         latencies=tuple(
             LatencyClass(up_to_ms=end, saves=number)
             for end, number in zip(ends, classes(totals), strict=True)
@@ -191,18 +206,17 @@ def _hour(counts: Counts, hour: int) -> HourStats:
 # --- Prometheus ------------------------------------------------------------------------------------------------
 
 _COUNTERS: Final = {
-    "checkpoint_save_count": "Checkpoints saved",
-    "checkpoint_resume_count": "Runs that went on where one stopped",
-    "steps_recovered": "Steps not done again because of checkpoints",
-    "checkpoint_repeat_count": "Saves found stored by their key",
-    "checkpoint_failure_count": "Saves that were not stored",
-    "checkpoint_conflict_count": "Saves refused: someone wrote first",
-    "checkpoint_fallback_count": "Loads that took an older checkpoint",
-    "content_bytes": "Bytes of all saved checkpoints",
-    "stored_bytes": "Bytes they were stored in",
+    "checkpoint_save_count": ("checkpoint_saves", "Checkpoints saved"),
+    "checkpoint_repeat_count": ("checkpoint_repeats", "Saves found stored by their key"),
+    "checkpoint_failure_count": ("checkpoint_failures", "Saves that were not stored"),
+    "checkpoint_conflict_count": ("checkpoint_conflicts", "Saves refused because someone wrote first"),
+    "checkpoint_fallback_count": ("checkpoint_fallbacks", "Loads that took an older checkpoint"),
+    "checkpoint_resume_count": ("resumes", "Runs that went on where one stopped"),
+    "steps_recovered": ("steps_recovered", "Steps not done again because of checkpoints"),
+    "content_bytes": ("saved_content_bytes", "Bytes of all saved checkpoints"),
+    "stored_bytes": ("saved_stored_bytes", "Bytes they were stored in"),
 }
 _USAGE: Final = {
-    "sessions": "Sessions in the store",
     "checkpoints": "Checkpoints in the store",
     "body_bytes": "Bytes that the bodies take",
     "store_bytes": "Bytes that the store takes on the disk",
@@ -210,34 +224,47 @@ _USAGE: Final = {
 
 
 def prometheus(stats: Stats) -> str:
-    """The totals in the text format that Prometheus reads."""
-    metrics, removed = stats.metrics, stats.checkpoint_removed_count
+    """The totals and the state of the store in the text format that Prometheus reads: seconds, bytes, counters that
+    end in `_total`, one histogram. A gauge without a value is left out.
+    """
     lines: list[str] = []
-    for name, text in _COUNTERS.items():
-        lines += _sample(f"{name}_total", "counter", getattr(metrics, name), text)
-    average = metrics.checkpoint_save_size_bytes
-    lines += _sample("checkpoint_save_size_bytes", "gauge", average, "Average size of a checkpoint")
-    lines += _sample("checkpoint_removed_count", "gauge", removed, "Checkpoints removed from living sessions")
-    lines += _sample("tokens", "gauge", stats.tokens, "Tokens that the living sessions took")
-    lines += _sample("cost", "gauge", stats.cost, "What these tokens cost")
+    for field, (name, text) in _COUNTERS.items():
+        lines += _sample(f"{name}_total", "counter", getattr(stats.metrics, field), text)
+    lines += _histogram(stats)
+    lines += _described("sessions", "gauge", "Sessions in the store")
+    lines += [f'stepkeep_sessions{{status="{status}"}} {count}' for status, count in stats.statuses.items()]
     for name, text in _USAGE.items():
         lines += _sample(name, "gauge", getattr(stats.usage, name), text)
-    return "\n".join([*lines, *_histogram(stats)]) + "\n"
+    removed = stats.checkpoint_removed_count
+    saved_at = None if stats.last_save is None else stats.last_save.timestamp()
+    for gauge, value, text in (
+        ("checkpoints_removed", removed, "Checkpoints removed from living sessions"),
+        ("tokens", stats.tokens, "Tokens that the living sessions took"),
+        ("cost", stats.cost, "What these tokens cost"),
+        ("budget_bytes", stats.max_bytes, "Bytes that the store may take"),
+        ("free_bytes", stats.free_bytes, "Bytes left on the disk of the store"),
+        ("last_save_timestamp_seconds", saved_at, "When the newest checkpoint was made"),
+    ):
+        if value is not None:
+            lines += _sample(gauge, "gauge", value, text)
+    return "\n".join(lines) + "\n"
+
+
+def _described(name: str, kind: str, text: str) -> list[str]:
+    return [f"# HELP stepkeep_{name} {text}.", f"# TYPE stepkeep_{name} {kind}"]
 
 
 def _sample(name: str, kind: str, value: float, text: str) -> list[str]:
-    full = f"stepkeep_{name}"
-    return [f"# HELP {full} {text}.", f"# TYPE {full} {kind}", f"{full} {value}"]
+    return [*_described(name, kind, text), f"stepkeep_{name} {value}"]
 
 
 def _histogram(stats: Stats) -> list[str]:
-    name = "stepkeep_checkpoint_save_latency_ms"
-    saves = stats.metrics.checkpoint_save_count
-    lines = [f"# HELP {name} Time to save a checkpoint.", f"# TYPE {name} histogram"]
+    name = "checkpoint_save_duration_seconds"
+    lines = _described(name, "histogram", "Time from the encoded state until it was durable")
     reached = 0
     for each in stats.latencies:
         reached += each.saves
-        end = "+Inf" if each.up_to_ms is None else str(each.up_to_ms)
-        lines.append(f'{name}_bucket{{le="{end}"}} {reached}')
-    total = round(stats.metrics.checkpoint_save_latency_ms * saves, 3)
-    return [*lines, f"{name}_sum {total}", f"{name}_count {reached}"]
+        end = "+Inf" if each.up_to_ms is None else str(each.up_to_ms / 1e3)
+        lines.append(f'stepkeep_{name}_bucket{{le="{end}"}} {reached}')
+    total = round(stats.metrics.checkpoint_save_latency_ms * stats.metrics.checkpoint_save_count / 1e3, 6)
+    return [*lines, f"stepkeep_{name}_sum {total}", f"stepkeep_{name}_count {reached}"]

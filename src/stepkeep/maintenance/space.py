@@ -213,6 +213,15 @@ def free_bytes(folder: str | os.PathLike[str]) -> int:
     return disk.f_bavail * disk.f_frsize
 
 
+def store_free_bytes(url: str) -> int | None:
+    """What the disk of an open store has left; None where that cannot be told, or there is no disk."""
+    beside = beside_store(url, "", "")
+    try:
+        return None if beside is None else free_bytes(os.path.dirname(beside))
+    except OSError:
+        return None
+
+
 def _make(file: str, size: int) -> None:
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

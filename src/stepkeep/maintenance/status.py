@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
 from typing import Final
@@ -78,13 +79,10 @@ def store_status(
 ) -> StoreStatus:
     """How much is in the store, the `limit` sessions that take most, and what the next clean would remove."""
     sessions = list(engine.backend.sessions(SessionQuery()))
-    statuses = dict.fromkeys((status.value for status in Status), 0)
-    for info in sessions:
-        statuses[info.status] += 1
     going = [entry.session.key for entry in plan_clean(engine, policies, now_us=engine.clock()).going]
     return StoreStatus(
         store=engine.backend.url,
-        statuses=statuses,
+        statuses=count_statuses(sessions),
         usage=engine.backend.usage(),
         oldest=_time(engine, HeaderQuery(newest_first=False, limit=1)),
         newest=_time(engine, HeaderQuery(limit=1)),
@@ -92,6 +90,14 @@ def store_status(
         next_clean=NextClean(count=len(going), sessions=tuple(going[:MAX_NAMED])),
         max_bytes=max_bytes,
     )
+
+
+def count_statuses(sessions: Iterable[SessionInfo]) -> dict[str, int]:
+    """How many of the sessions have each status, also those that none has."""
+    statuses = dict.fromkeys((status.value for status in Status), 0)
+    for info in sessions:
+        statuses[info.status] += 1
+    return statuses
 
 
 def session_usage(engine: Engine, info: SessionInfo) -> SessionUsage:
