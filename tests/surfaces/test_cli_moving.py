@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -229,6 +231,38 @@ def test_doctor_says_the_right_thing(folder: Path, make_sick: Callable[[Path], N
     expected = GOLDEN / "doctor" / f"{make_sick.__name__}.txt"
     assert text == expected.read_text()
     assert code == (0 if make_sick in HEALTHY_WITH_WARNINGS else 1)
+
+
+def test_doctor_leaves_no_trace_of_its_trial(folder: Path) -> None:
+    """The save that it tries is gone when it returns, in readable files too."""
+    for url in (f"sqlite:{folder}/store.db", f"files:{folder}/readable?layout=run"):
+        assert stepkeep("--store", url, "save", "kept", "--state", "{}", folder=folder).returncode == 0
+        before = stepkeep("--store", url, "list", "--json", folder=folder).stdout
+        done = stepkeep("--store", url, "doctor", folder=folder)
+        assert "a trial save was stored, read back and removed" in done.stdout
+        assert stepkeep("--store", url, "list", "--json", folder=folder).stdout == before
+    assert [path.name for path in (folder / "readable/checkpoints").iterdir()] == ["kept"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("limit_kib", [8, 40, 60])
+def test_doctor_is_not_healthy_where_saves_fail(folder: Path, limit_kib: int) -> None:
+    """Bytes that the disk does not take are a problem, and what the trial left behind goes with the next clean."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_kib * 1024, limit_kib * 1024))
+
+    store = f"sqlite:{folder}/store.db"
+    command = [sys.executable, "-m", "stepkeep", "--store", store, "doctor"]
+    env = {**environment(), "HOME": str(folder), "XDG_CONFIG_HOME": str(folder / "none")}
+    done = subprocess.run(
+        command, cwd=folder, env=env, preexec_fn=limited, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "its disk has space" in done.stdout
+    assert stepkeep("--store", store, "clean", folder=folder).returncode == 0
+    assert "doctor-" not in stepkeep("--store", store, "list", folder=folder).stdout
+    assert "Healthy." in stepkeep("--store", store, "doctor", folder=folder).stdout
 
 
 def test_doctor_creates_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,10 +23,11 @@ import msgspec
 from stepkeep import __version__, config
 from stepkeep.api.opening import default_url
 from stepkeep.config import Settings
-from stepkeep.engine import Engine, reader
+from stepkeep.engine import Engine, Save, reader
 from stepkeep.errors import PRUNE_FAILED, BackendUnavailable, Corrupt, NotFound, StepkeepError
+from stepkeep.maintenance.space import store_free_bytes
 from stepkeep.maintenance.verify import Progress, verify
-from stepkeep.model import SessionInfo, Status, utc_now_us
+from stepkeep.model import SessionInfo, Status, new_uid, utc_now_us
 from stepkeep.recording.coding_agents.hook_process import hook_trouble
 from stepkeep.recording.coding_agents.installing import hooks_status
 from stepkeep.secrets import url_without_password
@@ -81,9 +82,10 @@ def _else_ok(troubles: Iterable[Symptom], name: str, message: str) -> Found:
 
 
 def diagnose(url: str | None = None, *, full: bool = False, progress: Progress | None = None) -> Diagnosis:
-    """Everything worth knowing about a store and what it runs on. Creates nothing and never raises for what is sick.
+    """Everything worth knowing about a store and what it runs on. Never raises for what is sick.
 
-    The newest checkpoint of the sessions used last is verified; with `full` every byte is.
+    The newest checkpoint of the sessions used last is verified; with `full` every byte is. A store that exists gets a
+    small save of its own, which is read back and removed; nothing else is created.
     """
     symptoms = [*_versions(), *_configuration(), *_agents()]
     settings, _ = config.inspect_here({"store": url})
@@ -221,13 +223,15 @@ def _store(url: str, settings: Settings, full: bool, progress: Progress | None) 
         "keeper": _keeper(engine, settings),
         "sessions": _else_ok(_sessions(engine), "sessions", "none was left behind"),
         "intact": _everything(engine, progress) if full else _sample(engine),
+        "saving": _trial(engine),
     }
-    with closing(engine):
-        for name, check in checks.items():
-            try:
-                yield from check
-            except StepkeepError as exc:
-                yield _problem(name, str(exc), _advice_for(exc))
+    for name, check in checks.items():
+        try:
+            yield from check
+        except StepkeepError as exc:
+            yield _problem(name, str(exc), _advice_for(exc))
+    with suppress(StepkeepError):  # what cannot be tidied was told above
+        engine.close()
 
 
 def _advice_for(exc: StepkeepError) -> str:
@@ -237,8 +241,10 @@ def _advice_for(exc: StepkeepError) -> str:
         return "name the right file"
     if isinstance(exc, Corrupt):
         return "`stepkeep recover` into a new store, or `stepkeep restore-backup`"
-    if isinstance(exc, BackendUnavailable) and exc.retryable:
+    if exc.code == "store_busy":
         return "try again when it is free"
+    if isinstance(exc, BackendUnavailable):
+        return "see that it can be reached, its disk has space, and you may write to it"
     return "see `stepkeep status` and the error's code: " + exc.code
 
 
@@ -282,8 +288,12 @@ def _budget(engine: Engine, settings: Settings) -> Found:
         return
     used = engine.backend.usage().store_bytes
     text = f"{size(used)} of {size(limit)} (limits.max_bytes)"
+    free = store_free_bytes(engine.backend.url)
     if used >= NEAR_BUDGET * limit:
         yield _warning("budget", f"nearly used up: {text}", "`stepkeep prune`, or raise limits.max_bytes")
+    elif free is not None and free < limit - used:
+        message = f"{text}, but its disk has only {size(free)} left"
+        yield _warning("budget", message, "free space, or lower limits.max_bytes")
     else:
         yield _ok("budget", text)
 
@@ -351,6 +361,26 @@ def _sample(engine: Engine) -> Found:
             damaged.append(_problem("intact", f"{session.key}: {exc}", advice))
     message = f"the newest checkpoint of {count(len(sessions), 'session')}; --full looks at all"
     yield from _else_ok(damaged, "intact", message)
+
+
+def _trial(engine: Engine) -> Found:
+    """What a program that saves now would meet. The session is a finished test: `clean` takes what stays behind."""
+    state = {"trial": new_uid()}
+    session = engine.create_session(
+        f"doctor-{state['trial']}", is_test=True, status=Status.CANCELLED, finished_us=engine.clock()
+    )
+    try:
+        saved = engine.save(Save(session=session.uid, state=state, status=Status.COMPLETED))
+        found = reader.load(engine.backend, engine.header(saved.id, session=session.uid))
+    except StepkeepError:
+        with suppress(StepkeepError):
+            engine.delete_session(session.uid)
+        raise
+    engine.delete_session(session.uid)
+    if found.value() == state:
+        yield _ok("saving", "a trial save was stored, read back and removed")
+    else:
+        yield _problem("saving", "a trial save came back changed", "use another store, and keep this one")
 
 
 def _everything(engine: Engine, progress: Progress | None) -> Found:

@@ -509,10 +509,10 @@ class Store:
         )
 
     def doctor(self, *, full: bool = False, progress: Progress | None = None) -> Diagnosis:
-        """Look over the store and what it runs on; what to do about each thing that is not in order. Changes nothing.
+        """Look over the store and what it runs on; what to do about each thing that is not in order.
 
-        The newest checkpoint of the sessions used last is verified; with `full` every byte is. For a store that cannot
-        be opened there is `stepkeep.api.diagnose`.
+        The newest checkpoint of the sessions used last is verified; with `full` every byte is. A small save is tried,
+        read back and removed. For a store that cannot be opened there is `stepkeep.api.diagnose`.
         """
         from stepkeep.api.doctor import diagnose
 
