@@ -194,6 +194,37 @@ def test_every_command_has_help_with_an_example(cli: Cli) -> None:
         assert max(map(len, shown.output.splitlines())) <= 80, name
 
 
+def test_the_overview_groups_the_commands(cli: Cli) -> None:
+    """Every command stands under one heading, but for other spellings and what only programs call."""
+    from stepkeep.cli.app import COMMANDS, HEADINGS
+
+    named = " ".join(HEADINGS.values()).split()
+    assert len(named) == len(set(named))
+    assert COMMANDS.keys() - named == {"at", "cleanup", "create", "history", "hook"}
+    shown = cli("--help").out
+    assert [heading for heading in HEADINGS if f"{heading}:\n" in shown] == list(HEADINGS)
+    assert all(f"\n  {name} " in shown for name in named)
+
+
+def test_a_misspelt_command_gets_a_suggestion(cli: Cli) -> None:
+    """The ones that are spelt alike are named; nothing is guessed."""
+    assert "No such command 'timelnie'. Did you mean 'timeline'? See" in cli("timelnie").err
+    assert cli("timelnie").code == 2
+    assert "Did you mean" not in cli("qqq").err
+
+
+def test_a_command_works_in_another_folder(cli: Cli, tmp_path: Path) -> None:
+    """`-C` comes before everything that looks at the folder, and one that is not there is told."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "stepkeep.yaml").write_text("store: sqlite:inside.db\n")
+    env = {name: value for name, value in os.environ.items() if name != "STEPKEEP_STORE"}
+    command = [sys.executable, "-m", "stepkeep", "-C", str(folder), "save", "s", "--state", "{}"]
+    subprocess.run(command, env=env, cwd=tmp_path, check=True, capture_output=True)
+    assert (folder / "inside.db").is_file()
+    assert "No such file or directory" in cli("-C", str(tmp_path / "none"), "list").err
+
+
 def test_wrong_usage_is_two_and_one_line(cli: Cli) -> None:
     """What cannot be understood exits with 2 and says where help is."""
     for args in (

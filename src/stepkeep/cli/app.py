@@ -69,6 +69,18 @@ COMMANDS: Final = {
 }
 """Command -> the module that has it, and its line in the overview, which is printed without importing it."""
 
+HEADINGS: Final = {
+    "Everyday": "save show log diff timeline restore branch find files",
+    "Work": "run resume approve list status complete fail cancel pause",
+    "Store": (
+        "ui prune clean delete verify doctor stats backup restore-backup copy recover import export config trust"
+    ),
+    "Agents": "hooks mcp phases investigate worker",
+    "Help": "demo completion",
+}
+"""The commands by what they are for, in the order of the overview. Those that are not named here are other spellings
+and what only programs call."""
+
 ONLY_SHOW: Final = frozenset(
     {
         *("at", "branch list", "branch log", "completion", "config", "diff", "doctor", "export", "history"),
@@ -184,9 +196,34 @@ class LazyGroup(CommandGroup):
                 return each
         return None
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is meant; the error for a misspelt one names those that are spelt alike."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            alike = " or ".join(f"'{name}'" for name in get_close_matches(args[0], COMMANDS, n=2))
+            meant = f" Did you mean {alike}?" if alike else ""
+            raise click.UsageError(f"No such command '{args[0]}'.{meant}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for heading, names in HEADINGS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), COMMANDS[name][1]) for name in names.split()])
+
+
+def _enter(_ctx: click.Context, _param: click.Parameter, folder: str | None) -> None:
+    if folder is None:
+        return
+    import os
+
+    try:
+        os.chdir(folder)
+    except OSError as exc:
+        raise click.UsageError(f"-C {folder}: {exc.strerror}.") from exc
 
 
 def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -212,6 +249,14 @@ stepkeep = LazyGroup(
             expose_value=False,
             callback=_print_version,
             help="Print the version.",
+        ),
+        click.Option(
+            ["-C", "folder"],
+            metavar="DIR",
+            is_eager=True,
+            expose_value=False,
+            callback=_enter,
+            help="Work as if it were called in that folder.",
         ),
     ],
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -259,7 +304,8 @@ def exit_code(error: StepkeepError) -> int:
 def _report_usage(error: click.ClickException, *, as_json: bool) -> int:
     message = re.sub(r"\s*\n\s*", " ", error.format_message())  # choices are listed line by line
     if isinstance(error, click.UsageError) and error.ctx is not None and not as_json:
-        message = f"{message.rstrip('.')}. See '{error.ctx.command_path} --help'."
+        ended = message if message.endswith((".", "?")) else f"{message}."
+        message = f"{ended} See '{error.ctx.command_path} --help'."
     _report(InvalidInput(message, code="usage"), as_json=as_json)
     return error.exit_code
 
