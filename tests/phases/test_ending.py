@@ -86,7 +86,7 @@ def test_a_status_with_the_last_save_ends_a_task_too(home: Home) -> None:
 
 
 REMOVALS = {
-    "delete": _command("delete", "task-1", "--yes"),
+    "delete": _command("delete", "task-1", "--whole-session", "--yes"),
     "Session.clear": _session("clear"),
 }
 

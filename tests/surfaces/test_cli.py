@@ -755,14 +755,17 @@ def test_delete_needs_a_yes(cli: Cli) -> None:
         "count": 2,
     }
     assert [each["seq"] for each in cli.here("list", "run", "--json").json] == [3]
-    assert cli.here("delete", "run", "--yes").out == "Removed 1 checkpoint of run (the whole session)\n"
-    assert cli.here("delete", "run", "--yes").code == 3
+    assert "--whole-session" in cli.here("delete", "run", "--yes").err
+    assert cli.here("delete", "run", "1", "--whole-session", "--yes").code == 2
+    done = cli.here("delete", "run", "--whole-session", "--yes")
+    assert done.out == "Removed 1 checkpoint of run (the whole session)\n"
+    assert cli.here("delete", "run", "--whole-session", "--yes").code == 3
 
 
 def test_delete_asks_on_a_terminal(cli: Cli) -> None:
     """The question names what goes; no means no, yes means yes."""
     cli.fill()
-    code, shown = cli.terminal("delete", "run", answer=b"n\n")
+    code, shown = cli.terminal("delete", "run", "--whole-session", answer=b"n\n")
     assert code == 1
     assert "Remove all 3 checkpoints of session run for good? [y/N]" in shown
     assert cli("list", "--json").json[0]["checkpoints"] == 3

@@ -321,7 +321,8 @@ def test_without_any_session_there_is_nothing_to_guess(cli: Named) -> None:
 def test_delete_never_guesses(filled: Named) -> None:
     """What removes for good wants to be told what."""
     refused(filled.here("delete", "--yes"), 2, "Which session?")
-    refused(filled.here("delete", "step-1", "--yes"), 3, "no session 'step-1'")
+    refused(filled.here("delete", "step-1", "--yes"), 2, "--whole-session")
+    refused(filled.here("delete", "step-1", "--whole-session", "--yes"), 3, "no session 'step-1'")
     assert len(filled.here("list", "run", "--json").json) == 4
 
 

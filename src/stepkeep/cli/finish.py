@@ -14,8 +14,8 @@ from stepkeep.cli.printing import lines, note
 from stepkeep.text import clean, count
 
 DELETE_EXAMPLE = """\
-stepkeep delete research-42 step-5
-stepkeep delete research-42 --yes"""
+stepkeep delete research-42 12 step-5
+stepkeep delete research-42 --whole-session --yes"""
 
 
 def _command(name: str, help: str, *options: Any, example: str = "") -> click.Command:
@@ -52,13 +52,16 @@ pause = _command("pause", "Mark SESSION as paused. The next save continues it.")
 
 @command("delete", DELETE_EXAMPLE)
 @on_session("refs", help="The session, instead of the argument.")
+@click.option("--whole-session", is_flag=True, help="Remove the session with all its checkpoints.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def delete(settings: CommonOptions, words: Words, yes: bool) -> int:
-    """Remove checkpoints of SESSION, or without REF the whole session, for good.
+def delete(settings: CommonOptions, words: Words, whole_session: bool, yes: bool) -> int:
+    """Remove checkpoints of SESSION, or the whole session, for good.
 
     The bytes are overwritten. The session must be named here; STEPKEEP_SESSION does not count.
     """
     key, chosen = words.named_and_refs()
+    if whole_session == bool(chosen):
+        raise click.UsageError("Name the checkpoints to remove, or say --whole-session.")
     with opened(settings) as store:
         run = store.get(key)
         what = ", ".join(chosen) if chosen else f"all {count(run.info.stored_count, 'checkpoint')}"

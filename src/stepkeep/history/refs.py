@@ -5,7 +5,7 @@
 | `latest`, `latest~2` | the head of the current branch, and so many before it on that line |
 | `latest@before` | what `latest` was before the last restore or switch of branches |
 | `newest` | the highest seq of the session |
-| `#12`, `seq:12` | the one with that seq |
+| `12`, `seq:12`, `#12` | the one with that seq |
 | `step-5` | the newest with that step on the current branch |
 | `tag:verified` | the newest with that tag on the current branch |
 | `branch:name` | the head of that branch |
@@ -62,7 +62,7 @@ class CheckpointRef(msgspec.Struct, frozen=True):
 
 _NUMBERED: Final[tuple[tuple[RefKind, re.Pattern[str]], ...]] = (
     ("back", re.compile(r"latest(?:~(\d{1,9}))?", re.ASCII)),
-    ("seq", re.compile(r"(?:#|seq:)(\d{1,18})", re.ASCII)),
+    ("seq", re.compile(r"(?:#|seq:)?(\d{1,18})", re.ASCII)),
     ("step", re.compile(r"step-(-?\d{1,18})", re.ASCII)),
 )
 _NAMED: Final = re.compile(r"(tag|branch):(.+)", re.DOTALL)
@@ -92,7 +92,7 @@ def parse(text: str, *, now_us: int, zone: tzinfo = UTC) -> CheckpointRef:
         return CheckpointRef("time", moment_us)
     shown = shortened(text, times.MAX_CHARACTERS)
     raise InvalidInput(
-        f"{shown!r} does not name a checkpoint: use latest, latest~2, newest, #12, step-5, tag:NAME, branch:NAME, "
+        f"{shown!r} does not name a checkpoint: use latest, latest~2, newest, 12, step-5, tag:NAME, branch:NAME, "
         "an id or its beginning, or a time such as '2 hours ago' or '2025-01-20 14:30:00'",
         code="invalid_ref",
     )
