@@ -24,6 +24,7 @@ __all__ = [
     "CheckpointComparison",
     "CleanReport",
     "CommandOutcome",
+    "Compression",
     "Conflict",
     "ContextDigest",
     "Corrupt",

@@ -41,6 +41,7 @@ from typing import (
 from stepkeep import api
 from stepkeep.api import Branches, ExecuteOptions, Files, SaveOptions, Session, Store
 from stepkeep.api.options import count_usage
+from stepkeep.codec.compression import Compression
 from stepkeep.config import Settings
 from stepkeep.errors import BackendUnavailable, InvalidInput
 from stepkeep.model import Header, SessionInfo
@@ -94,6 +95,7 @@ class OpenOptions(TypedDict, total=False):
     config: Settings | None
     keyframe_every: int | None
     max_state_bytes: int
+    compression: str | Compression | None
     clock: Callable[[], int]
     busy_seconds: float | None
     create: bool

@@ -25,6 +25,7 @@ NAMES = [
     "CheckpointComparison",
     "CleanReport",
     "CommandOutcome",
+    "Compression",
     "Conflict",
     "ContextDigest",
     "Corrupt",

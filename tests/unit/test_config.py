@@ -45,6 +45,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "project": ("2024", "2024"),
     "checkpoint.history.enabled": ("false", False),
     "checkpoint.history.max_count": ("25", 25),
+    "checkpoint.compression": ("zstd-9", "zstd-9"),
     "checkpoint.compress_after_hours": ("48", 48),
     "checkpoint.cleanup.enabled": ("no", False),
     "checkpoint.cleanup.completed_retention_days": ("3", 3),

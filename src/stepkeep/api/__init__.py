@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from stepkeep.api.session import Session as Session
     from stepkeep.api.session_branches import Branches as Branches
     from stepkeep.api.store import Store as Store
+    from stepkeep.codec.compression import Compression as Compression
     from stepkeep.codec.readable import (
         LAYOUTS as LAYOUTS,
         CommandOutcome as CommandOutcome,
@@ -282,6 +283,7 @@ _NAMES_BY_MODULE = {
     "api.session": "Session",
     "api.session_branches": "Branches",
     "api.store": "Store",
+    "codec.compression": "Compression",
     "codec.readable": "LAYOUTS CommandOutcome ContextDigest Criterion",
     "config": "Config SettingView Settings inspect_config",
     "config.trust": "Trusted trust",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from stepkeep import config as configuration
 from stepkeep.api.store import Store
 from stepkeep.codec import exact
+from stepkeep.codec.compression import Compression
 from stepkeep.config import Settings
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import utc_now_us
@@ -20,6 +21,7 @@ def open(
     config: Settings | None = None,
     keyframe_every: int | None = None,
     max_state_bytes: int = exact.MAX_BYTES,
+    compression: str | Compression | None = None,
     clock: Callable[[], int] = utc_now_us,
     busy_seconds: float | None = None,
     create: bool = True,
@@ -29,7 +31,8 @@ def open(
     `url` is `sqlite:PATH` (or just a path) or `memory:`. Without one: the environment's `STEPKEEP_STORE`, then the
     store that a configuration file names, then a database in the user's data folder. `config` replaces the
     settings from environment and files. `keyframe_every=1` stores full copies instead of deltas. States that
-    encode to more than `max_state_bytes` are refused. `clock` gives the time in microseconds since 1970. `busy_seconds`
+    encode to more than `max_state_bytes` are refused. `compression` replaces the setting `checkpoint.compression`, by a
+    name or an object of one's own. `clock` gives the time in microseconds since 1970. `busy_seconds`
     is how long to wait for other processes that write to a file, a minute unless given. With `create=False` a store
     that is not there is an error, and nothing is made.
 
@@ -52,6 +55,7 @@ def open(
         settings=settings,
         keyframe_every=keyframe_every,
         max_state_bytes=max_state_bytes,
+        compression=compression,
         clock=clock,
     )
 

@@ -26,6 +26,7 @@ from stepkeep.api.options import (
 from stepkeep.api.session import Session, session_summary
 from stepkeep.api.upkeep import Upkeep
 from stepkeep.codec import exact
+from stepkeep.codec.compression import Compression, chosen_compression
 from stepkeep.config import Settings
 from stepkeep.engine import Engine
 from stepkeep.errors import NotFound, StepkeepError
@@ -76,6 +77,7 @@ class Store:
         settings: Settings | None = None,
         keyframe_every: int | None = None,
         max_state_bytes: int = exact.MAX_BYTES,
+        compression: str | Compression | None = None,
         clock: Callable[[], int] = utc_now_us,
     ) -> None:
         self._settings = configuration.load(cwd=None, environ={}) if settings is None else settings
@@ -83,6 +85,7 @@ class Store:
             backend,
             keyframe_every=keyframe_every,
             max_state_bytes=max_state_bytes,
+            compression=chosen_compression(compression or self._settings["checkpoint.compression"]),
             compresses=self._settings.compresses,
             policy_of_new=self._settings.policy_of_new,
             clock=clock,

@@ -1,23 +1,43 @@
-"""Zstandard behind two functions: compress, and decompress within a bound.
+"""Compression: Zstandard unless another algorithm is chosen, and decompression within a bound.
 
 The library is the standard one from Python 3.14 and its backport before. Frames carry no checksum: the
-digests of the record decide whether bytes are right.
+digests of the record decide whether bytes are right. Algorithms of others are found by the name that a record has.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
-from typing import Final
+from typing import Final, Protocol
 
-from stepkeep.errors import Corrupt
+from stepkeep.errors import Corrupt, InvalidInput
 
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
 
-__all__ = ["MIN_PREFIX_BYTES", "compress", "decompress", "zstd"]
+__all__ = [
+    "MIN_PREFIX_BYTES",
+    "NO_COMPRESSION",
+    "ZSTD_COMPRESSION",
+    "Compression",
+    "chosen_compression",
+    "compress",
+    "compression_named",
+    "decompress",
+    "zstd",
+]
+
+RAW: Final = "raw"
+ZSTD: Final = "zstd"
+ENTRY_POINTS: Final = "stepkeep.compression"
+"""Where a package names the algorithms that it offers."""
+
+_NAME: Final = r"[a-z][a-z0-9]{0,31}"
+_RESERVED: Final = frozenset({RAW, ZSTD, "prefix", "splice", "none"})
+_MAX_LEVEL: Final = 19
 
 # Keyframes of text are a tenth smaller than at level 1, for a little more time in one save of many; higher levels
 # cost more than they gain.
@@ -30,13 +50,13 @@ _MIN_WINDOW_LOG: Final = 10
 _MAX_WINDOW_LOG: Final = 31
 
 
-def compress(content: bytes, *, prefix: bytes | None = None) -> bytes:
-    """Compress into one frame; with a `prefix`, refer to its bytes wherever they recur.
+def compress(content: bytes, *, prefix: bytes | None = None, level: int = _LEVEL) -> bytes:
+    """Compress into one frame; with a `prefix`, refer to its bytes wherever they recur, and the level does not count.
 
     The same prefix of at least `MIN_PREFIX_BYTES` is needed to decompress.
     """
     if prefix is None:
-        return _compressor().compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
+        return _compressor(level).compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
     options: dict[int, int] = {
         zstd.CompressionParameter.compression_level: _PREFIX_LEVEL,
         # A low level alone loses sight of a base of a megabyte or more.
@@ -72,11 +92,14 @@ def decompress(frame: bytes, *, limit: int, prefix: bytes | None = None) -> byte
 _local = threading.local()
 
 
-def _compressor() -> zstd.ZstdCompressor:
+def _compressor(level: int) -> zstd.ZstdCompressor:
     """This thread's compressor: making one costs more than compressing a delta."""
-    if not hasattr(_local, "compressor"):
-        _local.compressor = zstd.ZstdCompressor(_LEVEL)
-    compressor: zstd.ZstdCompressor = _local.compressor
+    compressor: zstd.ZstdCompressor
+    try:
+        compressor = _local.compressors[level]
+    except (AttributeError, KeyError):
+        compressor = zstd.ZstdCompressor(level)
+        _local.compressors = {**getattr(_local, "compressors", {}), level: compressor}
     return compressor
 
 
@@ -87,3 +110,136 @@ def _as_prefix(prefix: bytes) -> tuple[zstd.ZstdDict, int]:
 def _window_log(size: int) -> int:
     """The smallest window that holds `size` bytes. A frame of `size` bytes never asks for a larger one."""
     return min(max(size.bit_length(), _MIN_WINDOW_LOG), _MAX_WINDOW_LOG)
+
+
+# --- algorithms --------------------------------------------------------------------------------------------------
+
+
+class Compression(Protocol):
+    """An algorithm for what is stored. Pure, and safe for threads.
+
+    `name` is recorded with everything it compressed, 1 to 32 small letters and digits, and must mean the same for ever.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def compress(self, content: bytes) -> bytes:
+        """Bytes from which `decompress` makes the content again. What does not get smaller is stored as it is."""
+
+    def decompress(self, data: bytes, *, limit: int) -> bytes:
+        """The content, which has at most `limit` bytes: whatever the data claims, no more may be made."""
+
+
+class Zstandard:
+    """Zstandard, at a level."""
+
+    name = ZSTD
+
+    def __init__(self, level: int = _LEVEL) -> None:
+        self._level = level
+
+    def compress(self, content: bytes) -> bytes:
+        return compress(content, level=self._level)
+
+    def decompress(self, data: bytes, *, limit: int) -> bytes:
+        return decompress(data, limit=limit)
+
+
+class Uncompressed:
+    """What is stored is the content itself."""
+
+    name = RAW
+
+    def compress(self, content: bytes) -> bytes:
+        return content
+
+    def decompress(self, data: bytes, *, limit: int) -> bytes:
+        if len(data) > limit:
+            raise Corrupt(f"stored bytes are more than the recorded {limit} bytes")
+        return data
+
+
+class Proven:
+    """An algorithm of others: nothing is stored that it does not bring back, and what it raises is told as damage."""
+
+    def __init__(self, inner: Compression) -> None:
+        self._inner = inner
+        self.name = inner.name
+
+    def compress(self, content: bytes) -> bytes:
+        """As the algorithm does.
+
+        Raises:
+            InvalidInput: the content would not come back (`compression_failed`).
+        """
+        try:
+            data = self._inner.compress(content)
+            is_same = type(data) is bytes and self._inner.decompress(data, limit=len(content)) == content
+        except Exception as exc:
+            raise InvalidInput(f"compression {self.name} failed: {exc}", code="compression_failed") from exc
+        if not is_same:
+            raise InvalidInput(
+                f"compression {self.name} does not bring back what it compressed", code="compression_failed"
+            )
+        return data
+
+    def decompress(self, data: bytes, *, limit: int) -> bytes:
+        try:
+            return self._inner.decompress(data, limit=limit)
+        except Exception as exc:
+            raise Corrupt(f"stored bytes do not decompress by {self.name}: {exc}") from exc
+
+
+ZSTD_COMPRESSION: Final = Zstandard()
+NO_COMPRESSION: Final = Uncompressed()
+
+_known: dict[str, Compression] = {ZSTD: ZSTD_COMPRESSION, RAW: NO_COMPRESSION}
+
+
+def chosen_compression(choice: str | Compression) -> Compression:
+    """The algorithm that was chosen: `zstd`, `zstd-1` to `zstd-19`, `none`, one that a package offers, or one's own.
+
+    One's own is known in this process from now on; other processes need a package that offers it under its name.
+
+    Raises:
+        InvalidInput: there is none of that name, or it cannot be used (`invalid_compression`).
+    """
+    if not isinstance(choice, str):
+        return _learned(choice)
+    if choice == "none":
+        return NO_COMPRESSION
+    name, dash, level = choice.partition("-")
+    if dash and name == ZSTD and level.isdecimal() and level.isascii() and 1 <= int(level) <= _MAX_LEVEL:
+        return Zstandard(int(level))
+    found = None if choice == RAW else compression_named(choice)
+    if found is None:
+        raise InvalidInput(
+            f"no compression {choice!r}: there are zstd, zstd-1 to zstd-{_MAX_LEVEL} and none, and what installed "
+            f"packages offer as {ENTRY_POINTS}",
+            code="invalid_compression",
+        )
+    return found
+
+
+def compression_named(name: str) -> Compression | None:
+    """The algorithm with that name, of this process or of an installed package; None if there is none."""
+    if name not in _known and re.fullmatch(_NAME, name):
+        from importlib.metadata import entry_points  # few stores have one
+
+        for each in entry_points(group=ENTRY_POINTS, name=name):
+            offered = each.load()
+            _learned(offered() if isinstance(offered, type) else offered)
+    return _known.get(name)
+
+
+def _learned(compression: Compression) -> Compression:
+    name = getattr(compression, "name", None)
+    if not isinstance(name, str) or not re.fullmatch(_NAME, name) or name in _RESERVED:
+        raise InvalidInput(
+            f"{type(compression).__name__} cannot be used: its name is 1 to 32 small letters and digits and not one "
+            f"of {', '.join(sorted(_RESERVED))}, and it is {name!r}",
+            code="invalid_compression",
+        )
+    _known[name] = Proven(compression)
+    return _known[name]

@@ -2,7 +2,10 @@
 
 Four codecs, named in each body record. `raw` and `zstd` stand alone. `splice` and `prefix` need the content
 of their base: `splice` lists a few edits and is quick, `prefix` is a compressed frame that refers to the base
-and takes any change. Bodies form groups: number 0 is a keyframe, each other one is a delta against an earlier one.
+and takes any change. Where another algorithm than zstd was chosen, its name stands for `zstd`, and `splice+NAME` for
+`splice`; then there is no `prefix`.
+
+Bodies form groups: number 0 is a keyframe, each other one is a delta against an earlier one.
 """
 
 from __future__ import annotations
@@ -14,14 +17,22 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from stepkeep.codec.compression import MIN_PREFIX_BYTES, compress, decompress
+from stepkeep.codec.compression import (
+    MIN_PREFIX_BYTES,
+    ZSTD_COMPRESSION,
+    Compression,
+    compress,
+    compression_named,
+    decompress,
+)
+from stepkeep.codec.compression import RAW as RAW
+from stepkeep.codec.compression import ZSTD as ZSTD
 from stepkeep.errors import Corrupt, InvalidInput, Unsupported
 
-RAW: Final = "raw"
-ZSTD: Final = "zstd"
 PREFIX: Final = "prefix"
 SPLICE: Final = "splice"
 CODECS: Final = frozenset({RAW, ZSTD, PREFIX, SPLICE})
+_SPLICE_BY: Final = f"{SPLICE}+"
 
 # No content larger than this is decoded unless the caller says so.
 DEFAULT_CEILING_BYTES: Final = 512 * 1024 * 1024
@@ -99,31 +110,38 @@ class Rebuilt(NamedTuple):
         return len(self.data)
 
 
-def encode_keyframe(content: bytes, *, compress_it: bool = True) -> Encoded:
-    """Encode content so that it stands alone, compressed where that is wanted and makes it smaller."""
-    if not compress_it:
-        return Encoded(RAW, content)
-    data = compress(content)
-    return Encoded(ZSTD, data) if len(data) < len(content) else Encoded(RAW, content)
+def encode_keyframe(content: bytes, compression: Compression = ZSTD_COMPRESSION) -> Encoded:
+    """Encode content so that it stands alone, compressed where that makes it smaller."""
+    data = compression.compress(content)
+    return Encoded(compression.name, data) if len(data) < len(content) else Encoded(RAW, content)
 
 
-def encode_delta(content: bytes, base: bytes, *, shared: int = 0) -> Encoded | None:
-    """Encode content as a delta against the content of another body; None when the base is too small for one.
+def encode_delta(
+    content: bytes, base: bytes, *, shared: int = 0, compression: Compression = ZSTD_COMPRESSION
+) -> Encoded | None:
+    """Encode content as a delta against the content of another body; None when none can be made.
 
-    `shared` bytes at the start are known to be the same in both. Any change can be encoded, but not every delta is
-    smaller than a keyframe: `starts_group` decides.
+    `shared` bytes at the start are known to be the same in both. By zstd any change can be encoded unless the base is
+    too small, by others a few edits. Not every delta is smaller than a keyframe: `starts_group` decides.
     """
     if len(base) < MIN_PREFIX_BYTES:
         return None
-    edits = find_edits(base, content, shared) if len(content) > _SMALL_BYTES else None
+    has_prefix = compression.name == ZSTD
+    edits = find_edits(base, content, shared) if len(content) > _SMALL_BYTES or not has_prefix else None
     if edits is not None:
-        return encode_edits(edits)
-    return Encoded(PREFIX, compress(content, prefix=base))
+        return encode_edits(edits, compression)
+    return Encoded(PREFIX, compress(content, prefix=base)) if has_prefix else None
 
 
-def encode_edits(edits: list[Edit]) -> Encoded:
+def encode_edits(edits: list[Edit], compression: Compression = ZSTD_COMPRESSION) -> Encoded:
     """Encode content as a delta by edits that are known: at most `MAX_EDITS`, which put in `MAX_PUT_BYTES`."""
-    return Encoded(SPLICE, pack_edits(edits))
+    codec = SPLICE if compression.name == ZSTD else _SPLICE_BY + compression.name
+    return Encoded(codec, pack_edits(edits, compression))
+
+
+def algorithm_of(codec: str) -> str:
+    """The name of the algorithm in a codec that is none of `CODECS`."""
+    return codec.removeprefix(_SPLICE_BY)
 
 
 def decode(
@@ -147,10 +165,23 @@ def decode(
     elif codec == SPLICE:
         content = _edited(_usable(base), unpack(data))
     else:
-        raise Unsupported(f"unknown body codec {codec!r}: the store was written by a newer version")
+        content = _decode_otherwise(codec, data, size, base)
     if len(content) != size:
         raise Corrupt(f"a body yields {len(content)} bytes, recorded were {size}")
     return content
+
+
+def _decode_otherwise(codec: str, data: bytes, size: int, base: bytes | None) -> bytes:
+    """The content by another algorithm than zstd."""
+    name = algorithm_of(codec)
+    compression = compression_named(name)
+    if compression is None:
+        raise Unsupported(
+            f"unknown body codec {codec!r}: a newer version wrote it, or the package that offers it is not installed"
+        )
+    if name == codec:
+        return compression.decompress(data, limit=size)
+    return _edited(_usable(base), unpack(data, compression))
 
 
 def rebuild(links: Sequence[Link], *, ceiling: int = DEFAULT_CEILING_BYTES) -> bytes:
@@ -253,7 +284,7 @@ def find_edits(old: bytes, new: bytes, shared: int = 0) -> list[Edit] | None:
     return _Comparison(old, new).edits(shared)
 
 
-def pack_edits(edits: list[Edit]) -> bytes:
+def pack_edits(edits: list[Edit], compression: Compression = ZSTD_COMPRESSION) -> bytes:
     """Pack edits into one compressed frame."""
     numbers = bytearray()
     _add_number(numbers, len(edits))
@@ -261,16 +292,16 @@ def pack_edits(edits: list[Edit]) -> bytes:
         _add_number(numbers, keep)
         _add_number(numbers, cut)
         _add_number(numbers, len(put))
-    return compress(b"".join((numbers, *[edit[2] for edit in edits])))
+    return compression.compress(b"".join((numbers, *[edit[2] for edit in edits])))
 
 
-def unpack(packed: bytes) -> list[Edit]:
+def unpack(packed: bytes, compression: Compression = ZSTD_COMPRESSION) -> list[Edit]:
     """Read back what `pack` wrote.
 
     Raises:
         Corrupt: the bytes are not packed edits.
     """
-    content = decompress(packed, limit=_MAX_PACKED_BYTES)
+    content = compression.decompress(packed, limit=_MAX_PACKED_BYTES)
     numbers = _numbers(content)
     count, start = next(numbers)
     if count > MAX_EDITS:

@@ -135,6 +135,17 @@ def _zone(node: Node) -> str:
     return name
 
 
+def _compression(node: Node) -> str:
+    from stepkeep.codec.compression import chosen_compression  # few choose one
+
+    name = _text(node)
+    try:
+        chosen_compression(name)
+    except InvalidInput as exc:
+        raise ValueError(f"cannot be used: {exc.message}") from None
+    return name
+
+
 def _store(node: Node) -> str:
     url = _text(node)
     if not is_store(url):
@@ -154,6 +165,7 @@ TEXT: Final = Kind("text", _text)
 TEXTS: Final = Kind("list of texts", _texts)
 PROFILE: Final = Kind("name of a profile", _profile)
 STORE: Final = Kind("URL of a store", _store)
+COMPRESSION: Final = Kind("`zstd`, `zstd-1` to `zstd-19`, `none`, or a name", _compression)
 ZONE: Final = Kind("`UTC`, `local` or the name of a time zone", _zone)
 
 
@@ -213,6 +225,11 @@ SCHEMA: Final = (
         _COUNT_OR_ALL,
         "How many checkpoints a session keeps, the newest included.",
         THE_PROFILES,
+    ),
+    Key(
+        "checkpoint.compression",
+        COMPRESSION,
+        "How states and files are compressed from then on; a name is one that an installed package offers.",
     ),
     Key(
         "checkpoint.compress_after_hours",

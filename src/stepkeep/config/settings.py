@@ -41,6 +41,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "project": None,
     "checkpoint.history.enabled": True,
     "checkpoint.history.max_count": None,
+    "checkpoint.compression": "zstd",
     "checkpoint.compress_after_hours": 24,
     "checkpoint.cleanup.enabled": True,
     "checkpoint.cleanup.completed_retention_days": None,

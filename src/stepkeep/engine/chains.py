@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from stepkeep.codec import delta
+from stepkeep.codec.compression import ZSTD_COMPRESSION, Compression
 from stepkeep.codec.incremental import Derived
 from stepkeep.codec.integrity import digest
 from stepkeep.storage.port import Body
@@ -128,7 +129,7 @@ def encode(
     *,
     limit: int,
     as_keyframe: bool,
-    compress: bool = True,
+    compression: Compression = ZSTD_COMPRESSION,
     derived: Derived | None = None,
 ) -> tuple[list[Body], Chain]:
     """The records for the next body of a chain, and the chain after it. Pure.
@@ -136,7 +137,7 @@ def encode(
     `new` carries the blobs its content names; a record lists those that its base does not keep alive already.
     """
     if chain is None or len(new.content) < DELTA_FLOOR:
-        return _start(name, None, new, compress)
+        return _start(name, None, new, compression)
     number = chain.number + 1
     is_stride = number % delta.GROUP_STRIDE == 0
     base = chain.stride_base if is_stride else chain.last
@@ -147,10 +148,13 @@ def encode(
     encoded = None
     if not as_keyframe and limit > 1:
         if edits is not None and base is chain.last:
-            encoded = delta.encode_edits(edits)
+            encoded = delta.encode_edits(edits, compression)
         else:
             encoded = delta.encode_delta(
-                new.content, base.content, shared=stride_shared if is_stride else shared
+                new.content,
+                base.content,
+                shared=stride_shared if is_stride else shared,
+                compression=compression,
             )
     if encoded is None or delta.starts_group(
         length=number,
@@ -160,7 +164,7 @@ def encode(
         deltas_bytes=chain.delta_bytes,
         delta_bytes=len(encoded.data),
     ):
-        return _start(name, chain if limit > 1 else None, new, compress)
+        return _start(name, chain if limit > 1 else None, new, compression)
     delta_bytes = chain.delta_bytes + len(encoded.data)
     added = new._replace(blobs=new.blobs - base.blobs) if new.blobs else new
     body = record(name, added, encoded, base=base.checkpoint, number=number, group_bytes=delta_bytes)
@@ -177,11 +181,13 @@ def encode(
     return [body], after
 
 
-def _start(name: str, chain: Chain | None, new: Base, compress: bool) -> tuple[list[Body], Chain]:
+def _start(name: str, chain: Chain | None, new: Base, compression: Compression) -> tuple[list[Body], Chain]:
     """A keyframe, with a redundant delta against the body before it where that one is small."""
-    encoded = delta.encode_keyframe(new.content, compress_it=compress)
+    encoded = delta.encode_keyframe(new.content, compression)
     bodies = [record(name, new, encoded)]
-    redundant = None if chain is None else delta.encode_delta(new.content, chain.last.content)
+    redundant = None
+    if chain is not None:
+        redundant = delta.encode_delta(new.content, chain.last.content, compression=compression)
     if chain is not None and redundant is not None and len(redundant.data) <= len(encoded.data) // 2:
         without_blobs = new._replace(blobs=frozenset())  # a redundant delta is never a reference
         bodies.append(record(name, without_blobs, redundant, base=chain.last.checkpoint, is_redundant=True))
@@ -222,9 +228,9 @@ def record(
     )
 
 
-def keyframe(name: str, new: Base) -> Body:
+def keyframe(name: str, new: Base, compression: Compression) -> Body:
     """A body that stands alone."""
-    return record(name, new, delta.encode_keyframe(new.content))
+    return record(name, new, delta.encode_keyframe(new.content, compression))
 
 
 def plain(name: str, new: Base) -> Body:

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from stepkeep.codec import delta, exact
+from stepkeep.codec.compression import NO_COMPRESSION, ZSTD_COMPRESSION, Compression
 from stepkeep.codec.integrity import (
     FORMAT_VERSION,
     check_content,
@@ -142,7 +143,7 @@ class _Known(msgspec.Struct, frozen=True):
 
     session: SessionInfo
     group_limit: int
-    compresses: bool
+    compression: Compression
 
 
 class Pending(Queued):
@@ -191,7 +192,7 @@ class Pending(Queued):
             session = self._engine.backend.session(draft.session)
             draft = msgspec.structs.replace(draft, branch=session.branch)
         bodies = tuple(
-            chains.keyframe(name, Base(draft.id, new.content, new.blobs))
+            chains.keyframe(name, Base(draft.id, new.content, new.blobs), self._engine.compression)
             for name, new in self._bodies.items()
         )
         return msgspec.structs.replace(self.item, draft=draft, bodies=bodies, blobs=_blobs(self._save))
@@ -250,12 +251,14 @@ class Engine:
         clock: Callable[[], int] = utc_now_us,
         keyframe_every: int | None = None,
         max_state_bytes: int = exact.MAX_BYTES,
+        compression: Compression = ZSTD_COMPRESSION,
         compresses: Callable[[SessionInfo], bool] = lambda _: True,
         policy_of_new: dict[str, Any] | None = None,
     ) -> None:
         self.backend = backend
         self.clock = clock
         self._keyframe_every = keyframe_every
+        self.compression = compression
         self._compresses = compresses
         self._policy_of_new = policy_of_new
         self.max_state_bytes = max_state_bytes
@@ -379,7 +382,7 @@ class Engine:
         header = self._find_row(uid, checkpoint)
         if header is not None:
             check_content(content, reader.verified(header).contents[name], checkpoint=checkpoint, body=name)
-        body = chains.keyframe(name, chains.base_of(chain, content))
+        body = chains.keyframe(name, chains.base_of(chain, content), self.compression)
         self.backend.replace_body(uid, body, expect_digest=chain[0].digest, fence=fence)
 
     # --- saving
@@ -510,8 +513,14 @@ class Engine:
             if len(self._known) >= MAX_KNOWN_SESSIONS:
                 self._known.clear()
             session = self._seen.pop(uid, None) or self.backend.session(uid)
-            known = self._known[uid] = _Known(session, self.group_limit(session), self._compresses(session))
+            known = self._known[uid] = _Known(
+                session, self.group_limit(session), self.compression_of(session)
+            )
         return known
+
+    def compression_of(self, session: SessionInfo) -> Compression:
+        """How bodies of the session are compressed."""
+        return self.compression if self._compresses(session) else NO_COMPRESSION
 
     def group_limit(self, session: SessionInfo) -> int:
         """How many bodies a keyframe group of the session has at most."""
@@ -546,7 +555,7 @@ class Engine:
                     base,
                     limit=known.group_limit,
                     as_keyframe=save.status is not Status.IN_PROGRESS,
-                    compress=known.compresses,
+                    compression=known.compression,
                     derived=new.derived,
                 )
                 records += made
@@ -663,7 +672,7 @@ class Engine:
     # --- blobs
 
     def make_blob(self, content: bytes) -> Blob:
-        encoded = delta.encode_keyframe(content)
+        encoded = delta.encode_keyframe(content, self.compression)
         return Blob(
             digest=digest(content),
             size=len(content),

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from stepkeep.codec import delta, exact
+from stepkeep.codec.compression import compression_named
 from stepkeep.codec.integrity import (
     RunningDigest,
     check_content,
@@ -285,11 +286,18 @@ def check_links(links: list[Body]) -> None:
     for body in links:
         check_stored(body.data, body.digest, checkpoint=body.checkpoint, body=body.name)
         # A newer release says so in the header's version: here another codec or size can only be damage.
-        if body.codec not in delta.CODECS or not 0 <= body.size <= delta.DEFAULT_CEILING_BYTES:
+        missing = "" if body.codec in delta.CODECS else _missing_algorithm(body.codec)
+        if missing or not 0 <= body.size <= delta.DEFAULT_CEILING_BYTES:
             raise Corrupt(
-                f"the record of body {body.name!r} of {body.checkpoint} is damaged",
+                f"the record of body {body.name!r} of {body.checkpoint} is damaged{missing}",
                 checkpoint=body.checkpoint,
             )
+
+
+def _missing_algorithm(codec: str) -> str:
+    """What else than damage an unknown codec can be."""
+    name = delta.algorithm_of(codec)
+    return "" if compression_named(name) else f", or its compression {name[:40]!r} is not installed"
 
 
 # --- the line of a branch, and falling back along it -----------------------------------------------------------

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from stepkeep.codec import delta
 from stepkeep.codec.integrity import check_content
 from stepkeep.engine import Engine, chains, reader
 from stepkeep.engine.chains import Base, Chain
@@ -182,6 +183,7 @@ class _SessionCopy:
             content,
             limit=self._destination.group_limit(self._session),
             as_keyframe=header.status is not Status.IN_PROGRESS,
+            compression=self._destination.compression_of(self._session),
         )
         return bodies
 
@@ -190,12 +192,14 @@ class _SessionCopy:
         intact = {}
         for digest in sorted(wanted):
             try:
-                self._source.load_blob(digest)
+                content = self._source.load_blob(digest)
             except StepkeepError as exc:
                 self._lost.append(Finding.of(self._session.key, exc, row))
                 continue
-            if (blob := self._source.backend.blob(digest)) is not None:
-                intact[digest] = blob
+            blob = self._source.backend.blob(digest)
+            if blob is None or blob.codec not in (delta.RAW, self._destination.compression.name):
+                blob = self._destination.make_blob(content)
+            intact[digest] = blob
         return intact
 
     def _copy_waiting_annotations(self) -> None:
