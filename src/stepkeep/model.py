@@ -73,13 +73,16 @@ class BranchState(StrEnum):
 class Content(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a body contains, however it is stored: SHA-256, size in bytes, and how the bytes encode a value.
 
-    `first_at` is the position in the value of the key that the bytes have first.
+    `first_at` is the position in the value of the key that the bytes have first. Of a list of files, `count` says how
+    many it has, and `total_bytes` what they take together.
     """
 
     digest: str
     size: int
     encoding: str
     first_at: int = 0
+    count: int | None = None
+    total_bytes: int = 0
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -216,3 +216,24 @@ def test_files_are_listed_read_and_traced(cli: Cli, tmp_path: Path) -> None:
     assert kinds == [(3, "renamed", "src/new.py"), (2, "changed", "src/old.py"), (1, "added", "src/old.py")]
     assert cli.here("files", "log", "none.py", "--session", "fresh").code == 3
     assert "src/new.py" in cli.here("files", "diff", "seq:2", "seq:3", "--session", "fresh").out
+
+
+def test_what_was_captured_is_counted_wherever_checkpoints_are_shown(cli: Cli, work: Path) -> None:
+    """`save`, `create`, `show`, `list` and `timeline` tell how many files a checkpoint has, and what they take."""
+    saved = cli.here("save", "k", "--state", "2", "--workspace", str(work)).out
+    assert "3 files of 266B" in saved
+    created = cli.here("create", "third", "--session", "k", "--workspace", str(work)).out
+    assert "3 files of 266B" in created
+    plain = cli.here("save", "k", "--state", "3").out
+    assert "file" not in plain
+    assert "files:      3 files, 266B" in cli("show", "k", "#3").out
+    assert "files:" not in cli("show", "k", "#5").out
+    for command in ("list", "timeline"):
+        header, *rows = [line for line in cli(command, "k").out.splitlines() if "k:" not in line]
+        assert "FILES" in header
+        assert ["3 (266B)" in row for row in rows] == [False, True, True, True, False]
+        assert "3 (262B)" in rows[-1]
+    counts = [(each["files"], each["files_bytes"]) for each in cli("list", "k", "--json").json]
+    assert counts == [(None, 0), (3, 266), (3, 266), (3, 266), (3, 262)]
+    cli.here("save", "other", "--state", "1")
+    assert "FILES" not in cli("list", "other").out + cli("timeline", "other").out

@@ -103,7 +103,7 @@ def _print_log(found: api.History) -> None:
         lines([f"Branch {clean(found.branch)} has no checkpoint."])
         return
     rows = [{**checkpoint_row(each), "seq": f"#{each.seq}"} for each in found.checkpoints]
-    hidden = ("session", "checkpoint", "size", "stored", "ratio")
+    hidden = ("session", "checkpoint", "size", "stored", "ratio", "files")
     table(rows, right=["seq", "step"], leave_out=hidden)
     more = found.total - len(found.checkpoints) - len(found.damaged)
     if more > 0:

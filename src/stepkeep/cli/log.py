@@ -103,10 +103,12 @@ def _print_checkpoints(found: tuple[api.CheckpointInfo, ...], *, across: bool) -
     hidden = set() if across else {"session"}
     if len({each.branch for each in found}) == 1:
         hidden.add("branch")
+    if all(each.files is None for each in found):
+        hidden.add("files")
     if is_narrow():
         # Session and seq name a checkpoint as well as its id, which would leave no room for the rest.
         hidden |= {"checkpoint", "stored", "ratio"}
-    right = ["seq", "step", "size", "stored", "ratio"]
+    right = ["seq", "step", "size", "stored", "ratio", "files"]
     table([checkpoint_row(each) for each in found], right=right, leave_out=hidden)
 
 

@@ -56,6 +56,7 @@ def checkpoint_row(each: api.CheckpointInfo) -> dict[str, str]:
         "size": size(each.size_bytes),
         "stored": size(each.stored_bytes),
         "ratio": ratio(each.ratio),
+        "files": "-" if each.files is None else f"{each.files:,} ({size(each.files_bytes)})",
         "tags": or_dash(",".join(each.tags)),
         "message": or_dash(each.message),
     }

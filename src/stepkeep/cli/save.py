@@ -25,8 +25,8 @@ from stepkeep.cli.naming import (
 )
 from stepkeep.cli.printing import json_document, lines
 from stepkeep.errors import InvalidInput, NotFound
-from stepkeep.model import Header, Status
-from stepkeep.text import clean, shortened, size
+from stepkeep.model import FILES, Header, Status
+from stepkeep.text import clean, count, shortened, size
 
 EXAMPLE = """\
 stepkeep save research-42 --state '{"query": "tides"}' --step 1
@@ -113,7 +113,9 @@ def _show(settings: CommonOptions, store: api.Store, key: str, header: Header, v
         json_document(store.describe([header])[0])
         return
     step = "" if header.step is None else f", step {header.step}"
-    what = f"#{header.seq} of {clean(key)}, {size(header.size_bytes)}{step}"
+    files = header.contents.get(FILES)
+    captured = "" if files is None else f", {count(files.count or 0, 'file')} of {size(files.total_bytes)}"
+    what = f"#{header.seq} of {clean(key)}, {size(header.size_bytes)}{step}{captured}"
     lines([f"{verb} {header.id} ({what})"])
 
 

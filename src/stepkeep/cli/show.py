@@ -9,7 +9,7 @@ from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import facts, lines, moment, note, ratio, write
-from stepkeep.text import clean, clean_json, size
+from stepkeep.text import clean, clean_json, count, size
 
 EXAMPLE = """\
 stepkeep show research-42
@@ -105,6 +105,7 @@ def _facts(each: api.CheckpointInfo) -> dict[str, str]:
         "metadata": msgspec.json.encode(each.metadata).decode() if each.metadata else "",
         "external id": each.external_id or "",
         "parents": ", ".join(each.parents),
+        "files": "" if each.files is None else f"{count(each.files, 'file')}, {size(each.files_bytes)}",
         "size": f"{size(each.size_bytes)}, stored {size(each.stored_bytes)} ({ratio(each.ratio)})",
     }
 

@@ -63,7 +63,13 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
         if content is None:
             return None
         described = self.header.contents[name]
-        return NewBody(content, described.encoding, first_at=described.first_at)
+        return NewBody(
+            content,
+            described.encoding,
+            first_at=described.first_at,
+            count=described.count,
+            total_bytes=described.total_bytes,
+        )
 
 
 class Remembered:

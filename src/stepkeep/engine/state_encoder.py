@@ -31,6 +31,7 @@ class NewBody(msgspec.Struct, frozen=True):
     """The content of one body to save, and all blobs it names.
 
     Who knows the digest of the content, or how it came from an earlier one, says so: it is not looked for again.
+    `count` and `total_bytes` are told of a list of files.
     """
 
     content: bytes
@@ -39,6 +40,8 @@ class NewBody(msgspec.Struct, frozen=True):
     digest: str | None = None
     first_at: int = 0
     derived: Derived | None = None
+    count: int | None = None
+    total_bytes: int = 0
 
     def value(self) -> Any:
         """What it was made of, decoded anew at each call."""
@@ -47,7 +50,8 @@ class NewBody(msgspec.Struct, frozen=True):
     def described(self) -> Content:
         """How the header names it."""
         known = digest(self.content) if self.digest is None else self.digest
-        return Content(digest=known, size=len(self.content), encoding=self.encoding, first_at=self.first_at)
+        size, encoding = len(self.content), self.encoding
+        return Content(known, size, encoding, self.first_at, self.count, self.total_bytes)
 
 
 class IncrementalEncoder:

@@ -20,7 +20,17 @@ from msgspec import Raw
 from stepkeep.codec import exact
 from stepkeep.engine import Engine, reader
 from stepkeep.errors import Corrupt, InvalidInput, NotFound, StepkeepError
-from stepkeep.model import Branch, BranchState, Content, Header, SessionInfo, Status, TriggerKind, from_us
+from stepkeep.model import (
+    FILES,
+    Branch,
+    BranchState,
+    Content,
+    Header,
+    SessionInfo,
+    Status,
+    TriggerKind,
+    from_us,
+)
 from stepkeep.storage.port import HeaderQuery
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -34,7 +44,8 @@ class TriggerInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A checkpoint without its contents. `ratio` is `size_bytes` ÷ `stored_bytes`, None when nothing is stored."""
+    """A checkpoint without its contents. `ratio` is `size_bytes` ÷ `stored_bytes`, None when nothing is stored. `files`
+    counts the captured project files, None when there are none, and `files_bytes` is what they take, uncompressed."""
 
     id: str
     session: str
@@ -56,6 +67,8 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ratio: float | None
     contents: dict[str, Content]
     chain: str
+    files: int | None
+    files_bytes: int
 
 
 class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,6 +228,7 @@ def describe_across(engine: Engine, headers: Sequence[Header]) -> tuple[Checkpoi
 
 def checkpoint_info(key: str, header: Header, stored_bytes: int) -> CheckpointInfo:
     """One checkpoint whose stored size is known."""
+    files = header.contents.get(FILES)
     return copied(
         CheckpointInfo,
         header,
@@ -223,6 +237,8 @@ def checkpoint_info(key: str, header: Header, stored_bytes: int) -> CheckpointIn
         trigger=TriggerInfo(kind=header.trigger.kind, event=header.trigger.event),
         stored_bytes=stored_bytes,
         ratio=round(header.size_bytes / stored_bytes, 2) if stored_bytes else None,
+        files=None if files is None else files.count,
+        files_bytes=0 if files is None else files.total_bytes,
     )
 
 

@@ -12,7 +12,6 @@ from typing import Final
 
 import msgspec
 
-from stepkeep.codec import exact
 from stepkeep.codec.delta import DEFAULT_CEILING_BYTES
 from stepkeep.engine import Engine, Made, NewBody, Save, reader
 from stepkeep.errors import Conflict, StepkeepError
@@ -33,6 +32,7 @@ from stepkeep.workspace.manifest import (
     is_safe,
     manifest_of,
     parents,
+    stored_as,
 )
 from stepkeep.workspace.scan import (
     NO_SIGNATURE,
@@ -387,7 +387,7 @@ def _repeated(engine: Engine, conflict: Conflict, manifest: Manifest) -> NewBody
         is_same = content is not None and _unseen(manifest_of(content)) == _unseen(manifest)
     except StepkeepError:
         return None  # pruned or damaged meanwhile: the caller raises the conflict
-    return NewBody(content, exact.JSON, manifest.blobs) if content is not None and is_same else None
+    return stored_as(manifest, content) if content is not None and is_same else None
 
 
 def _unseen(manifest: Manifest) -> Manifest:

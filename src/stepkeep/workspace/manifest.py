@@ -130,7 +130,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def body_of(manifest: Manifest) -> NewBody:
     """The body that stores a manifest; it names every blob."""
-    return NewBody(msgspec.json.encode(_renamed(manifest, to_text)), exact.JSON, manifest.blobs)
+    return stored_as(manifest, msgspec.json.encode(_renamed(manifest, to_text)))
+
+
+def stored_as(manifest: Manifest, content: bytes) -> NewBody:
+    """The body of a manifest whose bytes are known."""
+    return NewBody(
+        content,
+        exact.JSON,
+        manifest.blobs,
+        count=len(manifest.entries),
+        total_bytes=manifest.size_bytes,
+    )
 
 
 def body_after(manifest: Manifest, before: bytes, replaced: Sequence[tuple[FileEntry, FileEntry]]) -> NewBody:
@@ -143,7 +154,7 @@ def body_after(manifest: Manifest, before: bytes, replaced: Sequence[tuple[FileE
     for start, end, new in edits:
         pieces += [before[at:start], new]
         at = end
-    return NewBody(b"".join([*pieces, before[at:]]), exact.JSON, manifest.blobs)
+    return stored_as(manifest, b"".join([*pieces, before[at:]]))
 
 
 def _edits(

@@ -186,8 +186,15 @@ class _Table:
         self._is_wide = is_wide
         self.gap = 2 if is_wide else 1
         rows = [self._facts(entry) for entry in entries]
-        names = ["SEQ", "TIME (UTC)", "STEP", "SIZE", "STORED", "WHY"]
-        self._has_steps = any(entry.checkpoint.step is not None for entry in entries)
+        names = ["SEQ", "TIME (UTC)", "STEP", "SIZE", "STORED", "FILES", "WHY"]
+        self._hidden = {
+            at
+            for at, is_used in (
+                (2, any(entry.checkpoint.step is not None for entry in entries)),
+                (5, any(entry.checkpoint.files is not None for entry in entries)),
+            )
+            if not is_used
+        }
         self._widths = [max(columns(row[at]) for row in [names, *rows]) for at in range(len(names))]
         self.titles = self._line(names)
 
@@ -205,14 +212,15 @@ class _Table:
             "" if checkpoint.step is None else str(checkpoint.step),
             size(checkpoint.size_bytes),
             size(checkpoint.stored_bytes),
+            "" if checkpoint.files is None else f"{checkpoint.files:,} ({size(checkpoint.files_bytes)})",
             why,
         ]
 
     def _line(self, cells: Iterable[str]) -> str:
         padded = []
         for at, (cell, width) in enumerate(zip(cells, self._widths, strict=True)):
-            if at == 2 and not self._has_steps:
+            if at in self._hidden:
                 continue
             space = " " * (width - columns(cell))
-            padded.append(cell + space if at in (1, 5) else space + cell)
+            padded.append(cell + space if at in (1, 6) else space + cell)
         return (" " * self.gap).join(padded)
