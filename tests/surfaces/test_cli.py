@@ -309,7 +309,7 @@ def test_save_keeps_every_option(cli: Cli) -> None:
             "metadata",
         ),
         *("parents", "requires", "external_id", "idempotency_key", "size_bytes", "stored_bytes", "ratio"),
-        *("contents", "chain"),
+        *("contents", "chain", "files", "files_bytes"),
     }
     assert (saved["session"], saved["seq"], saved["branch"], saved["step"]) == ("run", 1, "main", -4)
     assert (saved["status"], saved["trigger"], saved["message"]) == (

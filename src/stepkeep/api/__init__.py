@@ -249,6 +249,7 @@ if TYPE_CHECKING:
     )
     from stepkeep.storage.disk import write_file as write_file
     from stepkeep.storage.port import ANY_HEAD as ANY_HEAD, Usage as Usage
+    from stepkeep.workspace.bisection import Bisection as Bisection, BisectStep as BisectStep
     from stepkeep.workspace.captured_files import (
         FileList as FileList,
         FilesExported as FilesExported,
@@ -335,6 +336,7 @@ _NAMES_BY_MODULE = {
     "runs.workflows": "PlannedWorkflow QueuedWorkflow WorkflowRun Workflows",
     "storage.disk": "write_file",
     "storage.port": "ANY_HEAD Usage",
+    "workspace.bisection": "BisectStep Bisection",
     "workspace.captured_files": "FileList FileText FileVersion FilesExported",
     "workspace.file_diff": "ChangedFile FilesDiff",
     "workspace.file_restore": "RestoredFiles",

@@ -6,7 +6,7 @@ What the calls need is imported when they are made: most programs never capture 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Final, TypeAlias
 
 from stepkeep.api.options import Ref, ref_of, zone_of
@@ -18,6 +18,7 @@ from stepkeep.text import count
 
 if TYPE_CHECKING:
     from stepkeep.recording.recovery import CodeState
+    from stepkeep.workspace.bisection import Bisection, BisectStep
     from stepkeep.workspace.capture import CaptureLimits, EarlierCapture, TreeCapture
     from stepkeep.workspace.captured_files import CapturedFiles, FileList, FilesExported, FileVersion
     from stepkeep.workspace.file_diff import CodeChanges, CommitPatches, FilesDiff
@@ -257,6 +258,42 @@ class Files:
         if root is None:
             return None
         return code_changed(self._engine, self._uid, root, notify=notify, limits=self._limits)
+
+    def bisect(
+        self,
+        command: Sequence[str],
+        *,
+        good: Ref | None = None,
+        bad: Ref = "latest",
+        folder: str = "",
+        environment: Mapping[str, str] | None = None,
+        timeout_seconds: float | None = None,
+        on_step: Callable[[BisectStep], object] | None = None,
+    ) -> Bisection:
+        """Find the first checkpoint on the way to `bad`, from `good` or the oldest on, at whose files a command fails.
+
+        Each try writes the files of a checkpoint to a new scratch folder and runs the command there, in `folder` below
+        it; store and project are only read. Exit code 0 passes, 125 skips, any other fails, as does one that takes too
+        long. The command finds `STEPKEEP_SESSION`, `STEPKEEP_CHECKPOINT` and `STEPKEEP_WORKSPACE`, the project's own
+        folder, in its environment, which is else this process's unless it is given. `on_step` is told of each try.
+
+        Raises:
+            NotFound: no checkpoint there has files (`files_not_captured`).
+            InvalidInput: the command cannot be run (`command_not_found`).
+        """
+        from stepkeep.workspace.bisection import bisect
+
+        return bisect(
+            self._engine,
+            self._engine.backend.session(self._uid),
+            command,
+            good=None if good is None else self._header(good),
+            bad=self._header(bad),
+            folder=folder,
+            environment=os.environ if environment is None else environment,
+            timeout_seconds=timeout_seconds,
+            on_step=on_step,
+        )
 
     # --- going back
 

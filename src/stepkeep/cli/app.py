@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "approve": ("run", "Answer what a step asks a person."),
     "at": ("show", "Show the state as it was at a time."),
     "backup": ("moving", "Write the whole store to a file, while it is in use."),
+    "bisect": ("bisect", "Find the first checkpoint at whose files a command fails."),
     "branch": ("branch", "List, fork, switch, merge and close branches."),
     "cancel": ("finish", "Mark a session as cancelled."),
     "clean": ("removing", "Remove whole sessions that are old enough."),
@@ -83,8 +84,9 @@ and what only programs call."""
 
 ONLY_SHOW: Final = frozenset(
     {
-        *("at", "branch list", "branch log", "completion", "config", "diff", "doctor", "export", "history"),
-        *("hooks status", "investigate compare", "investigate recovery", "investigate report"),
+        *("at", "bisect", "branch list", "branch log", "completion", "config", "diff", "doctor", "export"),
+        *("files cat", "files diff", "files log", "files ls", "find", "history", "hooks status"),
+        *("investigate at", "investigate compare", "investigate recovery", "investigate report"),
         *("investigate status", "list", "log", "show", "stats", "status", "timeline", "verify"),
     }
 )
@@ -166,12 +168,17 @@ class CommandGroup(Command, click.Group):
 
 
 def command(
-    name: str, example: str = "", *, group: click.Group | None = None, **attributes: Any
+    name: str,
+    example: str = "",
+    *,
+    group: click.Group | None = None,
+    kind: type[Command] = Command,
+    **attributes: Any,
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a function a command, of a group where one is given; its first argument is the common options."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        made = click.command(name, cls=Command, example=example, **attributes)(settings_of(function))
+        made = click.command(name, cls=kind, example=example, **attributes)(settings_of(function))
         if group is not None:
             group.add_command(made)
         return made

@@ -32,6 +32,12 @@ _ref = click.option(
 )
 
 
+def folder_below(root: str) -> str:
+    """Where you stand in the captured tree; empty for its root and for everywhere else."""
+    here = os.path.realpath(os.curdir)
+    return "" if here == root or os.path.commonpath([root, here]) != root else os.path.relpath(here, root)
+
+
 def _below(root: str, path: str) -> str:
     """A path as the captured tree has it."""
     here = os.path.realpath(os.curdir)

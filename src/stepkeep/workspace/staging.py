@@ -133,6 +133,21 @@ class Staging:
             raise
 
 
+def write_new(root: int, entry: FileEntry, content: bytes) -> None:
+    """Write what an entry holds to its path, where nothing is yet; for a folder of one's own, so nothing is synced.
+
+    Raises:
+        OSError: something is there, or a link is on the way.
+    """
+    with opened_parent(root, entry.path, _make_directory) as (directory, name):
+        if entry.is_link:
+            os.symlink(entry.target, name, dir_fd=directory)
+            return
+        with _new_file(name, directory) as file:
+            file.write(content)
+            os.fchmod(file.fileno(), entry.mode & 0o777)
+
+
 def remove_leftovers(root: int) -> None:
     """Remove the folders of restores that nobody works on any more."""
     with os.scandir(root) as listing:
