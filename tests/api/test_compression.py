@@ -81,6 +81,7 @@ def in_another_process(url: str, *more: Path, program: str = READ) -> subprocess
     path = os.pathsep.join([*map(str, more), *sys.path])
     return subprocess.run(
         [sys.executable, "-c", program, url],
+        cwd=Path(url[7:]).parent,
         env={"PYTHONPATH": path, "PATH": os.environ["PATH"], "HOME": str(Path(url[7:]).parent)},
         capture_output=True,
         text=True,
@@ -164,14 +165,16 @@ def test_an_algorithm_of_ones_own_compresses_everything(url: str, tmp_path: Path
         assert run.load("latest").state == {"step": 30}
 
 
-def test_an_installed_package_is_found_by_the_name_in_the_store(url: str, tmp_path: Path) -> None:
-    """Without the algorithm loads fail and say so; with the package that offers it, every process reads the store."""
+def test_stored_bytes_load_no_package(url: str, tmp_path: Path) -> None:
+    """A record names an algorithm, and that imports nothing: loads fail and say so until somebody chooses it."""
     saved(url, Deflate())
-    without = in_another_process(url)
-    assert without.returncode != 0
-    assert "'deflate' is not installed" in without.stderr
-    with_package = in_another_process(url, package(tmp_path / "site"))
-    assert [int(line) for line in with_package.stdout.split()] == all_steps(), with_package.stderr
+    site = package(tmp_path / "site")
+    unchosen = in_another_process(url, site)
+    assert unchosen.returncode != 0
+    assert "'deflate' was not chosen" in unchosen.stderr
+    (tmp_path / "stepkeep.yaml").write_text("checkpoint:\n  compression: deflate\n")
+    chosen = in_another_process(url, site)
+    assert [int(line) for line in chosen.stdout.split()] == all_steps(), chosen.stderr
 
 
 def test_a_name_in_the_configuration_uses_the_package(url: str, tmp_path: Path) -> None:

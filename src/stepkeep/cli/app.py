@@ -71,7 +71,7 @@ COMMANDS: Final = {
 """Command -> the module that has it, and its line in the overview, which is printed without importing it."""
 
 HEADINGS: Final = {
-    "Everyday": "save show log diff timeline restore branch find files",
+    "Everyday": "save show log diff timeline restore branch find files bisect",
     "Work": "run resume approve list status complete fail cancel pause",
     "Store": (
         "ui prune clean delete verify doctor stats backup restore-backup copy recover import export config trust"

@@ -1,7 +1,7 @@
 """Compression: Zstandard unless another algorithm is chosen, and decompression within a bound.
 
 The library is the standard one from Python 3.14 and its backport before. Frames carry no checksum: the
-digests of the record decide whether bytes are right. Algorithms of others are found by the name that a record has.
+digests of the record decide whether bytes are right. Algorithms of others are those that were chosen in this process.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ _known: dict[str, Compression] = {ZSTD: ZSTD_COMPRESSION, RAW: NO_COMPRESSION}
 def chosen_compression(choice: str | Compression) -> Compression:
     """The algorithm that was chosen: `zstd`, `zstd-1` to `zstd-19`, `none`, one that a package offers, or one's own.
 
-    One's own is known in this process from now on; other processes need a package that offers it under its name.
+    It is known in this process from now on, for reading too.
 
     Raises:
         InvalidInput: there is none of that name, or it cannot be used (`invalid_compression`).
@@ -212,7 +212,7 @@ def chosen_compression(choice: str | Compression) -> Compression:
     name, dash, level = choice.partition("-")
     if dash and name == ZSTD and level.isdecimal() and level.isascii() and 1 <= int(level) <= _MAX_LEVEL:
         return Zstandard(int(level))
-    found = None if choice == RAW else compression_named(choice)
+    found = None if choice == RAW else _known.get(choice) or _offered(choice)
     if found is None:
         raise InvalidInput(
             f"no compression {choice!r}: there are zstd, zstd-1 to zstd-{_MAX_LEVEL} and none, and what installed "
@@ -223,14 +223,21 @@ def chosen_compression(choice: str | Compression) -> Compression:
 
 
 def compression_named(name: str) -> Compression | None:
-    """The algorithm with that name, of this process or of an installed package; None if there is none."""
-    if name not in _known and re.fullmatch(_NAME, name):
-        from importlib.metadata import entry_points  # few stores have one
+    """The algorithm that a record names; None if it is not built in and nobody chose it in this process.
 
-        for each in entry_points(group=ENTRY_POINTS, name=name):
-            offered = each.load()
-            _learned(offered() if isinstance(offered, type) else offered)
+    A record never makes a package be imported: stored bytes name data, not code.
+    """
     return _known.get(name)
+
+
+def _offered(name: str) -> Compression | None:
+    """The algorithm that an installed package offers under a name that a person chose."""
+    from importlib.metadata import entry_points  # few stores have one
+
+    for each in entry_points(group=ENTRY_POINTS, name=name):
+        offered = each.load()
+        return _learned(offered() if isinstance(offered, type) else offered)
+    return None
 
 
 def _learned(compression: Compression) -> Compression:

@@ -177,7 +177,7 @@ def _decode_otherwise(codec: str, data: bytes, size: int, base: bytes | None) ->
     compression = compression_named(name)
     if compression is None:
         raise Unsupported(
-            f"unknown body codec {codec!r}: a newer version wrote it, or the package that offers it is not installed"
+            f"unknown body codec {codec!r}: a newer version wrote it, or its compression was not chosen here"
         )
     if name == codec:
         return compression.decompress(data, limit=size)

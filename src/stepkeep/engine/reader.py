@@ -303,7 +303,7 @@ def check_links(links: list[Body]) -> None:
 def _missing_algorithm(codec: str) -> str:
     """What else than damage an unknown codec can be."""
     name = delta.algorithm_of(codec)
-    return "" if compression_named(name) else f", or its compression {name[:40]!r} is not installed"
+    return "" if compression_named(name) else f", or its compression {name[:40]!r} was not chosen"
 
 
 # --- the line of a branch, and falling back along it -----------------------------------------------------------
