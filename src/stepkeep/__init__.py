@@ -17,6 +17,7 @@ __all__ = [
     "AgentSummary",
     "Answered",
     "AutoTrigger",
+    "AwaitingAnswer",
     "BackendUnavailable",
     "Branch",
     "Cancellation",

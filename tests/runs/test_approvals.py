@@ -6,6 +6,8 @@ import asyncio
 import json
 import signal
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -178,6 +180,150 @@ def test_a_model_brings_the_answer(tmp_path: Path, url: str) -> None:
     assert asyncio.run(answer())["question"] == "Send it?"
     with stepkeep.open(url) as store:
         assert store.execute("mail", MAIL, asks, resume=True).output("send")["sent to"] == {"to": 1}
+
+
+# --- scripts
+
+
+def mails(run: stepkeep.Run, calls: list[str]) -> Any:
+    """Writes, asks, sends."""
+    draft = run.step("write", lambda: calls.append("write") or "draft")
+    to = run.ask("approve", "Send it?", timeout=60)
+    return run.step("send", lambda text, to: calls.append("send") or f"{text} to {to}", draft, to)
+
+
+def test_a_script_waits_for_a_person(url: str, cli: Cli) -> None:
+    """It pauses, durably, as often as it is run; the answer is a finished step, and nothing is done twice."""
+    calls: list[str] = []
+    for _ in range(2):
+        with stepkeep.open(url) as store:
+            with pytest.raises(stepkeep.AwaitingAnswer) as waiting, store.run("mail") as run:
+                mails(run, calls)
+            assert store.get("mail").info.status is Status.PAUSED
+        assert (waiting.value.session, waiting.value.question.text) == ("mail", "Send it?")
+    listed = cli.here("resume")
+    assert "approve: Send it?" in listed.out
+    assert "stepkeep approve mail" in listed.out + listed.err
+    assert cli.here("approve", "mail", "--with", '["me"]').out.strip() == "Approved, step approve: Send it?"
+    assert cli.here("approve", "mail").code == 3  # nothing is asked any more
+    with stepkeep.open(url) as store:
+        with store.run("mail") as run:
+            assert mails(run, calls) == "draft to ['me']"
+            assert run.outputs["approve"] == ["me"]
+        assert store.get("mail").info.status is Status.COMPLETED
+    assert calls == ["write", "send"]
+
+
+def test_a_script_that_waits_ends_with_a_message(tmp_path: Path, cli: Cli) -> None:
+    """Without a traceback; it names the command that answers."""
+    program = """\
+import stepkeep
+with stepkeep.open("sqlite:store.db") as store, store.run("mail") as run:
+    print("answered", run.ask("approve", "Send it?"))
+"""
+    (tmp_path / "script.py").write_text(program)
+
+    def run() -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    message = "mail waits for a person: Send it? Answer with `stepkeep approve mail`, then run it again.\n"
+    assert run() == (1, "", message)
+    assert cli.here("approve", "mail", "--with", "7").code == 0
+    assert run() == (0, "answered 7\n", "")
+
+
+def test_a_refused_script_fails_and_may_be_taken_up(url: str) -> None:
+    """`ask` raises the refusal as often as the script is run, until somebody says yes."""
+    calls: list[str] = []
+    with stepkeep.open(url) as store:
+        with pytest.raises(stepkeep.AwaitingAnswer), store.run("mail") as run:
+            mails(run, calls)
+        store.refuse("mail", "not today")
+        for _ in range(2):
+            with pytest.raises(Conflict) as refused, store.run("mail") as run:
+                mails(run, calls)
+            assert refused.value.code == "refused"
+            assert store.get("mail").info.error == "Conflict: refused (not today): Send it?"
+        store.approve("mail", "all")
+        with store.run("mail") as run:
+            assert mails(run, calls) == "draft to all"
+
+
+def test_a_script_is_answered_too_late() -> None:
+    """The answer is refused, and so is the step."""
+    now = [1_800_000_000_000_000]
+    store = stepkeep.Store(MemoryBackend(), clock=lambda: now[0])
+    with pytest.raises(stepkeep.AwaitingAnswer), store.run("mail") as run:
+        mails(run, [])
+    now[0] += 61_000_000
+    with pytest.raises(Conflict) as late:
+        store.approve("mail")
+    assert late.value.code == "question_expired"
+    with pytest.raises(Conflict) as late, store.run("mail") as run:
+        mails(run, [])
+    assert late.value.code == "question_expired"
+
+
+def test_the_questions_of_a_loop_are_steps_in_order() -> None:
+    """A name that comes again with other words is the next one; each is answered alone."""
+    with stepkeep.open("memory:") as store:
+        for answer in ("A", "B"):
+            with pytest.raises(stepkeep.AwaitingAnswer), store.run("s") as run:
+                any(run.ask("ok", f"{item}?") is None for item in "ab")
+            store.approve("s", answer)
+        with store.run("s") as run:
+            assert [run.ask("ok", f"{item}?") for item in "ab"] == ["A", "B"]
+            assert run.outputs == {"ok": "A", "ok #2": "B"}
+        with pytest.raises(Conflict, match="argument text changed"), store.run("s") as run:
+            run.ask("ok", "something else?")
+
+
+def test_a_question_put_in_other_words_takes_the_place_of_the_first() -> None:
+    """So that there is one answer to give."""
+    with stepkeep.open("memory:") as store:
+        for text in ("Sned it?", "Send it?"):
+            with pytest.raises(stepkeep.AwaitingAnswer), store.run("s") as run:
+                run.ask("ok", text)
+        assert store.approve("s", {"exact": (b"bytes", 1 << 70)}).question == "Send it?"
+        with store.run("s") as run:
+            run.step("before", str)  # saved with an answer that plain JSON does not have
+            assert run.ask("ok", "Send it?") == {"exact": (b"bytes", 1 << 70)}
+
+
+def test_other_threads_may_go_on_while_one_waits() -> None:
+    """What they finish is kept; a script that goes on after a question is not completed by that."""
+    with stepkeep.open("memory:") as store:
+        with store.run("s") as run, ThreadPoolExecutor(2) as pool:
+            asked = pool.submit(run.ask, "ok", "Go on?")
+            assert isinstance(asked.exception(), stepkeep.AwaitingAnswer)
+            run.step("other", str)
+        assert store.get("s").info.status is Status.PAUSED
+        store.approve("s", "yes")
+        with store.run("s") as run:
+            assert run.outputs == {"other": ""}
+            assert run.ask("ok", "Go on?") == "yes"
+        assert store.get("s").info.status is Status.COMPLETED
+
+
+@pytest.mark.parametrize("is_gathered", [False, True])
+def test_an_awaited_script_waits_too(url: str, is_gathered: bool) -> None:
+    """Also when the question is one of several tasks."""
+
+    async def script() -> Any:
+        async with await aio.open(url) as store, store.run("mail") as run:
+            if not is_gathered:
+                return await run.ask("approve", "Send it?")
+            return (await asyncio.gather(run.step("write", str), run.ask("approve", "Send it?")))[1]
+
+    with pytest.raises(stepkeep.AwaitingAnswer):
+        asyncio.run(script())
+    with stepkeep.open(url) as store:
+        assert store.get("mail").info.status is Status.PAUSED
+        store.approve("mail", 5)
+    assert asyncio.run(script()) == 5
 
 
 # --- interrupted steps

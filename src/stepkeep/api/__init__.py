@@ -223,7 +223,7 @@ if TYPE_CHECKING:
         Outcome as Outcome,
         StepContext as StepContext,
     )
-    from stepkeep.runs.scripts import Run as Run
+    from stepkeep.runs.scripts import AwaitingAnswer as AwaitingAnswer, Run as Run
     from stepkeep.runs.signals import Cancellation as Cancellation
     from stepkeep.runs.queue import (
         Worked as Worked,
@@ -329,7 +329,7 @@ _NAMES_BY_MODULE = {
     "runs.plan": "AgentState ExecutionResult Interrupted LastError PlanStep Question RetryPolicy StepResult StepStatus",
     "runs.queue": "Worked WorkerEvent WorkerEventKind",
     "runs.run_options": "ExecuteOptions Hooks Outcome StepContext",
-    "runs.scripts": "Run",
+    "runs.scripts": "AwaitingAnswer Run",
     "runs.signals": "Cancellation",
     "runs.unfinished": "PlanRun Resumable plan_run resume_command",
     "runs.workflow.definition": "NOT_TRUE InvalidWorkflow Workflow",

@@ -90,6 +90,7 @@ def _hooks(tell: Callable[[str, str, str], None], **more: Any) -> api.Hooks:
         on_step_skip=lambda step, reason: tell(
             step.id, "skipped" if reason == api.NOT_TRUE else "blocked", _short(reason)
         ),
+        on_question=lambda step, question: tell(step.id, "asks", _short(question.text)),
         **more,
     )
 
@@ -112,6 +113,7 @@ _LINES: Final = {
     "failed": "failed: {}",
     "skipped": "skipped, {}",
     "blocked": "skipped, {}",
+    "asks": "waits for a person: {}",
 }
 
 
@@ -143,6 +145,7 @@ _MARKS: Final = {
     "skipped": ("–", "dim"),
     "blocked": ("–", "yellow"),
     "interrupted": ("!", "yellow"),
+    "asks": ("?", "yellow"),
 }
 
 

@@ -1,7 +1,8 @@
 """Questions that steps put to a person, and their answers.
 
-A question is part of the state of the run that waits for it, and so is its answer: both are checkpoints like any other,
-and survive what those survive. An answer is saved while nobody runs the session; resuming goes on with it.
+A question is part of what the run that waits for it saves, and so is its answer: both are in checkpoints like any
+other, and survive what those survive. Plans and workflows have them in their state, scripts in their record. An answer
+is saved while nobody runs the session; resuming goes on with it.
 """
 
 from __future__ import annotations
@@ -12,16 +13,14 @@ from typing import Any
 import msgspec
 
 from stepkeep.codec import exact
-from stepkeep.engine import Engine
+from stepkeep.engine import Engine, Loaded
 from stepkeep.errors import InvalidInput, NotFound
-from stepkeep.model import SessionInfo, Status, Trigger, TriggerKind, from_us
+from stepkeep.model import DETAILS, SessionInfo, Status, Trigger, TriggerKind, from_us
 from stepkeep.runs.lease import Held, RunSaver
-from stepkeep.runs.plan import Question, from_state, question_state
-from stepkeep.runs.run_options import refusal
+from stepkeep.runs.plan import ASKED_FOR, SCRIPT, Question, question_state, questions_in
+from stepkeep.runs.questions import refusal
+from stepkeep.runs.queue import leave_to_person
 from stepkeep.text import error_text
-
-ASKED_FOR = "questions"
-"""The key of a state that has the questions of its steps."""
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +36,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 def open_questions(engine: Engine, session: SessionInfo) -> tuple[Question, ...]:
     """What the steps of a session wait for a person to decide."""
     loaded = engine.latest(session)
-    return () if loaded is None else tuple(_open(_questions(loaded.value())))
+    return () if loaded is None else tuple(_open(_Saved(loaded).questions))
 
 
 def answer(
@@ -59,9 +58,10 @@ def answer(
     with Held(engine, session.uid, label="an answer") as held:
         session = engine.backend.session(session.uid)
         loaded = engine.latest(session)
-        state = None if loaded is None else loaded.value()
-        questions = _questions(state)
-        chosen = _chosen(session, questions, step)
+        if loaded is None:
+            raise _nothing(session, step)
+        saved = _Saved(loaded)
+        chosen = _chosen(session, saved.questions, step)
         now_us = engine.clock()
         if chosen.expires_at is not None and chosen.expires_at <= from_us(now_us):
             raise refusal(chosen)
@@ -71,20 +71,15 @@ def answer(
             answer=exact.decode(encoding, content),
             answered_at=from_us(now_us),
         )
-        assert loaded is not None  # it has a question
-        assert isinstance(state, Mapping)
         header = RunSaver(held, branch=session.branch).save(
-            {
-                **state,
-                ASKED_FOR: [question_state(answered if each is chosen else each) for each in questions],
-            },
-            state_blobs=_blobs(state),
+            **saved.with_questions([answered if each is chosen else each for each in saved.questions]),
             step=loaded.header.step,
             status=Status.PAUSED,
             trigger=Trigger(TriggerKind.MANUAL, "answer"),
             message=error_text(f"{'Approved' if is_approved else 'Refused'}: {chosen.text}"),
             metadata=loaded.header.metadata,
         )
+        leave_to_person(engine, session.uid, (), fence=held.token)
     return Answered(
         session=session.key,
         step=chosen.step_id,
@@ -94,13 +89,28 @@ def answer(
     )
 
 
-def _questions(state: object) -> tuple[Question, ...]:
-    if not isinstance(state, Mapping) or not isinstance(state.get(ASKED_FOR), list):
-        return ()
-    try:
-        return from_state({ASKED_FOR: state[ASKED_FOR]}).questions
-    except InvalidInput:
-        return ()  # the state of something else
+class _Saved:
+    """What a run saved last, and the questions in it."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._state: Any = loaded.value()
+        self._details: Any = loaded.value(DETAILS) if DETAILS in loaded.contents else None
+        self.questions = questions_in(self._holder)
+
+    @property
+    def _is_script(self) -> bool:
+        return isinstance(self._details, Mapping) and isinstance(self._details.get(SCRIPT), Mapping)
+
+    @property
+    def _holder(self) -> Any:
+        return self._details[SCRIPT] if self._is_script else self._state
+
+    def with_questions(self, questions: Sequence[Question]) -> dict[str, Any]:
+        """State, details and blobs of a save that differs in nothing but the questions."""
+        changed = {**self._holder, ASKED_FOR: [question_state(question) for question in questions]}
+        if self._is_script:
+            return {"state": self._state, "details": {**self._details, SCRIPT: changed}}
+        return {"state": changed, "details": self._details, "state_blobs": _blobs(self._state)}
 
 
 def _open(questions: Sequence[Question]) -> list[Question]:
@@ -111,10 +121,7 @@ def _chosen(session: SessionInfo, questions: Sequence[Question], step: str | Non
     of_step = [question for question in questions if step in (None, question.step_id)]
     found = _open(of_step) or [question for question in of_step if question.is_approved is False][-1:]
     if not found:
-        of = "" if step is None else f" of step {step!r}"
-        raise NotFound(
-            f"session {session.key!r} waits for no answer{of}", code="nothing_to_approve", session=session.key
-        )
+        raise _nothing(session, step)
     if len(found) > 1:
         listed = "; ".join(f"{question.step_id!r}: {question.text}" for question in found)
         raise InvalidInput(
@@ -125,6 +132,14 @@ def _chosen(session: SessionInfo, questions: Sequence[Question], step: str | Non
     return found[0]
 
 
-def _blobs(state: Any) -> frozenset[str]:
-    """The blobs that the results of a plan name."""
-    return frozenset(blob for result in from_state(state).results for blob in result.blobs)
+def _nothing(session: SessionInfo, step: str | None) -> NotFound:
+    of = "" if step is None else f" of step {step!r}"
+    return NotFound(
+        f"session {session.key!r} waits for no answer{of}", code="nothing_to_approve", session=session.key
+    )
+
+
+def _blobs(state: Mapping[str, Any]) -> frozenset[str]:
+    """The blobs that the results of a plan, or the completed steps of a workflow, name."""
+    results = state.get("results") or state.get("completed_steps") or ()
+    return frozenset(blob for result in results for blob in result.get("blobs", ()))

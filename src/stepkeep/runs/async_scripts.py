@@ -101,6 +101,10 @@ class AsyncRun:
             raise
         return await self._work(partial(self._run.finish, started, returned))
 
+    async def ask(self, name: str, text: str, *, timeout: float | None = None) -> Any:
+        """What a person answered, as a step of this run; see `Run.ask`."""
+        return await self._work(partial(self._run.ask, name, text, timeout=timeout))
+
     @overload
     def task(self, call: Callable[P, Awaitable[R]], /) -> Callable[P, Coroutine[Any, Any, R]]: ...
 

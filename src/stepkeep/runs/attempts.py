@@ -22,7 +22,8 @@ import msgspec
 from stepkeep.engine import Engine, NewBody
 from stepkeep.errors import InvalidInput
 from stepkeep.runs.plan import place_in
-from stepkeep.runs.run_options import Handler, StepContext, Waiting
+from stepkeep.runs.questions import Waiting
+from stepkeep.runs.run_options import Handler, StepContext
 from stepkeep.text import error_text
 
 

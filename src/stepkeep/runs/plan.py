@@ -223,6 +223,10 @@ def _error_state(error: LastError) -> dict[str, Any]:
     return {"stepIndex": error.step_index, "message": error.message, "timestamp": iso(error.timestamp)}
 
 
+ASKED_FOR: Final = "questions"
+"""The key under which the questions of steps are stored."""
+
+
 def question_state(question: Question) -> dict[str, Any]:
     """A question as it is stored."""
     return {
@@ -234,6 +238,16 @@ def question_state(question: Question) -> dict[str, Any]:
         "answer": question.answer,
         "answeredAt": iso(question.answered_at),
     }
+
+
+def questions_in(state: object) -> tuple[Question, ...]:
+    """The questions that a stored state, or the record of a script, has; none where it is something else."""
+    if not isinstance(state, Mapping) or not isinstance(state.get(ASKED_FOR), list):
+        return ()
+    try:
+        return from_state({ASKED_FOR: state[ASKED_FOR]}).questions
+    except InvalidInput:
+        return ()
 
 
 def iso(moment: datetime | str | None, timespec: str = "auto") -> str | None:

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
@@ -26,10 +26,10 @@ from stepkeep.config import Settings
 from stepkeep.engine import Engine
 from stepkeep.errors import BackendUnavailable, Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.logs import Log
-from stepkeep.model import SessionInfo, Status, from_us
+from stepkeep.model import SessionInfo, Status, from_us, to_us
 from stepkeep.processes import is_dead, this_process
 from stepkeep.runs.lease import LEASE_SECONDS, acquire, is_abandoned
-from stepkeep.runs.plan import PlanStep, StepStatus
+from stepkeep.runs.plan import PlanStep, Question, StepStatus
 from stepkeep.runs.run_options import Hooks
 from stepkeep.runs.signals import LONGEST_WAIT_SECONDS, Cancellation, SignalHandler, Stop
 from stepkeep.storage.port import Claimed, ClaimQuery, ClaimsSessions, HeaderQuery, Lease, SessionQuery
@@ -42,6 +42,8 @@ log = Log("stepkeep")
 
 DEFAULT_QUEUE: Final = "default"
 """The queue of those who name none."""
+
+FOREVER_US: Final = 1 << 53
 
 MAX_DEATHS: Final = 20
 """How many processes may end while they run a session at the same place: more than that is not an accident."""
@@ -59,7 +61,7 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A session's place in a queue. `parallel` is how many of its steps may run at a time.
 
     `attempts` counts its runs. `failures` and `deaths` are those that failed, or whose process ended, since it last
-    came further; `steps` is how many steps were done there.
+    came further; `steps` is how many steps were done there. Until `waits_until_us` it waits for a person.
     """
 
     queue: str
@@ -68,6 +70,7 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     deaths: int = 0
     steps: int = 0
+    waits_until_us: int | None = None
 
     def is_enough(self, max_attempts: int) -> bool:
         """Whether it was tried often enough without coming further."""
@@ -116,6 +119,8 @@ def may_claim(session: SessionInfo, queue: str, *, now_us: int, retry_seconds: f
     entry = entry_of(session)
     if entry is None or entry.queue != queue or session.status not in WAITING:
         return False
+    if entry.waits_until_us is not None and now_us < entry.waits_until_us:
+        return False
     if session.status is not Status.FAILED:
         return True
     return now_us >= (session.finished_us or 0) + round(retry_seconds * 1_000_000)
@@ -133,7 +138,19 @@ def next_attempt(entry: QueueEntry, status: Status, *, steps: int) -> QueueEntry
         failures=(0 if is_further else entry.failures) + (status is Status.FAILED),
         deaths=(0 if is_further else entry.deaths) + (status is Status.IN_PROGRESS and entry.attempts > 0),
         steps=steps,
+        waits_until_us=None,
     )
+
+
+def leave_to_person(engine: Engine, uid: str, questions: Iterable[Question], *, fence: int) -> None:
+    """Keep workers from a session in a queue while all it can do is wait for the answers to these questions."""
+    session = engine.backend.session(uid)
+    entry = entry_of(session)
+    moments = [FOREVER_US if each.expires_at is None else to_us(each.expires_at) for each in questions]
+    until = min(moments, default=None)
+    if entry is not None and entry.waits_until_us != until:
+        changed = msgspec.structs.replace(entry, waits_until_us=until)
+        engine.backend.update_session(uid, {"metadata": with_entry(session, changed)}, fence=fence)
 
 
 def claim(
@@ -473,6 +490,7 @@ class _Watch(msgspec.Struct):
                 step, "retried" if is_retried else StepStatus.FAILED, str(error)
             ),
             on_step_skip=lambda step, reason: tell(step, StepStatus.SKIPPED, reason),
+            on_question=lambda step, question: tell(step, "asks", question.text),
         )
 
     def _record(self, entry: QueueEntry) -> None:

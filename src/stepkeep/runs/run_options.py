@@ -9,11 +9,12 @@ from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 import msgspec
 from msgspec.structs import astuple
 
-from stepkeep.errors import Conflict, InvalidInput
+from stepkeep.errors import InvalidInput
 from stepkeep.logs import Log
-from stepkeep.model import Header, check_text
+from stepkeep.model import Header
 from stepkeep.runs.lease import LEASE_SECONDS
 from stepkeep.runs.plan import PlanStep, Question, RetryPolicy, StepResult, is_number, refuse
+from stepkeep.runs.questions import answer_to
 from stepkeep.runs.signals import Cancellation
 from stepkeep.storage.port import Blob, Lease
 
@@ -77,35 +78,10 @@ class StepContext(msgspec.Struct, kw_only=True, eq=False):
         Raises:
             Conflict: the person said no (`refused`), or nobody answered in time (`question_expired`).
         """
-        check_text("a question", text)
-        if timeout is not None and not (is_number(timeout) and timeout > 0):
-            raise InvalidInput("timeout is a number of seconds above 0", code="invalid_option")
-        known = next((each for each in self.questions if each.text == text), None)
-        if known is None or known.is_approved is None:
-            raise Waiting(text, timeout)
-        if not known.is_approved:
-            raise refusal(known)
-        return known.answer
+        return answer_to(self.questions, text, timeout)
 
     def __repr__(self) -> str:
         return f"<StepContext {self.step.id!r} attempt {self.attempt}>"
-
-
-class Waiting(BaseException):
-    """A step waits for a person. No `Exception`, so that a handler that catches those does not stop it."""
-
-    def __init__(self, text: str, timeout: float | None = None) -> None:
-        super().__init__(text)
-        self.text = text
-        self.timeout = timeout
-
-
-def refusal(question: Question) -> Conflict:
-    """The error of a step whose question was not approved."""
-    if question.answered_at is None:
-        return Conflict(f"nobody answered in time: {question.text}", code="question_expired", retryable=False)
-    reason = f" ({question.answer})" if question.answer is not None else ""
-    return Conflict(f"refused{reason}: {question.text}", code="refused", retryable=False)
 
 
 Handler: TypeAlias = Callable[[StepContext], Any] | Callable[[StepContext], Awaitable[Any]]
@@ -122,6 +98,8 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
     """The step, what went wrong, and whether it is tried again."""
     on_step_skip: Callable[[PlanStep, str], object] | None = None
     """The step, and why."""
+    on_question: Callable[[PlanStep, Question], object] | None = None
+    """The step, and what it waits for a person to decide."""
     on_checkpoint: Callable[[Header], object] | None = None
 
 

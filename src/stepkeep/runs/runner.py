@@ -28,7 +28,7 @@ from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.history import refs
 from stepkeep.logs import Log
 from stepkeep.maintenance.spending import TokenUsage, add_usage
-from stepkeep.model import Header, SessionInfo, Status, check_name, from_us, new_uid
+from stepkeep.model import Header, SessionInfo, Status, check_name, new_uid
 from stepkeep.runs.attempts import Attempts, WorkingMemory
 from stepkeep.runs.lease import Held, RunSaver
 from stepkeep.runs.plan import (
@@ -49,6 +49,8 @@ from stepkeep.runs.plan import (
     steps_of,
     with_status,
 )
+from stepkeep.runs.questions import as_of
+from stepkeep.runs.queue import leave_to_person
 from stepkeep.runs.run_options import ExecuteOptions, Handler, RunOptions
 from stepkeep.runs.scheduler import Inbox, PlanCheckpoints, Scheduler
 from stepkeep.runs.signals import SignalHandler, Stop, cancellation
@@ -174,11 +176,16 @@ class Runner:
             if stop is not None:
                 held.check()
             status = _end(scheduler, stop, checkpoints)
+            if status is Status.PAUSED and scheduler.waiting:
+                held.persistently(lambda: self._leave_to_person(scheduler.waiting, fence=held.token))
             held.persistently(lambda: self._add_usage(start.progress, scheduler.progress))
             saver.mark(status, _error_of(scheduler))
         finally:
             scheduler.abandon()  # whatever went wrong: tell the steps that still run
         return _result(status, scheduler, checkpoints, start), stop
+
+    def _leave_to_person(self, questions: Sequence[Question], *, fence: int) -> None:
+        leave_to_person(self._engine, self._session.uid, questions, fence=fence)
 
     def _add_usage(self, before: Progress, after: Progress) -> None:
         """Add what the steps of this run took to the sums of the session."""
@@ -216,7 +223,7 @@ class Runner:
             context=stored.context,
             query=stored.query,
             last_error=None if changed else stored.last_error,
-            questions=tuple(_as_of_now(question, engine.clock()) for question in stored.questions),
+            questions=as_of(stored.questions, engine.clock()),
             extra=stored.extra,
         )
         log.info("Resuming from checkpoint at step %d", progress.current_step_index)
@@ -498,14 +505,6 @@ def _carried(step: PlanStep, known: StepProgress | None, is_kept: bool) -> StepP
         attempts=known.attempts,
         error=known.error if status is StepStatus.SKIPPED else None,
     )
-
-
-def _as_of_now(question: Question, now_us: int) -> Question:
-    """A question that nobody answered in time is refused."""
-    expires = question.expires_at
-    if question.is_approved is None and expires is not None and expires <= from_us(now_us):
-        return msgspec.structs.replace(question, is_approved=False)
-    return question
 
 
 def remember_plan(engine: Engine, session: SessionInfo, plan: Sequence[PlanStep], *, fence: int) -> None:

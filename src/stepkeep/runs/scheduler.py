@@ -20,6 +20,7 @@ from stepkeep.runs.lease import RunSaver
 from stepkeep.runs.plan import (
     PASSED,
     LastError,
+    PlanStep,
     Progress,
     Question,
     Serializer,
@@ -27,7 +28,8 @@ from stepkeep.runs.plan import (
     StepResult,
     StepStatus,
 )
-from stepkeep.runs.run_options import Outcome, RunOptions, StepContext, Waiting, refusal, tell
+from stepkeep.runs.questions import Waiting, new_question, refusal
+from stepkeep.runs.run_options import Outcome, RunOptions, StepContext, tell
 from stepkeep.runs.signals import LONGEST_WAIT_SECONDS, Stop
 from stepkeep.storage.port import Blob
 from stepkeep.text import error_text
@@ -299,7 +301,7 @@ class Scheduler:
         entry = self.progress.steps[index]
         step, question = entry.step, self._question_before(entry)
         if question is not None and question.is_approved is None:
-            self._wait(question)
+            self._wait(step, question)
         elif question is not None and not question.is_approved:
             self._put_off(index, question)
         elif entry.is_interrupted and step.on_interrupted == "skip":
@@ -312,24 +314,17 @@ class Scheduler:
         step = entry.step
         is_interrupted = entry.is_interrupted or self.progress.question(step.id, AGAIN) is not None
         text = AGAIN if is_interrupted and step.on_interrupted == "ask" else step.ask
-        return (
-            None if text is None else self.progress.question(step.id, text) or self._question(step.id, text)
+        if text is None:
+            return None
+        return self.progress.question(step.id, text) or new_question(
+            step.id, text, now_us=self._engine.clock()
         )
 
-    def _question(self, step: str, text: str, timeout: float | None = None) -> Question:
-        now_us = self._engine.clock()
-        expires_us = None if timeout is None else now_us + round(timeout * 1_000_000)
-        return Question(
-            step_id=step,
-            text=text,
-            asked_at=from_us(now_us),
-            expires_at=None if expires_us is None else from_us(expires_us),
-        )
-
-    def _wait(self, question: Question) -> None:
+    def _wait(self, step: PlanStep, question: Question) -> None:
         """Leave a step until a person answered."""
         self.waiting.append(question)
         self.progress = self.progress.with_question(question)
+        tell(self._hooks.on_question, step, question)
 
     def _put_off(self, index: int, question: Question) -> None:
         """A person said no: a step that was interrupted is skipped, any other fails."""
@@ -406,10 +401,11 @@ class Scheduler:
 
     def _asked(self, attempt: Attempt, waiting: Waiting) -> None:
         """A step put a question to a person; one that was put before keeps its time."""
-        name = attempt.context.step.id
-        known = self.progress.question(name, waiting.text)
+        step = attempt.context.step
+        known = self.progress.question(step.id, waiting.text)
         self._set(attempt.index, StepStatus.PENDING)
-        self._wait(known or self._question(name, waiting.text, waiting.timeout))
+        now_us = self._engine.clock()
+        self._wait(step, known or new_question(step.id, waiting.text, waiting.timeout, now_us=now_us))
 
     def _next_event(self, seconds: float, running: dict[int, Attempt]) -> Stop | AttemptEnded | None:
         """What happens within a time, None if nothing does. An attempt that ended runs no more."""

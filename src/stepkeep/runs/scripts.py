@@ -25,7 +25,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import wraps
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, overload
 
@@ -38,10 +38,12 @@ from stepkeep.errors import SCHEMA_INVALID, Conflict, Corrupt, InvalidInput, Ste
 from stepkeep.logs import Log
 from stepkeep.model import DETAILS, SessionInfo, Status, Trigger, TriggerKind, check_name, from_us
 from stepkeep.runs import unfinished
-from stepkeep.runs.json_pieces import plain_json
+from stepkeep.runs.json_pieces import NotPlain, plain_json
 from stepkeep.runs.lease import Held, RunSaver
-from stepkeep.runs.plan import SCRIPT, iso, place_in
+from stepkeep.runs.plan import SCRIPT, Question, iso, place_in, question_state
+from stepkeep.runs.questions import Waiting, answer_to, as_of, new_question
 from stepkeep.runs.signals import exits_on_sigterm
+from stepkeep.runs.unfinished import approve_command
 from stepkeep.text import error_text
 
 log = Log("stepkeep")
@@ -81,6 +83,28 @@ class ScriptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     run: int = 1
     steps: dict[str, FinishedStep] = {}
     last_error: ScriptError | None = msgspec.field(default=None, name="lastError")
+    questions: tuple[Question, ...] = ()
+
+    def state(self) -> dict[str, Any]:
+        """The plain data that is stored; answers are kept as they are."""
+        state: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, questions=()))
+        asked = [question_state(question) for question in self.questions]
+        return {**state, "questions": asked} if asked else state
+
+
+class AwaitingAnswer(SystemExit):
+    """A script waits for a person: what it asks is saved. Where nobody catches it, the program ends with a message.
+
+    Once the question is answered, running the script again goes on.
+    """
+
+    def __init__(self, session: str, question: Question) -> None:
+        super().__init__(
+            f"{session} waits for a person: {question.text} Answer with `{approve_command(session)}`,"
+            " then run it again."
+        )
+        self.session = session
+        self.question = question
 
 
 class Started(NamedTuple):
@@ -113,7 +137,7 @@ class _Pieces(msgspec.Struct, frozen=True):
 
     def bodies(self, record: ScriptRecord) -> tuple[NewBody, NewBody]:
         """The state, and the details with a record, but for its steps, which are these."""
-        rest = plain_json(msgspec.to_builtins(msgspec.structs.replace(record, steps={})), levels=1)
+        rest = plain_json(msgspec.structs.replace(record, steps={}).state(), levels=1)
         lead = rest[:-1] + (b"," if len(rest) > len(b"{}") else b"")
         steps = b",".join(self.steps.values())
         details = b'{"%s":%s"steps":{%s}}}' % (SCRIPT.encode(), lead, steps)
@@ -125,8 +149,8 @@ class Run:
     """One run of a script, entered with `with`. Its steps may be called from several threads.
 
     Leaving the block completes the session. An exception saves an error checkpoint, marks the session failed and
-    goes on; a stop (Ctrl-C, SIGTERM, `sys.exit`) saves a paused one. In either case running the script again
-    continues behind the last finished step.
+    goes on; a stop (Ctrl-C, SIGTERM, `sys.exit`) or a question to a person saves a paused one. In either case running
+    the script again continues behind the last finished step.
     """
 
     def __init__(
@@ -198,7 +222,8 @@ class Run:
                 code=SCHEMA_INVALID,
                 checkpoint=loaded.header.id,
             )
-        self._record = msgspec.structs.replace(record, last_error=None, steps={})
+        questions = as_of(record.questions, self._engine.clock())
+        self._record = msgspec.structs.replace(record, last_error=None, steps={}, questions=questions)
         for name, finished in record.steps.items():
             self._add(name, finished, *self._encoded(outputs[name]))
         if outputs:
@@ -229,7 +254,8 @@ class Run:
             if not self._has_worked and self._session.status is Status.COMPLETED:
                 return
             if error is None:
-                self._saver.mark(Status.COMPLETED)
+                is_asking = any(each.is_approved is None for each in self._record.questions)
+                self._saver.mark(Status.PAUSED if is_asking else Status.COMPLETED)
             else:
                 self._stop(error)
 
@@ -243,6 +269,8 @@ class Run:
                 message=text, timestamp=_time(self._engine.clock()), step=name, step_index=step
             )
         try:
+            if any(isinstance(each, AwaitingAnswer) for each in _related(error)):
+                return self._saver.mark(Status.PAUSED)  # what it waits for is saved
             saving = self._save(
                 f"{status.capitalize()} {self._last_step if blamed is None else f'at step {step}: {name}'}",
                 event="step_failed" if last_error is not None and blamed is not None else "run_stopped",
@@ -299,6 +327,45 @@ class Run:
             raise
         saved: R = self.finish(started, returned)
         return saved
+
+    def ask(self, name: str, text: str, *, timeout: float | None = None) -> Any:
+        """What a person answered, as a step of this run; until somebody does, the run pauses here, durably.
+
+        `stepkeep approve`, `Store.approve` or a tool of the server answers; when the script is run again, this
+        returns the answer. After `timeout` seconds nobody can answer any more.
+
+        Raises:
+            AwaitingAnswer: nobody answered yet. Not caught, it ends the program with a message.
+            Conflict: the person said no (`refused`), nobody answered in time (`question_expired`), or as `step`.
+        """
+        started = self.start(name, self.ask, arguments_of(name, (), {"text": text}, None))
+        if isinstance(started, FinishedOutput):
+            return started.output
+        try:
+            asked = [each for each in self._record.questions if each.step_id == started.name]
+            answer = answer_to(asked, text, timeout)
+        except Waiting:
+            waiting = self._wait(started, text, timeout)
+            self.fail(started, waiting)
+            raise waiting from None
+        except BaseException as exc:
+            self.fail(started, exc)
+            raise
+        return self.finish(started, answer)
+
+    def _wait(self, started: Started, text: str, timeout: float | None) -> AwaitingAnswer:
+        """Save what a person is asked; one that was asked before keeps its time."""
+        with self._lock:
+            questions = {each.step_id: each for each in self._record.questions}
+            known = questions.get(started.name)
+            if known is None or known.text != text:
+                known = new_question(started.name, text, timeout, now_us=self._engine.clock())
+            asked = tuple({**questions, started.name: known}.values())
+            self._record = msgspec.structs.replace(self._record, questions=asked)
+            message = error_text(f"Waiting for a person: {text}")
+            saving = self._save(message, event="run_stopped", step=started.ordinal, status=Status.PAUSED)
+        self._settled(saving)
+        return AwaitingAnswer(self._session.key, known)
 
     @overload
     def task(self, call: Callable[P, R], /) -> Callable[P, R]: ...
@@ -401,7 +468,8 @@ class Run:
     def _add(self, name: str, finished: FinishedStep, encoding: str, content: bytes) -> None:
         """Count a step as finished. A copy of its output is kept, which nobody else can change."""
         steps = {**_without(name, self._record.steps), name: finished}  # the newest is the last
-        self._record = msgspec.structs.replace(self._record, steps=steps)
+        others = tuple(each for each in self._record.questions if each.step_id != name)
+        self._record = msgspec.structs.replace(self._record, steps=steps, questions=others)
         self._outputs = {**self._outputs, name: exact.decode(encoding, content)}
         if self._pieces is not None:
             is_plain = encoding == exact.JSON
@@ -480,10 +548,11 @@ class Run:
     def _bodies(self, record: ScriptRecord) -> tuple[Any, Any]:
         """State and details: put together from what is encoded already, where that is plain and not too large."""
         if self._pieces is not None:
-            bodies = self._pieces.bodies(record)
-            if all(len(body.content) <= self._engine.max_state_bytes for body in bodies):
-                return bodies
-        return self._outputs, {SCRIPT: msgspec.to_builtins(record)}
+            with suppress(NotPlain):
+                bodies = self._pieces.bodies(record)
+                if all(len(body.content) <= self._engine.max_state_bytes for body in bodies):
+                    return bodies
+        return self._outputs, {SCRIPT: record.state()}
 
     def _submit(self, name: str, ordinal: int) -> tuple[Pending, frozenset[str]]:
         """Queue a step's checkpoint, under the lock: later ones hold what earlier ones did.

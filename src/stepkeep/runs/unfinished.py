@@ -63,7 +63,7 @@ class PlanRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_run(key: str, result: ExecutionResult) -> PlanRun:
-    command = _approve_command(key) if result.waiting else how_to_go_on(key, PLAN)
+    command = approve_command(key) if result.waiting else how_to_go_on(key, PLAN)
     return PlanRun(
         session=key,
         status=result.status,
@@ -78,7 +78,8 @@ def plan_run(key: str, result: ExecutionResult) -> PlanRun:
     )
 
 
-def _approve_command(key: str) -> str:
+def approve_command(key: str) -> str:
+    """What to type to answer what a session asks."""
     return f"stepkeep approve {shlex.quote(key)}"
 
 
@@ -169,7 +170,7 @@ def _paused(engine: Engine, session: SessionInfo) -> dict[str, Any]:
     if not questions:
         return {"why": "was interrupted"}
     asked = "; ".join(f"{question.step_id}: {question.text}" for question in questions)
-    how = f"{_approve_command(session.key)}, or with --refuse"
+    how = f"{approve_command(session.key)}, or with --refuse"
     return {"why": f"waits for a person: {asked}", "how": how, "can_resume": False}
 
 

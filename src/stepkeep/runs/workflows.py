@@ -16,7 +16,7 @@ from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput
 from stepkeep.logs import Log
 from stepkeep.model import Header, SessionInfo, Status, check_name, from_us
-from stepkeep.runs.plan import ExecutionResult, Interrupted, StepProgress
+from stepkeep.runs.plan import ExecutionResult, Interrupted, Question, StepProgress
 from stepkeep.runs.queue import DEFAULT_QUEUE, QueueWorker, Worked, WorkerEvent, check_queue
 from stepkeep.runs.run_options import Hooks, RunOptions
 from stepkeep.runs.signals import Cancellation
@@ -25,6 +25,7 @@ from stepkeep.runs.unfinished import (
     SCRIPT,
     WORKFLOW,
     Resumable,
+    approve_command,
     how_to_go_on,
     resume_command,
     runner_of,
@@ -60,6 +61,7 @@ class WorkflowRun(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ended. `steps_run` were completed in this run, `steps_recovered` in an earlier one.
 
     `resume` is the command that goes on, None when nothing is left to do. `signal` is the one that interrupted it.
+    `waiting` are the questions that a person has to answer before it goes on.
     """
 
     session: str
@@ -74,6 +76,7 @@ class WorkflowRun(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     resume: str | None
     signal: int | None
+    waiting: tuple[Question, ...] = ()
 
 
 class QueuedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
@@ -348,9 +351,16 @@ class Workflows:
             duration_ms=result.duration_ms,
             checkpoint=None if result.checkpoint is None else result.checkpoint.id,
             error=_error(result),
-            resume=None if result.status is Status.COMPLETED else resume_command(session.key),
+            resume=_next_command(session.key, result),
             signal=signal,
+            waiting=result.waiting,
         )
+
+
+def _next_command(key: str, result: ExecutionResult) -> str | None:
+    if result.success:
+        return None
+    return approve_command(key) if result.waiting else resume_command(key)
 
 
 def _error(result: ExecutionResult) -> str | None:

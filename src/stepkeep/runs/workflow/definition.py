@@ -42,6 +42,7 @@ class StepKind(StrEnum):
     SHELL = "shell"
     PYTHON = "python"
     AGENT = "agent"
+    ASK = "ask"
 
 
 class Variable(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from stepkeep.codec import exact
-from stepkeep.errors import StepkeepError
+from stepkeep.errors import Conflict, StepkeepError
 from stepkeep.processes import child
 from stepkeep.processes.child import Captured, ChildCommand, Finished, SupervisorPipe
 from stepkeep.runs.run_options import Outcome, StepContext
@@ -115,9 +115,23 @@ class Handlers(msgspec.Struct, kw_only=True):
         try:
             if step.when is not None and not holds(parse_condition(step.when), scope):
                 return Outcome(is_skipped=True, output=NOT_TRUE)
-            return self._run(step, context, scope)
+            return (self._ask if step.kind is StepKind.ASK else self._run)(step, context, scope)
         except (BadExpression, StepFailed) as exc:
             raise StepFailed(self.redactor.text(str(exc))) from None
+
+    def _ask(self, step: WorkflowStep, context: StepContext, scope: StepScope) -> Outcome:
+        """The answer of a person as output; a refusal counts as an exit code."""
+        text = self.redactor.text(fill(parse_template(step.command), scope))
+        output: dict[str, Any]
+        try:
+            answer = self.redactor.value(context.ask(text, timeout=step.timeout_seconds))
+            output = {"exit_code": 0, "stdout": as_text(answer), "stderr": "", "value": answer}
+        except Conflict as exc:
+            if not step.allow_failure:
+                raise
+            output = {"exit_code": 1, "stdout": "", "stderr": exc.message, "value": None}
+        self._capture(step, context, output, Kept(context.blob, self.redactor))
+        return Outcome(output=output)
 
     def _run(self, step: WorkflowStep, context: StepContext, scope: StepScope) -> Outcome:
         command = self._command(step, context, scope)

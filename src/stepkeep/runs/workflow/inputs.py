@@ -84,7 +84,7 @@ def value_of_step(kind: StepKind, output: Mapping[str, Any], field: str, load_bl
         return "completed"
     if field == "exit_code":
         return output["exit_code"]
-    if field == "output" and kind is StepKind.PYTHON:
+    if field == "output" and kind in (StepKind.PYTHON, StepKind.ASK):
         return output.get("value")
     name = "stdout" if field == "output" else field
     if output.get(f"{name}_is_cut"):

@@ -58,6 +58,15 @@ _FIELDS: Final = {
 }
 """The fields that keys of a workflow and its steps are for, where they have another name."""
 
+_ONLY_FOR: Final = {
+    "with": (StepKind.PYTHON,),
+    "stdin": (StepKind.SHELL, StepKind.AGENT),
+    "allow_failure": (StepKind.SHELL, StepKind.AGENT, StepKind.ASK),
+    "env": (StepKind.SHELL, StepKind.PYTHON, StepKind.AGENT),
+    "retry": (StepKind.SHELL, StepKind.PYTHON, StepKind.AGENT),
+}
+"""Keys of a step that not every kind has."""
+
 _RETRY: Final = {"attempts": "attempts", "delay": "delay_seconds", "factor": "factor"}
 _QUOTE: Final = ("'", '"')
 _CLEANUP: Final = ("enabled", "retention_days")
@@ -269,7 +278,7 @@ class _WorkflowReader:
         where = f"step {shortened(ids[at])!r}"
         if not isinstance(node, Section):
             self.problem(
-                node.line, f"{where} must be a section with shell, python or agent, not {shown(node)}"
+                node.line, f"{where} must be a section with shell, python, agent or ask, not {shown(node)}"
             )
             return None
         readers: Readers = {
@@ -278,6 +287,7 @@ class _WorkflowReader:
             "shell": fields.as_shell_command,
             "python": fields.as_function,
             "agent": fields.as_command,
+            "ask": fields.as_command,
             "with": fields.as_arguments,
             "needs": fields.as_ids,
             "retry": partial(self._retry, where=where),
@@ -293,13 +303,14 @@ class _WorkflowReader:
         given = [kind for kind in StepKind if kind in entries]
         if len(given) != 1:
             found = " and ".join(given) or "none of them"
-            self.problem(node.line, f"{where} must have exactly one of shell, python and agent, not {found}")
+            self.problem(
+                node.line, f"{where} must have exactly one of shell, python, agent and ask, not {found}"
+            )
             return None
         kind = given[0]
-        for key in ("stdin", "allow_failure") if kind is StepKind.PYTHON else ("with",):
-            if key in entries:
-                wanted = "a python step" if key == "with" else "a shell or agent step"
-                self.problem(entries[key][0], f"{where}: {key} is for {wanted}")
+        for key, kinds in _ONLY_FOR.items():
+            if key in entries and kind not in kinds:
+                self.problem(entries[key][0], f"{where}: {key} is for a {' or '.join(kinds)} step")
         command = values.pop(kind) or ""
         before = tuple(ids[at - 1 : at]) if at else ()
         chosen = {"name": ids[at], "needs": before, **_fields(values), "id": ids[at]}

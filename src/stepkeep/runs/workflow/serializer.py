@@ -9,6 +9,7 @@ completed_steps  in the order they ended: id, index, name, kind, command, output
 skipped_steps    id, index, reason
 failed_steps     id, index, name, kind, command, error, and what of its output is known
 error            the last failure: step, index, message, time
+questions        what steps asked a person, and the answers; left out when nothing was asked
 ```
 
 `history.changes` shows what changed between two such states as variables and steps.
@@ -27,6 +28,7 @@ from stepkeep.codec import delta
 from stepkeep.errors import InvalidInput
 from stepkeep.logs import Log
 from stepkeep.runs.plan import (
+    ASKED_FOR,
     LastError,
     PlanStep,
     Progress,
@@ -35,6 +37,8 @@ from stepkeep.runs.plan import (
     StepStatus,
     iso,
     progress_of,
+    question_state,
+    questions_in,
     with_status,
 )
 from stepkeep.runs.workflow.definition import Workflow
@@ -113,6 +117,9 @@ class WorkflowSerializer:
                 "time": iso(error.timestamp),
             },
         }
+        if progress.questions:
+            asked = [question_state(question) for question in progress.questions]
+            state[ASKED_FOR] = self._redactor.value(asked)
         self._check(state)
         return state
 
@@ -240,6 +247,7 @@ def _progress(plan: Iterable[PlanStep], state: Mapping[str, Any]) -> Progress:
         (StepProgress(step=with_status(step, status), **fields) for step, status, fields in steps),
         results=[known[entry["id"]][1]["result"] for entry in state["completed_steps"]],
         context=dict(state["variables"]),
+        questions=questions_in(state),
         last_error=None
         if error is None
         else LastError(step_index=error["index"], message=error["message"], timestamp=_moment(error["time"])),
