@@ -18,6 +18,7 @@ NAMES = [
     "AgentSummary",
     "Answered",
     "AutoTrigger",
+    "AwaitingAnswer",
     "BackendUnavailable",
     "Branch",
     "Cancellation",

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -994,12 +995,38 @@ def test_sessions_and_refs_complete(cli: Cli) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("line", [["save", "s", "--state", "{}"], ["complete", "s"]])
+@pytest.mark.parametrize(
+    "line", [["save", "s", "--state", "{}"], ["complete", "s"], ["prune", "s", "--keep-last", "1"], ["clean"]]
+)
 def test_waiting_for_others_is_told(tmp_path: Path, line: list[str]) -> None:
     """A command that finds the store locked says so, and goes on when the other is done."""
-    file = tmp_path / "store.db"
+    with waiting(tmp_path, line) as (process, other):
+        other.execute("ROLLBACK")
+        assert process.communicate()[1] == ""
+    assert process.returncode == 0
+
+
+@pytest.mark.full
+def test_a_command_that_waits_can_be_stopped(tmp_path: Path) -> None:
+    """Ctrl-C ends it while the other still writes, and nothing is saved."""
+    with waiting(tmp_path, ["save", "s", "--state", '{"a": 2}']) as (process, _):
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    assert process.returncode == 130
+    with stepkeep.open(f"sqlite:{tmp_path / 'store.db'}") as store:
+        assert store.get("s").latest().state == {"a": 0}
+
+
+@contextlib.contextmanager
+def waiting(folder: Path, line: list[str]) -> Iterator[tuple[subprocess.Popen[str], apsw.Connection]]:
+    """A command that says it waits for another connection, which holds the store meanwhile."""
+    file = folder / "store.db"
     with stepkeep.open(f"sqlite:{file}") as store:
-        store.session("s").save({"a": 1})
+        for number in (1, 2, 0):
+            store.session("s", test=True).save({"a": number})
+        done = store.session("done", test=True)
+        done.save({})
+        done.complete()
     with contextlib.closing(apsw.Connection(str(file))) as other:
         other.execute("BEGIN IMMEDIATE")
         process = subprocess.Popen(
@@ -1009,7 +1036,7 @@ def test_waiting_for_others_is_told(tmp_path: Path, line: list[str]) -> None:
             text=True,
         )
         assert process.stderr is not None
-        assert "waiting for another process that writes to the store" in process.stderr.readline()
-        other.execute("ROLLBACK")
-    assert process.communicate()[1] == ""
-    assert process.returncode == 0
+        assert (
+            f"waiting for another process that writes to {file}, for up to 20 s" in process.stderr.readline()
+        )
+        yield process, other

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         investigation_status as investigation_status,
         with_times as with_times,
     )
-    from stepkeep.api.opening import default_url as default_url, is_locked as is_locked, open as open
+    from stepkeep.api.opening import default_url as default_url, open as open
     from stepkeep.api.options import (
         CleanupRules as CleanupRules,
         RestoreOptions as RestoreOptions,
@@ -277,7 +277,7 @@ _NAMES_BY_MODULE = {
         "change_investigation investigation_at investigation_recovery investigation_report investigation_status "
         "with_times"
     ),
-    "api.opening": "default_url is_locked open",
+    "api.opening": "default_url open",
     "api.options": "CleanupRules RestoreOptions RetentionRules SaveOptions TimelineOptions",
     "api.overview": "RunStep RunView SessionOverview SessionPage",
     "api.results": "FORMATS Deleted Exported Shown ShownAt StepOutput ValueAt ValueShown to_json",

@@ -12,7 +12,7 @@ from stepkeep.codec.compression import Compression
 from stepkeep.config import Settings
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import utc_now_us
-from stepkeep.storage.urls import database_file, database_name, directory_of, missing_location, open_backend
+from stepkeep.storage.urls import database_file, directory_of, missing_location, open_backend
 
 
 def open(
@@ -58,25 +58,6 @@ def open(
         compression=compression,
         clock=clock,
     )
-
-
-def is_locked(url: str | None = None) -> bool:
-    """Whether another connection writes to the file of a store right now. False where there is no file to look at."""
-    import apsw  # a store that is waited for has it anyway
-
-    url = default_url() if url is None else url
-    file, folder = database_name(url), directory_of(url)
-    name = file if folder is None else f"{folder}/.stepkeep/index.db"
-    if name is None or not os.path.exists(name):  # noqa: PTH110
-        return False
-    connection = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READWRITE)
-    try:
-        connection.execute("BEGIN IMMEDIATE; ROLLBACK")
-    except apsw.Error as exc:
-        return isinstance(exc, apsw.BusyError)
-    finally:
-        connection.close(True)
-    return False
 
 
 def default_url(settings: Settings | None = None) -> str:

@@ -9,7 +9,7 @@ import click
 
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
-from stepkeep.cli.naming import Words, on_session, opened, telling_of_waits
+from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import lines, note
 from stepkeep.text import clean, count
 
@@ -23,7 +23,7 @@ def _command(name: str, help: str, *options: Any, example: str = "") -> click.Co
 
     def finish(settings: CommonOptions, /, words: Words, **given: Any) -> None:
         key = words.named()
-        with telling_of_waits(settings), opened(settings) as store:
+        with opened(settings) as store:
             run = store.get(key)
             getattr(run, name)(**given)
             finished = run.summary()

@@ -20,7 +20,7 @@ from stepkeep.api import (
     RepairedEntry,
 )
 from stepkeep.cli.app import Command, CommonOptions, settings_of
-from stepkeep.cli.naming import chosen_session, complete_ref, session_option
+from stepkeep.cli.naming import chosen_session, complete_ref, opened, session_option
 from stepkeep.cli.printing import is_terminal, json_document, lines, write
 from stepkeep.errors import InvalidInput
 from stepkeep.text import clean, count
@@ -72,7 +72,7 @@ def change(
 
     `message` is that of the checkpoint, where the change makes no automatic one.
     """
-    with api.open(settings.store) as store:
+    with opened(settings, create=True) as store:
         changed = api.change_investigation(store, chosen_session(store, None, session), message, work)
     present(settings, changed, show)
     return changed
@@ -527,7 +527,7 @@ def look(
     show: Callable[[T], None],
 ) -> None:
     """Read something about the investigation that is meant, and show it."""
-    with api.open(settings.store, create=False) as store:
+    with opened(settings) as store:
         found = read(store.investigation(store.get(chosen_session(store, None, session))))
     present(settings, found, show)
 

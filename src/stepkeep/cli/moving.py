@@ -376,7 +376,7 @@ def langgraph(settings: CommonOptions, source: str, threads: tuple[str, ...]) ->
         raise driver_missing("LangGraph", "langgraph", exc) from exc
     with (
         ProgressLine("importing", migration.count(source, threads)) as progress,
-        api.open(settings.store) as store,
+        opened(settings, create=True) as store,
     ):
         report = migration.migrate(store, source, threads, progress.advance)
     settings.show(report, _print_threads)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -20,8 +19,8 @@ from stepkeep.text import clean
 _SESSION: Final = "stepkeep.session"
 SESSION_HELP: Final = "The session, instead of the argument.  [default: $STEPKEEP_SESSION]"
 MAX_COMPLETIONS: Final = 50
-TELL_SECONDS: Final = 2.0
-"""After so long it is told that a command waits for others."""
+BUSY_SECONDS: Final = 20.0
+"""How long a command waits for others that write to its store."""
 
 
 def session_named(argument: str | None, option: str | None, *, use_environment: bool = True) -> str:
@@ -111,27 +110,9 @@ class Words(NamedTuple):
             yield store.get(self.chosen(store))
 
 
-def opened(settings: CommonOptions) -> api.Store:
-    """The store of a command that makes none."""
-    return api.open(settings.store, create=False)
-
-
-@contextmanager
-def telling_of_waits(settings: CommonOptions) -> Iterator[None]:
-    """Say after a moment that others hold the store, if they do: a command waits for them up to a minute."""
-    done = threading.Event()
-
-    def tell() -> None:
-        while not done.wait(TELL_SECONDS):
-            if api.is_locked(settings.store) and not done.is_set():
-                note("waiting for another process that writes to the store; Ctrl-C gives up")
-                return
-
-    threading.Thread(target=tell, daemon=True, name="stepkeep-waiting").start()
-    try:
-        yield
-    finally:
-        done.set()
+def opened(settings: CommonOptions, *, create: bool = False) -> api.Store:
+    """The store of a command, which waits less long for others than a program does: somebody looks on."""
+    return api.open(settings.store, create=create, busy_seconds=BUSY_SECONDS)
 
 
 def _told(chosen: api.Chosen) -> api.Chosen:

@@ -11,6 +11,7 @@ import click
 
 from stepkeep import api
 from stepkeep.cli.app import CommandGroup, CommonOptions, command
+from stepkeep.cli.naming import opened
 from stepkeep.cli.printing import json_document, lines, moment, note, table
 from stepkeep.cli.save import read_document
 from stepkeep.errors import InvalidInput, NotFound
@@ -36,7 +37,7 @@ def _opened(settings: CommonOptions) -> Iterator[api.Phases]:
         with api.open_phases() as found:
             yield found
     else:
-        with api.open(settings.store) as store:
+        with opened(settings, create=True) as store:
             yield store.phases
 
 

@@ -89,7 +89,7 @@ def run(
         raise click.UsageError("--queue goes with --detach.")
     planned = _planned(flow, _variables(pairs), as_json=settings.json)
     if detach:
-        with api.open(settings.store) as store:
+        with opened(settings, create=True) as store:
             queued = store.workflows.queue(planned, queue=queue or "default", **options)
         settings.show(queued, lambda queued: lines([clean(queued.session)]))
         return 0

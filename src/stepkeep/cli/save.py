@@ -19,8 +19,8 @@ from stepkeep.cli.naming import (
     chosen_session,
     is_session_named,
     on_session,
+    opened,
     session_option,
-    telling_of_waits,
     workspace_option,
 )
 from stepkeep.cli.printing import json_document, lines
@@ -98,7 +98,7 @@ def save(
     if expect_head is not None:
         options["expect_head"] = None if expect_head == "none" else _head(expect_head)
     state = _read_state(document, encoding)
-    with telling_of_waits(settings), api.open(settings.store) as store:
+    with opened(settings, create=True) as store:
         header = store.save(key, state, **options, **given)
         _show(settings, store, key, header, "Saved")
 
@@ -170,7 +170,7 @@ def create(
     given["tags"] = _tags(tag_lists)
     state = None if document is None else _read_state(document, encoding)
     is_named = is_session_named(session_option)
-    with telling_of_waits(settings), api.open(settings.store, create=is_named != (document is None)) as store:
+    with opened(settings, create=is_named != (document is None)) as store:
         if document is None and not is_named and next(store.sessions(limit=1), None) is None:
             key = _folder_name()
             bug = store.investigation(store.session(key, profile="debug", workspace=given.get("workspace")))

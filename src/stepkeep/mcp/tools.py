@@ -50,7 +50,7 @@ class OpenedStore:
         """The store, or what keeps it from being opened."""
         with self._lock:
             if self._store is None:
-                self._store = api.open(self._url)
+                self._store = api.open(self._url, busy_seconds=BUSY_SECONDS)
             return self._store
 
     def close(self) -> None:
@@ -59,6 +59,9 @@ class OpenedStore:
         if store is not None:
             store.close()
 
+
+BUSY_SECONDS: Final = 20.0
+"""How long a call waits for others that write to the store: clients give up after a minute."""
 
 WHOLE_BYTES: Final = 100_000
 """States up to this size are returned whole, unless a call asks for more."""

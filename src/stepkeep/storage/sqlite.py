@@ -28,6 +28,7 @@ from stepkeep.logs import Log
 from stepkeep.model import new_uid, utc_now_us
 from stepkeep.processes import tell_of_forks
 from stepkeep.storage.disk import make_private_directory, network_file_system, sync_directory, sync_way_to
+from stepkeep.storage.lock_wait import LockWait
 from stepkeep.storage.port import UNCHANGED, Facts, StoredHead, Unchanged
 from stepkeep.storage.sql.backend import SqlBackend
 from stepkeep.storage.sql.checkpoints import SessionRows
@@ -49,6 +50,8 @@ DIALECT: Final = Dialect(
 )
 OLDEST_SQLITE: Final = (3, 51, 3)
 BUSY_SECONDS: Final = 60.0
+CLOSING_SECONDS: Final = 1.0
+"""How long to wait for others with what they can do as well."""
 _MAX_IDLE_READERS: Final = 8
 _MAX_ROWS: Final = 1000
 _PAGE_BYTES: Final = 4096
@@ -339,7 +342,11 @@ class SqliteBackend(SqlBackend):
             self._drop_writer()
 
     def _tidy(self, writer: _SqliteConnection) -> None:
-        """Move the log into the database. Without room for that it stays, and holds what was saved for later."""
+        """Move the log into the database. Without room for that it stays, and holds what was saved for later.
+
+        Where others write or read, they do it when they close: nothing is worth a long wait.
+        """
+        writer.lock_wait.seconds = min(writer.lock_wait.seconds, CLOSING_SECONDS)
         try:
             writer.truncate_wal()
         except apsw.FullError as exc:
@@ -362,8 +369,9 @@ class _SqliteConnection:
     locks = NO_LOCKS  # a write transaction keeps all other writers out
     trusts_storage = False  # SQLite's pages have no checksums
 
-    def __init__(self, connection: apsw.Connection) -> None:
+    def __init__(self, connection: apsw.Connection, lock_wait: LockWait) -> None:
         self._connection = connection
+        self.lock_wait = lock_wait
         self.is_secure = False
         self.log: Identity | None = None  # which file the write-ahead log was, once that was looked at
         self._version: int | None = None
@@ -652,9 +660,9 @@ _SETTINGS: Final = (
 
 def _connect(path: str, busy_seconds: float) -> _SqliteConnection:
     raw = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=200)
-    connection = _SqliteConnection(raw)
+    connection = _SqliteConnection(raw, LockWait(path, busy_seconds))
     try:
-        raw.set_busy_timeout(round(busy_seconds * 1000))
+        raw.set_busy_handler(connection.lock_wait)
         raw.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         distrust_schema(raw)
         if os.stat(path).st_size <= _PAGE_BYTES:  # one page is undone if a journal of its making is left
