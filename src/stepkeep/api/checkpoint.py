@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from stepkeep.codec import exact
 from stepkeep.engine import Engine, Fallback, Loaded
 from stepkeep.errors import NotFound, StepkeepError
 from stepkeep.model import DETAILS, STATE, Header
@@ -72,7 +71,9 @@ class Checkpoint:
 
     def load(self, type: type[T]) -> T:
         """The state rebuilt as a dataclass, msgspec struct or pydantic model."""
-        return exact.convert(self._loaded.value(), type)
+        from stepkeep.codec.models import convert
+
+        return convert(self._loaded.value(), type)
 
     def outline(self, path: str = "$", *, name: str = STATE, start: int = 0, limit: int = 100) -> Outline:
         """The value at a path of the state, or of another body, and `limit` of the values right below it.

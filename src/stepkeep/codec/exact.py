@@ -10,17 +10,17 @@ Any other state is written with tags, read back and written again: the tags are 
 mean equal values.
 
 Saved as plain data, on purpose: subclasses of built-ins (also enums that are one, named tuples and ordered
-dicts), dataclasses, msgspec structs, and models with `model_dump`. All NaN floats are one value.
+dicts), and objects with declared fields that their class rebuilds equal from that data (see `codec.models`). All NaN
+floats are one value.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -40,7 +40,6 @@ INT_MAX: Final = 2**64 - 1
 to_json = msgspec.json.Encoder().encode
 from_json = msgspec.json.Decoder().decode
 
-TYPE_MISMATCH: Final = "state_type_mismatch"
 NOT_EXACT: Final = "state_not_exact"
 TOO_DEEP: Final = "state_too_deep"
 TOO_LARGE: Final = "state_too_large"
@@ -130,25 +129,6 @@ def decode(encoding: str, data: bytes, first_at: int = 0) -> Any:
     except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, OSError) as exc:
         raise Corrupt(
             f"the state does not follow its encoding {encoding}: {exc}", code=SCHEMA_INVALID
-        ) from exc
-
-
-def convert(value: object, kind: type[T]) -> T:
-    """Rebuild a typed object (dataclass, msgspec struct, model with `model_validate`) from a decoded state.
-
-    Raises:
-        InvalidInput: the state does not fit the type (`state_type_mismatch`).
-    """
-    validate = getattr(kind, "model_validate", None)
-    try:
-        return cast(T, validate(value)) if validate is not None else msgspec.convert(value, kind)
-    except Exception as exc:  # validators are foreign code and raise anything
-        found = re.search(r"`\$\.?([^`]*)`$", str(exc))
-        path = (found and found[1]) or "$"
-        raise InvalidInput(
-            f"the state does not fit {getattr(kind, '__qualname__', kind)}: {exc}",
-            code=TYPE_MISMATCH,
-            path=path,
         ) from exc
 
 
@@ -486,7 +466,9 @@ def _steps(value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _fields(value: Any) -> tuple[str, ...]:
-    """The fields of a dataclass or a struct; what other objects hold is known only when they are read."""
+    """The declared fields of an object; what a pydantic model and other objects hold is known only when read."""
     if isinstance(value, msgspec.Struct):
         return value.__struct_fields__
-    return tuple(getattr(type(value), "__dataclass_fields__", ()))
+    kind = type(value)
+    of_attrs = [field.name for field in getattr(kind, "__attrs_attrs__", ())]
+    return (*getattr(kind, "__dataclass_fields__", ()), *of_attrs)

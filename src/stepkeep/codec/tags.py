@@ -18,7 +18,6 @@ The table is closed: reading never imports or calls what stored bytes name.
 from __future__ import annotations
 
 import binascii
-import dataclasses
 import math
 import operator
 import re
@@ -29,8 +28,6 @@ from enum import Enum
 from typing import Any, Final, cast
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
-import msgspec
 
 from stepkeep.codec.exact import (
     ATOMS,
@@ -47,6 +44,7 @@ from stepkeep.codec.exact import (
     to_json,
     too_many_values,
 )
+from stepkeep.codec.models import check_comes_back, data_of, is_model
 from stepkeep.errors import StepkeepError, Unsupported
 
 
@@ -68,34 +66,20 @@ def _as_data(value: Any) -> Any:
     kind = type(value)
     for base, plain in _BASES:
         if base in kind.__mro__:
+            if is_model(kind):
+                raise ValidationError(
+                    f"is of type {name_of(value)}, a {base.__name__} with fields beside it: save both as plain data"
+                )
             return plain(value)
     if issubclass(kind, Enum):
         raise ValidationError(
             f"is the enum member {name_of(value)}.{value.name}: save its value, or use IntEnum or StrEnum"
         )
-    if issubclass(kind, msgspec.Struct):
-        return _struct_data(value)
-    if dataclasses.is_dataclass(kind):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
-    if callable(getattr(kind, "model_dump", None)):
-        return value.model_dump()
+    if is_model(kind):
+        return data_of(value)
     raise ValidationError(
         f"is of type {name_of(value)}, which cannot be saved: save plain data such as {_advice(kind)}"
     )
-
-
-def _struct_data(value: msgspec.Struct) -> dict[str, Any] | list[Any]:
-    """The data from which `msgspec.convert` rebuilds the struct: encoded names, and its tag if it has one."""
-    config = value.__struct_config__
-    fields = [
-        (name, getattr(value, field))
-        for name, field in zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-    ]
-    if config.tag is not None:
-        fields.insert(0, (str(config.tag_field), config.tag))
-    if config.array_like:
-        return [item for _, item in fields]
-    return {name: item for name, item in fields if item is not msgspec.UNSET}
 
 
 def _advice(kind: type) -> str:
@@ -183,6 +167,7 @@ class Tagger:
         self._met: set[int] | None = set() if is_suspicious else None
         self._met_again = 0
         self._open: set[int] = set()
+        self._in_model = False
 
     def tag(self, value: Any, depth: int) -> Any:
         """Return the JSON data for `value`; a container here is at nesting level `depth`."""
@@ -193,6 +178,8 @@ class Tagger:
             return self._atom(value, kind)
         origin = value
         if kind not in KINDS:
+            if not self._in_model and is_model(kind):
+                return self._model(value, depth)
             value = known(value)
             kind = type(value)
             if kind in ATOMS:
@@ -211,6 +198,16 @@ class Tagger:
             return self._mark("$set" if kind is set else "$frozenset", self._set(value, depth + 1))
         finally:
             self._open.discard(id(origin))
+
+    def _model(self, value: Any, depth: int) -> Any:
+        """Tag an object that is saved as data and proven to come back, with all objects within it."""
+        self._in_model = True
+        try:
+            tree = self.tag(value, depth)
+        finally:
+            self._in_model = False
+        check_comes_back(value, _again(tree))
+        return tree
 
     def _enter(self, origin: object, size: int, depth: int) -> None:
         if id(origin) in self._open:

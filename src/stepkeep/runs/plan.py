@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from stepkeep.codec import exact
+from stepkeep.codec import exact, models
 from stepkeep.codec.integrity import digest
 from stepkeep.engine import NewBody
 from stepkeep.errors import InvalidInput
@@ -287,7 +287,7 @@ def from_state(state: object) -> AgentState:
             fields[name] = [_named(item) if isinstance(item, Mapping) else item for item in fields[name]]
     if isinstance(error := fields.get("lastError"), Mapping):
         fields["lastError"] = _named(error)
-    return msgspec.structs.replace(exact.convert(fields, AgentState), extra=extra)
+    return msgspec.structs.replace(models.convert(fields, AgentState), extra=extra)
 
 
 def checked_state(agent: AgentState) -> dict[str, Any]:
@@ -351,7 +351,7 @@ def _checked_step(step: object) -> PlanStep:
         raise InvalidInput(f"no step has a key {name!r}{hint}", code="invalid_plan")
     if (retry := fields.get("retry")) is not None:
         fields["retry"] = _retry_fields(retry)
-    found = exact.convert(fields, PlanStep)
+    found = models.convert(fields, PlanStep)
     if found.timeout is not None and found.timeout <= 0:
         raise InvalidInput("timeout is a number of seconds above 0", code="invalid_plan")
     return found
@@ -368,7 +368,7 @@ def _retry_fields(retry: object) -> object:
 def retry_policy(retry: object) -> RetryPolicy:
     """A policy, given as one, as its fields, or as the number of tries."""
     try:
-        return exact.convert(_retry_fields(retry), RetryPolicy)
+        return models.convert(_retry_fields(retry), RetryPolicy)
     except InvalidInput as exc:
         raise InvalidInput(
             f"retry is a RetryPolicy or the number of tries: {exc.message}", code="invalid_option"
