@@ -41,12 +41,10 @@ class Status(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
-    @property
-    def is_finished(self) -> bool:
-        return self in _FINISHED
+    is_finished: bool
 
-
-_FINISHED = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+    def __init__(self, text: str) -> None:
+        self.is_finished = text in ("completed", "failed", "cancelled")
 
 
 class TriggerKind(StrEnum):

@@ -17,7 +17,7 @@ DAY = timedelta(days=1)
 def test_the_profiles_are_those_of_the_decision_table():
     """Count, thinning, age, and the days after which a completed, failed or stale session may go."""
     assert {
-        name: (p.keep_last, p.retention.max_age, p.completed_days, p.failed_days, p.stale_days)
+        name: (p.retention.keep_last, p.retention.max_age, p.completed_days, p.failed_days, p.stale_days)
         for name, p in PROFILES.items()
     } == {
         "standard": (None, None, 30, 30, None),

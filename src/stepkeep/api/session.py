@@ -72,7 +72,7 @@ class Session:
         self._settings = settings
         self._uid = info.uid
         self._key = info.key
-        self._files = Files(engine, info.uid, settings, workspace)
+        self._files = None if workspace in (None, False) else Files(engine, info.uid, settings, workspace)
         self._parts: Parts | None = None
 
     @property
@@ -105,6 +105,8 @@ class Session:
     @property
     def files(self) -> Files:
         """The project files that saves of this session captured: look at them, compare and restore them."""
+        if self._files is None:
+            self._files = Files(self._engine, self._uid, self._settings)
         return self._files
 
     @property
@@ -123,7 +125,7 @@ class Session:
         return self._parts
 
     def _save_captured(self, save: Save) -> Header:
-        return self._engine.save(msgspec.structs.replace(save, files=self._files.capture(None)))
+        return self._engine.save(msgspec.structs.replace(save, files=self.files.capture(None)))
 
     def __repr__(self) -> str:
         return f"<Session {self._key!r}>"
@@ -154,7 +156,8 @@ class Session:
         """
         save = self._save_of(state, **options)
         saved = self._engine.save(save) if wait else self._engine.save_later(save)
-        count_usage(self._engine, self._uid, options)
+        if "usage" in options:
+            count_usage(self._engine, self._uid, options)
         return saved
 
     def _save_of(
@@ -186,7 +189,7 @@ class Session:
             session=self._uid,
             state=state,
             details=details,
-            files=self._files.capture(workspace),
+            files=None if self._files is None and workspace is None else self.files.capture(workspace),
             branch=branch,
             parents=None if parents is None else names_of("parents", parents),
             expect_head=expect_head,
@@ -612,7 +615,7 @@ class Session:
 
         step = last_step(self._engine, self.info)
         if step.switch is None:
-            return self._files.take_back(step, workspace=workspace, dry_run=dry_run, force=force)
+            return self.files.take_back(step, workspace=workspace, dry_run=dry_run, force=force)
         if dry_run:
             raise InvalidInput("a dry run is for files, and a branch was changed", code="invalid_option")
         return restore(self, "latest", step=step, workspace=workspace, force=force, compare=compare)
@@ -643,7 +646,7 @@ class Session:
         header, notes = self.load(ref).header, tuple[str, ...]()
         code = CodeState(commit=commit, patches=tuple(patches))
         if code.commit is None and not code.patches:
-            code, notes = self._files.code_at(header, workspace)
+            code, notes = self.files.code_at(header, workspace)
         variables = captured(environment or {}, ALLOWED if allowed is None else allowed)
         replays = [ReplayCommand(command=command) for command in commands]
         return recovery_point(

@@ -164,7 +164,7 @@ class Upkeep:
         """Whether anything of the session of a process's only save may have to go, or be stored smaller."""
         header, settings = saved.header, self._settings
         assert settings is not None
-        if header.status.is_finished or not settings["checkpoint.history.enabled"]:
+        if header.status.is_finished:
             return True
         if header.seq == 1:
             return False
@@ -173,7 +173,8 @@ class Upkeep:
             most = most_bytes(self._engine, header.session, retention.max_bytes)
         except StepkeepError:
             return True  # the keeper tells what is wrong
-        return not retention.keeps_all_of(header.seq, most) or isinstance(self._engine.backend, Compresses)
+        keeps_all = not retention.is_off and retention.keeps_all_of(header.seq, most)
+        return not keeps_all or isinstance(self._engine.backend, Compresses)
 
     def close(self) -> None:
         """Write down what was counted."""

@@ -25,7 +25,7 @@ from stepkeep.cli.naming import (
 )
 from stepkeep.cli.printing import json_document, lines
 from stepkeep.errors import InvalidInput, NotFound
-from stepkeep.model import FILES, Header, Status
+from stepkeep.model import FILES, Header, Status, TriggerKind
 from stepkeep.text import clean, count, shortened, size
 
 EXAMPLE = """\
@@ -91,7 +91,7 @@ def save(
         raise click.UsageError("Only one of --state and --metadata can be read from stdin.")
     options: api.SaveOptions = {
         "tags": _tags(tag_lists),
-        "trigger": "auto" if is_auto else "manual",
+        "trigger": TriggerKind.AUTO if is_auto else TriggerKind.MANUAL,
         "metadata": None if metadata_document is None else _metadata(metadata_document),
         "status": Status(status or Status.IN_PROGRESS),
     }
@@ -103,8 +103,8 @@ def save(
         _show(settings, store, key, header, "Saved")
 
 
-def _tags(lists: tuple[str, ...]) -> list[str]:
-    return list(map(str.strip, ",".join(lists).split(","))) if lists else []
+def _tags(lists: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(str.strip, ",".join(lists).split(","))) if lists else ()
 
 
 def _show(settings: CommonOptions, store: api.Store, key: str, header: Header, verb: str) -> None:

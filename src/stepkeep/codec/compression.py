@@ -56,7 +56,7 @@ def compress(content: bytes, *, prefix: bytes | None = None, level: int = _LEVEL
     The same prefix of at least `MIN_PREFIX_BYTES` is needed to decompress.
     """
     if prefix is None:
-        return _compressor(level).compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
+        return _local.compressors[level].compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
     options: dict[int, int] = {
         zstd.CompressionParameter.compression_level: _PREFIX_LEVEL,
         # A low level alone loses sight of a base of a megabyte or more.
@@ -89,18 +89,20 @@ def decompress(frame: bytes, *, limit: int, prefix: bytes | None = None) -> byte
     return content
 
 
-_local = threading.local()
+class _ByLevel(dict[int, zstd.ZstdCompressor]):
+    def __missing__(self, level: int) -> zstd.ZstdCompressor:
+        self[level] = zstd.ZstdCompressor(level)
+        return self[level]
 
 
-def _compressor(level: int) -> zstd.ZstdCompressor:
-    """This thread's compressor: making one costs more than compressing a delta."""
-    compressor: zstd.ZstdCompressor
-    try:
-        compressor = _local.compressors[level]
-    except (AttributeError, KeyError):
-        compressor = zstd.ZstdCompressor(level)
-        _local.compressors = {**getattr(_local, "compressors", {}), level: compressor}
-    return compressor
+class _Local(threading.local):
+    """The compressors of each thread: making one costs more than compressing a delta."""
+
+    def __init__(self) -> None:
+        self.compressors = _ByLevel()
+
+
+_local = _Local()
 
 
 def _as_prefix(prefix: bytes) -> tuple[zstd.ZstdDict, int]:

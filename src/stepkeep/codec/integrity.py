@@ -64,7 +64,7 @@ def describe(content: bytes, encoding: str) -> Content:
 
 def row_digest(*values: Any) -> str:
     """The digest a stored row carries over its own columns, in their order."""
-    return digest(_encoder.encode(values))
+    return sha256(_encoder.encode(values)).hexdigest()
 
 
 def seal(draft: Header, seq: int, parents: Sequence[str], parent_chains: Sequence[str | None]) -> bytes:
@@ -79,7 +79,7 @@ def seal(draft: Header, seq: int, parents: Sequence[str], parent_chains: Sequenc
         raise InvalidInput(
             f"the header of {draft.id} cannot be written: {exc}", code="invalid_header"
         ) from exc
-    return unsealed[:-1] + _CHAIN_OPEN + digest(unsealed).encode() + _CHAIN_CLOSE
+    return unsealed[:-1] + _CHAIN_OPEN + sha256(unsealed).hexdigest().encode() + _CHAIN_CLOSE
 
 
 def chain_of(sealed: bytes) -> str:
@@ -100,7 +100,7 @@ def open_header(sealed: bytes, *, expect_id: str | None = None) -> Header:
         Unsupported: an intact header of a newer format.
     """
     unsealed = sealed[:-_TAIL] + b"}"
-    tail = _CHAIN_OPEN + digest(unsealed).encode() + _CHAIN_CLOSE
+    tail = _CHAIN_OPEN + sha256(unsealed).hexdigest().encode() + _CHAIN_CLOSE
     if sealed[-_TAIL:] != tail:
         raise Corrupt("header bytes do not match their digest", checkpoint=expect_id)
     try:
@@ -135,5 +135,5 @@ def check_content(
 
 def check_stored(data: bytes, expected: str, *, checkpoint: str, body: str) -> None:
     """Raise `Corrupt` unless stored bytes match their digest: checked before anything is decompressed."""
-    if digest(data) != expected:
+    if sha256(data).hexdigest() != expected:
         raise Corrupt(f"stored bytes of body {body!r} of {checkpoint} are damaged", checkpoint=checkpoint)

@@ -189,7 +189,8 @@ class Settings(msgspec.Struct, frozen=True):
 
     def with_store(self, url: str) -> Settings:
         """The same where the caller names the store: then it is not the project's own."""
-        if self.origin("store").layer != "project":
+        store = self.given.get("store")
+        if store is None or store.origin.layer != "project":
             return self
         named = {"store": Setting("store", url, Origin("flag"))}
         return Settings(
@@ -203,12 +204,16 @@ class Settings(msgspec.Struct, frozen=True):
     @property
     def project_file(self) -> str | None:
         """The project's file that is in use."""
-        return next((file.path for file in self.files if file.is_used and file.scope == "project"), None)
+        for file in self.files:
+            if file.is_used and file.scope == "project":
+                return file.path
+        return None
 
     @property
     def for_store(self) -> Settings:
         """What holds for the store as a whole: the user's settings, and the project's if the store is its own."""
-        if self.users is None or self.origin("store").layer == "project":
+        store = self.given.get("store")
+        if self.users is None or (store is not None and store.origin.layer == "project"):
             return self
         return Settings(self.users, self.files)
 
@@ -256,7 +261,10 @@ class Settings(msgspec.Struct, frozen=True):
         Raises:
             InvalidInput: the session's profile or policy makes no sense; nothing may be removed.
         """
-        is_touched = profile_named(session.profile).is_cleaned
+        profile = profile_named(session.profile)
+        if not self.given and not session.policy:
+            return profile.retention
+        is_touched = profile.is_cleaned
         settings = self.for_session(session)
         rules = settings.retention_overrides(session.profile) if is_touched else {}
         policy = session.policy or {}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from stepkeep.codec.integrity import seal
 from stepkeep.errors import BackendUnavailable, StepkeepError
-from stepkeep.storage.port import Append, Appended
+from stepkeep.storage.port import Append, Appended, Backend
 
 Outcome: TypeAlias = Appended | StepkeepError
 
@@ -45,8 +46,8 @@ class Committer:
     leader's lock in turn, the next commit would begin before the first of them comes back with another append.
     """
 
-    def __init__(self, append: Callable[[Sequence[Append]], list[Outcome]]) -> None:
-        self._append = append
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._queue: deque[Queued] = deque()
         self._leader = threading.Lock()
         self._waiting: deque[Queued] = deque()
@@ -116,7 +117,7 @@ class Committer:
 
     def _attempt(self, batch: list[Queued]) -> list[Queued]:
         """Commit a batch; those that are to be sent again, in their order and before anything that came later."""
-        outcomes = self._append([queued.item for queued in batch])
+        outcomes = self._backend.append([queued.item for queued in batch], seal)
         repeats = []
         for queued, outcome in zip(batch, outcomes, strict=True):
             instead = None

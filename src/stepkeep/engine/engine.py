@@ -18,7 +18,6 @@ from stepkeep.codec.integrity import (
     check_stored,
     digest,
     read_header,
-    seal,
 )
 from stepkeep.engine import chains, reader
 from stepkeep.engine.chains import Base, BranchWriter, Chain, Writers
@@ -53,7 +52,6 @@ from stepkeep.storage.port import (
     UNCHANGED,
     Annotation,
     Append,
-    Appended,
     Backend,
     Blob,
     Body,
@@ -262,7 +260,7 @@ class Engine:
         self._compresses = compresses
         self._policy_of_new = policy_of_new
         self.max_state_bytes = max_state_bytes
-        self._committer = Committer(self._append_batch)
+        self._committer = Committer(backend)
         self._writers = Writers()
         self.encoder = IncrementalEncoder(max_state_bytes)
         self._known: dict[str, _Known] = {}
@@ -486,11 +484,10 @@ class Engine:
         if self._being_made:
             self._wait_for(save.session)
         try:
-            bodies = self._bodies(save)
+            return self._send(save, self._bodies(save), started)
         except StepkeepError as exc:
             self._tell_failed(exc)
             raise
-        return self._sent(save, bodies, started)
 
     def _bodies(self, save: Save) -> dict[str, NewBody]:
         """The contents of a save, encoded and proven; each value once."""
@@ -524,7 +521,9 @@ class Engine:
 
     def group_limit(self, session: SessionInfo) -> int:
         """How many bodies a keyframe group of the session has at most."""
-        keep_last = (session.policy or {}).get("keep_last", profile_named(session.profile).keep_last)
+        keep_last = (session.policy or {}).get(
+            "keep_last", profile_named(session.profile).retention.keep_last
+        )
         return delta.group_limit(keep_last, self._keyframe_every)
 
     def _sent(self, save: Save, bodies: dict[str, NewBody], started: float) -> Pending:
@@ -617,9 +616,6 @@ class Engine:
         found = map(reader.verified, self.backend.headers(query))
         return next((each for each in found if name in each.contents), None)
 
-    def _append_batch(self, batch: Sequence[Append]) -> list[Appended | StepkeepError]:
-        return self.backend.append(batch, seal)
-
     def confirm(self, pending: Pending) -> Header:
         """The header of a queued save, once it is durable."""
         outcome = self._committer.settle(pending)
@@ -651,8 +647,7 @@ class Engine:
         """Keep the newest checkpoint of a branch at hand, for those who load it next."""
         writer = self._writers.find(row.session, row.branch)
         if writer is not None and (writer.head is None or writer.head.seq < row.seq):
-            contents = {name: body.content for name, body in pending._bodies.items()}
-            writer.head = reader.Remembered(row, contents)
+            writer.head = reader.Remembered(row, pending._bodies)
 
     def _tell_failed(self, error: StepkeepError) -> None:
         for told in self.on_failed:
@@ -905,15 +900,15 @@ class Engine:
 
     def flush(self) -> None:
         """Return when every save submitted so far is settled."""
-        self._wait_for_workers()
+        if self._workers:
+            self._wait_for_workers()
         self._committer.flush()
 
     def close(self) -> None:
         """Finish what was submitted and close the backend."""
-        self._wait_for_workers()
+        self.flush()
         for worker in self._workers.values():
             worker.stop()
-        self._committer.flush()
         self.encoder.clear()
         self.backend.close()
 
@@ -961,7 +956,7 @@ def _draft(save: Save, bodies: dict[str, NewBody], current: str, time_us: int) -
         idempotency_key=None
         if save.idempotency_key is None
         else check_name("an idempotency key", save.idempotency_key),
-        step=save.step if type(save.step) is int and abs(save.step) < 2**63 else _checked_step(save.step),
+        step=None if save.step is None else _checked_step(save.step),
         status=save.status,
         trigger=save.trigger,
         message="" if save.message == "" else check_text("a message", save.message),
@@ -1008,9 +1003,7 @@ def _checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(check_name("a tag", tag) for tag in tags))
 
 
-def _checked_step(step: object) -> int | None:
-    if step is None:
-        return None
+def _checked_step(step: object) -> int:
     if isinstance(step, bool) or not isinstance(step, int) or not -(2**63) <= step < 2**63:
         raise InvalidInput(f"a step is a whole number of 64 bits, not {step!r}", code="invalid_step")
     return int(step)

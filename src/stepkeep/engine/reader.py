@@ -75,10 +75,10 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 class Remembered:
     """The newest checkpoint of a branch as this process saved it, for loads while nobody else wrote anything."""
 
-    def __init__(self, row: HeaderRow, contents: dict[str, bytes]) -> None:
+    def __init__(self, row: HeaderRow, bodies: dict[str, NewBody]) -> None:
         self.id, self.seq = row.id, row.seq
         self._raw = row.raw
-        self._contents = contents
+        self._bodies = bodies
         self._loads = 0
         self._packed: bytes | None = None
         self.annotations: dict[str, tuple[int, list[Annotation]]] = {}
@@ -86,10 +86,11 @@ class Remembered:
     def loaded(self) -> Loaded:
         """The checkpoint, with a header of its own for each caller."""
         header = read_header(self._raw)
+        contents = {name: body.content for name, body in self._bodies.items()}
         self._loads += 1
         if self._loads == _MANY_LOADS and header.contents[STATE].encoding == exact.JSON:
-            self._packed = _pack(Loaded(header=header, contents=self._contents).value())
-        return Loaded(header=header, contents=self._contents, packed=self._packed)
+            self._packed = _pack(Loaded(header=header, contents=contents).value())
+        return Loaded(header=header, contents=contents, packed=self._packed)
 
 
 _pack = msgspec.msgpack.Encoder().encode

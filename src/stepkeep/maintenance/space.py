@@ -20,7 +20,6 @@ from stepkeep.engine import Engine
 from stepkeep.errors import WRITE_FAILED, BackendUnavailable, InvalidInput
 from stepkeep.model import MAX_SEQ
 from stepkeep.storage.port import Compresses, KeepsFiles
-from stepkeep.storage.urls import database_name
 
 T = TypeVar("T")
 
@@ -46,10 +45,10 @@ _BALLAST_SHARE: Final = 4
 
 def most_bytes(engine: Engine, uid: str, limit: int | None) -> int:
     """No less than a session takes. It is counted only where the whole store takes more than `limit`."""
-    name = database_name(engine.backend.url)
     if limit is None:
         return 0
-    if name is not None and (size := sum(map(_size, (name, f"{name}-wal")))) <= limit:
+    kind, _, path = engine.backend.url.partition(":")
+    if kind == "sqlite" and (size := sum(map(_size, (path, f"{path}-wal")))) <= limit:
         return size
     usage = engine.backend.usage(uid)
     if isinstance(engine.backend, KeepsFiles):

@@ -33,11 +33,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     stale_days: int | None = None
 
     @property
-    def keep_last(self) -> int | None:
-        """How many of the newest checkpoints stay; None for all of them."""
-        return self.retention.keep_last
-
-    @property
     def is_cleaned(self) -> bool:
         """Whether a session of this profile may ever be removed as a whole."""
         return self.completed_days is not None or self.failed_days is not None

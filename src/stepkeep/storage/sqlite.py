@@ -25,13 +25,13 @@ from stepkeep.errors import (
     Unsupported,
 )
 from stepkeep.logs import Log
-from stepkeep.model import new_uid, utc_now_us
+from stepkeep.model import SessionInfo, new_uid, utc_now_us
 from stepkeep.processes import tell_of_forks
 from stepkeep.storage.disk import make_private_directory, network_file_system, sync_directory, sync_way_to
 from stepkeep.storage.lock_wait import LockWait
 from stepkeep.storage.port import UNCHANGED, Facts, StoredHead, Unchanged
 from stepkeep.storage.sql.backend import SqlBackend
-from stepkeep.storage.sql.checkpoints import SessionRows
+from stepkeep.storage.sql.checkpoints import SessionRows, open_rows
 from stepkeep.storage.sql.connection import NO_LOCKS, Connection, NotUnique, Query, Row, Value
 from stepkeep.storage.sql.tables import MIGRATIONS, SCHEMA_VERSION, Dialect, statements
 
@@ -76,15 +76,16 @@ class SqliteBackend(SqlBackend):
         """`tables` are statements for tables that a backend built on this one keeps beside the common ones."""
         super().__init__(clock=clock)
         self._path = _absolute(path)
+        self.url = f"sqlite:{self._path}"
+        self._log_path = f"{self._path}-wal"
         self._busy_seconds = busy_seconds
         self._failed: _SqliteConnection | None = None  # its commit failed and may still be in the log
-        self._pool = threading.Condition(threading.Lock())  # guards the four below
+        self._pool = threading.Condition(threading.Lock())  # guards the three below
         self._idle: list[_SqliteConnection] = []
-        self._writer: _SqliteConnection | None = None
         self._borrowed = 0
         self._is_closed = False
-        self._writing_lock = threading.Lock()
-        self._rows: dict[str, SessionRows] = {}  # as the last append left them
+        self._writing_lock = threading.Lock()  # guards the writer
+        self._writer: _SqliteConnection | None = None
         try:
             _check_library()
             self._identity, first = _prepare(self._path, busy_seconds, tables)
@@ -98,10 +99,6 @@ class SqliteBackend(SqlBackend):
         from pathlib import Path
 
         return Path(self._path)
-
-    @property
-    def url(self) -> str:
-        return f"sqlite:{self._path}"
 
     # --- transactions
 
@@ -129,35 +126,45 @@ class SqliteBackend(SqlBackend):
 
     def _run(self, work: Callable[[Connection], T], *, secure: bool = False, keeps_rows: bool = False) -> T:
         try:
-            with self._writing_lock, self._borrow_writer() as connection:
-                self._check_in_place(connection)
-                if secure != connection.is_secure:
-                    connection.set_secure_delete(secure)
-                if not keeps_rows:
-                    self._rows = {}
+            with self._writing_lock:
                 try:
+                    connection = self._take_writer()
+                    self._check_in_place(connection)
+                    if secure != connection.is_secure:
+                        connection.set_secure_delete(secure)
+                    if not keeps_rows:
+                        connection.rows = {}
                     result = _transaction(connection, work)
-                except BaseException:
-                    self._rows = {}
+                    if secure and not connection.truncate_wal():
+                        log.warning(
+                            "another process reads %s: removed bytes stay in its log until it stops",
+                            self._path,
+                        )
+                    return result
+                except BaseException as exc:
+                    self._recover(exc)
                     raise
-                if secure and not connection.truncate_wal():
-                    log.warning(
-                        "another process reads %s: removed bytes stay in its log until it stops", self._path
-                    )
-                return result
         except (apsw.Error, OSError) as exc:
             raise _error_of(exc, self._path) from exc
 
     def _rows_at_hand(self, tx: Connection) -> dict[str, SessionRows]:
         assert isinstance(tx, _SqliteConnection)
-        if not tx.is_unchanged() or len(self._rows) > _MAX_ROWS:
-            self._rows = {}
-        return self._rows
+        if not tx.is_unchanged() or len(tx.rows) > _MAX_ROWS:
+            tx.rows = {}
+        return tx.rows
+
+    def session_by_key(self, key: str) -> SessionInfo | None:
+        if self._writer is not None:
+            return super().session_by_key(key)
+        # The connection that reads it becomes the writer: a process that saves once looks nothing up again.
+        return self._reading(lambda tx: open_rows(tx, key, self._rows_at_hand(tx)), key=key)
 
     def load_head(
         self, uid: str, branch: str | None = None, *, known: tuple[str, str] | None = None
     ) -> StoredHead | Unchanged | None:
-        if known is not None and uid in self._rows and self._is_head(uid, branch, known[0]):
+        writer = self._writer
+        is_at_hand = writer is not None and uid in writer.rows
+        if known is not None and is_at_hand and self._is_head(uid, branch, known[0]):
             return UNCHANGED
         return super().load_head(uid, branch, known=known)
 
@@ -166,9 +173,7 @@ class SqliteBackend(SqlBackend):
         if not self._writing_lock.acquire(blocking=False):
             return False
         try:
-            if self._writer is None or not self._writer.is_unchanged():
-                self._rows = {}
-            rows = self._rows.get(uid)
+            rows = None if self._writer is None else self._rows_at_hand(self._writer).get(uid)
             return rows is not None and rows.head(branch) == checkpoint
         except apsw.Error:
             return False
@@ -198,34 +203,30 @@ class SqliteBackend(SqlBackend):
                 self._idle.append(connection)
             self._pool.notify_all()
 
-    @contextmanager
-    def _borrow_writer(self) -> Iterator[_SqliteConnection]:
-        with self._pool:
-            if self._is_closed:
-                raise self._closed()
-            self._borrowed += 1
-        try:
-            if self._writer is None:
-                # A process that reads a little and saves once needs no second connection.
-                with self._pool:
-                    reader = self._idle.pop() if self._idle else None
-                self._writer = reader or _connect(self._path, self._busy_seconds)
-            if self._failed is not None:
-                self._bury_failed()
-            yield self._writer
-        except apsw.IOError:
+    def _take_writer(self) -> _SqliteConnection:
+        """The connection that writes. Whoever asks holds `_writing_lock`, and tells `_recover` when something fails."""
+        if self._is_closed:
+            raise self._closed()
+        if self._writer is None:
+            # A process that reads a little and saves once needs no second connection.
+            with self._pool:
+                reader = self._idle.pop() if self._idle else None
+            self._writer = reader or _connect(self._path, self._busy_seconds)
+        if self._failed is not None:
+            self._bury_failed()
+        return self._writer
+
+    def _recover(self, exc: BaseException) -> None:
+        """What a failed write leaves behind is not believed."""
+        if self._writer is not None:
+            self._writer.rows = {}
+        if isinstance(exc, apsw.IOError):
             self._set_writer_aside()
-            raise
-        except apsw.ReadOnlyError:
+        elif isinstance(exc, apsw.ReadOnlyError):
             # One refused open of the -shm file makes it read-only for as long as any connection here shares it.
             with self._pool:
                 self._drop_idle()
             self._drop_writer()
-            raise
-        finally:
-            with self._pool:
-                self._borrowed -= 1
-                self._pool.notify_all()
 
     def _set_writer_aside(self) -> None:
         """After a failed write or sync nothing in this connection's memory is to be believed.
@@ -262,7 +263,7 @@ class SqliteBackend(SqlBackend):
 
         So does its log, which nobody removes while a connection is open.
         """
-        log = _identity(f"{self._path}-wal")
+        log = _identity(self._log_path)
         is_ours = _identity(self._path) == self._identity and writer.log in (None, log)
         writer.log = log
         if not is_ours:
@@ -279,16 +280,21 @@ class SqliteBackend(SqlBackend):
     # --- space
 
     def _store_bytes(self) -> int:
-        return _size_of(self._path) + _size_of(f"{self._path}-wal")
+        return _size_of(self._path) + _size_of(self._log_path)
 
     def reclaim(self, max_bytes: int) -> int:
-        with _translated(self._path), self._writing_lock, self._borrow_writer() as connection:
-            (page_size,) = connection.one("PRAGMA page_size") or (4096,)
-            (before,) = connection.one("PRAGMA freelist_count") or (0,)
-            connection.all(f"PRAGMA incremental_vacuum({max(1, max_bytes // page_size)})")
-            (after,) = connection.one("PRAGMA freelist_count") or (0,)
-            connection.truncate_wal()
-            return int((before - after) * page_size)
+        with _translated(self._path), self._writing_lock:
+            try:
+                connection = self._take_writer()
+                (page_size,) = connection.one("PRAGMA page_size") or (4096,)
+                (before,) = connection.one("PRAGMA freelist_count") or (0,)
+                connection.all(f"PRAGMA incremental_vacuum({max(1, max_bytes // page_size)})")
+                (after,) = connection.one("PRAGMA freelist_count") or (0,)
+                connection.truncate_wal()
+                return int((before - after) * page_size)
+            except BaseException as exc:
+                self._recover(exc)
+                raise
 
     def facts(self) -> Facts:
         def ask(connection: Connection) -> tuple[str, int]:
@@ -301,7 +307,7 @@ class SqliteBackend(SqlBackend):
         return Facts(
             durability="full: write-ahead log, every commit is synced",
             weakness=None if is_full else f"journal mode {mode}, synchronous {level}: a crash may lose saves",
-            log_bytes=_size_of(f"{self._path}-wal"),
+            log_bytes=_size_of(self._log_path),
         )
 
     def fill(self, write: Callable[[Connection], None]) -> None:
@@ -334,23 +340,18 @@ class SqliteBackend(SqlBackend):
 
     def _close_connections(self, *, truncate: bool) -> None:
         try:
-            self._bury_failed()
+            if self._failed is not None:
+                self._bury_failed()
             if self._writer is not None and truncate:
-                self._tidy(self._writer)
+                # Where others write or read, they do it when they close: nothing is worth a long wait.
+                wait = self._writer.lock_wait
+                wait.seconds = min(wait.seconds, CLOSING_SECONDS)
+                self._writer.truncate_wal()
+        except apsw.FullError as exc:  # without room in the database the log holds what was saved for later
+            log.warning("%s stays for now, what was saved is in it: %s", self._log_path, exc)
         finally:
             self._drop_idle()
             self._drop_writer()
-
-    def _tidy(self, writer: _SqliteConnection) -> None:
-        """Move the log into the database. Without room for that it stays, and holds what was saved for later.
-
-        Where others write or read, they do it when they close: nothing is worth a long wait.
-        """
-        writer.lock_wait.seconds = min(writer.lock_wait.seconds, CLOSING_SECONDS)
-        try:
-            writer.truncate_wal()
-        except apsw.FullError as exc:
-            log.warning("%s-wal stays for now, what was saved is in it: %s", self._path, exc)
 
     def before_fork(self) -> None:
         self._writing_lock.acquire()
@@ -374,6 +375,7 @@ class _SqliteConnection:
         self.lock_wait = lock_wait
         self.is_secure = False
         self.log: Identity | None = None  # which file the write-ahead log was, once that was looked at
+        self.rows: dict[str, SessionRows] = {}  # as the last append left them, or they were read
         self._version: int | None = None
 
     def all(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
@@ -801,28 +803,27 @@ def _expected_schema() -> frozenset[_Entry]:
     return frozenset(_entry(sql) for version in MIGRATIONS for sql in statements(version, DIALECT))
 
 
-_OF_SQLITE: Final = ("table", "sqlite_sequence", "sqlite_sequence", "CREATE TABLE sqlite_sequence(name,seq)")
+_OF_SQLITE: Final = frozenset(
+    {
+        ("table", "sqlite_sequence", "sqlite_sequence", "CREATE TABLE sqlite_sequence(name,seq)"),
+        ("setting", "auto_vacuum", "", "2"),
+    }
+)
+# Only the indexes of primary keys have no text.
+_SCHEMA: Final = (
+    "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL OR type <> 'index'"
+    " UNION ALL SELECT 'setting', 'auto_vacuum', '', CAST(auto_vacuum AS TEXT) FROM pragma_auto_vacuum"
+)
 
 
 def _check_schema(connection: _SqliteConnection, path: str, tables: Sequence[str]) -> None:
-    """Damage to the schema can turn an index into nonsense unseen, so it is compared with what was created.
-
-    Only the indexes of primary keys have no text.
-    """
-    expected = _expected_schema() | set(map(_entry, tables))
-    found = {
-        (kind, name, table, sql)
-        for kind, name, table, sql in connection.all("SELECT type, name, tbl_name, sql FROM sqlite_master")
-        if sql is not None or kind != "index"
-    }
-    if found - {_OF_SQLITE} != expected:
+    """Damage to the schema can turn an index into nonsense unseen, so it is compared with what was created."""
+    found = set(connection.all(_SCHEMA))
+    if found != _expected_schema().union(map(_entry, tables), _OF_SQLITE):
         raise Corrupt(
             f"the schema of {path} is not the expected one: recover it into a new store",
             code="schema_damaged",
         )
-    (mode,) = connection.one("PRAGMA auto_vacuum") or (0,)
-    if mode != 2:
-        raise Corrupt(f"{path} lost its auto_vacuum setting", code="schema_damaged")
 
 
 # --- errors ----------------------------------------------------------------------------------------------------

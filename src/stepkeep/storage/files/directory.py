@@ -100,6 +100,7 @@ class FilesBackend(SqlBackend):
         self._sidecar = open_sidecar(self._root, clock=clock, busy_seconds=busy_seconds)
         try:
             self._layout = self._settled_layout(None if layout is None else Layout(layout))
+            self.url = f"files:{self._root}?layout={self._layout}"
             self._names = NAMES[self._layout]
             self._tree = Tree(self._root)
             is_phase = self._layout is Layout.PHASE
@@ -138,10 +139,6 @@ class FilesBackend(SqlBackend):
     def phase_files(self) -> PhaseFiles | None:
         """`seed.json` and the event log beside the documents, in the `phase` layout."""
         return self._phase_files
-
-    @property
-    def url(self) -> str:
-        return f"files:{self._root}?layout={self._layout}"
 
     # --- transactions
 

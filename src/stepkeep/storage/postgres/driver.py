@@ -63,6 +63,7 @@ class PostgresBackend(SqlBackend):
         super().__init__()
         self._server_clock = clock
         self._address = address.parse(url)
+        self.url = self._address.url
         self._settings = Settings(self._address)
         self._heads = HeadCache()
         self._pool = Pool(
@@ -77,10 +78,6 @@ class PostgresBackend(SqlBackend):
             self._pool.close()
             raise
         tell_of_forks(self)
-
-    @property
-    def url(self) -> str:
-        return self._address.url
 
     def _connect(self) -> Raw:
         raw = psycopg.Connection.connect(**self._address.parameters, autocommit=True, prepare_threshold=None)

@@ -103,7 +103,7 @@ def _sealed(head: CachedHead | None, item: Append, seal: Seal) -> SealedSave | N
         raw = seal(draft, seq, parents, [head.chain] * len(parents))
     except (StepkeepError, UnicodeEncodeError):
         return None  # the long way refuses it, with a reason
-    rows = SessionRows(head.sid, head.session)
+    rows = SessionRows(head.sid, head.session, head.session[_LAST_SEQ])
     rows.advance(draft, seq, list(head.branch[:-1]), chain_of(raw))
     (after,) = (CachedHead(*left) for left in rows.left())
     row = HeaderRow(id=draft.id, session=draft.session, seq=seq, branch=draft.branch, raw=raw)

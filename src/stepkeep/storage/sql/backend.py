@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
@@ -33,16 +34,12 @@ class SqlBackend(ABC):
     """Everything the port promises, in terms of `_read` and `_write`."""
 
     capabilities = port.Capabilities(takes_deltas=True)
+    url: str
 
     def __init__(self, *, clock: Callable[[], int] = utc_now_us) -> None:
         self._clock = clock
 
     # --- what a driver adds
-
-    @property
-    @abstractmethod
-    def url(self) -> str:
-        """How to open this store again."""
 
     @abstractmethod
     def _read(self, work: Callable[[Connection], T]) -> T:
@@ -245,16 +242,16 @@ class SqlBackend(ABC):
     def append(self, batch: Sequence[Append], seal: Seal) -> list[Appended | StepkeepError]:
         try:
             try:
-                return self._write_keyed(lambda tx: self._append_batch(tx, batch, seal))
+                return self._write_keyed(partial(self._append_batch, batch=batch, seal=seal))
             except NotUnique:  # a name that was taken to be free: who holds it is looked up
-                return self._write_keyed(lambda tx: self._append_batch(tx, batch, seal, is_careful=True))
+                return self._write_keyed(partial(self._append_batch, batch=batch, seal=seal, is_careful=True))
         except NeedsRepair:
             self._write(repair)
         except DamagedPage as exc:
             raise Corrupt(f"{self.url} is damaged: {exc}; recover it into a new store") from exc
         # What could not be rebuilt is refused alone: a damaged session must not fail the saves of others.
         return self._write_keyed(
-            lambda tx: self._append_batch(tx, batch, seal, is_repaired=True, is_careful=True)
+            partial(self._append_batch, batch=batch, seal=seal, is_repaired=True, is_careful=True)
         )
 
     def _append_batch(

@@ -101,25 +101,22 @@ def insert(tx: Connection, sid: int, bodies: Sequence[Body]) -> None:
 
 def check_references(tx: Connection, sid: int, bodies: Sequence[Body], blobs: Sequence[Blob] = ()) -> None:
     """Refuse bodies whose base or blobs are not stored: a sweep may have been faster than this save (V5)."""
+    named: set[str] = set()
     for body in bodies:
+        named.update(body.blobs)
         # A redundant delta encoding is never a reference: without its base it is only useless.
         if body.base is not None and not body.is_redundant and not tx.one(BASE, (sid, body.base, body.name)):
             raise conflicts.base_gone(body)
-    check_blobs(tx, bodies, blobs)
+    check_blobs(tx, named, blobs)
 
 
 BASE: Final = "SELECT 1 FROM bodies WHERE sid = ? AND checkpoint = ? AND name = ? AND is_redundant = 0"
 
 
-def check_blobs(tx: Connection, bodies: Sequence[Body], blobs: Sequence[Blob]) -> None:
-    """Refuse bodies that name blobs which are neither stored nor given; those found stay until the transaction ends."""
-    named: set[str] = set()
-    for body in bodies:
-        named.update(body.blobs)
-    if not named:
-        return
-    named.difference_update(blob.digest for blob in blobs)
-    missing = named - stored_blobs(tx, sorted(named), lock=tx.locks.keep)
+def check_blobs(tx: Connection, named: set[str], blobs: Sequence[Blob]) -> None:
+    """Refuse blobs that are neither stored nor given; those found stay until the transaction ends."""
+    elsewhere = sorted(named.difference(blob.digest for blob in blobs))
+    missing = set(elsewhere) - stored_blobs(tx, elsewhere, lock=tx.locks.keep)
     if missing:
         raise conflicts.blob_gone(min(missing))
 

@@ -9,11 +9,14 @@ write, so a refusal leaves nothing behind.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
 
-from stepkeep.codec.integrity import chain_of, open_header, row_digest
+from stepkeep.codec.integrity import chain_of, digest, open_header, row_digest
+from stepkeep.errors import Corrupt
 from stepkeep.model import MAX_SEQ, Branch, Header, SessionInfo, Status
 from stepkeep.storage import conflicts, port
 from stepkeep.storage.sql import bodies, leases, sessions
@@ -42,18 +45,21 @@ _FROM = "FROM checkpoints c JOIN sessions s ON s.sid = c.sid"
 
 _SESSION: Final = len(SESSION_NAMES)
 _BRANCH: Final = len(BRANCH_FIELDS) + 1
-_LOOKUP: Final = ", ".join(
+_ROWS: Final = ", ".join(
     (
         "s.sid",
         *(f"s.{name}" for name in SESSION_NAMES),
         *(f"b.{name} AS branch_{name}" for name in (*BRANCH_FIELDS, "digest")),
         "(SELECT max(seq) FROM checkpoints WHERE sid = s.sid) AS highest",
         "(SELECT header FROM checkpoints WHERE id = b.head) AS head_header",
-        "(SELECT id FROM checkpoints WHERE id = ?) AS own",
-        "(SELECT 1 FROM bodies WHERE sid = s.sid AND checkpoint = ? LIMIT 1) AS remains",
     )
 )
-_LOOKED_UP: Final = "FROM sessions s LEFT JOIN branches b ON b.sid = s.sid AND b.name = ? WHERE s.uid = ?"
+_OWN: Final = (
+    "(SELECT id FROM checkpoints WHERE id = ?) AS own",
+    "(SELECT 1 FROM bodies WHERE sid = s.sid AND checkpoint = ? LIMIT 1) AS remains",
+)
+_JOINED: Final = "FROM sessions s LEFT JOIN branches b ON b.sid = s.sid AND b.name ="
+_OPENED: Final = f"SELECT {_ROWS} {_JOINED} s.branch WHERE s.key_digest = ? OR s.key = ?"
 _BY_KEY: Final = "(SELECT id FROM checkpoints WHERE sid = s.sid AND idempotency_key = ?) AS by_key"
 _BY_EXTERNAL_ID: Final = (
     "(SELECT id FROM checkpoints WHERE sid = s.sid AND branch = ? AND external_id = ?) AS external"
@@ -69,8 +75,8 @@ INSERT_CHECKPOINT: Final = (
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _CHANGED: Final = ("updated_us", "status", "finished_us", "error", "last_seq")
-_CHANGED_AT: Final = tuple(SESSION_FIELDS.index(name) for name in _CHANGED)
-_UPDATED, _STATUS, _FINISHED, _ERROR, _LAST_SEQ = _CHANGED_AT
+_UPDATED, _STATUS, _FINISHED, _ERROR, _LAST_SEQ = map(SESSION_FIELDS.index, _CHANGED)
+_changed: Final = itemgetter(_UPDATED, _STATUS, _FINISHED, _ERROR, _LAST_SEQ)
 _CURRENT: Final = SESSION_FIELDS.index("branch")
 _KEY: Final = SESSION_FIELDS.index("key")
 _HEAD, _HEAD_SEQ = BRANCH_FIELDS.index("head"), BRANCH_FIELDS.index("head_seq")
@@ -97,10 +103,12 @@ class SessionRows:
     `chains` has the chain value of each of these branches' heads, `bases` the bodies known to be stored.
     """
 
-    def __init__(self, sid: int, row: Row) -> None:
+    def __init__(self, sid: int, row: Row, highest: object) -> None:
+        """`highest` is the highest number that is stored."""
         self.sid = sid
-        self.columns: list[Any] = list(row[: len(SESSION_FIELDS)])
-        self._rest = row[len(SESSION_FIELDS) :]
+        self.columns: list[Any] = list(row[:-1])
+        # No number is given twice (V3), even if damage raised one of those that are stored.
+        self.columns[_LAST_SEQ] = max(self.columns[_LAST_SEQ], highest if isinstance(highest, int) else 0)
         self.branches: dict[str, list[Any]] = {}
         self.chains: dict[str, str] = {}
         self.bases: set[tuple[str, str]] = set()
@@ -128,7 +136,9 @@ class SessionRows:
         self._changed.add(header.branch)
         if len(self.bases) > MAX_BASES:
             self.bases.clear()
-        self.bases.update((body.checkpoint, body.name) for body in stored if not body.is_redundant)
+        for body in stored:
+            if not body.is_redundant:
+                self.bases.add((body.checkpoint, body.name))
 
     def write(self, tx: Connection) -> None:
         """Write what the saves changed since the last time."""
@@ -136,13 +146,11 @@ class SessionRows:
             columns = self.branches[name]
             tx.put(sessions.PUT_BRANCH, (self.sid, *columns, row_digest(*columns)))
         self._changed.clear()
-        changed = [self.columns[at] for at in _CHANGED_AT]
-        tx.put(_UPDATE_SESSION, (*changed, row_digest(*self.columns, self._rest[1]), self.sid))
+        tx.put(_UPDATE_SESSION, (*_changed(self.columns), row_digest(*self.columns), self.sid))
 
     def left(self) -> Iterator[tuple[int, Row, Row, str]]:
         """The session's number and row as the batch leaves it; with the row and chain of each branch it saved to."""
-        key_digest, description, _ = self._rest
-        session = (*self.columns, key_digest, description, row_digest(*self.columns, description))
+        session = (*self.columns, row_digest(*self.columns))
         for name, columns in self.branches.items():
             yield self.sid, session, (*columns, row_digest(*columns)), self.chains[name]
 
@@ -187,26 +195,29 @@ class Batch:
         tx, draft = self._tx, item.draft
         opened = self.opened.get(draft.session)
         branch = None if opened is None else opened.branches.get(draft.branch)
-        if opened is None or branch is None or not self._may_assume(item, opened, branch):
+        facts = None if opened is None or branch is None else self._assume(item, opened, branch)
+        if opened is None or facts is None:
             opened, branch, facts = self._look_up(item)
-        else:
-            facts = self._assume(item, opened, branch)
         if facts.original is not None:
             return port.Appended(row=_same_content(tx, facts.original, draft), is_new=False)
         columns = opened.columns
         if item.on_current and columns[_CURRENT] != draft.branch:
             raise conflicts.branch_switched(columns[_KEY], columns[_CURRENT], draft)
         head = branch[_HEAD] if branch is not None else None
-        sessions.check_head(head, draft.branch, draft.session, item.expect_head)
+        if item.expect_head != port.ANY_HEAD:
+            sessions.check_head(head, draft.branch, draft.session, item.expect_head)
         if draft.external_id is not None:
             check_free(facts.holder, draft)
         for required in draft.requires:
             sessions.location(tx, opened.sid, draft.session, required)
         # A sweep may have been faster than this save (V5).
+        named: set[str] = set()
         for body in item.bodies:
+            named.update(body.blobs)
             if body.base is not None and not body.is_redundant and (body.base, body.name) not in opened.bases:
                 raise conflicts.base_gone(body)
-        bodies.check_blobs(tx, item.bodies, item.blobs)
+        if named:
+            bodies.check_blobs(tx, named, item.blobs)
         parents, chains = item.parents, facts.chains
         if parents is None:
             parents = (head,) if head else ()
@@ -236,16 +247,16 @@ class Batch:
         for opened in self._saved_to.values():
             opened.write(self._tx)
 
-    def _may_assume(self, item: port.Append, opened: SessionRows, branch: list[Any]) -> bool:
-        """Whether a save is probably new and fits where the session stands; else it must be known what it repeats."""
-        if self._is_careful or item.draft.idempotency_key is not None:
-            return False
-        is_on_branch = not item.on_current or opened.columns[_CURRENT] == item.draft.branch
-        return is_on_branch and item.expect_head in (port.ANY_HEAD, branch[_HEAD])
+    def _assume(self, item: port.Append, opened: SessionRows, branch: list[Any]) -> Facts | None:
+        """What decides about a save into a session whose rows are at hand.
 
-    def _assume(self, item: port.Append, opened: SessionRows, branch: list[Any]) -> Facts:
-        """What decides about a save into a session whose rows are at hand."""
+        None where it is not probably new, or does not fit where the session stands: it must be known what it repeats.
+        """
         tx, draft = self._tx, item.draft
+        is_on_branch = not item.on_current or opened.columns[_CURRENT] == draft.branch
+        is_expected = is_on_branch and item.expect_head in (port.ANY_HEAD, branch[_HEAD])
+        if self._is_careful or draft.idempotency_key is not None or not is_expected:
+            return None
         if item.fence is not None and tx.one(leases.TOKEN, (opened.sid,)) != (item.fence, 1):
             raise conflicts.lease_lost(draft.session)
         for body in item.bodies:
@@ -264,7 +275,7 @@ class Batch:
     def _look_up(self, item: port.Append) -> tuple[SessionRows, list[Any] | None, Facts]:
         """What decides about a save, by one statement: its session, its branch, None if that is new, and the rest."""
         draft = item.draft
-        columns = [_LOOKUP]
+        columns = [_ROWS, *_OWN]
         values: list[Value] = [draft.id, draft.id]
         if item.fence is not None:
             columns.append(_TOKEN)
@@ -282,15 +293,13 @@ class Batch:
             columns.append(f"{_PARENT} AS parent_{len(columns)}")
             values.append(parent)
         row = self._tx.one(
-            f"SELECT {', '.join(columns)} {_LOOKED_UP}", (*values, draft.branch, draft.session)
+            f"SELECT {', '.join(columns)} {_JOINED} ? WHERE s.uid = ?", (*values, draft.branch, draft.session)
         )
         if row is None:
             raise sessions.missing(self._tx, draft.session)
         highest, head_header, own, remains, *more = row[1 + _SESSION + _BRANCH :]
         rest = iter(more)
-        opened = self._open(draft.session, row)
-        # No number is given twice (V3), even if damage raised one of those that are stored.
-        opened.columns[_LAST_SEQ] = max(opened.columns[_LAST_SEQ], highest if isinstance(highest, int) else 0)
+        opened = self._open(draft.session, row, highest)
         if item.fence is not None and next(rest) != item.fence:
             raise conflicts.lease_lost(draft.session)
         original = own or (next(rest) if draft.idempotency_key is not None else None)
@@ -307,11 +316,11 @@ class Batch:
             opened.chains[draft.branch] = chain
         return opened, branch, Facts(original, holder, [_chain(raw) for raw in rest])
 
-    def _open(self, uid: str, row: Row) -> SessionRows:
+    def _open(self, uid: str, row: Row, highest: object) -> SessionRows:
         opened = self.opened.get(uid)
         if opened is None:
             sessions.checked(check_session, row[1 : 1 + _SESSION])
-            opened = self.opened[uid] = SessionRows(int(row[0]), row[1 : 1 + _SESSION])
+            opened = self.opened[uid] = SessionRows(int(row[0]), row[1 : 1 + _SESSION], highest)
         return opened
 
     def _branch(self, sid: int, name: str, row: Row) -> list[Any] | None:
@@ -322,6 +331,25 @@ class Batch:
             return None
         sessions.checked(check_branch, found)
         return list(found[:-1])
+
+
+def open_rows(tx: Connection, key: str, opened: dict[str, SessionRows]) -> SessionInfo | None:
+    """The session with that key, and in `opened` the rows that decide about a save to its current branch.
+
+    Where that branch is damaged or new they are left out: the save will look it up.
+    """
+    row = tx.one(_OPENED, (digest(key.encode()), key))
+    if row is None:
+        return None
+    session = sessions.intact(row[: 1 + _SESSION])
+    branch = row[1 + _SESSION : 1 + _SESSION + _BRANCH]
+    with suppress(Corrupt):
+        check_branch(branch)
+        rows = opened[session.uid] = SessionRows(row[0], row[1 : 1 + _SESSION], row[-2])
+        rows.branches[session.branch] = list(branch[:-1])
+        if (chain := _chain(row[-1])) is not None:
+            rows.chains[session.branch] = chain
+    return session
 
 
 def _chain(raw: object) -> str | None:

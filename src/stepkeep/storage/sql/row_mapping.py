@@ -20,7 +20,6 @@ S = TypeVar("S", bound=msgspec.Struct)
 SESSION_FIELDS: Final = SessionInfo.__struct_fields__
 SESSION_NAMES: Final = (*SESSION_FIELDS, "key_digest", "description", "digest")
 SESSION_COLUMNS: Final = ", ".join(SESSION_NAMES)
-_KEY: Final = SESSION_FIELDS.index("key")
 BRANCH_FIELDS: Final = Branch.__struct_fields__
 BRANCH_COLUMNS: Final = ", ".join((*BRANCH_FIELDS, "digest"))
 
@@ -53,17 +52,18 @@ class _Mapping(Generic[S]):
             columns[at] = str(columns[at])
         return columns
 
-    def check(self, columns: Sequence[Any], stored_digest: object, *more: object) -> None:
-        """Raise `Corrupt` unless the digest of columns, with `more` behind them, is the stored one."""
+    def check(self, row: Row) -> None:
+        """Raise `Corrupt` unless the last column is the digest of those before it: each is what was written."""
         try:
-            if row_digest(*columns, *more) != stored_digest:
+            if row_digest(*row[:-1]) != row[-1]:
                 raise Corrupt(f"a {self.noun} row does not match its digest")
         except (msgspec.MsgspecError, TypeError, UnicodeError) as exc:
             raise Corrupt(f"a {self.noun} row is not valid: {exc}") from exc
 
-    def restore(self, columns: Sequence[Any]) -> S:
-        """The struct in columns that were checked."""
-        values = list(columns)
+    def restore(self, row: Row) -> S:
+        """The struct in a row; `Corrupt` when a column is not what was written."""
+        self.check(row)
+        values = list(row[: len(self.fields)])
         try:
             for at in self._json:
                 values[at] = None if values[at] is None else msgspec.json.decode(values[at])
@@ -89,8 +89,9 @@ class _Mapping(Generic[S]):
 
 _sessions = _Mapping("session", SessionInfo)
 _branches = _Mapping("branch", Branch)
-readable_session = _sessions.readable
-readable_branch = _branches.readable
+check_session, check_branch = _sessions.check, _branches.check
+session_from, branch_from = _sessions.restore, _branches.restore
+readable_session, readable_branch = _sessions.readable, _branches.readable
 
 
 def session_row(session: SessionInfo) -> tuple[Value, ...]:
@@ -98,21 +99,8 @@ def session_row(session: SessionInfo) -> tuple[Value, ...]:
     columns = _sessions.columns(session)
     described = _encoder.encode({name: getattr(session, name) for name in _DESCRIPTIVE})
     description = digest(described) + described.decode()
-    return (*columns, digest(session.key.encode()), description, row_digest(*columns, description))
-
-
-def check_session(row: Row) -> None:
-    """Raise `Corrupt` unless every column in a row of `SESSION_COLUMNS` is what was written."""
-    *columns, key_digest, description, stored = row
-    _sessions.check(columns, stored, description)
-    if key_digest != digest(columns[_KEY].encode()):
-        raise Corrupt(f"the row of session {columns[_KEY]!r} is damaged")
-
-
-def session_from(row: Row) -> SessionInfo:
-    """The session in a row of `SESSION_COLUMNS`; `Corrupt` when a column is not what was written."""
-    check_session(row)
-    return _sessions.restore(row[: len(SESSION_FIELDS)])
+    columns += (digest(session.key.encode()), description)
+    return (*columns, row_digest(*columns))
 
 
 # What a session says of itself, and no header repeats. A second copy with its own digest lies beside the columns,
@@ -143,17 +131,6 @@ def branch_row(branch: Branch) -> tuple[Value, ...]:
     """The columns of `BRANCH_COLUMNS`."""
     columns = _branches.columns(branch)
     return (*columns, row_digest(*columns))
-
-
-def check_branch(row: Row) -> None:
-    """Raise `Corrupt` unless every column in a row of `BRANCH_COLUMNS` is what was written."""
-    _branches.check(row[:-1], row[-1])
-
-
-def branch_from(row: Row) -> Branch:
-    """The branch in a row of `BRANCH_COLUMNS`; `Corrupt` when a column is not what was written."""
-    check_branch(row)
-    return _branches.restore(row[:-1])
 
 
 # SQLite stores any type in any column, so damage can change the type of a value. Such a value is replaced by one

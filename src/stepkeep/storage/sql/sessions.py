@@ -143,7 +143,10 @@ def by_key(tx: Connection, key: str) -> SessionInfo | None:
 
 def intact(row: Row) -> SessionInfo:
     """The session in a row that begins with its number; `NeedsRepair` when it must be rebuilt first."""
-    return checked(session_from, row[1:])
+    try:
+        return session_from(row[1:])
+    except Corrupt as exc:
+        raise NeedsRepair(str(exc)) from exc
 
 
 def checked(check: Callable[[Row], T], row: Row) -> T:

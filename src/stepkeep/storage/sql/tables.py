@@ -82,7 +82,6 @@ _VERSION_1: Final = (
   header {blob} NOT NULL,
   PRIMARY KEY (sid, seq)
 ) {clustered}""",
-    "CREATE INDEX checkpoints_step ON checkpoints (sid, step) WHERE step IS NOT NULL",
     """CREATE UNIQUE INDEX checkpoints_external ON checkpoints (sid, branch, external_id)
   WHERE external_id IS NOT NULL""",
     """CREATE UNIQUE INDEX checkpoints_key ON checkpoints (sid, idempotency_key)
