@@ -82,6 +82,27 @@ def test_the_model_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_the_long_loop(tmp_path: Path) -> None:
+    """Killed somewhere, it goes on behind the last call that returned, and no answer is missing."""
+    paths = os.pathsep.join([str(ROOT / "src"), *filter(None, sys.path)])
+    command = [sys.executable, str(EXAMPLES / "long_loop.py")]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        first = [next(process.stdout).strip() for _ in range(5)]
+        process.kill()
+        first += process.stdout.read().split("\n")
+    again = run("long_loop.py", tmp_path).stdout.splitlines()
+    assert again[-1] == "done: 60 answers"
+    done = [line for line in first if line]
+    assert again[0] in (
+        done[-1],
+        f"step {len(done) + 1}",
+    )  # the last one may have been killed before it was saved
+
+
+@pytest.mark.full
 def test_the_script(tmp_path: Path) -> None:
     """Killed in its second kind of step, it only counts when it runs again, and then does nothing more."""
     assert run("script.py", tmp_path, "--crash").stdout.endswith("counting\n")
