@@ -1,6 +1,6 @@
 """Record how a killed program goes on, as a picture that moves: `python scripts/record_crash.py PICTURE.svg`.
 
-The program is `examples/long_loop.py`, the kill is a SIGKILL, and what is shown is what was printed, at the time it was.
+The program is `examples/long_loop.py`, the kill is a SIGKILL, and what is shown was printed at that time.
 """
 
 from __future__ import annotations
