@@ -31,6 +31,23 @@ def write(home: Home, number: int, **fields: Any) -> bytes:
     return content
 
 
+def test_criteria_are_adopted_whole(home: Home) -> None:
+    """What else the other program noted of a criterion is in our documents too."""
+    criterion = {"id": "c1", "subject": "mail arrives", "status": "pending", "weight": 3}
+    write(home, 1, iscCriteria=[criterion])
+    url = f"files:{home.path}?layout=phase"
+    done = interpreter.stepkeep(
+        "import", "files", str(home.path), "--layout", "phase", "--store", url, cwd=home.path
+    )
+    assert done.returncode == 0, done.stderr
+    (file,) = home.files
+    assert json.loads(file.read_text(encoding="utf-8"))["iscCriteria"] == [criterion]
+    with stepkeep.open_phases(home.path) as phases:
+        found = phases.detect_incomplete_checkpoint()
+        assert found is not None
+        assert found.criteria[0].extra == {"weight": 3}
+
+
 def test_old_files_are_adopted_where_they_lie(home: Home) -> None:
     """They are offered and completed like ours, by their old ids too; each reader sees one document of each."""
     originals = [write(home, number) for number in (1, 2)]

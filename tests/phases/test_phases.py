@@ -42,6 +42,16 @@ def create(phases: stepkeep.Phases, phase: str = "plan", **fields: Any) -> str:
     return result.checkpoint_id
 
 
+def test_other_keys_of_a_criterion_are_kept(store: stepkeep.Store) -> None:
+    """In the order of the list, by every way in, and out again."""
+    given = {"id": "c1", "subject": "mail arrives", "status": "pending", "owner": "me", "tries": [1, 2]}
+    typed = stepkeep.Criterion("c1", "mail arrives", "pending", {"owner": "me", "tries": [1, 2]})
+    for criteria in ([given], [typed]):
+        loaded = store.phases.load_checkpoint(create(store.phases, criteria=criteria))
+        assert loaded is not None
+        assert loaded.criteria == (typed,)
+
+
 def test_every_backend_keeps_phases(store: stepkeep.Store, clock: FakeClock) -> None:
     """Fields and state come back, lists filter, and finishing closes all phases of the session."""
     phases = store.phases

@@ -81,7 +81,6 @@ if TYPE_CHECKING:
         LAYOUTS as LAYOUTS,
         CommandOutcome as CommandOutcome,
         ContextDigest as ContextDigest,
-        Criterion as Criterion,
     )
     from stepkeep.config import (
         Config as Config,
@@ -192,6 +191,7 @@ if TYPE_CHECKING:
     )
     from stepkeep.recording.connected_parts import Part as Part, PartFailed as PartFailed
     from stepkeep.recording.phase_checkpoints import (
+        Criterion as Criterion,
         PhaseCheckpoint as PhaseCheckpoint,
         PhaseResult as PhaseResult,
         Phases as Phases,
@@ -285,7 +285,7 @@ _NAMES_BY_MODULE = {
     "api.session_branches": "Branches",
     "api.store": "Store",
     "codec.compression": "Compression",
-    "codec.readable": "LAYOUTS CommandOutcome ContextDigest Criterion",
+    "codec.readable": "LAYOUTS CommandOutcome ContextDigest",
     "config": "Config SettingView Settings inspect_config",
     "config.trust": "Trusted trust",
     "engine": "Fallback Pending",
@@ -320,7 +320,7 @@ _NAMES_BY_MODULE = {
         "HooksChange HooksInstalled HooksStatus hooks_status install_hooks uninstall_hooks"
     ),
     "recording.connected_parts": "Part PartFailed",
-    "recording.phase_checkpoints": "PhaseCheckpoint PhaseResult Phases resolve_checkpoints_dir",
+    "recording.phase_checkpoints": "Criterion PhaseCheckpoint PhaseResult Phases resolve_checkpoints_dir",
     "recording.recorder": "Recorder",
     "recording.recovery": "RecoveryPoint",
     "recording.triggers": "AutoTrigger",

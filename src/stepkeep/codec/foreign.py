@@ -30,7 +30,7 @@ from stepkeep.codec.readable import (
     STEP_WORDS,
     CommandOutcome,
     ContextDigest,
-    Criterion,
+    CriterionFields,
     Layout,
     Source,
     StepState,
@@ -340,7 +340,7 @@ class _Phase(msgspec.Struct, frozen=True):
     completed: bool
     taskSummary: str = ""
     phaseNumber: int | None = None
-    iscCriteria: list[Criterion] = []
+    iscCriteria: list[CriterionFields] = []
     metadata: dict[str, Any] = {}
 
 
@@ -355,7 +355,7 @@ def _phase(document: Mapping[str, Any]) -> Foreign:
         "phase": fields.phase,
         **({} if number is None else {"phase_number": number}),
         "task_summary": fields.taskSummary,
-        "criteria": msgspec.to_builtins(fields.iscCriteria),
+        "criteria": document.get("iscCriteria", []),
     }
     return Foreign(
         external_id=fields.id,

@@ -184,7 +184,9 @@ class RunDocument(msgspec.Struct, frozen=True, kw_only=True):
 # --- phase -----------------------------------------------------------------------------------------------------
 
 
-class Criterion(msgspec.Struct, frozen=True):
+class CriterionFields(msgspec.Struct, frozen=True):
+    """What every criterion has; other keys of one are kept as they are."""
+
     id: str
     subject: str
     status: str
@@ -199,7 +201,7 @@ class PhaseDocument(msgspec.Struct, frozen=True, kw_only=True):
     createdAt: str
     completed: bool
     taskSummary: str
-    iscCriteria: list[Criterion]
+    iscCriteria: list[CriterionFields]
     metadata: dict[str, Any]
     state: Raw
     stepkeep: Record
@@ -283,7 +285,7 @@ def _phase_fields(header: Header, session: SessionInfo) -> dict[str, Any]:
     if number is None and phase.lower() in PHASES:
         number = PHASES.index(phase.lower()) + 1
     summary = _valid(given.pop("task_summary", given.pop("taskSummary", None)), str)
-    criteria = _valid(given.pop("criteria", given.pop("iscCriteria", None)), list[Criterion])
+    criteria = given.pop("criteria", given.pop("iscCriteria", None))
     return {
         "id": header.id,
         "sessionId": session.key,
@@ -292,7 +294,7 @@ def _phase_fields(header: Header, session: SessionInfo) -> dict[str, Any]:
         "createdAt": timestamp(header.time_us),
         "completed": session.status.is_finished,
         "taskSummary": header.message if summary is None else summary,
-        "iscCriteria": criteria or [],
+        "iscCriteria": criteria if _valid(criteria, list[CriterionFields]) else [],
         "metadata": given,
     }
 

@@ -17,11 +17,11 @@ from datetime import datetime
 from functools import wraps
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec, cast
 
 import msgspec
 
-from stepkeep.codec.readable import Criterion, Layout, phase_of
+from stepkeep.codec.readable import CriterionFields, Layout, phase_of
 from stepkeep.engine import Engine, Save
 from stepkeep.engine.reader import verified
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, InvalidInput, NotFound, StepkeepError
@@ -67,6 +67,12 @@ P = ParamSpec("P")
 # --- a checkpoint of a phase -----------------------------------------------------------------------------------
 
 
+class Criterion(CriterionFields, frozen=True, omit_defaults=True):
+    """A criterion of a task. `extra` are further keys of it, which are stored beside the others as they are."""
+
+    extra: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
 class PhaseCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint of a phase. `completed` tells whether its session is finished now.
 
@@ -100,19 +106,40 @@ def _checked_number(phase: str, number: object) -> int:
     return number
 
 
-def _checked_criteria(criteria: object) -> list[Criterion]:
+def _checked_criteria(criteria: object) -> list[dict[str, Any]]:
+    """The criteria as they are stored, if they are some."""
     if isinstance(criteria, str | Mapping) or not isinstance(criteria, Iterable):
         raise _invalid(f"criteria is a list of id, subject and status, not {type(criteria).__name__}")
-    try:
-        found = msgspec.convert([msgspec.to_builtins(each) for each in criteria], list[Criterion])
-    except (msgspec.ValidationError, TypeError) as exc:
-        raise _invalid(f"criteria: {exc}") from exc
+    found = [_stored_criterion(each) for each in criteria]
     for each in found:
-        if each.status not in CRITERION_STATUSES:
+        if each["status"] not in CRITERION_STATUSES:
             raise _invalid(
-                f"criterion {each.id!r} has the status {each.status!r}: use {', '.join(CRITERION_STATUSES)}"
+                f"criterion {each['id']!r} has the status {each['status']!r}: use {', '.join(CRITERION_STATUSES)}"
             )
     return found
+
+
+def _stored_criterion(given: object) -> dict[str, Any]:
+    if isinstance(given, Criterion):
+        return {**given.extra, "id": given.id, "subject": given.subject, "status": given.status}
+    try:
+        fields = dict(given) if isinstance(given, Mapping) else msgspec.to_builtins(given)
+        msgspec.convert(fields, CriterionFields)
+    except (msgspec.ValidationError, TypeError) as exc:
+        raise _invalid(f"criteria: {exc}") from exc
+    return cast(dict[str, Any], fields)
+
+
+def _criteria(stored: object) -> object:
+    """Stored criteria by the fields of `Criterion`; what is not a list of them stays, and is refused."""
+    if not isinstance(stored, list) or not all(isinstance(each, Mapping) for each in stored):
+        return stored
+    known = CriterionFields.__struct_fields__
+    return [
+        {key: value for key, value in each.items() if key in known}
+        | {"extra": {key: value for key, value in each.items() if key not in known}}
+        for each in stored
+    ]
 
 
 def _invalid(message: str) -> InvalidInput:
@@ -134,7 +161,7 @@ def record_of(header: Header, session: SessionInfo, state: Any = None) -> PhaseC
         "created_at": header.created_at,
         "completed": session.status.is_finished,
         "task_summary": header.metadata.get("task_summary", header.message),
-        "criteria": header.metadata.get("criteria", []),
+        "criteria": _criteria(header.metadata.get("criteria", [])),
         "metadata": rest,
         "state": state,
     }
@@ -243,7 +270,7 @@ class Phases:
             "phase": name,
             "phase_number": _checked_number(name, phase_number),
             "task_summary": " ".join(check_text("a task summary", task_summary).split()[:SUMMARY_WORDS]),
-            "criteria": msgspec.to_builtins(_checked_criteria(criteria)),
+            "criteria": _checked_criteria(criteria),
             **given,
         }
         session = self._open_session(session_id, project)
