@@ -147,6 +147,43 @@ def test_comments_line_ends_and_order_stay(agent: Agent, client: str, end: str) 
     assert path.read_bytes() == before
 
 
+def without_comments(text: str) -> Any:
+    """A settings file as a client reads it, with comments and commas at the end of lists."""
+    text = re.sub(
+        r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', lambda found: found[1] or "", text, flags=re.DOTALL
+    )
+    return json.loads(re.sub(r",(\s*[}\]])", r"\1", text))
+
+
+@pytest.mark.full
+def test_a_session_runs_through_a_settings_file_of_others(agent: Agent) -> None:
+    """A client that runs all commands of each event gets its session saved, and the hooks of others their input."""
+    path, theirs = settings(agent, "claude-code"), agent.folder / "theirs"
+    path.parent.mkdir(parents=True)
+    line = json.dumps(f"cat >>{shlex.quote(str(theirs))}")
+    path.write_bytes(MESSY.replace('"fmt ü"', line).replace("\n", "\r\n").encode())
+    assert hooks(agent, "install", "claude-code", "--store", agent.url).code == 0
+    document = without_comments(path.read_bytes().decode())
+    bare = {"PATH": "/usr/bin:/bin", "HOME": str(agent.home)}
+    for event in events_of("claude-code"):
+        for command in commands(document, event):
+            done = subprocess.run(
+                ["/bin/sh", "-c", command],
+                input=agent.input(event),
+                capture_output=True,
+                env=bare,
+                cwd="/",
+                check=False,
+            )
+            assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(theirs.read_text(encoding="utf-8"))["hook_event_name"] == "PostToolUse"
+    agent.settled()
+    with agent.store() as store:
+        (session,) = store.sessions()
+        told = {header.trigger.event for header in store.get(session.key).history()}
+        assert {"context_compaction_warning", "turn_end"} <= told
+
+
 @pytest.mark.full
 def test_commands_of_others_are_never_touched(agent: Agent) -> None:
     """One that calls us among other things is theirs: it stays, nothing is added beside it, and that is told."""
