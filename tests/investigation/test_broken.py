@@ -28,6 +28,8 @@ Reopened = Callable[[], Investigation]
         lambda bug: bug.verifications.run("true", max_output="5"),
         lambda bug: bug.verifications.run("true", folder=None),
         lambda bug: bug.verifications.run(5),
+        lambda bug: bug.verifications.run("true", environment={"A": 5}),
+        lambda bug: bug.commands.run("touch it-was-run", replay="yes"),
         lambda bug: bug.verifications.skip("p", hypothesis=7),
         lambda bug: bug.notes.add("n", hypotheses=[7]),
         lambda bug: bug.gaps.add("q", blocks=[7]),
@@ -47,6 +49,7 @@ def test_a_mistake_is_refused_and_the_investigation_opens(
     assert found.state().command_history == before.command_history == ()
     assert found.verifications.all() == ()
     assert found.broken == ()
+    assert not Path("it-was-run").exists()
 
 
 def test_an_entry_stands_for_its_id(bug: Investigation, reopened: Reopened) -> None:

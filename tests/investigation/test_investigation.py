@@ -283,10 +283,31 @@ def test_a_comparison_has_the_changes_entry_by_entry(bug: Investigation, clock: 
     assert found.as_text() == (
         "Changes:\n Hypotheses: 1 added, 1 updated\n Beliefs: 0 added, 1 updated\n Evidence: 1 added\n"
         " Verifications: 1 added\n Gaps: 1 filled\n Notes: 1 added\nNew theory: two\n"
-        "Verdict: one, better (active -> confirmed)\nConfidence: one, better (50% -> 90%)\n"
-        "Confidence: it is so (80% -> 10%)"
+        "Verdict: one, better (active -> confirmed)\nReworded: one -> one, better\n"
+        "Confidence: one, better (50% -> 90%)\nConfidence: it is so (80% -> 10%)\n"
+        "Verification passed: true\nAnswered: why?"
     )
     assert "1 removed" in bug.compare("latest", older.id).summary
+
+
+def test_a_comparison_reads_as_a_story(bug: Investigation) -> None:
+    """What came up, what contradicts, what no longer holds and what is now asked, each in words."""
+    bug.verifications.run("true", plan="the cache answers")
+    bug.beliefs.add("The cache expires")
+    older = bug.checkpoint("older")
+    bug.verifications.run("false", plan="the cache answers")
+    bug.verifications.run("true", plan="the disk answers")
+    bug.beliefs.add("The cache never expires")
+    bug.gaps.add("Which TTL is set?")
+    bug.save()
+    told = bug.compare(older.id).reading
+    assert told == (
+        "New belief: The cache never expires",
+        "Contradiction: The cache expires / The cache never expires",
+        "Verification flipped: the cache answers (passed -> failed)",
+        "Verification passed: the disk answers",
+        "New question: Which TTL is set?",
+    )
 
 
 def test_the_past_can_be_asked(bug: Investigation, clock: FakeClock) -> None:

@@ -133,7 +133,8 @@ def test_a_recovery_point_without_patches_says_where_the_files_are(
     header = run.save(1, workspace=repository)
     unnamed = run.recovery_point()
     assert unnamed.recovery_instructions[0] == RestoreCodeState(commit_hash=head)
-    assert f"captured files of {header.id} over it, as `stepkeep export --files`" in unnamed.as_text()
+    assert f"captured files of {header.id} over it, as `stepkeep export --store sqlite:" in unnamed.as_text()
+    assert f" {header.id} --files` writes them" in unnamed.as_text()
     assert "+two" in run.recovery_point(workspace=repository).as_script()
     monkeypatch.setattr(files, "MAX_PATCH_BYTES", 10)
     large = run.recovery_point(workspace=repository)
@@ -151,7 +152,8 @@ def test_a_recovery_point_of_files_in_no_repository_says_how_to_get_them(
     header = run.save(1)
     note, *_, command = run.recovery_point().recovery_instructions
     assert f"1 captured file of {root}" in note.as_text()[0]
-    assert f"restore {header.id} --files" in note.as_text()[0]
+    assert "`stepkeep restore --store sqlite:" in note.as_text()[0]
+    assert f" {header.id} --files` does" in note.as_text()[0]
     assert "--store sqlite:" in command.as_text()[0]
 
 

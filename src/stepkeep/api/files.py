@@ -216,7 +216,8 @@ class Files:
             return CodeState(), ()
         if manifest.git is None:
             files = f"{count(len(manifest.entries), 'captured file')} of {to_text(manifest.root)}"
-            return CodeState(), (f"Bring back {files}, as `stepkeep restore {header.id} --files` does",)
+            restore = f"stepkeep restore{self._store_named()} {header.id} --files"
+            return CodeState(), (f"Bring back {files}, as `{restore}` does",)
         try:
             root = self._repository(workspace, manifest.root)
             found = commit_patches(self._engine, manifest, root, max_bytes=MAX_PATCH_BYTES)
@@ -227,8 +228,18 @@ class Files:
             if workspace is not None:
                 raise
             reason = str(exc)
-        note = f"Put the captured files of {header.id} over it, as `stepkeep export --files` writes them: {reason}"
+        export = f"stepkeep export{self._store_named()} {header.id} --files"
+        note = f"Put the captured files of {header.id} over it, as `{export}` writes them: {reason}"
         return CodeState(commit=manifest.git.commit), (note,)
+
+    def _store_named(self) -> str:
+        """How a printed command names the store; empty where it takes it without a name."""
+        import shlex
+
+        from stepkeep.api.opening import store_to_name
+
+        store = store_to_name(self._engine.backend.url, self._settings)
+        return "" if store is None else f" --store {shlex.quote(store)}"
 
     def changed_at(self, header: Header) -> tuple[str | None, tuple[str, ...]]:
         """The commit of a checkpoint's files, and which paths differ from the capture before on the way to it."""

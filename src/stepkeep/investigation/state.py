@@ -253,7 +253,7 @@ def _reading(
     hypotheses: Iterable[EntryChange],
     beliefs: Iterable[EntryChange],
 ) -> Iterator[str]:
-    """New beliefs and theories, what was dropped, and verdicts that changed."""
+    """New beliefs and theories, what was dropped or reworded, verdicts that changed, what was asked and answered."""
     texts = {each.id: each.description for state in (older, newer) for each in state.hypotheses}
     texts |= {each.id: each.statement for state in (older, newer) for each in state.beliefs}
     words = {
@@ -270,6 +270,24 @@ def _reading(
     for change in (*hypotheses, *beliefs):
         if isinstance(change, ConfidenceChanged):
             yield f"Confidence: {texts[change.id]} ({change.old:.0%} -> {change.new:.0%})"
+        elif isinstance(change, EntryUpdated) and change.field in ("description", "statement"):
+            yield f"Reworded: {change.old} -> {change.new}"
+    for each in _added(older.contradictions, newer.contradictions):
+        pair = [text for id, text in texts.items() if id in (each.first, each.second)]
+        yield f"Contradiction: {' / '.join(pair)}"
+    before, after = _verdicts(older), _verdicts(newer)
+    for plan, status in after.items():
+        if before.get(plan, status) != status:
+            yield f"Verification flipped: {plan} ({before[plan]} -> {status})"
+        elif plan not in before:
+            yield f"Verification {status}: {plan}"
+    yield from (f"Answered: {gap.question}" for gap in _added(_filled(older), _filled(newer)))
+    yield from (f"New question: {gap.question}" for gap in _added(older.gaps, newer.gaps))
+
+
+def _verdicts(state: InvestigationState) -> dict[str, VerificationStatus]:
+    """How the verifications of each plan ended last."""
+    return {each.plan: each.status for each in state.verification_results}
 
 
 def _filled(state: InvestigationState) -> list[KnowledgeGap]:

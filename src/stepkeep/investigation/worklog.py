@@ -148,10 +148,12 @@ class CommandHistory(EntryPart[ExecutedCommand]):
         is raised when it is noted.
 
         Raises:
-            InvalidInput: no command. Nothing was run.
+            InvalidInput: no command, or an option that makes no sense. Nothing was run.
         """
         words, line = _words(command)
         where = _folder(folder)
+        if type(replay) is not bool:
+            raise InvalidInput(f"replay is True or False, not {replay!r}", code="invalid_option")
         done = _executed(words, where, environment, None, MAX_OUTPUT_BYTES)
         added = self.record(
             line,
@@ -336,6 +338,10 @@ def _executed(
     timeout_seconds: float | None,
     max_output: int,
 ) -> _Execution:
+    if environment is not None and not all(
+        isinstance(each, str) for pair in environment.items() for each in pair
+    ):
+        raise InvalidInput("an environment has names and values that are texts", code="invalid_option")
     try:
         ended = child.run(
             ChildCommand(words=tuple(words), folder=Path(folder), env=environment),

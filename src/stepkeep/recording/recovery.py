@@ -15,6 +15,7 @@ import msgspec
 from stepkeep.errors import InvalidInput
 from stepkeep.model import check_text
 from stepkeep.secrets import HIDDEN, has_secret, is_secret_name
+from stepkeep.text import count
 
 ALLOWED: Final = (
     *("CI", "CONDA_DEFAULT_ENV", "GOPATH", "JAVA_HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "NODE_ENV"),
@@ -60,7 +61,9 @@ class RestoreCodeState(msgspec.Struct, frozen=True, kw_only=True, tag="restore_c
 
     def as_text(self) -> list[str]:
         where = "at the top of a clone without submodules"
-        patches = f", then apply {len(self.patches)} patches {where}" if self.patches else ""
+        patches = (
+            f", then apply {count(len(self.patches), 'patch', 'patches')} {where}" if self.patches else ""
+        )
         return [f"Check out commit {self.commit_hash or '(unknown)'}{patches}"]
 
     def as_script(self) -> list[str]:

@@ -154,7 +154,9 @@ class CapturedFiles:
         """What is recorded of one path, or `NotFound` (`file_not_found`)."""
         if path not in self._entries:
             raise NotFound(
-                f"{self.checkpoint} has no file {path!r}", code="file_not_found", checkpoint=self.checkpoint
+                f"{self.checkpoint} has no file {to_text(path)!r}",
+                code="file_not_found",
+                checkpoint=self.checkpoint,
             )
         return self._entries[path]
 
@@ -316,7 +318,9 @@ def file_log(
     """
     found = tuple(islice(_versions(engine, session, until, path), limit))
     if not found:
-        raise NotFound(f"no capture up to #{until.seq} has {path!r}", code="file_not_found", path=path)
+        raise NotFound(
+            f"no capture up to #{until.seq} has {to_text(path)!r}", code="file_not_found", path=to_text(path)
+        )
     return found
 
 

@@ -199,7 +199,7 @@ class _FilesRestore:
             only = PathFilter([wanted])
             if wanted and not any(path in only for path in have):
                 raise NotFound(
-                    f"neither {self._header.id} nor the workspace has {wanted!r}",
+                    f"neither {self._header.id} nor the workspace has {to_text(wanted)!r}",
                     code="file_not_found",
                     checkpoint=self._header.id,
                 )
