@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import stepkeep
-from stepkeep.api.investigating import Investigation
+from stepkeep.api.investigating import Investigation, change_investigation
 from stepkeep.model import from_us
 from stepkeep.testing import FakeClock
 from tests.investigation.conftest import KEY, Shell
@@ -185,6 +185,65 @@ def test_what_is_not_saved_is_saved_when_the_store_is_closed(tmp_path: Path) -> 
         assert bug.has_changes
     with stepkeep.open(url) as store:
         assert [note.content for note in store.investigation("bug").notes.all()] == ["outside"]
+
+
+ENDS = """
+import sys, stepkeep
+store = stepkeep.open(sys.argv[1])
+
+def work():
+    bug = store.investigation("bug")
+    bug.notes.add("held by nobody")
+
+work()
+other = store.investigation("other")
+other.notes.add("never closed")
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        "sys.exit(3)",
+        "raise RuntimeError",
+        "import os; pid = os.fork(); pid or sys.exit(); os.waitpid(pid, 0)",
+    ],
+)
+def test_what_is_not_saved_is_saved_when_the_program_ends(tmp_path: Path, end: str) -> None:
+    """However it ends, and whether or not anybody still holds the investigation or closes the store; once, though it
+    forked."""
+    url = f"sqlite:{tmp_path / 'a.db'}"
+    words = [
+        sys.executable,
+        "-c",
+        ENDS.format(end=end),
+        url,
+    ]  # a real interpreter, because its end is what counts
+    done = subprocess.run(words, capture_output=True, check=False)
+    assert b"not saved" not in done.stderr
+    assert b"ignored" not in done.stderr
+    with stepkeep.open(url) as store:
+        for key, text in (("bug", "held by nobody"), ("other", "never closed")):
+            assert [note.content for note in store.investigation(key).notes.all()] == [text]
+            assert len(list(store.get(key).history())) == 1
+
+
+def test_what_a_failing_change_began_is_not_saved(tmp_path: Path) -> None:
+    """A change that fails half way leaves the investigation as it was, also when the store is closed."""
+
+    def fail(bug: Investigation) -> object:
+        bug.notes.add("half")
+        raise RuntimeError
+
+    url = f"sqlite:{tmp_path / 'a.db'}"
+    with stepkeep.open(url) as store:
+        store.investigation("bug").checkpoint("before")
+        with pytest.raises(RuntimeError):
+            change_investigation(store, "bug", "m", fail)
+    with stepkeep.open(url) as store:
+        assert store.investigation("bug").notes.all() == ()
 
 
 def test_a_schedule_saves_what_changed(bug: Investigation, reopened: Reopened) -> None:

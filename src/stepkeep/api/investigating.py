@@ -255,6 +255,7 @@ def change_investigation(
     try:
         entry = work(found)
     except BaseException:
+        found.discard()
         if is_new and not found.session.info.last_seq:
             found.session.clear()  # a command that fails begins nothing
         raise

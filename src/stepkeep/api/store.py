@@ -29,14 +29,12 @@ from stepkeep.codec import exact
 from stepkeep.codec.compression import Compression, chosen_compression
 from stepkeep.config import Settings
 from stepkeep.engine import Engine
-from stepkeep.errors import NotFound, StepkeepError
+from stepkeep.errors import NotFound
 from stepkeep.logs import Log
 from stepkeep.model import Header, SessionInfo, Status, is_checkpoint_id, utc_now_us
 from stepkeep.storage.port import Backend, HeaderQuery, SessionQuery, Usage
 
 if TYPE_CHECKING:
-    from weakref import WeakSet
-
     from stepkeep.api.doctor import Diagnosis
     from stepkeep.api.import_files import FilesImport
     from stepkeep.api.investigating import Investigation
@@ -91,7 +89,7 @@ class Store:
             clock=clock,
         )
         self._upkeep = Upkeep(self._engine, settings, clock=clock)
-        self._investigations: WeakSet[Investigation] | None = None
+        self._has_investigations = False
 
     @property
     def settings(self) -> Settings:
@@ -266,19 +264,15 @@ class Store:
     def investigation(self, session: str | Session) -> Investigation:
         """The debugging session of that key, taken up where it stands, or begun with the profile `debug`.
 
-        What it has not saved when the store is closed is saved then.
+        What it has not saved when the store is closed, or the program ends, is saved then.
 
         Raises:
             InvalidInput: the session holds something else (`not_an_investigation`).
         """
-        from weakref import WeakSet
-
         from stepkeep.api.investigating import Investigation  # only who investigates pays for it
 
-        found = Investigation(self, session)
-        self._investigations = self._investigations or WeakSet()
-        self._investigations.add(found)
-        return found
+        self._has_investigations = True
+        return Investigation(self, session)
 
     @property
     def workflows(self) -> Workflows:
@@ -640,9 +634,10 @@ class Store:
     def close(self) -> None:
         """Finish saves that are under way, prune what is due, release everything. Repeating it is harmless."""
         try:
-            for each in self._investigations or ():
-                _save_at_close(each)
-            self._investigations = None
+            if self._has_investigations:
+                from stepkeep.investigation.workbench import save_unsaved
+
+                save_unsaved(self._engine)
             self._upkeep.end_keeping()
             self._engine.close()
         finally:
@@ -653,13 +648,6 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _save_at_close(investigation: Investigation) -> None:
-    try:
-        investigation.save(tolerant=True)
-    except StepkeepError as exc:
-        log.warning("changes of %r are not saved: %s", investigation.session.key, exc)
 
 
 def _given(**fields: Any) -> dict[str, Any]:

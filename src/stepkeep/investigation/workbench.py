@@ -9,7 +9,9 @@ went on with another branch, what is here is saved on a rescue branch.
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -68,6 +70,20 @@ IDLE_US: Final = 900 * 1_000_000
 _PARTS: Final = ("hypotheses", "beliefs", "gaps", "verifications", "notes", "commands", "code")
 CHANGED: Final = "investigation_changed"
 """The event of a checkpoint that keeps changes for which no automatic trigger stands."""
+
+
+_unsaved: Final[dict[int, Workbench]] = {}
+"""Those that hold something which no checkpoint has, by their `id`: they are kept until it is saved, also where nobody
+else holds them any more. What another process has not saved is its own affair."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unsaved.clear)
+
+
+def save_unsaved(engine: Engine) -> None:
+    """Save what no checkpoint of an engine has yet: it is about to be closed."""
+    for each in list(_unsaved.values()):
+        if each._engine is engine:
+            each._save_at_last()
 
 
 class Workbench:
@@ -169,7 +185,7 @@ class Workbench:
         with self._lock:
             done = tuple(each for name in _PARTS for each in getattr(self, name).repair())
             if done:
-                self._is_dirty = True
+                self._note_change()
                 self.save(f"{len(done)} broken entries repaired")
             return done
 
@@ -199,7 +215,8 @@ class Workbench:
 
     def _settle(self, branch: str, head: str | None, loaded: Loaded | None) -> None:
         """Remember where the parts stand."""
-        self._branch, self._rescue, self._head, self._is_dirty = branch, None, head, False
+        self._branch, self._rescue, self._head = branch, None, head
+        self.discard()
         self._seen = None if loaded is None else loaded.header
         self._debugging_us = max(
             self._debugging_us, _debugging_us(loaded), _debugging_us(self._newest(loaded))
@@ -219,9 +236,32 @@ class Workbench:
 
     def _changed(self, trigger: AutoTrigger, tags: tuple[str, ...] = ()) -> None:
         """Something changed: make the checkpoint that it is worth, or look at the time."""
-        self._is_dirty = True
+        self._note_change()
         if self._automatic(trigger, tags) is None and self._since_us() >= PENDING_US:
             self.save()
+
+    def _note_change(self) -> None:
+        self._is_dirty = True
+        if id(self) not in _unsaved:
+            _unsaved[id(self)] = self
+            # Not `atexit`: what a save then begins is ended too, if it is a finalizer that makes it.
+            self._at_exit = weakref.finalize(Workbench, self._save_at_last)
+
+    def discard(self) -> None:
+        """What changed since the last checkpoint need not be saved."""
+        self._is_dirty = False
+        if _unsaved.pop(id(self), None) is not None:
+            self._at_exit.detach()
+
+    def _save_at_last(self) -> None:
+        """Save what no checkpoint has, or say that it is lost: the store is being closed, or the program ends."""
+        if id(self) not in _unsaved:
+            return
+        try:
+            self.save(tolerant=True)
+        except StepkeepError as exc:
+            log.warning("changes of %r are not saved: %s", self._key, exc)
+        self.discard()
 
     def _since_us(self) -> int:
         """How long ago the last checkpoint was."""
@@ -331,7 +371,8 @@ class Workbench:
     def _saved(self, header: Header | None) -> Header | None:
         if header is not None:
             self._debugging_us += self._spent_us(header.time_us)
-            self._seen, self._head, self._is_dirty = header, header.id, False
+            self._seen, self._head = header, header.id
+            self.discard()
         return header
 
     def _join_others(self, conflict: Conflict, *, gives_up: bool) -> None:
