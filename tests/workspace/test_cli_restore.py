@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 from pathlib import Path
 
 import pytest
 
+from stepkeep.workspace.scan import StatSignature
+from stepkeep.workspace.staging import Staging
 from tests.surfaces.test_cli import Cli
 from tests.workspace.trees import tree_of, write
 
@@ -76,6 +79,26 @@ def test_what_had_to_stay_is_told(cli: Cli, work: Path) -> None:
     assert done.code == 1
     assert "big: what is there cannot be captured first: larger than 1,000 bytes" in done.out
     assert sorted(tree_of(work)) == ["a", "big"]
+
+
+def test_only_what_was_restored_is_counted(cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two files one cannot be put back: it is named as left, and not among those that were restored."""
+    save(cli, work, a="one", b="one")
+    write(work, {"a": "two", "b": "two"})
+    place = Staging.place
+
+    def placed(staging: Staging, path: str, expected: StatSignature | None) -> None:
+        if path == "b":
+            raise OSError(errno.EPERM, "is immutable")
+        place(staging, path, expected)
+
+    monkeypatch.setattr(Staging, "place", placed)
+    done = cli.here("restore", "k", "#1", "--files", "--force", "--workspace", str(work))
+    assert done.code == 1
+    assert "Restored 1 file in" in done.out
+    assert "M b" not in done.out
+    assert "Left as they were: 1 file\n  b: " in done.out
+    assert ((work / "a").read_text(), (work / "b").read_text()) == ("one", "two")
 
 
 def test_a_failed_workflow_can_still_be_resumed(cli: Cli, work: Path) -> None:
