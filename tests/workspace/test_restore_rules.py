@@ -158,6 +158,24 @@ def test_git_that_cannot_be_asked_is_told(
     assert (repository / "keep.log").read_text() == "kept"
 
 
+@pytest.mark.parametrize("has_git", [True, False])
+def test_a_tree_without_a_repository_is_no_problem_of_git(
+    run: stepkeep.Session,
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    has_git: bool,
+) -> None:
+    """Nothing is tracked there, so nothing that is ignored is missing: no warning, whether or not git is installed."""
+    write(root, {".gitignore": "*.log\n", "a.log": "x", "b": "y"})
+    if not has_git:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    first = run.save(1)
+    assert caplog.text == ""
+    assert run.files.at(first.id).manifest.git_problem == ""
+
+
 def test_a_safety_checkpoint_does_not_make_an_ignored_file_known(
     run: stepkeep.Session, repository: Path
 ) -> None:

@@ -97,6 +97,11 @@ class Git:
         self._problem = "git is not installed"
         self._without: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether there is something to ask, and somebody; known once the repository was looked for."""
+        return self._program is not None
+
     def call(self, *words: str, reads: bool = False) -> GitCall:
         """Start git in the root; with `reads` it gets input later."""
         if self._program is None:
@@ -252,8 +257,8 @@ class Repository:
         if output is None:  # perhaps a submodule is damaged
             self._tracked = self._git.call(*_LIST_TRACKED)
             output = self._tracked.output()
-        if output is None:
-            self.problem = self.problem or self._tracked.complaint
+        if output is None and self._git.is_usable:  # without a repository there is nothing to tell
+            self.problem = self._tracked.complaint
         records = [os.fsdecode(record) for record in (output or b"").split(b"\0") if record]
         return TrackedPaths(
             paths=[record[2:] for record in records],
