@@ -401,6 +401,7 @@ class AsyncSession(_Facade[Session]):
     describe = _reads(Session.describe)
     summary = _reads(Session.summary)
     timeline = _reads(Session.timeline)
+    timeline_pages = _reads(Session.timeline_pages)
     events = _reads(Session.events)
     usage = _reads(Session.usage)
     status = _reads(Session.status)

@@ -389,6 +389,20 @@ class TestDecompress:
                 with pytest.raises(Corrupt):
                     decompress(frame, limit=size - 1)
 
+    def test_a_large_frame_is_decompressed_in_pieces(self) -> None:
+        """A large content is the same, with a prefix too; a frame that is cut, has something behind it or is too long
+        is refused."""
+        base = bytes(range(256)) * 40_000
+        content = base * 2 + b"the end"
+        for prefix in (None, base):
+            frame = compress(content, prefix=prefix)
+            assert decompress(frame, limit=len(content), prefix=prefix) == content
+            for wrong in (frame[:-1], frame + b"x", frame + frame, b""):
+                with pytest.raises(Corrupt):
+                    decompress(wrong, limit=len(content), prefix=prefix)
+            with pytest.raises(Corrupt, match="more than the recorded"):
+                decompress(frame, limit=len(content) - 1, prefix=prefix)
+
 
 class TestRebuild:
     @pytest.mark.parametrize("encode", [encode_delta, encode_prefix])

@@ -39,6 +39,7 @@ def fill(url: str, folder: Path) -> dict[str, str]:
         (tree / "new.txt").write_text("new\n")
         after = files.save({"turn": 2}, workspace=tree)
         store.execute("deploy", [{"id": "build", "description": "Build"}, {"id": "publish"}], _publish)
+        store.execute("mail", [{"id": "send", "ask": "Send it to 3 people?"}], _publish)
         store.session("done").save({"n": 1})
         store.get("done").complete()
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -187,3 +188,28 @@ def test_a_port_that_is_taken_is_said(ui: Ui, serve: Serve, tmp_path: Path) -> N
     )
     assert done.returncode == 1
     assert "cannot listen" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_a_large_state_takes_less_than_twice_its_size(serve: Serve, tmp_path: Path) -> None:
+    """Opening the root of a state, and a value far inside it, needs less than twice the state at any moment."""
+    url = f"sqlite:{tmp_path / 'store.db'}"
+    with stepkeep.open(url) as store:
+        words = [{"text": random.Random(number).randbytes(2000).hex()} for number in range(16_000)]
+        size = store.session("s").save({"words": words, "note": "x"}).size_bytes
+    ui = serve(url)
+    call = Caller(ui)
+    cookie = call.cookie()
+    assert call("/api/session?key=s", Cookie=cookie)[0] == 200
+    before = peak_bytes(ui)
+    for path in ("/api/outline?key=s", "/api/outline?key=s&path=words%5B15000%5D"):
+        status, _, body = call(path, Cookie=cookie)
+        assert (status, len(body) < 100_000) == (200, True)
+    assert size > 64_000_000
+    assert peak_bytes(ui) - before < 2 * size
+
+
+def peak_bytes(ui: Ui) -> int:
+    """The most memory that a server had so far."""
+    status = Path(f"/proc/{ui.process.pid}/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])

@@ -51,6 +51,8 @@ def pages_of(ids: dict[str, str]) -> dict[str, tuple[tuple[str, ...], str, str]]
         "log": (("s", "research", "log"), f"path=note&ref={ids['last']}", "brown fox"),
         "runs": (("runs",), "", "deploy"),
         "run": (("s", "deploy", "run"), "", "the token has expired"),
+        "waiting": (("s", "mail", "run"), "", "Send it to 3 people?"),
+        "checkpoint's events": (("s", "research", "c", ids["first"]), "tab=events", "branch switched"),
         "events": (("s", "research", "events"), "", "branch switched"),
         "retention": (("s", "research", "retention"), "", "stays"),
         "store": (("store",), "", "Largest sessions"),
@@ -125,13 +127,13 @@ def test_sessions_are_found_and_chosen(visit: Visit, file: Path, tmp_path: Path)
     pages = visit(f"sqlite:{file}")
     page = pages.page
     keys = page.locator(".session-key")
-    expect(keys).to_have_count(4)
+    expect(keys).to_have_count(5)
     page.get_by_role("link", name="Completed").click()
     expect(keys).to_have_text(["done"])
     page.get_by_role("link", name="Crashed").click()
     expect(page.locator("main")).to_contain_text("Nothing matches")
     page.get_by_role("link", name="Show all").click()
-    expect(keys).to_have_count(4)
+    expect(keys).to_have_count(5)
     page.get_by_role("searchbox").fill("compare")
     page.keyboard.press("Enter")
     expect(keys).to_have_text(["research"])
@@ -182,6 +184,22 @@ def test_what_another_process_saves_appears_at_once(visit: Visit, url: str) -> N
     interpreter.python("-c", save + "complete()", url)
     expect(page.locator(".head-line .badge")).to_have_text("completed")
     assert pages.complaints == []
+
+
+def test_a_question_that_is_given_up_is_no_error(visit: Visit, file: Path, tmp_path: Path) -> None:
+    """A page that asks again before its answer is there shows no problem, however often that happens."""
+    stores.fill(f"sqlite:{file}", tmp_path)
+    pages = visit(f"sqlite:{file}")
+    pages.page.add_init_script(
+        "window.problems = [];"
+        "new MutationObserver(() => document.querySelectorAll('.problem[role=alert]')"
+        ".forEach((each) => window.problems.push(each.textContent)))"
+        ".observe(document, { childList: true, subtree: true })"
+    )
+    for segments in [(), ("runs",), ("store",), ("s", "research")] * 6:
+        page = pages.go(*segments)
+        expect(page.locator(".state")).to_have_text("live")
+        assert page.evaluate("() => window.problems") == []
 
 
 def test_everything_is_reached_by_keyboard(visit: Visit, file: Path, tmp_path: Path) -> None:
@@ -418,6 +436,38 @@ def test_restore_and_undo_and_a_new_checkpoint(visit: Visit, file: Path, tmp_pat
             ("one", "two"),
             "main",
         )
+
+
+@pytest.mark.parametrize("is_yes", [True, False], ids=["approve", "refuse"])
+def test_what_a_step_asks_is_answered(visit: Visit, url: str, tmp_path: Path, is_yes: bool) -> None:
+    """The runs page and that of the run show what waits for a person; the answer is saved, and the run goes on."""
+    stores.fill(url, tmp_path)
+    shown = visit(url)
+    page = shown.go("runs")
+    page.locator(".questions").get_by_role("button", name="Approve").click()
+    expect(page.get_by_role("dialog").locator("code")).to_have_text("stepkeep approve mail --step send")
+    expect(page.get_by_role("dialog").locator("button[type=submit]")).to_have_count(0)
+    pages = visit(url, "--allow-changes")
+    page = pages.page
+    page.get_by_role("link", name="Waiting").click()
+    expect(page.locator(".session-key")).to_have_text(["mail"])
+    page = pages.go(*(("runs",) if is_yes else ("s", "mail", "run")))
+    name = "Approve" if is_yes else "Refuse"
+    page.locator(".question").get_by_role("button", name=name).click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Answer").fill('["anna"]' if is_yes else "not today")
+    expect(dialog.locator("code")).to_contain_text("--with")
+    dialog.get_by_role("button", name=name).click()
+    expect(page.locator(".done")).to_contain_text("Approved" if is_yes else "Refused")
+    expect(page.locator(".question")).to_have_count(0)
+    assert pages.complaints == []
+    with stepkeep.open(url) as store:
+        saved = store.agents.load_latest("mail")
+        assert saved is not None
+        (question,) = saved.agent_state().questions
+        assert (question.is_approved, question.answer) == (is_yes, ["anna"] if is_yes else "not today")
+        result = store.execute("mail", None, lambda context: context.step.id, resume=True)
+        assert result.status == ("completed" if is_yes else "failed")
 
 
 def test_files_are_restored_after_a_look(visit: Visit, file: Path, tmp_path: Path) -> None:

@@ -12,16 +12,19 @@ import msgspec
 from stepkeep.engine import Engine, Loaded
 from stepkeep.errors import Corrupt, InvalidInput, StepkeepError
 from stepkeep.history.documents import SessionSummary, copied, readable_header, summary_of
-from stepkeep.model import DETAILS, STATE, Header, SessionInfo, Status, to_us
+from stepkeep.model import DETAILS, STATE, Header, SessionInfo, Status, from_us, to_us
 from stepkeep.processes import is_dead
-from stepkeep.runs.plan import SCRIPT, StepProgress, from_state
+from stepkeep.runs.approvals import open_questions
+from stepkeep.runs.plan import SCRIPT, Question, StepProgress, from_state
 from stepkeep.runs.queue import QueueEntry, entry_of
+from stepkeep.runs.unfinished import RUNNER
 from stepkeep.storage.port import HeaderQuery, Lease, SessionQuery, Usage
 
 Condition: TypeAlias = Literal[
-    "running", "crashed", "queued", "open", "paused", "completed", "failed", "cancelled"
+    "running", "crashed", "queued", "open", "waiting", "paused", "completed", "failed", "cancelled"
 ]
-"""Where a session stands for a person: `open` is one that nobody runs, and that is not finished."""
+"""Where a session stands for a person: `open` is one that nobody runs, and that is not finished; one that is `waiting`
+goes on when a person answers what its steps ask."""
 
 STEP_EVENTS: Final = frozenset(
     {"step_boundary", "error_boundary", "interruption", "queued", "step_failed", "run_started", "run_stopped"}
@@ -39,13 +42,14 @@ class SessionOverview(SessionSummary, frozen=True, kw_only=True):
     """A session, where it stands, who runs it, the newest checkpoint of its current branch, and what it takes.
 
     `holder` is the process that runs it, or ran it last and did not come to its end. `is_run` says that steps are
-    worked through in it.
+    worked through in it, and `waiting` is what they ask a person.
     """
 
     condition: Condition
     holder: str | None
     queue: QueueEntry | None
     is_run: bool
+    waiting: tuple[Question, ...]
     message: str
     step: int | None
     tags: tuple[str, ...]
@@ -130,14 +134,15 @@ def overview_of(engine: Engine, info: SessionInfo) -> SessionOverview:
     backend = engine.backend
     branch = backend.branch(info.uid, info.branch) if info.last_seq else None
     header = None if branch is None else readable_header(engine, info.uid, branch.head)
-    lease, queue = backend.lease(info.uid), entry_of(info)
+    lease, queue, waiting = backend.lease(info.uid), entry_of(info), _waiting(engine, info, header)
     return copied(
         SessionOverview,
         summary_of(info),
-        condition=_condition(info, lease, queue, now_us=engine.clock()),
+        condition="waiting" if waiting else _condition(info, lease, queue, now_us=engine.clock()),
         holder=None if lease is None else f"pid {lease.owner.pid} on {lease.owner.host}",
         queue=queue,
         is_run=info.workflow is not None or lease is not None or queue is not None or _is_step(header),
+        waiting=waiting,
         message="" if header is None else header.message,
         step=None if header is None else header.step,
         tags=() if header is None else header.tags,
@@ -146,8 +151,20 @@ def overview_of(engine: Engine, info: SessionInfo) -> SessionOverview:
     )
 
 
+def _waiting(engine: Engine, info: SessionInfo, header: Header | None) -> tuple[Question, ...]:
+    """What a person may still answer. Only of a run that paused is the state read."""
+    if info.status is not Status.PAUSED or header is None or RUNNER not in header.metadata:
+        return ()
+    try:
+        questions = open_questions(engine, info)
+    except StepkeepError:
+        return ()  # its own page tells what is wrong with it
+    now = from_us(engine.clock())
+    return tuple(each for each in questions if each.expires_at is None or each.expires_at > now)
+
+
 def _is_step(header: Header | None) -> bool:
-    return header is not None and header.trigger.event in STEP_EVENTS
+    return header is not None and (RUNNER in header.metadata or header.trigger.event in STEP_EVENTS)
 
 
 def _condition(info: SessionInfo, lease: Lease | None, queue: QueueEntry | None, *, now_us: int) -> Condition:

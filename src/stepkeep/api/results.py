@@ -24,11 +24,11 @@ from stepkeep.errors import NotFound, Unsupported
 from stepkeep.history import times
 from stepkeep.history.documents import CheckpointInfo, copied, describe_one, encoded
 from stepkeep.history.paths import find, format_path, parse_path
-from stepkeep.model import DETAILS, STATE, TriggerKind, from_us
+from stepkeep.model import DETAILS, STATE, Header, TriggerKind, from_us
 from stepkeep.recording.triggers import merged_triggers, merged_words
 from stepkeep.runs.plan import Stream, outputs_of
 from stepkeep.storage.disk import write_file
-from stepkeep.storage.port import HeaderQuery
+from stepkeep.storage.port import Event, HeaderQuery
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -196,6 +196,16 @@ def _document(checkpoint: Checkpoint, name: str) -> tuple[str, msgspec.Raw]:
         ):  # a time zone that this machine does not know: its name is in the document
             return encoded(checkpoint.state if name == STATE else checkpoint.details)
     return encoding, msgspec.Raw(checkpoint._loaded.json(name))
+
+
+def events_about(engine: Engine, header: Header, events: list[Event]) -> list[Event]:
+    """Those that name a checkpoint, and one for each trigger that was merged into it, oldest first."""
+    found = [event for event in events if header.id.encode() in msgspec.json.encode(event.data)]
+    for merged in merged_triggers(engine, header):
+        words = {"kind": merged.trigger.kind, "event": merged.trigger.event, "message": merged.message}
+        data = {name: word for name, word in words.items() if word}
+        found.append(Event(number=0, time_us=merged.time_us, type="trigger_merged", data=data))
+    return sorted(found, key=lambda event: event.time_us)
 
 
 def value_shown(engine: Engine, checkpoint: Checkpoint, path: str) -> ValueShown:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from stepkeep.history.documents import CheckpointInfo, SessionSummary
     from stepkeep.history.finding import FoundText, Match
     from stepkeep.history.state_diff import CheckpointComparison, ValueLog
-    from stepkeep.history.timeline import Timeline
+    from stepkeep.history.timeline import Timeline, TimelinePage
+    from stepkeep.history.timeline.assembly import Filter
     from stepkeep.maintenance.prune import PruneReport
     from stepkeep.maintenance.status import SessionStatus
     from stepkeep.maintenance.verify import Progress, VerifyReport
@@ -513,16 +514,46 @@ class Session:
             NotFound: there is no such branch, or no checkpoint with that tag; the message says what there is.
             InvalidInput: `since` is not a time, or `limit` is below 1.
         """
-        from stepkeep.history.timeline.assembly import Filter, read_timeline  # only who draws pays for it
+        from stepkeep.history.timeline.assembly import read_timeline  # only who draws pays for it
+
+        wanted = self._timeline_filter(since, branch, tag)
+        return read_timeline(self._engine, self.info, wanted=wanted, fold=fold, limit=limit)
+
+    def timeline_pages(
+        self,
+        *,
+        since: str | datetime | None = None,
+        branch: str | None = None,
+        tag: str | None = None,
+        fold: bool = False,
+        size: int = 400,
+        lanes: int = 12,
+    ) -> Sequence[TimelinePage]:
+        """The same graph as it is drawn in at most so many lanes, `size` rows a page; at least one page.
+
+        Only the pages that are looked at are made: for histories that nobody sees as a whole.
+        """
+        from stepkeep.history.timeline.assembly import read_pages
+
+        wanted = self._timeline_filter(since, branch, tag)
+        return read_pages(self._engine, self.info, wanted=wanted, fold=fold, size=size, lanes=lanes)
+
+    def _timeline_filter(self, since: str | datetime | None, branch: str | None, tag: str | None) -> Filter:
+        from stepkeep.history.timeline.assembly import Filter
 
         now_us, zone = self._engine.clock(), zone_of(self._settings)
         since_us = None if since is None else time_of(since, now_us=now_us, zone=zone)
-        wanted = Filter(since_us=since_us, branch=branch, tag=tag)
-        return read_timeline(self._engine, self.info, wanted=wanted, fold=fold, limit=limit)
+        return Filter(since_us=since_us, branch=branch, tag=tag)
 
-    def events(self) -> list[Event]:
-        """What happened to this session, oldest first."""
-        return self._engine.backend.events(self._uid)
+    def events(self, ref: Ref | None = None) -> list[Event]:
+        """What happened to this session, oldest first; with `ref` what concerns that checkpoint, and the triggers that
+        were merged into it (`trigger_merged`)."""
+        events = self._engine.backend.events(self._uid)
+        if ref is None:
+            return events
+        from stepkeep.api.results import events_about
+
+        return events_about(self._engine, self.header(ref), events)
 
     def usage(self) -> Usage:
         return self._engine.backend.usage(self._uid)

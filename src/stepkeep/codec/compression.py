@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+from io import BytesIO
 from typing import Final, Protocol
 
 from stepkeep.errors import Corrupt, InvalidInput
@@ -48,6 +49,8 @@ _PREFIX_LEVEL: Final = 1
 MIN_PREFIX_BYTES: Final = 8
 _MIN_WINDOW_LOG: Final = 10
 _MAX_WINDOW_LOG: Final = 31
+_LARGE_BYTES: Final = 16 * 1024 * 1024
+_PIECE_BYTES: Final = 1024 * 1024
 
 
 def compress(content: bytes, *, prefix: bytes | None = None, level: int = _LEVEL) -> bytes:
@@ -79,7 +82,10 @@ def decompress(frame: bytes, *, limit: int, prefix: bytes | None = None) -> byte
     decompressor = zstd.ZstdDecompressor(None if prefix is None else _as_prefix(prefix), options)
     try:
         # One byte more than allowed, so that a frame that is too long shows.
-        content = decompressor.decompress(frame, max_length=limit + 1)
+        if limit < _LARGE_BYTES:
+            content = decompressor.decompress(frame, max_length=limit + 1)
+        else:
+            content = _in_pieces(decompressor, frame, limit + 1)
     except zstd.ZstdError as exc:
         raise Corrupt(f"stored bytes do not decompress: {exc}") from exc
     if len(content) > limit:
@@ -87,6 +93,21 @@ def decompress(frame: bytes, *, limit: int, prefix: bytes | None = None) -> byte
     if not decompressor.eof or decompressor.unused_data:
         raise Corrupt("stored bytes are not exactly one compressed frame")
     return content
+
+
+def _in_pieces(decompressor: zstd.ZstdDecompressor, frame: bytes, most: int) -> bytes:
+    """The content of a large frame, `most` bytes of it. In one call the library would hold it twice, and the rest of
+    the frame beside it."""
+    content, view = BytesIO(bytes(most)), memoryview(frame)  # one that grows would be copied again and again
+    at = 0
+    while content.tell() < most and not decompressor.eof and (at < len(view) or not decompressor.needs_input):
+        given = view[at : at + _PIECE_BYTES] if decompressor.needs_input else b""
+        at += len(given)
+        content.write(decompressor.decompress(given, max_length=min(_PIECE_BYTES, most - content.tell())))
+    if at < len(view) and content.tell() < most:
+        raise Corrupt("stored bytes are not exactly one compressed frame")
+    content.truncate()
+    return content.getvalue()
 
 
 class _ByLevel(dict[int, zstd.ZstdCompressor]):

@@ -8,10 +8,12 @@ document itself, with `json+tags` an object with one `$` key stands for a value 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from enum import Enum
+from functools import cache
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -256,8 +258,17 @@ def summary_of(info: SessionInfo, *, crash: str | None = None) -> SessionSummary
 
 def copied(kind: type[T], source: object, **more: Any) -> T:
     """A struct of that kind: these fields, and those that `source` has under the same name."""
-    names = [name for name in kind.__struct_fields__ if name not in more]
-    return kind(**{name: getattr(source, name) for name in names}, **more)
+    names, values_of = _taken(kind, *more)
+    return kind(**dict(zip(names, values_of(source), strict=True)), **more)
+
+
+@cache
+def _taken(kind: type[msgspec.Struct], *given: str) -> tuple[tuple[str, ...], Callable[[object], Any]]:
+    """The fields of a struct that are not given, and what reads them: a long list copies thousands."""
+    names = tuple(name for name in kind.__struct_fields__ if name not in given)
+    if len(names) == 1:
+        return names, lambda source: (getattr(source, names[0]),)
+    return names, attrgetter(*names) if names else lambda _source: ()
 
 
 # --- branches ----------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dry_run: bool = False
     force: bool = False
     confirm: str | None = None
+    answer: msgspec.Raw = msgspec.Raw(b"null")
 
     @property
     def wanted(self) -> str:
@@ -75,6 +76,14 @@ def _complete(store: api.Store, request: Request) -> object:
     return session.overview()
 
 
+def _approve(store: api.Store, request: Request) -> object:
+    return store.approve(request.key, msgspec.json.decode(request.answer), step=request.name)
+
+
+def _refuse(store: api.Store, request: Request) -> object:
+    return store.refuse(request.key, msgspec.json.decode(request.answer), step=request.name)
+
+
 ACTIONS: Final[dict[str, Action]] = {
     "create": _create,
     "fork": lambda store, request: store.get(request.key).branches.fork(request.wanted, request.name),
@@ -83,6 +92,8 @@ ACTIONS: Final[dict[str, Action]] = {
     ),
     "undo": _undo,
     "restore_files": _files,
+    "approve": _approve,
+    "refuse": _refuse,
     "complete": _complete,
     "prune": _prune,
     "delete": _delete,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -66,7 +66,7 @@ class Opened:
         self.store = store
         self._lock = threading.Lock()
         self._checkpoints: OrderedDict[str, api.Checkpoint] = OrderedDict()
-        self._timeline: tuple[object, tuple[api.TimelinePage, ...]] | None = None
+        self._timeline: tuple[object, Sequence[api.TimelinePage]] | None = None
 
     def session(self, params: Params) -> api.Session:
         return self.store.get(params.text("key"))
@@ -92,14 +92,14 @@ class Opened:
         ):
             self._checkpoints.popitem(last=False)
 
-    def timeline(self, session: api.Session, **options: Any) -> tuple[api.TimelinePage, ...]:
+    def timeline(self, session: api.Session, **options: Any) -> Sequence[api.TimelinePage]:
         """The timeline of a session in pages."""
         info = session.info
         place = (info.uid, info.version, info.last_seq, info.gaps, info.branch, sorted(options.items()))
         with self._lock:
             if self._timeline is not None and self._timeline[0] == place:
                 return self._timeline[1]
-        pages = session.timeline(**options).pages(size=ROWS, lanes=MAX_LANES)
+        pages = session.timeline_pages(**options, size=ROWS, lanes=MAX_LANES)
         with self._lock:
             self._timeline = (place, pages)
         return pages
@@ -194,7 +194,7 @@ ANSWERS: Final[dict[str, Answer]] = {
     "session": lambda opened, params: opened.session(params).overview(),
     "status": lambda opened, params: opened.session(params).status(),
     "branches": lambda opened, params: opened.session(params).branches.list(),
-    "events": lambda opened, params: opened.session(params).events()[-MAX_PAGE:],
+    "events": lambda opened, params: opened.session(params).events(params.maybe("ref"))[-MAX_PAGE:],
     "timeline": _timeline,
     "checkpoint": _checkpoint,
     "outline": _outline,
@@ -217,8 +217,15 @@ ANSWERS: Final[dict[str, Answer]] = {
     "doctor": lambda opened, _: opened.store.doctor(),
     "verify": lambda opened, params: opened.session(params).verify(),
     "prune": lambda opened, _: _without_decisions(opened.store.prune(dry_run=True)),
+    "clean": lambda opened, _: _going(opened.store.clean(dry_run=True)),
 }
 """Everything that pages show, by name."""
+
+
+def _going(report: api.CleanReport) -> api.CleanReport:
+    """What the next clean would remove; `cleaned` counts all of them, and the first ones are named with reasons."""
+    going = [each for each in report.sessions if each.goes]
+    return msgspec.structs.replace(report, cleaned=len(going), sessions=tuple(going[:PAGE]))
 
 
 def _without_decisions(pruned: api.Pruned) -> api.Pruned:

@@ -98,6 +98,7 @@ class _Recording:
             if body in (STATE, DETAILS):
                 self._add_tree(id, "" if body == STATE else body)
         self._add("conversation", ref=id)
+        self._add("events", ref=id)
         if found.parents:
             self._add("diff", older=found.parents[0], newer=id)
         return self._left > 0

@@ -227,12 +227,6 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         left_out = f"{count(self.left_out, 'checkpoint')} left out"
         return f"{left_out} that nothing here descends from" if self.rows else f"nothing matches: {left_out}"
 
-    def pages(self, *, size: int, lanes: int) -> tuple[TimelinePage, ...]:
-        """The rows as they are drawn in at most so many lanes, `size` of them a page; at least one page."""
-        from stepkeep.history.timeline.lanes import pages_of
-
-        return pages_of(self, size=size, most=lanes)
-
     def draw(
         self, *, width: int, is_ascii: bool = False, paint: Callable[[str, str], str] | None = None
     ) -> list[str]:

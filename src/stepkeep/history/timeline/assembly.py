@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -30,7 +30,7 @@ from stepkeep.history.timeline import (
     Timeline,
     Timelines,
 )
-from stepkeep.history.timeline.lanes import lay
+from stepkeep.history.timeline.lanes import TimelinePages, lay
 from stepkeep.model import Branch, Header, SessionError, SessionInfo, Status, TriggerKind, from_us
 from stepkeep.storage.port import HeaderQuery, HeaderRow
 
@@ -77,6 +77,24 @@ def read_timeline(
     """
     if limit is not None and limit < 1:
         raise InvalidInput("limit counts rows: 1 or more", code="invalid_option")
+    return build(session, **_read(engine, session, wanted), wanted=wanted, fold=fold, limit=limit)
+
+
+def read_pages(
+    engine: Engine, session: SessionInfo, *, wanted: Filter = ALL, fold: bool = False, size: int, lanes: int
+) -> TimelinePages:
+    """The timeline of a session as it is drawn in at most so many lanes, `size` rows a page. Only the pages that are
+    looked at are made into values: a session may have any number of rows.
+
+    Raises:
+        NotFound: as `read_timeline`.
+    """
+    timeline, laid = _laid_out(session, **_read(engine, session, wanted), wanted=wanted, fold=fold)
+    return TimelinePages(timeline, laid.rows, laid.positions, size=size, most=lanes)
+
+
+def _read(engine: Engine, session: SessionInfo, wanted: Filter) -> dict[str, Any]:
+    """What a timeline is built from."""
     if wanted.branch is not None:
         find_branch(engine, session.uid, wanted.branch)
     branches = engine.backend.branches(session.uid)
@@ -94,9 +112,7 @@ def read_timeline(
     for body in engine.backend.bodies(session.uid) if headers else ():
         stored[body.checkpoint] += body.stored_size
     damaged = [row for row, _ in broken]
-    return build(
-        session, branches, headers, damaged=damaged, stored=stored, wanted=wanted, fold=fold, limit=limit
-    )
+    return {"branches": branches, "headers": headers, "damaged": damaged, "stored": stored}
 
 
 def read_timelines(sessions: Iterable[SessionInfo], read: Callable[[SessionInfo], Timeline]) -> Timelines:
@@ -131,6 +147,31 @@ def build(
     With a filter, only what matches and what that descends from is shown, and the latter folded. What came before
     `since_us`, or is beyond the limit, is counted in one last row.
     """
+    timeline, laid = _laid_out(
+        session,
+        branches,
+        headers,
+        damaged=damaged,
+        stored=stored,
+        wanted=wanted,
+        fold=fold,
+        limit=limit,
+    )
+    return msgspec.structs.replace(timeline, rows=tuple(laid.rows()))
+
+
+def _laid_out(
+    session: SessionInfo,
+    branches: Sequence[Branch],
+    headers: Sequence[Header],
+    *,
+    damaged: Sequence[HeaderRow],
+    stored: Counter[str] | None,
+    wanted: Filter,
+    fold: bool,
+    limit: int | None = None,
+) -> tuple[Timeline, _LaidRows]:
+    """The timeline without its rows, and these."""
     stored = Counter() if stored is None else stored
     points = _connect(headers, damaged, branches, session.gaps)
     min_seq = _min_seq(wanted, headers)
@@ -144,7 +185,7 @@ def build(
         del groups[limit:]
     if any(point.header for point in older):
         groups.append(_RowGroup(older, is_rest=True))
-    return Timeline(
+    timeline = Timeline(
         session=session.key,
         status=session.status,
         branch=session.branch,
@@ -155,8 +196,9 @@ def build(
         size_bytes=sum(header.size_bytes for header in headers),
         stored_bytes=stored.total(),
         branches=tuple(copied(BranchMark, each, is_current=each.name == session.branch) for each in branches),
-        rows=tuple(_rows(groups, session, branches, stored)),
+        rows=(),
     )
+    return timeline, _LaidRows(groups, _Names(session, branches), stored)
 
 
 def _min_seq(wanted: Filter, headers: Iterable[Header]) -> int:
@@ -403,16 +445,20 @@ def _groups(shown: Sequence[_Point], folding: _Folding) -> list[_RowGroup]:
 # --- the rows as values ------------------------------------------------------------------------------------------
 
 
-def _rows(
-    groups: Sequence[_RowGroup], session: SessionInfo, branches: Sequence[Branch], stored: Counter[str]
-) -> Iterator[Node]:
-    """The rows, in their lanes."""
-    names = _Names(session, branches)
-    index = {point: at for at, group in enumerate(groups) for point in group.points}
-    links = [_links(group, index) for group in groups]
-    first = next((at for at, group in enumerate(groups) if names.is_current(group)), None)
-    for group, own, position in zip(groups, links, lay(links, first=first), strict=True):
-        yield _row(group, names, stored, lane=position.lane, links=own)
+class _LaidRows:
+    """The rows in their lanes, newest first. Values are made of those that are asked for."""
+
+    def __init__(self, groups: Sequence[_RowGroup], names: _Names, stored: Counter[str]) -> None:
+        self._groups, self._names, self._stored = groups, names, stored
+        index = {point: at for at, group in enumerate(groups) for point in group.points}
+        self._links = [_links(group, index) for group in groups]
+        first = next((at for at, group in enumerate(groups) if names.is_current(group)), None)
+        self.positions = lay(self._links, first=first)
+
+    def rows(self, shown: slice = slice(None)) -> Iterator[Node]:
+        chosen = zip(self._groups[shown], self._links[shown], self.positions[shown], strict=True)
+        for group, links, position in chosen:
+            yield _row(group, self._names, self._stored, lane=position.lane, links=links)
 
 
 def _links(group: _RowGroup, index: dict[_Point, int]) -> tuple[NodeLink, ...]:

@@ -5,9 +5,9 @@ A lane stands for one row that is still to come; lines that lead to the same row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from stepkeep.history.documents import copied
 from stepkeep.history.timeline import (
@@ -53,32 +53,62 @@ class Strip(NamedTuple):
 
 def strips_of(timeline: Timeline, *, most: int) -> tuple[int, list[Strip]]:
     """How many columns the graph takes, at most so many and at least one, and its rows as they are drawn in them."""
-    positions = lay([row.links for row in timeline.rows], first=first_row(timeline.rows))
+    return _drawn_in(lay([row.links for row in timeline.rows], first=first_row(timeline.rows)), most)
+
+
+def _drawn_in(positions: Sequence[LanePosition], most: int) -> tuple[int, list[Strip]]:
     used = (max([each.lane, *(move.target for move in each.moves)]) for each in positions)
     columns = min(max(used, default=0) + 1, most)
     return columns, list(_strips(positions, columns))
 
 
-def pages_of(timeline: Timeline, *, size: int, most: int) -> tuple[TimelinePage, ...]:
-    """The rows of a timeline as they are drawn, so many a page."""
-    lanes, strips = strips_of(timeline, most=most)
-    has_branches = len(timeline.branches) > 1
-    came: dict[int, bool] = {}
-    drawn: list[DrawnRow] = []
-    for row, strip in zip(timeline.rows, strips, strict=True):
-        drawn.append(_drawn(row, strip, came, names_branch=has_branches))
-        came = strip.below
-    return tuple(
-        copied(
+class TimelinePages(Sequence[TimelinePage]):
+    """The rows of a timeline as they are drawn, so many a page; at least one page. `timeline` itself has no rows:
+    `rows` gives those of a page when it is looked at."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        rows: Callable[[slice], Iterable[Node]],
+        positions: Sequence[LanePosition],
+        *,
+        size: int,
+        most: int,
+    ) -> None:
+        self._timeline = timeline
+        self._rows = rows
+        self._size = size
+        self._lanes, self._strips = _drawn_in(positions, most)
+
+    def __len__(self) -> int:
+        return max(1, -(-len(self._strips) // self._size))
+
+    @overload
+    def __getitem__(self, at: int) -> TimelinePage: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[TimelinePage]: ...
+
+    def __getitem__(self, at: int | slice) -> TimelinePage | Sequence[TimelinePage]:
+        if isinstance(at, slice):
+            return [self[each] for each in range(len(self))[at]]
+        start = range(len(self))[at] * self._size
+        return copied(
             TimelinePage,
-            timeline,
-            lanes=lanes,
-            rows=len(drawn),
+            self._timeline,
+            lanes=self._lanes,
+            rows=len(self._strips),
             start=start,
-            drawn=tuple(drawn[start : start + size]),
+            drawn=tuple(self._drawn(start)),
         )
-        for start in range(0, max(len(drawn), 1), size)
-    )
+
+    def _drawn(self, start: int) -> Iterator[DrawnRow]:
+        came = self._strips[start - 1].below if start else {}
+        has_branches = len(self._timeline.branches) > 1
+        shown = slice(start, start + self._size)
+        for row, strip in zip(self._rows(shown), self._strips[shown], strict=True):
+            yield _drawn(row, strip, came, names_branch=has_branches)
+            came = strip.below
 
 
 def _drawn(row: Node, strip: Strip, came: dict[int, bool], *, names_branch: bool) -> DrawnRow:

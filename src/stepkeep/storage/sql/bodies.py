@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Final
 
 from stepkeep.errors import Corrupt
@@ -21,7 +22,8 @@ _INSERT = (
     "INSERT INTO bodies (sid, checkpoint, name, is_redundant, is_hidden, codec, size, stored_size, digest, base,"
     " position, group_bytes, data) VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-# CROSS JOIN tells SQLite to begin with the chain: it would read every body of the session otherwise.
+# CROSS JOIN tells SQLite to begin with the chain: it would read every body of the session otherwise. The links are put
+# in order here, by the last column: SQLite would hold the bytes of all of them once more to do it.
 _CHAIN = f"""WITH RECURSIVE chain (n, checkpoint) AS (
   SELECT 0, b.checkpoint FROM bodies b WHERE b.checkpoint = ? AND b.sid = ? AND b.name = ? AND b.is_redundant = 0
   UNION ALL
@@ -29,9 +31,8 @@ _CHAIN = f"""WITH RECURSIVE chain (n, checkpoint) AS (
     WHERE b.sid = ? AND b.checkpoint = chain.checkpoint AND b.name = ? AND b.is_redundant = 0
       AND b.base IS NOT NULL AND chain.n < {MAX_CHAIN}
 )
-SELECT {rows.INFO_COLUMNS}, b.data FROM chain CROSS JOIN bodies b
-  WHERE b.sid = ? AND b.checkpoint = chain.checkpoint AND b.name = ? AND b.is_redundant = 0
-  ORDER BY chain.n"""
+SELECT {rows.INFO_COLUMNS}, b.data, chain.n FROM chain CROSS JOIN bodies b
+  WHERE b.sid = ? AND b.checkpoint = chain.checkpoint AND b.name = ? AND b.is_redundant = 0"""
 _CHAINS = f"""WITH RECURSIVE chain (checkpoint, name) AS (
   SELECT checkpoint, name FROM bodies WHERE sid = ? AND checkpoint IN ({{}}) AND is_redundant = 0
   UNION
@@ -54,13 +55,13 @@ _HEAD = f"""WITH RECURSIVE chain (n, sid, checkpoint, name) AS (
 SELECT {rows.INFO_COLUMNS}, b.data,
     {", ".join(f"c.{name} AS header_{name}" for name in ("id", "seq", "branch", "header"))},
     {", ".join(f"s.{name} AS session_{name}" for name in rows.SESSION_NAMES)},
-    {", ".join(f"r.{name} AS branch_{name}" for name in (*rows.BRANCH_FIELDS, "digest"))}
+    {", ".join(f"r.{name} AS branch_{name}" for name in (*rows.BRANCH_FIELDS, "digest"))},
+    chain.n
   FROM chain CROSS JOIN bodies b
     LEFT JOIN sessions s ON chain.n = 0 AND s.sid = chain.sid
     LEFT JOIN branches r ON chain.n = 0 AND r.sid = chain.sid AND r.name = coalesce(?, s.branch)
     LEFT JOIN checkpoints c ON chain.n = 0 AND c.id = chain.checkpoint
-  WHERE b.sid = chain.sid AND b.checkpoint = chain.checkpoint AND b.name = chain.name AND b.is_redundant = 0
-  ORDER BY chain.n"""
+  WHERE b.sid = chain.sid AND b.checkpoint = chain.checkpoint AND b.name = chain.name AND b.is_redundant = 0"""
 _INFO: Final = rows.INFO_COLUMNS.count(",") + 2  # with the data
 _IS_NEEDED = (
     "EXISTS (SELECT 1 FROM bodies d WHERE d.sid = b.sid AND d.base = b.checkpoint AND d.name = b.name"
@@ -122,7 +123,7 @@ def check_blobs(tx: Connection, named: set[str], blobs: Sequence[Blob]) -> None:
 
 
 def chain(tx: Connection, sid: int, checkpoint: str, name: str) -> list[Body]:
-    found = tx.all(_CHAIN, (checkpoint, sid, name, sid, name, sid, name))
+    found = sorted(tx.all(_CHAIN, (checkpoint, sid, name, sid, name, sid, name)), key=itemgetter(-1))
     where = Conditions(("sid = ?", sid), ("name = ?", name), ("is_redundant = ?", 0))
     where.among("checkpoint", [row[0] for row in found])
     blobs = _blobs_named(tx, where)
@@ -140,14 +141,14 @@ def all_chains(tx: Connection, sid: int, checkpoints: Sequence[str]) -> list[Bod
 
 def head(tx: Connection, uid: str, branch: str | None, known: tuple[str, str] | None) -> StoredHead | None:
     """The head of a branch with the chains of its bodies; see the port."""
-    found = tx.all(_HEAD, (uid, branch, *(known or ("", "")), branch))
+    found = sorted(tx.all(_HEAD, (uid, branch, *(known or ("", "")), branch)), key=itemgetter(-1))
     if not found or found[0][_INFO] is None:
         return None
     first = found[0]
     session_end = _INFO + 4 + len(rows.SESSION_NAMES)
     try:
         session = rows.session_from(first[_INFO + 4 : session_end])
-        rows.check_branch(first[session_end:])
+        rows.check_branch(first[session_end:-1])
     except Corrupt:
         return None
     chains: dict[str, list[Body]] = {}

@@ -1,8 +1,19 @@
 // What can be done: always as a command to copy; and at once, where the server allows changes.
 
 import { useState } from "preact/hooks";
-import { act, useAnswer } from "stepkeep/data";
-import { Command, Dialog, Problem, Word, checkpointAddress, html, sessionAddress } from "stepkeep/parts";
+import { act, isFile, useAnswer } from "stepkeep/data";
+import {
+  Age,
+  Command,
+  Dialog,
+  Problem,
+  Text,
+  When,
+  Word,
+  checkpointAddress,
+  html,
+  sessionAddress,
+} from "stepkeep/parts";
 import { clean, command, count } from "stepkeep/text";
 
 // Each: what it is called and does, the fields it takes, its command, the request, and what is said when it is done.
@@ -112,6 +123,50 @@ const OF_CHECKPOINT = {
   },
 };
 
+// What is said to a step that waits: the answer is JSON, or a text where it is none.
+function answerOf(text) {
+  try {
+    return text ? JSON.parse(text) : null;
+  } catch {
+    return text;
+  }
+}
+
+const answering = (title, about, more) => ({
+  title,
+  about,
+  fields: ["answer"],
+  isBad: more.length > 0,
+  command: ({ key, question }, { answer }) =>
+    command(
+      ...["approve", key, ...more, "--step", question.stepId],
+      ...(answer ? ["--with", JSON.stringify(answerOf(answer))] : []),
+    ),
+  request: ({ key, question }, { answer }) => ({ key, name: question.stepId, answer: answerOf(answer) }),
+  done: (found) =>
+    html`${found.is_approved ? "Approved" : "Refused"}, saved as <a
+      href=${checkpointAddress(found.session, found.checkpoint)}>a checkpoint</a>. Resume the run to go on.`,
+});
+
+const OF_QUESTION = {
+  approve: answering(
+    "Approve",
+    "Says yes. The answer is saved, and the step goes on with it when the run is resumed.",
+    [],
+  ),
+  refuse: answering("Refuse", "Says no. Resumed, the step fails; approving takes it back.", ["--refuse"]),
+};
+
+// What a step asks a person, with yes and no.
+export const Question = ({ session, question, open }) => html`
+  <div class="question">
+    <p class="asked"><${Text}>${question.text}<//></p>
+    <p class="faint">step <${Word}>${question.stepId}<//>${question.askedAt && html`, asked <${Age}
+      time=${question.askedAt} />`}${question.expiresAt && html`, refused unless answered by <${When}
+        time=${question.expiresAt} /> UTC`}</p>
+    ${!isFile && html`<${Buttons} actions=${OF_QUESTION} target=${{ key: session, question }} open=${open} />`}
+  </div>`;
+
 export const Actions = ({ session }) => html`
   <details class="menu"><summary>Actions</summary><${Menu} actions=${OF_SESSION} target=${{ key: session.key }} />
     </details>`;
@@ -120,17 +175,25 @@ export const CheckpointActions = ({ session, checkpoint }) => html`
   <${Menu} actions=${OF_CHECKPOINT} target=${{ key: session, checkpoint }} />`;
 
 function Menu({ actions, target }) {
-  const [chosen, setChosen] = useState(null);
+  const [dialog, open] = useDialog();
+  return html`<${Buttons} actions=${actions} target=${target} open=${open} />${dialog}`;
+}
+
+function Buttons({ actions, target, open }) {
   const names = Object.keys(actions).filter(
     (name) => !actions[name].needsFiles || target.checkpoint.contents.files,
   );
   return html`
     <div class="actions" role="group" aria-label="Actions">
       ${names.map((name) => html`<button key=${name} type="button" class=${actions[name].isBad ? "bad" : ""}
-        onClick=${() => setChosen(name)}>${actions[name].title}</button>`)}
-    </div>
-    ${chosen && html`<${ActionDialog} name=${chosen} action=${actions[chosen]} target=${target}
-      onClose=${() => setChosen(null)} />`}`;
+        onClick=${() => open({ name, action: actions[name], target })}>${actions[name].title}</button>`)}
+    </div>`;
+}
+
+// The dialog of an action, and what opens it. It may outlive its button: a question that was answered is gone.
+export function useDialog() {
+  const [chosen, setChosen] = useState(null);
+  return [chosen && html`<${ActionDialog} ...${chosen} onClose=${() => setChosen(null)} />`, setChosen];
 }
 
 const FIELDS = {
@@ -138,11 +201,12 @@ const FIELDS = {
   tags: ["Tags", "separated by commas"],
   name: ["Name of the branch", "like from-12, unless given"],
   confirm: ["Key of the session, to confirm", ""],
+  answer: ["Answer for the step, if it wants one", "a text, or JSON"],
 };
 
 function ActionDialog({ name, action, target, onClose }) {
   const about = useAnswer("about", {});
-  const [values, setValues] = useState({ message: "", tags: "", name: "", confirm: "" });
+  const [values, setValues] = useState({ message: "", tags: "", name: "", confirm: "", answer: "" });
   const [state, setState] = useState({});
   const isAllowed = about.data?.allows_changes;
   const needsPreview = action.hasPreview && !state.preview;

@@ -21,6 +21,7 @@ import {
   useTitle,
 } from "stepkeep/parts";
 import { clean, cleanLines, count, size } from "stepkeep/text";
+import { EventList } from "stepkeep/timeline";
 import { Tree } from "stepkeep/tree";
 
 export function Checkpoint({ session, checkpoint, params }) {
@@ -45,6 +46,7 @@ function Found({ of, found, params }) {
   const tab = params.get("tab") || "state";
   const where = (name) => checkpointAddress(of.key, of.ref, { tab: name === "state" ? "" : name });
   const talk = useAnswer("conversation", of, { skip: !found.contents.state });
+  const happened = useAnswer("events", of, { live: of.key });
   const tabs = [
     ["state", "State", where("state")],
     talk.data?.path && [
@@ -54,6 +56,7 @@ function Found({ of, found, params }) {
     ],
     found.contents.details && ["details", "Details", where("details")],
     found.contents.files && ["files", "Files", where("files")],
+    happened.data?.length > 0 && ["events", `Events (${happened.data.length})`, where("events")],
     ["header", "Header", where("header")],
   ];
   return html`
@@ -82,6 +85,8 @@ function Found({ of, found, params }) {
     ${tab === "conversation" && html`<${Answered} answer=${talk}>${(page) => html`<${Conversation} of=${of}
       first=${page} />`}<//>`}
     ${tab === "files" && html`<${Files} of=${of} />`}
+    ${tab === "events" && html`<${Answered} answer=${happened}>${(events) => html`<${EventList} session=${of.key}
+      events=${events} />`}<//>`}
     ${tab === "header" && html`<${Header} found=${found} />`}`;
 }
 

@@ -60,11 +60,19 @@ function unreachable(error) {
   );
 }
 
+// A question that is given up, or a server that ends, may stop an answer in the middle.
 async function read(response) {
-  const answer = await response.json().catch(() => null);
-  if (response.ok && answer !== null) return answer;
-  const unknown = { code: "internal_error", message: "The server failed: its terminal says why." };
-  throw new Failure(answer?.error || unknown, response.status);
+  const text = await response.text().catch(unreachable);
+  if (response.ok) return JSON.parse(text);
+  throw new Failure(errorIn(text), response.status);
+}
+
+function errorIn(text) {
+  try {
+    return JSON.parse(text).error;
+  } catch {
+    return { code: "internal_error", message: "The server failed: its terminal says why." };
+  }
 }
 
 export const downloadOf = (body, params) => (isFile ? null : `./download/${written(body, params)}`);

@@ -38,6 +38,7 @@ const CONDITIONS = {
   crashed: "crashed",
   queued: "queued",
   open: "open",
+  waiting: "waiting",
   paused: "paused",
   completed: "completed",
   failed: "failed",

@@ -17,11 +17,12 @@ import {
   sessionAddress,
   useTitle,
 } from "stepkeep/parts";
-import { count, size } from "stepkeep/text";
+import { count, shortened, size } from "stepkeep/text";
 
 const CHOICES = [
   ["All", {}],
   ["Running", { condition: "running" }],
+  ["Waiting", { condition: "waiting" }],
   ["Crashed", { condition: "crashed" }],
   ["In progress", { status: "in_progress" }],
   ["Paused", { status: "paused" }],
@@ -83,8 +84,20 @@ const Storage = ({ page: { usage, max_bytes: most } }) => html`
     <span><strong>${size(usage.store_bytes)}</strong>${most ? ` of ${size(most)}` : " stored"}</span>
     <span>${count(usage.sessions, "session")}</span>
     <span>${count(usage.checkpoints, "checkpoint")}</span>
-    <a href="#/store">Storage, and what goes next</a>
+    <${Next} />
   <//>`;
+
+// What the next clean removes, and why: asked for once, because it looks at every session.
+function Next() {
+  const { data } = useAnswer("clean", {});
+  const first = data?.sessions[0];
+  return html`<a href="#/store">${
+    !first
+      ? "Storage, and what goes next"
+      : html`Next to go: ${count(data.cleaned, "session")}, such as <${Word}>${shortened(first.session, 40)}<//>
+        (${first.reason})`
+  }</a>`;
+}
 
 function List({ page, wanted }) {
   const [more, setMore] = useState({ sessions: [], next: null });

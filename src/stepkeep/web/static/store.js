@@ -29,7 +29,7 @@ export function Store() {
           )}</p>
         <${Answered} answer=${stats}>${(found) => html`<${Growth} stats=${found} />`}<//>
         <${Largest} sessions=${store.sessions} />
-        <${Next} store=${store} />
+        <${Next} />
         <${Doctor} />
         <section><h2>Backup</h2>
           <p>A backup has everything that was saved before, and is made while the store is in use.</p>
@@ -104,14 +104,22 @@ const Largest = ({ sessions }) => {
   );
 };
 
-function Next({ store }) {
+function Next() {
   const [isAsked, setAsked] = useState(false);
   const plan = useAnswer("prune", {}, { skip: !isAsked });
-  const { next_clean: next } = store;
+  const clean = useAnswer("clean", {});
   return html`
     <section>
       <h2>What goes next</h2>
-      <p>${next.count ? html`The next clean removes ${count(next.count, "session")}: ${next.sessions.map((key) => html`<a key=${key} href=${sessionAddress(key)}><${Word}>${key}<//></a> `)}` : "The next clean removes no session."}</p>
+      <${Answered} answer=${clean}>
+        ${({ cleaned, sessions }) =>
+          cleaned === 0
+            ? html`<p>The next clean removes no session.</p>`
+            : html`<p>The next clean removes <strong>${count(cleaned, "session")}</strong>:</p>
+              <ul class="rules">${sessions.map((each) => html`<li key=${each.session}><a
+                href=${sessionAddress(each.session)}><${Word}>${each.session}<//></a>: ${each.reason}</li>`)}</ul>
+              <${Command} text=${command("clean")} />`}
+      <//>
       ${
         isAsked
           ? html`<${Answered} answer=${plan}>

@@ -459,17 +459,27 @@ export function Events({ session }) {
         events.length === 0
           ? html`<${Empty} title="Nothing happened yet">
             <p>Restores, prunes, changes of status and other events appear here.</p><//>`
-          : html`<ol class="events" reversed>${[...events].reverse().map(
-              (event) => html`
-            <li key=${event.number}>
-              <${When} time=${new Date(event.time_us / 1000).toISOString()} />
-              <strong>${clean(event.type).replaceAll("_", " ")}</strong>
-              ${Object.keys(event.data).length > 0 && html`<code>
-                <${Word}>${shortened(JSON.stringify(event.data), 600)}<//></code>`}
-            </li>`,
-            )}</ol>`}
+          : html`<${EventList} session=${session} events=${events} />`}
     <//>`;
 }
+
+export const EventList = ({ session, events }) => html`
+  <ol class="events" reversed>${[...events].reverse().map(
+    (event) => html`
+    <li key=${`${event.type}${event.number}/${event.time_us}`}>
+      <${When} time=${new Date(event.time_us / 1000).toISOString()} />
+      <strong>${clean(event.type).replaceAll("_", " ")}</strong>
+      ${Object.keys(event.data).length > 0 && html`<dl class="event-data">${Object.entries(event.data).map(
+        ([name, value]) => html`<div key=${name}><dt>${clean(name).replaceAll("_", " ")}</dt>
+          <dd><${EventValue} session=${session} value=${value} /></dd></div>`,
+      )}</dl>`}
+    </li>`,
+  )}</ol>`;
+
+const EventValue = ({ session, value }) =>
+  /^cp_\w+$/.test(value)
+    ? html`<a href=${checkpointAddress(session, value)}><code>${value}</code></a>`
+    : html`<${Word}>${shortened(typeof value === "string" ? value : JSON.stringify(value), 600)}<//>`;
 
 export function Retention({ session }) {
   useTitle(`Retention of ${session}`);
@@ -486,17 +496,15 @@ export function Retention({ session }) {
               : "removes nothing and"} keeps ${count(plan.kept, "checkpoint")}.</p>
         </section>
         <div class="table-box" tabindex="0" role="region" aria-label="Decisions"><table>
-          <thead><tr><th>checkpoint</th><th>time (UTC)</th><th class="number">stored</th><th>decision</th><th>why</th>
+          <thead><tr><th>checkpoint</th><th>decision</th><th>why</th><th class="number">stored</th><th>time (UTC)</th>
             </tr></thead>
           <tbody>${plan.decisions.map(
             (each) => html`
             <tr key=${each.checkpoint} class=${each.stays ? "" : "is-going"}>
-              <td><a href=${checkpointAddress(session, each.checkpoint)}>#${each.seq}</a></td><td>
-                <${When} time=${each.time} /></td>
-              <td class="number">${size(each.stored_bytes)}</td>
-                <td>${each.stays ? "stays" : html`<strong>goes</strong>`}</td>
-                  <td class="reasons">${each.reasons.map((reason) => html`<span
-                    key=${reason}>${clean(reason)}</span>`)}</td>
+              <td><a href=${checkpointAddress(session, each.checkpoint)}>#${each.seq}</a></td>
+              <td>${each.stays ? "stays" : html`<strong>goes</strong>`}</td>
+              <td class="reasons">${each.reasons.map((reason) => html`<span key=${reason}>${clean(reason)}</span>`)}</td>
+              <td class="number">${size(each.stored_bytes)}</td><td><${When} time=${each.time} /></td>
             </tr>`,
           )}</tbody>
         </table></div>`}
