@@ -10,7 +10,19 @@ import stepkeep
 
 ROOT = Path(stepkeep.__file__).parent
 LAYER_0 = {
-    *("errors", "logs", "model", "text", "fixes", "secrets", "yaml_lines", "processes", "forks", "access"),
+    *(
+        "errors",
+        "typed",
+        "logs",
+        "model",
+        "text",
+        "fixes",
+        "secrets",
+        "yaml_lines",
+        "processes",
+        "forks",
+        "access",
+    ),
     "__version__",
     "guarded_server",
 }

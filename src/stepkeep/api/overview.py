@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.engine import Engine, Loaded
 from stepkeep.errors import Corrupt, InvalidInput, StepkeepError
 from stepkeep.history.documents import SessionSummary, copied, readable_header, summary_of
@@ -243,7 +244,7 @@ def _steps(loaded: Loaded) -> tuple[Any, tuple[RunStep, ...]]:
 def _script_steps(details: Any) -> Iterator[RunStep]:
     from stepkeep.runs.scripts import ScriptRecord
 
-    record = msgspec.convert(details, ScriptRecord)
+    record = typed.convert(details, ScriptRecord)
     for name, step in record.steps.items():
         completed = datetime.fromisoformat(step.completed_at)
         yield _step(name, status="completed", duration_ms=step.duration_ms, completed=completed)

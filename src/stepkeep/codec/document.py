@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Raw
 
+from stepkeep import typed
 from stepkeep.codec.delta import Body, StoredForm
 from stepkeep.codec.integrity import open_header
 from stepkeep.codec.readable import (
@@ -49,7 +50,7 @@ _GZIP_BITS: Final = 31  # zlib's word for: the largest window, and a gzip header
 _PLACE: Final = re.compile(rb'"session":"([0-9A-Za-z_-]{1,64})","seq":(\d{1,18}),"branch":')
 
 _encoder = msgspec.json.Encoder()
-_decoders = {layout: msgspec.json.Decoder(shape) for layout, shape in DOCUMENTS.items()}
+_decoders = {layout: typed.json_decoder(shape) for layout, shape in DOCUMENTS.items()}
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,7 +207,7 @@ def check_integrity(data: bytes) -> None:
 
 def _is_json(data: bytes) -> bool:
     try:
-        msgspec.json.decode(data, type=Raw)
+        typed.from_json(data, Raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return False
     return bool(data.strip())
@@ -220,7 +221,7 @@ class _DocumentVersion(msgspec.Struct):
     stepkeep: _Inner
 
 
-_version_decoder = msgspec.json.Decoder(_DocumentVersion)
+_version_decoder = typed.json_decoder(_DocumentVersion)
 
 
 def _check_version(data: bytes) -> None:
@@ -261,7 +262,7 @@ def _decode(layout: Layout, data: bytes, header: Header | None = None) -> Docume
 
 
 def _content(stored: StoredRecord, value: bytes) -> bytes:
-    data = value if stored.form == "json" else b64decode(msgspec.json.decode(value, type=str), validate=True)
+    data = value if stored.form == "json" else b64decode(typed.from_json(value, str), validate=True)
     if stored.form == "gzip":
         return unzip(data, limit=min(max(0, stored.stored_size), MAX_DOCUMENT_BYTES))
     return data

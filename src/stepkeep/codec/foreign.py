@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.codec import exact
 from stepkeep.codec.compression import decompress
 from stepkeep.codec.document import unzip
@@ -251,7 +252,7 @@ def _run_details(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
         if name not in document:
             continue
         try:
-            details[name] = msgspec.to_builtins(msgspec.convert(document[name], shape))
+            details[name] = msgspec.to_builtins(typed.convert(document[name], shape))
         except (msgspec.ValidationError, TypeError):
             unverified.append(name)
     word = details.get("step_state", {}).get("step_status")
@@ -375,7 +376,7 @@ def _phase(document: Mapping[str, Any]) -> Foreign:
 
 def _fields(document: Mapping[str, Any], shape: type[T]) -> T:
     try:
-        return msgspec.convert(dict(document), shape)
+        return typed.convert(dict(document), shape)
     except (msgspec.ValidationError, TypeError) as exc:
         raise _invalid(f"not a document of this layout: {exc}") from exc
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, InvalidInput, Unsupported
 from stepkeep.model import SHA256, Content, Header
 
@@ -24,14 +25,14 @@ _DIGEST_CHARS = 64
 _TAIL = len(_CHAIN_OPEN) + _DIGEST_CHARS + len(_CHAIN_CLOSE)
 
 _encoder = msgspec.json.Encoder()
-_header_decoder = msgspec.json.Decoder(Header)
+_header_decoder = typed.json_decoder(Header)
 
 
 class _HeaderVersion(msgspec.Struct):
     v: int
 
 
-_version_decoder = msgspec.json.Decoder(_HeaderVersion)
+_version_decoder = typed.json_decoder(_HeaderVersion)
 
 
 def digest(data: bytes | memoryview) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.codec.exact import ValidationError, name_of, step_of
 from stepkeep.errors import InvalidInput
 from stepkeep.text import shortened
@@ -75,7 +76,7 @@ def convert(value: object, kind: type[T]) -> T:
     try:
         if hasattr(kind, "model_validate"):
             return cast(T, _validated(kind, value))
-        return msgspec.convert(value, kind, dec_hook=_validated)
+        return typed.convert(value, kind, dec_hook=_validated)
     except Exception as exc:  # validators are foreign code and raise anything
         raise InvalidInput(
             f"the state does not fit {getattr(kind, '__qualname__', kind)}: {exc}",

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from stepkeep import typed
 from stepkeep.codec.delta import StoredForm
 from stepkeep.errors import InvalidInput
 from stepkeep.model import PHASES, STATE, Header, SessionInfo, Status, TriggerKind, from_us, within_calendar
@@ -318,6 +319,6 @@ def _valid(value: object, type_: type[T]) -> T | None:
     if value is None:
         return None
     try:
-        return msgspec.convert(value, type_)
+        return typed.convert(value, type_)
     except (msgspec.ValidationError, TypeError):
         return None

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, Generic, TypeAlias, TypedDict, TypeVar,
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import check_name, check_text
 from stepkeep.recording.triggers import AutoTrigger, listed
@@ -143,7 +144,7 @@ class EntryPart(Generic[T]):
         """Keep an entry that reads back as it is: what is stored must open again."""
         kind = type(entry)
         try:
-            msgspec.convert(msgspec.to_builtins(entry), kind)
+            typed.convert(msgspec.to_builtins(entry), kind)
         except (msgspec.ValidationError, TypeError) as exc:
             raise InvalidInput(
                 f"this cannot be one of the {kind.plural}: {exc}", code="invalid_option"
@@ -231,7 +232,7 @@ def read_entries(kind: type[E], data: Any) -> tuple[dict[str, E], dict[str, Brok
         InvalidInput: the data are no entries at all (`invalid_entries`).
     """
     try:
-        entries: dict[str, E] = msgspec.convert(data, dict[str, kind])  # type: ignore[valid-type]
+        entries: dict[str, E] = typed.convert(data, dict[str, kind])  # type: ignore[valid-type]
         broken: dict[str, BrokenEntry] = {}
     except msgspec.ValidationError as exc:
         stored = data if isinstance(data, dict) else {"": None}
@@ -248,7 +249,7 @@ def _one_by_one(kind: type[E], stored: dict[str, Any]) -> tuple[dict[str, E], di
     entries, broken = dict[str, E](), dict[str, BrokenEntry]()
     for id, data in stored.items():
         try:
-            entries[id] = msgspec.convert(data, kind)
+            entries[id] = typed.convert(data, kind)
         except msgspec.ValidationError as exc:
             broken[id] = BrokenEntry(entries=kind.plural, id=id, reason=str(exc), data=data)
     return entries, broken
@@ -262,7 +263,7 @@ def _mended(kind: type[E], data: Any) -> E | None:
         value = data.get(field.name)
         value = value["id"] if isinstance(value, dict) and "id" in value else value
         try:
-            fields[field.name] = msgspec.convert(value, field.type, strict=False)
+            fields[field.name] = typed.convert(value, field.type, strict=False)
         except msgspec.ValidationError:
             if field.required:
                 return None

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.errors import InvalidInput
 from stepkeep.investigation.beliefs import Belief, Contradiction, Dependency
 from stepkeep.investigation.entries import BrokenEntry, Entry, read_entries
@@ -125,7 +126,7 @@ def _entries(state: dict[str, Any], part: str, kind: type[Entry]) -> tuple[Any, 
     """
     saved = state.get(part, {})
     if part in _SEVERAL:
-        saved = msgspec.convert(saved, dict[str, Any]).get(kind.plural, {})
+        saved = typed.convert(saved, dict[str, Any]).get(kind.plural, {})
     entries, broken = read_entries(kind, saved)
     return tuple(entries.values()), broken.values()
 
@@ -148,7 +149,7 @@ def counted(entries: Mapping[str, Any]) -> dict[str, int]:
 
 
 def details_of(details: Any) -> Details:
-    return msgspec.convert(details, Details) if isinstance(details, dict) else Details()
+    return typed.convert(details, Details) if isinstance(details, dict) else Details()
 
 
 # --- comparing

@@ -16,6 +16,7 @@ from typing import Any, Final, Unpack
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.errors import InvalidInput
 from stepkeep.investigation.entries import (
     BrokenEntry,
@@ -430,6 +431,6 @@ class CodeTracker:
 def read_code(data: Any) -> tuple[CodeState | None, tuple[BrokenEntry, ...]]:
     """The stored state of the code, or what is stored in its place and cannot be read."""
     try:
-        return msgspec.convert(data, CodeState | None), ()
+        return None if data is None else typed.convert(data, CodeState), ()
     except msgspec.ValidationError as exc:
         return None, (BrokenEntry(entries="code", id="code", reason=str(exc), data=data),)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput
 from stepkeep.model import SessionInfo
@@ -28,7 +29,7 @@ class TokenUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def usage_of(given: object) -> TokenUsage:
     """What a caller told, or `InvalidInput`."""
     try:
-        found = given if isinstance(given, TokenUsage) else msgspec.convert(given, TokenUsage)
+        found = given if isinstance(given, TokenUsage) else typed.convert(given, TokenUsage)
     except msgspec.ValidationError as exc:
         raise InvalidInput(f"usage is a dict with tokens and cost: {exc}", code="invalid_option") from exc
     if not (found.tokens >= 0 and 0 <= found.cost < float("inf")):

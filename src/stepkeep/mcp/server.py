@@ -27,7 +27,7 @@ from mcp.types import (
 )
 from pydantic import ValidationError
 
-from stepkeep import __version__
+from stepkeep import __version__, typed
 from stepkeep.errors import InvalidInput, StepkeepError
 from stepkeep.mcp.answers import refused
 from stepkeep.mcp.resources import add_prompts, add_resources
@@ -97,9 +97,9 @@ def repaired_request(content: bytes) -> bytes | None:
     if repaired == content:
         return None
     try:
-        request = msgspec.json.decode(repaired, type=dict[str, msgspec.Raw])
-        params = msgspec.json.decode(request["params"], type=dict[str, msgspec.Raw])
-        meta = msgspec.json.decode(params.get("_meta", b"{}"), type=dict[str, Any])
+        request = typed.from_json(repaired, dict[str, msgspec.Raw])
+        params = typed.from_json(request["params"], dict[str, msgspec.Raw])
+        meta = typed.from_json(params.get("_meta", b"{}"), dict[str, Any])
     except (msgspec.MsgspecError, KeyError):
         return repaired
     meta[REPAIRED] = True
@@ -113,7 +113,7 @@ def refused_line(error: Exception) -> JSONRPCError | None:
     if line is None:
         return None
     try:
-        request = msgspec.json.decode(_outline(line), type=_Envelope)
+        request = typed.from_json(_outline(line), _Envelope)
     except msgspec.DecodeError:
         return None
     return JSONRPCError(

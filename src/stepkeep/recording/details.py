@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.codec.readable import CommandOutcome, ContextDigest, ResumeHints, StepState, TodoCompliance
 from stepkeep.errors import InvalidInput
 from stepkeep.model import Status
@@ -73,7 +74,7 @@ def checked_outcome(outcome: CommandOutcome) -> CommandOutcome:
 def _converted(what: str, given: object, kind: type[T], *, code: str) -> T:
     """The same with its fields checked: a struct takes any when it is made."""
     try:
-        return msgspec.convert(msgspec.to_builtins(given), kind)
+        return typed.convert(msgspec.to_builtins(given), kind)
     except (msgspec.ValidationError, TypeError) as exc:
         raise InvalidInput(f"{what}: {exc}", code=code) from exc
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec, cast
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.codec.readable import CriterionFields, Layout, phase_of
 from stepkeep.engine import Engine, Save
 from stepkeep.engine.reader import verified
@@ -124,7 +125,7 @@ def _stored_criterion(given: object) -> dict[str, Any]:
         return {**given.extra, "id": given.id, "subject": given.subject, "status": given.status}
     try:
         fields = dict(given) if isinstance(given, Mapping) else msgspec.to_builtins(given)
-        msgspec.convert(fields, CriterionFields)
+        typed.convert(fields, CriterionFields)
     except (msgspec.ValidationError, TypeError) as exc:
         raise _invalid(f"criteria: {exc}") from exc
     return cast(dict[str, Any], fields)
@@ -166,7 +167,7 @@ def record_of(header: Header, session: SessionInfo, state: Any = None) -> PhaseC
         "state": state,
     }
     try:
-        return msgspec.convert(fields, PhaseCheckpoint)
+        return typed.convert(fields, PhaseCheckpoint)
     except msgspec.ValidationError as exc:
         raise Corrupt(
             f"{header.id} is not a checkpoint of a phase: {exc}", code=SCHEMA_INVALID, checkpoint=header.id

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.codec.readable import ResumeHints, timestamp
 from stepkeep.engine import Engine, Loaded
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, InvalidInput
@@ -177,7 +178,7 @@ def resume_info_at(engine: Engine, loaded: Loaded) -> ResumeInfo:
     details: Any = loaded.value(DETAILS) if DETAILS in loaded.contents else None
     try:
         found = details.get(RESUME_KEY, {}) if isinstance(details, dict) else {}
-        info = msgspec.convert(found, ResumeInfo)
+        info = typed.convert(found, ResumeInfo)
     except msgspec.ValidationError as exc:
         raise Corrupt(
             f"{loaded.header.id} has details that make no sense: {exc}",

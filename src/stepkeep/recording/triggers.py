@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.codec.integrity import digest
 from stepkeep.engine import Engine, Loaded
 from stepkeep.errors import InvalidInput
@@ -252,7 +253,7 @@ def merged_triggers(engine: Engine, header: Header) -> list[MergedTrigger]:
             log.warning("a trigger merged into %s does not match its digest and is left out", header.id)
             continue
         try:
-            found.append(msgspec.json.decode(annotation.data, type=MergedTrigger))
+            found.append(typed.from_json(annotation.data, MergedTrigger))
         except msgspec.MsgspecError as exc:
             log.warning("a trigger merged into %s makes no sense and is left out: %s", header.id, exc)
     return found

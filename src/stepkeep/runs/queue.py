@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.config import Settings
 from stepkeep.engine import Engine
 from stepkeep.errors import BackendUnavailable, Conflict, InvalidInput, NotFound, StepkeepError
@@ -91,7 +92,7 @@ def entry_of(session: SessionInfo) -> QueueEntry | None:
     """The place of a session in a queue; None when it is in none."""
     metadata = session.metadata
     try:
-        return msgspec.convert({**metadata[_QUEUED], "queue": metadata[_QUEUE]}, QueueEntry)
+        return typed.convert({**metadata[_QUEUED], "queue": metadata[_QUEUE]}, QueueEntry)
     except (KeyError, TypeError, msgspec.ValidationError):
         return None
 

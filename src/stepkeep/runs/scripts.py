@@ -31,6 +31,7 @@ from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, overload
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.codec import exact
 from stepkeep.codec.integrity import digest
 from stepkeep.engine import Engine, Loaded, NewBody, Pending
@@ -603,7 +604,7 @@ def _record_of(loaded: Loaded, key: str) -> ScriptRecord:
             session=key,
         )
     try:
-        return msgspec.convert(details[SCRIPT], ScriptRecord)
+        return typed.convert(details[SCRIPT], ScriptRecord)
     except msgspec.ValidationError as exc:
         raise Corrupt(f"the steps of script {key!r}: {exc}", code=SCHEMA_INVALID) from exc
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict, replace
 
+from stepkeep import typed
 from stepkeep.codec import integrity
 from stepkeep.errors import BackendUnavailable, InvalidInput, StepkeepError
 from stepkeep.model import Branch, SessionInfo, utc_now_us
@@ -469,6 +470,6 @@ def _changed(session: SessionInfo, changes: dict[str, Any]) -> SessionInfo:
     if fixed := changes.keys() & _FIXED_FIELDS | changes.keys() - fields.keys():
         raise conflicts.unchangeable(fixed)
     try:
-        return msgspec.convert(fields | changes, SessionInfo)
+        return typed.convert(fields | changes, SessionInfo)
     except msgspec.ValidationError as exc:
         raise InvalidInput(f"not a session: {exc}", session=session.uid) from exc

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from stepkeep import typed
 from stepkeep.codec import integrity
 from stepkeep.errors import Corrupt
 from stepkeep.model import MAX_SEQ, Branch, BranchState, Header, SessionInfo
@@ -187,7 +188,7 @@ def unpack(row: bytes, type_: type[T]) -> T:
     data = row[_DIGEST_CHARS:]
     if integrity.digest(data).encode() != row[:_DIGEST_CHARS]:
         raise Corrupt(f"a stored {type_.__name__.lower()} does not match its digest")
-    return msgspec.json.decode(data, type=type_)
+    return typed.from_json(data, type_)
 
 
 def merge_gaps(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

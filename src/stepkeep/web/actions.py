@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from stepkeep import api
+from stepkeep import api, typed
 from stepkeep.errors import InvalidInput
 
 Action: TypeAlias = Callable[[api.Store, "Request"], object]
@@ -108,6 +108,6 @@ def read_request(body: bytes) -> Request:
         InvalidInput: it is none (`invalid_query`).
     """
     try:
-        return msgspec.json.decode(body, type=Request)
+        return typed.from_json(body, Request)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise InvalidInput(f"the request cannot be read: {exc}", code="invalid_query") from exc

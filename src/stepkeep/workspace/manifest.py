@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.codec import exact
 from stepkeep.engine import NewBody
 from stepkeep.errors import Corrupt, InvalidInput, Unsupported
@@ -182,7 +183,7 @@ def manifest_of(content: bytes) -> Manifest:
         Unsupported: a newer release wrote it.
     """
     try:
-        manifest = msgspec.json.decode(content, type=Manifest)
+        manifest = typed.from_json(content, Manifest)
     except msgspec.DecodeError as exc:
         raise Corrupt(f"the list of files is damaged: {exc}") from exc
     if manifest.version != VERSION:

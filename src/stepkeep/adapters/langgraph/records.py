@@ -25,6 +25,7 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 
+from stepkeep import typed
 from stepkeep.adapters.langgraph import writes
 from stepkeep.adapters.langgraph.channel_values import Values, has_no_objects
 from stepkeep.adapters.langgraph.threads import Location, hidden_namespace, namespace_of, run_tag
@@ -226,7 +227,7 @@ def _message(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
 
 
 def note_of(header: Header) -> Note:
-    return msgspec.convert(header.metadata.get(OWN, {}), Note)
+    return typed.convert(header.metadata.get(OWN, {}), Note)
 
 
 def namespace_of_header(header: Header) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 from langgraph.checkpoint.base import WRITES_IDX_MAP, PendingWrite, writes_sort_key
 
+from stepkeep import typed
 from stepkeep.adapters.langgraph.channel_values import Values
 from stepkeep.api.extension import Annotation, Target, check_stored, decode_stored, digest, encode_keyframe
 from stepkeep.errors import SCHEMA_INVALID, Corrupt
@@ -119,7 +120,7 @@ def _read(values: Values, note: Annotation) -> list[Write]:
     check_stored(note.data, note.digest, checkpoint=str(note.target), body="pending writes")
     line, _, packed = note.data.partition(b"\n")
     try:
-        head = msgspec.json.decode(line, type=Head)
+        head = typed.from_json(line, Head)
     except msgspec.MsgspecError as exc:
         raise Corrupt(f"the writes of {note.target} are not readable: {exc}", code=SCHEMA_INVALID) from exc
     content = Content(digest="", size=head.size, encoding=head.encoding, first_at=head.first_at)

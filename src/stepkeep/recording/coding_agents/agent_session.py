@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.engine import Engine, MakesBody, Save
 from stepkeep.errors import Corrupt, InvalidInput, NotFound
 from stepkeep.model import PHASES, STATE, Header, SessionInfo, Status, Trigger, TriggerKind, check_name
@@ -274,7 +275,7 @@ def known(engine: Engine, session: SessionInfo) -> Known:
 
 def _delta(data: dict[str, Any]) -> Delta | None:
     try:
-        return msgspec.convert(data, Delta)
+        return typed.convert(data, Delta)
     except msgspec.ValidationError:
         return None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.processes import boot_id, process_stat
 from stepkeep.secrets import safe_text
 
@@ -55,7 +56,7 @@ def last_message(tail: bytes, limit: int) -> str:
         if b'"assistant"' not in line:
             continue
         try:
-            found = msgspec.json.decode(line, type=_Line)
+            found = typed.from_json(line, _Line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue  # the first line of the tail is cut
         if found.type == "assistant" and not found.isSidechain:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def recent_problems(environ: Mapping[str, str], limit: int = 20) -> list[HookPro
         return found
     while lines and len(found) < limit:
         try:
-            found.append(msgspec.json.decode(lines.pop(), type=HookProblem))
+            found.append(typed.from_json(lines.pop(), HookProblem))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
     return found

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.recording.coding_agents.hook_events import HookEvent
 from stepkeep.storage.disk import make_private_directory, sync_directory
 
@@ -109,7 +110,7 @@ class Spool:
         except OSError:
             return None  # it was saved meanwhile
         try:
-            event = msgspec.json.decode(_content(descriptor), type=HookEvent)
+            event = typed.from_json(_content(descriptor), HookEvent)
             if _locked(descriptor, until if event.session == own else 0.0, path):
                 return Spooled(path, event, descriptor)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):

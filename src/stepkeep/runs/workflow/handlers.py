@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.codec import exact
 from stepkeep.errors import Conflict, StepkeepError
 from stepkeep.processes import child
@@ -288,7 +289,7 @@ def _told(text: str, output: Mapping[str, Any]) -> str:
 
 def _reply(finished: Finished) -> Reply | None:
     try:
-        return msgspec.msgpack.decode(finished.reply.head, type=Reply)
+        return typed.from_msgpack(finished.reply.head, Reply)
     except msgspec.DecodeError:
         return None
 

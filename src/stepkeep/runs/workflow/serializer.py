@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.codec import delta
 from stepkeep.errors import InvalidInput
 from stepkeep.logs import Log
@@ -227,7 +228,7 @@ def origin_of(state: Any) -> WorkflowOrigin:
             code="not_resumable",
         )
     try:
-        return msgspec.convert(state["workflow"], WorkflowOrigin)
+        return typed.convert(state["workflow"], WorkflowOrigin)
     except msgspec.ValidationError as exc:
         raise InvalidInput(f"the workflow in this state is not whole: {exc}", code="not_resumable") from exc
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.storage.port import MAX_EVENTS, Annotation, Event, Target
 from stepkeep.storage.sql.connection import Conditions, Connection, Query, among
 
@@ -24,7 +25,7 @@ def _column_of(target: Target) -> str:
 def _target_of(column: str) -> Target:
     if not column.startswith("["):
         return column
-    branch, external_id = msgspec.json.decode(column, type=tuple[str, str])
+    branch, external_id = typed.from_json(column, tuple[str, str])
     return branch, external_id
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.model import SessionInfo
 from stepkeep.processes import Owner
 from stepkeep.storage import conflicts
@@ -36,7 +37,7 @@ def running_among(tx: Connection, sids: Sequence[int], now_us: int) -> dict[int,
 
 
 def _lease(row: Row) -> Lease:
-    return Lease(token=row[0], owner=msgspec.json.decode(row[1], type=Owner), expires_us=row[2])
+    return Lease(token=row[0], owner=typed.from_json(row[1], Owner), expires_us=row[2])
 
 
 def running(lease: Lease | None, now_us: int) -> Lease | None:

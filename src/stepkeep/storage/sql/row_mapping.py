@@ -7,6 +7,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.codec.integrity import digest, open_header, row_digest
 from stepkeep.errors import Corrupt, StepkeepError
 from stepkeep.model import Branch, Header, SessionInfo
@@ -69,7 +70,7 @@ class _Mapping(Generic[S]):
                 values[at] = None if values[at] is None else msgspec.json.decode(values[at])
             for at in self._flags:
                 values[at] = bool(values[at])
-            return msgspec.convert(dict(zip(self.fields, values, strict=True)), self.struct)
+            return typed.convert(dict(zip(self.fields, values, strict=True)), self.struct)
         except (msgspec.MsgspecError, TypeError, UnicodeError) as exc:
             raise Corrupt(f"a {self.noun} row is not valid: {exc}") from exc
 
@@ -81,7 +82,7 @@ class _Mapping(Generic[S]):
             column = columns[at]
             try:
                 value = msgspec.json.decode(column) if at in self._json and column is not None else column
-                fields[name] = msgspec.convert(bool(value) if at in self._flags else value, types[name])
+                fields[name] = typed.convert(bool(value) if at in self._flags else value, types[name])
             except (msgspec.MsgspecError, TypeError, UnicodeError, RecursionError):
                 continue
         return fields

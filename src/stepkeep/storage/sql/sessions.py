@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from stepkeep import typed
 from stepkeep.codec.integrity import digest
 from stepkeep.errors import Corrupt
 from stepkeep.logs import Log
@@ -394,7 +395,7 @@ def _repair_session(tx: Connection, row: Row, known_key: str | None) -> None:
     fields |= {"key": key, "last_seq": _counter(tx, sid, fields)}
     if not tx.one("SELECT 1 FROM branches WHERE sid = ? AND name = ?", (sid, fields.get("branch"))):
         fields["branch"] = newest.branch if newest else MAIN_BRANCH
-    session = msgspec.convert({"uid": f"lost-{sid}", "created_us": 0, "updated_us": 0, **fields}, SessionInfo)
+    session = typed.convert({"uid": f"lost-{sid}", "created_us": 0, "updated_us": 0, **fields}, SessionInfo)
     if session.status.is_finished and session.finished_us is None:
         session = msgspec.structs.replace(session, finished_us=session.updated_us)
     write(tx, sid, session)
@@ -443,7 +444,7 @@ def _rebuild_branch(tx: Connection, sid: int, name: str, fields: dict[str, Any])
     if newest is not None and oldest is not None:
         fields = {"created_us": oldest[1], **fields, "head": newest[0], "head_seq": newest[1]}
         fields |= _fork_of(tx, sid, name, oldest)
-    rebuilt = msgspec.convert({"created_us": 0, **fields, "name": name}, Branch)
+    rebuilt = typed.convert({"created_us": 0, **fields, "name": name}, Branch)
     put_branch(tx, sid, rebuilt)
     log.warning("the row of branch %r was damaged and is rebuilt from its checkpoints", name)
     record_event(tx, sid, "branch_repaired", {"branch": name}, time_us=rebuilt.created_us)
