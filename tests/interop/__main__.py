@@ -36,7 +36,8 @@ def _run(framework: Framework) -> bool:
     python = _environment(framework)
     is_good = True if framework.suite is None else _run_suite(framework, framework.suite, python)
     pages = ["tests/docs/test_docs.py", "-k", framework.page] if _page(framework).exists() else []
-    for arguments in ([f"tests/interop/{framework.test}"], pages):
+    ours = [str(path) for path in sorted(Path(__file__).parent.glob(framework.tests))]
+    for arguments in (ours, pages):
         if arguments:
             command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", *arguments]
             is_good &= subprocess.run(command, cwd=ROOT, check=False).returncode == 0
@@ -101,13 +102,13 @@ def _run_suite(framework: Framework, suite: Suite, python: str) -> bool:
         return True
     with tempfile.TemporaryDirectory() as place:
         report = Path(place, "report.xml")
+        paths = (Path(__file__).parent / "substitutes", ROOT / "src")
         plugin = f"substitute_{framework.name.replace('-', '_')}"
         options = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", plugin, *suite.arguments]
         subprocess.run(
             [python, "-m", "pytest", *options, f"--junitxml={report}", *suite.tests],
             cwd=source,
-            env=os.environ
-            | {"PYTHONPATH": f"{Path(__file__).parent / 'substitutes'}{os.pathsep}{ROOT / 'src'}"},
+            env=os.environ | suite.environment | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
             stdout=subprocess.DEVNULL,
             check=False,
         )

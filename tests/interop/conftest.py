@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
 
 # Frameworks pin each other out: each has an environment of its own, made by `./dev interop`. That of `./dev test` has
 # LangGraph and the Claude Agent SDK.
-collect_ignore = [each.test for each in FRAMEWORKS if not each.is_installed]
-collect_ignore_glob = [] if find_spec("langgraph") else ["test_langgraph_*.py"]
+collect_ignore_glob = [each.tests for each in FRAMEWORKS if not each.is_installed]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.full)])

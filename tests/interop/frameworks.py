@@ -34,6 +34,7 @@ class Suite:
     sdist: str | None = None
     repository: str | None = None
     arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
     expected: dict[str, str] = field(default_factory=dict)
 
 
@@ -46,8 +47,9 @@ class Framework:
     suite: Suite | None = None
 
     @property
-    def test(self) -> str:
-        return f"test_{self.name.replace('-', '_')}.py"
+    def tests(self) -> str:
+        """Which of our tests are about it, as a pattern."""
+        return f"test_{self.name.replace('-', '_')}*.py"
 
     @property
     def page(self) -> str:
@@ -62,6 +64,17 @@ class Framework:
 
 
 FRAMEWORKS = (
+    Framework(
+        "langgraph",
+        "langgraph",
+        Suite(
+            sdist="langgraph==1.2.20",
+            tests=("tests",),
+            # Each test of a checkpointer runs once for each of LangGraph's savers on SQLite, ours in their place.
+            arguments=("-p", "anyio", "-o", "addopts=", "-k", "sqlite"),
+            environment={"NO_DOCKER": "true"},
+        ),
+    ),
     Framework(
         "claude",
         "claude_agent_sdk",

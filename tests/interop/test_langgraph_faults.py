@@ -77,13 +77,15 @@ def test_a_late_put_does_not_bring_a_deleted_thread_back(saver: StepkeepSaver) -
 
 
 def test_a_late_put_of_another_process_does_not_either(url: str) -> None:
-    """The saver that puts need not be the one that deleted, nor have seen the thread before."""
+    """The saver that puts need not be the one that deleted, and may have looked the thread up since."""
     with StepkeepSaver(url) as running, StepkeepSaver(url) as deleting, StepkeepSaver(url) as third:
         at = put(running, {"x": 0})
         deleting.delete_thread("t")
-        for saver in (running, third):
-            with pytest.raises(NotFound):
-                put(saver, {"x": 1}, at)
+        with pytest.raises(NotFound):
+            put(running, {"x": 1}, at)
+        assert running.get_tuple(config()) is None
+        with pytest.raises(NotFound):
+            put(running, {"x": 1}, at)
         inside = config(namespace="child:1")
         inside["configurable"]["checkpoint_map"] = {"": id_of(at)}
         put(running, {"x": 5})
@@ -104,8 +106,44 @@ def test_a_thread_can_begin_again_after_it_was_deleted(saver: StepkeepSaver) -> 
     assert saver.get_tuple(old) is None
 
 
+def test_a_put_may_continue_a_checkpoint_that_was_never_here(url: str) -> None:
+    """As with LangGraph's own savers. `verify` tells that its parent is unknown, also of a copy."""
+    elsewhere = config(checkpoint=str(uuid6()))
+    with StepkeepSaver(url) as saver:
+        at = put(saver, {"x": 1}, elsewhere)
+        put(saver, {"x": 2}, at)
+        saver.copy_thread("t", "copied")
+    with StepkeepSaver(url) as saver:
+        found = saver.get_tuple(at)
+        assert found is not None
+        assert found.parent_config == elsewhere
+        first = [header_of(saver, id_of(at), thread) for thread in ("t", "copied")]
+        assert {header.parents for header in first} == {(id_of(elsewhere),)}
+        report = saver.store.verify()
+        assert report.is_intact
+        assert sorted(report.parent_unknown) == sorted(header.id for header in first)
+        assert [line.checkpoint.id for line in saver.store.get("t").timeline().entries][-1] == first[0].id
+
+
 def test_writes_may_come_before_the_first_checkpoint(saver: StepkeepSaver) -> None:
     """With asynchronous durability the writes of a task can overtake the put that begins their thread."""
+    made = checkpoint({"x": 0})
+    saver.put_writes(config(checkpoint=made["id"]), [("x", 1)], "task")
+    assert saver.get_tuple(config()) is None
+    saver.put(config(), made, {"source": "input", "step": -1, "parents": {}}, {})
+
+    found = saver.get_tuple(config())
+    assert found is not None
+    assert found.pending_writes == [("task", "x", 1)]
+
+
+def test_writes_may_come_before_the_first_checkpoint_of_a_thread_that_begins_again(
+    saver: StepkeepSaver,
+) -> None:
+    """They wait for it: without it they would be those of a run that did not notice that its thread is gone."""
+    put(saver, {"x": 0})
+    saver.delete_thread("t")
+    assert saver.get_tuple(config()) is None
     made = checkpoint({"x": 0})
     writing = threading.Thread(
         target=saver.put_writes, args=(config(checkpoint=made["id"]), [("x", 1)], "task")

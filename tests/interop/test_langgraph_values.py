@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import secrets
+import subprocess
 import sys
 from collections import deque
 from dataclasses import dataclass
@@ -149,7 +151,7 @@ def test_objects_of_langgraph_come_back_equal(here: str, value: Any) -> None:
 @pytest.mark.parametrize("value", [Colour.RED, Point(1, 2), Span([1]), Plan(steps=["a"])], ids=repr)
 def test_own_classes_come_back_when_they_are_allowed(here: str, value: Any) -> None:
     """Named by `allow`, or by LangGraph itself with `with_allowlist`; else they are refused before they are stored."""
-    with StepkeepSaver(here) as strict:
+    with StepkeepSaver(here, allow=[]) as strict:
         with pytest.raises(InvalidInput, match="allow its class") as refused:
             put(strict, {"plan": {"value": value}})
         assert refused.value.path == "plan.value"
@@ -158,6 +160,50 @@ def test_own_classes_come_back_when_they_are_allowed(here: str, value: Any) -> N
             put(saver, {"value": value})
             assert values_of(saver) == {"value": value}
             assert type(values_of(saver)["value"]) is type(value)
+
+
+LANGGRAPHS_SETTING = """
+import sys
+from stepkeep.adapters.langgraph import StepkeepSaver
+from stepkeep.errors import InvalidInput
+from tests.interop.test_langgraph_values import Plan
+from tests.interop.threads import put, values_of
+plan = Plan(steps=["a"])
+with StepkeepSaver(sys.argv[1]) as saver:
+    try:
+        put(saver, {"plan": plan})
+        print(values_of(saver) == {"plan": plan})
+    except InvalidInput as exc:
+        print(exc.code)
+"""
+
+
+@pytest.mark.parametrize(("strict", "told"), [("false", "True"), ("true", "state_not_exact")])
+def test_classes_are_allowed_as_langgraph_is_set(here: str, strict: str, told: str) -> None:
+    """Without `allow` a saver does what LangGraph's own do with `LANGGRAPH_STRICT_MSGPACK`."""
+    done = subprocess.run(
+        [sys.executable, "-c", LANGGRAPHS_SETTING, here],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"LANGGRAPH_STRICT_MSGPACK": strict},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == told, done.stderr
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_a_class_inside_a_function_comes_back_as_what_it_holds(here: str, is_encrypted: bool) -> None:
+    """Nothing finds such a class again. A graph makes its state of what LangGraph's own savers give back, too."""
+
+    class Inside(BaseModel):
+        x: int
+
+    serde = EncryptedSerializer(Rot()) if is_encrypted else None
+    with StepkeepSaver(here, serde=serde) as saver:
+        put(saver, {"__start__": Inside(x=1), "list": [Inside(x=2), (3,)]})
+    with StepkeepSaver(here, serde=serde) as saver:
+        assert values_of(saver) == {"__start__": {"x": 1}, "list": [{"x": 2}, (3,)]}
 
 
 def test_an_object_that_would_come_back_different_is_refused(here: str) -> None:
@@ -253,7 +299,7 @@ def test_nothing_of_an_object_of_langgraph_is_left_out(kind: Any) -> None:
 def test_a_refused_value_names_its_place_inside_an_object(here: str) -> None:
     """With the advice to allow a class only where that helps."""
     message = AIMessage("x", response_metadata={"list": [1, (1, 2)]})
-    with StepkeepSaver(here) as saver:
+    with StepkeepSaver(here, allow=[]) as saver:
         with pytest.raises(InvalidInput) as refused:
             put(saver, {"messages": [message]})
         assert refused.value.path == "messages[0].response_metadata.list[1]"
@@ -312,7 +358,7 @@ def test_stored_bytes_import_nothing_that_is_not_allowed(here: str, tmp_path: An
     with StepkeepSaver(here, allow=[booby_trap.Trap]) as saver:
         put(saver, {"trap": booby_trap.Trap(1)})
     del sys.modules["booby_trap"]
-    with StepkeepSaver(here) as saver:
+    with StepkeepSaver(here, allow=[]) as saver:
         assert values_of(saver) == {"trap": {"x": 1}}
     assert "booby_trap" not in sys.modules
 

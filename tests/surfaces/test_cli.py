@@ -660,7 +660,8 @@ def test_damage_is_reported_and_survived(cli: Cli) -> None:
     report = cli.here("verify", "run", "--json")
     assert report.code == 4
     assert set(report.json) == {
-        *("is_intact", "sessions", "checkpoints", "bodies", "pruned", "findings", "result", "fixes")
+        *("is_intact", "sessions", "checkpoints", "bodies", "pruned", "parent_unknown", "findings"),
+        *("result", "fixes"),
     }
     assert [set(each) for each in report.json["findings"]] == [
         {"session", "code", "message", "checkpoint", "seq"}
@@ -683,6 +684,19 @@ def test_a_damaged_checkpoint_can_be_deleted(cli: Cli) -> None:
     cli.damage(headers[-1].id)
     assert cli.here("delete", "run", headers[-1].id, "--yes").code == 0
     assert "1 removed on purpose: intact" in cli.here("verify").out
+
+
+def test_verify_tells_of_a_parent_that_was_never_here(cli: Cli) -> None:
+    """Nothing is wrong with such a checkpoint, but where it comes from cannot be proven."""
+    with stepkeep.open(cli.url) as store:
+        store.session("run").save({"n": 1})
+        header = store.session("run").save({"n": 2}, parents=["cp_elsewhere"])
+    done = cli.here("verify")
+    assert (done.code, done.out) == (
+        0,
+        "Verified 2 checkpoints in 1 session, the parent of 1 was never here: intact\n",
+    )
+    assert cli.here("verify", "run", "--json").json["parent_unknown"] == [header.id]
 
 
 @pytest.mark.parametrize("ref", ["seq:3", "#3", "prefix"])

@@ -286,8 +286,9 @@ def _print_verified(report: api.VerifyReport) -> None:
         about = f"{finding.session}{number}{where}"
         texts.append(problem_line("DAMAGED", about, finding.message, finding.code))
     removed = f", {report.pruned} removed on purpose" if report.pruned else ""
+    unknown = f", the parent of {len(report.parent_unknown)} was never here" if report.parent_unknown else ""
     verdict = "intact" if report.is_intact else count(len(report.findings), "finding")
-    lines([*texts, f"Verified {total_of(report.checkpoints, report.sessions)}{removed}: {verdict}"])
+    lines([*texts, f"Verified {total_of(report.checkpoints, report.sessions)}{removed}{unknown}: {verdict}"])
 
 
 # --- doctor ------------------------------------------------------------------------------------------------------

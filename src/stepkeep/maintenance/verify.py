@@ -33,6 +33,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was looked at and what was found. `pruned` counts checkpoints that were removed on purpose.
 
+    `parent_unknown` has the ids of checkpoints that continue one which the store did not have: nothing is wrong with
+    them, but where they come from cannot be proven.
     `result` is PASS when nothing was found, else FAIL; `fixes` is what to do about the findings.
     """
 
@@ -41,6 +43,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: int
     bodies: int
     pruned: int
+    parent_unknown: tuple[str, ...]
     findings: tuple[Finding, ...]
     result: str
     fixes: tuple[str, ...]
@@ -61,6 +64,7 @@ def verify(
             for place, message, code in engine.backend.inconsistencies()
         ]
     checkpoints = bodies = 0
+    parent_unknown: list[str] = []
     for each in sessions:
         engine.backend.branches(each.uid)  # rebuilds records that are damaged or lost
         headers, broken = _headers(engine, each)
@@ -68,6 +72,7 @@ def verify(
         findings += _chain_findings(each, headers)
         findings += _numbering_findings(engine, each)
         checkpoints += len(headers) + len(broken)
+        parent_unknown += [header.id for header in headers if None in header.parent_chains]
         findings += _blob_findings(engine, each)
         findings += _index_findings(engine, each, {finding.checkpoint for finding in broken})
         for header in headers:
@@ -82,6 +87,7 @@ def verify(
         checkpoints=checkpoints,
         bodies=bodies,
         pruned=sum(each.removed_count for each in sessions),
+        parent_unknown=tuple(parent_unknown),
         findings=tuple(findings),
         result=FAIL if findings else PASS,
         fixes=fixes_for_codes((finding.code for finding in findings), session=key),

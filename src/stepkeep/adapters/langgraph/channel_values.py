@@ -175,6 +175,11 @@ class Values:
         """One object as readable data."""
         if isinstance(value, BaseException):
             return repr(value)  # all that LangGraph keeps of an error
+        if "<locals>" in type(value).__qualname__:
+            # Nothing finds a class inside a function again: LangGraph goes on with what the object holds.
+            held = self.serde.loads_typed(_dumps(self.serde, value))
+            if type(held) is not type(value):
+                return self.pack({"": held})[""]
         kind, data = self._written(value)
         opened = open_msgpack(data) if kind == "msgpack" else None
         return opened if opened is not None else {MARK: kind, "class": name_of(value), "bytes": data}

@@ -6,7 +6,7 @@
 | channel values | the body `state` |
 | everything else in a checkpoint | the body `langgraph` |
 | metadata | the header's metadata, where it is plain and small; else in the body `langgraph` |
-| parent | a parent of the header, and its id in the metadata under `$langgraph` |
+| parent | a parent of the header, and its id in the metadata under `$langgraph`; that id as well if it is not stored |
 | run id | a tag `run:ID` |
 """
 
@@ -155,6 +155,7 @@ def save_of(
     own = msgspec.to_builtins(note)
     run = metadata.get("run_id")
     step = metadata.get("step")
+    stored_parents = tuple(parent for parent in parents if parent != location.checkpoint)
     return Save(
         session=uid,
         state=state,
@@ -166,7 +167,7 @@ def save_of(
         message=_message(checkpoint, metadata),
         tags=(run_tag(run),) if isinstance(run, str) and run else (),
         metadata={**(plain or {}), OWN: own} if own else plain or {},
-        requires=parents if _has_open_deltas(checkpoint, metadata) else (),
+        requires=stored_parents if _has_open_deltas(checkpoint, metadata) else (),
     )
 
 
@@ -320,12 +321,15 @@ def copy_all(engine: Engine, source: SessionInfo, target: SessionInfo) -> None:
 def _again(engine: Engine, header: Header, target: SessionInfo, ids: Mapping[str, str]) -> Save:
     loaded = engine.load(header)
     others = header.contents.keys() - {STATE}
+    unknown = note_of(header).parent
     return Save(
         session=target.uid,
         state=loaded.body(),
         bodies={name: body for name in others if (body := loaded.body(name)) is not None},
         branch=header.branch,
-        parents=tuple(ids[parent] for parent in header.parents if parent in ids),
+        parents=tuple(
+            ids.get(parent, parent) for parent in header.parents if parent in ids or parent == unknown
+        ),
         external_id=header.external_id,
         step=header.step,
         status=header.status,

@@ -12,7 +12,6 @@ from functools import wraps
 from itertools import islice
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-import msgspec
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
@@ -75,9 +74,10 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
     its checkpoints unless `keep_last`, `max_age` (a `timedelta`, or text such as `30d`) or `max_bytes` say otherwise;
     they become the rules of every thread this saver puts into, and the store's keeper applies them.
 
-    Values come back equal, or are refused when they are put. Only LangGraph's own safe classes, and those named by
-    `allow` (classes, or pairs of module and name), are made when stored bytes name them. `serde` replaces the
-    serializer: then every value goes through it.
+    Values come back equal, or are refused when they are put. Which classes are made when stored bytes name them is
+    LangGraph's own setting: all, or with `LANGGRAPH_STRICT_MSGPACK=true` its safe ones and those of the graph's state.
+    With `allow` (classes, or pairs of module and name; none are enough) it is the safe ones and these. `serde` replaces
+    the serializer: then every value goes through it.
 
     Safe for threads, forks and several processes.
     """
@@ -89,15 +89,17 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
         keep_last: int | None = None,
         max_age: timedelta | str | None = None,
         max_bytes: int | str | None = None,
-        allow: Collection[type | tuple[str, str]] = (),
+        allow: Collection[type | tuple[str, str]] | None = None,
         serde: SerializerProtocol | None = None,
     ) -> None:
         rules = thread_retention.rules_of(keep_last=keep_last, max_age=max_age, max_bytes=max_bytes)
-        if serde is not None and allow:
+        if serde is not None and allow is not None:
             raise InvalidInput(
                 "a serializer has its own list of classes: pass allow or serde", code="invalid_option"
             )
-        super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=tuple(allow) or None))
+        if allow is not None:
+            serde = JsonPlusSerializer(allowed_msgpack_modules=tuple(allow) or None)
+        super().__init__(serde=serde or JsonPlusSerializer())
         self._owns_store = not isinstance(store, api.Store)
         self._store = store if isinstance(store, api.Store) else api.open(store)
         self._engine = self._store.engine
@@ -205,7 +207,7 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
 
         Raises:
             InvalidInput: a value cannot be stored, or would not come back equal; `.path` names the place.
-            NotFound: the thread does not exist, and the config names a checkpoint of it (`thread_not_found`).
+            NotFound: the thread was deleted while this saver used it (`thread_not_found`).
             Conflict: another checkpoint with that id is stored.
         """
         location = location_of(config)
@@ -226,17 +228,19 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
 
     def _put(self, location: Location, checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> Header:
         uid = self._threads.uid(location)
-        save = save_of(
-            self._values, uid, location, checkpoint, metadata, self._threads.parents(uid, location)
-        )
+
+        def store(*, fresh: bool) -> Header:
+            parents = self._threads.parents(uid, location, fresh=fresh)
+            return store_once(
+                self._engine, save_of(self._values, uid, location, checkpoint, metadata, parents)
+            )
+
         try:
-            return store_once(self._engine, save)
+            return store(fresh=False)
         except NotFound as exc:
             if exc.code == _SESSION_GONE:
                 raise
-        # The parent it requires was removed in the moment between.
-        parents = self._threads.parents(uid, location, fresh=True)
-        return store_once(self._engine, msgspec.structs.replace(save, parents=parents, requires=parents))
+        return store(fresh=True)  # the parent it requires was removed in the moment between
 
     def _after_put(self, header: Header) -> None:
         """Now and then, let namespaces of finished subgraph calls go; a failure there is not the put's."""
@@ -255,7 +259,7 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
 
         Raises:
             InvalidInput: a value cannot be stored, or the config names no checkpoint.
-            NotFound: the thread does not exist.
+            NotFound: the thread was deleted while this saver used it (`thread_not_found`).
         """
         location = location_of(config)
         if location.checkpoint is None:

@@ -3,8 +3,8 @@
 LangGraph takes any text as a name, also empty, with NUL, or 10,000 characters long. What Stepkeep would not take is
 named by its digest, and the text itself is stored beside it.
 
-A put that names a checkpoint continues something. If its thread is gone, it was deleted meanwhile, and the put must
-not bring it back. A put that names none begins a thread.
+A put begins a thread that nobody has. If it names a checkpoint there, that one is a parent which this store never had.
+A thread that was deleted while a graph uses it is another matter: what the graph still puts must not bring it back.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _digest(text: str) -> str:
 # --- the sessions of threads ---------------------------------------------------------------------------------------
 
 ARRIVAL_SECONDS: Final = 5.0
-"""How long writes wait for the first checkpoint of their thread, which another thread of the graph is storing."""
+"""How long writes to a thread that was deleted wait for a new run's first checkpoint, which may be on its way."""
 
 KEEPS_ALL: Final = "archive"
 MAX_REMEMBERED: Final = 10_000
@@ -169,6 +169,7 @@ class Threads:
         self._project: str | None = store.settings["project"]
         self._retention = retention
         self._uids: dict[str, str] = {}
+        self._deleted: dict[str, str] = {}
         self._newest: dict[tuple[str, str], tuple[str, str]] = {}
 
     # --- finding
@@ -178,7 +179,8 @@ class Threads:
         key = session_key(thread)
         session = self._engine.backend.session_by_key(key)
         if session is None:
-            self._uids.pop(key, None)
+            if (uid := self._uids.pop(key, None)) is not None:
+                _remember(self._deleted, key, uid)
             return None
         return self._checked(session)
 
@@ -203,20 +205,21 @@ class Threads:
     def uid(self, location: Location, *, is_write: bool = False) -> str:
         """The session that a put or pending writes go to.
 
-        A put that names no checkpoint begins a thread. Writes begin none: their first checkpoint may be on its way.
+        What goes to a thread that does not exist begins it, also writes whose first checkpoint is on its way.
 
         Raises:
-            NotFound: the thread does not exist.
+            NotFound: the thread was deleted, and what was there is continued.
         """
         known = self._uids.get(location.key)
         if known is not None:
             return known
         session = self.find(location.thread)
-        if session is None and is_write:
+        is_deleted = session is None and location.key in self._deleted
+        if is_deleted and is_write:
             session = self._arriving(location.thread)
         if session is not None:
             return self._adopted(session).uid
-        if is_write or location.checkpoint is not None:
+        if is_deleted and location.checkpoint is not None:
             raise self.gone(location)
         return self.opened(location.thread).uid
 
@@ -234,7 +237,7 @@ class Threads:
     def gone(self, location: Location) -> NotFound:
         return NotFound(
             f"thread {location.thread[:200]!r} does not exist, and a checkpoint of it is to be continued: "
-            "it was deleted meanwhile, or never stored",
+            "it was deleted meanwhile",
             code="thread_not_found",
             session=location.key,
         )
@@ -262,6 +265,7 @@ class Threads:
             fields["policy"] = policy_of(None, self._retention, None)
         if self._project:
             fields["project"] = self._project
+        self._deleted.pop(key, None)
         return self._checked(self._engine.open_session(key, **fields))
 
     def _adopted(self, session: SessionInfo) -> SessionInfo:
@@ -295,14 +299,19 @@ class Threads:
         return None
 
     def parents(self, uid: str, location: Location, *, fresh: bool = False) -> tuple[str, ...]:
-        """The Stepkeep id of the checkpoint that `location` names as the parent; empty when it is not stored."""
+        """The Stepkeep id of the checkpoint that `location` names as the parent.
+
+        Where that one is not stored it is the name itself: so the header tells that it has a parent, and which.
+        """
         if location.checkpoint is None:
             return ()
         newest = self._newest.get((uid, location.branch))
         if not fresh and newest is not None and newest[0] == location.checkpoint:
             return (newest[1],)
         header = self.header(uid, location.branch, location.checkpoint)
-        return () if header is None else (header.id,)
+        if header is not None:
+            return (header.id,)
+        return (location.checkpoint,) if _is_name(location.checkpoint) else ()
 
     def stored(self, header: Header) -> None:
         """Remember a checkpoint that was just stored: it is probably the next one's parent."""
