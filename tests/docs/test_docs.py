@@ -13,6 +13,7 @@ import pytest
 import stepkeep
 from stepkeep.codec.integrity import chain_of, open_header
 from tests import interpreter
+from tests.interop import fake_models
 from tests.interop.frameworks import FRAMEWORKS
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,15 @@ def _examples(page: Path) -> list[tuple[str, str, int]]:
 
 
 @pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Models that answer without a network, for the pages with their clients."""
+    with fake_models.running() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield
+
+
+@pytest.fixture
 def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEPKEEP_STORE", "sqlite:default.db")
@@ -58,7 +68,9 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if _examples(page) and page.name not in _NOT_HERE], ids=_name
 )
-def test_examples_run(page: Path, in_empty_folder: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_run(
+    page: Path, in_empty_folder: None, models: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The Python blocks of a page run from top to bottom, and those with a prompt print what the page shows."""
     names: dict[str, object] = {"__name__": "example"}
     for language, text, line in _examples(page):

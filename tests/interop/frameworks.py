@@ -1,4 +1,4 @@
-"""The frameworks that have an adapter, and their own tests that run on it.
+"""The frameworks that have an adapter or a recipe, and their own tests that run on it.
 
 The tests of a framework are never copied here. Those in its sdist are fetched from the package index; of others the run
 says where they are from, and skips them when they are not at hand.
@@ -45,6 +45,7 @@ class Framework:
     name: str
     module: str
     suite: Suite | None = None
+    has_adapter: bool = True
 
     @property
     def tests(self) -> str:
@@ -199,4 +200,5 @@ FRAMEWORKS = (
             },
         ),
     ),
+    Framework("other-frameworks", "haystack", has_adapter=False),  # recipes
 )
