@@ -15,7 +15,7 @@ import pytest
 
 import stepkeep
 from stepkeep.cli.inspecting import sparkline
-from stepkeep.maintenance.metrics import HOUR_US
+from stepkeep.maintenance.metering import HOUR_US
 from tests import interpreter
 
 SEED = (

@@ -20,8 +20,8 @@ from stepkeep import config
 from stepkeep.access import has_token, is_known_host, is_known_origin, read_address
 from stepkeep.engine import Saved
 from stepkeep.errors import Conflict
-from stepkeep.maintenance.metering import KEEP_HOURS, Meter, MetricsFile, metrics_path
-from stepkeep.maintenance.metrics import HOUR_US, Metrics, latency_class, metrics_of, percentile, totals_of
+from stepkeep.maintenance.metering import HOUR_US, KEEP_HOURS, Meter, MetricsFile, latency_class, metrics_path
+from stepkeep.maintenance.metrics import Metrics, metrics_of, percentile, totals_of
 from stepkeep.model import Content
 from stepkeep.testing.builders import draft
 

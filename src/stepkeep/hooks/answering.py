@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from stepkeep import api
@@ -75,9 +76,16 @@ def run_process() -> None:
 
 
 def _print(answer: dict[str, Any]) -> None:
+    with suppress(OSError):  # nobody listens
+        os.write(1, _encoded(answer) + b"\n")
+
+
+def _encoded(answer: dict[str, Any]) -> bytes:
+    import msgspec  # by now the api has it, without what it would bring along
+
     try:
+        return msgspec.json.encode(answer)
+    except UnicodeEncodeError:  # part of a path that is not Unicode
         import json
 
-        os.write(1, json.dumps(answer).encode() + b"\n")
-    except OSError:
-        pass  # nobody listens
+        return json.dumps(answer).encode()

@@ -144,11 +144,13 @@ def apply_clean(engine: Engine, plan: CleanPlan, *, now_us: int, limit: int | No
 def clean_a_few(engine: Engine, policies: Policies) -> None:
     """Remove some of the sessions whose time has come, at the end of a short process, which no keeper cleans for.
 
-    It may fail: others clean too.
+    Where none may go nothing is written. It may fail: others clean too.
     """
     try:
         now_us = engine.clock()
-        apply_clean(engine, plan_clean(engine, policies, now_us=now_us), now_us=now_us, limit=A_FEW)
+        plan = plan_clean(engine, policies, now_us=now_us)
+        if plan.going:
+            apply_clean(engine, plan, now_us=now_us, limit=A_FEW)
     except (StepkeepError, OSError) as exc:
         log.warning("cleaning failed: %s", exc)
 

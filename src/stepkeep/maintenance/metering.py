@@ -16,15 +16,15 @@ import os
 import sys
 import threading
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from stepkeep.codec.integrity import digest
 from stepkeep.engine import Saved
 from stepkeep.errors import Conflict, StepkeepError
 from stepkeep.logs import Log
-from stepkeep.maintenance.metrics import HOUR_US, Counts, added, latency_class
 from stepkeep.maintenance.space import beside_store
 from stepkeep.model import utc_now_us
 from stepkeep.processes import END_SECONDS, Worker, tell_of_forks
@@ -38,6 +38,26 @@ log = Log("stepkeep")
 T = TypeVar("T")
 
 FLUSH_SECONDS: Final = 10.0
+
+HOUR_US: Final = 3_600_000_000
+
+LATENCIES_MS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 1000, 5000)
+"""The upper ends of the latency classes; the last class has none."""
+
+CLASSES: Final = (*(f"le_{end}" for end in LATENCIES_MS), "le_inf")
+
+Counts: TypeAlias = dict[tuple[int, str], int]
+"""(hour since 1970, counter) -> how much was counted in that hour."""
+
+
+def latency_class(seconds: float) -> str:
+    """The class that a latency belongs to."""
+    return CLASSES[bisect_left(LATENCIES_MS, seconds * 1e3)]
+
+
+def added(one: Counts, other: Counts) -> Counts:
+    """Two counts as one."""
+    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
 
 
 class Meter:

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
 from stepkeep.engine import Engine
+from stepkeep.maintenance.metering import CLASSES, HOUR_US, LATENCIES_MS, Counts
 from stepkeep.maintenance.space import store_free_bytes
 from stepkeep.maintenance.spending import TokenUsage, usage_in
 from stepkeep.maintenance.status import count_statuses
 from stepkeep.model import from_us
 from stepkeep.storage.port import HeaderQuery, SessionQuery, Usage
-
-HOUR_US: Final = 3_600_000_000
-
-LATENCIES_MS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 1000, 5000)
-"""The upper ends of the latency classes; the last class has none."""
-
-_CLASSES: Final = (*(f"le_{end}" for end in LATENCIES_MS), "le_inf")
-
-Counts: TypeAlias = dict[tuple[int, str], int]
-"""(hour since 1970, counter) -> how much was counted in that hour."""
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,11 +38,6 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     content_bytes: int = 0
     stored_bytes: int = 0
     spared_bytes: int = 0
-
-
-def latency_class(seconds: float) -> str:
-    """The class that a latency belongs to."""
-    return _CLASSES[bisect_left(LATENCIES_MS, seconds * 1e3)]
 
 
 def metrics_of(totals: Mapping[str, int]) -> Metrics:
@@ -96,7 +81,7 @@ def percentile(totals: Mapping[str, int], share: float) -> float | None:
 
 def classes(totals: Mapping[str, int]) -> list[int]:
     """How many saves each latency class has, the fastest first."""
-    return [totals.get(name, 0) for name in _CLASSES]
+    return [totals.get(name, 0) for name in CLASSES]
 
 
 def totals_of(counts: Counts) -> dict[str, int]:
@@ -105,11 +90,6 @@ def totals_of(counts: Counts) -> dict[str, int]:
     for (_, name), number in counts.items():
         totals[name] = totals.get(name, 0) + number
     return totals
-
-
-def added(one: Counts, other: Counts) -> Counts:
-    """Two counts as one."""
-    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
 
 
 # --- statistics ------------------------------------------------------------------------------------------------
