@@ -215,7 +215,53 @@ def test_files_are_listed_read_and_traced(cli: Cli, tmp_path: Path) -> None:
     kinds = [(each["checkpoint"]["seq"], each["kind"], each["path"]) for each in log]
     assert kinds == [(3, "renamed", "src/new.py"), (2, "changed", "src/old.py"), (1, "added", "src/old.py")]
     assert cli.here("files", "log", "none.py", "--session", "fresh").code == 3
-    assert "src/new.py" in cli.here("files", "diff", "seq:2", "seq:3", "--session", "fresh").out
+    assert "R old.py -> new.py" in cli.here("files", "diff", "seq:2", "seq:3", "--session", "fresh").out
+
+
+def test_a_file_that_was_renamed_and_edited_is_one_file(cli: Cli, tmp_path: Path) -> None:
+    """Its history goes on under the old name, and a difference tells the rename instead of a loss and a find."""
+    work, text = tmp_path / "fresh", "".join(f"line {number}\n" for number in range(40))
+    write(work, {"src/old.py": text, "src/other.py": "quite another\n", "gone.py": "z\n"})
+    cli.folder = work
+    assert cli.here("save", "fresh", "--state", "1", "--workspace", ".").code == 0
+    (work / "src/old.py").unlink()
+    (work / "gone.py").unlink()
+    write(work, {"src/new.py": text + "one more\n", "src/fresh.py": "nothing like it\n"})
+    assert cli.here("save", "fresh", "--state", "2", "--workspace", ".").code == 0
+    log = cli.here("files", "log", "src/new.py", "--session", "fresh", "--json").json
+    assert [(each["kind"], each["path"]) for each in log] == [
+        ("renamed", "src/new.py"),
+        ("added", "src/old.py"),
+    ]
+    for command in (
+        ("files", "diff", "#1", "#2", "--session", "fresh"),
+        ("diff", "fresh", "#1", "#2", "--files"),
+    ):
+        shown = cli.here(*command).out.splitlines()
+        assert "R src/old.py -> src/new.py" in shown
+        assert not [line for line in shown if "old.py (" in line or "new.py (" in line]
+        assert shown[-1] == "3 files: 1 added, 1 removed, 1 renamed"
+        found = cli.here(*command, "--json").json
+        assert found["renames"] == [{"old_path": "src/old.py", "path": "src/new.py"}]
+        assert (found["added"], found["removed"], found["total"]) == (2, 2, 4)
+
+
+def test_what_files_prints_can_be_given_back(cli: Cli, tmp_path: Path) -> None:
+    """In a folder of the tree paths are printed as they are read there."""
+    work = tmp_path / "fresh"
+    write(work, {"top.txt": "1\n", "src/a.py": "one\n"})
+    cli.folder = work
+    assert cli.here("save", "fresh", "--state", "1", "--workspace", ".").code == 0
+    write(work, {"src/a.py": "two\n"})
+    assert cli.here("save", "fresh", "--state", "2", "--workspace", ".").code == 0
+    cli.folder = work / "src"
+    listed = [
+        line.split()[-1] for line in cli.here("files", "ls", "--session", "fresh").out.splitlines()[:-1]
+    ]
+    assert listed == ["a.py", "../top.txt"]
+    assert [cli("files", "cat", path, "--session", "fresh").out for path in listed] == ["two\n", "1\n"]
+    assert " changed a.py (" in cli.here("files", "log", "a.py", "--session", "fresh").out
+    assert "M a.py (" in cli.here("files", "diff", "#1", "#2", "--session", "fresh").out
 
 
 def test_what_was_captured_is_counted_wherever_checkpoints_are_shown(cli: Cli, work: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 import click
@@ -12,7 +13,6 @@ from stepkeep.api import WIDTH
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, complete_ref, limit_option, on_session, opened, workspace_option
 from stepkeep.cli.printing import (
-    counts,
     file_line,
     is_terminal,
     lines,
@@ -122,16 +122,24 @@ def _print(result: api.CheckpointComparison) -> None:
     lines(texts)
 
 
-def print_files_diff(found: api.FilesDiff) -> None:
+def print_files_diff(found: api.FilesDiff, shown: Callable[[str], str] = str) -> None:
+    """The difference as lines, paths as `shown` spells them; a patch as it is."""
     if found.patch is not None:
         _print_patch(found.patch)
         return
     live = f"the files in {clean(found.live_root or '')}"
     newer = live if found.newer is None else numbered(found.newer)
-    texts = [f"from {numbered(found.older)}", f"to   {newer}", *map(file_line, found.changes)]
-    texts += [f"? {clean(path)} (one of the two did not capture it)" for path in found.unknown]
-    parts = counts(found, "added", "removed", "changed", "mode")
-    lines([*texts, f"{count(found.total, 'file')}: {parts}" if parts else "No files changed"])
+    was = {each.path: each.old_path for each in found.renames}
+    gone = set(was.values())
+    texts = [f"from {numbered(found.older)}", f"to   {newer}"]
+    texts += [
+        file_line(change, was.get(change.path), shown=shown)
+        for change in found.changes
+        if change.path not in gone
+    ]
+    texts += [f"? {clean(shown(path))} (one of the two did not capture it)" for path in found.unknown]
+    changed = count(found.total - len(was), "file")
+    lines([*texts, f"{changed}: {found.summary}" if found.total else "No files changed"])
 
 
 def _print_patch(patch: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import click
 
@@ -38,6 +39,14 @@ def folder_below(root: str) -> str:
     return "" if here == root or os.path.commonpath([root, here]) != root else os.path.relpath(here, root)
 
 
+def _from_here(root: str) -> Callable[[str], str]:
+    """How a path of the captured tree is written where you stand: so that it can be given back."""
+    here = os.path.realpath(os.curdir)
+    if here == root or os.path.commonpath([root, here]) != root:
+        return str
+    return lambda path: os.path.relpath(os.path.join(root, path), here)  # noqa: PTH118
+
+
 def _below(root: str, path: str) -> str:
     """A path as the captured tree has it."""
     here = os.path.realpath(os.curdir)
@@ -56,13 +65,13 @@ def ls(settings: CommonOptions, paths: tuple[str, ...], ref: str, session_option
         run = store.get(chosen_session(store, None, session_option))
         root = run.files.at(ref).root
         found = run.files.list(ref, [_below(root, path) for path in paths])
-    settings.show(found, _print_list)
+    settings.show(found, lambda found: _print_list(found, _from_here(root)))
 
 
-def _print_list(found: api.FileList) -> None:
-    shown = [f"{each.mode[-3:]} {size(each.size_bytes):>8} {clean(each.path)}" for each in found.files]
-    shown += [f"not captured: {clean(path)} ({clean(reason)})" for path, reason in found.skipped.items()]
-    shown += [f"ignored: {clean(path)} ({clean(rule)})" for path, rule in found.ignored.items()]
+def _print_list(found: api.FileList, here: Callable[[str], str]) -> None:
+    shown = [f"{each.mode[-3:]} {size(each.size_bytes):>8} {clean(here(each.path))}" for each in found.files]
+    shown += [f"not captured: {clean(here(path))} ({clean(why)})" for path, why in found.skipped.items()]
+    shown += [f"ignored: {clean(here(path))} ({clean(rule)})" for path, rule in found.ignored.items()]
     total = f"{count(found.total, 'file')}, {size(found.size_bytes)}"
     lines([*shown, f"{total} at {numbered(found.checkpoint)} in {clean(found.root)}"])
 
@@ -92,15 +101,16 @@ def log(settings: CommonOptions, path: str, ref: str, limit: int | None, session
     """Show where one file changed, newest first, followed through its renames."""
     with opened(settings) as store:
         run = store.get(chosen_session(store, None, session_option))
-        found = run.files.log(_below(run.files.at(ref).root, path), ref=ref, limit=limit)
-    settings.show(found, lambda versions: lines([_version(each) for each in versions]))
+        root = run.files.at(ref).root
+        found = run.files.log(_below(root, path), ref=ref, limit=limit)
+    settings.show(found, lambda versions: lines([_version(each, _from_here(root)) for each in versions]))
 
 
-def _version(each: api.FileVersion) -> str:
-    old = "" if each.old_path is None else f" from {clean(each.old_path)}"
+def _version(each: api.FileVersion, here: Callable[[str], str]) -> str:
+    old = "" if each.old_path is None else f" from {clean(here(each.old_path))}"
     taken = "" if each.size_bytes is None else f" ({size(each.size_bytes)})"
     message = f"  {clean(each.checkpoint.message)}" if each.checkpoint.message else ""
-    return f"{numbered(each.checkpoint)} {each.kind} {clean(each.path)}{old}{taken}{message}"
+    return f"{numbered(each.checkpoint)} {each.kind} {clean(here(each.path))}{old}{taken}{message}"
 
 
 @command("diff", "stepkeep files diff latest~2 latest", group=files)
@@ -114,4 +124,5 @@ def diff(settings: CommonOptions, older: str | None, newer: str | None, session_
     with opened(settings) as store:
         run = store.get(chosen_session(store, None, session_option))
         found = run.files.diff(older, newer, line_counts=True)
-    settings.show(found, print_files_diff)
+        root = run.files.at(found.older.id).root
+    settings.show(found, lambda found: print_files_diff(found, _from_here(root)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import zip_longest
 from typing import Any, Final, Literal
@@ -62,8 +62,12 @@ def checkpoint_row(each: api.CheckpointInfo) -> dict[str, str]:
     }
 
 
-def file_line(change: api.ChangedFile) -> str:
-    """A project file that differs, such as `M src/app.py (120B -> 140B)`."""
+def file_line(
+    change: api.ChangedFile, old_path: str | None = None, *, shown: Callable[[str], str] = str
+) -> str:
+    """A project file that differs, such as `M src/app.py (120B -> 140B)`, or that had another name before."""
+    if old_path is not None:
+        return styled(f"R {clean(shown(old_path))} -> {clean(shown(change.path))}", _FILES["changed"][1])
     letter, colour = _FILES[change.kind]
     if change.kind == "mode":
         detail = f"{change.old_mode} -> {change.new_mode}"
@@ -72,7 +76,7 @@ def file_line(change: api.ChangedFile) -> str:
     else:
         sizes = (change.old_size_bytes, change.new_size_bytes)
         detail = " -> ".join(size(each) for each in sizes if each is not None)
-    return styled(f"{letter} {clean(change.path)} ({detail})", colour)
+    return styled(f"{letter} {clean(shown(change.path))} ({detail})", colour)
 
 
 def counts(report: object, *names: str) -> str:

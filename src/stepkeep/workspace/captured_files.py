@@ -26,6 +26,7 @@ from stepkeep.workspace.manifest import (
     manifest_of,
     to_text,
 )
+from stepkeep.workspace.renames import find_renames
 
 SAFETY: Final = Trigger(TriggerKind.AUTO, "files_restore")
 """Why a safety checkpoint was saved: files were about to be restored."""
@@ -348,9 +349,15 @@ def _version(
     if (old is None and new is None) or (new is not None and new.is_same(old)):
         return None
     source = None
-    if old is None and new is not None and new.digest:
+    if old is None and new is not None:
         gone = (each for name, each in before.items() if name not in after)
-        source = next((each.path for each in gone if each.digest == new.digest), None)
+        come = (each for name, each in after.items() if name not in before)
+
+        def read(entry: FileEntry) -> bytes:
+            return content_of(engine, entry)
+
+        was = find_renames(gone, come, read, read).get(path)
+        source = None if was is None else was.path
     return FileVersion(
         checkpoint=describe_one(engine, header),
         kind="removed" if new is None else "renamed" if source else "added" if old is None else "changed",

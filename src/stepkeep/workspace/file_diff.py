@@ -27,6 +27,7 @@ from stepkeep.workspace.capture import DEFAULT_LIMITS, CaptureLimits, capture_li
 from stepkeep.workspace.captured_files import content_of, load_manifest, newest_capture
 from stepkeep.workspace.git import Git, is_commit
 from stepkeep.workspace.manifest import FileEntry, GitState, Manifest, PathFilter, is_safe, parents, to_text
+from stepkeep.workspace.renames import find_renames
 from stepkeep.workspace.scan import NotRead, opened_root, read_file
 
 BATCH_PATHS: Final = 256
@@ -123,9 +124,16 @@ class ChangedFile(msgspec.Struct, frozen=True, kw_only=True):
     removed_lines: int | None = None
 
 
+class RenamedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that has another name, whether or not it was edited too."""
+
+    old_path: str
+    path: str
+
+
 class FilesDiff(msgspec.Struct, frozen=True, kw_only=True):
     """Which files differ. `newer` is None where the live tree at `live_root` is meant. `unknown` are paths that one
-    of the two did not capture."""
+    of the two did not capture. `renames` are pairs of a removed and an added path in `changes` that are one file."""
 
     older: CheckpointInfo
     newer: CheckpointInfo | None
@@ -139,12 +147,15 @@ class FilesDiff(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[ChangedFile, ...]
     unknown: tuple[str, ...]
     patch: str | None
+    renames: tuple[RenamedFile, ...]
 
     @property
     def summary(self) -> str:
         """How many files changed in which way."""
-        counts = {kind: getattr(self, kind) for kind in ("added", "removed", "changed", "mode")}
-        return ", ".join(f"{number} {kind}" for kind, number in counts.items() if number) or "no changes"
+        renamed = len(self.renames)
+        counts = {"added": self.added - renamed, "removed": self.removed - renamed, "renamed": renamed}
+        counts |= {"changed": self.changed, "mode": self.mode}
+        return ", ".join(f"{number:,} {kind}" for kind, number in counts.items() if number) or "no changes"
 
 
 def files_diff(
@@ -176,6 +187,7 @@ def files_diff(
         changes=tuple(changed_file(change, *sides.line_counts(change, line_counts)) for change in changes),
         unknown=tuple(map(to_text, unknown)),
         patch="".join(patch_of(change.path, *sides.of(change)) for change in changes) if patch else None,
+        renames=tuple(sides.renames(changes)),
     )
 
 
@@ -217,6 +229,13 @@ class _Sides:
             return None, None
         signs = Counter(line[0] for line in hunks(old, new))
         return signs["+"], signs["-"]
+
+    def renames(self, changes: Iterable[FileChange]) -> Iterator[RenamedFile]:
+        removed = [change.old for change in changes if change.kind == "removed" and change.old]
+        added = [change.new for change in changes if change.kind == "added" and change.new]
+        found = find_renames(removed, added, lambda old: content_of(self._engine, old), self._newer)
+        for path, old in found.items():
+            yield RenamedFile(old_path=to_text(old.path), path=to_text(path))
 
     def _newer(self, entry: FileEntry) -> bytes:
         """The content; in the live tree that of a file that was looked at a moment ago, if it still is the same."""
