@@ -19,6 +19,7 @@ from tests.memory import memory_folder
 ROOT = Path(__file__).parent
 
 if TYPE_CHECKING:
+    from tests.postgres.pgbouncer import PgBouncer
     from tests.postgres.server import Server
 
 # A deadline and the check for slow input would be timed assertions, and how much of the random input is filtered or
@@ -156,3 +157,32 @@ def postgres() -> Iterator[Server]:
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres15() -> Iterator[Server]:
+    """The server that Debian 12 has, where it is installed."""
+    from tests.postgres.server import DEBIAN, Server
+
+    programs = DEBIAN / "15/bin"
+    if not programs.is_dir():
+        pytest.skip("PostgreSQL 15 of Debian is not installed")
+    server = Server(programs)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgres: Server) -> Iterator[PgBouncer]:
+    """A pooler in front of the server of this process, where it is installed."""
+    from tests.postgres.pgbouncer import PROGRAM, PgBouncer
+
+    if PROGRAM is None:
+        pytest.skip("pgbouncer is not installed")
+    pooler = PgBouncer(postgres)
+    try:
+        yield pooler
+    finally:
+        pooler.stop()

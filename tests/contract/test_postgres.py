@@ -1,4 +1,4 @@
-"""The PostgreSQL backend keeps the contract."""
+"""The PostgreSQL backend keeps the contract: on the newest server, on an older one, and behind a pooler."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from stepkeep.storage.port import Backend
 from stepkeep.storage.postgres import PostgresBackend
 from stepkeep.testing import BackendContract, FakeClock, RawAccess
 from tests.postgres.access import PostgresAccess
+from tests.postgres.pgbouncer import PgBouncer
 from tests.postgres.server import Server
 
 pytestmark = pytest.mark.full
@@ -47,3 +48,19 @@ class TestPostgres(BackendContract):
     @pytest.fixture
     def raw(self, postgres: Server, url: str, backend: Backend) -> RawAccess:
         return PostgresAccess(postgres, url)
+
+
+class TestPostgres15(TestPostgres):
+    """The oldest server that people still run on Debian."""
+
+    @pytest.fixture
+    def postgres(self, postgres15: Server) -> Server:
+        return postgres15
+
+
+class TestBehindPgBouncer(TestPostgres):
+    """Connections are lent by transaction, and any of them may come next."""
+
+    @pytest.fixture
+    def url(self, postgres: Server, pgbouncer: PgBouncer) -> str:
+        return pgbouncer.url(postgres.fresh_url())

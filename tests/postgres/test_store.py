@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import psycopg
@@ -15,6 +17,7 @@ from stepkeep.errors import BackendUnavailable, InvalidInput, Unsupported
 from stepkeep.storage.postgres import PostgresBackend, address
 from stepkeep.storage.urls import open_backend
 from tests.postgres.access import PostgresAccess
+from tests.postgres.pgbouncer import PgBouncer
 from tests.postgres.pooler import Pooler
 from tests.postgres.server import Server
 
@@ -78,6 +81,33 @@ def test_usage_does_not_read_bodies(postgres: Server, url: str) -> None:
             "EXPLAIN SELECT count(*), sum(stored_size), sum(stored_size * is_hidden) FROM bodies"
         ).fetchall()
     assert "Index Only Scan using bodies_place" in "\n".join(row[0] for row in plan)
+
+
+def test_the_servers_are_those_that_are_meant(postgres: Server, postgres15: Server) -> None:
+    """The contract is kept on the newest version and on the one that Debian 12 has."""
+    versions = [server.execute("SHOW server_version")[0][0] for server in (postgres, postgres15)]
+    assert [version.split(".")[0] for version in versions] == ["18", "15"]
+
+
+@pytest.mark.full
+def test_many_writers_share_the_few_connections_of_a_pooler(postgres: Server, pgbouncer: PgBouncer) -> None:
+    """Eight open stores and sixteen threads on three connections: each save is there once, in its place."""
+    url = pgbouncer.url(postgres.fresh_url())
+    with ExitStack() as stack:
+        stores = [stack.enter_context(stepkeep.open(url)) for _ in range(8)]
+        with ThreadPoolExecutor(16) as pool:
+            saves = [
+                pool.submit(
+                    stores[number % 8].session(f"s{number % 5}", profile="archive").save, {"n": number}
+                )
+                for number in range(160)
+            ]
+            headers = [save.result() for save in saves]
+        assert len({header.id for header in headers}) == 160
+        for key in range(5):
+            run = stores[0].get(f"s{key}")
+            assert sorted(run.load(each.id).state["n"] for each in run.history()) == list(range(key, 160, 5))
+            assert [each.seq for each in run.history()] == list(range(32, 0, -1))
 
 
 def test_a_transaction_needs_nothing_of_the_one_before(postgres: Server, tmp_path: Path) -> None:

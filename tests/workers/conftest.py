@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.postgres.pgbouncer import PgBouncer
 from tests.postgres.server import Server
 from tests.workers.crew import Crew
 
@@ -18,17 +19,24 @@ def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Crew:
     return Crew(tmp_path / "work")
 
 
-@pytest.fixture
-def server_crew(crew: Crew, postgres: Server) -> Crew:
-    """The same on a server."""
-    crew.url = postgres.fresh_url()
+@pytest.fixture(params=["postgres", "pgbouncer"])
+def server_crew(crew: Crew, request: pytest.FixtureRequest) -> Crew:
+    """The same on a server, and on one behind a pooler that lends connections by transaction."""
+    crew.url = _on_server(request)
     return crew
 
 
-@pytest.fixture(params=["sqlite", "files", "postgres", "memory"])
+def _on_server(request: pytest.FixtureRequest) -> str:
+    server: Server = request.getfixturevalue("postgres")
+    if request.param == "postgres":
+        return server.fresh_url()
+    pooler: PgBouncer = request.getfixturevalue("pgbouncer")
+    return pooler.url(server.fresh_url())
+
+
+@pytest.fixture(params=["sqlite", "files", "postgres", "pgbouncer", "memory"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A new store of each kind."""
-    if request.param == "postgres":
-        server: Server = request.getfixturevalue("postgres")
-        return server.fresh_url()
+    if request.param in ("postgres", "pgbouncer"):
+        return _on_server(request)
     return "memory:" if request.param == "memory" else f"{request.param}:{tmp_path / 'store'}"
