@@ -10,8 +10,10 @@ import pytest
 from playwright.sync_api import Keyboard, Page, expect
 
 import stepkeep
+from stepkeep import PlanStep
 from tests import interpreter
-from tests.api import programs
+from tests.contract.test_sqlite import SqliteAccess
+from tests.postgres.access import PostgresAccess
 from tests.postgres.server import Server
 from tests.web import stores
 from tests.web.driving import Pages
@@ -66,27 +68,32 @@ def test_every_page_shows_what_is_stored(visit: Visit, url: str, tmp_path: Path)
     for name, (segments, query, text) in pages_of(ids).items():
         page = pages.go(*segments, query=query)
         expect(page.locator("main")).to_contain_text(text)
-        assert (name, pages.serious_findings()) == (name, [])
+        assert (name, _findings(pages, url)) == (name, [])
         assert (name, pages.is_too_wide) == (name, False)
     assert pages.complaints == []
 
 
-def test_narrow_and_dark(visit: Visit, file: Path, tmp_path: Path) -> None:
+def _findings(pages: Pages, url: str) -> list[str]:
+    """What axe-core finds. The markup is the same for every store, so looking at it once is enough."""
+    return pages.serious_findings() if url.startswith("sqlite:") else []
+
+
+def test_narrow_and_dark(visit: Visit, url: str, tmp_path: Path) -> None:
     """On a telephone in the dark every page fits the screen, and its texts are readable."""
-    ids = stores.fill(f"sqlite:{file}", tmp_path)
-    pages = visit(f"sqlite:{file}", width=390, scheme="dark")
+    ids = stores.fill(url, tmp_path)
+    pages = visit(url, width=390, scheme="dark")
     for name, (segments, query, text) in pages_of(ids).items():
         page = pages.go(*segments, query=query)
         expect(page.locator("main")).to_contain_text(text)
         assert (name, pages.is_too_wide) == (name, False)
-        assert (name, pages.serious_findings()) == (name, [])
+        assert (name, _findings(pages, url)) == (name, [])
     assert pages.complaints == []
 
 
-def test_links_and_the_back_button_lead_through(visit: Visit, file: Path, tmp_path: Path) -> None:
+def test_links_and_the_back_button_lead_through(visit: Visit, url: str, tmp_path: Path) -> None:
     """From the sessions over the timeline to a value of a state, two picked ones compared, and all the way back."""
-    stores.fill(f"sqlite:{file}", tmp_path)
-    pages = visit(f"sqlite:{file}")
+    stores.fill(url, tmp_path)
+    pages = visit(url)
     page = pages.page
     page.get_by_role("link", name="research").click()
     page.get_by_role("link", name=re.compile("plan made")).hover()
@@ -156,10 +163,10 @@ def test_a_state_with_huge_keys_and_values_is_shown(visit: Visit, file: Path) ->
     assert pages.complaints == []
 
 
-def test_files_of_two_checkpoints_are_compared(visit: Visit, file: Path, tmp_path: Path) -> None:
+def test_files_of_two_checkpoints_are_compared(visit: Visit, url: str, tmp_path: Path) -> None:
     """A changed file opens as a unified difference, and a captured one with its content."""
-    ids = stores.fill(f"sqlite:{file}", tmp_path)
-    pages = visit(f"sqlite:{file}")
+    ids = stores.fill(url, tmp_path)
+    pages = visit(url)
     page = pages.go("s", "files", "compare", ids["before"], ids["after"])
     page.get_by_role("button", name="app.py").click()
     expect(page.locator(".patch .is-removed").last).to_have_text("-print('one')\n")
@@ -202,10 +209,10 @@ def test_a_question_that_is_given_up_is_no_error(visit: Visit, file: Path, tmp_p
         assert page.evaluate("() => window.problems") == []
 
 
-def test_everything_is_reached_by_keyboard(visit: Visit, file: Path, tmp_path: Path) -> None:
+def test_everything_is_reached_by_keyboard(visit: Visit, url: str, tmp_path: Path) -> None:
     """Tab, arrows, Enter and x are enough to find a session, compare two checkpoints and open a value."""
-    stores.fill(f"sqlite:{file}", tmp_path)
-    pages = visit(f"sqlite:{file}")
+    stores.fill(url, tmp_path)
+    pages = visit(url)
     page = pages.page
     page.keyboard.press("Tab")
     expect(page.locator(":focus")).to_have_text("Skip to the page")
@@ -229,6 +236,7 @@ def test_everything_is_reached_by_keyboard(visit: Visit, file: Path, tmp_path: P
 
 def tab_to(page: Page, text: str) -> Keyboard:
     """Press Tab until what has the focus shows a text."""
+    expect(page.locator("main")).to_contain_text(text)
     for _ in range(60):
         page.keyboard.press("Tab")
         if text in (page.evaluate("() => document.activeElement.textContent") or ""):
@@ -247,23 +255,23 @@ def test_an_empty_store_says_what_to_do(visit: Visit, url: str) -> None:
     assert pages.complaints == []
 
 
-def test_a_damaged_checkpoint_is_told_and_harms_no_other(visit: Visit, file: Path) -> None:
+def test_a_damaged_checkpoint_is_told_and_harms_no_other(
+    visit: Visit, url: str, request: pytest.FixtureRequest
+) -> None:
     """The page of a damaged state says so, with a code and what to do; its header and all others are shown."""
-    with stepkeep.open(file) as store:
+    with stepkeep.open(url) as store:
         run = store.session("s", profile="archive")
         good = run.save({"n": "x" * 5000})
         bad = run.save({"other": list(range(3000))})
         worse = run.save({"third": "y" * 3000})
-    with programs.raw(file) as connection:
-        where = "(SELECT cid FROM checkpoints WHERE id = ?)"
-        columns = {row[1] for row in programs.rows(connection, "PRAGMA table_info(bodies)")}
-        key = "cid" if "cid" in columns else "checkpoint"
-        match = f"{key} = {where}" if key == "cid" else "checkpoint = ?"
-        connection.execute(f"UPDATE bodies SET data = zeroblob(length(data)) WHERE {match}", (bad.id,))
-        connection.execute(
-            "UPDATE checkpoints SET header = zeroblob(length(header)) WHERE id = ?", (worse.id,)
-        )
-    pages = visit(f"sqlite:{file}")
+    access = (
+        SqliteAccess(Path(url.removeprefix("sqlite:")))
+        if url.startswith("sqlite:")
+        else PostgresAccess(request.getfixturevalue("postgres"), url)
+    )
+    access.damage_body(bad.id, "state")
+    access.damage_header(worse.id)
+    pages = visit(url)
     page = pages.go("s", "s", "c", bad.id)
     expect(page.get_by_role("alert").first).to_contain_text("checkpoint_integrity_mismatch")
     expect(page.locator("main")).to_contain_text("saved (UTC)")
@@ -296,22 +304,22 @@ def test_a_store_that_goes_away_and_comes_back(visit: Visit) -> None:
         pages = visit(url)
         expect(pages.page.get_by_role("link", name="s", exact=True)).to_be_visible()
         server.kill()
-        expect(pages.page.locator(".state")).to_have_text("store unreachable", timeout=30_000)
+        expect(pages.page.locator(".state")).to_have_text("store unreachable")
         expect(pages.page.get_by_role("link", name="s", exact=True)).to_be_visible()
         server.start()
-        expect(pages.page.locator(".state")).to_have_text("live", timeout=30_000)
+        expect(pages.page.locator(".state")).to_have_text("live")
     finally:
         server.stop()
 
 
-def test_ten_thousand_checkpoints_are_scrolled_through(visit: Visit, file: Path) -> None:
+def test_ten_thousand_checkpoints_are_scrolled_through(visit: Visit, url: str) -> None:
     """A timeline of 10,000 rows holds only those in view, and its last row is as near as its first."""
-    with stepkeep.open(file) as store:
+    with stepkeep.open(url) as store:
         run = store.session("long", profile="archive")
         for n in range(9999):
             run.save({"n": n}, wait=False)
         run.save({"n": 9999}, message="the last")
-    pages = visit(f"sqlite:{file}")
+    pages = visit(url)
     page = pages.go("s", "long")
     expect(page.locator("main")).to_contain_text("automatic")
     assert page.locator(".row").count() < 30
@@ -337,11 +345,16 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_stored_text_is_never_markup(visit: Visit, file: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [*(("sqlite", text) for text in HOSTILE), ("postgres", " ".join(HOSTILE))],
+    ids=[*map(str, range(len(HOSTILE))), "postgres"],
+    indirect=["url"],
+)
+def test_stored_text_is_never_markup(visit: Visit, url: str, text: str) -> None:
     """Whatever a store holds in keys, names, messages and states is shown as text, and runs nothing."""
     long = (text * 200)[: 1000 // len(text.encode())]
-    with stepkeep.open(file) as store:
+    with stepkeep.open(url) as store:
         run = store.session(text + long[:200], project=text, metadata={text: text})
         options = {"message": text * 3, "tags": [text], "metadata": {text: text}, "details": {text: [text]}}
         first = run.save({text: text, "messages": [{"role": text, "content": text}]}, **options)
@@ -349,7 +362,10 @@ def test_stored_text_is_never_markup(visit: Visit, file: Path, text: str) -> Non
         second = run.save({text: text * 2, "big": text * 100_000}, external_id=text, **options)
         run.fail(text)
         key = run.key
-    pages = visit(f"sqlite:{file}")
+        store.execute(
+            f"asks {text}", [PlanStep(id=f"step {text}", description=text, ask=text)], lambda _: None
+        )
+    pages = visit(url)
     for segments, query in (
         ((), ""),
         (("s", key), "all=1"),
@@ -361,6 +377,11 @@ def test_stored_text_is_never_markup(visit: Visit, file: Path, text: str) -> Non
         (("s", key, "find"), "text=a"),
         (("s", key, "events"), ""),
         (("s", key, "run"), ""),
+        (("s", f"asks {text}", "run"), ""),
+        (("s", key, "c", first.id), "tab=events"),
+        (("s", key, "retention"), ""),
+        (("s", key, "log"), f"ref={second.id}&path=big"),
+        (("runs",), ""),
         (("store",), ""),
     ):
         page = pages.go(*segments, query=query)
@@ -392,10 +413,10 @@ def test_a_state_is_downloaded_byte_for_byte(visit: Visit, file: Path) -> None:
 # --- changing something
 
 
-def test_without_leave_pages_only_show_commands(visit: Visit, file: Path, tmp_path: Path) -> None:
+def test_without_leave_pages_only_show_commands(visit: Visit, url: str, tmp_path: Path) -> None:
     """Each action shows the command that does it, and has no button that does."""
-    ids = stores.fill(f"sqlite:{file}", tmp_path)
-    pages = visit(f"sqlite:{file}")
+    ids = stores.fill(url, tmp_path)
+    pages = visit(url)
     page = pages.go("s", "research", "c", ids["first"])
     page.get_by_role("button", name="Restore").click()
     dialog = page.get_by_role("dialog")
@@ -406,10 +427,10 @@ def test_without_leave_pages_only_show_commands(visit: Visit, file: Path, tmp_pa
     expect(dialog).to_have_count(0)
 
 
-def test_restore_and_undo_and_a_new_checkpoint(visit: Visit, file: Path, tmp_path: Path) -> None:
+def test_restore_and_undo_and_a_new_checkpoint(visit: Visit, url: str, tmp_path: Path) -> None:
     """With leave a session is restored, returned, and given a checkpoint with a note and tags."""
-    ids = stores.fill(f"sqlite:{file}", tmp_path)
-    pages = visit(f"sqlite:{file}", "--allow-changes")
+    ids = stores.fill(url, tmp_path)
+    pages = visit(url, "--allow-changes")
     page = pages.go("s", "research", "c", ids["first"])
     page.get_by_role("button", name="Restore").click()
     page.get_by_label("Name of the branch").fill("again <b>")
@@ -428,7 +449,7 @@ def test_restore_and_undo_and_a_new_checkpoint(visit: Visit, file: Path, tmp_pat
     page.get_by_role("dialog").get_by_role("button", name="Checkpoint now").click()
     expect(page.locator(".done")).to_contain_text("Saved as #5")
     assert pages.complaints == []
-    with stepkeep.open(file) as store:
+    with stepkeep.open(url) as store:
         latest = store.get("research").latest()
         assert latest is not None
         assert (latest.header.message, latest.header.tags, latest.header.branch) == (
@@ -470,10 +491,10 @@ def test_what_a_step_asks_is_answered(visit: Visit, url: str, tmp_path: Path, is
         assert result.status == ("completed" if is_yes else "failed")
 
 
-def test_files_are_restored_after_a_look(visit: Visit, file: Path, tmp_path: Path) -> None:
+def test_files_are_restored_after_a_look(visit: Visit, url: str, tmp_path: Path) -> None:
     """The pages list what would change, then restore it, and name the safety checkpoint; refusals are shown in full."""
-    ids = stores.fill(f"sqlite:{file}", tmp_path)
-    pages = visit(f"sqlite:{file}", "--allow-changes", cwd=tmp_path / "tree")
+    ids = stores.fill(url, tmp_path)
+    pages = visit(url, "--allow-changes", cwd=tmp_path / "tree")
     page = pages.go("s", "files", "c", ids["before"])
     page.get_by_role("button", name="Restore files").click()
     dialog = page.get_by_role("dialog")
@@ -489,17 +510,17 @@ def test_files_are_restored_after_a_look(visit: Visit, file: Path, tmp_path: Pat
     page.get_by_role("dialog").get_by_role("button", name="Undo the last restore").click()
     expect(page.locator(".done")).to_contain_text("2 files as before")
     assert (tmp_path / "tree" / "app.py").read_text() == "print('two')\n"
-    elsewhere = visit(f"sqlite:{file}", "--allow-changes")
+    elsewhere = visit(url, "--allow-changes")
     page = elsewhere.go("s", "files", "c", ids["after"])
     page.get_by_role("button", name="Restore files").click()
     page.get_by_role("dialog").get_by_role("button", name="Show what would change").click()
     expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("workspace_not_named")
 
 
-def test_a_session_is_deleted_only_by_its_key(visit: Visit, file: Path, tmp_path: Path) -> None:
+def test_a_session_is_deleted_only_by_its_key(visit: Visit, url: str, tmp_path: Path) -> None:
     """Deleting asks for the key of the session once more."""
-    stores.fill(f"sqlite:{file}", tmp_path)
-    pages = visit(f"sqlite:{file}", "--allow-changes")
+    stores.fill(url, tmp_path)
+    pages = visit(url, "--allow-changes")
     page = pages.go("s", "done")
     page.get_by_text("Actions", exact=True).click()
     page.get_by_role("button", name="Delete the session").click()
@@ -509,21 +530,21 @@ def test_a_session_is_deleted_only_by_its_key(visit: Visit, file: Path, tmp_path
     dialog.get_by_label("Key of the session").fill("done")
     dialog.get_by_role("button", name="Delete the session").click()
     expect(page.locator(".done")).to_contain_text("Deleted")
-    with stepkeep.open(file) as store:
+    with stepkeep.open(url) as store:
         assert "done" not in {info.key for info in store.sessions()}
 
 
 # --- one file
 
 
-def test_an_exported_file_needs_no_server(visit: Visit, file: Path, tmp_path: Path) -> None:
+def test_an_exported_file_needs_no_server(visit: Visit, url: str, tmp_path: Path) -> None:
     """The file shows timeline, states, conversation and differences by itself, and asks nobody for anything."""
-    ids = stores.fill(f"sqlite:{file}", tmp_path)
+    ids = stores.fill(url, tmp_path)
     output = tmp_path / "research.html"
-    words = ("export", "research", "--html", str(output), "--store", f"sqlite:{file}")
+    words = ("export", "research", "--html", str(output), "--store", url)
     assert interpreter.stepkeep(*words).returncode == 0
     assert output.stat().st_mode & 0o777 == 0o600
-    pages = visit(f"sqlite:{file}")
+    pages = visit(url)
     asked = pages.open_file(output)
     page = pages.page
     page.get_by_role("link", name=re.compile("report")).click()
