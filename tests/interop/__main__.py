@@ -39,8 +39,10 @@ def _run(framework: Framework) -> bool:
     ours = [str(path) for path in sorted(Path(__file__).parent.glob(framework.tests))]
     for arguments in (ours, pages):
         if arguments:
-            command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", *arguments]
-            is_good &= subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+            options = ["-q", "-p", "no:cacheprovider", "-p", "no:asyncio"]
+            options += [f"-W{warning}" for warning in framework.warnings]
+            done = subprocess.run([python, "-m", "pytest", *options, *arguments], cwd=ROOT, check=False)
+            is_good &= done.returncode == 0
     return is_good
 
 

@@ -40,12 +40,16 @@ class Suite:
 
 @dataclass(frozen=True)
 class Framework:
-    """`name` is that of the extra and of the requirements; `module` is there where it is installed."""
+    """`name` is that of the extra and of the requirements; `module` is there where it is installed.
+
+    `warnings` are those of its own that our tests forgive, as pytest's `-W` takes them.
+    """
 
     name: str
     module: str
     suite: Suite | None = None
     has_adapter: bool = True
+    warnings: tuple[str, ...] = ()
 
     @property
     def tests(self) -> str:
@@ -199,6 +203,30 @@ FRAMEWORKS = (
                 "::test_ephemeral_detection_survives_namespacing": EPHEMERAL,
             },
         ),
+    ),
+    Framework(
+        "crewai",
+        "crewai",
+        Suite(
+            sdist="crewai==1.15.30",
+            tests=(
+                "tests/test_flow_persistence.py",
+                "tests/test_flow_persistence_factory.py",
+                "tests/test_async_human_feedback.py",
+                "tests/test_flow_resumability_regression.py",
+            ),
+            arguments=("-c", "pyproject.toml"),
+            environment={"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true"},
+            expected=dict.fromkeys(
+                (
+                    "::test_persist_complex_types_structured_state",
+                    "::test_persist_complex_types_dict_state",
+                    "::test_save_pending_feedback_complex_types",
+                ),
+                "wants dates, ids and numbers back as texts; here they come back as they were",
+            ),
+        ),
+        warnings=("ignore::ImportWarning",),
     ),
     Framework("other-frameworks", "haystack", has_adapter=False),  # recipes
 )

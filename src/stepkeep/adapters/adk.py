@@ -22,7 +22,6 @@ from google.adk.events import Event
 from google.adk.sessions import BaseSessionService, Session
 from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
 from google.adk.sessions.state import State
-from pydantic_core import to_jsonable_python
 
 from stepkeep import api
 from stepkeep.adapters.session_head import (
@@ -34,9 +33,9 @@ from stepkeep.adapters.session_head import (
     message_of,
     part_of,
     settled,
+    stored_value,
 )
 from stepkeep.api import Checkpoint, RetentionRules, SaveOptions
-from stepkeep.errors import InvalidInput
 
 FRAMEWORK: Final = "adk"
 APP: Final = "adk-app"
@@ -259,20 +258,12 @@ def _scoped(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
     scoped: dict[str, dict[str, Any]] = {APP: {}, USER: {}, FRAMEWORK: {}}
     for name, value in state.items():
         if name.startswith(State.APP_PREFIX):
-            scoped[APP][name.removeprefix(State.APP_PREFIX)] = _stored(value)
+            scoped[APP][name.removeprefix(State.APP_PREFIX)] = stored_value(value)
         elif name.startswith(State.USER_PREFIX):
-            scoped[USER][name.removeprefix(State.USER_PREFIX)] = _stored(value)
+            scoped[USER][name.removeprefix(State.USER_PREFIX)] = stored_value(value)
         elif not name.startswith(State.TEMP_PREFIX):
-            scoped[FRAMEWORK][name] = _stored(value)
+            scoped[FRAMEWORK][name] = stored_value(value)
     return scoped
-
-
-def _stored(value: Any) -> Any:
-    """A value as it comes back: the same, or of an object what pydantic makes of it."""
-    try:
-        return detached(value)
-    except InvalidInput:
-        return detached(to_jsonable_python(value))
 
 
 def _message(event: Event) -> str:

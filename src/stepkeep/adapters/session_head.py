@@ -24,7 +24,7 @@ import msgspec
 from stepkeep import api
 from stepkeep.api import Checkpoint, Header, RetentionRules, SaveOptions, Session, SessionInfo
 from stepkeep.api.extension import HeaderQuery, decode, encode, load_body
-from stepkeep.errors import Conflict, Corrupt, NotFound
+from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound
 from stepkeep.model import DETAILS
 from stepkeep.text import clean, shortened
 
@@ -58,6 +58,19 @@ def part_of(escaped: str) -> str:
 def detached(value: Any) -> Any:
     """A copy that shares nothing with what the caller may change later; `InvalidInput` if it cannot be saved."""
     return decode(*encode(value))
+
+
+def stored_value(value: Any) -> Any:
+    """A value as it comes back: the same, or of an object what pydantic makes of it."""
+    try:
+        return detached(value)
+    except InvalidInput as refusal:
+        from pydantic_core import PydanticSerializationError, to_jsonable_python  # comes with the framework
+
+        try:
+            return detached(to_jsonable_python(value))
+        except PydanticSerializationError:
+            raise refusal from None
 
 
 def message_of(text: str) -> str:
@@ -127,7 +140,7 @@ class SessionHeads:
         return found
 
     def details(self, key: str) -> Any | None:
-        """The details of the newest checkpoint of a session, None if it has none; its state is not read.
+        """The details of the newest checkpoint of a session, None if there are none; its state is not read.
 
         Raises:
             Corrupt: they are damaged.
@@ -140,6 +153,8 @@ class SessionHeads:
                 return None
             header = engine.header(branch.head, session=info.uid)
         except NotFound:
+            return None
+        if DETAILS not in header.contents:
             return None
         return decode(header.contents[DETAILS].encoding, load_body(engine.backend, header, DETAILS))
 
