@@ -74,6 +74,7 @@ REFS = st.one_of(
     st.integers(0, 12).map(lambda count: f"latest~{count}"),
     st.integers(0, 30).map(lambda seq: f"#{seq}"),
     st.integers(0, 30).map(lambda seq: f"seq:{seq}"),
+    st.integers(0, 30).map(str),
     st.integers(0, 4).map(lambda step: f"step-{step}"),
     st.sampled_from([*TAGS, "c"]).map(lambda tag: f"tag:{tag}"),
     st.sampled_from([*BRANCHES, "again-1", "none"]).map(lambda branch: f"branch:{branch}"),
@@ -92,6 +93,7 @@ class Oracle:
         self.names = {"main"}
         self.current = "main"
         self.before: str | None = None
+        self.switches: list[tuple[int, str]] = []  # when, and which branch was left
 
     def line(self, branch: str) -> Iterator[Point]:
         """Newest first, through the forks."""
@@ -104,9 +106,22 @@ class Oracle:
         """Whether a branch that began at a checkpoint has neither that one nor any other left."""
         return branch in self.forks and next(self.line(branch), None) is None
 
-    def leave(self, entered: str) -> None:
+    def leave(self, entered: str, now_us: int) -> None:
+        self.switches.append((now_us, self.current))
         self.before = next((point.id for point in self.line(self.current)), None)
         self.current = entered
+
+    def current_at(self, time_us: int) -> str:
+        """The branch that was current at a time: going back, each later switch is undone."""
+        current = self.current
+        for switched_us, left in reversed(self.switches):
+            if switched_us <= time_us:
+                break
+            current = left
+        return current
+
+    def until(self, time_us: int) -> list[Point]:
+        return [point for point in self.line(self.current_at(time_us)) if point.time_us <= time_us][:1]
 
     def find(self, ref: str, now_us: int) -> list[Point]:
         """All that a ref may mean, what is taken first; several only for a beginning of ids."""
@@ -116,11 +131,11 @@ class Oracle:
         if ref == "latest@before":
             return [point for point in self.points if point.id == self.before]
         if ref == "now":
-            return [point for point in line if point.time_us <= now_us][:1]
+            return self.until(now_us)
         if ref.startswith("latest"):
             back = int(ref.partition("~")[2] or 0)
             return line[back : back + 1]
-        if ref.startswith(("#", "seq:")):
+        if ref.startswith(("#", "seq:")) or ref.isdecimal():
             number = int(ref.removeprefix("seq:").removeprefix("#"))
             return [point for point in self.points if point.seq == number]
         if ref.startswith("step-"):
@@ -132,10 +147,8 @@ class Oracle:
         if ref.startswith("cp_"):
             return [point for point in self.points if point.id.startswith(ref)]
         if ref.endswith(" ago"):
-            until_us = now_us - int(ref.partition(" ")[0]) * SECOND
-        else:
-            until_us = START_US + self._offset(ref)
-        return [point for point in line if point.time_us <= until_us][:1]
+            return self.until(now_us - int(ref.partition(" ")[0]) * SECOND)
+        return self.until(START_US + self._offset(ref))
 
     @staticmethod
     def _offset(ref: str) -> int:
@@ -165,12 +178,12 @@ class World:
                     self.session.branches.switch(branch)
             case Switching(branch) if branch in self.oracle.names:
                 if branch != self.oracle.current:
-                    self.oracle.leave(branch)
+                    self.oracle.leave(branch, self.now_us)
                 self.session.branches.switch(branch)
             case Restoring(which) if points:
                 self.restores += 1
                 point, name = points[which % len(points)], f"again-{self.restores}"
-                self.oracle.leave(name)
+                self.oracle.leave(name, self.now_us)
                 self.oracle.names.add(name)
                 self.oracle.forks[name] = (point.branch, point.seq)
                 self.session.restore(point.id, branch=name)
