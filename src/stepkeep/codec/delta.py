@@ -163,7 +163,7 @@ def decode(
     elif codec == PREFIX:
         content = decompress(data, limit=size, prefix=_usable(base, MIN_PREFIX_BYTES))
     elif codec == SPLICE:
-        content = _edited(_usable(base), unpack(data))
+        content = edited(_usable(base), unpack(data))
     else:
         content = _decode_otherwise(codec, data, size, base)
     if len(content) != size:
@@ -338,7 +338,7 @@ def apply_edits(base: bytes, splices: Iterable[tuple[bytes, int]]) -> bytes:
     return b"".join(pieces)
 
 
-def _edited(base: bytes, edits: list[Edit]) -> bytes:
+def edited(base: bytes, edits: list[Edit]) -> bytes:
     """One content with edits applied."""
     view = memoryview(base)
     pieces: list[bytes | memoryview] = []

@@ -961,7 +961,7 @@ def _draft(save: Save, bodies: dict[str, NewBody], current: str, time_us: int) -
         trigger=save.trigger,
         message="" if save.message == "" else check_text("a message", save.message),
         tags=_checked_tags(save.tags) if save.tags else (),
-        metadata={} if save.metadata == {} else plain_metadata(save.metadata),
+        metadata=save.metadata if type(save.metadata) is PlainMetadata else plain_metadata(save.metadata),
         requires=save.requires,
     )
 
@@ -979,13 +979,17 @@ def _checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def plain_metadata(metadata: object) -> dict[str, Any]:
+class PlainMetadata(dict[str, Any]):
+    """Metadata that were found to be plain and small enough: they are not looked at again."""
+
+
+def plain_metadata(metadata: object) -> PlainMetadata:
     """A copy of metadata as plain JSON values, or `InvalidInput`."""
     if not isinstance(metadata, Mapping):
         raise InvalidInput(f"metadata is a dict, not {type(metadata).__name__}", code="metadata_not_plain")
     if not metadata:
-        return {}
-    encoding, content = exact.encode(dict(metadata))
+        return PlainMetadata()
+    encoding, content, copy = exact.encode_copy(dict(metadata))
     if encoding != exact.JSON:
         raise InvalidInput(
             "metadata may only hold text, numbers, booleans, None, lists and dicts with text keys: "
@@ -993,8 +997,7 @@ def plain_metadata(metadata: object) -> dict[str, Any]:
             code="metadata_not_plain",
         )
     check_metadata("metadata", len(content))
-    copy: dict[str, Any] = exact.decode(encoding, content)  # the caller may change its own right away
-    return copy
+    return PlainMetadata(copy)  # the caller may change its own right away
 
 
 def _checked_tags(tags: Sequence[str]) -> tuple[str, ...]:

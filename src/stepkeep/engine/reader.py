@@ -221,17 +221,24 @@ class _Chains:
     def __init__(self, records: list[Body]) -> None:
         self._records = {(body.checkpoint, body.name): body for body in records}
         self._rebuilt: dict[tuple[str, str], bytes] = {}
-        self._hashed: dict[str, tuple[RunningDigest, bytes]] = {}
+        self._kept: dict[tuple[str, str], int] = {}  # with how many bytes of its base a content begins
+        self._hashed: dict[str, tuple[RunningDigest, str]] = {}  # and of which checkpoint
 
     def content(self, header: Header, name: str) -> bytes:
         """A content, verified; those of neighbours mostly begin with the same bytes."""
         content, found = self._content(header.id, name), None
         if len(content) >= _MIN_SHARED_BYTES:
-            digests, before = self._hashed.get(name) or (RunningDigest(), b"")
-            self._hashed[name] = digests, content
-            found = digests.of(content, delta.shared_start(before, content))
+            digests, before = self._hashed.get(name) or (RunningDigest(), "")
+            self._hashed[name] = digests, header.id
+            found = digests.of(content, self._shared(header.id, before, name))
         check_content(content, header.contents[name], checkpoint=header.id, body=name, found=found)
         return content
+
+    def _shared(self, checkpoint: str, before: str, name: str) -> int:
+        """With how many bytes of another content one begins, no more than there are; mostly its delta tells."""
+        if self._records[checkpoint, name].base == before and (checkpoint, name) in self._kept:
+            return self._kept[checkpoint, name]
+        return delta.shared_start(self._rebuilt.get((before, name), b""), self._rebuilt[checkpoint, name])
 
     def _content(self, checkpoint: str, name: str) -> bytes:
         known = self._rebuilt.get((checkpoint, name))
@@ -239,7 +246,12 @@ class _Chains:
             record = self._records[checkpoint, name]
             check_links([record])
             base = None if record.base is None else self._content(record.base, name)
-            known = delta.decode(record.codec, record.data, size=record.size, base=base)
+            if record.codec == delta.SPLICE and base is not None:
+                edits = delta.unpack(record.data)
+                known = delta.edited(base, edits)
+                self._kept[checkpoint, name] = min(edits[0].keep if edits else len(base), len(known))
+            else:
+                known = delta.decode(record.codec, record.data, size=record.size, base=base)
             self._rebuilt[checkpoint, name] = known
         return known
 

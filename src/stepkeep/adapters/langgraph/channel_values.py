@@ -143,10 +143,11 @@ class Values:
 
     def _plain(self, value: Any, depth: int) -> tuple[bytes, Any] | None:
         """The plain JSON of one channel value and what that reads back as; None if it has none."""
-        if has_no_objects(value):
-            found = plain(value, depth, self.engine.max_state_bytes)
-            if found is None or not _has_mark(found[0]):
-                return found
+        found = plain(value, depth, self.engine.max_state_bytes)
+        if found is not None and not _has_mark(found[0]):
+            return found
+        if found is None and has_no_objects(value):
+            return None
         found = plain(self.pack({"": value})[""], depth, self.engine.max_state_bytes)
         if found is None:
             return None

@@ -27,17 +27,17 @@ from langgraph.checkpoint.base import (
 
 from stepkeep import typed
 from stepkeep.adapters.langgraph import writes
-from stepkeep.adapters.langgraph.channel_values import Values, has_no_objects
+from stepkeep.adapters.langgraph.channel_values import Values
 from stepkeep.adapters.langgraph.threads import Location, hidden_namespace, namespace_of, run_tag
 from stepkeep.api.extension import (
-    JSON,
     Engine,
     HeaderQuery,
     Loaded,
+    PlainMetadata,
     Save,
     check_stored,
-    encode,
     load_body,
+    plain,
     verified,
 )
 from stepkeep.errors import Conflict
@@ -145,12 +145,12 @@ def save_of(
     """
     rest = {key: value for key, value in checkpoint.items() if key not in ("id", "channel_values")}
     channels = dict(checkpoint.get("channel_values") or {})
-    plain = _plain_metadata(metadata)
-    if plain is None:
+    known = _plain_metadata(metadata)
+    if known is None:
         rest[_METADATA] = dict(metadata)
     state = values.channels(f"{uid}/{location.branch}", channels)
     note = Note(
-        parent=location.checkpoint, namespace=hidden_namespace(location.namespace), is_elsewhere=plain is None
+        parent=location.checkpoint, namespace=hidden_namespace(location.namespace), is_elsewhere=known is None
     )
     own = msgspec.to_builtins(note)
     run = metadata.get("run_id")
@@ -166,7 +166,7 @@ def save_of(
         step=step if type(step) is int and -(2**63) <= step < 2**63 else None,
         message=_message(checkpoint, metadata),
         tags=(run_tag(run),) if isinstance(run, str) and run else (),
-        metadata={**(plain or {}), OWN: own} if own else plain or {},
+        metadata=PlainMetadata({**(known or {}), OWN: own} if own else known or {}),
         requires=stored_parents if _has_open_deltas(checkpoint, metadata) else (),
     )
 
@@ -206,11 +206,11 @@ def _has_open_deltas(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any])
 
 def _plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     """The metadata as the header holds them; None when they are too large or unusual for it."""
-    plain = dict(metadata)
-    if OWN in plain or not has_no_objects(plain):
+    found = None if OWN in metadata else plain(dict(metadata))
+    if found is None or len(found[0]) > MAX_METADATA_BYTES - _ROOM:
         return None
-    encoding, content = encode(plain)
-    return plain if encoding == JSON and len(content) <= MAX_METADATA_BYTES - _ROOM else None
+    copy: dict[str, Any] = found[1]
+    return copy
 
 
 def _message(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:

@@ -19,6 +19,10 @@ DIALECT: Final = Dialect(
     clustered="",
     text='TEXT COLLATE "C"',
     instead={
+        # An index on a column that every save changes would make each of them change all indexes of the table.
+        "CREATE INDEX sessions_updated": "",
+        "CREATE INDEX sessions_project": "CREATE INDEX sessions_project ON sessions (project)"
+        " WHERE project IS NOT NULL",
         # Usage is summed up from the index alone, whatever the bodies take.
         "CREATE UNIQUE INDEX bodies_place": "CREATE UNIQUE INDEX bodies_place"
         " ON bodies (sid, checkpoint, name, is_redundant) INCLUDE (stored_size, is_hidden)",
@@ -59,6 +63,7 @@ GIVEN: Final = {
     "new_tags": "JSON",
     "header_start": "INTEGER",
     "header_length": "INTEGER",
+    "has_names": "BOOLEAN",
     "has_bases": "BOOLEAN",
     "new_bodies": "JSON",
 }
@@ -68,49 +73,43 @@ FUNCTION: Final = f"""CREATE FUNCTION append_checkpoint(
   {", ".join(f"{name} {type}" for name, type in GIVEN.items())}, payload BYTEA) RETURNS BOOLEAN
 LANGUAGE plpgsql AS $append$
 BEGIN
-  -- Each statement reads what is committed by then: the second one sees all that the lock waited for.
+  -- Each statement reads what is committed by then: those after the first see all that its lock waited for.
   PERFORM 1 FROM sessions s WHERE s.sid = its_sid AND s.digest = old_digest FOR UPDATE;
   IF NOT FOUND THEN
     RETURN false;
   END IF;
-  WITH moved AS (
-    UPDATE branches b SET head = new_id, head_seq = new_seq, digest = new_branch_digest
-      WHERE b.sid = its_sid AND b.name = its_branch AND b.digest = old_branch_digest
-        AND coalesce((SELECT max(k.seq) FROM checkpoints k WHERE k.sid = its_sid) < new_seq, true)
-        AND NOT EXISTS (SELECT 1 FROM checkpoints k WHERE k.id = new_id)
-        AND NOT EXISTS (SELECT 1 FROM bodies o WHERE o.sid = its_sid AND o.checkpoint = new_id)
-        AND (its_fence IS NULL OR EXISTS (
-          SELECT 1 FROM leases l WHERE l.sid = its_sid AND l.token = its_fence AND l.is_held = 1))
-        AND (new_idempotency_key IS NULL OR NOT EXISTS (
-          SELECT 1 FROM checkpoints k WHERE k.sid = its_sid AND k.idempotency_key = new_idempotency_key))
-        AND (new_external_id IS NULL OR NOT EXISTS (
-          SELECT 1 FROM checkpoints k
-            WHERE k.sid = its_sid AND k.branch = its_branch AND k.external_id = new_external_id))
-        AND (NOT has_bases OR NOT EXISTS (
-          SELECT 1 FROM json_to_recordset(new_bodies) AS n (name TEXT, base TEXT, is_redundant BIGINT)
-            WHERE n.base IS NOT NULL AND n.is_redundant = 0 AND (SELECT o.checkpoint FROM bodies o
-              WHERE o.sid = its_sid AND o.checkpoint = n.base AND o.name = n.name AND o.is_redundant = 0) IS NULL))
-      RETURNING b.sid
-  ), advanced AS (
-    UPDATE sessions s SET updated_us = new_updated_us, status = new_status, finished_us = new_finished_us,
-        error = new_error, last_seq = new_seq, digest = new_digest
-      FROM moved m WHERE s.sid = m.sid
-  ), stored AS (
-    INSERT INTO bodies (sid, checkpoint, name, is_redundant, is_hidden, codec, size, stored_size, digest, base,
-                        position, group_bytes, data)
-      SELECT m.sid, new_id, n.name, n.is_redundant, 0, n.codec, n.size, n.stored_size, n.digest, n.base, n.position,
-             n.group_bytes, substring(payload FROM n.start FOR n.length)
-      FROM moved m, json_to_recordset(new_bodies) AS n (
-        name TEXT, is_redundant BIGINT, codec TEXT, size BIGINT, stored_size BIGINT, digest TEXT, base TEXT,
-        position BIGINT, group_bytes BIGINT, start INTEGER, length INTEGER)
-  )
-  INSERT INTO checkpoints (sid, seq, id, branch, time_us, step, status, external_id, idempotency_key, header)
-    SELECT m.sid, new_seq, new_id, its_branch, new_time_us, new_step, new_status, new_external_id,
-           new_idempotency_key, substring(payload FROM header_start FOR header_length)
-    FROM moved m;
+  IF EXISTS (SELECT 1 FROM checkpoints k WHERE k.id = new_id)
+    OR EXISTS (SELECT 1 FROM bodies o WHERE o.sid = its_sid AND o.checkpoint = new_id)
+    OR (SELECT max(k.seq) FROM checkpoints k WHERE k.sid = its_sid) >= new_seq
+    OR has_names AND EXISTS (
+      SELECT 1 FROM checkpoints k WHERE k.sid = its_sid AND (k.idempotency_key = new_idempotency_key
+        OR (k.branch = its_branch AND k.external_id = new_external_id)))
+    OR its_fence IS NOT NULL AND NOT EXISTS (
+      SELECT 1 FROM leases l WHERE l.sid = its_sid AND l.token = its_fence AND l.is_held = 1)
+    OR has_bases AND EXISTS (
+      SELECT 1 FROM json_to_recordset(new_bodies) AS n (name TEXT, base TEXT, is_redundant BIGINT)
+        WHERE n.base IS NOT NULL AND n.is_redundant = 0 AND (SELECT o.checkpoint FROM bodies o
+          WHERE o.sid = its_sid AND o.checkpoint = n.base AND o.name = n.name AND o.is_redundant = 0) IS NULL) THEN
+    RETURN false;
+  END IF;
+  UPDATE branches b SET head = new_id, head_seq = new_seq, digest = new_branch_digest
+    WHERE b.sid = its_sid AND b.name = its_branch AND b.digest = old_branch_digest;
   IF NOT FOUND THEN
     RETURN false;
   END IF;
+  UPDATE sessions s SET updated_us = new_updated_us, status = new_status, finished_us = new_finished_us,
+      error = new_error, last_seq = new_seq, digest = new_digest
+    WHERE s.sid = its_sid;
+  INSERT INTO bodies (sid, checkpoint, name, is_redundant, is_hidden, codec, size, stored_size, digest, base,
+                      position, group_bytes, data)
+    SELECT its_sid, new_id, n.name, n.is_redundant, 0, n.codec, n.size, n.stored_size, n.digest, n.base, n.position,
+           n.group_bytes, substring(payload FROM n.start FOR n.length)
+    FROM json_to_recordset(new_bodies) AS n (
+      name TEXT, is_redundant BIGINT, codec TEXT, size BIGINT, stored_size BIGINT, digest TEXT, base TEXT,
+      position BIGINT, group_bytes BIGINT, start INTEGER, length INTEGER);
+  INSERT INTO checkpoints (sid, seq, id, branch, time_us, step, status, external_id, idempotency_key, header)
+    VALUES (its_sid, new_seq, new_id, its_branch, new_time_us, new_step, new_status, new_external_id,
+            new_idempotency_key, substring(payload FROM header_start FOR header_length));
   IF new_tags IS NOT NULL THEN
     INSERT INTO tags (sid, seq, tag) SELECT its_sid, new_seq, t.value FROM json_array_elements_text(new_tags) AS t;
   END IF;

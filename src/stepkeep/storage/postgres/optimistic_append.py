@@ -141,8 +141,9 @@ def append_call(saves: Sequence[SealedSave]) -> Query:
     parts: list[bytes] = []
     start = 1  # positions are counted from 1, as SQL does
     calls: list[dict[str, Any]] = []
+    bodies: list[dict[str, Any]] = []
     for save in saves:
-        bodies: list[dict[str, Any]] = []
+        bodies = []
         calls.append(_call(save, start, bodies))
         parts.append(save.row.raw)
         start += len(save.row.raw)
@@ -153,8 +154,11 @@ def append_call(saves: Sequence[SealedSave]) -> Query:
     payload = b"".join(parts)
     if len(calls) > 1:
         return _MANY, (payload, _encoder.encode(calls).decode())
-    values = calls[0].values()
-    return _ONE, (*(_encoder.encode(one).decode() if type(one) is list else one for one in values), payload)
+    call = calls[0]
+    tags = call["new_tags"]
+    call["new_tags"] = None if tags is None else _encoder.encode(tags).decode()
+    call["new_bodies"] = _encoder.encode(bodies).decode()
+    return _ONE, (*call.values(), payload)
 
 
 def _body(body: Body, start: int) -> dict[str, Any]:
@@ -198,6 +202,7 @@ def _call(save: SealedSave, start: int, bodies: list[dict[str, Any]]) -> dict[st
         "new_tags": sorted(set(draft.tags)) or None,
         "header_start": start,
         "header_length": len(row.raw),
+        "has_names": draft.external_id is not None or draft.idempotency_key is not None,
         "has_bases": any(body.base is not None for body in item.bodies),
         "new_bodies": bodies,
     }

@@ -495,7 +495,7 @@ class SqlBackend(ABC):
         self._in_session(uid, lambda tx, sid, _: tx.put(release, (sid, token)), is_beside=True)
 
     def lease(self, uid: str) -> port.Lease | None:
-        return self._read_session(uid, leases.read)
+        return self._reading(lambda tx: leases.of_session(tx, uid))
 
     def leased(self) -> frozenset[str]:
         held = (

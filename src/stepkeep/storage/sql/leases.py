@@ -29,6 +29,15 @@ def read(tx: Connection, sid: int) -> Lease | None:
     return None if row is None else _lease(row)
 
 
+def of_session(tx: Connection, uid: str) -> Lease | None:
+    """The lease that is held on a session, by one statement; `NotFound` if there is no such session."""
+    held = "FROM sessions s LEFT JOIN leases l ON l.sid = s.sid AND l.is_held = 1 WHERE s.uid = ?"
+    row = tx.one(f"SELECT l.token, l.owner, l.expires_us {held}", (uid,))
+    if row is None:
+        raise sessions.missing(tx, uid)
+    return None if row[0] is None else _lease(row)
+
+
 def running_among(tx: Connection, sids: Sequence[int], now_us: int) -> dict[int, Lease]:
     """The leases on these sessions that are held and have not run out, by the number of the session."""
     held = "SELECT token, owner, expires_us, sid FROM leases WHERE is_held = 1 AND expires_us > ? AND sid IN ({})"

@@ -137,17 +137,19 @@ def branch_row(branch: Branch) -> tuple[Value, ...]:
 # SQLite stores any type in any column, so damage can change the type of a value. Such a value is replaced by one
 # that no digest matches, and whoever reads it finds the damage.
 
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else -1
+_OPTIONAL: Final = str | None
+_INSTEAD: Final[dict[Any, Any]] = {str: "", _OPTIONAL: "", int: -1, bytes: b""}
 
 
-def _bytes(value: object) -> bytes:
-    return bytes(value) if isinstance(value, bytes | memoryview) else b""
+def _sound(row: Row, kinds: tuple[Any, ...]) -> Row:
+    """The columns of a row with values of these types."""
+    found = tuple(map(type, row))
+    return row if found == kinds or found in _AS_WRITTEN else tuple(map(_of_kind, row, kinds))
+
+
+def _of_kind(value: object, kind: Any) -> Any:
+    value = bytes(value) if isinstance(value, memoryview) else value
+    return value if isinstance(value, kind) else _INSTEAD[kind]
 
 
 def intact_header(raw: object) -> Header | None:
@@ -159,52 +161,56 @@ def intact_header(raw: object) -> Header | None:
 
 
 HEADER_COLUMNS: Final = "c.id, s.uid, c.seq, c.branch, c.header"
+_HEADER_KINDS: Final = (str, str, int, str, bytes)
 
 
 def header_row(row: Row) -> HeaderRow:
-    return HeaderRow(
-        id=_text(row[0]), session=_text(row[1]), seq=_number(row[2]), branch=_text(row[3]), raw=_bytes(row[4])
-    )
+    """A header from the columns of `HEADER_COLUMNS`, and others behind them."""
+    id, session, seq, branch, raw = _sound(row[:5], _HEADER_KINDS)
+    return HeaderRow(id=id, session=session, seq=seq, branch=branch, raw=raw)
 
 
-INFO_COLUMNS: Final = (
-    "b.checkpoint, b.name, b.codec, b.size, b.stored_size, b.digest, b.base, b.position, b.group_bytes,"
-    " b.is_redundant"
+_INFO_NAMES: Final = (
+    "checkpoint",
+    "name",
+    "codec",
+    "size",
+    "stored_size",
+    "digest",
+    "base",
+    "position",
+    "group_bytes",
+    "is_redundant",
+)
+INFO_COLUMNS: Final = ", ".join(f"b.{name}" for name in _INFO_NAMES)
+_INFO_KINDS: Final = (str, str, str, int, int, str, _OPTIONAL, int, int, int)
+_BODY_KINDS: Final = (*_INFO_KINDS, bytes)
+_AS_WRITTEN: Final = frozenset(
+    tuple(base if kind is _OPTIONAL else kind for kind in kinds)
+    for kinds in (_INFO_KINDS, _BODY_KINDS)
+    for base in (str, type(None))
 )
 
 
 def body_info(row: Row, blobs: tuple[str, ...] = ()) -> BodyInfo:
-    return BodyInfo(**_info_fields(row), blobs=blobs)
+    """What is known of a body from the columns of `INFO_COLUMNS`."""
+    fields: dict[str, Any] = dict(zip(_INFO_NAMES, _sound(row, _INFO_KINDS), strict=True))
+    fields["is_redundant"] = bool(fields["is_redundant"])
+    return BodyInfo(**fields, blobs=blobs)
 
 
 def body(row: Row, blobs: tuple[str, ...] = ()) -> Body:
-    """A body from the columns of `INFO_COLUMNS` and its data."""
-    return Body(**_info_fields(row), blobs=blobs, data=_bytes(row[10]))
-
-
-def _info_fields(row: Row) -> dict[str, Any]:
-    return {
-        "checkpoint": _text(row[0]),
-        "name": _text(row[1]),
-        "codec": _text(row[2]),
-        "size": _number(row[3]),
-        "stored_size": _number(row[4]),
-        "digest": _text(row[5]),
-        "base": None if row[6] is None else _text(row[6]),
-        "position": _number(row[7]),
-        "group_bytes": _number(row[8]),
-        "is_redundant": bool(row[9]),
-    }
+    """A body from the columns of `INFO_COLUMNS` and its data, and others behind them."""
+    *columns, data = _sound(row[: len(_BODY_KINDS)], _BODY_KINDS)
+    fields: dict[str, Any] = dict(zip(_INFO_NAMES, columns, strict=True))
+    fields["is_redundant"] = bool(fields["is_redundant"])
+    return Body(**fields, blobs=blobs, data=data)
 
 
 BLOB_COLUMNS: Final = "digest, size, codec, stored_digest, data"
+_BLOB_KINDS: Final = (str, int, str, str, bytes)
 
 
 def blob(row: Row) -> Blob:
-    return Blob(
-        digest=_text(row[0]),
-        size=_number(row[1]),
-        codec=_text(row[2]),
-        stored_digest=_text(row[3]),
-        data=_bytes(row[4]),
-    )
+    digest, size, codec, stored_digest, data = _sound(row, _BLOB_KINDS)
+    return Blob(digest=digest, size=size, codec=codec, stored_digest=stored_digest, data=data)
