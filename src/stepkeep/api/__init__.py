@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         with_times as with_times,
     )
     from stepkeep.api.opening import default_url as default_url, open as open
-    from stepkeep.api.options import (
+    from stepkeep.api.option_types import (
         CleanupRules as CleanupRules,
         RestoreOptions as RestoreOptions,
         RetentionRules as RetentionRules,
@@ -278,7 +278,7 @@ _NAMES_BY_MODULE = {
         "with_times"
     ),
     "api.opening": "default_url open",
-    "api.options": "CleanupRules RestoreOptions RetentionRules SaveOptions TimelineOptions",
+    "api.option_types": "CleanupRules RestoreOptions RetentionRules SaveOptions TimelineOptions",
     "api.overview": "RunStep RunView SessionOverview SessionPage",
     "api.results": "FORMATS Deleted Exported Shown ShownAt StepOutput ValueAt ValueShown to_json",
     "api.session": "Session",

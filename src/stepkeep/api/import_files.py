@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from stepkeep.api.options import SaveOptions
+from stepkeep.api.option_types import SaveOptions
 from stepkeep.api.session import Session
 from stepkeep.api.store import Store
 from stepkeep.codec import foreign

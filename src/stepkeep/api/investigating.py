@@ -15,7 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from stepkeep.api.checkpoint import Checkpoint, Restored
-from stepkeep.api.options import Ref, RestoreOptions, RetentionRules, time_of, zone_of
+from stepkeep.api.option_types import RestoreOptions, RetentionRules
+from stepkeep.api.options import Ref, time_of, zone_of
 from stepkeep.api.results import to_json
 from stepkeep.api.session import Session
 from stepkeep.api.store import Store

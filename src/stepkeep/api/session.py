@@ -13,9 +13,6 @@ from stepkeep.api.checkpoint import Checkpoint, Restored, restore
 from stepkeep.api.files import Files, Workspace
 from stepkeep.api.options import (
     Ref,
-    RestoreOptions,
-    RetentionRules,
-    SaveOptions,
     check_limit,
     count_usage,
     names_of,
@@ -31,9 +28,10 @@ from stepkeep.config import Settings
 from stepkeep.engine import Engine, Pending, Save
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound
 from stepkeep.model import Header, SessionInfo, Status, Trigger, TriggerKind, is_checkpoint_id
-from stepkeep.storage.port import ANY_HEAD, Event, HeaderQuery, Usage
+from stepkeep.storage.port import ANY_HEAD, Event, HeaderQuery, LooksOver, Usage
 
 if TYPE_CHECKING:
+    from stepkeep.api.option_types import RestoreOptions, RetentionRules, SaveOptions
     from stepkeep.api.overview import RunView, SessionOverview
     from stepkeep.api.results import Deleted, Exported, Shown, ShownAt, StepOutput, ValueAt, ValueShown
     from stepkeep.api.session_branches import Branches
@@ -451,7 +449,7 @@ class Session:
 
     def summary(self) -> SessionSummary:
         """The session as every surface shows it."""
-        return session_summary(self._engine, self.info)
+        return next(session_summaries(self._engine, [self.info]))
 
     def overview(self) -> SessionOverview:
         """The session at a glance: where it stands, who runs it, what was saved last, and what it takes."""
@@ -793,13 +791,16 @@ class Session:
         return Deleted(session=self._key, is_whole_session=True, checkpoints=(), count=count)
 
 
-def session_summary(engine: Engine, info: SessionInfo) -> SessionSummary:
-    """A session as every surface shows it."""
+def session_summaries(engine: Engine, sessions: Iterable[SessionInfo]) -> Iterator[SessionSummary]:
+    """Sessions as every surface shows them."""
     from stepkeep.history.documents import summary_of
 
-    crash = None
-    if info.status is Status.IN_PROGRESS and engine.backend.lease(info.uid) is not None:
-        from stepkeep.runs.unfinished import crash_of  # only where somebody runs or ran it
+    # Where many are asked for, it is read once which of them somebody runs, or ran.
+    held = engine.backend.leased(now=False) if isinstance(engine.backend, LooksOver) else None
+    for info in sessions:
+        crash = None
+        if info.status is Status.IN_PROGRESS and (held is None or info.uid in held):
+            from stepkeep.runs.unfinished import crash_of
 
-        crash = crash_of(engine, info)
-    return summary_of(info, crash=crash)
+            crash = crash_of(engine, info)
+        yield summary_of(info, crash=crash)

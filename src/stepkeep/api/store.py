@@ -12,10 +12,6 @@ from stepkeep import config as configuration
 from stepkeep.api.checkpoint import Checkpoint
 from stepkeep.api.files import Workspace
 from stepkeep.api.options import (
-    CleanupRules,
-    RetentionRules,
-    SaveOptions,
-    TimelineOptions,
     check_limit,
     compress_hours,
     count_usage,
@@ -23,7 +19,7 @@ from stepkeep.api.options import (
     retention_rules,
     status_of,
 )
-from stepkeep.api.session import Session, session_summary
+from stepkeep.api.session import Session, session_summaries
 from stepkeep.api.upkeep import Upkeep
 from stepkeep.codec import exact
 from stepkeep.codec.compression import Compression, chosen_compression
@@ -38,6 +34,7 @@ if TYPE_CHECKING:
     from stepkeep.api.doctor import Diagnosis
     from stepkeep.api.import_files import FilesImport
     from stepkeep.api.investigating import Investigation
+    from stepkeep.api.option_types import CleanupRules, RetentionRules, SaveOptions, TimelineOptions
     from stepkeep.api.overview import SessionPage
     from stepkeep.history.documents import CheckpointInfo, SessionSummary
     from stepkeep.history.state_diff import CheckpointComparison
@@ -329,7 +326,7 @@ class Store:
     ) -> tuple[SessionSummary, ...]:
         """Sessions as every surface shows them, most recently used first."""
         found = self.sessions(project=project, status=status, limit=limit)
-        return tuple(session_summary(self._engine, info) for info in found)
+        return tuple(session_summaries(self._engine, found))
 
     def unfinished(self) -> tuple[Resumable, ...]:
         """Workflows, plans and scripts that did not come to their end: where, why, and what goes on with them."""

@@ -124,14 +124,16 @@ class FinishedOutput(NamedTuple):
 
 
 class _Pieces(msgspec.Struct, frozen=True):
-    """The plain JSON of the outputs and of the record of the steps, by step, each encoded once."""
+    """The plain JSON of the outputs and of the record of the steps, by step, each encoded once.
+
+    Outputs were proven to come back equal. The record is of this module's own making, and JSON as it is.
+    """
 
     outputs: dict[str, bytes] = {}
     steps: dict[str, bytes] = {}
 
     def with_step(self, name: str, output: bytes, finished: FinishedStep) -> _Pieces:
-        lead = plain_json(name, levels=1) + b":"
-        step = plain_json(msgspec.to_builtins(finished), levels=3)
+        lead, step = exact.to_json(name) + b":", exact.to_json(finished)
         return _Pieces(
             {**self.outputs, name: lead + output}, {**_without(name, self.steps), name: lead + step}
         )

@@ -620,5 +620,5 @@ class LooksOver(Protocol):
     def session_bytes(self) -> dict[str, int]:
         """The stored bytes of the bodies of each session that has any, by uid."""
 
-    def leased(self) -> frozenset[str]:
-        """The sessions whose lease is held and has not run out, by the store's own clock."""
+    def leased(self, *, now: bool = True) -> frozenset[str]:
+        """The sessions whose lease is held; with `now` those where it has not run out, by the store's own clock."""

@@ -239,13 +239,10 @@ def tuple_of(
     values: Values, location: Location, header: Header, pending: Sequence[writes.Write], load: Load
 ) -> StoredTuple:
     """A stored checkpoint as LangGraph takes it; it is loaded when its values are looked at."""
-    parent = note_of(header).parent
     return StoredTuple(
         location.config(header.external_id),
         lambda: checkpoint_of(values, load(header)),
-        metadata_of(values, header),
-        None if parent is None else location.config(parent),
-        [write.pending for write in pending],
+        *_beside(values, location, header, pending),
     )
 
 
@@ -253,12 +250,30 @@ def loaded_tuple(
     values: Values, location: Location, loaded: Loaded, pending: Sequence[writes.Write]
 ) -> CheckpointTuple:
     """The same with its values."""
-    return CheckpointTuple(*tuple_of(values, location, loaded.header, pending, lambda _: loaded))
+    header = loaded.header
+    return CheckpointTuple(
+        location.config(header.external_id),
+        checkpoint_of(values, loaded),
+        *_beside(values, location, header, pending),
+    )
+
+
+def _beside(
+    values: Values, location: Location, header: Header, pending: Sequence[writes.Write]
+) -> tuple[CheckpointMetadata, RunnableConfig | None, list[PendingWrite]]:
+    """What stands beside a checkpoint in its tuple: metadata, the config of its parent, and pending writes."""
+    note = note_of(header)
+    parent = None if note.parent is None else location.config(note.parent)
+    return _metadata(values, header, note), parent, [write.pending for write in pending]
 
 
 def metadata_of(values: Values, header: Header) -> CheckpointMetadata:
     """The metadata of a stored checkpoint; its body is read only if the header could not hold them."""
-    if note_of(header).is_elsewhere:
+    return _metadata(values, header, note_of(header))
+
+
+def _metadata(values: Values, header: Header, note: Note) -> CheckpointMetadata:
+    if note.is_elsewhere:
         found = _read(values, header, REST)[_METADATA]
     else:
         found = {key: value for key, value in header.metadata.items() if key != OWN}

@@ -497,12 +497,12 @@ class SqlBackend(ABC):
     def lease(self, uid: str) -> port.Lease | None:
         return self._reading(lambda tx: leases.of_session(tx, uid))
 
-    def leased(self) -> frozenset[str]:
+    def leased(self, *, now: bool = True) -> frozenset[str]:
         held = (
             "SELECT uid FROM leases JOIN sessions ON sessions.sid = leases.sid"
             " WHERE is_held = 1 AND expires_us > ?"
         )
-        rows = self._read(lambda tx: tx.all(held, (self._now_us(tx),)))
+        rows = self._read(lambda tx: tx.all(held, (self._now_us(tx) if now else -1,)))
         return frozenset(uid for (uid,) in rows)
 
     def claim(

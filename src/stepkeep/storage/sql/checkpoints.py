@@ -250,12 +250,12 @@ class Batch:
     def _assume(self, item: port.Append, opened: SessionRows, branch: list[Any]) -> Facts | None:
         """What decides about a save into a session whose rows are at hand.
 
-        None where it is not probably new, or does not fit where the session stands: it must be known what it repeats.
+        None where it does not fit where the session stands: it must be known whether it repeats another one.
         """
         tx, draft = self._tx, item.draft
         is_on_branch = not item.on_current or opened.columns[_CURRENT] == draft.branch
         is_expected = is_on_branch and item.expect_head in (port.ANY_HEAD, branch[_HEAD])
-        if self._is_careful or draft.idempotency_key is not None or not is_expected:
+        if self._is_careful or not is_expected:
             return None
         if item.fence is not None and tx.one(leases.TOKEN, (opened.sid,)) != (item.fence, 1):
             raise conflicts.lease_lost(draft.session)
