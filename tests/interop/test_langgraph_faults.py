@@ -186,6 +186,20 @@ def test_changed_bytes_are_an_error(saver: StepkeepSaver, bodies: Bodies, url: s
         another.get_tuple(at)
 
 
+def test_a_damaged_checkpoint_hides_no_other_in_a_list(saver: StepkeepSaver, bodies: Bodies) -> None:
+    """Neighbours in a list are loaded together: one that is damaged is an error of its own, and of no other."""
+    at = put(saver, {"n": 0})
+    bad = put(saver, {"n": 1}, at)
+    put(saver, {"n": 2}, bad)
+    bodies.damage(header_of(saver, id_of(bad)).id, "state")
+
+    newest, damaged, oldest = saver.list(config())
+    assert newest.checkpoint["channel_values"] == {"n": 2}
+    assert oldest.checkpoint["channel_values"] == {"n": 0}
+    with pytest.raises(Corrupt):
+        damaged.checkpoint  # noqa: B018
+
+
 @pytest.mark.parametrize("name", ["state", REST])
 def test_a_missing_body_is_an_error(saver: StepkeepSaver, bodies: Bodies, url: str, name: str) -> None:
     """Never an empty state."""

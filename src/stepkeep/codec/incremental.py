@@ -138,6 +138,29 @@ def _remembered(copy: Any, size: int, level: int) -> _Node:
     return _Dict(nodes, starts, size)
 
 
+def _sharing(elements: list[Any], copy: list[Any]) -> list[Any]:
+    """The private copy of elements with their own texts in it: the same text is equal without being read.
+
+    Texts never change. The containers are new, and all of it equals the copy that was made from the stored bytes.
+    """
+    try:
+        shared: list[Any] = _copied(elements)
+    except (_NotPlain, RuntimeError):
+        return copy
+    return shared if shared == copy else copy
+
+
+def _copied(value: Any) -> Any:
+    kind = type(value)
+    if kind in ATOMS:
+        return value
+    if kind is dict:
+        return {key: _copied(each) for key, each in value.items()}
+    if kind is list or kind is tuple:
+        return kind([_copied(each) for each in value])
+    raise _NotPlain
+
+
 def _atom(value: Any) -> bytes:
     """The JSON of a text, a number, a boolean or None that comes back equal."""
     kind = type(value)
@@ -254,7 +277,7 @@ class Growing:
         if copy is None:
             return None
         added = b"," + data[1:] if count else data[1:]
-        node.copy += copy
+        node.copy += _sharing(view[count:], copy)
         node.packed += _elements(copy)
         node.size += len(added) - 1
         return node, node.size, [(start, end - 1, None), (end - 1, end, added)]

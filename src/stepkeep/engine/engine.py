@@ -813,8 +813,11 @@ class Engine:
         return reader.load(self.backend, header, self._writers.newest(header.session, header.branch, STATE))
 
     def load_many(self, headers: Sequence[Header]) -> dict[str, Loaded]:
-        """Checkpoints of one session with all their contents, verified, by id; what they share is read once."""
-        return reader.load_many(self.backend, headers, self.load)
+        """Checkpoints of one session with all their contents, verified, by id; what they share is read once.
+
+        Those that are damaged or gone are left out: `load` finds them another way, or tells what is wrong.
+        """
+        return reader.load_many(self.backend, headers)
 
     def _find_row(self, session: str | None, checkpoint: str) -> HeaderRow | None:
         return next(self.backend.headers(HeaderQuery(session=session, ids=(checkpoint,), limit=1)), None)

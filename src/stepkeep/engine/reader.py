@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -191,23 +192,20 @@ def _above(links: list[Body], known: bytes, header: Header, name: str) -> bytes:
     return content
 
 
-def load_many(
-    backend: Backend, headers: Sequence[Header], load_alone: Callable[[Header], Loaded]
-) -> dict[str, Loaded]:
+def load_many(backend: Backend, headers: Sequence[Header]) -> dict[str, Loaded]:
     """Checkpoints of one session with all their contents, by id. What several share is read and hashed once.
 
-    One that is not as it should be is loaded alone: from a redundant delta, or it raises what is wrong.
+    One that is not as it should be, or was removed meanwhile, is left out: loaded alone it may come from a redundant
+    delta, or tells what is wrong.
     """
     if not headers:
         return {}
     chains = _Chains(backend.all_chains(headers[0].session, [header.id for header in headers]))
     found: dict[str, Loaded] = {}
     for header in sorted(headers, key=lambda header: header.seq):
-        try:
+        with suppress(StepkeepError, LookupError, RecursionError):
             contents = {name: chains.content(header, name) for name in header.contents}
             found[header.id] = Loaded(header=header, contents=contents)
-        except (StepkeepError, LookupError, RecursionError):
-            found[header.id] = load_alone(header)
     return found
 
 

@@ -140,7 +140,7 @@ class _Loading:
     def load(self, header: Header) -> Loaded:
         if header.id not in self._loaded:
             self._loaded = self._engine.load_many(self._neighbours(header))
-        return self._loaded.pop(header.id)
+        return self._loaded.pop(header.id, None) or self._engine.load(header)
 
     def _neighbours(self, header: Header) -> Sequence[Header]:
         """A checkpoint and those listed behind it, as long as they are few and small."""
