@@ -964,7 +964,7 @@ def _draft(save: Save, bodies: dict[str, NewBody], current: str, time_us: int) -
         trigger=save.trigger,
         message="" if save.message == "" else check_text("a message", save.message),
         tags=_checked_tags(save.tags) if save.tags else (),
-        metadata=save.metadata if type(save.metadata) is PlainMetadata else plain_metadata(save.metadata),
+        metadata={} if save.metadata == {} else plain_metadata(save.metadata),
         requires=save.requires,
     )
 
@@ -988,6 +988,8 @@ class PlainMetadata(dict[str, Any]):
 
 def plain_metadata(metadata: object) -> PlainMetadata:
     """A copy of metadata as plain JSON values, or `InvalidInput`."""
+    if type(metadata) is PlainMetadata:
+        return metadata
     if not isinstance(metadata, Mapping):
         raise InvalidInput(f"metadata is a dict, not {type(metadata).__name__}", code="metadata_not_plain")
     if not metadata:

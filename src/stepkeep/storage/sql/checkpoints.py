@@ -85,12 +85,16 @@ _UPDATE_SESSION: Final = (
 )
 _READ_BACK: Final = (
     "SELECT c.sid, c.seq, c.header, b.name, b.is_redundant, b.data FROM checkpoints c"
-    " LEFT JOIN bodies b ON b.sid = c.sid AND b.checkpoint = c.id WHERE c.id = ?"
+    " LEFT JOIN bodies b ON b.sid = c.sid AND b.checkpoint = c.id WHERE c.id IN ({})"
 )
 
 
 MAX_BASES: Final = 1000
 """How many bodies of a session are remembered to be stored."""
+
+
+_READ_AT_ONCE: Final = 16
+"""How many checkpoints of a batch are read back by one statement."""
 
 
 class DamagedPage(Exception):
@@ -182,6 +186,8 @@ class Batch:
         self._is_careful = is_careful
         self.opened: dict[str, SessionRows] = {} if opened is None else opened
         self._saved_to: dict[str, SessionRows] = {}
+        self._ids: list[str] = []
+        self._written: set[Row] = set()
         if tx.locks.change:
             # Held from the start and in one order for all, before anything of them is read.
             uids = sorted({item.draft.session for item in items})
@@ -235,17 +241,38 @@ class Batch:
             record_event(tx, opened.sid, "session_reopened", data, time_us=draft.time_us)
         opened.advance(draft, seq, branch, chain_of(raw), item.bodies)
         self._saved_to[draft.session] = opened
-        if not tx.trusts_storage:
-            _check_stored(tx, opened.sid, seq, raw, item)
+        self._ids.append(draft.id)
+        for body in item.bodies:
+            self._written.add((opened.sid, seq, raw, body.name, int(body.is_redundant), body.data))
+        if not item.bodies:
+            self._written.add((opened.sid, seq, raw, None, None, None))
         return port.Appended(
             row=port.HeaderRow(id=draft.id, session=draft.session, seq=seq, branch=draft.branch, raw=raw),
             is_new=True,
         )
 
     def flush(self) -> None:
-        """Write the rows of the sessions and branches that were saved to."""
+        """Read back what was written, and write the rows of the sessions and branches that were saved to."""
+        if not self._tx.trusts_storage:
+            self._check_written()
         for opened in self._saved_to.values():
             opened.write(self._tx)
+
+    def _check_written(self) -> None:
+        """In a damaged page an insert can go astray without any error.
+
+        Looked for by its id, as it will be later: that leads through the index into the table.
+
+        Raises:
+            DamagedPage: something did; the whole transaction must be undone.
+        """
+        found = 0
+        for start in range(0, len(self._ids), _READ_AT_ONCE):
+            ids = self._ids[start : start + _READ_AT_ONCE]
+            rows = set(self._tx.all(_READ_BACK.format(marks(len(ids))), ids))
+            found += len(rows) if rows <= self._written else MAX_SEQ
+        if found != len(self._written):
+            raise DamagedPage("what was just written does not read back")
 
     def _assume(self, item: port.Append, opened: SessionRows, branch: list[Any]) -> Facts | None:
         """What decides about a save into a session whose rows are at hand.
@@ -355,22 +382,6 @@ def open_rows(tx: Connection, key: str, opened: dict[str, SessionRows]) -> Sessi
 def _chain(raw: object) -> str | None:
     """The chain value of a parent, None where that is not stored."""
     return chain_of(raw) if isinstance(raw, bytes) else None
-
-
-def _check_stored(tx: Connection, sid: int, seq: int, raw: bytes, item: port.Append) -> None:
-    """Read back what was written: in a damaged page an insert can go astray without any error.
-
-    By its id, as it will be looked for: that leads through the index into the table.
-
-    Raises:
-        DamagedPage: it did; the whole transaction must be undone.
-    """
-    found = tx.all(_READ_BACK, (item.draft.id,))
-    expected: set[Row] = {
-        (sid, seq, raw, body.name, int(body.is_redundant), body.data) for body in item.bodies
-    }
-    if set(found) != (expected or {(sid, seq, raw, None, None, None)}):
-        raise DamagedPage("what was just written does not read back")
 
 
 def _same_content(tx: Connection, original: str, draft: Header) -> port.HeaderRow:
