@@ -55,6 +55,7 @@ def test_a_step_waits_until_a_person_answers(url: str) -> None:
         again = store.execute("mail", MAIL, asks, resume=True)
         assert again.waiting[0].asked_at == result.waiting[0].asked_at
         answered = store.approve("mail", {"to": ["a@b.c"]})
+        assert answered.next == "stepkeep resume mail --handler MODULE:FUNCTION"
         assert (answered.step, answered.question, answered.is_approved) == ("send", "Send it?", True)
         with pytest.raises(NotFound) as refused:
             store.approve("mail")
@@ -204,7 +205,12 @@ def test_a_script_waits_for_a_person(url: str, cli: Cli) -> None:
     listed = cli.here("resume")
     assert "approve: Send it?" in listed.out
     assert "stepkeep approve mail" in listed.out + listed.err
-    assert cli.here("approve", "mail", "--with", '["me"]').out.strip() == "Approved, step approve: Send it?"
+    refused = cli.here("resume", "mail")
+    assert refused.code == 2
+    assert "waits for a person: approve: Send it?: stepkeep approve mail" in refused.err
+    answered = cli.here("approve", "mail", "--with", '["me"]')
+    assert answered.out == "Approved, step approve: Send it?\n"
+    assert answered.err == "Next: run the script again\n"
     assert cli.here("approve", "mail").code == 3  # nothing is asked any more
     with stepkeep.open(url) as store:
         with store.run("mail") as run:

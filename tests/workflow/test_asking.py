@@ -36,7 +36,8 @@ def test_a_step_asks_and_gets_the_answer(flows: Flows) -> None:
     assert (again.json["status"], again.json["resume"]) == ("paused", "stepkeep approve s")
     assert [question["text"] for question in again.json["waiting"]] == ["Deploy 7?"]
     assert "ok: Deploy 7?" in flows.here("resume").out
-    assert flows.here("approve", "s", "--with", '{"where": "it\'s $HOME"}').code == 0
+    answered = flows.here("approve", "s", "--with", '{"where": "it\'s $HOME"}', "--json")
+    assert answered.json["next"] == "stepkeep resume s"
     assert flows("resume", "s").code == 0
     assert flows.log == ["build", "go it's $HOME 0"]
     assert flows.step("s", "ok")["output"]["value"] == {"where": "it's $HOME"}
@@ -124,7 +125,8 @@ def test_workers_leave_a_session_to_the_person(flows: Flows) -> None:
     assert [each["status"] for each in told(first, "ended")] == ["paused"]
     assert told(first, "step")[-1]["error"] == "Deploy 7?"
     assert told(crew.work(), "started") == []
-    assert crew.here("approve", key, "--with", '{"where": "here"}').code == 0
+    answered = crew.here("approve", key, "--with", '{"where": "here"}')
+    assert answered.err == "Next: a worker of queue 'default' goes on\n"
     assert [each["status"] for each in told(crew.work(), "ended")] == ["completed"]
     assert crew.log == ["build", "go here 0"]
 

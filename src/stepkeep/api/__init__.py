@@ -206,6 +206,7 @@ if TYPE_CHECKING:
         AgentSummary as AgentSummary,
     )
     from stepkeep.runs.approvals import Answered as Answered
+    from stepkeep.runs.kinds import resume_command as resume_command
     from stepkeep.runs.plan import (
         AgentState as AgentState,
         ExecutionResult as ExecutionResult,
@@ -239,7 +240,6 @@ if TYPE_CHECKING:
         PlanRun as PlanRun,
         Resumable as Resumable,
         plan_run as plan_run,
-        resume_command as resume_command,
     )
     from stepkeep.runs.workflows import (
         PlannedWorkflow as PlannedWorkflow,
@@ -326,12 +326,13 @@ _NAMES_BY_MODULE = {
     "recording.triggers": "AutoTrigger",
     "runs.agents": "AgentCheckpoint AgentStore AgentSummary",
     "runs.approvals": "Answered",
+    "runs.kinds": "resume_command",
     "runs.plan": "AgentState ExecutionResult Interrupted LastError PlanStep Question RetryPolicy StepResult StepStatus",
     "runs.queue": "Worked WorkerEvent WorkerEventKind",
     "runs.run_options": "ExecuteOptions Hooks Outcome StepContext",
     "runs.scripts": "AwaitingAnswer Run",
     "runs.signals": "Cancellation",
-    "runs.unfinished": "PlanRun Resumable plan_run resume_command",
+    "runs.unfinished": "PlanRun Resumable plan_run",
     "runs.workflow.definition": "NOT_TRUE InvalidWorkflow Workflow",
     "runs.workflows": "PlannedWorkflow QueuedWorkflow WorkflowRun Workflows",
     "storage.disk": "write_file",

@@ -16,9 +16,9 @@ from stepkeep.history.documents import SessionSummary, copied, readable_header, 
 from stepkeep.model import DETAILS, STATE, Header, SessionInfo, Status, from_us, to_us
 from stepkeep.processes import is_dead
 from stepkeep.runs.approvals import open_questions
+from stepkeep.runs.kinds import RUNNER
 from stepkeep.runs.plan import SCRIPT, Question, StepProgress, from_state
 from stepkeep.runs.queue import QueueEntry, entry_of
-from stepkeep.runs.unfinished import RUNNER
 from stepkeep.storage.port import HeaderQuery, Lease, SessionQuery, Usage
 
 Condition: TypeAlias = Literal[

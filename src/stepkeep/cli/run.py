@@ -230,7 +230,7 @@ def approve(
 def _print_answered(answered: api.Answered) -> None:
     said = "Approved" if answered.is_approved else "Refused"
     lines([clean(f"{said}, step {answered.step}: {answered.question}")])
-    note("Resume it to go on.")
+    note(clean(f"Next: {answered.next}"))
 
 
 # --- what can be resumed -----------------------------------------------------------------------------------------

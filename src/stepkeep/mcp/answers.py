@@ -251,6 +251,7 @@ class ApproveAnswer(Answer):
     question: str
     is_approved: bool
     checkpoint: str
+    next: str = Field(description="What goes on with it")
 
 
 class CompleteAnswer(Answer):

@@ -15,22 +15,24 @@ import msgspec
 from stepkeep.codec import exact
 from stepkeep.engine import Engine, Loaded
 from stepkeep.errors import InvalidInput, NotFound
-from stepkeep.model import DETAILS, SessionInfo, Status, Trigger, TriggerKind, from_us
+from stepkeep.model import DETAILS, Header, SessionInfo, Status, Trigger, TriggerKind, from_us
+from stepkeep.runs.kinds import RUNNER, how_to_go_on
 from stepkeep.runs.lease import Held, RunSaver
 from stepkeep.runs.plan import ASKED_FOR, SCRIPT, Question, question_state, questions_in
 from stepkeep.runs.questions import refusal
-from stepkeep.runs.queue import leave_to_person
+from stepkeep.runs.queue import entry_of, leave_to_person
 from stepkeep.text import error_text
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer that was saved. The run goes on with it when it is resumed."""
+    """An answer that was saved. `next` is what goes on with it."""
 
     session: str
     step: str
     question: str
     is_approved: bool
     checkpoint: str
+    next: str
 
 
 def open_questions(engine: Engine, session: SessionInfo) -> tuple[Question, ...]:
@@ -86,7 +88,15 @@ def answer(
         question=chosen.text,
         is_approved=is_approved,
         checkpoint=header.id,
+        next=_next(session, header),
     )
+
+
+def _next(session: SessionInfo, answer: Header) -> str:
+    entry = entry_of(session)
+    if entry is not None:
+        return f"a worker of queue {entry.queue!r} goes on"
+    return how_to_go_on(session.key, answer.metadata.get(RUNNER))
 
 
 class _Saved:

@@ -30,6 +30,7 @@ from stepkeep.logs import Log
 from stepkeep.maintenance.spending import TokenUsage, add_usage
 from stepkeep.model import Header, SessionInfo, Status, check_name, new_uid
 from stepkeep.runs.attempts import Attempts, WorkingMemory
+from stepkeep.runs.kinds import PLAN, RUNNER
 from stepkeep.runs.lease import Held, RunSaver
 from stepkeep.runs.plan import (
     AgentSerializer,
@@ -54,7 +55,6 @@ from stepkeep.runs.queue import leave_to_person
 from stepkeep.runs.run_options import ExecuteOptions, Handler, RunOptions
 from stepkeep.runs.scheduler import Inbox, PlanCheckpoints, Scheduler
 from stepkeep.runs.signals import SignalHandler, Stop, cancellation
-from stepkeep.runs.unfinished import PLAN, RUNNER
 from stepkeep.storage.port import HeaderQuery
 
 log = Log("stepkeep")

@@ -38,13 +38,12 @@ from stepkeep.engine import Engine, Loaded, NewBody, Pending
 from stepkeep.errors import SCHEMA_INVALID, Conflict, Corrupt, InvalidInput, StepkeepError
 from stepkeep.logs import Log
 from stepkeep.model import DETAILS, SessionInfo, Status, Trigger, TriggerKind, check_name, from_us
-from stepkeep.runs import unfinished
+from stepkeep.runs import kinds
 from stepkeep.runs.json_pieces import NotPlain, plain_json
 from stepkeep.runs.lease import Held, RunSaver
 from stepkeep.runs.plan import SCRIPT, Question, iso, place_in, question_state
 from stepkeep.runs.questions import Waiting, answer_to, as_of, new_question
 from stepkeep.runs.signals import exits_on_sigterm
-from stepkeep.runs.unfinished import approve_command
 from stepkeep.text import error_text
 
 log = Log("stepkeep")
@@ -101,7 +100,7 @@ class AwaitingAnswer(SystemExit):
 
     def __init__(self, session: str, question: Question) -> None:
         super().__init__(
-            f"{session} waits for a person: {question.text} Answer with `{approve_command(session)}`,"
+            f"{session} waits for a person: {question.text} Answer with `{kinds.approve_command(session)}`,"
             " then run it again."
         )
         self.session = session
@@ -206,7 +205,7 @@ class Run:
             self._held = opened.enter_context(Held(self._engine, found.uid, label=f"script {found.key!r}"))
             # As it is now that nobody else runs it.
             self._session = self._engine.backend.session(found.uid)
-            self._saver = RunSaver(self._held, metadata={unfinished.RUNNER: unfinished.SCRIPT})
+            self._saver = RunSaver(self._held, metadata={kinds.RUNNER: kinds.SCRIPT})
             if self._resume:
                 self._continue(self._engine.latest(self._session))
             elif self._session.last_seq:

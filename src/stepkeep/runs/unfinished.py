@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -14,16 +13,17 @@ from stepkeep.errors import StepkeepError
 from stepkeep.model import Header, SessionInfo, Status, from_us
 from stepkeep.processes import is_dead
 from stepkeep.runs.approvals import open_questions
+from stepkeep.runs.kinds import (
+    PLAN,
+    RUNNER,
+    SCRIPT,
+    WORKFLOW,
+    approve_command,
+    how_to_go_on,
+)
 from stepkeep.runs.plan import ExecutionResult, Question
 from stepkeep.runs.queue import WAITING, entry_of
 from stepkeep.storage.port import HeaderQuery, Lease, SessionQuery
-
-RUNNER: Final = "runner"
-"""In the metadata of the checkpoints of a run: what saved them."""
-
-PLAN: Final = "plan"
-SCRIPT: Final = "script"
-WORKFLOW: Final = "workflow"
 
 
 class Resumable(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,16 +76,6 @@ def plan_run(key: str, result: ExecutionResult) -> PlanRun:
         waiting=result.waiting,
         next=None if result.success else command,
     )
-
-
-def approve_command(key: str) -> str:
-    """What to type to answer what a session asks."""
-    return f"stepkeep approve {shlex.quote(key)}"
-
-
-def resume_command(key: str) -> str:
-    """What to type to resume a session."""
-    return f"stepkeep resume {shlex.quote(key)}"
 
 
 def runner_of(engine: Engine, session: SessionInfo) -> str | None:
@@ -162,25 +152,24 @@ def _runner(header: Header) -> str | None:
     return runner if runner in (PLAN, SCRIPT, WORKFLOW) else None
 
 
-def _paused(engine: Engine, session: SessionInfo) -> dict[str, Any]:
+def waits_for(engine: Engine, session: SessionInfo) -> str | None:
+    """What a paused session waits for a person to decide; None where it is nothing that can be read."""
     try:
-        questions = open_questions(engine, session)
+        questions = open_questions(engine, session) if session.status is Status.PAUSED else ()
     except StepkeepError:
         questions = ()
-    if not questions:
-        return {"why": "was interrupted"}
     asked = "; ".join(f"{question.step_id}: {question.text}" for question in questions)
+    return f"waits for a person: {asked}" if asked else None
+
+
+def _paused(engine: Engine, session: SessionInfo) -> dict[str, Any]:
+    why = waits_for(engine, session)
+    if why is None:
+        return {"why": "was interrupted"}
     how = f"{approve_command(session.key)}, or with --refuse"
-    return {"why": f"waits for a person: {asked}", "how": how, "can_resume": False}
+    return {"why": why, "how": how, "can_resume": False}
 
 
 def _crashed(header: Header, lease: Lease | None) -> str:
     who = "" if lease is None else f" (pid {lease.owner.pid} on {lease.owner.host} ended)"
     return f"crashed in step {header.step or 0}{who}"
-
-
-def how_to_go_on(key: str, runner: str) -> str:
-    """What resumes a run of that kind."""
-    if runner == SCRIPT:
-        return "run the script again"
-    return resume_command(key) + (" --handler MODULE:FUNCTION" if runner == PLAN else "")

@@ -16,21 +16,12 @@ from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput
 from stepkeep.logs import Log
 from stepkeep.model import Header, SessionInfo, Status, check_name, from_us
+from stepkeep.runs.kinds import PLAN, SCRIPT, WORKFLOW, approve_command, how_to_go_on, resume_command
 from stepkeep.runs.plan import ExecutionResult, Interrupted, Question, StepProgress
 from stepkeep.runs.queue import DEFAULT_QUEUE, QueueWorker, Worked, WorkerEvent, check_queue
 from stepkeep.runs.run_options import Hooks, RunOptions
 from stepkeep.runs.signals import Cancellation
-from stepkeep.runs.unfinished import (
-    PLAN,
-    SCRIPT,
-    WORKFLOW,
-    Resumable,
-    approve_command,
-    how_to_go_on,
-    resume_command,
-    runner_of,
-    unfinished_runs,
-)
+from stepkeep.runs.unfinished import Resumable, runner_of, unfinished_runs, waits_for
 from stepkeep.runs.workflow.definition import Workflow
 from stepkeep.runs.workflow.inputs import Inputs, StartValues, start_values
 from stepkeep.runs.workflow.launch import Launch, check_secrets, prepare_resume
@@ -217,8 +208,11 @@ class Workflows:
         session = self._engine.find_session(key)
         runner = runner_of(self._engine, session)
         if runner in (PLAN, SCRIPT):
+            waiting = waits_for(self._engine, session)
+            what = f"holds a {runner}, not a workflow" if waiting is None else waiting
+            how = how_to_go_on(key, runner) if waiting is None else approve_command(key)
             raise InvalidInput(
-                f"session {key!r} holds a {runner}, not a workflow: {how_to_go_on(key, runner)}",
+                f"session {key!r} {what}: {how}",
                 code="not_resumable",
                 session=key,
             )

@@ -12,7 +12,7 @@ from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.model import Header, SessionInfo, Status
 from stepkeep.processes.child import SupervisorPipe
-from stepkeep.runs import unfinished
+from stepkeep.runs import kinds
 from stepkeep.runs.lease import Held, RunSaver
 from stepkeep.runs.plan import ExecutionResult, PlanStep, differences
 from stepkeep.runs.queue import QueueEntry, with_entry
@@ -33,7 +33,7 @@ from stepkeep.runs.workflow.serializer import (
 )
 from stepkeep.secrets import HIDDEN, Redactor
 
-RUNNER: Final = {unfinished.RUNNER: unfinished.WORKFLOW}
+RUNNER: Final = {kinds.RUNNER: kinds.WORKFLOW}
 """In the metadata of every checkpoint that a workflow saves."""
 
 TIMEOUT_GRACE_SECONDS: Final = 30.0
@@ -183,7 +183,7 @@ def prepare_resume(
     if changed and not force:
         raise Conflict(
             f"session {session.key!r} cannot be resumed as it is, {origin.file} changed: {'; '.join(changed)}."
-            f" `{unfinished.resume_command(session.key)} --force` goes on: finished steps stay finished, and the rest"
+            f" `{kinds.resume_command(session.key)} --force` goes on: finished steps stay finished, and the rest"
             " follows the file as it is now",
             code="plan_changed",
             retryable=False,
