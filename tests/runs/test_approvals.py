@@ -178,7 +178,8 @@ def test_a_model_brings_the_answer(tmp_path: Path, url: str) -> None:
             assert result.structured_content is not None
             return dict(result.structured_content)
 
-    assert asyncio.run(answer())["question"] == "Send it?"
+    answered = asyncio.run(answer())
+    assert (answered["stepId"], answered["question"]) == ("send", "Send it?")
     with stepkeep.open(url) as store:
         assert store.execute("mail", MAIL, asks, resume=True).output("send")["sent to"] == {"to": 1}
 

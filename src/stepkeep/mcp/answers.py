@@ -247,7 +247,7 @@ class ApproveAnswer(Answer):
     """The answer that was saved."""
 
     session: str
-    step: str
+    step: str = Field(alias="stepId")
     question: str
     is_approved: bool
     checkpoint: str
