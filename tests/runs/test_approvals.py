@@ -133,6 +133,22 @@ def test_an_answer_may_come_too_late() -> None:
     assert result.error == "nobody answered in time: Now?"
 
 
+def test_the_question_of_a_plan_has_an_end() -> None:
+    """After it the step fails, and those that depend on it are skipped; resumed by its stored plan too."""
+    now = [1_800_000_000_000_000]
+    store = stepkeep.Store(MemoryBackend(), clock=lambda: now[0])
+    plan = [PlanStep("1", ask="Now?", ask_timeout=60), PlanStep("2", dependencies=("1",))]
+    asked = store.execute("s", plan, asks).waiting[0]
+    assert asked.expires_at is not None
+    now[0] += 61_000_000
+    result = store.execute("s", None, asks, resume=True)
+    assert result.error == "nobody answered in time: Now?"
+    assert [entry.status for entry in result.progress.steps] == ["failed", "skipped"]
+    for wrong in (0, -1, float("inf"), "60"):
+        with pytest.raises(InvalidInput):
+            store.execute("t", [{"id": "1", "ask": "Now?", "ask_timeout": wrong}], asks)
+
+
 def test_answers_by_command_and_asyncio(url: str, cli: Cli) -> None:
     """The command prints what was answered; a list of what waits says how."""
 

@@ -69,6 +69,23 @@ def failed(flows: Flows) -> Flows:
     return flows
 
 
+def test_every_attempt_has_the_key_of_its_step(flows: Flows) -> None:
+    """Tried again, and resumed, it is the same; another step and another run have others."""
+    flows.write("""\
+        name: keys
+        steps:
+          - {id: a, shell: 'echo $STEPKEEP_IDEMPOTENCY_KEY >>log; test -e go', retry: {attempts: 2, delay: 1ms}}
+          - {id: b, shell: 'echo $STEPKEEP_IDEMPOTENCY_KEY >>log'}
+        """)
+    flows.here("run", "flow.yaml", "--session", "s")
+    (flows.folder / "go").touch()
+    assert flows.here("resume", "s").code == 0
+    assert flows.here("run", "flow.yaml", "--session", "other").code == 0
+    first, again, resumed, *others = flows.log
+    assert first == again == resumed
+    assert len({first, *others}) == 4
+
+
 @pytest.mark.full
 def test_after_a_kill(killed: Flows) -> None:
     """Completed steps are not run again, the interrupted one is, and its old process is gone."""

@@ -94,7 +94,7 @@ class PlanStep(msgspec.Struct, frozen=True, rename="camel"):
     `status` is a result: a fresh run starts every step, whatever it says. `timeout` (seconds for one try) and `retry`
     (a policy, or the number of tries) come before those of the run. `on_interrupted` says what becomes of a step in
     whose middle the process ended: it is done again, skipped, or a person is asked. `ask` is a question that a person
-    has to approve before the step is done.
+    has to approve before the step is done, within `ask_timeout` seconds.
     """
 
     id: str
@@ -107,6 +107,7 @@ class PlanStep(msgspec.Struct, frozen=True, rename="camel"):
     retry: RetryPolicy | None = None
     on_interrupted: Literal["retry", "skip", "ask"] = "retry"
     ask: str | None = None
+    ask_timeout: int | float | None = None
 
 
 def with_status(step: PlanStep, status: StepStatus) -> PlanStep:
@@ -202,6 +203,8 @@ def _step_state(step: PlanStep) -> dict[str, Any]:
         state["onInterrupted"] = step.on_interrupted
     if step.ask is not None:
         state["ask"] = step.ask
+    if step.ask_timeout is not None:
+        state["askTimeout"] = step.ask_timeout
     return state
 
 
@@ -352,8 +355,10 @@ def _checked_step(step: object) -> PlanStep:
     if (retry := fields.get("retry")) is not None:
         fields["retry"] = _retry_fields(retry)
     found = models.convert(fields, PlanStep)
-    if found.timeout is not None and found.timeout <= 0:
-        raise InvalidInput("timeout is a number of seconds above 0", code="invalid_plan")
+    for name in ("timeout", "ask_timeout"):
+        seconds = getattr(found, name)
+        if seconds is not None and not (is_number(seconds) and seconds > 0):
+            raise InvalidInput(f"{name} is a number of seconds above 0", code="invalid_plan")
     return found
 
 

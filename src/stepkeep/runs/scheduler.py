@@ -316,8 +316,9 @@ class Scheduler:
         text = AGAIN if is_interrupted and step.on_interrupted == "ask" else step.ask
         if text is None:
             return None
+        timeout = step.ask_timeout if text == step.ask else None
         return self.progress.question(step.id, text) or new_question(
-            step.id, text, now_us=self._engine.clock()
+            step.id, text, timeout, now_us=self._engine.clock()
         )
 
     def _wait(self, step: PlanStep, question: Question) -> None:

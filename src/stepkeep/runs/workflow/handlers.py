@@ -221,6 +221,7 @@ class Handlers(msgspec.Struct, kw_only=True):
             "STEPKEEP_RUN": self.inputs.run,
             "STEPKEEP_STEP": step.id,
             "STEPKEEP_ATTEMPT": str(context.attempt),
+            "STEPKEEP_IDEMPOTENCY_KEY": context.idempotency_key,
         }
 
 
