@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -145,6 +146,34 @@ def test_a_connection_of_its_own_keeps_statements(url: str) -> None:
     assert "append_checkpoint" in statements
     assert "WITH RECURSIVE chain" in statements
     assert "set_config" not in statements
+
+
+@pytest.mark.full
+def test_a_save_is_believed_only_when_a_synchronous_standby_has_it(own_server: Server) -> None:
+    """A server whose wait for its standby is cancelled commits all the same: that is no acknowledgement. A repeat waits
+    again, and the save is there once."""
+    with stepkeep.open(own_server.fresh_url()) as store, ThreadPoolExecutor(1) as thread:
+        session = store.session("run", profile="archive")
+        session.save({"n": 1})
+        _wait_for_standby(own_server, "nobody")
+        for _ in range(2):
+            saving = thread.submit(session.save, {"n": 2}, idempotency_key="second")
+            cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            while not own_server.execute(cancel):
+                time.sleep(0.01)
+            error = saving.exception()
+            assert isinstance(error, BackendUnavailable)
+            assert (error.code, error.retryable) == ("not_replicated", True)
+        _wait_for_standby(own_server, "")
+        assert session.save({"n": 2}, idempotency_key="second").seq == 2
+        assert [session.load(each.id).state["n"] for each in session.history()] == [2, 1]
+
+
+def _wait_for_standby(server: Server, name: str) -> None:
+    server.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+    server.reload()
+    while server.execute("SHOW synchronous_standby_names") != [(name,)]:
+        time.sleep(0.01)
 
 
 @pytest.mark.full

@@ -77,7 +77,7 @@ def parse(url: str) -> Address:
         raise InvalidInput("project= in the URL needs a name", code="unknown_store_url")
     return Address(
         url=_shown(url),
-        parameters={**_NETWORK, **given, "client_encoding": "UTF8"},
+        parameters={**_NETWORK, **_writable(given), **given, "client_encoding": "UTF8"},
         schema=_schema(ours.get("schema", DEFAULT_SCHEMA)),
         pool_size=int(_number("pool_size", ours, DEFAULT_POOL_SIZE, 1, _MAX_POOL_SIZE)),
         timeout_seconds=_number(
@@ -85,6 +85,11 @@ def parse(url: str) -> Address:
         ),
         project=project,
     )
+
+
+def _writable(given: dict[str, Any]) -> dict[str, str]:
+    """Of several hosts the one that takes writes is meant: the others are its standbys."""
+    return {"target_session_attrs": "read-write"} if "," in str(given.get("host", "")) else {}
 
 
 def _shown(url: str) -> str:

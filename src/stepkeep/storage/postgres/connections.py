@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import Pipeline, RawCursor
+from psycopg.errors import Diagnostic
 from psycopg.pq import TransactionStatus
 
 from stepkeep.errors import WRITE_FAILED, BackendUnavailable, Corrupt, InvalidInput, StepkeepError
@@ -193,6 +194,8 @@ def numbered(sql: str) -> bytes:
 
 _WRITE: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
 COMMIT: Final = "COMMIT"
+_WAIT_FOR_STANDBY: Final = "SyncRepWaitForLSN"
+"""The function of the server that warns when its wait for a standby was cancelled; then it commits without."""
 _READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # one state of the store for all statements
 
 # A server that acknowledges before it wrote is not believed (V1); a stricter setting than `on` stays.
@@ -274,7 +277,32 @@ class Transaction(Generic[T]):
         self.is_unknown = False
 
     def run(self, raw: Raw) -> T:
-        """Do the work and commit. The last statements and the commit travel together."""
+        """Do the work and commit. The last statements and the commit travel together.
+
+        Raises:
+            BackendUnavailable: it is committed, and perhaps on no standby, though it should be (`not_replicated`).
+        """
+        if not self._is_write:
+            return self._done(raw)
+        sources: list[str | None] = []
+
+        def note(notice: Diagnostic) -> None:
+            sources.append(notice.source_function)  # only readable now
+
+        raw.add_notice_handler(note)
+        try:
+            result = self._done(raw)
+        finally:
+            raw.remove_notice_handler(note)
+        if _WAIT_FOR_STANDBY in sources:
+            raise BackendUnavailable(
+                "the server stored it, but its wait for a standby was cancelled, and a fail-over may lose it: repeat"
+                " it with the same key, or look",
+                code="not_replicated",
+            )
+        return result
+
+    def _done(self, raw: Raw) -> T:
         if self._is_single and keeps_settings(raw):
             self.is_unknown = self._is_write
             return self._work(PostgresConnection(raw, None, NO_LOCKS))
