@@ -416,6 +416,7 @@ class AsyncSession(_Facade[Session]):
     cancel = _writes(Session.cancel)
     pause = _writes(Session.pause)
     prune = _writes(Session.prune)
+    keep = _writes(Session.keep)
     delete = _writes(Session.delete)
     clear = _writes(Session.clear)
 

@@ -273,7 +273,7 @@ def test_save_keeps_every_option(cli: Cli) -> None:
             "--state",
             "1",
             "--step",
-            "-4",
+            "4",
             "--message",
             "hello",
             "--tags",
@@ -312,7 +312,7 @@ def test_save_keeps_every_option(cli: Cli) -> None:
         *("parents", "requires", "external_id", "idempotency_key", "size_bytes", "stored_bytes", "ratio"),
         *("contents", "chain", "files", "files_bytes"),
     }
-    assert (saved["session"], saved["seq"], saved["branch"], saved["step"]) == ("run", 1, "main", -4)
+    assert (saved["session"], saved["seq"], saved["branch"], saved["step"]) == ("run", 1, "main", 4)
     assert (saved["status"], saved["trigger"], saved["message"]) == (
         "paused",
         {"kind": "manual", "event": None},

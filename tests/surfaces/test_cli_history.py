@@ -298,7 +298,7 @@ def test_prune_as_json_has_these_fields(cli: Filled) -> None:
     }
     (session,) = found["sessions"]
     assert set(session) == totals | {"session", "rules", "warnings", "decisions"}
-    assert session["rules"] == ["keep the last 1"]
+    assert session["rules"] == ["keep the last 1 (given here)"]
     assert session["decisions"][1] == {
         "checkpoint": session["decisions"][1]["checkpoint"],
         "seq": 1,
@@ -319,7 +319,7 @@ def test_prune_without_flags_follows_the_rules_of_the_session(cli: Filled) -> No
         store.session("own", profile="workflow", retention={"keep_last": 2})
     cli.save("own", [HOUR] * 14, profile="workflow")
     plan = cli.here("prune", "run", "--dry-run", "--json").json
-    assert (plan["kept"], plan["sessions"][0]["rules"]) == (10, ["keep the last 10"])
+    assert (plan["kept"], plan["sessions"][0]["rules"]) == (10, ["keep the last 10 (profile workflow)"])
     cli.users_settings("retention: {keep_last: 4}")
     assert cli.here("prune", "run", "--json").json["kept"] == 4
     assert cli.here("prune", "own", "--json").json["kept"] == 2
@@ -727,7 +727,7 @@ def test_status_of_a_session_tells_its_rules(cli: Filled) -> None:
     cli.ended("old", DAY * 9, profile="workflow")
     found = cli.here("status", "old", "--json").json
     assert set(found) == {"store", "session", "usage", "latest", "takes", "rules", "cleanup"}
-    assert found["rules"] == ["keep the last 10"]
+    assert found["rules"] == ["keep the last 10 (profile workflow)"]
     assert found["cleanup"] == {
         "session": "old",
         "goes": True,
@@ -736,7 +736,7 @@ def test_status_of_a_session_tells_its_rules(cli: Filled) -> None:
         "reason": "completed 9 days ago, limit 7 days (profile workflow)",
     }
     text = cli.here("status", "old").out
-    assert "prune:       keep the last 10\n" in text
+    assert "prune:       keep the last 10 (profile workflow)\n" in text
     assert "clean:       would remove it: completed 9 days ago" in text
 
 

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         SaveOptions as SaveOptions,
         TimelineOptions as TimelineOptions,
     )
+    from stepkeep.api.options import parse_policy as parse_policy
     from stepkeep.api.overview import (
         RunStep as RunStep,
         RunView as RunView,
@@ -248,7 +249,7 @@ if TYPE_CHECKING:
         Workflows as Workflows,
     )
     from stepkeep.storage.disk import write_file as write_file
-    from stepkeep.storage.port import ANY_HEAD as ANY_HEAD, Usage as Usage
+    from stepkeep.storage.port import ANY_HEAD as ANY_HEAD, Event as Event, Usage as Usage
     from stepkeep.workspace.bisection import Bisection as Bisection, BisectStep as BisectStep
     from stepkeep.workspace.captured_files import (
         FileList as FileList,
@@ -279,6 +280,7 @@ _NAMES_BY_MODULE = {
     ),
     "api.opening": "default_url open",
     "api.option_types": "CleanupRules RestoreOptions RetentionRules SaveOptions TimelineOptions",
+    "api.options": "parse_policy",
     "api.overview": "RunStep RunView SessionOverview SessionPage",
     "api.results": "FORMATS Deleted Exported Shown ShownAt StepOutput ValueAt ValueShown to_json",
     "api.session": "Session",
@@ -336,7 +338,7 @@ _NAMES_BY_MODULE = {
     "runs.workflow.definition": "NOT_TRUE InvalidWorkflow Workflow",
     "runs.workflows": "PlannedWorkflow QueuedWorkflow WorkflowRun Workflows",
     "storage.disk": "write_file",
-    "storage.port": "ANY_HEAD Usage",
+    "storage.port": "ANY_HEAD Event Usage",
     "workspace.bisection": "BisectStep Bisection",
     "workspace.captured_files": "FileList FileText FileVersion FilesExported",
     "workspace.file_diff": "ChangedFile FilesDiff",

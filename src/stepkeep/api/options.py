@@ -12,6 +12,7 @@ from stepkeep.model import SessionInfo, Status, Trigger, TriggerKind, check_name
 from stepkeep.policy.cleanup import CLEANUP, MADE_UNDER, rule_from
 from stepkeep.policy.profiles import MAX_DAYS, check_count, retention_for, retention_with
 from stepkeep.policy.retention import Retention
+from stepkeep.storage.port import Backend, Compresses
 
 if TYPE_CHECKING:
     from stepkeep.api.option_types import CleanupRules, RetentionRules, SaveOptions
@@ -23,6 +24,15 @@ Ref: TypeAlias = str | int | datetime
 
 KEEPS_ALL: Final = "archive"
 """The profile that rules are checked against."""
+
+
+KEEP_EVERYTHING: Final[RetentionRules] = {
+    "keep_last": None,
+    "max_count": None,
+    "max_age": None,
+    "max_bytes": None,
+}
+"""No rule selects, and no cap removes."""
 
 
 def policy_of(
@@ -41,6 +51,34 @@ def policy_of(
     return policy or None
 
 
+def parse_policy(texts: Mapping[str, str]) -> tuple[RetentionRules, CleanupRules]:
+    """The rules of a session as a person writes them: `keep_last` `20`, `max_age` `off`, `keep_tags` `a,b`.
+
+    Raises:
+        InvalidInput: an unknown rule, or a value that makes no sense.
+    """
+    from stepkeep.config.schema import lookup, node_of
+    from stepkeep.policy.profiles import check_key
+
+    retention, cleanup = dict[str, Any](), dict[str, Any]()
+    names = (*RetentionRules.__annotations__, *CleanupRules.__annotations__)
+    for name, text in texts.items():
+        is_cleanup = check_key("rule", name, names) in CleanupRules.__annotations__
+        _, key = lookup(
+            f"checkpoint.cleanup.workflows.any.{name}" if is_cleanup else f"retention.{name}"
+        ) or ("", None)
+        assert key is not None, f"{name} is not in the schema"
+        given = text.split(",") if name == "keep_tags" else text
+        try:
+            (cleanup if is_cleanup else retention)[name] = key.kind.parse(node_of(given))
+        except ValueError as exc:
+            raise InvalidInput(f"{name} {exc}", code="invalid_setting") from None
+    rules, about_all = RetentionRules(), CleanupRules()
+    rules.update(retention)  # type: ignore[typeddict-item]
+    about_all.update(cleanup)  # type: ignore[typeddict-item]
+    return rules, about_all
+
+
 def retention_rules(settings: Settings, given: Mapping[str, Any]) -> Callable[[SessionInfo], Retention]:
     """The rules of each session; keep counts that are given replace its own, and what it always keeps stays."""
     if not given:
@@ -49,11 +87,23 @@ def retention_rules(settings: Settings, given: Mapping[str, Any]) -> Callable[[S
     return lambda info: retention_with(settings.retention_of(info), given)
 
 
-def compress_hours(settings: Settings, given: int | None) -> int | None:
+def rule_sources(settings: Settings, given: Mapping[str, Any]) -> Callable[[SessionInfo], dict[str, str]]:
+    """Where the rules of each session come from that are not those of its profile."""
+    here = dict.fromkeys(given, "given here")
+    return lambda info: settings.rule_sources(info) | here
+
+
+def compress_hours(settings: Settings, given: int | None, backend: Backend) -> int | None:
     """After how many hours history is compressed; None: never."""
     if given is None:
         hours: int | None = settings["checkpoint.compress_after_hours"]
         return hours
+    if not (isinstance(backend, Compresses) and backend.can_compress):
+        raise InvalidInput(
+            "compress_after_hours is about the history in a store of files with layout run, which this store is not: "
+            "leave it out",
+            code="invalid_option",
+        )
     return check_count("compress_after_hours", given, least=0, most=MAX_DAYS * 24)
 
 

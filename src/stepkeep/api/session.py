@@ -12,13 +12,16 @@ import msgspec
 from stepkeep.api.checkpoint import Checkpoint, Restored, restore
 from stepkeep.api.files import Files, Workspace
 from stepkeep.api.options import (
+    KEEP_EVERYTHING,
     Ref,
     check_limit,
     count_usage,
     names_of,
+    policy_of,
     query_of,
     ref_of,
     retention_rules,
+    rule_sources,
     status_of,
     time_of,
     trigger_of,
@@ -31,7 +34,7 @@ from stepkeep.model import Header, SessionInfo, Status, Trigger, TriggerKind, is
 from stepkeep.storage.port import ANY_HEAD, Event, HeaderQuery, LooksOver, Usage
 
 if TYPE_CHECKING:
-    from stepkeep.api.option_types import RestoreOptions, RetentionRules, SaveOptions
+    from stepkeep.api.option_types import CleanupRules, RestoreOptions, RetentionRules, SaveOptions
     from stepkeep.api.overview import RunView, SessionOverview
     from stepkeep.api.results import Deleted, Exported, Shown, ShownAt, StepOutput, ValueAt, ValueShown
     from stepkeep.api.session_branches import Branches
@@ -713,7 +716,14 @@ class Session:
             latest = self.header("latest")
         except (NotFound, Corrupt):
             latest = None
-        return session_status(self._engine, settings.policies_of, info, settings.retention_of(info), latest)
+        return session_status(
+            self._engine,
+            settings.policies_of,
+            info,
+            settings.retention_of(info),
+            latest,
+            sources=settings.rule_sources(info),
+        )
 
     def export(
         self,
@@ -757,7 +767,30 @@ class Session:
 
         info = self.info
         retention = retention_rules(self._settings, rules)(info)
-        return prune_session(self._engine, info, retention, dry_run=dry_run)
+        sources = rule_sources(self._settings, rules)(info)
+        return prune_session(self._engine, info, retention, sources=sources, dry_run=dry_run)
+
+    def keep(
+        self,
+        *,
+        forever: bool = False,
+        retention: RetentionRules | None = None,
+        cleanup: CleanupRules | None = None,
+    ) -> SessionStatus:
+        """Give the session rules of its own, before those of configuration and profile; `{}` takes them back.
+
+        With `forever` nothing of it is pruned or cleaned, whatever else says so, until it is told otherwise.
+
+        Raises:
+            InvalidInput: a rule makes no sense; nothing is changed.
+        """
+        if forever:
+            retention, cleanup = KEEP_EVERYTHING, {"enabled": False}
+        info = self.info
+        policy = policy_of(info.policy, retention, cleanup)
+        if policy != info.policy:
+            self._engine.describe_session(self._uid, {"policy": policy})
+        return self.status()
 
     def delete(self, *refs: str) -> Deleted:
         """Remove checkpoints for good: their bytes are overwritten, what depends on them is re-encoded.

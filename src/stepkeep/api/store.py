@@ -17,6 +17,7 @@ from stepkeep.api.options import (
     count_usage,
     policy_of,
     retention_rules,
+    rule_sources,
     status_of,
 )
 from stepkeep.api.session import Session, session_summaries
@@ -475,8 +476,9 @@ class Store:
         return prune_store(
             self._engine,
             retention_rules(self._settings, rules),
+            sources_of=rule_sources(self._settings, rules),
             only=None if session is None else self._engine.find_session(session),
-            compress_after_hours=compress_hours(self._settings, compress_after_hours),
+            compress_after_hours=compress_hours(self._settings, compress_after_hours, self._engine.backend),
             dry_run=dry_run,
         )
 

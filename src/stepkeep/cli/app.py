@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "demo": ("demo", "Show a crash and damage, and how both are survived."),
     "diff": ("diff", "Show what changed between two checkpoints."),
     "doctor": ("inspecting", "Look a store over, and say what to do about what is wrong."),
+    "events": ("log", "Show what happened to a session."),
     "export": ("moving", "Write a checkpoint as readable JSON."),
     "fail": ("finish", "Mark a session as failed."),
     "find": ("log", "Find a text in the states and messages of a session."),
@@ -47,6 +48,7 @@ COMMANDS: Final = {
     "hooks": ("hooks", "Install the hooks of coding agents, and see after them."),
     "investigate": ("investigate", "Keep a debugging session: hypotheses, beliefs, gaps."),
     "import": ("moving", "Bring in what another system saved."),
+    "keep": ("removing", "Say what is kept of a session, or show it."),
     "list": ("log", "List sessions, or checkpoints."),
     "log": ("log", "Show what was done, or how one value changed."),
     "mcp": ("mcp", "Serve checkpoints to agents by the Model Context Protocol."),
@@ -71,10 +73,10 @@ COMMANDS: Final = {
 """Command -> the module that has it, and its line in the overview, which is printed without importing it."""
 
 HEADINGS: Final = {
-    "Everyday": "save show log diff timeline restore branch find files bisect",
+    "Everyday": "save show log diff timeline restore branch find files bisect events",
     "Work": "run resume approve list status complete fail cancel pause",
     "Store": (
-        "ui prune clean delete verify doctor stats backup restore-backup copy recover import export config trust"
+        "ui keep prune clean delete verify doctor stats backup restore-backup copy recover import export config trust"
     ),
     "Agents": "hooks mcp phases investigate worker",
     "Help": "demo completion",
@@ -84,13 +86,16 @@ and what only programs call."""
 
 ONLY_SHOW: Final = frozenset(
     {
-        *("at", "bisect", "branch list", "branch log", "completion", "config", "diff", "doctor", "export"),
-        *("files cat", "files diff", "files log", "files ls", "find", "history", "hooks status"),
+        *("at", "bisect", "branch list", "branch log", "completion", "config", "diff", "doctor", "events"),
+        *("export", "files cat", "files diff", "files log", "files ls", "find", "history", "hooks status"),
         *("investigate at", "investigate compare", "investigate recovery", "investigate report"),
         *("investigate status", "list", "log", "show", "stats", "status", "timeline", "verify"),
     }
 )
 """Commands whose output is all they do: where that cannot be written, they failed. Others have done their work."""
+
+ALIAS: Final = "checkpoint"
+"""A word that may stand in front of every command: `stepkeep checkpoint history`."""
 
 STAYING: Final = frozenset({"mcp", "resume", "run", "stats", "worker"})
 """Commands that may run for days: the cycles they leave behind are collected as in any other program."""
@@ -152,7 +157,7 @@ class Command(click.Command):
             settings.verbose = True
             import logging  # noqa: F401  (from now on there are lines below a warning)
         if not isinstance(self, click.Group):
-            settings.command = ctx.command_path.removeprefix("stepkeep ")
+            settings.command = ctx.command_path.removeprefix("stepkeep ").removeprefix(f"{ALIAS} ")
         return rest
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -193,6 +198,8 @@ class LazyGroup(CommandGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name == ALIAS:
+            return self
         if cmd_name not in COMMANDS:
             return None
         if cmd_name in STAYING:

@@ -13,6 +13,7 @@ from stepkeep.cli.app import DAMAGE, CommonOptions, command
 from stepkeep.cli.naming import Words, limit_option, on_session, opened
 from stepkeep.cli.printing import (
     ProgressLine,
+    cleanup_text,
     facts,
     is_terminal,
     lines,
@@ -115,16 +116,10 @@ def _print_session(status: api.SessionStatus) -> None:
             if takes.ratio
             else "",
             "oldest": _time(takes.oldest),
-            "prune": ", ".join(status.rules),
-            "clean": _cleanup(status.cleanup),
+            "prune": "; ".join(status.rules),
+            "clean": cleanup_text(status.cleanup),
         }
     )
-
-
-def _cleanup(cleanup: api.SessionCleanup | None) -> str:
-    if cleanup is None:
-        return "leaves it alone: its profile or policy makes no sense"
-    return f"{'would remove it' if cleanup.goes else 'leaves it'}: {cleanup.reason}"
 
 
 def _usage_facts(usage: api.Usage) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What was saved: `stepkeep list`, `history`, `log`, `find` and `timeline`."""
+"""What was saved and what happened: `stepkeep list`, `history`, `log`, `events`, `find` and `timeline`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from typing import Any, Final
 
 import click
+import msgspec
 
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
@@ -34,7 +35,7 @@ from stepkeep.cli.printing import (
     width,
     write,
 )
-from stepkeep.model import Status
+from stepkeep.model import Status, from_us
 from stepkeep.text import clean, count, size
 
 EXAMPLE = """\
@@ -209,6 +210,31 @@ def _change(change: api.ValueChange) -> str:
     sign, colour = _SIGNS[change.kind]
     place = f"#{change.checkpoint.seq}  {moment(change.checkpoint.time)}"
     return styled(f"{sign} {place}  {clean(change.text())}", colour)
+
+
+# --- events ------------------------------------------------------------------------------------------------------
+
+
+@command("events", "stepkeep events research-42 --limit 20")
+@on_session()
+@limit_option("Show the last N.")
+def events(settings: CommonOptions, words: Words, limit: int | None) -> None:
+    """Show what happened to SESSION beside its saves, oldest first: pruning, switches of branches, ends, failures."""
+    with words.session(settings) as run:
+        found = run.events()[-limit if limit else 0 :]
+    told = [
+        {"number": each.number, "time": from_us(each.time_us), "type": each.type, "data": each.data}
+        for each in found
+    ]
+    settings.show(told, lambda _: _print_events(found))
+
+
+def _print_events(found: list[api.Event]) -> None:
+    if not found:
+        lines(["No events."])
+    for each in found:
+        data = msgspec.json.encode(each.data).decode() if each.data else ""
+        lines([clean(f"{moment(from_us(each.time_us))}  {each.type}  {data}".rstrip())])
 
 
 # --- find --------------------------------------------------------------------------------------------------------

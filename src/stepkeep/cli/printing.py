@@ -89,6 +89,13 @@ def or_dash(value: object) -> str:
     return "-" if value is None or value == "" else str(value)
 
 
+def cleanup_text(cleanup: api.SessionCleanup | None) -> str:
+    """What cleaning would do to a session."""
+    if cleanup is None:
+        return "leaves it alone: its profile or policy makes no sense"
+    return f"{'would remove it' if cleanup.goes else 'leaves it'}: {cleanup.reason}"
+
+
 def total_of(checkpoints: int, sessions: int) -> str:
     return f"{count(checkpoints, 'checkpoint')} in {count(sessions, 'session')}"
 

@@ -1,4 +1,4 @@
-"""What nobody needs any more: `stepkeep prune` and `stepkeep clean`, also `cleanup`."""
+"""What stays and what nobody needs any more: `stepkeep keep`, `prune` and `clean`, also `cleanup`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,67 @@ import click
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, on_session, opened
-from stepkeep.cli.printing import lines, moment, note, note_errors, or_dash, table
+from stepkeep.cli.printing import cleanup_text, lines, moment, note, note_errors, or_dash, table
 from stepkeep.errors import InvalidInput
 from stepkeep.text import clean, count, size
+
+# --- keep --------------------------------------------------------------------------------------------------------
+
+KEEP_EXAMPLE = """\
+stepkeep keep research-42
+stepkeep keep research-42 --forever
+stepkeep keep research-42 --policy keep_last=20 --policy retention_days=90"""
+
+
+@command("keep", KEEP_EXAMPLE)
+@on_session()
+@click.option("--forever", is_flag=True, help="Nothing of it is pruned or cleaned any more.")
+@click.option(
+    "--policy",
+    "pairs",
+    multiple=True,
+    metavar="RULE=VALUE",
+    help="A rule of its own: one of `retention` in the configuration, or retention_days, or enabled. Repeatable.",
+)
+@click.option("--default", "is_default", is_flag=True, help="Take its own rules back.")
+def keep(
+    settings: CommonOptions, words: Words, forever: bool, pairs: tuple[str, ...], is_default: bool
+) -> None:
+    """Say what is kept of SESSION, before what configuration and profile say; without options, show it.
+
+    The rules given here are all that it has of its own: what was given before is replaced.
+    """
+    if forever + is_default + bool(pairs) > 1:
+        raise click.UsageError("Choose one of --forever, --policy and --default.")
+    key = words.named()
+    with opened(settings) as store:
+        run = store.get(key)
+        if forever:
+            status = run.keep(forever=True)
+        elif pairs or is_default:
+            retention, cleanup = api.parse_policy(_pairs(pairs))
+            status = run.keep(retention=retention, cleanup=cleanup)
+        else:
+            status = run.status()
+    settings.show(status, _print_kept)
+
+
+def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or name in found:
+            raise click.UsageError("--policy takes RULE=VALUE, each rule once.")
+        found[name] = value
+    return found
+
+
+def _print_kept(status: api.SessionStatus) -> None:
+    named = [f"{'prune:' if not at else '':<7}{clean(rule)}" for at, rule in enumerate(status.rules)]
+    lines([clean(status.session.key), *named, f"clean: {clean(cleanup_text(status.cleanup))}"])
+
+
+# --- prune -------------------------------------------------------------------------------------------------------
 
 PRUNE_EXAMPLE = """\
 stepkeep prune research-42 --dry-run

@@ -47,7 +47,7 @@ def _encoding_option() -> Callable[[Any], Any]:
 @on_session()
 @click.option("--state", "document", required=True, metavar="@FILE|-|JSON", help="The state, as JSON.")
 @_encoding_option()
-@click.option("--step", type=int, help="Where the work stands.")
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Where the work stands.")
 @click.option("--message", default="", help="What was done.")
 @click.option("--tags", "tag_lists", multiple=True, metavar="A,B", help="Tags, separated by commas.")
 @click.option(
@@ -55,7 +55,8 @@ def _encoding_option() -> Callable[[Any], Any]:
     type=click.Choice([status.value for status in Status]),
     help="Also becomes the session's status.",
 )
-@click.option("--auto/--manual", "is_auto", default=True, help="Why it is saved.  [default: auto]")
+@click.option("--auto", is_flag=True, help="It is saved by a program.  [default]")
+@click.option("--manual", is_flag=True, help="It is saved by hand.")
 @click.option("--profile", help="The session's profile, such as agent or archive.")
 @click.option("--project", help="The project the session belongs to.")
 @click.option("--workflow", metavar="NAME", help="The workflow the session runs, for cleanup policies.")
@@ -77,7 +78,8 @@ def save(
     encoding: str,
     tag_lists: tuple[str, ...],
     status: str | None,
-    is_auto: bool,
+    auto: bool,
+    manual: bool,
     metadata_document: str | None,
     expect_head: str | None,
     **given: Any,
@@ -89,9 +91,11 @@ def save(
     key = words.named()
     if document == "-" and metadata_document == "-":
         raise click.UsageError("Only one of --state and --metadata can be read from stdin.")
+    if auto and manual:
+        raise click.UsageError("--auto and --manual exclude each other.")
     options: api.SaveOptions = {
         "tags": _tags(tag_lists),
-        "trigger": TriggerKind.AUTO if is_auto else TriggerKind.MANUAL,
+        "trigger": TriggerKind.MANUAL if manual else TriggerKind.AUTO,
         "metadata": None if metadata_document is None else _metadata(metadata_document),
         "status": Status(status or Status.IN_PROGRESS),
     }
@@ -143,7 +147,12 @@ stepkeep create "plan made" --session research-42 --state @state.json"""
 @click.argument("message")
 @session_option("The session.  [default: $STEPKEEP_SESSION]")
 @click.option("--tags", "tag_lists", multiple=True, metavar="A,B", help="Tags, separated by commas.")
-@click.option("--step", type=int, help="Where the work stands.  [default: where it stood]")
+@click.option(
+    "--step",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Where the work stands.  [default: where it stood]",
+)
 @click.option(
     "--state", "document", metavar="@FILE|-|JSON", help="The state, as JSON.  [default: the latest one]"
 )

@@ -181,7 +181,7 @@ def _decode_otherwise(codec: str, data: bytes, size: int, base: bytes | None) ->
         )
     if name == codec:
         return compression.decompress(data, limit=size)
-    return _edited(_usable(base), unpack(data, compression))
+    return edited(_usable(base), unpack(data, compression))
 
 
 def rebuild(links: Sequence[Link], *, ceiling: int = DEFAULT_CEILING_BYTES) -> bytes:

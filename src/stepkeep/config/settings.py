@@ -265,31 +265,51 @@ class Settings(msgspec.Struct, frozen=True):
         if not self.given and not session.policy:
             return profile.retention
         is_touched = profile.is_cleaned
-        settings = self.for_session(session)
+        settings, own = self.for_session(session), _own_rules(session)
         rules = settings.retention_overrides(session.profile) if is_touched else {}
-        policy = session.policy or {}
-        own = {key: value for key, value in policy.items() if key not in (CLEANUP, MADE_UNDER)}
         retention = retention_for(session.profile, rules | own)
-        is_off = is_touched and not settings["checkpoint.history.enabled"]
+        is_off = is_touched and not own and not settings["checkpoint.history.enabled"]
         return msgspec.structs.replace(retention, is_off=True) if is_off else retention
 
+    def rule_sources(self, session: SessionInfo) -> dict[str, str]:
+        """Where the rules of a session come from that are not those of its profile, by their names in `Retention`."""
+        settings, sources = self.for_session(session), dict[str, str]()
+        if profile_named(session.profile).is_cleaned:
+            found = settings._overrides(session.profile)
+            found |= {"is_off": settings.given.get("checkpoint.history.enabled")}
+            sources = {
+                rule: f"{each.name}, {each.origin}" for rule, each in found.items() if each is not None
+            }
+        return sources | dict.fromkeys(_own_rules(session), "the session's own policy")
+
     def retention_overrides(self, profile: str) -> dict[str, Any]:
-        """What replaces the rules of a profile.
+        """What replaces the rules of a profile."""
+        if not self.given:
+            return {}
+        return {
+            rule: setting.value for rule, setting in self._overrides(profile).items() if setting is not None
+        }
+
+    def _overrides(self, profile: str) -> dict[str, Setting | None]:
+        """The same as settings.
 
         The number to keep has several names. The source that wins elsewhere wins here too; within one source the
         key for that profile comes before `retention.keep_last`, and that before `checkpoint.history.max_count`. Those
         two that speak of a most are also caps: no other rule keeps more.
         """
-        if not self.given:
-            return {}
-        overrides, most = self.section("retention"), self._strongest(*_most_keys(profile))
+        start, most = "retention.", self._strongest(*_most_keys(profile))
+        overrides: dict[str, Setting | None] = {
+            name.removeprefix(start): setting
+            for name, setting in self.given.items()
+            if name.startswith(start)
+        }
         count = self._strongest(*_most_keys(profile)[:-1], "retention.keep_last", _MAX_COUNT)
         if count is not None:
-            overrides |= {"keep_last": count.value}
+            overrides |= {"keep_last": count}
         # The key of a stronger source, which lets more stay, is not capped by that of a weaker one.
         if most is None or most.value is None or count is None or count.origin.layer != most.origin.layer:
             return overrides
-        return {"max_count": most.value} | overrides
+        return {"max_count": most} | overrides
 
     def policies_of(self, session: SessionInfo) -> CleanupPolicies:
         """When a session is cleaned, by whoever decides about it.
@@ -329,6 +349,11 @@ class Settings(msgspec.Struct, frozen=True):
     def compresses(self, session: SessionInfo) -> bool:
         """Whether states of a session are compressed where they are stored whole."""
         return session.profile != "agent" or bool(self["agent.checkpoints.compress_state"])
+
+
+def _own_rules(session: SessionInfo) -> dict[str, Any]:
+    """What a session says about its own history."""
+    return {key: value for key, value in (session.policy or {}).items() if key not in (CLEANUP, MADE_UNDER)}
 
 
 _MAX_COUNT: Final = "checkpoint.history.max_count"

@@ -60,7 +60,7 @@ class CleanReport(msgspec.Struct, frozen=True, kw_only=True):
     """How many sessions were removed, stayed, and were removed by others meanwhile; which failed, and why.
 
     Each session counts once: those in `errors` stayed, and are not among the `retained`. `sessions` says why, for each
-    in a dry run and otherwise for those that went. `warnings` are about the configuration.
+    in a dry run and otherwise for those that went. `warnings` of a dry run are about the configuration.
     """
 
     is_dry_run: bool = False
@@ -165,16 +165,16 @@ def clean_store(
     """Remove the sessions that policies let go, and give the space back. One that fails stays, and stops no other.
 
     `policies` are those of a profile, `workflows` the names that the configuration has one for. A dry run removes
-    nothing, and says of each session what would become of it.
+    nothing, and says of each session what would become of it, and which of the names no session has.
     """
     now_us = engine.clock()
-    warnings = tuple(
-        f"the configuration has a policy for workflow {name!r}, which no session belongs to"
-        for name in workflows
-        if next(engine.backend.sessions(SessionQuery(workflow=name, limit=1)), None) is None
-    )
     plan = plan_clean(engine, policies, now_us=now_us)
     if dry_run:
+        warnings = tuple(
+            f"the configuration has a policy for workflow {name!r}, which no session belongs to"
+            for name in workflows
+            if next(engine.backend.sessions(SessionQuery(workflow=name, limit=1)), None) is None
+        )
         decisions = sorted((entry.decision for entry in plan.entries), key=lambda each: not each.goes)
         return CleanReport(
             is_dry_run=True,
@@ -187,7 +187,7 @@ def clean_store(
         )
     report = apply_clean(engine, plan, now_us=now_us)
     reclaimed = reclaim(engine)
-    return msgspec.structs.replace(report, reclaimed_bytes=reclaimed, warnings=warnings)
+    return msgspec.structs.replace(report, reclaimed_bytes=reclaimed)
 
 
 def _batches(entries: Iterable[CleanEntry]) -> Iterator[list[CleanEntry]]:

@@ -28,7 +28,7 @@ from stepkeep.errors import PRUNE_FAILED, NotFound, StepkeepError
 from stepkeep.logs import Log
 from stepkeep.maintenance.budget import Budget, Limits
 from stepkeep.maintenance.clean import CleanEntry, CleanPlan, Policies, apply_clean, plan_clean
-from stepkeep.maintenance.prune import PrunePlan, PruneReport, apply_prune, plan_prune
+from stepkeep.maintenance.prune import MARK, PrunePlan, PruneReport, apply_prune, marked, plan_prune
 from stepkeep.maintenance.space import Ballast, compress_history, most_bytes, reclaim
 from stepkeep.model import SessionInfo, Status
 from stepkeep.policy.cleanup import decide
@@ -59,11 +59,6 @@ RECLAIM_AT_BYTES: Final = 4 * 1024 * 1024
 RECLAIM_BYTES: Final = 32 * 1024 * 1024
 MAX_KNOWN: Final = 10_000
 DAY_US: Final = 86_400_000_000
-
-MARK: Final = ("keeper", "history_off")
-"""Kind and name of the annotation of a checkpoint that was saved with history off."""
-
-_NEWEST_ONLY: Final = Retention(keep_last=1, keep_terminal=False)
 
 
 class Keeper:
@@ -240,7 +235,7 @@ class Keeper:
         """Prune one session; False when that can wait."""
         retention, count = self._retention_of(session), session.stored_count
         if retention.is_off:
-            self._prune_marked(session, job)
+            self._prune_unkept(session, job, retention)
             self._allow(session.uid, MIN_SLACK)
             return True
         keep_last = retention.count_limit
@@ -286,20 +281,15 @@ class Keeper:
                 self._allowances.clear()
             self._allowances[uid] = saves
 
-    def _prune_marked(self, session: SessionInfo, job: _Job) -> None:
-        """Of the checkpoints saved with history off keep only the newest."""
-        kind, name = MARK
-        uid, backend = session.uid, self._engine.backend
-        notes = backend.annotations(uid, kind=kind)
-        marked = {str(note.target) for note in notes if note.name == name}
-        plan = self._plan(session, _NEWEST_ONLY)
-        new = (marked | set(job.ids)) & {each.checkpoint for each in plan.decisions}
-        going = new & set(plan.going)
-        for id in new - going - marked:
-            self._engine.annotate(uid, id, kind, name, b"off")
-        if going:
-            only = msgspec.structs.replace(plan, going=tuple(id for id in plan.going if id in going))
-            self._apply(only, self._should_stop)
+    def _prune_unkept(self, session: SessionInfo, job: _Job, retention: Retention) -> None:
+        """Of the checkpoints saved with history off keep only the newest, and mark those that stay."""
+        engine, uid = self._engine, session.uid
+        plan = plan_prune(engine, session, retention, now_us=engine.clock(), saved_with_history_off=job.ids)
+        staying = {each.checkpoint for each in plan.decisions if each.stays}
+        for id in (staying & set(job.ids)) - marked(engine, uid):
+            engine.annotate(uid, id, *MARK, b"off")
+        if plan.going:
+            self._apply(plan, self._should_stop)
 
     def _prune_for_room(self, session: SessionInfo, retention: Retention) -> int:
         try:

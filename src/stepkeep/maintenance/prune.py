@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -47,6 +47,11 @@ from stepkeep.storage.port import (
 )
 
 log = Log("stepkeep")
+
+MARK: Final = ("keeper", "history_off")
+"""Kind and name of the annotation of a checkpoint that was saved with history off."""
+
+_NEWEST_ONLY: Final = Retention(keep_last=1, keep_terminal=False)
 
 Progress: TypeAlias = Callable[[int], None]
 """Called after each batch, outside any transaction, with the number of checkpoints dealt with."""
@@ -108,10 +113,18 @@ class Pruned(PruneCounts, frozen=True, kw_only=True):
 # --- plan ------------------------------------------------------------------------------------------------------
 
 
-def plan_prune(engine: Engine, session: SessionInfo, retention: Retention, *, now_us: int) -> PrunePlan:
+def plan_prune(
+    engine: Engine,
+    session: SessionInfo,
+    retention: Retention,
+    *,
+    now_us: int,
+    saved_with_history_off: Iterable[str] = (),
+) -> PrunePlan:
     """Decide for each checkpoint of a session whether it stays. Reads only.
 
-    A checkpoint whose header is damaged is left alone, and warned of.
+    A checkpoint whose header is damaged is left alone, and warned of. With history off only those go that were saved
+    so: those that are marked, and those that are given because nobody marked them yet.
 
     Raises:
         NotFound: the session was deleted.
@@ -127,12 +140,15 @@ def plan_prune(engine: Engine, session: SessionInfo, retention: Retention, *, no
     decisions = decide(
         headers,
         _stored_bytes(engine, session, headers, bodies, blobs),
-        retention,
+        _NEWEST_ONLY if retention.is_off else retention,
         now_us,
         branches=branches,
         current=session.branch,
         verified_id=verified_id,
     )
+    if retention.is_off:
+        unkept = {*marked(engine, session.uid), *saved_with_history_off}
+        decisions = [_if_unkept(each, each.checkpoint in unkept) for each in decisions]
     going = tuple(_in_order(headers, {each.checkpoint for each in decisions if not each.stays}))
     staying = {header.id for header in headers}.difference(going) | {row.id for row, _ in broken}
     return PrunePlan(
@@ -142,6 +158,19 @@ def plan_prune(engine: Engine, session: SessionInfo, retention: Retention, *, no
         warnings=tuple(_warnings(broken, decisions, verified_id)),
         reclaimable_bytes=_reclaimable(bodies, blobs, staying),
     )
+
+
+def marked(engine: Engine, uid: str) -> set[str]:
+    """The checkpoints of a session that are marked as saved with history off."""
+    kind, name = MARK
+    return {str(note.target) for note in engine.backend.annotations(uid, kind=kind) if note.name == name}
+
+
+def _if_unkept(decision: CheckpointDecision, is_unkept: bool) -> CheckpointDecision:
+    if decision.stays:
+        return decision
+    reason = "history is off" if is_unkept else "saved before history was switched off"
+    return msgspec.structs.replace(decision, stays=not is_unkept, reasons=(reason,))
 
 
 def _stored_bytes(
@@ -280,9 +309,16 @@ def apply_prune(
 
 
 def prune_session(
-    engine: Engine, session: SessionInfo, retention: Retention, *, dry_run: bool = False
+    engine: Engine,
+    session: SessionInfo,
+    retention: Retention,
+    *,
+    sources: Mapping[str, str] | None = None,
+    dry_run: bool = False,
 ) -> PruneReport:
     """Plan and apply in one go. A dry run removes nothing, and says of each checkpoint what would become of it.
+
+    `sources` names where rules come from that are not those of the session's profile.
 
     Raises:
         NotFound: the session was deleted before anything was done.
@@ -299,13 +335,15 @@ def prune_session(
         report = msgspec.structs.replace(_report(plan, [would], 0), decisions=plan.decisions)
     else:
         report = apply_prune(engine, plan)
-    return msgspec.structs.replace(report, rules=rule_texts(retention), warnings=plan.warnings)
+    rules = rule_texts(retention, session.profile, sources)
+    return msgspec.structs.replace(report, rules=rules, warnings=plan.warnings)
 
 
 def prune_store(
     engine: Engine,
     retention_of: Callable[[SessionInfo], Retention],
     *,
+    sources_of: Callable[[SessionInfo], Mapping[str, str]] = lambda _: {},
     only: SessionInfo | None = None,
     compress_after_hours: int | None = None,
     dry_run: bool = False,
@@ -316,11 +354,16 @@ def prune_store(
     """
     reports: list[PruneReport] = []
     errors: list[SessionError] = []
+
+    def prune(session: SessionInfo) -> PruneReport:
+        rules, sources = retention_of(session), sources_of(session)
+        return prune_session(engine, session, rules, sources=sources, dry_run=dry_run)
+
     if only is not None:
-        reports.append(prune_session(engine, only, retention_of(only), dry_run=dry_run))
+        reports.append(prune(only))
     for session in [] if only is not None else list(engine.backend.sessions(SessionQuery())):
         try:
-            reports.append(prune_session(engine, session, retention_of(session), dry_run=dry_run))
+            reports.append(prune(session))
         except StepkeepError as exc:
             if not (isinstance(exc, NotFound) and exc.code == "session_not_found"):  # deleted meanwhile
                 errors.append(SessionError(session=session.key, code=exc.code, message=exc.message))

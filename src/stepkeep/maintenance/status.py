@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import Final
@@ -119,7 +119,13 @@ def session_usage(engine: Engine, info: SessionInfo) -> SessionUsage:
 
 
 def session_status(
-    engine: Engine, policies: Policies, info: SessionInfo, retention: Retention, latest: Header | None
+    engine: Engine,
+    policies: Policies,
+    info: SessionInfo,
+    retention: Retention,
+    latest: Header | None,
+    *,
+    sources: Mapping[str, str],
 ) -> SessionStatus:
     """Where a session stands, what it takes, and the rules it is under; `latest` is its newest checkpoint."""
     cleanup = None
@@ -131,7 +137,7 @@ def session_status(
         usage=engine.backend.usage(info.uid),
         latest=None if latest is None else describe(engine, info.key, [latest])[0],
         takes=session_usage(engine, info),
-        rules=rule_texts(retention),
+        rules=rule_texts(retention, info.profile, sources),
         cleanup=cleanup,
     )
 

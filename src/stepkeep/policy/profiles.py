@@ -98,15 +98,15 @@ def retention_for(profile_name: str, overrides: Mapping[str, object] | None = No
 
 
 def retention_with(base: Retention, rules: Mapping[str, object]) -> Retention:
-    """The rules for one prune. Keep counts that are given replace those of `base`; its caps, unless given, and what it
-    always keeps stay.
+    """The rules for one prune. Keep counts that are given replace those of `base`, and that history is off; its caps,
+    unless given, and what it always keeps stay.
 
     Raises:
         InvalidInput: an unknown key, or a value that makes no sense; the message names the key.
     """
     given = {key: _value(key, value) for key, value in rules.items()}
     if not given.keys().isdisjoint(_SELECTING):
-        given = dict.fromkeys(_SELECTING) | given
+        given = dict.fromkeys(_SELECTING) | given | {"is_off": False}
     if rules.get("keep_tags"):
         given["keep_tags"] = tuple(dict.fromkeys((*base.keep_tags, *given["keep_tags"])))
     return msgspec.structs.replace(base, **given)

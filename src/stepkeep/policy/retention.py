@@ -88,31 +88,51 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
         return not has_cap and (count <= self.keep_last if self.keep_last is not None else self.keeps_all)
 
 
-def rule_texts(retention: Retention) -> tuple[str, ...]:
-    """The rules in words: what they keep, then what the caps remove whatever else keeps it."""
-    keeps = [f"the last {retention.keep_last}"] if retention.keep_last is not None else []
-    spans = {
-        "everything": retention.keep_within,
-        "one per hour": retention.keep_hourly,
-        "one per day": retention.keep_daily,
-        "one per week": retention.keep_weekly,
-    }
-    keeps += [f"{what} of the last {span_text(span)}" for what, span in spans.items() if span is not None]
-    if not keeps:
-        keeps = ["everything"]
-    else:
-        keeps += ["what was saved by hand"] if retention.keep_manual else []
-        keeps += [f"tag {tag}" for tag in retention.keep_tags]
-    keeps += (
-        ["only the newest of what is saved from now on (checkpoint.history.enabled)"]
-        if retention.is_off
-        else []
+def rule_texts(
+    retention: Retention, profile: str = "", sources: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """The rules in words: what they keep, then what the caps remove whatever else keeps it.
+
+    Where a profile is named, each also tells where it comes from: from that profile unless `sources` has another place.
+    """
+    told = list(_keep_texts(retention))
+    told += [("is_off", "keep only the newest of what is saved from now on")] if retention.is_off else []
+    told += _cap_texts(retention)
+    places = sources or {}
+    return tuple(
+        f"{text} ({places.get(rule, f'profile {profile}')})" if profile else text for rule, text in told
     )
-    removes = [] if retention.max_count is None else [f"the oldest beyond {retention.max_count}"]
-    removes += [f"what is older than {span_text(retention.max_age)}"] if retention.max_age is not None else []
+
+
+def _keep_texts(retention: Retention) -> Iterator[tuple[str, str]]:
+    """(the rule, what it keeps)"""
+    if retention.keeps_all:
+        yield "keep_last", "keep everything"
+        return
+    if retention.keep_last is not None:
+        yield "keep_last", f"keep the last {retention.keep_last}"
+    whats = {
+        "keep_within": "everything",
+        "keep_hourly": "one per hour",
+        "keep_daily": "one per day",
+        "keep_weekly": "one per week",
+    }
+    for (rule, what), span in zip(whats.items(), _spans(retention), strict=True):
+        if span is not None:
+            yield rule, f"keep {what} of the last {span_text(span)}"
+    if retention.keep_manual:
+        yield "keep_manual", "keep what was saved by hand"
+    yield from (("keep_tags", f"keep tag {tag}") for tag in retention.keep_tags)
+
+
+def _cap_texts(retention: Retention) -> Iterator[tuple[str, str]]:
+    """(the cap, what it removes)"""
+    if retention.max_count is not None:
+        yield "max_count", f"remove the oldest beyond {retention.max_count}"
+    if retention.max_age is not None:
+        yield "max_age", f"remove what is older than {span_text(retention.max_age)}"
     if retention.max_bytes is not None:
-        removes.append(f"the oldest beyond {size(retention.max_bytes)}")
-    return (*(f"keep {text}" for text in keeps), *(f"remove {text}" for text in removes))
+        yield "max_bytes", f"remove the oldest beyond {size(retention.max_bytes)}"
 
 
 class CheckpointDecision(msgspec.Struct, frozen=True, kw_only=True):

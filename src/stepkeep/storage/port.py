@@ -559,6 +559,10 @@ class TakesSnapshots(Protocol):
 class Compresses(Protocol):
     """A backend that can store old checkpoints smaller, as they are."""
 
+    @property
+    def can_compress(self) -> bool:
+        """Whether this store, as it is laid out, has such checkpoints."""
+
     def compressible(self, before_us: int, *, session: str | None = None) -> int:
         """How many checkpoints, of one session or of all, `compress` would look at."""
 

@@ -618,8 +618,12 @@ class FilesBackend(SqlBackend):
 
     # --- compressing
 
+    @property
+    def can_compress(self) -> bool:
+        return self._layout is Layout.RUN
+
     def compressible(self, before_us: int, *, session: str | None = None) -> int:
-        if self._layout is not Layout.RUN:
+        if not self.can_compress:
             return 0
         return self._read(lambda tx: sidecar.count_plain_before(tx, before_us, session))
 
@@ -627,7 +631,7 @@ class FilesBackend(SqlBackend):
         """Only the history of the `run` layout; `latest.json` stays as it is."""
         done = 0
         skipped: set[str] = set()
-        while self._layout is Layout.RUN and (limit is None or done < limit):
+        while self.can_compress and (limit is None or done < limit):
             step = COMPRESS_STEP if limit is None else min(COMPRESS_STEP, limit - done)
             count, found = self._writing(
                 lambda tx, step=step: self._compress_some(  # type: ignore[misc]
