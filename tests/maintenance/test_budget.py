@@ -201,3 +201,73 @@ def test_a_save_that_can_never_fit_costs_no_history(file: Path) -> None:
             session.save({"noise": random.randbytes(5 * MIB)})
         assert refusal.value.code == "store_budget_exceeded"
         assert len(list(session.history())) == 6
+
+
+# --- the budget that refuses nothing ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["sqlite:{}/a.db", "files:{}/a?layout=run"])
+def test_a_full_budget_thins_history_and_says_so_once(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The oldest go, of finished sessions first; every save is accepted, and each session tells it the first time."""
+    url = url.format(tmp_path)
+    small = settings(limits__budget_bytes=3 * MIB)
+    for round in range(3):
+        for key in ("old", "new"):
+            with stepkeep.open(url, config=small) as store:
+                fill(store.session(key), 10)
+                if key == "old":
+                    store.get(key).complete()
+        with stepkeep.open(url, config=small) as store:
+            assert store.get("new").info.last_seq == 10 * (round + 1)
+            assert store.usage().store_bytes < 4 * MIB
+    told = [
+        record.getMessage() for record in caplog.records if "has reached its budget" in record.getMessage()
+    ]
+    assert len(told) == len(set(told)) <= 2
+    assert told[0] == (
+        "the store has reached its budget of 3.1MB (limits.budget_bytes): "
+        "the oldest checkpoints of 'old' go from now on"
+    )
+    with stepkeep.open(url, config=small) as store:
+        assert [header.seq for header in store.get("old").history()] == [30]
+        assert store.verify().is_intact
+
+
+def test_a_budget_that_cannot_be_kept_is_told_and_refuses_nothing(file: Path) -> None:
+    """What V7 keeps may take more: saves go on, and `status` and `doctor` tell."""
+    small = settings(limits__budget_bytes=256 * KIB, retention__max_bytes=50 * KIB)
+    with stepkeep.open(file, config=small) as store:
+        for number in range(5):
+            fill(store.session(f"run-{number}"), 1)
+    with stepkeep.open(file, config=small) as store:
+        status = store.status()
+        assert (status.budget_bytes, status.is_over_budget) == (256 * KIB, True)
+        one = store.get("run-0").status()
+        assert (one.budget_bytes, one.is_over_budget) == (50 * KIB, True)
+        assert store.session("run-0").save({"more": random.randbytes(KIB)}).seq == 2
+        assert len(list(store.sessions())) == 5
+
+
+def test_the_budget_of_a_session_is_told_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where every save is a process of its own."""
+    for _ in range(12):
+        with stepkeep.open(file, config=settings(retention__max_bytes=300 * KIB)) as store:
+            fill(store.session("run"), 1)
+    told = [record.getMessage() for record in caplog.records if "budget" in record.getMessage()]
+    assert told == [
+        "session 'run' has reached its budget of 307KB (retention.max_bytes): the oldest checkpoints of 'run' go from"
+        " now on"
+    ]
+
+
+def test_a_session_that_is_kept_is_not_thinned(file: Path) -> None:
+    """Its own word counts as much as the profile `archive`."""
+    with stepkeep.open(file, config=settings(limits__budget_bytes=2 * MIB)) as store:
+        store.session("kept").keep(forever=True)
+        fill(store.session("kept"), 15)
+        fill(store.session("other"), 15)
+    with stepkeep.open(file, config=settings()) as store:
+        assert store.get("kept").usage().checkpoints == 15
+        assert store.get("other").usage().checkpoints < 15

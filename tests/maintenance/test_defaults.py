@@ -121,3 +121,19 @@ def test_short_processes_clean_other_sessions_once_a_day(url: str) -> None:
     assert run("b") == {"b"}
     clock.advance(10 * DAY)
     assert run("c") == {"c"}
+
+
+@pytest.mark.parametrize(("layout", "kept"), [("run", 50), ("workflow", 10), ("phase", 60)])
+def test_a_layout_brings_the_rules_of_its_specification(tmp_path: Path, layout: str, kept: int) -> None:
+    """Unless the user names another profile, in the configuration or in the call."""
+    url = f"files:{tmp_path}/files?layout={layout}"
+    archive = config.load(cwd=None, environ={"STEPKEEP_PROFILE": "archive"})
+    for key, settings, profile in (("a", QUIET, None), ("b", archive, None), ("c", QUIET, "standard")):
+        with stepkeep.open(url, config=settings) as store:
+            for number in range(60):
+                store.session(key, profile=profile).save(number)
+    assert [len(seqs(url, key)) for key in "abc"] == [kept, 60, 60]
+    with stepkeep.open(url, config=QUIET) as store:
+        store.save("d", 1)
+        wanted = "standard" if layout == "phase" else layout
+        assert [store.get(key).info.profile for key in "abcd"] == [wanted, "archive", "standard", wanted]

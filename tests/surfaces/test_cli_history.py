@@ -597,6 +597,7 @@ OTHERWISE_TESTED = {
     "agent.checkpoints.auto_checkpoint",
     "agent.checkpoints.compress_state",
     "hooks.workspace",
+    "limits.budget_bytes",
     "limits.max_bytes",
     "limits.min_free_bytes",
     "workflow.warn_stored_bytes",
@@ -703,7 +704,8 @@ def test_status_tells_what_is_stored_and_what_will_go(cli: Filled) -> None:
             store.session("big", profile="workflow").save({"notes": ["word"] * 1000, "n": number})
     found = cli.here("status", "--json").json
     assert set(found) == {
-        *("store", "statuses", "usage", "oldest", "newest", "sessions", "next_clean", "max_bytes")
+        *("store", "statuses", "usage", "oldest", "newest", "sessions", "next_clean", "max_bytes"),
+        *("budget_bytes", "is_over_budget"),
     }
     assert found["next_clean"] == {"count": 1, "sessions": ["old-build"]}
     big, old = found["sessions"]
@@ -715,6 +717,7 @@ def test_status_tells_what_is_stored_and_what_will_go(cli: Filled) -> None:
     assert big["ratio"] == round(big["size_bytes"] / big["stored_bytes"], 2) > 5
     assert found["oldest"] == old["oldest"] == "2026-01-16T12:00:00Z"
     text = cli.here("status").out
+    assert "budget:      10.7GB\n" in text
     assert "next clean:  would remove 1 session: old-build\n" in text
     assert text.splitlines()[-2].split()[-2:] == ["in_progress", "big"]
     assert cli.here("status", "--limit", "1").out.endswith("big\n... (1 more)\n")
@@ -726,7 +729,19 @@ def test_status_of_a_session_tells_its_rules(cli: Filled) -> None:
     """What prune keeps and whether clean would remove it, beside what the session takes."""
     cli.ended("old", DAY * 9, profile="workflow")
     found = cli.here("status", "old", "--json").json
-    assert set(found) == {"store", "session", "usage", "latest", "takes", "rules", "cleanup"}
+    assert set(found) == {
+        *(
+            "store",
+            "session",
+            "usage",
+            "latest",
+            "takes",
+            "rules",
+            "cleanup",
+            "budget_bytes",
+            "is_over_budget",
+        )
+    }
     assert found["rules"] == ["keep the last 10 (profile workflow)"]
     assert found["cleanup"] == {
         "session": "old",

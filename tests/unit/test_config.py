@@ -71,6 +71,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "retention.max_count": ("7", 7),
     "retention.max_age": ("14d", timedelta(days=14)),
     "retention.max_bytes": ("500MB", 500_000_000),
+    "limits.budget_bytes": ("20GiB", 20 * 1024**3),
     "limits.max_bytes": ("2GiB", 2 * 1024**3),
     "limits.min_free_bytes": ("1GB", 10**9),
     "workflow.warn_stored_bytes": ("1MB", 10**6),

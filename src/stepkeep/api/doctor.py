@@ -282,20 +282,21 @@ def _stuck(engine: Engine) -> Found:
 
 
 def _budget(engine: Engine, settings: Settings) -> Found:
-    limit = settings.for_store["limits.max_bytes"]
-    if limit is None:
-        yield _ok("budget", "no limit in bytes")
-        return
+    limit, budget = (settings.for_store[f"limits.{name}_bytes"] for name in ("max", "budget"))
     used = engine.backend.usage().store_bytes
-    text = f"{size(used)} of {size(limit)} (limits.max_bytes)"
     free = store_free_bytes(engine.backend.url)
-    if used >= NEAR_BUDGET * limit:
-        yield _warning("budget", f"nearly used up: {text}", "`stepkeep prune`, or raise limits.max_bytes")
-    elif free is not None and free < limit - used:
-        message = f"{text}, but its disk has only {size(free)} left"
-        yield _warning("budget", message, "free space, or lower limits.max_bytes")
+    if limit is not None and used >= NEAR_BUDGET * limit:
+        text = f"the limit is nearly used up: {size(used)} of {size(limit)} (limits.max_bytes)"
+        yield _warning("budget", text, "`stepkeep prune`, or raise limits.max_bytes")
+    elif limit is not None and free is not None and free < limit - used:
+        text = f"{size(used)} of {size(limit)} (limits.max_bytes), but its disk has only {size(free)} left"
+        yield _warning("budget", text, "free space, or lower limits.max_bytes")
+    elif budget is not None and used > budget:
+        text = f"used up: {size(used)} of {size(budget)} (limits.budget_bytes); saves go on"
+        yield _warning("budget", text, "let sessions go, or raise limits.budget_bytes")
     else:
-        yield _ok("budget", text)
+        most = min((each for each in (limit, budget) if each is not None), default=None)
+        yield _ok("budget", "no limit in bytes" if most is None else f"{size(used)} of {size(most)}")
 
 
 def _keeper(engine: Engine, settings: Settings) -> Found:

@@ -171,8 +171,11 @@ class Store:
         return saved
 
     def _for_new_ones(self) -> dict[str, Any]:
-        """What the settings say of new sessions."""
-        return _given(profile=self._settings["profile"], project=self._settings["project"])
+        """What the settings say of new sessions; where they name no profile, the layout of a store of files does."""
+        profile = self._settings["profile"]
+        if "profile" not in self._settings.given:
+            profile = self._engine.backend.capabilities.profile or profile
+        return _given(profile=profile, project=self._settings["project"])
 
     def _changed(self, info: SessionInfo, given: dict[str, Any]) -> SessionInfo:
         """The session with these fields, which are stored where they are others."""
@@ -499,9 +502,13 @@ class Store:
         """What the store holds and takes, the `limit` sessions that take most, and what `clean` would remove."""
         from stepkeep.maintenance.status import store_status
 
-        settings = self._settings
+        settings = self._settings.for_store
         return store_status(
-            self._engine, settings.policies_of, limit=limit, max_bytes=settings["limits.max_bytes"]
+            self._engine,
+            self._settings.policies_of,
+            limit=limit,
+            max_bytes=settings["limits.max_bytes"],
+            budget_bytes=settings["limits.budget_bytes"],
         )
 
     def doctor(self, *, full: bool = False, progress: Progress | None = None) -> Diagnosis:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepkeep.config import Settings, data_folder
 from stepkeep.engine import Engine, Saved
 from stepkeep.errors import StepkeepError
-from stepkeep.maintenance.space import Ballast, most_bytes
+from stepkeep.maintenance.space import Ballast, database_bytes, most_bytes
 from stepkeep.model import SessionInfo
 from stepkeep.processes import tell_of_forks
 from stepkeep.storage.port import Compresses
@@ -105,7 +105,9 @@ class Upkeep:
         assert self._settings is not None
         settings = self._settings.for_store
         return Limits(
-            max_bytes=settings["limits.max_bytes"], min_free_bytes=settings["limits.min_free_bytes"]
+            max_bytes=settings["limits.max_bytes"],
+            min_free_bytes=settings["limits.min_free_bytes"],
+            budget_bytes=settings["limits.budget_bytes"],
         )
 
     # --- what the engine tells
@@ -168,6 +170,9 @@ class Upkeep:
             return True
         if header.seq == 1:
             return False
+        size = database_bytes(self._engine.backend.url) or 0
+        if size > (settings["limits.budget_bytes"] or size):
+            return True
         try:
             retention = settings.retention_of(self._engine.seen(header.session))
             most = most_bytes(self._engine, header.session, retention.max_bytes)

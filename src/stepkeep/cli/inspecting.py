@@ -64,6 +64,10 @@ def _print_store(status: api.StoreStatus) -> None:
         {
             "store": status.store,
             "on disk": size(usage.store_bytes),
+            "budget": _budget(status.budget_bytes, status.is_over_budget),
+            "limit": ""
+            if status.max_bytes is None
+            else f"{size(status.max_bytes)}, saves beyond it are refused",
             "sessions": f"{usage.sessions:,}" + (f" ({by_status})" if by_status else ""),
             **_usage_facts(usage),
             "oldest": _time(status.oldest),
@@ -87,6 +91,13 @@ def _usage_row(each: api.SessionUsage) -> dict[str, str]:
         "status": each.status,
         "session": each.session,
     }
+
+
+def _budget(budget_bytes: int | None, is_over: bool) -> str:
+    if budget_bytes is None:
+        return "none"
+    over = ", used up: what may go is thinned, the oldest first, and saves go on"
+    return f"{size(budget_bytes)}{over if is_over else ''}"
 
 
 def _next_clean(plan: api.NextClean) -> str:
@@ -116,6 +127,7 @@ def _print_session(status: api.SessionStatus) -> None:
             if takes.ratio
             else "",
             "oldest": _time(takes.oldest),
+            "budget": _budget(status.budget_bytes, status.is_over_budget) if status.is_over_budget else "",
             "prune": "; ".join(status.rules),
             "clean": cleanup_text(status.cleanup),
         }

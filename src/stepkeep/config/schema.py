@@ -312,9 +312,14 @@ SCHEMA: Final = (
         THE_PROFILES,
     ),
     Key(
+        "limits.budget_bytes",
+        _SIZE_OR_OFF,
+        "Byte budget of the whole store: when it is full the keeper thins history, the oldest first. Saves go on.",
+    ),
+    Key(
         "limits.max_bytes",
         _SIZE_OR_OFF,
-        "Byte budget of the whole store: the keeper prunes before it is reached.",
+        "Limit of the whole store: the keeper prunes before it is reached, and a save beyond it is refused.",
         "off",
     ),
     Key(

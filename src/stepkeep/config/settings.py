@@ -65,6 +65,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "retention.max_count": None,
     "retention.max_age": None,
     "retention.max_bytes": None,
+    "limits.budget_bytes": 10 * 1024**3,
     "limits.max_bytes": None,
     "limits.min_free_bytes": None,
     "workflow.warn_stored_bytes": 10_000_000,

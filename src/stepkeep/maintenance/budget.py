@@ -1,8 +1,10 @@
-"""The byte budget of a store and the free space of its disk: history gives way before either is used up.
+"""The byte budget of a store, its limit, and the free space of its disk: history gives way before any is used up.
 
 From 90 % of a limit on, history is squeezed until 80 % are left: finished sessions first, the oldest of them first,
-down to what V7 keeps; then active ones, to fewer and fewer checkpoints. Sessions of profile `archive` are left
-alone. When nothing may go any more, the save that would cross the limit is refused before anything is written.
+down to what V7 keeps; then active ones, to fewer and fewer checkpoints. Sessions that are kept for ever are left
+alone. When nothing may go any more, the save that would cross a limit is refused before anything is written.
+
+The budget is squeezed for when it is full, and refuses nothing: where V7 does not let it be kept, saves go on.
 """
 
 from __future__ import annotations
@@ -10,27 +12,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from stepkeep.engine import Engine
 from stepkeep.errors import BackendUnavailable, InvalidInput
-from stepkeep.maintenance.space import reclaim, store_free_bytes
+from stepkeep.maintenance.space import database_bytes, reclaim, store_free_bytes
 from stepkeep.model import SessionInfo, Status
-from stepkeep.policy.profiles import profile_named
+from stepkeep.policy.cleanup import is_kept
 from stepkeep.policy.retention import Retention
 from stepkeep.processes import tell_of_forks
 from stepkeep.storage.port import Append, KeepsFiles, SessionQuery
 from stepkeep.storage.urls import database_file
 from stepkeep.text import size
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 SQUEEZE_AT: Final = 0.9
 SQUEEZE_TO: Final = 0.8
+_WHEN_FULL: Final = 1 / SQUEEZE_AT
 
 MEASURE_SECONDS: Final = 0.25
 MEASURE_BYTES: Final = 256 * 1024
@@ -40,22 +39,46 @@ is in the log and in the database for a while."""
 RETRY_SECONDS: Final = 5.0
 """How long to wait before squeezing again when it did not help."""
 
+BUDGET_SECONDS: Final = 600.0
+"""How often a store that is not one file is measured for its budget alone, which takes a look at all its records."""
+
 STEPS: Final = (10, 3, 1)
 """To how many checkpoints active sessions are brought down, one round after the other."""
+
+GENTLE_STEPS: Final = (1000, 300, 100, 30)
+"""The same before these, where there is a budget and no limit: nothing is lost if it takes a few rounds."""
 
 _FINISHED: Final = tuple(status for status in Status if status.is_finished)
 _ACTIVE: Final = tuple(status for status in Status if not status.is_finished)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How large the store may become, and how much of its disk must stay free; None for no limit."""
+    """How large the store may become, and how much of its disk must stay free; None for no limit.
+
+    Beyond `budget_bytes` history is thinned, and saves go on.
+    """
 
     max_bytes: int | None = None
     min_free_bytes: int | None = None
+    budget_bytes: int | None = None
+
+    @property
+    def refuses(self) -> bool:
+        """Whether a save may be refused because of them."""
+        return self.max_bytes is not None or self.min_free_bytes is not None
 
     @property
     def is_set(self) -> bool:
-        return self.max_bytes is not None or self.min_free_bytes is not None
+        return self.refuses or self.budget_bytes is not None
+
+    @property
+    def squeezed_for(self) -> Limits:
+        """The same, where a full budget counts as much as a limit that is about to be reached."""
+        if self.budget_bytes is None:
+            return self
+        full = int(self.budget_bytes * _WHEN_FULL)
+        most = full if self.max_bytes is None else min(full, self.max_bytes)
+        return Limits(max_bytes=most, min_free_bytes=self.min_free_bytes)
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -103,12 +126,13 @@ class Budget:
     ) -> None:
         self._engine = engine
         self._limits = limits
+        self._soft = limits.squeezed_for
         self._prune = prune
         self._on_pressure = on_pressure
         self._file = database_file(engine.backend.url)
         self._lock = threading.Lock()
         self._room = Room(0, None)
-        self._measured_at = float("-inf")
+        self._measured_at = float("-inf") if limits.refuses else time.monotonic()
         self._admitted_bytes = 0
         self._saved_since_squeeze = False  # then there may be history that the last one did not see
         self._retry_at = float("-inf")
@@ -132,7 +156,11 @@ class Budget:
             level = self._room.after(size).level(self._limits)
         if level > 1:
             self._make_room(size)
-        elif level >= SQUEEZE_AT and self._on_pressure is not None and self._may_squeeze:
+        elif (
+            self._on_pressure is not None
+            and self._may_squeeze
+            and self._room.after(size).level(self._soft) >= SQUEEZE_AT
+        ):
             self._on_pressure()
         self._room = self._room.after(size)
         self._admitted_bytes += size
@@ -171,19 +199,38 @@ class Budget:
 
     def measure(self) -> Room:
         """What the store takes and its disk has left, now."""
-        file = self._file
-        size = self._engine.backend.usage().store_bytes if file is None else _size(file)
+        size = database_bytes(self._engine.backend.url)
+        size = self._engine.backend.usage().store_bytes if size is None else size
         self._room = Room(size, store_free_bytes(self._engine.backend.url))
         self._measured_at = time.monotonic()
         self._admitted_bytes = 0
         return self._room
+
+    def reached(self) -> tuple[str, str] | None:
+        """What is full, in words, and the key that says how much that is; None while nothing was found to be."""
+        limits, room = self._limits, self._room
+        if limits.budget_bytes is not None and room.store_bytes >= limits.budget_bytes:
+            return f"the store has reached its budget of {size(limits.budget_bytes)}", "limits.budget_bytes"
+        if limits.max_bytes is not None and room.store_bytes >= limits.max_bytes * SQUEEZE_AT:
+            return f"the store is about to reach its limit of {size(limits.max_bytes)}", "limits.max_bytes"
+        if limits.min_free_bytes is not None:
+            return (
+                f"the disk has little more than {size(limits.min_free_bytes)} left",
+                "limits.min_free_bytes",
+            )
+        return None
 
     # --- squeezing
 
     @property
     def is_pressed(self) -> bool:
         """Whether it is time to squeeze, and squeezing may help."""
-        return self._limits.is_set and self._may_squeeze and self.measure().level(self._limits) >= SQUEEZE_AT
+        if not self._limits.is_set or not self._may_squeeze:
+            return False
+        is_cheap = self._limits.refuses or self._file is not None
+        if not is_cheap and time.monotonic() - self._measured_at < BUDGET_SECONDS:
+            return False
+        return self.measure().level(self._soft) >= SQUEEZE_AT
 
     @property
     def _may_squeeze(self) -> bool:
@@ -194,15 +241,15 @@ class Budget:
         with self._lock:
             now = self.measure()
             room = now.after(extra)
-            if room.level(self._limits) < SQUEEZE_AT:
+            if room.level(self._soft) < SQUEEZE_AT:
                 return  # another thread did it
             if not self._may_squeeze and not self._saved_since_squeeze:
                 return
             self._saved_since_squeeze = False
             # Where not even an empty store would help, no history is given up in vain.
-            if room.excess(self._limits, 1.0) <= now.store_bytes:
+            if room.excess(self._soft, 1.0) <= now.store_bytes:
                 self._squeeze(extra, should_stop)
-            if self.measure().after(extra).level(self._limits) >= SQUEEZE_AT:
+            if self.measure().after(extra).level(self._soft) >= SQUEEZE_AT:
                 self._retry_at = time.monotonic() + RETRY_SECONDS
 
     def _squeeze(self, extra: int, should_stop: Callable[[], bool]) -> None:
@@ -219,13 +266,14 @@ class Budget:
         reclaim(self._engine)
 
     def _missing(self, extra: int) -> int:
-        return self.measure().after(extra).excess(self._limits, SQUEEZE_TO)
+        return self.measure().after(extra).excess(self._soft, SQUEEZE_TO)
 
     def _victims(self) -> Iterator[tuple[SessionInfo, Retention]]:
         for session in self._sessions(_FINISHED):
             yield session, Retention(keep_last=1)
         active = self._sessions(_ACTIVE)
-        for keep_last in STEPS:
+        is_urgent = self._room.level(self._limits) >= SQUEEZE_AT
+        for keep_last in STEPS if is_urgent else (*GENTLE_STEPS, *STEPS):
             for session in active:
                 if session.stored_count > keep_last:
                     yield session, Retention(keep_last=keep_last)
@@ -250,14 +298,6 @@ class Budget:
 
 def _gives_way(session: SessionInfo) -> bool:
     try:
-        return profile_named(session.profile).is_cleaned
+        return not is_kept(session)
     except InvalidInput:
         return False  # of a newer release: not ours to judge
-
-
-def _size(file: Path) -> int:
-    size = 0
-    for path in (file, file.with_name(f"{file.name}-wal")):
-        with suppress(OSError):
-            size += path.stat().st_size
-    return size

@@ -35,6 +35,7 @@ from stepkeep.policy.cleanup import decide
 from stepkeep.policy.retention import Retention
 from stepkeep.processes import Worker, tell_of_forks
 from stepkeep.storage.port import SessionQuery
+from stepkeep.text import size
 
 log = Log("stepkeep")
 
@@ -59,6 +60,8 @@ RECLAIM_AT_BYTES: Final = 4 * 1024 * 1024
 RECLAIM_BYTES: Final = 32 * 1024 * 1024
 MAX_KNOWN: Final = 10_000
 DAY_US: Final = 86_400_000_000
+BUDGET_REACHED: Final = "budget_reached"
+"""The event that tells from when on a session gives up history for a budget: that of the key it names."""
 
 
 class Keeper:
@@ -244,7 +247,11 @@ class Keeper:
             self._allow(session.uid, keep_last + _slack(keep_last) - count)
             return False
         if not retention.keeps_all_of(count, most_bytes(self._engine, session.uid, retention.max_bytes)):
-            count = self._apply(self._plan(session, retention), self._should_stop).kept
+            plan = self._plan(session, retention)
+            if retention.max_bytes is not None and plan.is_over_budget:
+                about = f"session {session.key!r} has reached its budget of {size(retention.max_bytes)}"
+                self._tell_once(session, about, "retention.max_bytes")
+            count = self._apply(plan, self._should_stop).kept
         if keep_last is None:
             self._allow(session.uid, float("inf"))
         else:
@@ -291,9 +298,20 @@ class Keeper:
         if plan.going:
             self._apply(plan, self._should_stop)
 
+    def _tell_once(self, session: SessionInfo, about: str, key: str) -> None:
+        """Say that a budget is full, the first time that a session gives up history for it."""
+        backend = self._engine.backend
+        told = {each.data.get("key") for each in backend.events(session.uid) if each.type == BUDGET_REACHED}
+        if key not in told:
+            log.warning("%s (%s): the oldest checkpoints of %r go from now on", about, key, session.key)
+            backend.record_event(session.uid, BUDGET_REACHED, {"key": key}, time_us=self._engine.clock())
+
     def _prune_for_room(self, session: SessionInfo, retention: Retention) -> int:
         try:
-            return self._apply(self._plan(session, retention), lambda: self._worker.is_stopping).stored_bytes
+            plan = self._plan(session, retention)
+            if plan.going and (reached := self.budget.reached()) is not None:
+                self._tell_once(session, *reached)
+            return self._apply(plan, lambda: self._worker.is_stopping).stored_bytes
         except (NotFound, _Stopped):
             return 0
         except Exception as exc:
@@ -373,6 +391,8 @@ class Keeper:
         others = [each for each in self._engine.backend.sessions(query) if each.uid not in self._ended]
         if all((each.finished_us or 0) // DAY_US != now_us // DAY_US for each in others):
             self._clean_all()
+            self._deadline = time.monotonic() + LAST_PASS_SECONDS
+            self.budget.squeeze(should_stop=self._should_stop)
 
     def before_fork(self) -> None:
         self._lock.acquire()

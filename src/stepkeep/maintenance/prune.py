@@ -30,6 +30,7 @@ from stepkeep.model import Header, SessionError, SessionInfo
 from stepkeep.policy.retention import (
     FROM_THE_FUTURE,
     NOTHING_VERIFIES,
+    OVER_BUDGET,
     PRUNED,
     CheckpointDecision,
     Retention,
@@ -70,6 +71,11 @@ class PrunePlan(msgspec.Struct, frozen=True, kw_only=True):
     going: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     reclaimable_bytes: int = 0
+
+    @property
+    def is_over_budget(self) -> bool:
+        """Whether something goes because the session takes more than its budget."""
+        return any(each.reasons[0].startswith(OVER_BUDGET) for each in self.decisions if not each.stays)
 
 
 class PruneCounts(msgspec.Struct, frozen=True, kw_only=True):

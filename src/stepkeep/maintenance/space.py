@@ -47,13 +47,19 @@ def most_bytes(engine: Engine, uid: str, limit: int | None) -> int:
     """No less than a session takes. It is counted only where the whole store takes more than `limit`."""
     if limit is None:
         return 0
-    kind, _, path = engine.backend.url.partition(":")
-    if kind == "sqlite" and (size := sum(map(_size, (path, f"{path}-wal")))) <= limit:
+    size = database_bytes(engine.backend.url)
+    if size is not None and size <= limit:
         return size
     usage = engine.backend.usage(uid)
     if isinstance(engine.backend, KeepsFiles):
         return sum(engine.backend.file_bytes(uid).values()) + usage.blob_bytes
     return usage.body_bytes + usage.blob_bytes
+
+
+def database_bytes(url: str) -> int | None:
+    """What the database file of a store takes, with its log; None for a store that is not one file."""
+    kind, _, path = url.partition(":")
+    return _size(path) + _size(f"{path}-wal") if kind == "sqlite" else None
 
 
 def _size(path: str) -> int:

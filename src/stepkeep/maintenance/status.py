@@ -13,6 +13,7 @@ from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput
 from stepkeep.history.documents import CheckpointInfo, SessionSummary, describe, summary_of
 from stepkeep.maintenance.clean import Policies, decide_about, plan_clean
+from stepkeep.maintenance.space import most_bytes
 from stepkeep.model import Header, SessionInfo, Status
 from stepkeep.policy.cleanup import SessionCleanup
 from stepkeep.policy.retention import Retention, rule_texts
@@ -48,7 +49,8 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A store as a whole: how many sessions have which status, and what they take.
 
     `sessions` are the largest ones; `oldest` and `newest` are times of checkpoints. `max_bytes` is the limit of the
-    store, None when it has none.
+    store, `budget_bytes` what it may take before history is thinned; None when it has none. `is_over_budget`: it takes
+    more than that, because nothing more may go, or nobody thinned it yet.
     """
 
     store: str
@@ -59,11 +61,16 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     sessions: tuple[SessionUsage, ...]
     next_clean: NextClean
     max_bytes: int | None
+    budget_bytes: int | None
+    is_over_budget: bool
 
 
 class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One session, what it takes, the newest checkpoint of its current branch, the rules for its history in
-    words, and whether `clean` would remove it (None: its profile or policy makes no sense)."""
+    words, and whether `clean` would remove it (None: its profile or policy makes no sense).
+
+    `is_over_budget`: it takes more than `budget_bytes`, because nothing more may go, or nobody pruned it yet.
+    """
 
     store: str
     session: SessionSummary
@@ -72,23 +79,33 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     takes: SessionUsage
     rules: tuple[str, ...]
     cleanup: SessionCleanup | None
+    budget_bytes: int | None
+    is_over_budget: bool
 
 
 def store_status(
-    engine: Engine, policies: Policies, *, limit: int | None = MAX_NAMED, max_bytes: int | None = None
+    engine: Engine,
+    policies: Policies,
+    *,
+    limit: int | None = MAX_NAMED,
+    max_bytes: int | None = None,
+    budget_bytes: int | None = None,
 ) -> StoreStatus:
     """How much is in the store, the `limit` sessions that take most, and what the next clean would remove."""
     sessions = list(engine.backend.sessions(SessionQuery()))
+    usage = engine.backend.usage()
     going = [entry.session.key for entry in plan_clean(engine, policies, now_us=engine.clock()).going]
     return StoreStatus(
         store=engine.backend.url,
         statuses=count_statuses(sessions),
-        usage=engine.backend.usage(),
+        usage=usage,
         oldest=_time(engine, HeaderQuery(newest_first=False, limit=1)),
         newest=_time(engine, HeaderQuery(limit=1)),
         sessions=_largest(engine, sessions, limit),
         next_clean=NextClean(count=len(going), sessions=tuple(going[:MAX_NAMED])),
         max_bytes=max_bytes,
+        budget_bytes=budget_bytes,
+        is_over_budget=budget_bytes is not None and usage.store_bytes > budget_bytes,
     )
 
 
@@ -139,6 +156,8 @@ def session_status(
         takes=session_usage(engine, info),
         rules=rule_texts(retention, info.profile, sources),
         cleanup=cleanup,
+        budget_bytes=retention.max_bytes,
+        is_over_budget=most_bytes(engine, info.uid, retention.max_bytes) > (retention.max_bytes or 0),
     )
 
 

@@ -104,6 +104,17 @@ def rule_from(what: str, settings: object) -> CleanupRule:
     )
 
 
+def is_kept(session: SessionInfo) -> bool:
+    """Whether a session stays for ever, by its profile or by its own policy.
+
+    Raises:
+        InvalidInput: its profile is unknown, or its own policy makes no sense.
+    """
+    own = (session.policy or {}).get(CLEANUP)
+    is_own = own is not None and not rule_from(CLEANUP, own).enabled
+    return is_own or not profile_named(session.profile).is_cleaned
+
+
 def cleaning_order(session: SessionInfo) -> tuple[bool, int, str]:
     """Sorts sessions that may go: completed ones first, then the oldest, so that a bounded pass does most good."""
     return session.status is not Status.COMPLETED, _ended_us(session), session.uid

@@ -41,6 +41,9 @@ NOTHING_VERIFIES: Final = ""
 PRUNED: Final = "pruned"
 """The event that tells which checkpoints a prune removed, and by which rule."""
 
+OVER_BUDGET: Final = "over the budget"
+"""How the reason begins for which a checkpoint goes that the budget has no room for."""
+
 FROM_THE_FUTURE: Final = "its time lies in the future: counted as age 0"
 
 Reasons: TypeAlias = Mapping[str, Sequence[str]]
@@ -190,7 +193,7 @@ def decide(
         elif header.id in crowded and policy.max_count is not None:
             yield f"beyond the limit of {policy.max_count}"
         elif header.id in squeezed and policy.max_bytes is not None:
-            yield f"over the budget of {size(policy.max_bytes)}"
+            yield f"{OVER_BUDGET} of {size(policy.max_bytes)}"
         elif header.id in idle:
             yield "unchanged heartbeat"
         else:

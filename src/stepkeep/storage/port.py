@@ -231,9 +231,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine must know about a backend before it encodes a body."""
+    """What must be known about a backend: whether a body may be a delta, and which profile new sessions have for which
+    nobody names one."""
 
     takes_deltas: bool = True
+    profile: str | None = None
 
 
 # --- the protocols ---------------------------------------------------------------------------------------------

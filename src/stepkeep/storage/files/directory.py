@@ -69,6 +69,9 @@ COMPRESS_STEP: Final = 20
 """How many documents one transaction compresses: savers wait for no longer than that takes."""
 
 
+PROFILES: Final = {Layout.RUN: "run", Layout.WORKFLOW: "workflow"}
+"""The rules of the specification that a layout comes from hold for its sessions, unless somebody says otherwise."""
+
 Served = tuple[Document, bool]
 """A document, and whether it is the original."""
 
@@ -101,6 +104,7 @@ class FilesBackend(SqlBackend):
         try:
             self._layout = self._settled_layout(None if layout is None else Layout(layout))
             self.url = f"files:{self._root}?layout={self._layout}"
+            self.capabilities = port.Capabilities(takes_deltas=False, profile=PROFILES.get(self._layout))
             self._names = NAMES[self._layout]
             self._tree = Tree(self._root)
             is_phase = self._layout is Layout.PHASE
