@@ -303,6 +303,61 @@ def test_wrong_directories_are_refused(theirs: Path, url: str) -> None:
     assert refusal.value.code == "same_store"
 
 
+# --- order and time --------------------------------------------------------------------------------------------
+
+
+def snapshot(number: int, **changed: Any) -> dict[str, Any]:
+    """The snapshot of a minute."""
+    moment = f"2025-11-29T14:{30 + number}:22Z"
+    return {**SNAPSHOT, "snapshot_id": f"cp_{number}", "created_at": moment, **changed}
+
+
+@pytest.mark.parametrize("kind", ["sqlite:{}/ours.db", "files:{}/ours?layout=run"])
+def test_what_comes_late_takes_its_place(theirs: Path, tmp_path: Path, kind: str) -> None:
+    """A file that is adopted by a second import is found at its time; the session stands where it stood."""
+    url, history = kind.format(tmp_path), theirs / "checkpoints/their-run/history"
+    write(history / "1.json", sealed(snapshot(1)))
+    write(history / "2.json", {**sealed(snapshot(2)), "status": "failed"})
+    write(history / "3.json", sealed(snapshot(3, status="completed")))
+    words = ["--store", url]
+    assert main([*words, "import", "files", os.fspath(theirs), "--layout", "run"]) == 4
+    assert main([*words, "import", "files", os.fspath(theirs), "--layout", "run", "--accept-unverified"]) == 0
+    write(history / "0.json", sealed(snapshot(0)))
+    assert adopt(url, theirs, "run", accept_unverified=True).imported == 1
+    with stepkeep.open(url) as store:
+        session = store.get("their-run")
+        assert session.load().header.external_id == "cp_3"
+        assert (session.info.status, session.info.branch) == ("completed", "main")
+        for number in range(4):
+            found = session.at(f"2025-11-29 14:{30 + number}:40Z").header
+            assert (found.external_id, found.time_us) == (
+                f"cp_{number}",
+                session.load(found.id).header.time_us,
+            )
+            assert found.created_at.isoformat() == f"2025-11-29T14:{30 + number}:22+00:00"
+        first = session.load("branch:imported").header
+        assert (first.external_id, first.parents) == ("cp_0", ())
+        assert store.verify().is_intact
+        assert store.clean().cleaned == 0
+    assert adopt(url, theirs, "run", accept_unverified=True).present == 4
+
+
+def test_what_was_adopted_today_is_not_old_today(theirs: Path, url: str) -> None:
+    """Neither in a session with rules of its own, nor a task that ended long ago."""
+    with stepkeep.open(url) as store:
+        store.session("mine", profile="run").save({"mine": True})
+    write(theirs / "checkpoints/their-run/history/a.json", {**SNAPSHOT, "status": "failed"})
+    assert adopt(url, theirs, "run", session="mine").imported == 1
+    old = {**PHASE, "createdAt": "2020-02-01T10:00:00.000Z", "completed": True}
+    write(theirs / "phases/checkpoints/ckpt-20200201T100000-build.json", old)
+    assert adopt(url, theirs / "phases", "phase").imported == 1
+    with stepkeep.open(url) as store:
+        assert store.prune().deleted == 0
+        assert store.clean().cleaned == 0
+        assert store.get("mine").load().state == {"mine": True}
+        assert store.get("mine").info.status == "in_progress"
+
+
 # --- checksums and the command ---------------------------------------------------------------------------------
 
 

@@ -1,13 +1,17 @@
 """Adopting checkpoint files of other systems: each is read, checked as far as it can be, and saved as a new one.
 
 Nothing of theirs is ever loaded as ours. The id they gave a checkpoint is its external id, by which repeating an import
-finds what is there. The time they gave it is in its metadata, with what was checked: a checkpoint that was
-adopted today must not be pruned today because it is old. They are saved oldest first.
+finds what is there. They are saved oldest first, with the times they had. Metadata tells when they were adopted and
+what was checked: what was adopted today must not be pruned today because it is old.
+
+What comes when newer ones are there takes its place beside them: on a branch of its own, behind the checkpoint that it
+followed. The session goes on where it stands, and a time finds it as if it had come in order.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -21,16 +25,16 @@ from stepkeep.api.store import Store
 from stepkeep.codec import foreign
 from stepkeep.codec.foreign import Foreign
 from stepkeep.codec.readable import Layout, timestamp
+from stepkeep.engine import reader
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
 from stepkeep.fixes import FAIL, IMPORT_FIXES, PASS, WARN, fixes_for_codes
+from stepkeep.history.refs import LATE
 from stepkeep.model import MAX_TIME_US, Header, SessionInfo
+from stepkeep.policy.retention import IMPORTED
 from stepkeep.storage.files.document_reader import FoundFile, find_files, read_foreign
 from stepkeep.storage.files.layouts import NAMES, SIDECAR
 from stepkeep.storage.port import HeaderQuery
 from stepkeep.storage.urls import directory_of
-
-IMPORTED: Final = "imported"
-"""The member of a checkpoint's metadata that tells where it came from."""
 
 SKIPPED: Final = "skipped"
 
@@ -122,6 +126,10 @@ class Importer(msgspec.Struct, kw_only=True):
     known: dict[str, Session] = {}
     planned: dict[tuple[str, str], str] = {}
     """The digest of each file that this import adopted, by the session and the id in it."""
+    places: dict[str, list[Header]] = {}
+    """What each session has on its line and beside it, for whatever comes late."""
+    stood: dict[str, SessionInfo] = {}
+    """How each session was before something came late."""
 
     def run(self) -> FilesImport:
         """Adopt what can be adopted, oldest first, and report on all files."""
@@ -150,6 +158,7 @@ class Importer(msgspec.Struct, kw_only=True):
             fates.append(fate)
             if root is not None and is_same and fate.outcome != SKIPPED and not self.dry_run:
                 _put_away(root, self.directory / each.found.shown)
+        self._settle()
         return self._report(sorted(fates, key=lambda fate: fate.file))
 
     def _read(self, found: FoundFile) -> ReadCheckpoint | FileImport:
@@ -215,22 +224,66 @@ class Importer(msgspec.Struct, kw_only=True):
         session, document = self._session(read.key), read.document
         if session is not None and self.session is None:
             _refuse_work_of_others(session)
+        engine, now_us = self.store.engine, self.store.engine.clock()
         options = SaveOptions(
             step=document.step,
             status=document.status,
             trigger=document.trigger,
             message=document.message,
             details=document.details,
-            metadata=_metadata(read, self.source),
+            metadata=_metadata(read, self.source, now_us),
             external_id=document.external_id,
         )
+        info = (
+            SessionInfo(uid="", key=read.key, created_us=0, updated_us=0) if session is None else session.info
+        )
+        time_us = now_us if document.time_us is None else min(max(document.time_us, 0), now_us)
+        save = replace(self.store._session(info)._save_of(document.state, **options), time_us=time_us)
+        save = engine.checked(save)
         if self.dry_run:
-            nobody = SessionInfo(uid="", key=read.key, created_us=0, updated_us=0)
-            self.store.engine.checked(self.store._session(nobody)._save_of(document.state, **options))
             return None
         if session is None:
-            return self.store.save(read.key, document.state, **self._made_with(read), **options).id
-        return session.save(document.state, **options).id
+            session = self.known[read.key] = self.store.session(read.key, **self._made_with(read))
+        place = self._late_place(session, time_us)
+        if place is not None:
+            self.stood.setdefault(read.key, info)
+            save = replace(save, branch=LATE, parents=place)
+        saved = engine.save(replace(save, session=session.uid))
+        self.places[read.key].append(saved)
+        return saved.id
+
+    def _late_place(self, session: Session, time_us: int) -> tuple[str, ...] | None:
+        """The parents of a checkpoint before which newer ones came; None if it is the newest."""
+        if session.key not in self.places:
+            late = self.store.engine.headers(HeaderQuery(session=session.uid, branch=LATE))
+            self.places[session.key] = [*self._line(session), *late]
+        known = self.places[session.key]
+        if all(header.time_us <= time_us for header in known if header.branch != LATE):
+            return None
+        before = [header for header in known if header.time_us <= time_us]
+        newest = max(before, key=lambda header: (header.time_us, header.seq), default=None)
+        return () if newest is None else (newest.id,)
+
+    def _line(self, session: Session) -> Iterator[Header]:
+        """What led to where a session stands, newest first."""
+        backend, info = self.store.engine.backend, session.info
+        for row in reader.line_of(backend, info, info.branch):
+            with suppress(StepkeepError):
+                yield reader.verified(row)
+
+    def _settle(self) -> None:
+        """A session stays what it was whatever came late; after a crash it is again what its newest checkpoint says."""
+        for session in [] if self.dry_run else self.known.values():
+            info, head, stood = session.info, next(self._line(session), None), self.stood.get(session.key)
+            status, ended_us = info.status, self.store.engine.clock()
+            if stood is not None:
+                status, ended_us = stood.status, stood.finished_us or ended_us
+            elif head is not None and _origin(head):
+                status = head.status
+            if status is not info.status:
+                changes = {"status": status, "finished_us": ended_us if status.is_finished else None}
+                error = None if stood is None else stood.error
+                self.store.engine.backend.update_session(info.uid, {**changes, "error": error})
 
     @property
     def source(self) -> str:
@@ -306,13 +359,14 @@ def _origin(header: Header) -> dict[str, Any]:
     return origin if isinstance(origin, dict) else {}
 
 
-def _metadata(read: ReadCheckpoint, source: str) -> dict[str, Any]:
+def _metadata(read: ReadCheckpoint, source: str, adopted_us: int) -> dict[str, Any]:
     document = read.document
     origin = {
         "layout": source,
         "file": read.found.shown,
         "sha256": read.digest,
         "created_at": read.created_at,
+        "adopted_us": adopted_us,
         "verified": list(document.verified),
         "unverified": list(document.unverified),
     }

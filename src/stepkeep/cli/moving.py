@@ -304,7 +304,7 @@ def files(
 ) -> int:
     """Adopt checkpoint files of other systems in DIR: check what can be checked, and report the rest.
 
-    The files are only read. Their ids become external ids, their times are in the metadata. Repeating it adds nothing.
+    The files are only read. Their ids become external ids, order and times stay. Repeating it adds nothing.
     Exits with 4 when a file had to be skipped.
     """
     with _destination(settings.store, dry_run=dry_run) as store:
@@ -350,7 +350,7 @@ def _file_text(each: api.FileImport) -> str:
 def agents(settings: CommonOptions, database: Path, session: str | None, dry_run: bool) -> int:
     """Adopt the agent checkpoints in the SQLite database FILE.db: a table with session_id, step_number and state_json.
 
-    The database is only read. Its ids become external ids, its times are in the metadata. Repeating it adds nothing.
+    The database is only read. Its ids become external ids, order and times stay. Repeating it adds nothing.
     Exits with 4 when a row had to be skipped.
     """
     with _destination(settings.store, dry_run=dry_run) as store:

@@ -102,7 +102,7 @@ class Save(msgspec.Struct, frozen=True, kw_only=True):
     `state` and `details` are values, which are encoded and proven, or bodies that are encoded already and kept as they
     are; details that are None are left out. `files` is a body, or what makes it; `bodies` are further ones by name.
     `blobs` come with the save, and `state_blobs` are those that the state names, by digest. `branch` None means the
-    session's current one, `parents` None its head.
+    session's current one, `parents` None its head, and `time_us` None now.
     """
 
     session: str = ""
@@ -125,6 +125,7 @@ class Save(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = {}
     requires: tuple[str, ...] = ()
+    time_us: int | None = None
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -536,7 +537,8 @@ class Engine:
     def _send(self, save: Save, bodies: dict[str, NewBody], started: float) -> Pending:
         """Encode the bodies of a save as records and queue it."""
         known = self._session(save.session)
-        draft = _draft(save, bodies, known.session.branch, self.clock())
+        time_us = self.clock() if save.time_us is None else save.time_us
+        draft = _draft(save, bodies, known.session.branch, time_us)
         # The writer stays locked until the append is queued: a body must not be committed before its base.
         writer = self._writers.get(draft.session, draft.branch)
         with writer.lock:

@@ -40,6 +40,9 @@ _MAX_NAMED: Final = 5
 _MAX_SEARCHED: Final = 2000
 """How many checkpoints of the current line the search for similar names looks at."""
 
+LATE: Final = "imported"
+"""The branch of checkpoints that an import brought when newer ones were there already."""
+
 BEFORE: Final = "latest@before"
 """The ref that undoes a restore."""
 
@@ -175,11 +178,22 @@ class _Search:
     def find(self) -> Header | None:
         kind = self._ref.kind
         if kind in ("step", "tag", "time"):
-            return next((header for header in map(_intact, self._rows()) if self._is_match(header)), None)
+            found = next(self._matches(self._rows()), None)
+            return self._or_late(found) if kind == "time" else found
         rows = list(islice(self._rows(), _MAX_NAMED + 1 if kind == "id" else 1))
         if len(rows) > 1:
             raise self._ambiguous(rows)
         return reader.verified(rows[0]) if rows else None
+
+    def _matches(self, rows: Iterable[HeaderRow]) -> Iterator[Header]:
+        return (header for row in rows if (header := _intact(row)) is not None and self._is_match(header))
+
+    def _or_late(self, found: Header | None) -> Header | None:
+        """What an import brought later than newer ones counts at its own time."""
+        rows = self._headers(branch=LATE, until_us=self._ref.number)
+        late = max(self._matches(rows), key=lambda header: header.time_us, default=None)
+        is_nearer = late is not None and (found is None or late.time_us > found.time_us)
+        return late if is_nearer else found
 
     def _rows(self) -> Iterator[HeaderRow]:
         """Rows that may be meant, those to take first. Their columns match; their headers may be damaged."""
@@ -235,10 +249,8 @@ class _Search:
         # A damaged header counts, because `passing_over` cannot be asked about it.
         return (row for row in rows if (header := _intact(row)) is None or not passing_over(header))
 
-    def _is_match(self, header: Header | None) -> bool:
+    def _is_match(self, header: Header) -> bool:
         """Whether the sealed header says what the columns it was found by say."""
-        if header is None:
-            return False
         kind, number, name = self._ref.kind, self._ref.number, self._ref.name
         if kind == "step":
             return header.step == number

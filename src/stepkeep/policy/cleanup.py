@@ -197,7 +197,8 @@ def _by_age(what: str, age: int, limit: int | None, source: str) -> tuple[bool, 
 
 
 def _ended_us(session: SessionInfo) -> int:
-    return session.created_us if session.finished_us is None else session.finished_us
+    """When a session ended here: one that was adopted ended earlier elsewhere."""
+    return max(session.created_us, session.finished_us or 0)
 
 
 def _days(count: int) -> str:

@@ -44,6 +44,9 @@ PRUNED: Final = "pruned"
 OVER_BUDGET: Final = "over the budget"
 """How the reason begins for which a checkpoint goes that the budget has no room for."""
 
+IMPORTED: Final = "imported"
+"""The member of a checkpoint's metadata that tells where it came from."""
+
 FROM_THE_FUTURE: Final = "its time lies in the future: counted as age 0"
 
 Reasons: TypeAlias = Mapping[str, Sequence[str]]
@@ -402,7 +405,7 @@ def _over_age(headers: Iterable[Header], policy: Retention, now_us: int) -> set[
     if policy.max_age is None:
         return set()
     limit_us = _us(policy.max_age)
-    return {header.id for header in headers if now_us - header.time_us > limit_us}
+    return {header.id for header in headers if now_us - _since_us(header) > limit_us}
 
 
 def _over_budget(
@@ -433,7 +436,14 @@ def _us(span: timedelta) -> int:
 
 
 def _is_within(header: Header, span: timedelta, now_us: int) -> bool:
-    return now_us - min(header.time_us, now_us) < _us(span)
+    return now_us - min(_since_us(header), now_us) < _us(span)
+
+
+def _since_us(header: Header) -> int:
+    """When a checkpoint came into the store: what was adopted today is not too old today."""
+    origin = header.metadata.get(IMPORTED)
+    adopted_us = origin.get("adopted_us") if isinstance(origin, dict) else None
+    return max(header.time_us, adopted_us) if isinstance(adopted_us, int) else header.time_us
 
 
 _UNITS: Final = (
