@@ -21,6 +21,9 @@ from typing import Final
 SCHEMA_INVALID: Final = "checkpoint_schema_invalid"
 INTEGRITY_MISMATCH: Final = "checkpoint_integrity_mismatch"
 WRITE_FAILED: Final = "checkpoint_atomic_write_failed"
+NOT_WRITABLE: Final = "store_not_writable"
+LATEST_STALE: Final = "checkpoint_latest_stale"
+CHECKSUM_MISSING: Final = "checkpoint_checksum_missing"
 PRUNE_FAILED: Final = "checkpoint_retention_prune_failed"
 
 

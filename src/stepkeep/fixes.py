@@ -11,9 +11,18 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from stepkeep import errors
-from stepkeep.errors import INTEGRITY_MISMATCH, PRUNE_FAILED, SCHEMA_INVALID, WRITE_FAILED, StepkeepError
+from stepkeep.errors import (
+    CHECKSUM_MISSING,
+    INTEGRITY_MISMATCH,
+    LATEST_STALE,
+    PRUNE_FAILED,
+    SCHEMA_INVALID,
+    WRITE_FAILED,
+    StepkeepError,
+)
 
 _LOOK_FOR_DAMAGE: Final = "stepkeep verify {session}"
+_REPAIR: Final = "stepkeep verify --repair"
 _FREE_SPACE: Final = "free space on the disk, or name a store on another one with --store"
 _LESS_HISTORY: Final = "stepkeep prune --all --dry-run"
 _HELP: Final = "see the command's --help"
@@ -27,11 +36,7 @@ FIXES: Final[dict[str, tuple[str, ...]]] = {
     ),
     INTEGRITY_MISMATCH: (_LOOK_FOR_DAMAGE, "stepkeep show {session} latest", "stepkeep doctor"),
     WRITE_FAILED: (_FREE_SPACE, "stepkeep doctor", "save again: nothing was stored"),
-    PRUNE_FAILED: (
-        "stepkeep prune {session} --dry-run",
-        _LOOK_FOR_DAMAGE,
-        "prune again: what stays is intact",
-    ),
+    PRUNE_FAILED: ("stepkeep doctor", "stepkeep prune {session} --dry-run", _LOOK_FOR_DAMAGE),
     # not found
     "store_not_found": ("save something first", "name the store with --store", "stepkeep config show"),
     "session_not_found": ("stepkeep list",),
@@ -61,6 +66,8 @@ FIXES: Final[dict[str, tuple[str, ...]]] = {
     "backup_damaged": ("stepkeep recover BACKUP DEST",),
     "schema_damaged": ("stepkeep recover SRC DEST", "restore a backup"),
     "checkpoint_missing": (_LOOK_FOR_DAMAGE, "restore a backup"),
+    LATEST_STALE: (_REPAIR,),
+    CHECKSUM_MISSING: (_REPAIR,),
     # the store
     "store_busy": ("try again", "stepkeep doctor"),
     "store_not_writable": ("check the permissions of the store's folder", "name another store with --store"),

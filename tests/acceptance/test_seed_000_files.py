@@ -104,6 +104,24 @@ def test_ac2_history_bounded_to_limit(folder: Path) -> None:
     assert (verified["checkpoints"], verified["findings"], verified["result"]) == (10, [], "PASS")
 
 
+def test_ac13_list_checkpoint_history(folder: Path) -> None:
+    """AC13: `history` shows the files, as the specification does, beside the ids; as JSON with their folders."""
+    save_steps(8)
+    found = json.loads(run("history", SESSION, "--json").stdout)["checkpoints"]
+    ids = [each["id"] for each in found]
+    shown = run("checkpoint", "history", SESSION).stdout.splitlines()
+    assert [re.sub(r" \(.*(, step \d+).*", r"\1", line) for line in shown] == [
+        f"Latest: checkpoint.json {ids[0]}, step 8",
+        "History:",
+        f"  - checkpoint-20251129-143622.json {ids[1]}, step 7",
+        f"  - checkpoint-20251129-143522.json {ids[2]}, step 6",
+        f"  - checkpoint-20251129-143422.json {ids[3]}, step 5",
+        "  ... (4 more)",
+    ]
+    root = folder.parents[1]
+    assert [step_in(root / each["file"]) for each in found] == list(range(8, 0, -1))
+
+
 def test_ac3_history_preserves_compression(folder: Path) -> None:
     """AC3: a state above 1 MiB is compressed in its envelope, and the history keeps those very bytes."""
     state = {"log": [f"line {number} of the log" for number in range(200_000)]}

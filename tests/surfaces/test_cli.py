@@ -310,7 +310,7 @@ def test_save_keeps_every_option(cli: Cli) -> None:
             "metadata",
         ),
         *("parents", "requires", "external_id", "idempotency_key", "size_bytes", "stored_bytes", "ratio"),
-        *("contents", "chain", "files", "files_bytes"),
+        *("contents", "chain", "files", "files_bytes", "file"),
     }
     assert (saved["session"], saved["seq"], saved["branch"], saved["step"]) == ("run", 1, "main", 4)
     assert (saved["status"], saved["trigger"], saved["message"]) == (
@@ -549,10 +549,11 @@ def test_status_shows_store_and_session(cli: Cli) -> None:
     cli.fill()
     whole = cli.here("status", "--json").json
     fields = {"store", "statuses", "usage", "oldest", "newest", "sessions", "next_clean", "max_bytes"}
-    assert set(whole) == fields
+    assert set(whole) == fields | {"budget_bytes", "is_over_budget"}
     assert (whole["statuses"]["in_progress"], whole["usage"]["checkpoints"]) == (1, 3)
     one = cli.here("status", "run", "--json").json
-    assert set(one) == {"store", "session", "usage", "latest", "takes", "rules", "cleanup"}
+    fields = {"store", "session", "usage", "latest", "takes", "rules", "cleanup"}
+    assert set(one) == fields | {"budget_bytes", "is_over_budget"}
     assert one["latest"]["step"] == 3
     assert "checkpoints: 3" in cli.here("status").out
     assert "session:     run" in cli.here("status", "run").out
@@ -661,7 +662,7 @@ def test_damage_is_reported_and_survived(cli: Cli) -> None:
     assert report.code == 4
     assert set(report.json) == {
         *("is_intact", "sessions", "checkpoints", "bodies", "pruned", "parent_unknown", "findings"),
-        *("result", "fixes"),
+        *("result", "fixes", "lost", "unknown", "repaired"),
     }
     assert [set(each) for each in report.json["findings"]] == [
         {"session", "code", "message", "checkpoint", "seq"}

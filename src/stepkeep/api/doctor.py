@@ -24,7 +24,15 @@ from stepkeep import __version__, config
 from stepkeep.api.opening import default_url
 from stepkeep.config import Settings
 from stepkeep.engine import Engine, Save, reader
-from stepkeep.errors import PRUNE_FAILED, BackendUnavailable, Corrupt, NotFound, StepkeepError
+from stepkeep.errors import (
+    CHECKSUM_MISSING,
+    LATEST_STALE,
+    PRUNE_FAILED,
+    BackendUnavailable,
+    Corrupt,
+    NotFound,
+    StepkeepError,
+)
 from stepkeep.maintenance.space import store_free_bytes
 from stepkeep.maintenance.verify import Progress, verify
 from stepkeep.model import SessionInfo, Status, new_uid, utc_now_us
@@ -388,7 +396,10 @@ def _everything(engine: Engine, progress: Progress | None) -> Found:
     report = verify(engine, progress=progress)
     for finding in report.findings:
         message = f"{finding.session}: {finding.message}"
-        yield _problem("intact", message, "`stepkeep recover` into a new store")
+        if finding.code in (LATEST_STALE, CHECKSUM_MISSING):
+            yield _problem("intact", message, "`stepkeep verify --repair`")
+        else:
+            yield _problem("intact", message, "`stepkeep recover` into a new store")
     if report.is_intact:
         yield _ok("intact", f"every byte of {count(report.checkpoints, 'checkpoint')}")
 

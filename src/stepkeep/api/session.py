@@ -559,11 +559,15 @@ class Session:
     def usage(self) -> Usage:
         return self._engine.backend.usage(self._uid)
 
-    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
-        """Check every byte of this session."""
+    def verify(self, *, repair: bool = False, progress: Progress | None = None) -> VerifyReport:
+        """Check every byte of this session.
+
+        With `repair` what lies beside the checkpoints is first made anew from them: `latest.json`, checksums; and what
+        belongs to nothing is removed. The report says what was done.
+        """
         from stepkeep.maintenance.verify import verify
 
-        return verify(self._engine, self.info, progress=progress)
+        return verify(self._engine, self.info, repair=repair, progress=progress)
 
     # --- the life of a run
 

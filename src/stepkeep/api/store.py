@@ -440,11 +440,15 @@ class Store:
         shown = tuple(timeline for timeline in found.timelines if timeline.entries)
         return msgspec.structs.replace(found, timelines=shown)
 
-    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
-        """Check every byte of every session; `progress(1)` is called after each checkpoint."""
+    def verify(self, *, repair: bool = False, progress: Progress | None = None) -> VerifyReport:
+        """Check every byte of every session; `progress(1)` is called after each checkpoint.
+
+        With `repair` what lies beside the checkpoints is first made anew from them: `latest.json`, checksums; and what
+        belongs to nothing is removed. The report says what was done.
+        """
         from stepkeep.maintenance.verify import verify
 
-        return verify(self._engine, progress=progress)
+        return verify(self._engine, repair=repair, progress=progress)
 
     def usage(self) -> Usage:
         return self._engine.backend.usage()

@@ -270,22 +270,25 @@ def sparkline(numbers: Sequence[float]) -> str:
 
 @command("verify", "stepkeep verify research-42")
 @on_session()
-def verify(settings: CommonOptions, words: Words) -> int:
+@click.option("--repair", is_flag=True, help="First put right what can be made anew, and say what was done.")
+def verify(settings: CommonOptions, words: Words, repair: bool) -> int:
     """Check every stored byte of SESSION, or of the whole store.
 
-    Exits with 4 when something is not as it was written.
+    --repair writes `latest.json` and checksums of readable files anew, restores the newest document from its copy, and
+    removes files and records that belong to nothing. No checkpoint is changed. Exits with 4 when something is not as it
+    was written.
     """
     key = words.named_if_any()
     with opened(settings) as store:
         target: api.Store | api.Session = store if key is None else store.get(key)
         with ProgressLine("verifying", target.usage().checkpoints) as progress:
-            report = target.verify(progress=progress.advance)
+            report = target.verify(repair=repair, progress=progress.advance)
     settings.show(report, _print_verified)
     return 0 if report.is_intact else DAMAGE
 
 
 def _print_verified(report: api.VerifyReport) -> None:
-    texts = []
+    texts = [f"Repaired: {clean(each)}" for each in report.repaired]
     for finding in report.findings:
         number = "" if finding.seq is None else f" #{finding.seq}"
         id = finding.checkpoint
@@ -293,9 +296,13 @@ def _print_verified(report: api.VerifyReport) -> None:
         about = f"{finding.session}{number}{where}"
         texts.append(problem_line("DAMAGED", about, finding.message, finding.code))
     removed = f", {report.pruned} removed on purpose" if report.pruned else ""
-    unknown = f", the parent of {len(report.parent_unknown)} was never here" if report.parent_unknown else ""
+    removed += f", {report.lost} lost before a recovery" if report.lost else ""
+    removed += f", {report.unknown} removed or lost, which is not known" if report.unknown else ""
+    parents = f", the parent of {len(report.parent_unknown)} was never here" if report.parent_unknown else ""
     verdict = "intact" if report.is_intact else count(len(report.findings), "finding")
-    lines([*texts, f"Verified {total_of(report.checkpoints, report.sessions)}{removed}{unknown}: {verdict}"])
+    lines([*texts, f"Verified {total_of(report.checkpoints, report.sessions)}{removed}{parents}: {verdict}"])
+    if report.findings:
+        note(f"What to do: {'; '.join(report.fixes)}")
 
 
 # --- doctor ------------------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ HISTORY_EXAMPLE = "stepkeep history research-42 --limit 20"
 def history(settings: CommonOptions, words: Words, limit: int | None, show_all: bool) -> None:
     """Show the checkpoints that led to where SESSION stands, newest first.
 
-    Each with its time, size, step, stored size, and how many times smaller it is stored.
+    Each with its time, size, step, stored size, how many times smaller it is stored, and its file in a store of files.
     """
     if limit is not None and show_all:
         raise click.UsageError("--limit and --all exclude each other.")
@@ -157,10 +157,13 @@ def _history_entry(each: api.CheckpointInfo) -> str:
     facts = [moment(each.time), size(each.size_bytes)]
     if each.step is not None:
         facts.append(f"step {each.step}")
+    name = clean((each.file or "").rpartition("/")[2])
     if is_narrow():
         # The part of the id before its random end is enough to name the checkpoint.
-        return f"{each.id.rpartition('_')[0]} ({', '.join([*facts, ratio(each.ratio)])})"
-    return f"{each.id} ({', '.join([*facts, f'stored {size(each.stored_bytes)}', ratio(each.ratio)])})"
+        named = name or each.id.rpartition("_")[0]
+        return f"{named} ({', '.join([*facts, ratio(each.ratio)])})"
+    named = name if each.id in name else f"{name} {each.id}".strip()
+    return f"{named} ({', '.join([*facts, f'stored {size(each.stored_bytes)}', ratio(each.ratio)])})"
 
 
 # --- log ---------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from stepkeep.model import (
     TriggerKind,
     from_us,
 )
-from stepkeep.storage.port import HeaderQuery
+from stepkeep.storage.port import HeaderQuery, KeepsFiles
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -47,7 +47,8 @@ class TriggerInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A checkpoint without its contents. `ratio` is `size_bytes` ÷ `stored_bytes`, None when nothing is stored. `files`
-    counts the captured project files, None when there are none, and `files_bytes` is what they take, uncompressed."""
+    counts the captured project files, None when there are none, and `files_bytes` is what they take, uncompressed.
+    `file` is where a store of files has the checkpoint, relative to the store."""
 
     id: str
     session: str
@@ -71,6 +72,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     chain: str
     files: int | None
     files_bytes: int
+    file: str | None = None
 
 
 class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,10 +206,13 @@ def describe(engine: Engine, key: str, headers: Sequence[Header]) -> tuple[Check
     """Checkpoints of one session, with what they take in the store."""
     if not headers:
         return ()
+    backend, uid = engine.backend, headers[0].session
     stored: Counter[str] = Counter()
-    for body in engine.backend.bodies(headers[0].session, [header.id for header in headers]):
+    for body in backend.bodies(uid, [header.id for header in headers]):
         stored[body.checkpoint] += body.stored_size
-    return tuple(checkpoint_info(key, header, stored[header.id]) for header in headers)
+    may_be_files = not backend.capabilities.takes_deltas
+    files = backend.files(uid) if may_be_files and isinstance(backend, KeepsFiles) else {}
+    return tuple(checkpoint_info(key, header, stored[header.id], files.get(header.id)) for header in headers)
 
 
 def describe_one(engine: Engine, header: Header) -> CheckpointInfo:
@@ -228,7 +233,7 @@ def describe_across(engine: Engine, headers: Sequence[Header]) -> tuple[Checkpoi
     return tuple(found[header.id] for header in headers if header.id in found)
 
 
-def checkpoint_info(key: str, header: Header, stored_bytes: int) -> CheckpointInfo:
+def checkpoint_info(key: str, header: Header, stored_bytes: int, file: str | None = None) -> CheckpointInfo:
     """One checkpoint whose stored size is known."""
     files = header.contents.get(FILES)
     return copied(
@@ -238,6 +243,7 @@ def checkpoint_info(key: str, header: Header, stored_bytes: int) -> CheckpointIn
         time=header.created_at,
         trigger=TriggerInfo(kind=header.trigger.kind, event=header.trigger.event),
         stored_bytes=stored_bytes,
+        file=file,
         ratio=round(header.size_bytes / stored_bytes, 2) if stored_bytes else None,
         files=None if files is None else files.count,
         files_bytes=0 if files is None else files.total_bytes,

@@ -23,7 +23,7 @@ from stepkeep.engine.chains import Base, Chain
 from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
 from stepkeep.maintenance.verify import Finding, Progress, is_stored, missing_numbers, verify
 from stepkeep.model import Branch, Header, SessionInfo, Status
-from stepkeep.storage.port import Backend, Blob, Body, HeaderQuery, HeaderRow, SessionQuery
+from stepkeep.storage.port import LOST, Backend, Blob, Body, HeaderQuery, HeaderRow, SessionQuery
 from stepkeep.storage.salvage import salvage
 from stepkeep.storage.sqlite import SqliteBackend
 from stepkeep.storage.urls import database_file, directory_of, open_backend
@@ -222,7 +222,7 @@ class _SessionCopy:
         if lost:
             destination.adopt_session(final, [self._without_lost_head(each) for each in self._branches])
             data = {"seqs": [list(each) for each in lost]}
-            destination.record_event(uid, "checkpoints_lost", data, time_us=self._destination.clock())
+            destination.record_event(uid, LOST, data, time_us=self._destination.clock())
 
     def _lost_numbers(self, gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Closed ranges of numbers that are neither in the destination nor removed on purpose.

@@ -448,8 +448,9 @@ def _failed(engine: Engine, session: SessionInfo, cause: StepkeepError) -> Stepk
         engine.backend.record_event(session.uid, "prune_failed", data, time_us=engine.clock())
     except StepkeepError as exc:
         log.warning("The failed prune of session %r could not be recorded: %s", session.key, exc)
+    again = "; prune again" if cause.retryable else ""
     return BackendUnavailable(
-        f"pruning session {session.key!r} failed: {cause}. What stays is intact; prune again.",
+        f"pruning session {session.key!r} failed: {cause}. What stays is intact{again}.",
         code=PRUNE_FAILED,
         retryable=cause.retryable,
         session=session.key,

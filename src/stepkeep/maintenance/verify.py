@@ -8,10 +8,12 @@ import msgspec
 
 from stepkeep.codec.integrity import check_content, digest
 from stepkeep.engine import Engine, reader
-from stepkeep.errors import INTEGRITY_MISMATCH, StepkeepError
-from stepkeep.fixes import FAIL, PASS, fixes_for_codes
+from stepkeep.errors import INTEGRITY_MISMATCH, NotFound, StepkeepError
+from stepkeep.fixes import FAIL, PASS, WARN, fixes_for_codes
+from stepkeep.maintenance.space import sweep
 from stepkeep.model import Header, SessionInfo
-from stepkeep.storage.port import HeaderQuery, HeaderRow, SessionQuery
+from stepkeep.storage.port import LOST, REBUILT, HeaderQuery, HeaderRow, Repairs, SessionQuery
+from stepkeep.text import size
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,11 +33,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at and what was found. `pruned` counts checkpoints that were removed on purpose.
+    """What was looked at and what was found. `pruned` counts checkpoints that were removed on purpose, `lost` those
+    that a recovery could not bring over, and `unknown` those of which nobody knows: the index that had it was lost.
 
     `parent_unknown` has the ids of checkpoints that continue one which the store did not have: nothing is wrong with
     them, but where they come from cannot be proven.
-    `result` is PASS when nothing was found, else FAIL; `fixes` is what to do about the findings.
+    `result` is PASS when nothing was found, WARN when something was lost or is unknown, else FAIL; `fixes` is what to
+    do about the findings. `repaired` is what was put right before, where that was asked for.
     """
 
     is_intact: bool
@@ -47,15 +51,26 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     result: str
     fixes: tuple[str, ...]
+    lost: int = 0
+    unknown: int = 0
+    repaired: tuple[str, ...] = ()
 
 
 Progress = Callable[[int], None]
 
 
 def verify(
-    engine: Engine, session: SessionInfo | None = None, *, progress: Progress | None = None
+    engine: Engine,
+    session: SessionInfo | None = None,
+    *,
+    repair: bool = False,
+    progress: Progress | None = None,
 ) -> VerifyReport:
-    """Check one session, or all of them. Reads everything, changes nothing but rows that can be rebuilt."""
+    """Check one session, or all of them. Reads everything, changes nothing but rows that can be rebuilt.
+
+    With `repair` what lies beside the checkpoints is first made anew from them, and what belongs to nothing is removed.
+    """
+    repaired = tuple(_repaired(engine, session)) if repair else ()
     sessions = [session] if session is not None else list(engine.backend.sessions(SessionQuery()))
     findings: list[Finding] = []
     if session is None:
@@ -81,17 +96,41 @@ def verify(
             if progress is not None:
                 progress(1)
     key = None if session is None else session.key
+    lost, unknown = (sum(_noted(engine, each, type) for each in sessions) for type in (LOST, REBUILT))
     return VerifyReport(
         is_intact=not findings,
         sessions=len(sessions),
         checkpoints=checkpoints,
         bodies=bodies,
-        pruned=sum(each.removed_count for each in sessions),
+        pruned=sum(each.removed_count for each in sessions) - lost - unknown,
         parent_unknown=tuple(parent_unknown),
+        lost=lost,
+        unknown=unknown,
+        repaired=repaired,
         findings=tuple(findings),
-        result=FAIL if findings else PASS,
+        result=FAIL if findings else WARN if lost or unknown else PASS,
         fixes=fixes_for_codes((finding.code for finding in findings), session=key),
     )
+
+
+def _repaired(engine: Engine, session: SessionInfo | None) -> Iterator[str]:
+    uid = None if session is None else session.uid
+    if isinstance(engine.backend, Repairs):
+        yield from engine.backend.repair(uid)
+    if freed := sweep(engine, uid):
+        yield f"removed records that nothing needs ({size(freed)})"
+
+
+def _noted(engine: Engine, session: SessionInfo, type: str) -> int:
+    """How many of the removed numbers of a session an event of that type tells of."""
+    try:
+        events = [each for each in engine.backend.events(session.uid) if each.type == type]
+    except NotFound:
+        return 0
+    told = {
+        seq for each in events for first, last in each.data.get("seqs", ()) for seq in range(first, last + 1)
+    }
+    return sum(1 for seq in told if any(first <= seq <= last for first, last in session.gaps))
 
 
 def _headers(engine: Engine, session: SessionInfo) -> tuple[list[Header], list[Finding]]:

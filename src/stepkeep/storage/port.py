@@ -35,6 +35,11 @@ ANY_HEAD: Final = "*"
 """Whatever the branch's head is: as `expect_head` it matches, as the head of a record to set it stays."""
 
 MAX_EVENTS: Final = 1000
+LOST: Final = "checkpoints_lost"
+REBUILT: Final = "session_rebuilt"
+"""The events that tell which numbers (`seqs`) a recovery could not bring over, and of which a rebuilt index does not
+know whether they were removed."""
+
 """How many events a session keeps; older ones go first."""
 
 REPEATABLE: Final = frozenset({"base_gone", "blob_gone", "branch_switched", "predecessor_refused"})
@@ -612,11 +617,25 @@ class ClaimsSessions(Protocol):
 class KeepsFiles(Protocol):
     """A backend whose checkpoints are files of their own, of another size than their records."""
 
+    def files(self, uid: str) -> dict[str, str]:
+        """The file of each checkpoint of a session, by id, relative to the store."""
+
     def file_bytes(self, uid: str) -> dict[str, int]:
         """What the file of each checkpoint of a session takes of the disk, by id."""
 
     def written_bytes(self, bodies: Sequence[Body]) -> int:
         """About what a file with these bodies would take."""
+
+
+@runtime_checkable
+class Repairs(Protocol):
+    """A backend that keeps more than its checkpoints, which can be lost and made anew from them."""
+
+    def repair(self, uid: str | None = None) -> list[str]:
+        """Make it anew, of one session or of all, and remove what belongs to nothing; what was done, in words.
+
+        No checkpoint is changed or removed. Repeatable.
+        """
 
 
 @runtime_checkable

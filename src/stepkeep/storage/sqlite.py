@@ -349,6 +349,8 @@ class SqliteBackend(SqlBackend):
                 self._writer.truncate_wal()
         except apsw.FullError as exc:  # without room in the database the log holds what was saved for later
             log.warning("%s stays for now, what was saved is in it: %s", self._log_path, exc)
+        except apsw.ReadOnlyError:
+            pass  # who may not write has saved nothing
         finally:
             self._drop_idle()
             self._drop_writer()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -24,7 +25,16 @@ from stepkeep.codec import document as documents
 from stepkeep.codec.document import Document
 from stepkeep.codec.integrity import open_header
 from stepkeep.codec.readable import Layout
-from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, StepkeepError, Unsupported
+from stepkeep.errors import (
+    CHECKSUM_MISSING,
+    LATEST_STALE,
+    NOT_WRITABLE,
+    BackendUnavailable,
+    Corrupt,
+    InvalidInput,
+    StepkeepError,
+    Unsupported,
+)
 from stepkeep.logs import Log
 from stepkeep.model import Header, SessionInfo, utc_now_us
 from stepkeep.storage import port
@@ -39,8 +49,8 @@ from stepkeep.storage.files.document_reader import (
     without_bytes,
 )
 from stepkeep.storage.files.document_writer import Changes, DocumentWriter
-from stepkeep.storage.files.durable_files import Tree, translated
-from stepkeep.storage.files.layouts import INTENT, NAMES, is_temporary
+from stepkeep.storage.files.durable_files import Tree, split, translated
+from stepkeep.storage.files.layouts import CHECKSUM, GZIP, INTENT, NAMES, is_temporary
 from stepkeep.storage.files.phase_files import PhaseFiles
 from stepkeep.storage.files.rebuild import Rebuild, folders_in, is_up_to_date
 from stepkeep.storage.files.sidecar import (
@@ -227,9 +237,31 @@ class FilesBackend(SqlBackend):
             log.warning("documents of a failed save stay until the next one: %s", exc)
 
     def _take_up(self) -> None:
-        """Take up documents that came or went while the store was closed, or by hand."""
-        if not self._read(lambda tx: is_up_to_date(tx, self._tree, self._names)):
-            self._writing(self._rebuild)
+        """Take up documents that came or went while the store was closed, or by hand, and what a kill left half done.
+
+        In a store that cannot be written it is left to the next one who can.
+        """
+        try:
+            if not self._read(lambda tx: is_up_to_date(tx, self._tree, self._names)):
+                self._writing(self._rebuild)
+            elif any(self._names.is_pointer(each.file) for each in self._read(sidecar.leftovers)):
+                self._clear()
+        except BackendUnavailable as exc:
+            if exc.code != NOT_WRITABLE:
+                raise
+            log.warning("files that came or went are not taken up: %s", exc)
+
+    def _agreed(self, work: Callable[[Connection, bool], T]) -> T:
+        """Run something under the lock, where sidecar and documents agree: nobody is between writing one and the other.
+
+        A store that cannot be written is looked at without, and the second argument is False: nothing can be noted.
+        """
+        try:
+            return self._write(lambda tx: work(tx, True))
+        except BackendUnavailable as exc:
+            if exc.code != NOT_WRITABLE:
+                raise
+            return self._read(lambda tx: work(tx, False))
 
     # --- saving
 
@@ -423,12 +455,12 @@ class FilesBackend(SqlBackend):
         ]
         if not doubtful:
             return {}
-        # Under the lock sidecar and documents agree: nobody is between writing the one and the other.
-        return {
-            row.id: row for row in self._write(lambda tx: [self._as_documented(tx, row) for row in doubtful])
-        }
+        documented = self._agreed(
+            lambda tx, may_note: [self._as_documented(tx, row, may_note) for row in doubtful]
+        )
+        return {row.id: row for row in documented}
 
-    def _as_documented(self, tx: Connection, row: port.HeaderRow) -> port.HeaderRow:
+    def _as_documented(self, tx: Connection, row: port.HeaderRow, may_note: bool) -> port.HeaderRow:
         stored = sidecar.header_of(tx, row.id)
         if stored is None:
             return row  # removed meanwhile
@@ -441,15 +473,26 @@ class FilesBackend(SqlBackend):
             log.warning("%s: %s (%s)", row.id, exc, exc.code)
             problem = type(exc)(exc.message, code=exc.code, session=row.session, checkpoint=row.id)
             return msgspec.structs.replace(row, raw=b"", problem=problem)
-        if stored != found.raw:
-            sidecar.mend_header(tx, row.id, found.raw)
-        if not is_original:
-            sidecar.doubt(tx, row.id)
-            return msgspec.structs.replace(row, raw=found.raw)
-        fingerprint = None if entry is None else self._tree.fingerprint(entry.file)
-        if entry is not None and fingerprint is not None:
-            sidecar.put(tx, msgspec.structs.replace(entry, fingerprint=fingerprint))
+        if may_note:
+            self._note_looked_at(tx, row.id, entry, is_original, None if stored == found.raw else found.raw)
         return msgspec.structs.replace(row, raw=found.raw)
+
+    def _note_looked_at(
+        self,
+        tx: Connection,
+        checkpoint: str,
+        entry: DocumentEntry | None,
+        is_original: bool,
+        raw: bytes | None,
+    ) -> None:
+        """Remember what was found of a document, and its header if the sidecar has another one."""
+        if raw is not None:
+            sidecar.mend_header(tx, checkpoint, raw)
+        fingerprint = None if entry is None else self._tree.fingerprint(entry.file)
+        if not is_original:
+            sidecar.doubt(tx, checkpoint)
+        elif entry is not None and fingerprint is not None:
+            sidecar.put(tx, msgspec.structs.replace(entry, fingerprint=fingerprint))
 
     def body(self, uid: str, checkpoint: str, name: str) -> port.Body | None:
         found = super().body(uid, checkpoint, name)
@@ -468,10 +511,10 @@ class FilesBackend(SqlBackend):
     def _with_bytes(self, body: port.Body) -> port.Body:
         """The record as the document has it; where that is damaged without bytes, which its digest does not match."""
         try:
-            found = self._found(self._read, body.checkpoint)
+            found = self._read(lambda tx: self._found(tx, body.checkpoint))
         except (Corrupt, Unsupported):
             try:
-                found = self._found(self._write, body.checkpoint)
+                found = self._agreed(lambda tx, _: self._found(tx, body.checkpoint))
             except (Corrupt, Unsupported) as exc:
                 log.warning("%s: %s", body.checkpoint, exc)
                 return msgspec.structs.replace(body, data=b"")
@@ -484,18 +527,12 @@ class FilesBackend(SqlBackend):
         kept = (each for each in document.bodies if (each.name, each.is_redundant) == key)
         return next(kept, None) or msgspec.structs.replace(body, data=b"")
 
-    def _found(
-        self, run: Callable[[Callable[[Connection], Served | None]], Served | None], checkpoint: str
-    ) -> Served | None:
+    def _found(self, tx: Connection, checkpoint: str) -> Served | None:
         """The document of a checkpoint, None when it was removed."""
-
-        def find(tx: Connection) -> Served | None:
-            entry = sidecar.of_checkpoint(tx, checkpoint)
-            if entry is None and sidecar.header_of(tx, checkpoint) is None:
-                return None
-            return self._reader.served(entry, checkpoint)
-
-        return run(find)
+        entry = sidecar.of_checkpoint(tx, checkpoint)
+        if entry is None and sidecar.header_of(tx, checkpoint) is None:
+            return None
+        return self._reader.served(entry, checkpoint)
 
     def _doubt(self, checkpoint: str) -> None:
         """Let the next save put the original right before it overwrites the copy that served here."""
@@ -608,6 +645,10 @@ class FilesBackend(SqlBackend):
             self._clear()
         return self._sidecar.reclaim(max_bytes)
 
+    def files(self, uid: str) -> dict[str, str]:
+        entries = self._read(lambda tx: sidecar.of_session(tx, uid))
+        return {entry.checkpoint: entry.file for entry in entries if entry.checkpoint is not None}
+
     def file_bytes(self, uid: str) -> dict[str, int]:
         return self._read(lambda tx: sidecar.bytes_of_session(tx, uid))
 
@@ -677,38 +718,44 @@ class FilesBackend(SqlBackend):
         return [*super().inconsistencies(uid), *self._document_problems(uid)]
 
     def _document_problems(self, uid: str) -> Iterator[port.Inconsistency]:
-        """Checkpoints whose documents are missing or damaged."""
+        """Checkpoints whose documents are missing or damaged, and a copy of the newest that is not."""
         rows = list(self.headers(port.HeaderQuery(session=uid, newest_first=False)))
         for row in rows:
-            problem = self._write(lambda tx, id=row.id: self._document_problem(tx, id))  # type: ignore[misc]
-            if problem is not None:
-                yield problem
-        copy_problem = self._write(lambda tx: self._copy_problem(tx, rows[-1])) if rows else None
-        if copy_problem is not None:
-            yield copy_problem
+            look = partial(self._document_problem, row.id)
+            if self._read(look) is not None:  # perhaps someone is just writing it
+                problem = self._agreed(look)
+                yield from () if problem is None else (problem,)
+        if rows and self.can_compress and self._read(lambda tx: self._copy_problem(tx, uid)) is not None:
+            problem = self._agreed(lambda tx, _: self._copy_problem(tx, uid))
+            yield from () if problem is None else (problem,)
 
-    def _is_erased(self, pointer: str) -> bool:
-        """Whether a copy holds nothing but zeros: its checkpoint was deleted, and the power failed before it went."""
+    def _copy_problem(self, tx: Connection, uid: str) -> port.Inconsistency | None:
+        """What is wrong with the copy of the newest document, which people read first."""
+        newest = sidecar.newest(tx, uid)
+        entry = None if newest is None else sidecar.of_checkpoint(tx, newest)
+        if entry is None or newest is None or self._is_broken(entry, newest):
+            return None  # that is told of the document itself
+        pointer = self._reader.pointer_beside(entry.file)
         try:
-            return not any(read_bytes(self._tree, pointer))
-        except (OSError, Corrupt):
-            return False
+            shown = read_document(self._tree, self._layout, pointer).header.id
+        except (Corrupt, Unsupported) as exc:
+            message = f"{pointer} is missing" if exc.code == "checkpoint_missing" else exc.message
+        else:
+            if shown == newest:
+                return None
+            message = f"{pointer} shows {shown}, not the newest checkpoint"
+        return port.Inconsistency(newest, f"{message}; the next save writes it anew", LATEST_STALE)
 
-    def _copy_problem(self, tx: Connection, newest: port.HeaderRow) -> port.Inconsistency | None:
-        """What is wrong with the copy that people read first; one that shows an older checkpoint is not damaged."""
-        pointers = {
-            self._reader.pointer_beside(entry.file) for entry in sidecar.of_session(tx, newest.session)
-        }
-        for pointer in pointers if self._layout is Layout.RUN else ():
-            try:
-                read_document(self._tree, self._layout, pointer)
-            except (Corrupt, Unsupported) as exc:
-                if exc.code != "checkpoint_missing" and not self._is_erased(pointer):
-                    message = f"{exc.message}; the next save writes it anew"
-                    return port.Inconsistency(newest.id, message, exc.code)
-        return None
+    def _is_broken(self, entry: DocumentEntry, checkpoint: str) -> bool:
+        try:
+            self._reader.original(entry, checkpoint)
+        except (Corrupt, Unsupported):
+            return True
+        return False
 
-    def _document_problem(self, tx: Connection, checkpoint: str) -> port.Inconsistency | None:
+    def _document_problem(
+        self, checkpoint: str, tx: Connection, may_note: bool = False
+    ) -> port.Inconsistency | None:
         """What is wrong with the file of a checkpoint, also where its copy serves."""
         if sidecar.header_of(tx, checkpoint) is None:
             return None  # removed meanwhile
@@ -718,7 +765,58 @@ class FilesBackend(SqlBackend):
         except (Corrupt, Unsupported) as exc:
             if isinstance(exc, Unsupported) or self._reader.copy(entry, checkpoint) is None:
                 return port.Inconsistency(checkpoint, exc.message, exc.code)
-            sidecar.doubt(tx, checkpoint)
+            if may_note:
+                sidecar.doubt(tx, checkpoint)
             message = f"{exc.message}; latest.json still has it, and the next save restores it from there"
             return port.Inconsistency(checkpoint, message, exc.code)
+        if entry is not None and self._reader.lacks_checksum(entry.file):
+            message = (
+                f"{entry.file}{CHECKSUM} is missing; the checksum inside the document proves its content"
+            )
+            return port.Inconsistency(checkpoint, message, CHECKSUM_MISSING)
         return None
+
+    # --- repairing
+
+    def repair(self, uid: str | None = None) -> list[str]:
+        self._stuck.clear()
+        self._take_up()
+        return self._write(lambda tx: list(self._repaired(tx, uid)))
+
+    def _repaired(self, tx: Connection, uid: str | None) -> Iterator[str]:
+        """Under the lock no writer is at work, so a temporary file is nobody's."""
+        self._writer.announce()
+        for each in [uid] if uid is not None else sidecar.sessions(tx):
+            for entry in sidecar.of_session(tx, each):
+                if self._reader.lacks_checksum(entry.file) and not self._is_broken(
+                    entry, entry.checkpoint or ""
+                ):
+                    yield f"wrote {self._writer.write_checksum(entry.file)}"
+            if self.can_compress and (newest := sidecar.newest(tx, each)) is not None:
+                yield from self._with_its_copy(tx, each, newest)
+        for file in self._orphans(uid is None):
+            location, name = split(file)
+            with self._tree.folder(location) as folder:
+                folder.remove(name)
+            yield f"removed {file}"
+
+    def _with_its_copy(self, tx: Connection, uid: str, newest: str) -> Iterator[str]:
+        """Let the newest document and its copy be the same again, from whichever is intact."""
+        sid, session = session_rows.by_uid(tx, uid)
+        entry = sidecar.of_checkpoint(tx, newest)
+        if entry is not None and self._is_broken(entry, newest) and self._reader.copy(entry, newest):
+            sidecar.doubt(tx, newest)
+            yield f"restored {self._writer.keep_shown(session.key, sid, session.last_seq + 1)} from latest.json"
+            entry = sidecar.of_checkpoint(tx, newest)
+        if entry is not None and self._copy_problem(tx, uid) is not None:
+            self._writer.show_latest(session.key, read_bytes(self._tree, entry.file), before=entry.file)
+            yield f"wrote {self._reader.pointer_beside(entry.file)}"
+
+    def _orphans(self, is_all: bool) -> Iterator[str]:
+        """Files that belong to nothing: temporary ones, and checksums of what is not there."""
+        for location in folders_in(self._tree, self._names) if is_all else ():
+            names = {entry.name for entry in self._tree.entries(location)}
+            for name in sorted(names):
+                is_checksum = name.endswith(GZIP + CHECKSUM) and name.removesuffix(CHECKSUM) not in names
+                if is_temporary(name) or is_checksum:
+                    yield f"{location}/{name}"

@@ -45,7 +45,7 @@ def read_document(tree: Tree, layout: Layout, file: str) -> Document:
 
 
 def read_bytes(tree: Tree, file: str) -> bytes:
-    """The bytes of a document, decompressed after the digest of the stored bytes was checked."""
+    """The bytes of a document, decompressed after the digest of the stored bytes was checked, if there is one."""
     location, name = split(file)
     with _reading(tree, location) as folder:
         data = folder.read(name, limit=MAX_DOCUMENT_BYTES)
@@ -69,10 +69,9 @@ def _reading(tree: Tree, location: str) -> Iterator[OpenFolder]:
 
 
 def _unzipped(folder: OpenFolder, name: str, data: bytes) -> bytes:
-    matches = _matches_checksum(folder, name, data)
-    if not matches:
-        why = "has no checksum beside it" if matches is None else "does not match its checksum"
-        raise Corrupt(f"the compressed document {why}")
+    """The document in a compressed file. Where its checksum is gone, that inside the document proves as much."""
+    if _matches_checksum(folder, name, data) is False:
+        raise Corrupt("the compressed document does not match its checksum")
     recorded = int.from_bytes(data[-4:], "little")
     return document.unzip(data, limit=min(recorded, MAX_DOCUMENT_BYTES))
 
@@ -131,6 +130,15 @@ class DocumentReader:
         if found.header.id != checkpoint:
             raise Corrupt(f"{file} holds {found.header.id}, not {checkpoint}", checkpoint=checkpoint)
         return found
+
+    def lacks_checksum(self, file: str) -> bool:
+        """Whether a compressed document has no checksum beside it."""
+        location, name = split(file)
+        if not name.endswith(GZIP):
+            return False
+        with suppress(OSError), self._tree.folder(location) as folder:
+            return not folder.has(name + CHECKSUM)
+        return False
 
     def pointer_beside(self, file: str) -> str:
         """The file that shows the newest checkpoint of the session that a file belongs to."""

@@ -302,6 +302,14 @@ class DocumentWriter:
             self._remember(folder, name, entry.checkpoint, entry.session)
         self.leave([entry.file], entry.session or "")
 
+    def write_checksum(self, file: str) -> str:
+        """Put the checksum of a compressed document beside it again; its file."""
+        location, name = split(file)
+        with self._tree.folder(location) as folder:
+            folder.put(name + CHECKSUM, checksum_file(name, folder.read(name, limit=None)))
+            folder.sync()
+        return file + CHECKSUM
+
     # --- files that are to go
 
     def leave(self, files: Iterable[str], session: str, *, is_removal: bool = False) -> None:

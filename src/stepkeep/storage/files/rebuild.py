@@ -24,6 +24,7 @@ from stepkeep.storage.files.document_writer import DocumentWriter
 from stepkeep.storage.files.durable_files import Fingerprint, Tree
 from stepkeep.storage.files.layouts import GZIP, Names, plain
 from stepkeep.storage.files.sidecar import DocumentEntry
+from stepkeep.storage.port import REBUILT
 from stepkeep.storage.sql import bodies as body_rows
 from stepkeep.storage.sql import checkpoints as checkpoint_rows
 from stepkeep.storage.sql import sessions
@@ -343,5 +344,7 @@ class Rebuild:
         )
         sessions.write(self._tx, sid, rebuilt)
         log.warning("session %r is rebuilt from %d documents", session.key, len(headers))
-        data = {"checkpoints": len(headers), "absent": len(absent)}
-        record_event(self._tx, sid, "session_rebuilt", data, time_us=session.updated_us)
+        known = {seq for first, last in told.gaps for seq in range(first, last + 1)}
+        unknown = checkpoint_rows.merge_gaps((), [seq for seq in absent if seq not in known])
+        data = {"checkpoints": len(headers), "absent": len(absent), "seqs": [list(each) for each in unknown]}
+        record_event(self._tx, sid, REBUILT, data, time_us=session.updated_us)

@@ -106,6 +106,11 @@ def of_session(tx: Connection, uid: str) -> list[DocumentEntry]:
     return [_entry(row) for row in tx.all(f"SELECT {_COLUMNS} FROM documents WHERE session = ?", (uid,))]
 
 
+def sessions(tx: Connection) -> list[str]:
+    """The uid of every session that has a document."""
+    return [row[0] for row in tx.all("SELECT DISTINCT session FROM documents WHERE session IS NOT NULL")]
+
+
 def has_any_in(tx: Connection, location: str) -> bool:
     """Whether a file was looked at in a folder or below it."""
     sql = "SELECT 1 FROM documents WHERE file > ? AND file < ? LIMIT 1"
