@@ -212,6 +212,9 @@ def test_triggers_within_three_seconds_are_one_snapshot(place: Place, seconds: f
     assert ("merged:" in run("show", RUN).stdout) == (count == 1)
     exported = json.loads(run("export", RUN, "--format", "run", "-o", "-").stdout)
     assert exported["source_details"] == ["recoverable_error"]
+    for stored in (place.document(), place.documents()[-1]):
+        assert stored["source_details"] == ["recoverable_error"]
+    assert result("verify")["is_intact"]
 
 
 def test_a_change_of_state_status_or_step_is_never_merged(place: Place) -> None:

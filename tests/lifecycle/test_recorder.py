@@ -238,6 +238,7 @@ def test_outcomes_are_bounded(session: stepkeep.Session) -> None:
     details = session.load().details
     assert len(details["command_outcomes"]) == MAX_OUTCOMES
     assert details["command_outcomes_dropped"] == 10
+    assert session.run_document()["command_outcomes_dropped"] == 10
     assert details["command_outcomes"][-1]["name"] == f"command {MAX_OUTCOMES + 9}"
     assert len(details["command_outcomes"][-1]["summary"]) == MAX_SUMMARY
 
@@ -285,7 +286,9 @@ def test_misuse_is_refused(session: stepkeep.Session) -> None:
         (lambda: recorder.step_started(""), "invalid_name"),
         (lambda: recorder.manual(tags="mine"), "invalid_name"),
         (lambda: recorder.recoverable_error("x", "bad luck"), "invalid_interruption"),
-        (lambda: recorder.todo_compliance("FAIL", [object()]), "state_not_exact"),
+        (lambda: recorder.todo_compliance("FAIL", [object()]), "invalid_outcome"),
+        (lambda: recorder.todo_compliance("FAIL", [1]), "invalid_outcome"),
+        (lambda: recorder.todo_compliance("FAIL", ["\ud800"]), "state_not_exact"),
         (lambda: recorder.todo_compliance("MAYBE"), "invalid_outcome"),
         (lambda: recorder.context("x"), "invalid_context"),  # type: ignore[arg-type]
         (lambda: recorder.step_started("a", -1), "invalid_step"),

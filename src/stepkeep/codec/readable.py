@@ -16,7 +16,17 @@ from msgspec import UNSET, Raw, UnsetType
 from stepkeep import typed
 from stepkeep.codec.delta import StoredForm
 from stepkeep.errors import InvalidInput
-from stepkeep.model import PHASES, STATE, Header, SessionInfo, Status, TriggerKind, from_us, within_calendar
+from stepkeep.model import (
+    PHASES,
+    STATE,
+    Header,
+    SessionInfo,
+    Status,
+    Trigger,
+    TriggerKind,
+    from_us,
+    within_calendar,
+)
 
 STEP_WORDS: Final = {
     "pending": "pending",
@@ -128,9 +138,30 @@ SOURCES: Final[dict[TriggerKind, Source]] = {
 }
 
 
+MERGED: Final = "trigger"
+"""The kind of the annotations that note on a snapshot which triggers were merged into it."""
+
+
+class _MergedTrigger(msgspec.Struct):
+    trigger: Trigger
+
+
+def source_word(trigger: Trigger) -> str:
+    """How `source_details` names a trigger."""
+    return trigger.event or SOURCES[trigger.kind]
+
+
+def merged_source(data: bytes) -> str | None:
+    """How `source_details` names the trigger in an annotation of the kind `MERGED`; None where that makes no sense."""
+    try:
+        return source_word(msgspec.json.decode(data, type=_MergedTrigger).trigger)
+    except msgspec.MsgspecError:
+        return None
+
+
 class TodoCompliance(msgspec.Struct, frozen=True, omit_defaults=True):
     result: str
-    violations: list[Any]
+    violations: list[str]
     checked_at: str
 
 
@@ -166,7 +197,10 @@ class CommandOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RunDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot. `step_state`, `context_digest` and `command_outcomes` come from the details that were saved."""
+    """A snapshot. `step_state`, `context_digest` and `command_outcomes` come from the details that were saved.
+
+    `command_outcomes_dropped` counts the outcomes that were too many.
+    """
 
     snapshot_id: str
     created_at: str
@@ -180,6 +214,7 @@ class RunDocument(msgspec.Struct, frozen=True, kw_only=True):
     integrity: Integrity
     step_state: StepState | UnsetType = UNSET
     context_digest: ContextDigest | UnsetType = UNSET
+    command_outcomes_dropped: int | UnsetType = UNSET
 
 
 # --- phase -----------------------------------------------------------------------------------------------------
@@ -265,6 +300,7 @@ def _run_fields(
         word = STEP_WORDS.get(step_state.step_status, step_state.step_status)
         step_state = msgspec.structs.replace(step_state, step_status=word)
     context = _valid(given.get("context_digest"), ContextDigest)
+    dropped = _valid(given.get("command_outcomes_dropped"), int)
     return {
         "snapshot_id": header.id,
         "created_at": timestamp(header.time_us),
@@ -275,6 +311,7 @@ def _run_fields(
         **({} if step_state is None else {"step_state": step_state}),
         **({} if context is None else {"context_digest": context}),
         "command_outcomes": _valid(given.get("command_outcomes"), list[CommandOutcome]) or [],
+        **({} if dropped is None else {"command_outcomes_dropped": dropped}),
     }
 
 

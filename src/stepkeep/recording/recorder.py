@@ -20,7 +20,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -154,14 +154,17 @@ class Recorder:
         with self._lock:
             self._now.context = checked
 
-    def todo_compliance(self, result: str, violations: Iterable[Any] = ()) -> None:
-        """Note the result of a check of the to-do list, PASS, FAIL or WARN, and when it was made."""
+    def todo_compliance(self, result: str, violations: Iterable[str] = ()) -> None:
+        """Note the result of a check of the to-do list, PASS, FAIL or WARN, and what it found; with the time."""
         if result not in RESULTS:
             raise InvalidInput(
                 f"a check of the to-do list has no result {result!r}: choose one of {', '.join(RESULTS)}",
                 code="invalid_outcome",
             )
         found = list(listed("violations", violations, code="invalid_outcome")[:MAX_VIOLATIONS])
+        for each in found:
+            if not isinstance(each, str):
+                raise InvalidInput(f"a violation is a text, not {each!r}", code="invalid_outcome")
         self._engine.encode(found)  # refused here, by its caller, rather than by the next snapshot
         with self._lock:
             checked_at = timestamp(self._engine.clock())

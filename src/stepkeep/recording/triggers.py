@@ -37,7 +37,7 @@ SIGNIFICANT_SECONDS: Final = 300.0
 
 
 ANNOTATION: Final = "trigger"
-"""The kind of the annotations that note merged triggers on a snapshot."""
+"""The kind of the annotations that note merged triggers on a snapshot; `MERGED` of the readable documents."""
 
 
 # --- deciding; pure --------------------------------------------------------------------------------------------
@@ -240,9 +240,9 @@ class MergedTrigger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     @property
     def word(self) -> str:
         """How `source_details` names it."""
-        from stepkeep.codec.readable import SOURCES  # a hook starts without the documents' types
+        from stepkeep.codec.readable import source_word  # a hook starts without the documents' types
 
-        return self.trigger.event or SOURCES[self.trigger.kind]
+        return source_word(self.trigger)
 
 
 def merged_triggers(engine: Engine, header: Header) -> list[MergedTrigger]:

@@ -23,8 +23,8 @@ import msgspec
 
 from stepkeep.codec import document as documents
 from stepkeep.codec.document import Document
-from stepkeep.codec.integrity import open_header
-from stepkeep.codec.readable import Layout
+from stepkeep.codec.integrity import digest, open_header
+from stepkeep.codec.readable import MERGED, Layout, merged_source
 from stepkeep.errors import (
     CHECKSUM_MISSING,
     LATEST_STALE,
@@ -60,6 +60,7 @@ from stepkeep.storage.files.sidecar import (
     note_damage,
     open_sidecar,
 )
+from stepkeep.storage.sql import attachments
 from stepkeep.storage.sql import bodies as body_rows
 from stepkeep.storage.sql import sessions as session_rows
 from stepkeep.storage.sql.backend import SqlBackend
@@ -307,6 +308,7 @@ class FilesBackend(SqlBackend):
         self._writer.announce()
         shown: dict[str, str | None] = {}
         newest: dict[str, bytes] = {}
+        uids: dict[str, str] = {}
         for item, row in stored:
             sid, session = session_rows.by_uid(tx, row.session)
             header = open_header(row.raw)
@@ -315,8 +317,9 @@ class FilesBackend(SqlBackend):
                 shown[session.key] = self._writer.keep_shown(session.key, sid, row.seq)
             self._writer.store(session.key, header, content, is_newest=True)
             self._note_saved(tx, sid, session, header)
+            uids[session.key] = session.uid
         for key, content in newest.items():
-            self._writer.show_latest(key, content, before=shown[key])
+            self._writer.show_latest(key, content, session=uids[key], before=shown[key])
 
     def _encoded(
         self, raw: bytes, header: Header, session: SessionInfo, bodies: Sequence[port.Body]
@@ -333,6 +336,49 @@ class FilesBackend(SqlBackend):
         )
         document = Document(raw=raw, header=header, session=then, bodies=tuple(bodies))
         return documents.encode(self._layout, document)
+
+    # --- the run layout: `source_details` of a snapshot that triggers were merged into
+
+    def annotate(
+        self,
+        uid: str,
+        target: port.Target,
+        kind: str,
+        name: str,
+        data: bytes,
+        *,
+        time_us: int,
+        replace: bool = False,
+        fence: int | None = None,
+    ) -> bool:
+        """Also append a merged trigger to the stored document and its copy, in the same transaction."""
+        if kind != MERGED or self._layout is not Layout.RUN or not isinstance(target, str):
+            return super().annotate(
+                uid, target, kind, name, data, time_us=time_us, replace=replace, fence=fence
+            )
+
+        def transaction(tx: Connection, sid: int, _: SessionInfo) -> bool:
+            note = port.Annotation(
+                target=target, kind=kind, name=name, data=data, time_us=time_us, digest=digest(data)
+            )
+            is_new = attachments.annotate(tx, sid, note, replace=replace)
+            entry = sidecar.of_checkpoint(tx, target)
+            try:
+                if is_new and entry is not None:
+                    self._exchange(tx, entry, self._reader.original(entry, target))
+            except (Corrupt, Unsupported) as exc:
+                log.warning("%s does not name the trigger that was merged into it: %s", entry, exc)
+            return is_new
+
+        return self._in_session(uid, transaction, fence=fence, is_beside=True)
+
+    def _merged(self, tx: Connection, sid: int, checkpoint: str) -> list[str]:
+        """What was merged into a snapshot, as its document names it, oldest first."""
+        if self._layout is not Layout.RUN:
+            return []
+        notes = attachments.read_annotations(tx, sid, [checkpoint], MERGED)
+        found = [merged_source(note.data) for note in notes if digest(note.data) == note.digest]
+        return [word for word in found if word is not None]
 
     # --- the phase layout: `completed` in a document, and the files beside
 
@@ -377,7 +423,7 @@ class FilesBackend(SqlBackend):
                 ended = msgspec.structs.replace(
                     found.session, status=session.status, finished_us=session.finished_us
                 )
-                self._exchange(entry, msgspec.structs.replace(found, session=ended))
+                self._exchange(tx, entry, msgspec.structs.replace(found, session=ended))
         headers.sort(key=lambda header: header.seq)
         self._writer.tell(lambda: beside.ended(session, headers))
 
@@ -429,7 +475,7 @@ class FilesBackend(SqlBackend):
         kept = self._writer.keep_shown(session.key, sid, header.seq) if is_newest else None
         self._writer.store(session.key, header, content, is_newest=is_newest)
         if is_newest:
-            self._writer.show_latest(session.key, content, before=kept)
+            self._writer.show_latest(session.key, content, session=session.uid, before=kept)
 
     # --- reading
 
@@ -552,29 +598,27 @@ class FilesBackend(SqlBackend):
                 body_rows.replace(tx, sid, body, expect_digest)
             else:
                 body_rows.replace(tx, sid, msgspec.structs.replace(body, data=b""), expect_digest)
-                self._rewrite(entry, body)
+                self._rewrite(tx, entry, body)
 
         self._in_session(uid, transaction, fence=fence)
 
-    def _rewrite(self, entry: DocumentEntry, body: port.Body) -> None:
+    def _rewrite(self, tx: Connection, entry: DocumentEntry, body: port.Body) -> None:
         found = self._reader.served(entry, body.checkpoint)[0]
         if body in found.bodies:
             return
         kept = [each for each in found.bodies if each.name != body.name]
         bodies = tuple(sorted([*kept, body], key=lambda each: (each.name, each.is_redundant)))
-        content = self._exchange(entry, msgspec.structs.replace(found, bodies=bodies))
-        if (
-            self._layout is Layout.RUN
-            and self._reader.shown(self._reader.pointer_beside(entry.file)) == body.checkpoint
-        ):
-            self._writer.show_latest(found.session.key, content, before=entry.file)
+        self._exchange(tx, entry, msgspec.structs.replace(found, bodies=bodies))
 
-    def _exchange(self, entry: DocumentEntry, document: Document) -> bytes:
-        """Write another document of the same checkpoint over the one in a file; its bytes."""
-        content = documents.encode(self._layout, document)
+    def _exchange(self, tx: Connection, entry: DocumentEntry, document: Document) -> None:
+        """Write another document of the same checkpoint over the one in a file, and over its copy."""
+        id, session = document.header.id, document.session
+        sid, _ = session_rows.by_uid(tx, document.header.session)
+        content = documents.encode(self._layout, document, merged=self._merged(tx, sid, id))
         self._writer.announce()
         self._writer.rewrite(entry, content)
-        return content
+        if self.can_compress and self._reader.shown(self._reader.pointer_beside(entry.file)) == id:
+            self._writer.show_latest(session.key, content, session=session.uid, before=entry.file)
 
     def _remove(
         self, tx: Connection, sid: int, session: SessionInfo, checkpoints: Sequence[str], keep_heads: bool
@@ -809,7 +853,8 @@ class FilesBackend(SqlBackend):
             yield f"restored {self._writer.keep_shown(session.key, sid, session.last_seq + 1)} from latest.json"
             entry = sidecar.of_checkpoint(tx, newest)
         if entry is not None and self._copy_problem(tx, uid) is not None:
-            self._writer.show_latest(session.key, read_bytes(self._tree, entry.file), before=entry.file)
+            content = read_bytes(self._tree, entry.file)
+            self._writer.show_latest(session.key, content, session=uid, before=entry.file)
             yield f"wrote {self._reader.pointer_beside(entry.file)}"
 
     def _orphans(self, is_all: bool) -> Iterator[str]:

@@ -259,8 +259,8 @@ class DocumentWriter:
             self.leave([entry.file], entry.session or "")
         return file
 
-    def show_latest(self, key: str, content: bytes, *, before: str | None) -> None:
-        """Write the independent copy of the newest document. It is a hint: a failure only leaves it stale.
+    def show_latest(self, key: str, content: bytes, *, session: str, before: str | None) -> None:
+        """Write the independent copy of the newest document. It is a hint: a failure leaves it to the next transaction.
 
         `before` is the file that it showed until now.
         """
@@ -271,6 +271,7 @@ class DocumentWriter:
             self._put(pointer, content)
         except OSError as exc:
             log.warning("latest.json of %r is not up to date: %s", key, exc)
+            self.leave([pointer], session)
             return
         self._changes.add(lambda: self._show_again(pointer, before))
 
@@ -337,17 +338,16 @@ class DocumentWriter:
                 sidecar.cleared(self._tx, gone[location])
         self._changes.has_left = False
 
-    def _did(self, files: list[str], stuck: set[str], work: Callable[[], None]) -> bool:
-        """Do a part of the removal of files; whether that went well."""
+    def _did(self, files: list[str], stuck: set[str], work: Callable[[], bool | None]) -> bool:
+        """Do a part of the removal of files; whether that went well. What says False is tried again."""
         try:
-            work()
+            return work() is not False
         except OSError as exc:
             stuck.update(files)
             for file in files:
                 reason = exc.strerror or exc
                 log.warning("%s is removed later, now it cannot be: %s", self._tree.root / file, reason)
             return False
-        return True
 
     def _remove(self, leftover: Leftover) -> None:
         location, name = split(leftover.file)
@@ -358,15 +358,15 @@ class DocumentWriter:
                 folder.remove(compressed(plain(name)) + CHECKSUM)
         log.debug("Removed %s", leftover.file)
 
-    def _refresh(self, leftover: Leftover) -> None:
-        """Let a pointer whose checkpoint went show the newest that remains, or go with the last."""
+    def _refresh(self, leftover: Leftover) -> bool:
+        """Let a pointer whose checkpoint went show the newest that remains, or go with the last; whether it does."""
         checkpoint = sidecar.newest(self._tx, leftover.session)
         entry = None if checkpoint is None else sidecar.of_checkpoint(self._tx, checkpoint)
         if entry is not None and entry.file == leftover.file:
-            return
+            return True
         if entry is None:
             self._remove(leftover)
-            return
+            return True
         try:
             is_shown = self._shows(leftover.file, entry)
         except OSError:
@@ -374,13 +374,15 @@ class DocumentWriter:
                 raise  # who knows what would be overwritten
             is_shown = False
         if is_shown:
-            return  # an earlier attempt got that far
+            return True  # an earlier attempt got that far
         if leftover.is_secure:
             self._remove(leftover)
         try:
             self._promote(entry, leftover.file)
         except (OSError, Corrupt) as exc:
             log.warning("%s does not show the newest checkpoint: %s", leftover.file, exc)
+            return isinstance(exc, Corrupt)
+        return True
 
     def _shows(self, pointer: str, entry: DocumentEntry) -> bool:
         """Whether a pointer shows the checkpoint already."""
