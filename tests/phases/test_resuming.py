@@ -72,6 +72,39 @@ def test_one_list_has_all_unfinished_work(shell: Shell) -> None:
         assert key in text.out
 
 
+def test_a_recorded_loop_is_told_whether_it_may_go_on(shell: Shell) -> None:
+    """Now, or after how long, or why not, and what to do: for its program, which no command can start."""
+    with stepkeep.open(shell.url) as store:
+        for key, classification in (("failed", "tool_failure"), ("unknown", None)):
+            recorder = store.session(key).recorder(state=lambda: {"a": 1})
+            recorder.step_started("one", 1)
+            recorder.before_forced_stop("no answer", classification)
+        resting = store.session("resting").recorder(state=lambda: {"a": 1})
+        resting.step_started("one", 1)
+        resting.pause("for lunch")
+    cooling = json.loads(shell("resume", "failed", "--json").out)
+    assert (cooling["runner"], cooling["hints"]["reason_code"]) == ("recorder", "resume_blocked_by_cooldown")
+    assert 0 < cooling["wait_seconds"] <= 30
+    told = shell("resume", "failed")
+    assert told.code == 1
+    assert told.out.splitlines()[0] == "failed is failed, step 1: no answer"
+    assert "It may not be resumed now (resume_blocked_by_cooldown)." in told.out
+    assert "more seconds" in told.out
+    assert "What to do: resume at 2" in told.out
+    assert "classify it as one of tool_failure" in shell("resume", "unknown").out
+    done = shell("resume", "resting")
+    assert (done.code, done.out.splitlines()) == (
+        0,
+        [
+            "resting is paused, step 1: for lunch",
+            "It may be resumed.",
+            "What to do: start its program again, which asks Recorder.try_resume()",
+        ],
+    )
+    listed = shell("resume")
+    assert "resting: start its program again" in listed.err
+
+
 def test_nothing_is_left_out_silently(shell: Shell) -> None:
     """More than a page of unfinished tasks: all are in the JSON, and the list says how many it does not show."""
     with stepkeep.open(shell.url) as store:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         list_unfinished as list_unfinished,
         open_phases as open_phases,
         phases_url as phases_url,
+        recorded_run as recorded_run,
         resume_phase as resume_phase,
         session_here as session_here,
     )
@@ -267,7 +268,7 @@ _NAMES_BY_MODULE = {
     "api.checkpoint": "Checkpoint Restored",
     "api.choosing": (
         "Chosen TakenUp choose current_session is_phase_session list_unfinished open_phases "
-        "phases_url resume_phase session_here"
+        "phases_url recorded_run resume_phase session_here"
     ),
     "api.doctor": "Diagnosis Symptom diagnose",
     "api.files": "Files",

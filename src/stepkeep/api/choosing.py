@@ -20,7 +20,7 @@ from stepkeep.api.options import zone_of
 from stepkeep.api.store import Store
 from stepkeep.errors import InvalidInput, NotFound, StepkeepError
 from stepkeep.history import refs
-from stepkeep.model import DETAILS, Status, check_name, from_us, utc_now_us
+from stepkeep.model import DETAILS, SessionInfo, Status, check_name, from_us, utc_now_us
 from stepkeep.storage.port import HeaderQuery, SessionQuery
 
 if TYPE_CHECKING:
@@ -200,36 +200,51 @@ def _phases(store: Store) -> Iterator[Resumable]:
 
 
 def _recorded(store: Store) -> Iterator[Resumable]:
-    """Recorded loops: the program that began them goes on with them."""
+    query = SessionQuery(statuses=(Status.IN_PROGRESS, Status.PAUSED, Status.FAILED))
+    for info in store.engine.backend.sessions(query):
+        with suppress(StepkeepError):
+            if (found := _recorded_run(store, info)) is not None:
+                yield found
+
+
+def recorded_run(store: Store, key: str) -> Resumable | None:
+    """A loop that a recorder keeps: whether its program may go on with it now; None where a session is something else.
+
+    Raises:
+        NotFound: there is no such session.
+    """
+    return _recorded_run(store, store.get(key).info)
+
+
+def _recorded_run(store: Store, info: SessionInfo) -> Resumable | None:
     from stepkeep.recording.phase_sessions import PROFILE
-    from stepkeep.recording.resumption import RESUME_KEY
+    from stepkeep.recording.resumption import RESUME_KEY, hints_now
     from stepkeep.runs.unfinished import Resumable, is_alive
 
     engine = store.engine
-    query = SessionQuery(statuses=(Status.IN_PROGRESS, Status.PAUSED, Status.FAILED))
-    for info in engine.backend.sessions(query):
-        if info.workflow is not None or info.profile == PROFILE:
-            continue
-        with suppress(StepkeepError):
-            loaded = engine.latest(info)
-            details: Any = (
-                loaded.value(DETAILS) if loaded is not None and DETAILS in loaded.contents else None
-            )
-            if loaded is None or not isinstance(details, dict) or RESUME_KEY not in details:
-                continue
-            lease = engine.backend.lease(info.uid)
-            is_run = lease is not None and is_alive(engine, lease)
-            yield Resumable(
-                session=info.key,
-                workflow="",
-                status=info.status,
-                step=loaded.header.step or 0,
-                updated=from_us(info.updated_us),
-                why="it is being run" if is_run else loaded.header.message,
-                can_resume=False,
-                runner="recorder",
-                how="" if is_run else "start the program again",
-            )
+    if info.workflow is not None or info.profile == PROFILE:
+        return None
+    loaded = engine.latest(info)
+    details: Any = loaded.value(DETAILS) if loaded is not None and DETAILS in loaded.contents else None
+    if loaded is None or not isinstance(details, dict) or RESUME_KEY not in details:
+        return None
+    lease = engine.backend.lease(info.uid)
+    is_run = lease is not None and is_alive(engine, lease)
+    hints, _, wait_us = hints_now(engine, info.uid, os.path.exists)
+    start = "start its program again, which asks Recorder.try_resume()"
+    return Resumable(
+        session=info.key,
+        workflow="",
+        status=info.status,
+        step=loaded.header.step or 0,
+        updated=from_us(info.updated_us),
+        why="it is being run" if is_run else loaded.header.message,
+        can_resume=False,
+        runner="recorder",
+        how="" if is_run else start if hints.eligible else "; ".join(hints.next_actions),
+        hints=hints,
+        wait_seconds=None if wait_us is None else wait_us / 1_000_000,
+    )
 
 
 # --- taking up work with phases ----------------------------------------------------------------------------------

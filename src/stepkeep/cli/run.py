@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -142,10 +143,10 @@ def resume(
 ) -> int:
     """Go on with the work of SESSION where it stopped.
 
-    Of a workflow or plan completed steps are not run again; the one that failed or was interrupted is. The function
-    of a plan is imported as Python does it in this folder. Of work with phases it prints what was saved, for whoever
-    goes on. Without SESSION, lists all unfinished work, that in the user's folder of phases too, and on a terminal asks
-    which one.
+    Of a workflow or plan completed steps are not run again; the one that failed or was interrupted is. The function of
+    a plan is imported as Python does it in this folder. Of work with phases it prints what was saved, for whoever goes
+    on. Of a loop with a recorder it says whether its program may go on now, why not, and when. Without SESSION, lists
+    all unfinished work, that in the user's folder of phases too, and on a terminal asks which one.
     """
     key = words.named_if_any()
     given = _variables(pairs)
@@ -164,6 +165,9 @@ def resume(
         assert store is not None
         if api.is_phase_session(store, key):
             return _take_up(settings, store, key, given, **options)
+        if (recorded := api.recorded_run(store, key)) is not None:
+            settings.show(recorded, _print_recorded)
+            return 0 if recorded.hints is not None and recorded.hints.eligible else 1
         if handler is not None:
             return _resumed_plan(store, settings, key, handler, **options)
         result = store.workflows.resume(key, variables=given, watcher=shown, **options)
@@ -192,6 +196,16 @@ def _print_plan(ended: api.PlanRun) -> None:
         lines([clean(f"Waits for a person, step {question.step_id}: {question.text}")])
     if ended.next:
         note(f"Go on with: {clean(ended.next)}")
+
+
+def _print_recorded(run: api.Resumable) -> None:
+    assert run.hints is not None
+    may = "may be resumed" if run.hints.eligible else f"may not be resumed now ({run.hints.reason_code})"
+    lines([clean(f"{run.session} is {run.status}, step {run.step}: {run.why}"), clean(f"It {may}.")])
+    if run.wait_seconds is not None:
+        lines([f"It has to cool down for {math.ceil(run.wait_seconds)} more seconds."])
+    if run.how:
+        lines([clean(f"What to do: {run.how}")])
 
 
 # --- approve -----------------------------------------------------------------------------------------------------

@@ -125,11 +125,17 @@ def resume_hints(
     if attempts >= MAX_ATTEMPTS:
         action = f"resumed {attempts} times without success: repair the cause, then start the step anew"
         return _hints(Reason.ATTEMPT_LIMIT, action)
-    since_us = max((each for each in (seen_us, info.interrupted_us) if each is not None), default=None)
-    ends_us = 0 if since_us is None else since_us + to_us(COOL_DOWN_SECONDS[interruption])
+    ends_us = cool_down_ends_us(info, seen_us)
     if now_us < ends_us:
         return _hints(Reason.COOL_DOWN, f"resume at {timestamp(ends_us)} or later")
     return _hints(Reason.ALLOWED, "resume from this snapshot")
+
+
+def cool_down_ends_us(info: ResumeInfo, seen_us: int | None) -> int:
+    """Before that moment work is not resumed, so that what stopped it can pass; 0 when it was not seen since."""
+    interruption = info.interruption or Interruption.PROCESS_CRASH
+    since_us = max((each for each in (seen_us, info.interrupted_us) if each is not None), default=None)
+    return 0 if since_us is None else since_us + to_us(COOL_DOWN_SECONDS[interruption])
 
 
 def _hints(reason: Reason, *actions: str) -> ResumeHints:
@@ -139,35 +145,40 @@ def _hints(reason: Reason, *actions: str) -> ResumeHints:
 
 def may_resume(engine: Engine, uid: str, *, has_artifact: HasArtifact) -> ResumeHints:
     """Whether the work of a session may be resumed at this moment, from its newest intact snapshot."""
-    return _hints_now(engine, uid, has_artifact)[0]
+    return hints_now(engine, uid, has_artifact)[0]
 
 
 def try_resume(engine: Engine, uid: str, *, has_artifact: HasArtifact) -> ResumeHints:
     """The same, and the attempt is recorded. A refused one does not use up the budget."""
-    hints, step = _hints_now(engine, uid, has_artifact)
+    hints, step, _ = hints_now(engine, uid, has_artifact)
     event = ATTEMPTED if hints.eligible else REFUSED
     data = {"step": step, "reason_code": hints.reason_code}
     engine.backend.record_event(uid, event, data, time_us=engine.clock())
     return hints
 
 
-def _hints_now(engine: Engine, uid: str, has_artifact: HasArtifact) -> tuple[ResumeHints, str | None]:
+def hints_now(
+    engine: Engine, uid: str, has_artifact: HasArtifact
+) -> tuple[ResumeHints, str | None, int | None]:
+    """The hints at this moment, the step that the work is at, and for how many microseconds it has to cool down."""
     session, now_us = engine.backend.session(uid), engine.clock()
     loaded = engine.latest(session)
     if loaded is None or session.status in NOTHING_TO_RESUME:
-        return resume_hints(None, now_us=now_us, has_artifact=has_artifact), None
+        return resume_hints(None, now_us=now_us, has_artifact=has_artifact), None, None
     info = resume_info_at(engine, loaded)
     tried = attempts_at(engine, uid, info.step_id)
     seen = [] if session.status is Status.PAUSED else [loaded.header.time_us]
+    seen_us = max([*seen, *tried], default=None)
     hints = resume_hints(
         info,
         session.status,
         now_us=now_us,
-        seen_us=max([*seen, *tried], default=None),
+        seen_us=seen_us,
         attempts=len(tried),
         has_artifact=has_artifact,
     )
-    return hints, info.step_id
+    is_cooling = hints.reason_code == Reason.COOL_DOWN
+    return hints, info.step_id, cool_down_ends_us(info, seen_us) - now_us if is_cooling else None
 
 
 def resume_info_at(engine: Engine, loaded: Loaded) -> ResumeInfo:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from stepkeep.codec.readable import ResumeHints
 from stepkeep.engine import Engine
 from stepkeep.errors import StepkeepError
 from stepkeep.model import Header, SessionInfo, Status, from_us
@@ -29,8 +30,10 @@ from stepkeep.storage.port import HeaderQuery, Lease, SessionQuery
 class Resumable(msgspec.Struct, frozen=True, kw_only=True):
     """A session whose work did not come to its end: how many steps are done, why it stopped there, and what to do.
 
-    `runner` is what runs it: a workflow, plan, script, phase or recorder. `can_resume`: `stepkeep resume` alone goes on
-    with it. `store` is set where it lies in another store than the one that was asked: the user's phase checkpoints.
+    `runner` is what runs it: a workflow, plan, script, phase or recorder. `can_resume`: `stepkeep resume` alone goes
+    on with it. Of a recorder `hints` says whether its work may be resumed now, why not, and what to do; `wait_seconds`
+    how long it has to cool down first. `store` is set where it lies in another store than the one that was asked: the
+    user's phase checkpoints.
     """
 
     session: str
@@ -44,6 +47,8 @@ class Resumable(msgspec.Struct, frozen=True, kw_only=True):
     is_crashed: bool = False
     how: str = ""
     store: str | None = None
+    hints: ResumeHints | None = None
+    wait_seconds: float | None = None
 
 
 class PlanRun(msgspec.Struct, frozen=True, kw_only=True):
