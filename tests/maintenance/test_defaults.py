@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 import stepkeep
 from stepkeep import config
 from stepkeep.errors import NotFound
+from stepkeep.model import utc_now_us
 from stepkeep.testing.builders import FakeClock
 
 DAY = 86400
@@ -63,6 +66,36 @@ def test_idle_sessions_stay_unless_they_are_of_agents_or_phases(tmp_path: Path) 
         store.session("paused").pause()
         clock.advance(400 * DAY)
         assert {each.session for each in store.clean().sessions} == {"phase", "agent"}
+
+
+WORKING = """
+import sys, stepkeep
+with stepkeep.open(sys.argv[1]) as store:
+    session = store.session("work", profile="agent")
+    session.save(1)
+    session.save(2)
+    store._upkeep.keeper.make_pass()  # as it does by itself after a few minutes
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_session_whose_process_lives_stays(tmp_path: Path) -> None:
+    """However long it is idle, and without a lease; when the process has ended, it goes."""
+    url, clock = f"sqlite:{tmp_path / 'a.db'}", FakeClock(utc_now_us())
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKING, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as working:
+        assert working.stdout is not None
+        assert working.stdout.readline() == "ready\n"
+        clock.advance(400 * DAY)
+        with stepkeep.open(url, config=QUIET, clock=clock) as store:
+            (decision,) = store.clean(dry_run=True).sessions
+            assert (decision.goes, decision.reason) == (False, f"its process lives (pid {working.pid})")
+            assert store.clean().cleaned == 0
+        working.communicate("\n", timeout=60)
+    with stepkeep.open(url, config=QUIET, clock=clock) as store:
+        assert store.clean().cleaned == 1
 
 
 def test_a_ref_to_something_pruned_tells_when_and_why(url: str) -> None:

@@ -188,7 +188,7 @@ def test_off_for_others_is_not_off_for_this_one():
 def test_a_leased_session_stays():
     """V7: whoever holds the lease may still write."""
     for status in Status:
-        decision = decide(session(status, 900, "agent"), DEFAULT, NOW, has_lease=True)
+        decision = decide(session(status, 900, "agent"), DEFAULT, NOW, "leased")
         assert (decision.goes, decision.reason) == (False, "leased")
 
 
@@ -346,7 +346,7 @@ def expected(one: SessionInfo, policies: CleanupPolicies, has_lease: bool) -> bo
 @given(sessions(), policies_of_all_kinds, st.booleans())
 def test_exactly_what_the_oracle_expects_is_cleaned(one, policies, has_lease):
     """And every decision has a reason and an age that is never negative."""
-    decision = decide(one, policies, NOW, has_lease)
+    decision = decide(one, policies, NOW, "leased" if has_lease else None)
     assert decision.goes == expected(one, policies, has_lease)
     assert decision.reason
     assert decision.age_days >= 0

@@ -214,7 +214,7 @@ class LazyGroup(CommandGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that is meant; the error for a misspelt one names those that are spelt alike."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args[0] not in (*COMMANDS, ALIAS) and not args[0].startswith("-"):
             from difflib import get_close_matches
 
             alike = " or ".join(f"'{name}'" for name in get_close_matches(args[0], COMMANDS, n=2))

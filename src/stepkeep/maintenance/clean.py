@@ -7,6 +7,7 @@ and one that changed is decided about anew, so an active or leased session is ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Final, NamedTuple, TypeAlias
 
@@ -18,7 +19,9 @@ from stepkeep.logs import Log
 from stepkeep.maintenance.space import in_turn, reclaim, sweep
 from stepkeep.model import SessionError, SessionInfo
 from stepkeep.policy.cleanup import CleanupPolicies, SessionCleanup, cleaning_order, decide
+from stepkeep.processes import Owner, is_alive_here, this_process
 from stepkeep.storage.port import LooksOver, SessionQuery
+from stepkeep.typed import convert
 
 log = Log("stepkeep")
 
@@ -29,6 +32,9 @@ ORPHANS_KEPT: Final = timedelta(days=7)
 """How long an annotation waits for its checkpoint."""
 
 A_FEW: Final = 20
+
+PRESENT: Final = "process_present"
+"""The event that tells which process works on a session that has no lease."""
 
 Policies: TypeAlias = Callable[[SessionInfo], CleanupPolicies]
 """The cleanup policies of a session."""
@@ -258,7 +264,23 @@ def decide_about(
     leased = _leased(engine) if leased is None else leased
     lease = engine.backend.lease(session.uid) if leased is None else None
     has_lease = session.uid in (leased or ()) or (lease is not None and lease.expires_us > now_us)
-    return decide(session, policies(session), now_us, has_lease=has_lease)
+    held = "leased" if has_lease else None if session.status.is_finished else _living_owner(engine, session)
+    return decision if held is None else decide(session, policies(session), now_us, held)
+
+
+def note_presence(engine: Engine, session: SessionInfo) -> None:
+    """Let others know that this process works on a session, so that they do not take it for abandoned."""
+    owner = msgspec.to_builtins(this_process())
+    engine.backend.record_event(session.uid, PRESENT, owner, time_us=engine.clock())
+
+
+def _living_owner(engine: Engine, session: SessionInfo) -> str | None:
+    """The process on this machine that works on a session without a lease, in words; None where there is none."""
+    for event in reversed(engine.backend.events(session.uid)):
+        with suppress(msgspec.ValidationError):
+            if event.type == PRESENT and is_alive_here(owner := convert(event.data, Owner)):
+                return f"its process lives (pid {owner.pid})"
+    return None
 
 
 def _leased(engine: Engine) -> frozenset[str] | None:

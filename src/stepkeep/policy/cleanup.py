@@ -1,6 +1,6 @@
-"""Which whole sessions may go, and the reason. Pure: the caller passes `now_us` and whether there is a lease.
+"""Which whole sessions may go, and the reason. Pure: the caller passes `now_us` and who holds the session.
 
-Cleanup never touches an active, paused or leased session (V7); one that is in progress without a sign of life for as
+Cleanup never touches an active, paused or held session (V7); one that is in progress without a sign of life for as
 long as its profile says is not active. `enabled: false` in any place that speaks of the session
 wins over everything. Then the first place that names a number of days decides: the session's own policy, the
 config's workflow of that name, the test setting for test sessions, the config's setting for the status, and at
@@ -64,9 +64,11 @@ class SessionCleanup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(
-    session: SessionInfo, policies: CleanupPolicies, now_us: int, has_lease: bool = False
+    session: SessionInfo, policies: CleanupPolicies, now_us: int, held: str | None = None
 ) -> SessionCleanup:
     """Whether this session may be removed as a whole. A time in the future counts as age 0.
+
+    `held` says who holds it, in words: then it stays.
 
     Raises:
         InvalidInput: the session's profile is unknown, or its own policy makes no sense; nothing may be removed.
@@ -76,7 +78,7 @@ def decide(
     active_us = max(session.created_us, session.updated_us)
     since_us = _ended_us(session) if session.status.is_finished else active_us
     age = max(0, now_us - since_us) // _DAY_US
-    kept = _never(policies, rules, profile) or ("leased" if has_lease else None)
+    kept = _never(policies, rules, profile) or held
     if kept is not None:
         goes, reason, limit = False, kept, None
     elif session.status.is_finished:
@@ -121,6 +123,12 @@ def cleaning_order(session: SessionInfo) -> tuple[bool, int, str]:
 
 
 # --- the places that speak of a session ------------------------------------------------------------------------
+
+
+def may_become_stale(session: SessionInfo, policies: CleanupPolicies) -> bool:
+    """Whether a session that is in progress goes when nothing was heard of it for long enough."""
+    limit = profile_named(session.profile).stale_days if policies.stale_days is None else policies.stale_days
+    return session.status is Status.IN_PROGRESS and limit is not None
 
 
 class _RuleSource(msgspec.Struct, frozen=True):

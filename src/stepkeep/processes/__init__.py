@@ -131,6 +131,17 @@ def is_dead(owner: Owner) -> bool:
     return stat.state in "ZX" or stat.started != owner.started
 
 
+def is_alive_here(owner: Owner) -> bool:
+    """Whether that process surely runs on this very machine, since it was last started."""
+    here = this_process()
+    is_here = (owner.host, owner.boot_id, owner.pid_namespace) == (
+        here.host,
+        here.boot_id,
+        here.pid_namespace,
+    )
+    return is_here and not is_dead(owner)
+
+
 def process_stat(pid: int) -> ProcessStat | None:
     """Name, state, parent and start time of a process, where the system tells."""
     # The second field is the name in parentheses, which may hold anything.
