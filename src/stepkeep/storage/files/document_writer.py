@@ -373,9 +373,10 @@ class DocumentWriter:
             if leftover.is_secure:
                 raise  # who knows what would be overwritten
             is_shown = False
-        if is_shown:
+        if is_shown and self._names.layout is Layout.WORKFLOW:
             return True  # an earlier attempt got that far
-        if leftover.is_secure:
+        # A copy is written anew also where it is there: the sync of an earlier attempt may have failed.
+        if leftover.is_secure and not is_shown:
             self._remove(leftover)
         try:
             self._promote(entry, leftover.file)
