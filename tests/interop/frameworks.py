@@ -176,8 +176,18 @@ FRAMEWORKS = (
         "google.adk",
         Suite(
             repository="github.com/google/adk-python (or a fork that has tests/unittests/sessions of 2.0 or later)",
-            tests=("tests/unittests/sessions/test_session_service.py",),
+            tests=(
+                "tests/unittests/sessions/test_session_service.py",
+                "tests/unittests/artifacts/test_artifact_service.py",
+            ),
             arguments=("-k", "IN_MEMORY"),
+            expected=dict.fromkeys(
+                (
+                    "::test_list_artifact_versions_and_get_artifact_version",
+                    "::test_list_artifact_versions_with_user_prefix",
+                ),
+                "wants addresses of the vendor's memory, and its clock",
+            ),
         ),
     ),
     Framework("pydantic-ai", "pydantic_ai"),  # it has no tests that a foreign store could run

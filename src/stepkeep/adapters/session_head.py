@@ -205,6 +205,12 @@ class SessionHeads:
         self._remember(key, _Known(session, head, header.size_bytes))
         return header
 
+    def opened(self, key: str, *, project: str | None = None) -> Session:
+        """A session, made if there is none. A new one keeps everything, unless rules were given."""
+        if self.store.engine.session_with(key) is None:
+            return self.store.session(key, profile=KEEPS_ALL, project=project, retention=self._retention)
+        return self.store.session(key, retention=self._retention)
+
     def begin(
         self, key: str, state: Any, options: SaveOptions, *, project: str | None = None
     ) -> tuple[Session, Header]:
