@@ -48,6 +48,7 @@ def storage(url: str) -> Any:
         b'{"a":1}',
         b'{"a": 1, "a": 2}',
         b'{"a": NaN, "b": 1.0, "c": 1e400}',
+        b'{"a": 1e+22, "b": [1e-07, 12345678901234567890123]}',
         '{"a": "é \\u0000 \U0001f600"}'.encode(),
         b'{"a": "\\ud800"}',
         b"[" * 5000,
@@ -62,6 +63,13 @@ def test_bytes_come_back_as_they_were(storage: StepkeepStorage, data: bytes) -> 
             assert await storage.read(key) == data
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("value", [1, 1e22, "é", [], float("nan")], ids=repr)
+def test_what_strands_writes_can_be_read(storage: StepkeepStorage, value: Any) -> None:
+    """The state of a snapshot is what its JSON says, however its numbers are written."""
+    asyncio.run(storage.write(LATEST, snapshot(value=value)))
+    assert repr(storage.store.get(SESSION).load().state) == repr({"data": {"value": value}})
 
 
 def test_snapshots_of_an_agent_are_one_history(storage: StepkeepStorage) -> None:

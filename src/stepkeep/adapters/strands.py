@@ -22,6 +22,7 @@ from contextlib import suppress
 from copy import copy
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
+import msgspec
 from strands.storage import Storage
 from strands.storage.storage import _NAMESPACED, _normalize_key, _normalize_prefix
 from strands.types.exceptions import StorageError
@@ -190,18 +191,25 @@ def _place(key: str) -> tuple[str, str, str | None]:
     return session, LATEST if id is None else IMMUTABLE, id
 
 
+_FORMS: Final[dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]]] = {
+    # Several times faster, but numbers with an exponent are written in another way.
+    "json": (msgspec.json.decode, lambda value: msgspec.json.format(msgspec.json.encode(value), indent=0)),
+    "json.dumps": (json.loads, lambda value: json.dumps(value, ensure_ascii=False).encode()),
+}
+"""How JSON is read, and written again byte for byte as Strands writes it."""
+
+
 def _readable(data: bytes) -> tuple[Any, str]:
     """The state for some data, and its form. JSON that is written as Strands writes it is stored as what it says."""
-    with suppress(ValueError, RecursionError):
-        value = json.loads(data)
-        if isinstance(value, dict) and _json(value) == data:
-            return value, "json"
+    if data.startswith(b"{"):
+        for form, (read, write) in _FORMS.items():
+            with suppress(ValueError, RecursionError, msgspec.MsgspecError):
+                value = read(data)
+                if write(value) == data:
+                    return value, form
     return {"data": data}, "bytes"
 
 
 def _data(state: Any, header: Header) -> bytes:
-    return _json(state) if header.metadata[_FORM] == "json" else state["data"]
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode()
+    form = header.metadata[_FORM]
+    return state["data"] if form == "bytes" else _FORMS[form][1](state)
