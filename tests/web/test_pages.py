@@ -434,6 +434,10 @@ def test_restore_and_undo_and_a_new_checkpoint(visit: Visit, url: str, tmp_path:
     page = pages.go("s", "research", "c", ids["first"])
     page.get_by_role("button", name="Restore").click()
     page.get_by_label("Name of the branch").fill("again <b>")
+    page.get_by_role("button", name="Show what would change").click()
+    expect(page.locator(".preview")).to_contain_text("removed done")
+    with stepkeep.open(url) as store:
+        assert store.get("research").info.branch == "main"
     page.get_by_role("dialog").get_by_role("button", name="Restore").click()
     expect(page.locator(".done")).to_contain_text("goes on from #1 on again <b>")
     page = pages.go("s", "research")
@@ -555,10 +559,42 @@ def test_an_exported_file_needs_no_server(visit: Visit, url: str, tmp_path: Path
     page.get_by_role("link", name="what changed").click()
     expect(page.locator("h1")).to_have_text("#2 → #4")
     assert pages.serious_findings() == []
+    page.get_by_role("link", name="research").click()
+    page.get_by_role("link", name="Find").click()
+    page.get_by_role("searchbox").fill("SLOW brown")
+    page.keyboard.press("Enter")
+    expect(page.locator(".found li")).to_have_count(1)
+    expect(page.locator(".found")).to_contain_text("#1")
+    page.get_by_role("link", name="Retention").click()
+    expect(page.locator("main")).to_contain_text("stays")
+    page.goto(f"{output.as_uri()}#/s/research/log?path=note&ref={ids['last']}")
+    expect(page.locator(".changes li")).to_have_count(2)
     assert [url for url in asked if not url.startswith(("data:", "file:"))] == []
     assert pages.complaints == []
     page.goto(f"{output.as_uri()}#/s/research/c/{ids['first']}")
     expect(page.locator("h1")).to_contain_text("plan made")
+
+
+def test_files_and_outputs_are_in_an_exported_file(visit: Visit, file: Path, tmp_path: Path) -> None:
+    """Captured files, their differences and what steps gave are shown without a server too."""
+    ids = stores.fill(f"sqlite:{file}", tmp_path)
+    for key in ("files", "deploy"):
+        words = ("export", key, "--html", str(tmp_path / f"{key}.html"), "--store", f"sqlite:{file}")
+        assert interpreter.stepkeep(*words).returncode == 0
+    pages = visit(f"sqlite:{file}")
+    pages.open_file(tmp_path / "files.html")
+    page = pages.page
+    page.goto(f"{(tmp_path / 'files.html').as_uri()}#/s/files/c/{ids['before']}?tab=files")
+    page.get_by_role("button", name="app.py").click()
+    expect(page.locator("pre.code")).to_have_text("print('one')\n")
+    page.goto(f"{(tmp_path / 'files.html').as_uri()}#/s/files/compare/{ids['before']}/{ids['after']}")
+    page.get_by_role("button", name="app.py").click()
+    expect(page.locator(".patch .is-removed").last).to_have_text("-print('one')\n")
+    pages.open_file(tmp_path / "deploy.html")
+    pages.page.get_by_role("link", name="Steps").click()
+    pages.page.get_by_role("button", name="build").click()
+    expect(pages.page.locator("pre.code")).to_have_text("output of build")
+    assert pages.complaints == []
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))

@@ -14,6 +14,9 @@ import msgspec
 from stepkeep import api, typed
 from stepkeep.errors import InvalidInput
 
+MAX_PREVIEWED: Final = 50
+"""How many changes are shown before a session is restored."""
+
 Action: TypeAlias = Callable[[api.Store, "Request"], object]
 
 
@@ -56,6 +59,14 @@ def _delete(store: api.Store, request: Request) -> object:
     return store.get(request.key).clear()
 
 
+def _restore(store: api.Store, request: Request) -> object:
+    """Go back to a checkpoint; a dry run tells what leads from the latest state to that one."""
+    session = store.get(request.key)
+    if request.dry_run:
+        return session.diff("latest", request.wanted, limit=MAX_PREVIEWED).view()
+    return session.restore(request.wanted, branch=request.name, compare=True)
+
+
 def _files(store: api.Store, request: Request) -> object:
     files = store.get(request.key).files
     return files.restore(request.wanted, dry_run=request.dry_run, force=request.force)
@@ -87,9 +98,7 @@ def _refuse(store: api.Store, request: Request) -> object:
 ACTIONS: Final[dict[str, Action]] = {
     "create": _create,
     "fork": lambda store, request: store.get(request.key).branches.fork(request.wanted, request.name),
-    "restore": lambda store, request: store.get(request.key).restore(
-        request.wanted, branch=request.name, compare=True
-    ),
+    "restore": _restore,
     "undo": _undo,
     "restore_files": _files,
     "approve": _approve,

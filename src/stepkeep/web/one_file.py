@@ -11,7 +11,7 @@ import msgspec
 
 from stepkeep import api
 from stepkeep.errors import StepkeepError
-from stepkeep.model import DETAILS, STATE
+from stepkeep.model import DETAILS, FILES, STATE
 from stepkeep.web.answers import ANSWERS, Opened, Params
 from stepkeep.web.page import file_page
 
@@ -76,8 +76,12 @@ class _Recording:
 
     def add_session(self) -> None:
         """What the pages of the session itself ask for."""
-        for name in ("session", "events", "run"):
+        for name in ("session", "events", "plan"):
             self._add(name)
+        run = self._add("run")
+        for step in () if run is None else run.steps:
+            for stream in ("", "stderr") if run.kind == "workflow" else ("",):
+                self._add("output", step=step.id, stream=stream)
         for fold in ("1", ""):
             page, at = self._add("timeline", fold=fold), 1
             while page is not None and at * len(page.drawn) < page.rows:
@@ -99,9 +103,26 @@ class _Recording:
                 self._add_tree(id, "" if body == STATE else body)
         self._add("conversation", ref=id)
         self._add("events", ref=id)
+        if FILES in found.contents:
+            self._add_files(id)
         if found.parents:
-            self._add("diff", older=found.parents[0], newer=id)
+            self._add_difference(found.parents[0], id)
         return self._left > 0
+
+    def _add_difference(self, older: str, newer: str) -> None:
+        """What changed in the state, and in each of the files where both have some."""
+        sides = self._add("diff", older=older, newer=newer)
+        if sides is None or not all(FILES in side.contents for side in (sides.older, sides.newer)):
+            return
+        files = self._add("files_diff", older=older, newer=newer)
+        for change in () if files is None else files.changes:
+            self._add("files_diff", older=older, newer=newer, path=change.path)
+
+    def _add_files(self, id: str) -> None:
+        """The list of the project files, and their texts."""
+        listed = self._add("files", ref=id)
+        for file in () if listed is None else listed.files:
+            self._add("file", ref=id, path=file.path)
 
     def _add_tree(self, id: str, body: str) -> None:
         """Every level of a body. What is larger than a page of values is in the file with its first page."""
@@ -120,7 +141,8 @@ class _Recording:
             value = ANSWERS[name](self._opened, Params(given))
             content = api.to_json(value)
         except StepkeepError as exc:
-            value, content = None, msgspec.json.encode({"error": {"code": exc.code, "message": exc.message}})
+            error = {"code": exc.code, "message": exc.message}
+            value, content = None, msgspec.json.encode({"$error": error})
         if len(content) > self._left:
             self._left = 0
             return None

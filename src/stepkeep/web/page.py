@@ -25,6 +25,7 @@ OWN: Final = (
         "checkpoint",
         "compare",
         "data",
+        "derived",
         "find",
         "parts",
         "runs",

@@ -80,6 +80,13 @@ const OF_CHECKPOINT = {
     title: "Restore",
     about: "The session goes on from here, on a branch. What came after stays, and can be returned to.",
     fields: ["name"],
+    hasPreview: true,
+    preview: (found) =>
+      found.total === 0
+        ? "The state is the same as now."
+        : html`From the state as it is now: <${Word}>${found.summary}<//>.
+          <ul class="files">${found.changes.map((change, at) => html`<li key=${at}>${change.kind} <code><bdi>${clean(change.path)}</bdi></code></li>`)}</ul>
+          ${found.total > found.changes.length && html`<p class="faint">and ${count(found.total - found.changes.length, "more change")}</p>`}`,
     command: ({ key, checkpoint }, { name }) =>
       command("restore", key, checkpoint.id, ...(name ? ["--branch", name] : [])),
     request: ({ key, checkpoint }, { name }) => ({ key, ref: checkpoint.id, name: name || null }),
@@ -213,7 +220,8 @@ function ActionDialog({ name, action, target, onClose }) {
   const run = async (event) => {
     event.preventDefault();
     setState({ ...state, error: null, isBusy: true });
-    const request = action.request(target, values);
+    const typed = Object.fromEntries(new FormData(event.currentTarget)); // what was typed last may not be in `values` yet
+    const request = action.request(target, { ...values, ...typed });
     try {
       if (needsPreview) setState({ preview: await act(name, { ...request, dry_run: true }) });
       else setState({ done: await act(name, request) });
@@ -223,6 +231,7 @@ function ActionDialog({ name, action, target, onClose }) {
   };
   return html`
     <${Dialog} title=${action.title} onClose=${onClose}>
+      ${target.question && html`<blockquote><${Text}>${target.question.text}<//></blockquote>`}
       <p>${action.about}</p>
       ${
         state.done

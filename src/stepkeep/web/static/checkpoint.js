@@ -209,8 +209,8 @@ export function ValueLog({ session, params }) {
   const answer = useAnswer("log", { key: session, path, ref });
   return html`
     <header class="page-head">
-      <nav class="crumbs" aria-label="Where this is"><a href="#/">Sessions</a><a href=${sessionAddress(session)}>
-        <${Word}>${session}<//></a><a href=${checkpointAddress(session, ref)}>checkpoint</a></nav>
+      <nav class="crumbs" aria-label="Where this is">${!isFile && html`<a href="#/">Sessions</a>`}<a
+        href=${sessionAddress(session)}><${Word}>${session}<//></a><a href=${checkpointAddress(session, ref)}>checkpoint</a></nav>
       <h1 tabindex="-1">History of <code>${clean(path)}</code></h1>
     </header>
     <${Answered} answer=${answer}>

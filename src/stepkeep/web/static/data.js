@@ -1,6 +1,7 @@
 // What pages ask for: from the server, or from the answers that a file holds.
 
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { derived } from "stepkeep/derived";
 
 const embedded = JSON.parse(document.getElementById("embedded").textContent);
 
@@ -38,9 +39,9 @@ const LEFT_OUT = {
 
 export async function ask(name, params = {}, signal = undefined) {
   if (isFile) {
-    const found = embedded.answers[recorded(name, params)];
+    const found = embedded.answers[recorded(name, params)] || derived(embedded.answers, name, params);
     if (found === undefined) throw new Failure(LEFT_OUT, 404);
-    if (found.error) throw new Failure(found.error, 422);
+    if (found.$error) throw new Failure(found.$error, 422);
     return found;
   }
   return read(await fetch(`./api/${written(name, params)}`, { signal }).catch(unreachable));

@@ -13,7 +13,7 @@ export function Find({ session, params }) {
   const answer = useAnswer("find", { key: session, text: wanted }, { skip: !wanted });
   const submit = (event) => {
     event.preventDefault();
-    go(address(["s", session, "find"], { text }));
+    go(address(["s", session, "find"], { text: event.currentTarget.elements.text.value }));
   };
   return html`
     <${SessionHead} session=${session} tab="find" />

@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { Question, useDialog } from "stepkeep/actions";
-import { isFile, useAnswer } from "stepkeep/data";
+import { useAnswer } from "stepkeep/data";
 import {
   Age,
   Answered,
@@ -144,7 +144,7 @@ const longest = (steps) => Math.max(1, ...steps.map((step) => step.duration_ms |
 
 function Step({ session, step, kind, longest: most, questions, open }) {
   const [isOpen, setOpen] = useState(false);
-  const canOpen = step.has_output && !isFile;
+  const canOpen = step.has_output;
   return html`
     <li class="step is-${step.status}">
       <div class="step-line">

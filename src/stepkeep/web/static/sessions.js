@@ -55,7 +55,7 @@ function Filters({ wanted }) {
   useEffect(() => setText(wanted.text || ""), [wanted.text]);
   const submit = (event) => {
     event.preventDefault();
-    go(address([], { ...wanted, text }));
+    go(address([], { ...wanted, text: event.currentTarget.elements.text.value }));
   };
   return html`
     <form class="filters" role="search" onSubmit=${submit}>

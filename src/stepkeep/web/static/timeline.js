@@ -38,9 +38,9 @@ export function SessionHead({ session, tab, children }) {
   const tabs = [
     ["timeline", "Timeline", sessionAddress(session)],
     found?.is_run && ["run", "Steps", sessionAddress(session, "run")],
-    !isFile && ["find", "Find", sessionAddress(session, "find")],
+    ["find", "Find", sessionAddress(session, "find")],
     ["events", "Events", sessionAddress(session, "events")],
-    !isFile && ["retention", "Retention", sessionAddress(session, "retention")],
+    ["retention", "Retention", sessionAddress(session, "retention")],
   ];
   return html`
     <header class="page-head">
@@ -455,26 +455,27 @@ export function Events({ session }) {
   return html`
     <${SessionHead} session=${session} tab="events" />
     <${Answered} answer=${answer}>
-      ${(events) =>
-        events.length === 0
-          ? html`<${Empty} title="Nothing happened yet">
-            <p>Restores, prunes, changes of status and other events appear here.</p><//>`
-          : html`<${EventList} session=${session} events=${events} />`}
+      ${(events) => html`<${EventList} session=${session} events=${events} />`}
     <//>`;
 }
 
-export const EventList = ({ session, events }) => html`
-  <ol class="events" reversed>${[...events].reverse().map(
-    (event) => html`
-    <li key=${`${event.type}${event.number}/${event.time_us}`}>
-      <${When} time=${new Date(event.time_us / 1000).toISOString()} />
-      <strong>${clean(event.type).replaceAll("_", " ")}</strong>
-      ${Object.keys(event.data).length > 0 && html`<dl class="event-data">${Object.entries(event.data).map(
-        ([name, value]) => html`<div key=${name}><dt>${clean(name).replaceAll("_", " ")}</dt>
-          <dd><${EventValue} session=${session} value=${value} /></dd></div>`,
-      )}</dl>`}
-    </li>`,
-  )}</ol>`;
+export function EventList({ session, events }) {
+  if (events.length === 0)
+    return html`<${Empty} title="Nothing happened yet">
+      <p>Restores, prunes, changes of status and other events appear here.</p><//>`;
+  return html`
+    <ol class="events" reversed>${[...events].reverse().map(
+      (event) => html`
+      <li key=${`${event.type}${event.number}/${event.time_us}`}>
+        <${When} time=${new Date(event.time_us / 1000).toISOString()} />
+        <strong>${clean(event.type).replaceAll("_", " ")}</strong>
+        ${Object.keys(event.data).length > 0 && html`<dl class="event-data">${Object.entries(event.data).map(
+          ([name, value]) => html`<div key=${name}><dt>${clean(name).replaceAll("_", " ")}</dt>
+            <dd><${EventValue} session=${session} value=${value} /></dd></div>`,
+        )}</dl>`}
+      </li>`,
+    )}</ol>`;
+}
 
 const EventValue = ({ session, value }) =>
   /^cp_\w+$/.test(value)
@@ -509,7 +510,7 @@ export function Retention({ session }) {
           )}</tbody>
         </table></div>`}
     <//>
-    <${Integrity} session=${session} />`;
+    ${!isFile && html`<${Integrity} session=${session} />`}`;
 }
 
 function Integrity({ session }) {

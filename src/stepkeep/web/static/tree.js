@@ -1,7 +1,7 @@
 // A state as a tree that is loaded level by level: only what is opened is sent.
 
 import { useState } from "preact/hooks";
-import { ask, isFile } from "stepkeep/data";
+import { ask } from "stepkeep/data";
 import { Problem, Text, address, html } from "stepkeep/parts";
 import { clean, count, size } from "stepkeep/text";
 
@@ -113,7 +113,7 @@ const Name = ({ entry }) => html`<span class="name"><bdi>${clean(entry.name)}</b
 const Aside = ({ of, entry }) => html`
   <span class="aside">
     <span class="faint">${entry.kind}${entry.size_bytes > 200 ? `, ${size(entry.size_bytes)}` : ""}</span>
-    ${!isFile && !of.body && entry.path && html`<a class="faint"
+    ${!of.body && entry.path && html`<a class="faint"
       href=${address(["s", of.key, "log"], { path: entry.path, ref: of.ref })}
         aria-label="History of ${clean(entry.path)}">history</a>`}
   </span>`;
