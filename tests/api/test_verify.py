@@ -150,7 +150,7 @@ def test_a_damaged_branch_row_is_seen(filled: stepkeep.Session, store: stepkeep.
     with programs.raw(path) as connection:
         connection.execute("UPDATE branches SET head = 'cp_other'")
     findings = store.verify().findings
-    assert findings or [event.type for event in filled.events()] == ["branch_repaired"]
+    assert findings or "branch_repaired" in [event.type for event in filled.events()]
 
 
 def test_a_session_row_that_cannot_be_rebuilt_is_a_finding(

@@ -57,6 +57,7 @@ def parse_policy(texts: Mapping[str, str]) -> tuple[RetentionRules, CleanupRules
     Raises:
         InvalidInput: an unknown rule, or a value that makes no sense.
     """
+    from stepkeep.api.option_types import CleanupRules, RetentionRules
     from stepkeep.config.schema import lookup, node_of
     from stepkeep.policy.profiles import check_key
 
