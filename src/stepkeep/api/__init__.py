@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         investigation_status as investigation_status,
         with_times as with_times,
     )
-    from stepkeep.api.opening import default_url as default_url, open as open
+    from stepkeep.api.opening import open as open
     from stepkeep.api.option_types import (
         CleanupRules as CleanupRules,
         RestoreOptions as RestoreOptions,
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from stepkeep.api.session_branches import Branches as Branches
     from stepkeep.api.store import Store as Store
     from stepkeep.codec.compression import Compression as Compression
+    from stepkeep.config.store_names import default_url as default_url, store_option as store_option
     from stepkeep.codec.readable import (
         LAYOUTS as LAYOUTS,
         CommandOutcome as CommandOutcome,
@@ -279,7 +280,7 @@ _NAMES_BY_MODULE = {
         "change_investigation investigation_at investigation_recovery investigation_report investigation_status "
         "with_times"
     ),
-    "api.opening": "default_url open",
+    "api.opening": "open",
     "api.option_types": "CleanupRules RestoreOptions RetentionRules SaveOptions TimelineOptions",
     "api.options": "parse_policy",
     "api.overview": "RunStep RunView SessionOverview SessionPage",
@@ -288,6 +289,7 @@ _NAMES_BY_MODULE = {
     "api.session_branches": "Branches",
     "api.store": "Store",
     "codec.compression": "Compression",
+    "config.store_names": "default_url store_option",
     "codec.readable": "LAYOUTS CommandOutcome ContextDigest",
     "config": "Config SettingView Settings inspect_config",
     "config.trust": "Trusted trust",

@@ -11,8 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from stepkeep import config
-from stepkeep.api.opening import default_url, open
+from stepkeep.api.opening import open
 from stepkeep.api.store import Store
+from stepkeep.config.store_names import default_url
 from stepkeep.errors import InvalidInput, StepkeepError
 from stepkeep.recording.coding_agents import environment, hook_events, hook_process
 from stepkeep.recording.coding_agents.responses import respond

@@ -21,8 +21,8 @@ import apsw
 import msgspec
 
 from stepkeep import __version__, config
-from stepkeep.api.opening import default_url
 from stepkeep.config import Settings
+from stepkeep.config.store_names import default_url
 from stepkeep.engine import Engine, Save, reader
 from stepkeep.errors import (
     CHECKSUM_MISSING,

@@ -234,12 +234,9 @@ class Files:
 
     def _store_named(self) -> str:
         """How a printed command names the store; empty where it takes it without a name."""
-        import shlex
+        from stepkeep.config.store_names import store_option
 
-        from stepkeep.api.opening import store_to_name
-
-        store = store_to_name(self._engine.backend.url, self._settings)
-        return "" if store is None else f" --store {shlex.quote(store)}"
+        return store_option(self._engine.backend.url, self._settings)
 
     def changed_at(self, header: Header) -> tuple[str | None, tuple[str, ...]]:
         """The commit of a checkpoint's files, and which paths differ from the capture before on the way to it."""

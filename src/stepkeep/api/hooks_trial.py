@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from stepkeep.api.opening import default_url, open
+from stepkeep.api.opening import open
+from stepkeep.config.store_names import default_url
 from stepkeep.recording.coding_agents.installing import events_of, program_of
 
 SECONDS: Final = 30

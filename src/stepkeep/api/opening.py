@@ -10,9 +10,10 @@ from stepkeep.api.store import Store
 from stepkeep.codec import exact
 from stepkeep.codec.compression import Compression
 from stepkeep.config import Settings
+from stepkeep.config.store_names import default_url
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import utc_now_us
-from stepkeep.storage.urls import database_file, directory_of, missing_location, open_backend
+from stepkeep.storage.urls import missing_location, open_backend
 
 
 def open(
@@ -58,25 +59,3 @@ def open(
         compression=compression,
         clock=clock,
     )
-
-
-def default_url(settings: Settings | None = None) -> str:
-    """The store used when none is named: that of the settings, else the one in the user's data folder."""
-    url = (configuration.here() if settings is None else settings).store_url()
-    return f"sqlite:{configuration.data_folder()}/stepkeep.db" if url is None else url
-
-
-def store_to_name(url: str, settings: Settings) -> str | None:
-    """How a command that is run later, from any folder, names a store; None for the one it takes without a name."""
-    url, default = _anywhere(url), _anywhere(default_url(settings))
-    return None if url in (default, "memory:") else url
-
-
-def _anywhere(url: str) -> str:
-    """The URL of a store as it reads in every folder."""
-    if (file := database_file(url)) is not None:
-        return f"sqlite:{file.resolve()}"
-    if (directory := directory_of(url)) is not None:
-        query = url.partition("?")[2]
-        return f"files:{directory.resolve()}{query and f'?{query}'}"
-    return url

@@ -93,7 +93,7 @@ class Session:
     @property
     def _store_to_name(self) -> str | None:
         """The store as a command for this session has to name it; None where commands find it by themselves."""
-        from stepkeep.api.opening import store_to_name
+        from stepkeep.config.store_names import store_to_name
 
         return store_to_name(self._engine.backend.url, self._settings)
 

@@ -97,7 +97,7 @@ def run(
     with (
         api.open(settings.store) as store,
         progress_for(as_json=settings.json) as shown,
-        telling_how_to_go_on(shown),
+        telling_how_to_go_on(shown, settings.store),
     ):
         result = store.workflows.run(planned, watcher=shown, **options)
     settings.show(result, lambda result: lines(ending(result)))
@@ -153,7 +153,7 @@ def resume(
     with (
         _own_or_phases(settings) as store,
         progress_for(as_json=settings.json) as shown,
-        telling_how_to_go_on(shown),
+        telling_how_to_go_on(shown, settings.store),
     ):
         work = _asked(store, settings) if key is None else _found(store, key)
         if work is None:
@@ -184,7 +184,7 @@ def _resumed_plan(
         result = store.execute(key, None, handler, resume=True, from_ref=ref, **options)
     except api.Interrupted as exc:
         result, signal = exc.result, exc.signal
-    settings.show(api.plan_run(key, result), _print_plan)
+    settings.show(api.plan_run(store.engine, key, result), _print_plan)
     return 128 + signal if signal else 0 if result.success else 1
 
 

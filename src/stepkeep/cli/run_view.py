@@ -60,13 +60,14 @@ def ending(run: api.WorkflowRun) -> list[str]:
 
 
 @contextmanager
-def telling_how_to_go_on(progress: RunView) -> Iterator[None]:
-    """When the store fails in the middle of a run, say how to go on once it works again."""
+def telling_how_to_go_on(progress: RunView, url: str | None) -> Iterator[None]:
+    """When the store fails in the middle of a run, say how to go on once it works again. `url` is the one named."""
     try:
         yield
     except BackendUnavailable:
         if progress.session is not None:
-            note(f"Go on with: {api.resume_command(progress.session)}")
+            store = "" if url is None else api.store_option(url)
+            note(f"Go on with: {api.resume_command(progress.session, store)}")
         raise
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from stepkeep.codec import exact
+from stepkeep.config.store_names import store_option
 from stepkeep.engine import Engine, Loaded
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import DETAILS, Header, SessionInfo, Status, Trigger, TriggerKind, from_us
@@ -88,15 +89,15 @@ def answer(
         question=chosen.text,
         is_approved=is_approved,
         checkpoint=header.id,
-        next=_next(session, header),
+        next=_next(session, header, store_option(engine.backend.url)),
     )
 
 
-def _next(session: SessionInfo, answer: Header) -> str:
+def _next(session: SessionInfo, answer: Header, store: str) -> str:
     entry = entry_of(session)
     if entry is not None:
         return f"a worker of queue {entry.queue!r} goes on"
-    return how_to_go_on(session.key, answer.metadata.get(RUNNER))
+    return how_to_go_on(session.key, answer.metadata.get(RUNNER), store)
 
 
 class _Saved:

@@ -17,7 +17,16 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial, wraps
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from stepkeep.runs.scripts import FinishedOutput, Run, Started, arguments_of, step_name
+from stepkeep.runs.questions import Waiting
+from stepkeep.runs.scripts import (
+    AwaitingAnswer,
+    FinishedOutput,
+    Run,
+    Started,
+    arguments_of,
+    related,
+    step_name,
+)
 from stepkeep.runs.signals import SignalHandler
 
 P = ParamSpec("P")
@@ -42,6 +51,7 @@ class AsyncRun:
         self._work = work
         self._calls: set[asyncio.Future[Any]] = set()
         self._is_terminated = False
+        self._awaiting: AwaitingAnswer | None = None
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._run)[1:]}"
@@ -63,9 +73,12 @@ class AsyncRun:
         self._signals.__exit__()
         if self._calls:  # a plain function whose wait was cancelled still works: keep the lease until it ends
             await asyncio.wait(self._calls)
-        await self._work(partial(self._run.close, error))
+        is_waiting = error is not None and any(isinstance(each, Waiting) for each in related(error))
+        await self._work(partial(self._run.close, self._awaiting if is_waiting else error))
         if self._is_terminated:
             raise SystemExit(128 + signal.SIGTERM)
+        if is_waiting and self._awaiting is not None:
+            raise self._awaiting from None
 
     def _terminate(self, task: asyncio.Task[Any]) -> None:
         self._is_terminated = True
@@ -102,8 +115,18 @@ class AsyncRun:
         return await self._work(partial(self._run.finish, started, returned))
 
     async def ask(self, name: str, text: str, *, timeout: float | None = None) -> Any:
-        """What a person answered, as a step of this run; see `Run.ask`."""
-        return await self._work(partial(self._run.ask, name, text, timeout=timeout))
+        """What a person answered, as a step of this run; see `Run.ask`. It is the block that raises `AwaitingAnswer`.
+
+        An exception that ends programs would end the event loop, wherever other tasks are at that moment.
+        """
+        return await self._work(partial(self._ask, name, text, timeout))
+
+    def _ask(self, name: str, text: str, timeout: float | None) -> Any:
+        try:
+            return self._run.ask(name, text, timeout=timeout)
+        except AwaitingAnswer as exc:
+            self._awaiting = exc
+            raise Waiting(text) from None
 
     @overload
     def task(self, call: Callable[P, Awaitable[R]], /) -> Callable[P, Coroutine[Any, Any, R]]: ...

@@ -13,18 +13,18 @@ SCRIPT: Final = "script"
 WORKFLOW: Final = "workflow"
 
 
-def approve_command(key: str) -> str:
-    """What to type to answer what a session asks."""
-    return f"stepkeep approve {shlex.quote(key)}"
+def approve_command(key: str, store: str) -> str:
+    """What to type to answer what a session asks; `store` is the option that names its store, or empty."""
+    return f"stepkeep approve {shlex.quote(key)}{store}"
 
 
-def resume_command(key: str) -> str:
+def resume_command(key: str, store: str) -> str:
     """What to type to resume a session."""
-    return f"stepkeep resume {shlex.quote(key)}"
+    return f"stepkeep resume {shlex.quote(key)}{store}"
 
 
-def how_to_go_on(key: str, runner: object) -> str:
+def how_to_go_on(key: str, runner: object, store: str) -> str:
     """What resumes a run of that kind."""
     if runner == SCRIPT:
         return "run the script again"
-    return resume_command(key) + (" --handler MODULE:FUNCTION" if runner == PLAN else "")
+    return resume_command(key, store) + (" --handler MODULE:FUNCTION" if runner == PLAN else "")

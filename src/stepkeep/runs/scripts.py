@@ -34,6 +34,7 @@ import msgspec
 from stepkeep import typed
 from stepkeep.codec import exact
 from stepkeep.codec.integrity import digest
+from stepkeep.config.store_names import store_option
 from stepkeep.engine import Engine, Loaded, NewBody, Pending
 from stepkeep.errors import SCHEMA_INVALID, Conflict, Corrupt, InvalidInput, StepkeepError
 from stepkeep.logs import Log
@@ -98,10 +99,11 @@ class AwaitingAnswer(SystemExit):
     Once the question is answered, running the script again goes on.
     """
 
-    def __init__(self, session: str, question: Question) -> None:
+    def __init__(self, session: str, question: Question, *, store: str = "") -> None:
+        """`store` is the option that names the store to a command."""
+        command = kinds.approve_command(session, store)
         super().__init__(
-            f"{session} waits for a person: {question.text} Answer with `{kinds.approve_command(session)}`,"
-            " then run it again."
+            f"{session} waits for a person: {question.text} Answer with `{command}`, then run it again."
         )
         self.session = session
         self.question = question
@@ -271,7 +273,7 @@ class Run:
                 message=text, timestamp=_time(self._engine.clock()), step=name, step_index=step
             )
         try:
-            if any(isinstance(each, AwaitingAnswer) for each in _related(error)):
+            if any(isinstance(each, AwaitingAnswer) for each in related(error)):
                 return self._saver.mark(Status.PAUSED)  # what it waits for is saved
             saving = self._save(
                 f"{status.capitalize()} {self._last_step if blamed is None else f'at step {step}: {name}'}",
@@ -288,7 +290,7 @@ class Run:
     def _blamed(self, error: BaseException) -> Started | None:
         """The step that raised this error, also when it was wrapped or grouped."""
         steps = {id(raised): started for raised, started in self._failures}
-        return next((steps[id(each)] for each in _related(error) if id(each) in steps), None)
+        return next((steps[id(each)] for each in related(error) if id(each) in steps), None)
 
     @property
     def _last_step(self) -> str:
@@ -344,16 +346,18 @@ class Run:
         if isinstance(started, FinishedOutput):
             return started.output
         try:
-            asked = [each for each in self._record.questions if each.step_id == started.name]
-            answer = answer_to(asked, text, timeout)
-        except Waiting:
-            waiting = self._wait(started, text, timeout)
-            self.fail(started, waiting)
-            raise waiting from None
+            answer = self._answer(started, text, timeout)
         except BaseException as exc:
             self.fail(started, exc)
             raise
         return self.finish(started, answer)
+
+    def _answer(self, started: Started, text: str, timeout: float | None) -> Any:
+        asked = [each for each in self._record.questions if each.step_id == started.name]
+        try:
+            return answer_to(asked, text, timeout)
+        except Waiting:
+            raise self._wait(started, text, timeout) from None
 
     def _wait(self, started: Started, text: str, timeout: float | None) -> AwaitingAnswer:
         """Save what a person is asked; one that was asked before keeps its time."""
@@ -367,7 +371,7 @@ class Run:
             message = error_text(f"Waiting for a person: {text}")
             saving = self._save(message, event="run_stopped", step=started.ordinal, status=Status.PAUSED)
         self._settled(saving)
-        return AwaitingAnswer(self._session.key, known)
+        return AwaitingAnswer(self._session.key, known, store=store_option(self._engine.backend.url))
 
     @overload
     def task(self, call: Callable[P, R], /) -> Callable[P, R]: ...
@@ -614,7 +618,7 @@ def _time(time_us: int) -> str:
     return str(iso(from_us(time_us), "microseconds"))
 
 
-def _related(error: BaseException) -> Iterator[BaseException]:
+def related(error: BaseException) -> Iterator[BaseException]:
     """An error, those it was raised from, and those it groups."""
     waiting, met = [error], set()
     while waiting:

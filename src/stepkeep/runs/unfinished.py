@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from stepkeep.codec.readable import ResumeHints
+from stepkeep.config.store_names import store_option
 from stepkeep.engine import Engine
 from stepkeep.errors import StepkeepError
 from stepkeep.model import Header, SessionInfo, Status, from_us
@@ -67,8 +68,9 @@ class PlanRun(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None
 
 
-def plan_run(key: str, result: ExecutionResult) -> PlanRun:
-    command = approve_command(key) if result.waiting else how_to_go_on(key, PLAN)
+def plan_run(engine: Engine, key: str, result: ExecutionResult) -> PlanRun:
+    store = store_option(engine.backend.url)
+    command = approve_command(key, store) if result.waiting else how_to_go_on(key, PLAN, store)
     return PlanRun(
         session=key,
         status=result.status,
@@ -104,7 +106,8 @@ def crash_of(engine: Engine, session: SessionInfo) -> str | None:
     header = _newest(engine, session)
     if header is None or (runner := _runner(header)) is None:
         return None
-    return f"{_crashed(header, lease)}: {how_to_go_on(session.key, runner)}"
+    how = how_to_go_on(session.key, runner, store_option(engine.backend.url))
+    return f"{_crashed(header, lease)}: {how}"
 
 
 def is_alive(engine: Engine, lease: Lease) -> bool:
@@ -113,6 +116,7 @@ def is_alive(engine: Engine, lease: Lease) -> bool:
 
 
 def _resumables(engine: Engine) -> Iterator[Resumable]:
+    store = store_option(engine.backend.url)
     for info in engine.backend.sessions(SessionQuery(statuses=WAITING)):
         header = _newest(engine, info)
         runner = None if header is None else _runner(header)
@@ -120,12 +124,15 @@ def _resumables(engine: Engine) -> Iterator[Resumable]:
             continue
         lease = engine.backend.lease(info.uid)
         is_running = lease is not None and is_alive(engine, lease)
-        fields: dict[str, Any] = {"can_resume": runner == WORKFLOW, "how": how_to_go_on(info.key, runner)}
+        fields: dict[str, Any] = {
+            "can_resume": runner == WORKFLOW,
+            "how": how_to_go_on(info.key, runner, store),
+        }
         if lease is not None and is_running:
             fields = {"can_resume": False}
             fields["why"] = f"is being run (pid {lease.owner.pid} on {lease.owner.host})"
         elif info.status is Status.PAUSED:
-            fields |= _paused(engine, info)
+            fields |= _paused(engine, info, store)
         elif info.status is Status.FAILED:
             fields["why"] = info.error or "failed"
         elif (entry := entry_of(info)) is not None and not entry.attempts:
@@ -167,11 +174,11 @@ def waits_for(engine: Engine, session: SessionInfo) -> str | None:
     return f"waits for a person: {asked}" if asked else None
 
 
-def _paused(engine: Engine, session: SessionInfo) -> dict[str, Any]:
+def _paused(engine: Engine, session: SessionInfo, store: str) -> dict[str, Any]:
     why = waits_for(engine, session)
     if why is None:
         return {"why": "was interrupted"}
-    how = f"{approve_command(session.key)}, or with --refuse"
+    how = f"{approve_command(session.key, store)}, or with --refuse"
     return {"why": why, "how": how, "can_resume": False}
 
 

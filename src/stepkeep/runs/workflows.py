@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from stepkeep.config import Settings
+from stepkeep.config.store_names import store_option
 from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput
 from stepkeep.logs import Log
@@ -115,6 +116,11 @@ class Workflows:
         self._open_session = open_session
         self._find_header = find_header
 
+    @property
+    def _store(self) -> str:
+        """The option that names the store to a command."""
+        return store_option(self._engine.backend.url)
+
     @staticmethod
     def plan(file: str | os.PathLike[str], variables: Mapping[str, str] | None = None) -> PlannedWorkflow:
         """Read and check a workflow file, and the values given for its variables. Nothing is run or stored.
@@ -210,7 +216,11 @@ class Workflows:
         if runner in (PLAN, SCRIPT):
             waiting = waits_for(self._engine, session)
             what = f"holds a {runner}, not a workflow" if waiting is None else waiting
-            how = how_to_go_on(key, runner) if waiting is None else approve_command(key)
+            how = (
+                how_to_go_on(key, runner, self._store)
+                if waiting is None
+                else approve_command(key, self._store)
+            )
             raise InvalidInput(
                 f"session {key!r} {what}: {how}",
                 code="not_resumable",
@@ -289,7 +299,7 @@ class Workflows:
             what = "holds no workflow" if info.workflow is None else f"belongs to workflow {info.workflow!r}"
             why = f"{what}: choose another key, or --force to run {workflow!r} in it"
         elif info.status is not Status.COMPLETED:
-            how = f"go on with `{resume_command(key)}`, or start over with --force"
+            how = f"go on with `{resume_command(key, self._store)}`, or start over with --force"
             why = f"has unfinished work ({info.status}): {how}"
         else:
             return
@@ -345,16 +355,16 @@ class Workflows:
             duration_ms=result.duration_ms,
             checkpoint=None if result.checkpoint is None else result.checkpoint.id,
             error=_error(result),
-            resume=_next_command(session.key, result),
+            resume=_next_command(session.key, result, self._store),
             signal=signal,
             waiting=result.waiting,
         )
 
 
-def _next_command(key: str, result: ExecutionResult) -> str | None:
+def _next_command(key: str, result: ExecutionResult, store: str) -> str | None:
     if result.success:
         return None
-    return approve_command(key) if result.waiting else resume_command(key)
+    return approve_command(key, store) if result.waiting else resume_command(key, store)
 
 
 def _error(result: ExecutionResult) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stepkeep.config.store_names import store_option
 from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.model import Header, SessionInfo, Status
@@ -181,9 +182,10 @@ def prepare_resume(
             session=session.key,
         )
     if changed and not force:
+        command = kinds.resume_command(session.key, store_option(engine.backend.url))
         raise Conflict(
             f"session {session.key!r} cannot be resumed as it is, {origin.file} changed: {'; '.join(changed)}."
-            f" `{kinds.resume_command(session.key)} --force` goes on: finished steps stay finished, and the rest"
+            f" `{command} --force` goes on: finished steps stay finished, and the rest"
             " follows the file as it is now",
             code="plan_changed",
             retryable=False,
