@@ -62,19 +62,28 @@ def _made(data: Path, programs: Path | None) -> PostgresServer:
 
 
 class Server:
-    """Started when it is made; `stop` ends it and removes everything. `programs` is the folder of another server's."""
+    """Started when it is made; `stop` ends it and removes everything.
 
-    def __init__(self, programs: Path | None = None) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="stepkeep-pg-", dir=memory_folder()))
+    `programs` is where another server has its own. With `folder` it is there, with the data that it finds.
+    """
+
+    def __init__(self, programs: Path | None = None, *, folder: Path | None = None) -> None:
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="stepkeep-pg-", dir=memory_folder()))
         self.data = self.folder / "data"
         try:
-            # The owner is not always who runs the tests.
-            subprocess.run(["cp", "-a", _template(programs), self.data], check=True)
+            if not self.data.exists():
+                # The owner is not always who runs the tests.
+                subprocess.run(["cp", "-a", _template(programs), self.data], check=True)
             self._server = _made(self.data, programs)
             self._server.start()
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
+
+    @property
+    def programs(self) -> Path:
+        """Where its programs are."""
+        return self._server.bin_path
 
     def append(self, name: str, text: str) -> None:
         """Add lines to a file of settings."""
