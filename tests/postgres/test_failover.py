@@ -70,7 +70,9 @@ class Pair:
     def fail_over(self) -> None:
         """Kill the primary, and let the standby take its place. It waits for nobody."""
         self.primary.kill()
-        self.standby.execute("SELECT pg_promote(false)")  # a statement that waited could be in the way of its log
+        self.standby.execute(
+            "SELECT pg_promote(false)"
+        )  # a statement that waited could be in the way of its log
         while self.standby.execute("SELECT pg_is_in_recovery()") != [(False,)]:
             time.sleep(0.005)
 
