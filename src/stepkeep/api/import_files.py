@@ -238,7 +238,8 @@ class Importer(msgspec.Struct, kw_only=True):
             SessionInfo(uid="", key=read.key, created_us=0, updated_us=0) if session is None else session.info
         )
         time_us = now_us if document.time_us is None else min(max(document.time_us, 0), now_us)
-        save = replace(self.store._session(info)._save_of(document.state, **options), time_us=time_us)
+        draft = Session(engine, info, self.store.settings)
+        save = replace(draft._save_of(document.state, **options), time_us=time_us)
         save = engine.checked(save)
         if self.dry_run:
             return None

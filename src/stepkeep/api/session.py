@@ -802,10 +802,10 @@ class Session:
         A damaged checkpoint can still be named by its number, or its id or the beginning of that.
         """
         from stepkeep.api.results import Deleted
-        from stepkeep.maintenance.space import Ballast
+        from stepkeep.maintenance.space import spend_ballast
 
         ids = tuple(dict.fromkeys(map(self._id_of, refs)))
-        Ballast(self._engine.backend.url).spend(lambda: self._engine.delete(self._uid, ids))
+        spend_ballast(self._engine.backend.url, lambda: self._engine.delete(self._uid, ids))
         return Deleted(session=self._key, is_whole_session=False, checkpoints=ids, count=len(ids))
 
     def _id_of(self, ref: str) -> str:
@@ -821,10 +821,10 @@ class Session:
     def clear(self) -> Deleted:
         """Remove the whole session for good. A new one with the same key starts afresh."""
         from stepkeep.api.results import Deleted
-        from stepkeep.maintenance.space import Ballast
+        from stepkeep.maintenance.space import spend_ballast
 
         count = self.info.stored_count
-        Ballast(self._engine.backend.url).spend(lambda: self._engine.delete_session(self._uid))
+        spend_ballast(self._engine.backend.url, lambda: self._engine.delete_session(self._uid))
         return Deleted(session=self._key, is_whole_session=True, checkpoints=(), count=count)
 
 

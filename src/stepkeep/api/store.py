@@ -155,9 +155,11 @@ class Store:
             session = self.get(key)
             options["expect_head"] = head if is_checkpoint_id(head) else session.header(head).id
         if known is not None and not given:
-            return self._session(known).save(state, **options)
+            return Session(self._engine, known, self._settings).save(state, **options)
         # Everything that can be wrong is looked at before anything is written; the state is encoded once.
-        draft = self._session(known or SessionInfo(uid="", key=key, created_us=0, updated_us=0))
+        draft = Session(
+            self._engine, known or SessionInfo(uid="", key=key, created_us=0, updated_us=0), self._settings
+        )
         workspace = options.pop("workspace", None)
         draft.files.root_to_capture(workspace)
         save = self._engine.checked(draft._save_of(state, **options))
@@ -165,7 +167,7 @@ class Store:
             info = self._engine.create_session(key, **self._for_new_ones() | given)
         else:
             info = self._changed(known, given)
-        files = self._session(info).files.capture(workspace)
+        files = Session(self._engine, info, self._settings).files.capture(workspace)
         saved = self._engine.save(msgspec.structs.replace(save, session=info.uid, files=files))
         count_usage(self._engine, info.uid, options)
         return saved
@@ -301,12 +303,9 @@ class Store:
 
         return Phases(self._engine, policies=self._settings.policies_of)
 
-    def _session(self, info: SessionInfo) -> Session:
-        return Session(self._engine, info, self._settings)
-
     def get(self, key: str) -> Session:
         """The existing session with that key, or `NotFound`."""
-        return self._session(self._engine.find_session(key))
+        return Session(self._engine, self._engine.find_session(key), self._settings)
 
     def sessions(
         self,
@@ -428,7 +427,10 @@ class Store:
         """
         from stepkeep.history.timeline.assembly import read_timelines
 
-        found = read_timelines(list(self.sessions()), lambda info: self._session(info).timeline(**options))
+        found = read_timelines(
+            list(self.sessions()),
+            lambda info: Session(self._engine, info, self._settings).timeline(**options),
+        )
         branch, tag = options.get("branch"), options.get("tag")
         if not found.timelines and not found.errors and (branch or tag):
             wanted = [f"branch {branch!r}"] if branch else []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepkeep.config import Settings, data_folder
 from stepkeep.engine import Engine, Saved
 from stepkeep.errors import StepkeepError
-from stepkeep.maintenance.space import Ballast, database_bytes, most_bytes
+from stepkeep.maintenance.space import database_bytes, hold_ballast, most_bytes
 from stepkeep.model import SessionInfo
 from stepkeep.processes import tell_of_forks
 from stepkeep.storage.port import Compresses
@@ -35,7 +35,7 @@ class Upkeep:
         self._settings = settings
         self._clock = clock
         self._has_keeper = settings is not None and settings["keeper.enabled"]
-        Ballast(engine.backend.url).hold()
+        hold_ballast(engine.backend.url)
         self._made: dict[str, Any] = {}
         # Making imports. A child that is forked while another thread imports waits for that thread for ever.
         self._making = threading.RLock()

@@ -36,7 +36,7 @@ from stepkeep.maintenance.clean import (
     plan_clean,
 )
 from stepkeep.maintenance.prune import MARK, PrunePlan, PruneReport, apply_prune, marked, plan_prune
-from stepkeep.maintenance.space import Ballast, compress_history, most_bytes, reclaim
+from stepkeep.maintenance.space import compress_history, hold_ballast, most_bytes, reclaim
 from stepkeep.model import SessionInfo, Status
 from stepkeep.policy.cleanup import decide, may_become_stale
 from stepkeep.policy.retention import Retention
@@ -175,7 +175,7 @@ class Keeper:
         for uid, job in later:
             job.saves = 0  # after some more saves, or the interval
             self._put_back(uid, job)
-        self._try("holding some space", Ballast(self._engine.backend.url).hold)
+        self._try("holding some space", lambda: hold_ballast(self._engine.backend.url))
         self._try("squeezing the store", self._squeeze)
         self._try("compressing old history", self._compress)
         return is_left

@@ -161,9 +161,6 @@ class _Ledger:
 
     def __init__(self, file: MetricsFile | None) -> None:
         self.file = file
-        self._start_afresh()
-
-    def _start_afresh(self) -> None:
         self._counts: Counts = {}
         self._lock = threading.Lock()  # guards the counts
         self._writing = threading.Lock()  # one write at a time, and none during a fork
@@ -210,10 +207,9 @@ class _Ledger:
 
     def after_fork(self, *, is_child: bool) -> None:
         if is_child:
-            self._start_afresh()  # what was counted is the parent's to write down
-        else:
-            self._lock.release()
-            self._writing.release()
+            self._counts = {}  # what was counted is the parent's to write down
+        self._lock.release()
+        self._writing.release()
 
 
 # --- the file --------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ TIGHT_BYTES: Final = 64 * MIB
 
 MAX_BALLAST_BYTES: Final = 4 * MIB
 MIN_BALLAST_BYTES: Final = 64 * 1024
+_BALLAST: Final = ("-ballast", "ballast")
 _BALLAST_SHARE: Final = 4
 """The ballast takes a fourth of what is free."""
 
@@ -115,7 +116,7 @@ def in_turn(engine: Engine, write: Callable[[], T]) -> T:
     Who waits for a lock looks again only now and then, so a loop of writes without a pause would keep it out.
     """
     started = time.monotonic()
-    result = Ballast(engine.backend.url).spend(write)
+    result = spend_ballast(engine.backend.url, write)
     time.sleep(min(time.monotonic() - started, MAX_PAUSE_SECONDS))
     return result
 
@@ -161,44 +162,43 @@ def _before_us(after_hours: int, now_us: int) -> int:
 # --- ballast ---------------------------------------------------------------------------------------------------
 
 
-class Ballast:
-    """The ballast file beside one store. Whatever goes wrong with it, the store works without."""
+def hold_ballast(url: str) -> None:
+    """Take some space beside a store while there is some, if there is little; give it back where there is enough.
 
-    def __init__(self, url: str) -> None:
-        self._file = beside_store(url, "-ballast", "ballast")
+    Whatever goes wrong with the ballast file, the store works without.
+    """
+    file = beside_store(url, *_BALLAST)
+    if file is None:
+        return
+    with suppress(OSError):
+        free = free_bytes(os.path.dirname(file))
+        if free >= TIGHT_BYTES:
+            os.unlink(file)
+        elif free // _BALLAST_SHARE >= MIN_BALLAST_BYTES:
+            _make(file, min(free // _BALLAST_SHARE, MAX_BALLAST_BYTES))
 
-    def hold(self) -> None:
-        """Take some space while there is some, if there is little; give it back where there is enough."""
-        if self._file is None:
-            return
-        with suppress(OSError):
-            free = free_bytes(os.path.dirname(self._file))
-            if free >= TIGHT_BYTES:
-                os.unlink(self._file)
-            elif free // _BALLAST_SHARE >= MIN_BALLAST_BYTES:
-                _make(self._file, min(free // _BALLAST_SHARE, MAX_BALLAST_BYTES))
 
-    def release(self) -> bool:
-        """Give the space back; False if none was held."""
-        if self._file is None:
-            return False
-        try:
-            os.unlink(self._file)
-        except OSError:
-            return False
-        return True
+def spend_ballast(url: str, work: Callable[[], T]) -> T:
+    """Do work that frees space, on a full disk with the space that was held."""
+    try:
+        return work()
+    except BackendUnavailable as exc:
+        if exc.code != WRITE_FAILED or not _release(beside_store(url, *_BALLAST)):
+            raise
+    try:
+        return work()
+    finally:
+        hold_ballast(url)
 
-    def spend(self, work: Callable[[], T]) -> T:
-        """Do work that frees space, on a full disk with the space that was held."""
-        try:
-            return work()
-        except BackendUnavailable as exc:
-            if exc.code != WRITE_FAILED or not self.release():
-                raise
-        try:
-            return work()
-        finally:
-            self.hold()
+
+def _release(file: str | None) -> bool:
+    """Give the space back; False if none was held."""
+    try:
+        if file is not None:
+            os.unlink(file)
+    except OSError:
+        return False
+    return file is not None
 
 
 def beside_store(url: str, ending: str, name: str) -> str | None:

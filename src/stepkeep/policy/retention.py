@@ -78,7 +78,8 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def keeps_all(self) -> bool:
         """Whether no rule selects, so that only a cap can remove anything."""
-        return self.keep_last is None and not any(_spans(self))
+        spans = self.keep_within, self.keep_hourly, self.keep_daily, self.keep_weekly
+        return self.keep_last is None and not any(spans)
 
     @property
     def count_limit(self) -> int | None:

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import apsw
@@ -149,15 +149,17 @@ class SqliteBackend(SqlBackend):
 
     def _rows_at_hand(self, tx: Connection) -> dict[str, SessionRows]:
         assert isinstance(tx, _SqliteConnection)
-        if not tx.is_unchanged() or len(tx.rows) > _MAX_ROWS:
-            tx.rows = {}
-        return tx.rows
+        return tx.rows_at_hand()
 
     def session_by_key(self, key: str) -> SessionInfo | None:
         if self._writer is not None:
             return super().session_by_key(key)
         # The connection that reads it becomes the writer: a process that saves once looks nothing up again.
-        return self._reading(lambda tx: open_rows(tx, key, self._rows_at_hand(tx)), key=key)
+        return self._reading(partial(self._open_rows, key), key=key)
+
+    def _open_rows(self, key: str, tx: Connection) -> SessionInfo | None:
+        assert isinstance(tx, _SqliteConnection)
+        return open_rows(tx, key, tx.rows_at_hand())
 
     def load_head(
         self, uid: str, branch: str | None = None, *, known: tuple[str, str] | None = None
@@ -173,7 +175,7 @@ class SqliteBackend(SqlBackend):
         if not self._writing_lock.acquire(blocking=False):
             return False
         try:
-            rows = None if self._writer is None else self._rows_at_hand(self._writer).get(uid)
+            rows = None if self._writer is None else self._writer.rows_at_hand().get(uid)
             return rows is not None and rows.head(branch) == checkpoint
         except apsw.Error:
             return False
@@ -225,8 +227,7 @@ class SqliteBackend(SqlBackend):
         elif isinstance(exc, apsw.ReadOnlyError):
             # One refused open of the -shm file makes it read-only for as long as any connection here shares it.
             with self._pool:
-                self._drop_idle()
-            self._drop_writer()
+                self._drop_connections()
 
     def _set_writer_aside(self) -> None:
         """After a failed write or sync nothing in this connection's memory is to be believed.
@@ -248,15 +249,13 @@ class SqliteBackend(SqlBackend):
             self._failed.close()
             self._failed = None
 
-    def _drop_writer(self) -> None:
-        for connection in (self._failed, self._writer):
+    def _drop_connections(self) -> None:
+        dropped = (*self._idle, self._failed, self._writer)
+        self._idle.clear()
+        self._failed = self._writer = None
+        for connection in dropped:
             if connection is not None:
                 connection.close()
-        self._failed = self._writer = None
-
-    def _drop_idle(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
 
     def _check_in_place(self, writer: _SqliteConnection) -> None:
         """V1: a database that was deleted or replaced still takes writes, into a file that nobody finds again.
@@ -352,8 +351,7 @@ class SqliteBackend(SqlBackend):
         except apsw.ReadOnlyError:
             pass  # who may not write has saved nothing
         finally:
-            self._drop_idle()
-            self._drop_writer()
+            self._drop_connections()
 
     def before_fork(self) -> None:
         self._writing_lock.acquire()
@@ -444,10 +442,13 @@ class _SqliteConnection:
     def ask(self, queries: Sequence[Query]) -> list[list[Row]]:
         return [self.all(sql, values) for sql, values in queries]
 
-    def is_unchanged(self) -> bool:
-        """Whether no other connection, of whichever process, committed anything since this was asked last."""
+    def rows_at_hand(self) -> dict[str, SessionRows]:
+        """The rows of sessions as they were seen here last; none of them if any other connection, of whichever process,
+        committed since this was asked."""
         before, self._version = self._version, self._connection.pragma("data_version")
-        return before == self._version
+        if before != self._version or len(self.rows) > _MAX_ROWS:
+            self.rows = {}
+        return self.rows
 
     @property
     def in_transaction(self) -> bool:

@@ -19,10 +19,6 @@ DIALECT: Final = Dialect(
     clustered="",
     text='TEXT COLLATE "C"',
     instead={
-        # An index on a column that every save changes would make each of them change all indexes of the table.
-        "CREATE INDEX sessions_updated": "",
-        "CREATE INDEX sessions_project": "CREATE INDEX sessions_project ON sessions (project)"
-        " WHERE project IS NOT NULL",
         # Usage is summed up from the index alone, whatever the bodies take.
         "CREATE UNIQUE INDEX bodies_place": "CREATE UNIQUE INDEX bodies_place"
         " ON bodies (sid, checkpoint, name, is_redundant) INCLUDE (stored_size, is_hidden)",

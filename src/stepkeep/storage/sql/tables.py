@@ -10,7 +10,7 @@ import msgspec
 class Dialect(msgspec.Struct, frozen=True):
     """What the servers spell differently. `clustered` is said of tables whose rows live in their primary key.
 
-    A statement in `instead` replaces the one that begins with its key; an empty one leaves it out.
+    A statement in `instead` replaces the one that begins with its key.
     """
 
     integer: str
@@ -186,4 +186,4 @@ def statements(version: int, dialect: Dialect) -> tuple[str, ...]:
         next((own for start, own in dialect.instead.items() if sql.startswith(start)), sql)
         for sql in MIGRATIONS[version]
     ]
-    return tuple(sql.format(**words).rstrip() for sql in spelled if sql)
+    return tuple(sql.format(**words).rstrip() for sql in spelled)
