@@ -211,7 +211,8 @@ class Keeper:
         """Clean or prune one session; False when it is to be looked at again."""
         try:
             session = self._engine.backend.session(uid)
-            self._show_presence(session)
+            if is_thorough:
+                self._show_presence(session)
             if not self._clean(session) and not self._prune(session, job, is_thorough):
                 return False
         except NotFound:
@@ -225,7 +226,7 @@ class Keeper:
         return True
 
     def _show_presence(self, session: SessionInfo) -> None:
-        """While this process goes on, others must not take the work it does for abandoned."""
+        """While this process goes on, others must not take the work it does for abandoned. Short ones need not tell."""
         is_known = self._is_closed or session.uid in self._present
         if not is_known and may_become_stale(session, self._policies(session)):
             self._present.add(session.uid)
