@@ -76,7 +76,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _run(options: argparse.Namespace, directory: Path) -> Report:
     found = Report(machine=report.machine(directory))
-    wanted = set(options.only or PARTS)
+    wanted = set(options.only or PARTS) - (set() if options.only else parts.ONLY_IF_NAMED)
     quick = options.quick
     for workload in WORKLOADS:
         for steps in options.steps or ((50,) if quick else _STEPS):

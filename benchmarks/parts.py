@@ -20,12 +20,16 @@ MODULES: Final = {
     "mcp": "benchmarks.mcp",
     "files": "benchmarks.files",
     "postgres": "benchmarks.postgres",
+    "scale": "benchmarks.scale",
     "startup": "benchmarks.startup",
     "travel": "benchmarks.travel",
     "walk": "benchmarks.walk",
     "workspace": "benchmarks.workspace",
 }
 """Name -> module; imported when it runs, because some need packages that only peers bring."""
+
+ONLY_IF_NAMED: Final = {"scale"}
+"""Parts that take many minutes, and run only when they are named."""
 
 
 @dataclass(frozen=True)
