@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +153,30 @@ def test_a_link_is_no_way_out_of_the_scratch_folder(tmp_path: Path) -> None:
         found = run.files.bisect(["sh", "-c", "test -L way"], environment=os.environ)
     assert found.first_failed is None
     assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_who_is_told_to_end_leaves_nothing(cli: Cli, sent: signal.Signals) -> None:
+    """The command that is being tried ends too, and its scratch folder goes."""
+    scratch, told = cli.folder / "scratch", cli.folder / "told"
+    scratch.mkdir()
+    code = (
+        f"import os, pathlib, time; pathlib.Path({str(told)!r}).write_text(str(os.getpid())); time.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stepkeep", "bisect", "k", "--", sys.executable, "-c", code],
+        env={**cli.environment, "TMPDIR": str(scratch)},
+        cwd=cli.folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while not told.exists() or not told.read_text():
+        time.sleep(0.01)
+    process.send_signal(sent)
+    assert process.wait() == 128 + sent
+    assert list(scratch.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), 0)
 
 
 @given(st.lists(st.sampled_from("psf"), min_size=1, max_size=24))

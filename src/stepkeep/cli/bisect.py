@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -66,7 +69,7 @@ def bisect(
         raise click.UsageError("Which command? Write it after --, at the end of the line.")
     if len(tried) == 1 and " " in tried[0]:
         tried = ("/bin/sh", "-c", tried[0])
-    with opened(settings) as store:
+    with _told_to_end(), opened(settings) as store:
         run = store.get(words.chosen(store))
         bad = bad or "latest"
         found = run.files.bisect(
@@ -80,6 +83,16 @@ def bisect(
         )
     settings.show(found, _print_found)
     return NOTHING_FAILS if found.first_failed is None else 0
+
+
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """Let SIGTERM end the command that is being tried too, and leave no scratch folder behind."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _print_step(step: api.BisectStep) -> None:
