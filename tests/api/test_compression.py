@@ -14,6 +14,7 @@ import pytest
 
 import stepkeep
 from stepkeep import config
+from tests.postgres.server import Server
 
 TEXT = "the tide comes in and the tide goes out, twice a day, and the moon looks on. "
 STATES: list[dict[str, Any]] = [
@@ -214,6 +215,30 @@ def test_a_name_that_means_something_else_is_refused(url: str, name: Any) -> Non
     with pytest.raises(stepkeep.InvalidInput) as caught:
         stepkeep.open(url, compression=Named())
     assert caught.value.code == "invalid_compression"
+
+
+def test_documents_of_a_store_of_files_stay_readable(tmp_path: Path) -> None:
+    """Whatever is chosen: only captured files go through it."""
+    tree, folder = tmp_path / "tree", tmp_path / "files"
+    tree.mkdir()
+    (tree / "notes.txt").write_text(TEXT * 50)
+    with stepkeep.open(f"files:{folder}?layout=run", compression=Deflate()) as store:
+        store.session("run").save(STATES[0], workspace=tree)
+    (document,) = folder.glob("checkpoints/run/history/*.json")
+    assert json.loads(document.read_text())["state"] == STATES[0]
+    with stepkeep.open(f"files:{folder}?layout=run") as store:
+        assert store.get("run").files.read("notes.txt") == (TEXT * 50).encode()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("compression", ["none", Deflate()])
+def test_a_server_keeps_what_was_compressed_otherwise(postgres: Server, compression: Any) -> None:
+    """Deltas and keyframes of every name come back from PostgreSQL."""
+    url = postgres.fresh_url()
+    assert any(codec.startswith("splice+") for codec in saved(url, compression))
+    with stepkeep.open(url) as store:
+        run = store.get("run")
+        assert [run.load(f"#{number + 1}").state for number in range(len(STATES))] == STATES
 
 
 def test_a_copy_is_compressed_as_its_destination_does(url: str, tmp_path: Path) -> None:
