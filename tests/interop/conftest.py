@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Frameworks pin each other out: each has an environment of its own, made by `./dev interop`. That of `./dev test` has
 # LangGraph and the Claude Agent SDK.
-collect_ignore_glob = [each.tests for each in FRAMEWORKS if not each.is_installed]
+collect_ignore = [name for each in FRAMEWORKS if not each.is_installed for name in each.tests]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.full)])

@@ -52,9 +52,16 @@ class Framework:
     warnings: tuple[str, ...] = ()
 
     @property
-    def tests(self) -> str:
-        """Which of our tests are about it, as a pattern."""
-        return f"test_{self.name.replace('-', '_')}*.py"
+    def tests(self) -> list[str]:
+        """Our tests about it: the names of files that begin as it does, and as no other with a longer name."""
+        begins = f"test_{self.name.replace('-', '_')}"
+        others = [
+            f"test_{each.name.replace('-', '_')}"
+            for each in FRAMEWORKS
+            if each.name != self.name and each.name.startswith(self.name)
+        ]
+        names = (path.name for path in sorted(Path(__file__).parent.glob(f"{begins}*.py")))
+        return [name for name in names if not name.startswith(tuple(others))]
 
     @property
     def page(self) -> str:
@@ -190,7 +197,10 @@ FRAMEWORKS = (
             ),
         ),
     ),
-    Framework("pydantic-ai", "pydantic_ai"),  # it has no tests that a foreign store could run
+    Framework(
+        "pydantic-ai", "pydantic_ai.conversation_store"
+    ),  # it has no tests that a foreign store could run
+    Framework("pydantic-ai-harness", "pydantic_ai_harness"),  # nor has this
     Framework(
         "strands",
         "strands",
