@@ -141,6 +141,8 @@ def _works(directory: Path, sessions: int) -> dict[str, _Process]:
     many = _STORES["sqlite"].format(directory)
     works = {
         NOTHING: _Process(["-c", "pass"], env, b"", project),
+        "hook UserPromptSubmit": hook("UserPromptSubmit", prompt="Repair the login form"),
+        "hook PreToolUse, harmless": hook("PreToolUse", tool_name="Bash", tool_input={"command": "ls"}),
         "hook PostToolUse": hook("PostToolUse", tool_name="Bash", tool_input={"command": "ls"}),
         "hook Stop": hook("Stop", last_assistant_message="It works."),
         "hook PreCompact": hook("PreCompact", trigger="auto"),

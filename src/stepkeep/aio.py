@@ -39,7 +39,7 @@ from typing import (
 )
 
 from stepkeep import api
-from stepkeep.api import Branches, ExecuteOptions, Files, SaveOptions, Session, Store
+from stepkeep.api import Branches, ExecuteOptions, Files, Rewind, SaveOptions, Session, Store
 from stepkeep.api.options import count_usage
 from stepkeep.codec.compression import Compression
 from stepkeep.config import Settings
@@ -68,6 +68,7 @@ __all__ = [
     "AsyncParts",
     "AsyncPhases",
     "AsyncRecorder",
+    "AsyncRewind",
     "AsyncRun",
     "AsyncSession",
     "AsyncStore",
@@ -328,6 +329,15 @@ class AsyncFiles(_Facade[Files]):
     export = _reads(Files.export)
 
 
+class AsyncRewind(_Facade[Rewind]):
+    """`run.rewind`: the turns of a coding agent, and the way back before each."""
+
+    turns = _reads(Rewind.turns)
+    plan = _reads(Rewind.plan)
+    to = _writes(Rewind.to)
+    undo = _writes(Rewind.undo)
+
+
 class AsyncParts(_Facade[Parts]):
     """`run.parts`: what is saved and restored with this handle."""
 
@@ -343,6 +353,7 @@ class AsyncSession(_Facade[Session]):
     branches = _Has(AsyncBranches)
     files = _Has(AsyncFiles)
     parts = _Has(AsyncParts)
+    rewind = _Has(AsyncRewind)
 
     @property
     def key(self) -> str:
@@ -406,6 +417,7 @@ class AsyncSession(_Facade[Session]):
     usage = _reads(Session.usage)
     status = _reads(Session.status)
     export = _reads(Session.export)
+    export_transcript = _reads(Session.export_transcript)
     run_document = _reads(Session.run_document)
     verify = _reads(Session.verify)
     recovery_point = _reads(Session.recovery_point)

@@ -25,7 +25,7 @@ def respond(root: Path, event: str, **fields: Any) -> None:
     content = {"session_id": "agent", "hook_event_name": event, "cwd": str(root / "project"), **fields}
     environ = {"HOME": str(root / "home"), "PATH": ""}
     with failures() as failed, closed_stores():
-        agent_hooks.answer_hook(
+        agent_hooks.answer_event(
             CLAUDE_CODE, event, json.dumps(content).encode(), store=url_at(root), environ=environ
         )
     if failed:

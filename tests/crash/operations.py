@@ -292,6 +292,8 @@ OPERATIONS = {
         trees.CAPTURE,
         trees.RESTORE,
         trees.COPY,
+        trees.REWIND,
+        trees.UNDONE,
         agent.HOOK,
         agent.INSTALL,
     )

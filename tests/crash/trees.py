@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from stepkeep import Store
+from stepkeep import Store, Trigger, TriggerKind
 from stepkeep.errors import BackendUnavailable
 from stepkeep.maintenance.copying import copy
 from stepkeep.maintenance.space import sweep
@@ -181,5 +181,93 @@ RESTORE = Operation(
     at_any_time=is_old_or_new,
     when_done=is_back,
     in_the_end=can_be_undone,
+    doubts=("files_not_durable",),
+)
+
+
+# --- a coding agent rewound --------------------------------------------------------------------------------------
+
+PERSONS: Files = {"person.txt": "work of somebody else"}
+WORKED: Files = {**SECOND, **PERSONS}
+REWOUND: Files = {**FIRST, **PERSONS}
+
+
+def worked(store: Store, root: Path) -> None:
+    """A turn of an agent, captured at its prompt and at its end; then a person made a file."""
+    run = store.session("r", profile="archive")
+    about = {"turn": 1, "prompt": "begin anew", "tree": str((root / TREE).resolve())}
+    for event, files in (("prompt", FIRST), ("turn_end", SECOND)):
+        write(root, files)
+        trigger = Trigger(TriggerKind.AUTO, event)
+        run.save({"turn_number": 1}, workspace=root / TREE, trigger=trigger, metadata=about)
+    store.session("other", profile="archive").save({"other": True})
+    write(root, WORKED)
+
+
+def rewind(store: Store, root: Path, say: Say) -> None:
+    done = store.get("r").rewind.to(1, conversation=False)
+    if not done.is_complete:
+        raise BackendUnavailable(str(done.files))
+
+
+def rewind_and_undo(store: Store, root: Path, say: Say) -> None:
+    """The next command after one that was stopped is an undo, whichever of the two was stopped."""
+    if not has_begun(store):
+        rewind(store, root, say)
+    if read(root) == WORKED:
+        return
+    done = store.get("r").rewind.undo()
+    if not all(each.is_complete for each in done):
+        raise BackendUnavailable(str(done))
+
+
+def is_worked_or_rewound(store: Store, root: Path) -> list[str]:
+    found = read(root)
+    problems = [
+        f"{path} is {found.get(path)!r}"
+        for path in sorted({*found, *WORKED, *REWOUND})
+        if found.get(path) not in (WORKED.get(path), REWOUND.get(path))
+    ]
+    if found != WORKED and not has_begun(store):
+        problems.append("files were replaced before the rewind was noted: it cannot be undone")
+    return problems
+
+
+def has_begun(store: Store) -> bool:
+    return any(event.type == BEGUN for event in store.engine.backend.events(store.get("r").uid))
+
+
+def is_tree(*wanted: Files) -> Callable[[Store, Path], list[str]]:
+    def check(store: Store, root: Path) -> list[str]:
+        found = read(root)
+        return [] if found in wanted else [f"the tree is {found}"]
+
+    return check
+
+
+def rewind_can_be_undone(store: Store, root: Path) -> list[str]:
+    done = store.get("r").rewind.undo()
+    is_sound = read(root) == WORKED and all(each.is_complete for each in done)
+    return [] if is_sound else [f"undone, the tree is {read(root)}"]
+
+
+REWIND = Operation(
+    "rewind",
+    worked,
+    rewind,
+    adds_to="r",
+    at_any_time=is_worked_or_rewound,
+    when_done=is_tree(REWOUND),
+    in_the_end=rewind_can_be_undone,
+    doubts=("files_not_durable",),
+)
+UNDONE = Operation(
+    "rewind undone",
+    worked,
+    rewind_and_undo,
+    adds_to="r",
+    at_any_time=is_worked_or_rewound,
+    when_done=is_tree(WORKED, REWOUND),
+    in_the_end=is_tree(WORKED, REWOUND),
     doubts=("files_not_durable",),
 )

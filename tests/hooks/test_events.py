@@ -11,7 +11,7 @@ import pytest
 
 import stepkeep
 from stepkeep.codec.readable import CommandOutcome
-from stepkeep.recording.coding_agents.hook_events import EVENTS
+from stepkeep.recording.coding_agents.hook_events import BEFORE_TOOL, END, EVENTS, START
 from stepkeep.recording.phase_checkpoints import record_of
 from stepkeep.storage.urls import open_backend
 from stepkeep.testing import FakeClock
@@ -22,8 +22,11 @@ KEYS = {
     "claude-code": "claude-code:00893aaf-19fa-41d2-8238-13269b9b3ca0",
     "gemini": "gemini:gemini-7",
     "codex": "codex:019a-codex",
+    "copilot": "copilot:copilot-7",
+    "cursor": "cursor:cursor-7",
+    "opencode": "opencode:ses_7",
 }
-SAVES_NOTHING = {"SessionStart", "SessionEnd"}
+SAVES_NOTHING = {START, BEFORE_TOOL, END}
 """What an agent that has done nothing yet has nothing to save at."""
 
 
@@ -43,8 +46,8 @@ def test_an_event_is_saved_and_answered(agent: Agent, client: str, event: str) -
     else:
         answer = agent.hook(event, client)
     assert (answer.code, answer.err, agent.problems()) == (0, "", [])
-    assert answer.out == ("" if client == "claude-code" else "{}\n")
-    if event in SAVES_NOTHING:
+    assert answer.out == ("" if client in ("claude-code", "opencode") else "{}\n")
+    if EVENTS[client][event] in SAVES_NOTHING:
         assert not agent.file.exists() or not list(agent.store().checkpoints())
         return
     with agent.store() as store:

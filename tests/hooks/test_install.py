@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -498,3 +499,74 @@ def test_a_trial_tells_what_does_not_work(agent: Agent) -> None:
     done = agent.stepkeep("hooks", "test", "--client", "claude-code")
     assert done.code == 1
     assert "not found" in done.out
+
+
+# --- clients whose lists hold commands, not groups ---------------------------------------------------------------
+
+FLAT = {"copilot": (".github/hooks/stepkeep.json", "bash"), "cursor": (".cursor/hooks.json", "command")}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("client", FLAT)
+def test_hooks_go_into_flat_lists_too(agent: Agent, client: str) -> None:
+    """Beside commands of others, which stay; repeating changes nothing; taking out gives the file back."""
+    name, key = FLAT[client]
+    path, event = agent.folder / name, events_of(client)[1]
+    other = {key: "say hi", "type": "command"}
+    before = json.dumps({"version": 1, "hooks": {event: [other], "notification": [other]}}, indent=2) + "\n"
+    write(path, before)
+    assert hooks(agent, "install", client).code == 0
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert document["version"] == 1
+    for each in events_of(client):
+        ours = [
+            entry[key] for entry in document["hooks"][each] if f"hook {each} --client {client}" in entry[key]
+        ]
+        assert len(ours) == 1
+    assert document["hooks"][event][0] == other
+    assert json.loads(hooks(agent, "install", client, "--json").out)["is_changed"] is False
+    status = json.loads(hooks(agent, "status", client, "--json").out)
+    assert set(status["files"][0]["events"]) == set(events_of(client))
+    assert status["files"][0]["problem"] is None
+    assert hooks(agent, "uninstall", client).code == 0
+    assert path.read_text(encoding="utf-8") == before
+    path.unlink()
+    assert hooks(agent, "install", client).code == 0
+    assert json.loads(path.read_text(encoding="utf-8"))["version"] == 1
+    assert hooks(agent, "install", client, "--user").code == 0
+
+
+_OPENCODE = """
+import { Stepkeep } from "./.opencode/plugins/stepkeep.js"
+const plugin = await Stepkeep({ directory: process.cwd() })
+await plugin["chat.message"]({ sessionID: "ses_1" }, { parts: [{ text: "Repair the login form" }] })
+await plugin["tool.execute.before"]({ sessionID: "ses_1", tool: "bash" }, { args: { command: "rm kept.txt" } })
+await plugin["tool.execute.after"]({ sessionID: "ses_1", tool: "bash", args: { command: "rm kept.txt" } }, {})
+await plugin.event({ event: { type: "session.idle", properties: { sessionID: "ses_1" } } })
+"""
+
+
+@pytest.mark.full
+def test_the_plugin_of_opencode_calls_us(agent: Agent) -> None:
+    """Run by a real engine: the prompt, the tool and the end of the turn are saved, with the files."""
+    subprocess.run(["git", "init", "--quiet", str(agent.folder)], check=True)
+    write(agent.folder / "kept.txt", "mine")
+    path = agent.folder / ".opencode/plugins/stepkeep.js"
+    write(path, "export const Other = 1\n")
+    assert hooks(agent, "install", "opencode").code == 2, "another file stays"
+    path.unlink()
+    assert hooks(agent, "install", "opencode").code == 0
+    status = json.loads(hooks(agent, "status", "opencode", "--json").out)
+    assert set(status["files"][0]["events"]) == set(events_of("opencode"))
+    if (node := shutil.which("node")) is not None:
+        write(agent.folder / "try.mjs", _OPENCODE)
+        write(agent.folder / ".opencode/package.json", '{"type": "module"}')
+        subprocess.run([node, "try.mjs"], cwd=agent.folder, env=agent.environment, check=True, timeout=120)
+        agent.settled()
+        with agent.store() as store:
+            events = [each.trigger.event for each in store.get("opencode:ses_1").history()]
+            assert events == ["turn_end", "prompt"]
+            assert store.get("opencode:ses_1").rewind.turns()[0].prompt == "Repair the login form"
+    assert json.loads(hooks(agent, "install", "opencode", "--json").out)["is_changed"] is False
+    assert hooks(agent, "uninstall", "opencode").code == 0
+    assert not path.exists()

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import shlex
 import threading
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from claude_agent_sdk import fork_session_via_store, list_sessions_from_store, project_key_for_directory
+from claude_agent_sdk import (
+    ClaudeAgentOptions,
+    fork_session_via_store,
+    list_sessions_from_store,
+    project_key_for_directory,
+)
+from claude_agent_sdk._internal.transport.subprocess_cli import SubprocessCLITransport
 from claude_agent_sdk.testing import run_session_store_conformance
 
 import stepkeep
 from stepkeep.adapters.claude import StepkeepSessionStore
 from stepkeep.errors import Conflict, Corrupt, NotFound
+from stepkeep.recording.coding_agents.conversation_fork import claude_words, fork_before
+from stepkeep.recording.coding_agents.turns import Turn
 from tests.interop.adapter_contract import AdapterContract
 from tests.interop.conftest import Bodies
 from tests.interop.offline.claude import Agent
@@ -308,3 +318,35 @@ def test_the_commands_show_conversations(tmp_path: Path) -> None:
         done = cli.here(*arguments)
         assert done.code == 0, done.err
         assert text in done.out
+
+
+def test_the_fork_command_has_the_flags_of_the_sdk() -> None:
+    """What `stepkeep rewind` prints for Claude Code is what the SDK's own command builder writes, value by value."""
+    turn = Turn(
+        number=2,
+        checkpoint="cp_1",
+        time=datetime.now(UTC),
+        prompt="Repair the login form",
+        status="ended",
+        tasks=0,
+        open_tasks=0,
+        files=None,
+        entry="0c1d6e9e-8a5b-4f0e-9c55-0b6f3c4f9d10",
+        prompt_entry="5b3e5b1c-3f58-4a07-8f5f-1d8a3b0f2c77",
+    )
+    session = "00893aaf-19fa-41d2-8238-13269b9b3ca0"
+    for is_newest in (True, False):
+        options = ClaudeAgentOptions(
+            cli_path="/usr/bin/claude",
+            resume=session,
+            fork_session=True,
+            resume_session_at=turn.entry,
+            resume_drops_turn=turn.prompt_entry if is_newest else None,
+        )
+        built = SubprocessCLITransport(prompt="Repair the login form", options=options)._build_command()
+        flags = ("--resume", "--fork-session")
+        theirs = {word for word in built if word.startswith(flags)}
+        assert set(claude_words(session, turn, is_newest=is_newest)) == theirs
+    command = fork_before("claude-code", session, turn, is_newest=True).commands[0]
+    assert shlex.split(command)[:3] == ["claude", "-p", "Repair the login form"]
+    assert set(shlex.split(command)[3:]) == set(claude_words(session, turn, is_newest=True))

@@ -517,7 +517,16 @@ def test_show_prints_header_and_state(cli: Cli) -> None:
     assert '  "n": 2,' in text
     shown = cli.here("show", "run", "latest~2", "--json").json
     assert set(shown) == {
-        *("checkpoint", "encoding", "state", "details_encoding", "details", "fallback", "merged_triggers")
+        *(
+            "checkpoint",
+            "encoding",
+            "state",
+            "details_encoding",
+            "details",
+            "fallback",
+            "merged_triggers",
+            "transcript",
+        )
     }
     assert (shown["state"]["n"], shown["encoding"], shown["fallback"]) == (1, "json", None)
     assert cli.here("show", "run", "step-99").code == 3

@@ -89,6 +89,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "workspace.max_total_bytes": ("2GB", 2_000_000_000),
     "workspace.ignore": ('["*.bin"]', ("*.bin",)),
     "hooks.workspace": ("false", False),
+    "hooks.transcript": ("true", True),
     "time.zone": ("Europe/Berlin", "Europe/Berlin"),
 }
 

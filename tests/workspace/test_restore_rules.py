@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import stepkeep
-from stepkeep.workspace.file_restore import RestoredFiles, plan_restore
+from stepkeep.workspace.file_restore import RestoredFiles, captured_in, plan_restore
 from stepkeep.workspace.manifest import FileEntry, Manifest, PathFilter, Skipped
 from tests.workspace import programs
 from tests.workspace.repositories import git, init
@@ -227,7 +227,8 @@ def test_a_plan_removes_nothing_that_could_not_be_read(root: Path) -> None:
     live = Manifest(root=str(root), entries=(entry,))
     for skipped, removed in (((), ["locked/q"]), ((Skipped("locked/", "unreadable"),), [])):
         target = Manifest(root=str(root), absent=("locked/q",), skipped=skipped, ignored=())
-        plan = plan_restore(target, live, known=[live], wanted=PathFilter(), is_left_out=lambda _: False)
+        is_known = captured_in([live])
+        plan = plan_restore(target, live, is_known=is_known, wanted=PathFilter(), is_left_out=lambda _: False)
         assert [change.path for change in plan.changes] == removed
 
 

@@ -13,7 +13,6 @@ TYPE_CHECKING = (
 )
 
 if TYPE_CHECKING:
-    from stepkeep.api.agent_hooks import answer_hook as answer_hook
     from stepkeep.api.agent_tables import AgentsExported as AgentsExported, export_agents as export_agents
     from stepkeep.api.checkpoint import Checkpoint as Checkpoint, Restored as Restored
     from stepkeep.api.choosing import (
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     )
     from stepkeep.api.doctor import Diagnosis as Diagnosis, Symptom as Symptom, diagnose as diagnose
     from stepkeep.api.files import Files as Files
+    from stepkeep.api.hook_answers import answer_hook as answer_hook
     from stepkeep.api.hooks_trial import (
         EventTried as EventTried,
         HooksTrial as HooksTrial,
@@ -72,9 +72,11 @@ if TYPE_CHECKING:
         ShownAt as ShownAt,
         ValueAt as ValueAt,
         StepOutput as StepOutput,
+        TranscriptExported as TranscriptExported,
         ValueShown as ValueShown,
         to_json as to_json,
     )
+    from stepkeep.api.rewinding import Rewind as Rewind, Rewound as Rewound
     from stepkeep.api.session import Session as Session
     from stepkeep.api.session_branches import Branches as Branches
     from stepkeep.api.store import Store as Store
@@ -183,6 +185,7 @@ if TYPE_CHECKING:
     )
     from stepkeep.policy.cleanup import SessionCleanup as SessionCleanup
     from stepkeep.policy.retention import CheckpointDecision as CheckpointDecision
+    from stepkeep.recording.coding_agents.conversation_fork import ConversationFork as ConversationFork
     from stepkeep.recording.coding_agents.hook_process import hook_trouble as hook_trouble
     from stepkeep.recording.coding_agents.installing import (
         HooksChange as HooksChange,
@@ -192,6 +195,8 @@ if TYPE_CHECKING:
         install_hooks as install_hooks,
         uninstall_hooks as uninstall_hooks,
     )
+    from stepkeep.recording.coding_agents.transcripts import TranscriptView as TranscriptView
+    from stepkeep.recording.coding_agents.turns import Turn as Turn
     from stepkeep.recording.connected_parts import Part as Part, PartFailed as PartFailed
     from stepkeep.recording.phase_checkpoints import (
         Criterion as Criterion,
@@ -264,7 +269,6 @@ if TYPE_CHECKING:
 
 # The same names by module, for importing them: a test compares the two lists.
 _NAMES_BY_MODULE = {
-    "api.agent_hooks": "answer_hook",
     "api.agent_tables": "AgentsExported export_agents",
     "api.checkpoint": "Checkpoint Restored",
     "api.choosing": (
@@ -273,6 +277,7 @@ _NAMES_BY_MODULE = {
     ),
     "api.doctor": "Diagnosis Symptom diagnose",
     "api.files": "Files",
+    "api.hook_answers": "answer_hook",
     "api.hooks_trial": "EventTried HooksTrial try_hooks",
     "api.import_files": "FileImport FilesImport",
     "api.investigating": (
@@ -284,7 +289,8 @@ _NAMES_BY_MODULE = {
     "api.option_types": "CleanupRules RestoreOptions RetentionRules SaveOptions TimelineOptions",
     "api.options": "parse_policy",
     "api.overview": "RunStep RunView SessionOverview SessionPage",
-    "api.results": "FORMATS Deleted Exported Shown ShownAt StepOutput ValueAt ValueShown to_json",
+    "api.results": "FORMATS Deleted Exported Shown ShownAt StepOutput TranscriptExported ValueAt ValueShown to_json",
+    "api.rewinding": "Rewind Rewound",
     "api.session": "Session",
     "api.session_branches": "Branches",
     "api.store": "Store",
@@ -320,10 +326,13 @@ _NAMES_BY_MODULE = {
     "model": "Branch Header SessionError SessionInfo Status Trigger TriggerKind",
     "policy.cleanup": "SessionCleanup",
     "policy.retention": "CheckpointDecision",
+    "recording.coding_agents.conversation_fork": "ConversationFork",
     "recording.coding_agents.hook_process": "hook_trouble",
     "recording.coding_agents.installing": (
         "HooksChange HooksInstalled HooksStatus hooks_status install_hooks uninstall_hooks"
     ),
+    "recording.coding_agents.transcripts": "TranscriptView",
+    "recording.coding_agents.turns": "Turn",
     "recording.connected_parts": "Part PartFailed",
     "recording.phase_checkpoints": "Criterion PhaseCheckpoint PhaseResult Phases resolve_checkpoints_dir",
     "recording.recorder": "Recorder",

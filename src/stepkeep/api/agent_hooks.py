@@ -17,7 +17,7 @@ from stepkeep.config.store_names import default_url
 from stepkeep.errors import InvalidInput, StepkeepError
 from stepkeep.recording.coding_agents import environment, hook_events, hook_process
 from stepkeep.recording.coding_agents.responses import respond
-from stepkeep.recording.coding_agents.spool import Spool, Spooled
+from stepkeep.recording.coding_agents.spool import Spool, Spooled, spool_root
 from stepkeep.storage.urls import database_name
 
 TIMEOUT_SECONDS: Final = 8
@@ -33,19 +33,10 @@ MAX_LOG_BYTES: Final = 1 << 20
 _REPAIRED: Final = InvalidInput("half characters in the input", code=hook_process.REPAIRED)
 
 
-def answer_hook(
-    client: str,
-    event: str,
-    content: bytes | None = None,
-    *,
-    store: str | None = None,
-    environ: Mapping[str, str] = os.environ,
+def answer_event(
+    client: str, event: str, content: bytes | None, *, store: str | None, environ: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """Save what an event of a coding agent tells, and answer as its client expects; None is no answer at all.
-
-    `content` is the JSON of the event, read from standard input unless given. Never raises: what goes wrong is noted in
-    the log of hooks, and told to the person in the answer, now and then. Stores stay open, but for a large log.
-    """
+    """Answer an event with the store it is saved in; see `hook_answers.answer_hook`."""
     stores = _Stores(client, event, store, environ)
     try:
         answer = _answer(client, event, content, stores)
@@ -101,15 +92,21 @@ class _Stores:
         url = self._url or default_url(self._settings())
         file = database_name(url)
         place = url if file is None else os.path.abspath(file)  # noqa: PTH100
-        state = hook_process.folder_of(self.environ, "XDG_STATE_HOME", ".local/state")
-        return Spool(f"{state}/spool/{sha256(place.encode('utf-8', 'replace')).hexdigest()[:32]}")
+        return Spool(f"{self.spool_root}/{sha256(place.encode('utf-8', 'replace')).hexdigest()[:32]}")
+
+    @property
+    def spool_root(self) -> str:
+        """The folder with the spools of all stores."""
+        return spool_root(self.environ)
 
     def keep(self) -> Spooled | None:
         """Keep the event in the spool, once; None where that is not possible."""
         if self._kept is None and self.event is not None:
             with suppress(StepkeepError, OSError, ValueError):
-                agent = environment.agent_process()
-                self._kept = self.spool.put(msgspec.structs.replace(self.event, agent=agent))
+                agent, start = environment.agent_process(), None
+                if self.event.kind == hook_events.PROMPT:
+                    start = environment.turn_start(self.event.transcript, self.event.prompt)
+                self._kept = self.spool.put(msgspec.structs.replace(self.event, agent=agent, start=start))
         return self._kept
 
     def saved(self, *, by_another: bool = False) -> None:
@@ -120,7 +117,8 @@ class _Stores:
 
     def keeps_what_failed(self, exc: Exception) -> bool:
         """Whether the event that could not be saved is kept for the next hook, which may be able to."""
-        if self._is_saved or self.event is None or self.event.kind == hook_events.START:
+        nothing_to_save = (hook_events.START, hook_events.BEFORE_TOOL)
+        if self._is_saved or self.event is None or self.event.kind in nothing_to_save:
             return False
         if isinstance(exc, InvalidInput):
             self.saved()  # no waiting helps

@@ -347,14 +347,21 @@ class Files:
         return self.take_back(step, workspace=workspace, dry_run=dry_run, force=force)
 
     def take_back(
-        self, step: UndoStep, *, workspace: Workspace = None, dry_run: bool = False, force: bool = False
+        self,
+        step: UndoStep,
+        *,
+        workspace: Workspace = None,
+        anywhere: bool = False,
+        dry_run: bool = False,
+        force: bool = False,
     ) -> RestoredFiles:
-        """Let the files be as they were before a step; see `undo`."""
+        """Let the files be as they were before a step, `anywhere` from where that is asked for; see `undo`."""
         from stepkeep.workspace.file_restore import safety_of
 
         header, paths = safety_of(self._engine, self._engine.backend.session(self._uid), step)
-        root = self._restored_root(workspace, self._recorded_root(header))
-        return self._restore(header, root, paths, dry_run, force, is_undo=step.takes_back)
+        recorded = self._recorded_root(header)
+        root = recorded if anywhere else self._restored_root(workspace, recorded)
+        return self._restore(header, root, paths, dry_run, force, is_undo=step.takes_back, must_exist=False)
 
     def _restore(
         self,
@@ -365,6 +372,7 @@ class Files:
         force: bool,
         *,
         is_undo: bool = False,
+        must_exist: bool = True,
     ) -> RestoredFiles:
         from stepkeep.workspace.file_restore import restore_files
 
@@ -378,6 +386,7 @@ class Files:
             dry_run=dry_run,
             force=force,
             is_undo=is_undo,
+            must_exist=must_exist,
         )
 
     def _recorded_root(self, header: Header) -> str:

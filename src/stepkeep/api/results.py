@@ -8,9 +8,9 @@ ones may come. Times are UTC in RFC 3339, sizes are bytes. A result that holds l
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -25,9 +25,10 @@ from stepkeep.history import times
 from stepkeep.history.documents import CheckpointInfo, copied, describe_one, encoded
 from stepkeep.history.paths import find, format_path, parse_path
 from stepkeep.model import DETAILS, STATE, Header, TriggerKind, from_us
+from stepkeep.recording.coding_agents.transcripts import TRANSCRIPT, TranscriptView, pieces_of, view_of
 from stepkeep.recording.triggers import merged_triggers, merged_words
 from stepkeep.runs.plan import Stream, outputs_of
-from stepkeep.storage.disk import write_file
+from stepkeep.storage.disk import new_file, write_file
 from stepkeep.storage.port import Event, HeaderQuery
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class MergedTriggerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint with its state, verified. With encoding `json` the state is the document itself; with
-    `json+tags` an object with one `$` key stands for a value JSON lacks."""
+    `json+tags` an object with one `$` key stands for a value JSON lacks. `transcript` is that of a coding agent, if one
+    was kept."""
 
     checkpoint: CheckpointInfo
     encoding: str
@@ -82,6 +84,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     details: msgspec.Raw | None
     fallback: FallbackInfo | None
     merged_triggers: tuple[MergedTriggerInfo, ...]
+    transcript: TranscriptView | None = None
 
 
 class ValueShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +187,7 @@ def shown(engine: Engine, checkpoint: Checkpoint) -> Shown:
             )
             for merged in merged_triggers(engine, checkpoint.header)
         ),
+        transcript=view_of(engine, checkpoint.header) if TRANSCRIPT in checkpoint.header.contents else None,
     )
 
 
@@ -266,6 +270,29 @@ def fallback_info(checkpoint: Checkpoint) -> FallbackInfo | None:
         return None
     failures = tuple(Failure(checkpoint=id, code=code) for id, code in fallback.failures)
     return FallbackInfo(tried=fallback.tried, failures=failures)
+
+
+# --- exporting a transcript --------------------------------------------------------------------------------------
+
+
+class TranscriptExported(msgspec.Struct, frozen=True, kw_only=True):
+    """A transcript that was written; `output` is None where it went to a stream."""
+
+    checkpoint: str
+    output: str | None
+    size_bytes: int
+
+
+def export_transcript(
+    engine: Engine, header: Header, output: Path | IO[bytes], *, force: bool
+) -> TranscriptExported:
+    """Write the transcript of a checkpoint; see `Session.export_transcript`."""
+    from pathlib import Path
+
+    with new_file(output, force=force) if isinstance(output, Path) else nullcontext(output) as file:
+        size = sum(file.write(piece) for piece in pieces_of(engine, header))
+    place = str(output) if isinstance(output, Path) else None
+    return TranscriptExported(checkpoint=header.id, output=place, size_bytes=size)
 
 
 # --- exporting a checkpoint --------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import msgspec
 
@@ -36,7 +36,17 @@ from stepkeep.storage.port import ANY_HEAD, Event, HeaderQuery, LooksOver, Usage
 if TYPE_CHECKING:
     from stepkeep.api.option_types import CleanupRules, RestoreOptions, RetentionRules, SaveOptions
     from stepkeep.api.overview import RunView, SessionOverview
-    from stepkeep.api.results import Deleted, Exported, Shown, ShownAt, StepOutput, ValueAt, ValueShown
+    from stepkeep.api.results import (
+        Deleted,
+        Exported,
+        Shown,
+        ShownAt,
+        StepOutput,
+        TranscriptExported,
+        ValueAt,
+        ValueShown,
+    )
+    from stepkeep.api.rewinding import Rewind
     from stepkeep.api.session_branches import Branches
     from stepkeep.history.documents import CheckpointInfo, SessionSummary
     from stepkeep.history.finding import FoundText, Match
@@ -110,6 +120,13 @@ class Session:
         if self._files is None:
             self._files = Files(self._engine, self._uid, self._settings)
         return self._files
+
+    @property
+    def rewind(self) -> Rewind:
+        """The turns of a coding agent whose hooks save into this session, and the way back before each."""
+        from stepkeep.api.rewinding import Rewind
+
+        return Rewind(self)
 
     @property
     def parts(self) -> Parts:
@@ -754,6 +771,28 @@ class Session:
 
         path = None if output is None else Path(output)
         return export(self, self.load(ref), output=path, force=force, form=format)
+
+    def export_transcript(
+        self, ref: Ref = "latest", *, output: str | os.PathLike[str] | IO[bytes], force: bool = False
+    ) -> TranscriptExported:
+        """Write the transcript of a coding agent as it was at a checkpoint, byte for byte: to a file, whole or not at
+        all, or to a stream. For `latest` it is that of the newest checkpoint that has one.
+
+        Raises:
+            NotFound: none was kept with it (`transcript_not_kept`).
+            InvalidInput: there is a file of that name (`file_exists`), and `force` is not given.
+            Corrupt: it is damaged; what was written to a stream so far is not all of it.
+        """
+        from pathlib import Path
+
+        from stepkeep.api.results import export_transcript
+        from stepkeep.recording.coding_agents.transcripts import TRANSCRIPT
+
+        header = self.header(ref)
+        if ref == "latest" and TRANSCRIPT not in header.contents:
+            header = next((each for each in self.history() if TRANSCRIPT in each.contents), header)
+        place = Path(output) if isinstance(output, (str, os.PathLike)) else output
+        return export_transcript(self._engine, header, place, force=force)
 
     def prune(self, *, dry_run: bool = False, **rules: Unpack[RetentionRules]) -> PruneReport:
         """Remove the checkpoints that the session's rules do not keep.

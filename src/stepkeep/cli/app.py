@@ -58,6 +58,7 @@ COMMANDS: Final = {
     "recover": ("moving", "Salvage a damaged store into a new one."),
     "restore": ("restore", "Go on from an old checkpoint, on a branch."),
     "restore-backup": ("moving", "Make a backup the store."),
+    "rewind": ("rewind", "Go back to before a prompt of a coding agent."),
     "resume": ("run", "Go on with unfinished work where it stopped."),
     "run": ("run", "Run a workflow file, saving after every step."),
     "save": ("save", "Save a state as the next checkpoint."),
@@ -78,7 +79,7 @@ HEADINGS: Final = {
     "Store": (
         "ui keep prune clean delete verify doctor stats backup restore-backup copy recover import export config trust"
     ),
-    "Agents": "hooks mcp phases investigate worker",
+    "Agents": "hooks rewind mcp phases investigate worker",
     "Help": "demo completion",
 }
 """The commands by what they are for, in the order of the overview. Those that are not named here are other spellings

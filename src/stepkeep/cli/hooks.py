@@ -12,7 +12,7 @@ from stepkeep.cli.app import CommandGroup, CommonOptions, command
 from stepkeep.cli.printing import lines, note, table
 from stepkeep.text import clean, shortened
 
-CLIENTS: Final = ("claude-code", "gemini", "codex")
+CLIENTS: Final = ("claude-code", "gemini", "codex", "copilot", "cursor", "opencode")
 EXAMPLE: Final = """\
 stepkeep hooks install --client claude-code --dry-run
 stepkeep hooks install --client claude-code --project

@@ -176,6 +176,12 @@ stepkeep export research-42 --html research.html"""
 @click.option(
     "--files", "is_files", is_flag=True, help="Write the project files of the checkpoint, as a tar archive."
 )
+@click.option(
+    "--transcript",
+    "is_transcript",
+    is_flag=True,
+    help="Write the transcript of a coding agent as it was then, byte for byte.",
+)
 def export(
     settings: CommonOptions,
     words: Words,
@@ -184,6 +190,7 @@ def export(
     force: bool,
     form: str,
     is_files: bool,
+    is_transcript: bool,
 ) -> None:
     """Write a checkpoint of SESSION as readable JSON: its header and its state, decompressed.
 
@@ -195,11 +202,15 @@ def export(
     The file appears whole or not at all, readable only by you.
     """
     if html is not None:
-        _export_html(settings, words, html, force=force, is_alone=output is None and not is_files)
+        _export_html(
+            settings, words, html, force=force, is_alone=output is None and not (is_files or is_transcript)
+        )
         return
     if output is None:
         raise click.UsageError("Where to? Name a file by --output, or by --html.")
-    if form == AGENTS and (output == "-" or is_files):
+    if is_files and is_transcript:
+        raise click.UsageError("--files or --transcript: one at a time.")
+    if form == AGENTS and (output == "-" or is_files or is_transcript):
         raise click.UsageError("--format agents writes a database: name its file, without --files.")
     if output == "-" and settings.json:
         raise click.UsageError("--json describes the file that was written; with --output - there is none.")
@@ -215,6 +226,11 @@ def export(
             archive = run.files.export(ref, output=path or sys.stdout.buffer, force=force)
             if path is not None:
                 settings.show(archive, _print_archive)
+            return
+        if is_transcript:
+            written = run.export_transcript(ref, output=path or sys.stdout.buffer, force=force)
+            if path is not None:
+                settings.show(written, _print_transcript)
             return
         exported, content = run.export(ref, output=path, force=force, format=form)
     if exported.encoding != "json":
@@ -246,6 +262,11 @@ def print_html(exported: HtmlExported) -> None:
 def _print_exported(exported: api.Exported) -> None:
     place = clean(exported.output or "stdout")
     lines([f"Wrote {exported.checkpoint} to {place} ({size(exported.size_bytes)})"])
+
+
+def _print_transcript(written: api.TranscriptExported) -> None:
+    place = clean(written.output or "stdout")
+    lines([f"Wrote the transcript of {written.checkpoint} to {place} ({size(written.size_bytes)})"])
 
 
 def _print_database(exported: api.AgentsExported) -> None:

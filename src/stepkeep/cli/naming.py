@@ -54,6 +54,16 @@ def chosen_session(
     return _told((current or api.current_session)(store)).session
 
 
+def session_here(store: api.Store) -> api.Chosen:
+    from pathlib import Path  # `save` needs none
+
+    try:
+        folder = Path.cwd()
+    except OSError:  # it was removed under us
+        return api.current_session(store)
+    return api.session_here(store, folder)
+
+
 def is_session_named(option: str | None) -> bool:
     """Whether `--session` or the environment names one."""
     return option is not None or _environment() is not None
@@ -217,6 +227,7 @@ _ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
     "paths": {"nargs": -1, "metavar": "[PATH]..."},
     "ref": {"required": False, "metavar": "[REF]", "shell_complete": complete_ref},
     "refs": {"nargs": -1, "metavar": "[REF]...", "shell_complete": complete_ref},
+    "turn": {"required": False, "metavar": "[TURN]"},
     "time": {"required": False, "metavar": "TIME", "shell_complete": complete_ref},
 }
 """The arguments that commands take behind SESSION."""

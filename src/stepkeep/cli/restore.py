@@ -101,11 +101,11 @@ def _text(done: api.Restored | api.RestoredFiles, store: str | None) -> list[str
     if isinstance(done, api.RestoredFiles):
         is_done = done.safety is not None and bool(_done(done))
         undo = [f"Undo:   {_undo(done.session, store)} --files{_place(done)}"] if is_done else []
-        return [*_files(done), *undo]
+        return [*restored_lines(done), *undo]
     texts = _session(done)
     files = done.files
     if files is not None:
-        texts += _files(files)
+        texts += restored_lines(files)
     if done.previous_branch != done.branch:
         texts.append(f"Undo:   {_undo(done.session, store)}{'' if files is None else _place(files)}")
     elif files is not None and files.safety is not None and _done(files):
@@ -149,18 +149,19 @@ def _done(restored: api.RestoredFiles) -> list[api.ChangedFile]:
     return [change for change in restored.changes if change.path not in failed]
 
 
-def _files(restored: api.RestoredFiles) -> list[str]:
+def restored_lines(restored: api.RestoredFiles, *, is_rewind: bool = False) -> list[str]:
+    """What a restore of files did, or would do; by a rewind it does not lead to one checkpoint."""
     name = numbered(restored.checkpoint)
     if restored.checkpoint.message:
         name += f": {clean(restored.checkpoint.message)}"
     would = "Would restore" if restored.is_dry_run else "Restored"
     done = _done(restored)
-    texts = [f"{would} {count(len(done), 'file')} in {clean(restored.root)} to {name}"]
+    goal = "" if is_rewind else f" to {name}"
+    texts = [f"{would} {count(len(done), 'file')} in {clean(restored.root)}{goal}"]
     texts += map(file_line, done)
     if restored.is_dry_run and restored.conflicts:
-        texts.append(
-            f"Changed since the newest capture, needs --force: {count(len(restored.conflicts), 'file')}"
-        )
+        how = "by somebody else" if is_rewind else "since the newest capture"
+        texts.append(f"Changed {how}, needs --force: {count(len(restored.conflicts), 'file')}")
         texts += [f"  {clean(path)}" for path in restored.conflicts]
     if restored.failures:
         texts.append(f"Left as they were: {count(len(restored.failures), 'file')}")

@@ -20,6 +20,7 @@ from stepkeep.cli.naming import (
     is_session_named,
     on_session,
     opened,
+    session_here,
     session_option,
     workspace_option,
 )
@@ -185,7 +186,7 @@ def create(
             bug = store.investigation(store.session(key, profile="debug", workspace=given.get("workspace")))
             _show(settings, store, key, bug.checkpoint(message, given["tags"]), "Created")
             return
-        key = chosen_session(store, None, session_option, current=_session_here)
+        key = chosen_session(store, None, session_option, current=session_here)
         if document is None:
             header = _existing(store, key).save_again(message, **given)
         else:
@@ -209,16 +210,6 @@ def _existing(store: api.Store, key: str) -> api.Session:
         raise InvalidInput(
             f"session {key!r} has no state to save again: give one by --state", code="no_state", session=key
         ) from None
-
-
-def _session_here(store: api.Store) -> api.Chosen:
-    from pathlib import Path  # `save` needs none
-
-    try:
-        folder = Path.cwd()
-    except OSError:  # it was removed under us
-        return api.current_session(store)
-    return api.session_here(store, folder)
 
 
 # --- JSON given on the command line, read exactly or refused -----------------------------------------------------

@@ -9,7 +9,7 @@ from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import facts, lines, moment, note, ratio, write
-from stepkeep.text import clean, clean_json, count, size
+from stepkeep.text import clean, clean_json, count, shortened, size
 
 EXAMPLE = """\
 stepkeep show research-42
@@ -88,7 +88,14 @@ def _texts(found: api.Shown | api.ValueShown) -> list[str]:
     shown = [*facts(texts, 12), *_body("state", found.encoding, found.state)]
     if found.details is not None and found.details_encoding is not None:
         shown += _body("details", found.details_encoding, found.details)
-    return shown
+    return shown if found.transcript is None else [*shown, *_transcript(found.transcript)]
+
+
+def _transcript(found: api.TranscriptView) -> list[str]:
+    """The last messages of a transcript."""
+    total = f"{count(found.entries, 'entry', 'entries')}, {size(found.size_bytes)}"
+    said = [f"  {each.role}: {shortened(clean(each.text), 500)}" for each in found.messages]
+    return [f"transcript: {total}; last:", *said]
 
 
 def _facts(each: api.CheckpointInfo) -> dict[str, str]:

@@ -208,6 +208,11 @@ def _timer(label: str, *, takes_zero: bool = False) -> Kind:
     return Kind(label, parse)
 
 
+def _workspace(node: Node) -> Any:
+    return node.text if isinstance(node, Scalar) and node.text == "always" else _boolean(node)
+
+
+_WORKSPACE: Final = Kind("`true`, `false` or `always`", _workspace)
 _TIMER: Final = _timer(SECONDS.label)
 _TIMER_OR_ZERO: Final = _timer("number of seconds from 0, or duration (`10m`)", takes_zero=True)
 
@@ -368,9 +373,14 @@ SCHEMA: Final = (
     Key("workspace.ignore", TEXTS, "More rules for what is not captured, written as in `.gitignore`."),
     Key(
         "hooks.workspace",
+        _WORKSPACE,
+        "Hooks of agents capture the files of a repository before and after a turn, before a compaction, and before a"
+        " command that destroys. `always`: also of a folder outside of git.",
+    ),
+    Key(
+        "hooks.transcript",
         BOOLEAN,
-        "Hooks of agents capture the files of a repository at the end of a turn and of a session, and before a"
-        " compaction.",
+        "Hooks of agents keep the transcript beside the state, whole and as it is, secrets included.",
     ),
     Key("time.zone", ZONE, "The zone in which times that name none are read."),
 )

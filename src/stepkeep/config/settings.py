@@ -83,6 +83,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "workspace.max_total_bytes": 1_000_000_000,
     "workspace.ignore": None,
     "hooks.workspace": True,
+    "hooks.transcript": False,
     "time.zone": "UTC",
 }
 """Every key, and what holds when nobody sets it: None where the profile decides, or nothing is limited. Nearly always

@@ -16,7 +16,7 @@ from typing import Any
 from stepkeep import api
 
 USAGE = """\
-Usage: stepkeep hook EVENT [--client claude-code|gemini|codex] [--store URL]
+Usage: stepkeep hook EVENT [--client claude-code|gemini|codex|copilot|cursor|opencode] [--store URL]
 
 Reads the JSON of a coding agent's event on stdin, saves what it tells, and answers on stdout. Agents run this; install
 it with `stepkeep hooks install`. The exit code is always 0, so that an agent is never stopped.

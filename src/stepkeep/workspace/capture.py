@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 
@@ -309,8 +310,8 @@ class TreeCapture:
 
     It captures again if contents it relied on were removed from the store meanwhile.
 
-    `memory` keeps the newest capture of each tree, so that the next save does not read it from the store. What could
-    not be captured is in the manifest, and logged.
+    `memory` keeps the newest capture of each tree, so that the next save does not read it from the store. `also` are
+    paths that are captured whatever rules say. What could not be captured is in the manifest, and logged.
     """
 
     def __init__(
@@ -321,10 +322,12 @@ class TreeCapture:
         *,
         limits: CaptureLimits = DEFAULT_LIMITS,
         memory: dict[str, EarlierCapture] | None = None,
+        also: Sequence[str] = (),
     ) -> None:
+        self.root = root
+        self._also = also
         self._engine = engine
         self._uid = uid
-        self._root = root
         self._limits = limits
         self._memory = {} if memory is None else memory
         self._left = TRIES
@@ -338,8 +341,8 @@ class TreeCapture:
         """
         if refusal is None:
             self._left = TRIES
-            known = self._memory.get(self._root) or _newest_stored(self._engine, self._uid, self._root)
-            return self._captured(known or EarlierCapture(Manifest(root=self._root)))
+            known = self._memory.get(self.root) or _newest_stored(self._engine, self._uid, self.root)
+            return self._captured(known or EarlierCapture(Manifest(root=self.root)))
         assert self._now is not None
         earlier, captured, _ = self._now
         if (stored := _repeated(self._engine, refusal, captured.manifest)) is not None:
@@ -350,9 +353,14 @@ class TreeCapture:
             _still_stored(self._engine, earlier)
         )  # a sweep was faster: files are read again
 
+    @property
+    def manifest(self) -> Manifest | None:
+        """What was captured last; None before."""
+        return None if self._now is None else self._now[1].manifest
+
     def _captured(self, earlier: EarlierCapture) -> Made:
         self._left -= 1
-        captured = capture(self._engine, self._root, previous=earlier, limits=self._limits)
+        captured = capture(self._engine, self.root, previous=earlier, limits=self._limits, also=self._also)
         body = earlier.body_of(captured)
         self._now = earlier, captured, body
         return Made(body, captured.blobs)
@@ -360,7 +368,7 @@ class TreeCapture:
     def stored(self, header: Header) -> None:
         assert self._now is not None
         earlier, captured, body = self._now
-        self._memory[self._root] = earlier.followed_by(captured, body.content)
+        self._memory[self.root] = earlier.followed_by(captured, body.content)
         skipped, problem = captured.manifest.skipped, captured.manifest.git_problem
         if problem:
             log.warning(
@@ -403,8 +411,12 @@ def save_tree(
     *,
     message: str = "",
     tags: tuple[str, ...] = (),
+    metadata: Mapping[str, Any] = MappingProxyType({}),
 ) -> Header:
-    """Save a captured tree with the newest state as it is by then; without a `message`, with that one's message."""
+    """Save a captured tree with the newest state as it is by then; without a `message`, with that one's message.
+
+    `metadata` comes on top of that one's.
+    """
     for left in reversed(range(MAX_TRIES)):
         session = engine.backend.session(uid)
         branch = engine.backend.branch(uid, session.branch)
@@ -420,7 +432,7 @@ def save_tree(
             trigger=trigger,
             message=message or ("" if latest is None else latest.header.message),
             tags=tags,
-            metadata={} if latest is None else latest.header.metadata,
+            metadata={**({} if latest is None else latest.header.metadata), **metadata},
         )
         try:
             return engine.save(save)

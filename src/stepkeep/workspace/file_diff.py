@@ -173,7 +173,7 @@ def files_diff(
     after = live if newer is None else load_manifest(engine, newer)
     assert after is not None
     changes, unknown = compare_files(before, after, wanted)
-    sides = _Sides(engine, None if newer is not None else after.root)
+    sides = ChangeSides(engine, None if newer is not None else after.root)
     return FilesDiff(
         older=describe_one(engine, older),
         newer=None if newer is None else describe_one(engine, newer),
@@ -208,7 +208,7 @@ def changed_file(
     )
 
 
-class _Sides:
+class ChangeSides:
     """Reads both sides of changes. `live_root` is set where the newer side is the live tree instead of a checkpoint."""
 
     def __init__(self, engine: Engine, live_root: str | None) -> None:

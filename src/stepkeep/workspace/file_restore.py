@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -58,31 +60,68 @@ class RestoredFiles(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[FileProblem, ...]
 
 
+class SomeFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Some files of a tree, each out of the capture that has what it is to be.
+
+    `wanted` maps a path to that, None where it is to go, and `sources` to the checkpoint that tells it. `expected` has
+    what it may be now: what is something else, somebody else changed. `mark` names the restores that are one step
+    together.
+    """
+
+    wanted: Mapping[str, FileEntry | None]
+    sources: Mapping[str, str]
+    expected: Mapping[str, tuple[FileEntry | None, ...]]
+    mark: str
+
+    def manifest(self, root: str) -> Manifest:
+        """The tree that has these files, and is known to lack those that are to go."""
+        entries = [entry for entry in self.wanted.values() if entry is not None]
+        absent = tuple(sorted(path for path, entry in self.wanted.items() if entry is None))
+        return Manifest(
+            root=root, absent=absent, ignored=(), entries=tuple(sorted(entries, key=attrgetter("path")))
+        )
+
+    def is_expected(self, path: str, now: FileEntry | None) -> bool:
+        """Whether a file is as it may be now."""
+        known = self.expected.get(path, ())
+        return any(now is each if now is None or each is None else now.is_same(each) for each in known)
+
+    def facts(self, paths: Iterable[str]) -> dict[str, Any]:
+        """What an event notes about these paths: the checkpoints, and for each path the index of its own."""
+        ids = sorted(set(self.sources.values()))
+        return {"mark": self.mark, "sources": ids, "from": [ids.index(self.sources[path]) for path in paths]}
+
+
 def restore_files(
     engine: Engine,
     header: Header,
     root: str,
     *,
     paths: Iterable[str] = (),
+    some: SomeFiles | None = None,
     limits: CaptureLimits = DEFAULT_LIMITS,
     dry_run: bool = False,
     force: bool = False,
     is_undo: bool = False,
+    must_exist: bool = True,
 ) -> RestoredFiles:
-    """Make the tree, or these paths of it, what they were at a checkpoint.
+    """Make the tree, or these paths of it, what they were at a checkpoint; or make `some` files what they were.
 
     First everything is prepared beside the tree, then a safety checkpoint is taken, then each file is moved into
     its place, whole. When this is interrupted, every file is old or new; repeating it finishes. A file is removed only
     if it is known not to have been there. Nothing outside the root or behind a link is touched.
 
     Raises:
-        NotFound: the checkpoint has no files, or none of these paths.
-        Conflict: files changed since the newest capture (`files_changed`), and `force` is not given.
+        NotFound: the checkpoint has no files, or none of these paths, unless they need not exist.
+        Conflict: files changed since the newest capture, or somebody else changed them (`files_changed`), and `force`
+            is not given.
         Corrupt: a file of the checkpoint is damaged. BackendUnavailable: a file cannot be prepared
             (`files_not_restored`). In all these cases nothing changed.
         BackendUnavailable: all files are in place, but a loss of power may take some back (`files_not_durable`).
     """
-    work = _FilesRestore(engine, header, root, paths, limits, is_dry_run=dry_run, is_undo=is_undo)
+    work = _FilesRestore(engine, header, root, paths, some, limits, is_dry_run=dry_run, is_undo=is_undo)
+    if some is None and must_exist:
+        work.check_paths()
     if not dry_run:
         work.check_conflicts(force=force)
         if work.plan.changes:
@@ -161,6 +200,7 @@ class _FilesRestore:
         header: Header,
         root: str,
         paths: Iterable[str],
+        some: SomeFiles | None,
         limits: CaptureLimits,
         *,
         is_dry_run: bool,
@@ -172,16 +212,19 @@ class _FilesRestore:
         self._limits = limits
         self._is_dry_run = is_dry_run
         self._is_undo = is_undo
-        self._target = load_manifest(engine, header)
-        self._wanted = wanted = PathFilter(as_named(paths, self._target, root))
+        self._some = some
+        if some is None:
+            self._target = load_manifest(engine, header)
+            self._wanted = PathFilter(as_named(paths, self._target, root))
+        else:
+            self._target, self._wanted = some.manifest(root), PathFilter(sorted(some.wanted))
         self._newest = newest_capture(engine, header.session, root)
         self._live = self._scan_live(with_blobs=not is_dry_run)
-        self._check_paths()
         plan = plan_restore(
             self._target,
             self._live.manifest,
-            known=list(self._known()),
-            wanted=wanted,
+            is_known=captured_in(self._known()) if some is None else some.is_expected,
+            wanted=self._wanted,
             is_left_out=was_left_out(engine, self._target, root, limits),
         )
         self.plan = self._without_full_directories(plan)
@@ -192,7 +235,8 @@ class _FilesRestore:
         uid, limits = self._header.session, self._limits
         return capture_live(self._engine, uid, self._root, limits=limits, also=also, with_blobs=with_blobs)
 
-    def _check_paths(self) -> None:
+    def check_paths(self) -> None:
+        """Refuse paths that are nowhere."""
         have = [entry.path for each in (self._target, self._live.manifest) for entry in each.entries]
         have += [each.path for each in self._live.manifest.skipped]
         for wanted in self._wanted.paths:
@@ -211,11 +255,10 @@ class _FilesRestore:
         yield self._newest[1]
         for event in _events(self._engine, self._header.session):
             if event.type == BEGUN and event.time_us >= self._newest[0].time_us:
-                try:
-                    restored = self._engine.header(event.data["target"], session=self._header.session)
-                    yield load_manifest(self._engine, restored)
-                except StepkeepError:
-                    continue  # pruned or damaged: then it vouches for nothing
+                for restored in (event.data["target"], *event.data.get("sources", ())):
+                    with suppress(StepkeepError):  # pruned or damaged: then it vouches for nothing
+                        header = self._engine.header(restored, session=self._header.session)
+                        yield load_manifest(self._engine, header)
 
     def _without_full_directories(self, plan: RestorePlan) -> RestorePlan:
         """Leave a directory alone where a file would go, if it holds anything that was not captured."""
@@ -254,8 +297,14 @@ class _FilesRestore:
         if force or not self.plan.conflicts:
             return
         first, total = ", ".join(map(repr, self.plan.conflicts[:5])), len(self.plan.conflicts)
+        message = (
+            f"files changed since the newest capture, {total} in all: {first}. {self._what_helps()}"
+            if self._some is None
+            else f"somebody else changed {total} of these files since: {first}. Use force=True (--force) to go back "
+            "over that; the safety checkpoint then has it"
+        )
         raise Conflict(
-            f"files changed since the newest capture, {total} in all: {first}. {self._what_helps()}",
+            message,
             code="files_changed",
             retryable=False,
             checkpoint=self._header.id,
@@ -326,8 +375,9 @@ class _FilesRestore:
         ).id
 
     def _facts(self, safety: str) -> dict[str, Any]:
-        paths = [to_text(path) for path in self._wanted.paths]
-        return {"target": self._header.id, "safety": safety, "paths": paths}
+        paths = self._wanted.paths
+        some = {} if self._some is None else self._some.facts(paths)
+        return {"target": self._header.id, "safety": safety, "paths": list(map(to_text, paths)), **some}
 
     def _note(self, kind: str, safety: str, **more: int) -> None:
         data = {**self._facts(safety), **more}
@@ -417,11 +467,11 @@ def plan_restore(
     target: Manifest,
     live: Manifest,
     *,
-    known: Sequence[Manifest],
+    is_known: Callable[[str, FileEntry | None], bool],
     wanted: PathFilter,
     is_left_out: Callable[[str], bool],
 ) -> RestorePlan:
-    """Decide for every path. `known` are captures that hold what may be overwritten.
+    """Decide for every path. `is_known` tells whether what is there now may be overwritten.
 
     A live file that the target does not have is removed if it was not there then. What the target left out it may have
     had: that stays, and so does what its ignore files would leave out (`is_left_out`). What would be removed or
@@ -444,8 +494,7 @@ def plan_restore(
         for path, each in sorted(uncaptured.items())
         if path in wanted and path not in before and (path in after or unseen.reason(path) is None)
     ]
-    safe = [manifest.by_path() for manifest in known]
-    conflicts = tuple(change.path for change in changes if not _is_known(change.old, safe))
+    conflicts = tuple(change.path for change in changes if not is_known(change.path, change.old))
     return RestorePlan(changes=tuple(changes), conflicts=conflicts, blocked=tuple(blocked), kept=tuple(kept))
 
 
@@ -475,8 +524,21 @@ class UnseenPaths:
         return None if self._knows_all else "the checkpoint does not tell what it left out"
 
 
-def _is_known(old: FileEntry | None, safe: Iterable[dict[str, FileEntry]]) -> bool:
-    return old is None or any(old.is_same(entries.get(old.path)) for entries in safe)
+def seen_later(first: Manifest, later: Iterable[Manifest]) -> dict[str, tuple[int, FileEntry]]:
+    """The files that a capture did not look at, with the index of the later one that has each first, and its entry."""
+    unseen, known = UnseenPaths(first, lambda _: False), first.by_path()
+    found: dict[str, tuple[int, FileEntry]] = {}
+    for index, manifest in enumerate(later):
+        for entry in manifest.entries:
+            if entry.path not in known and entry.path not in found and unseen.reason(entry.path) is not None:
+                found[entry.path] = index, entry
+    return found
+
+
+def captured_in(known: Iterable[Manifest]) -> Callable[[str, FileEntry | None], bool]:
+    """Tells whether captures hold what is at a path now; where nothing is, nothing can be lost."""
+    safe = [manifest.by_path() for manifest in known]
+    return lambda path, now: now is None or any(now.is_same(entries.get(path)) for entries in safe)
 
 
 def in_the_way(changes: Sequence[FileChange]) -> list[FileChange]:

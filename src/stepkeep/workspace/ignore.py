@@ -1,4 +1,4 @@
-"""Which files are left out: built-in rules, git's ignore files, and `.stepkeepignore`.
+"""Which files are left out: built-in rules, names of secrets, git's ignore files, and `.stepkeepignore`.
 
 The last rule that matches decides; rules of a deeper directory come after those above it. All of `.stepkeepignore`
 comes after all of `.gitignore`, and both after the built-in rules. What lies in an ignored directory is ignored.
@@ -42,6 +42,23 @@ BUILT_IN: Final = (
     "Thumbs.db",
 )
 """Virtual environments, installed packages and caches. A line such as `!venv/` in an ignore file takes one back."""
+
+_SECRET_FILES: Final = (
+    *(".env", ".git-credentials", ".htpasswd", ".netrc", ".pgpass", ".pypirc", "_netrc", "credentials"),
+    *("credentials.json", "id_dsa", "id_ecdsa", "id_ed25519", "id_rsa", "secrets.json", "secrets.toml"),
+    *("secrets.yaml", "secrets.yml"),
+)
+LIKE_SECRETS: Final = (
+    *_SECRET_FILES,
+    *(f"!{name}/" for name in _SECRET_FILES),  # a folder of that name is no secret
+    ".env.*",
+    *(f"!.env.{kind}" for kind in ("defaults", "dist", "example", "sample", "template")),
+    *("*.jks", "*.kdbx", "*.key", "*.keystore", "*.p12", "*.pem", "*.pfx", "*.ppk", "service-account*.json"),
+)
+"""Files whose names look like those of secrets. What git tracks is no secret any more, and is captured."""
+
+SECRET: Final = "looks like a secret"
+"""How a reader knows the rules for such names."""
 
 MAX_NAMES: Final = 10_000
 """How many names a set of rules remembers its answer for."""
@@ -183,8 +200,15 @@ def first_rules(
         *map(_outside, everywhere),
         _settings(extra),
         RuleList(parse("\n".join(BUILT_IN).encode()), "built in"),
+        RuleList(parse("\n".join(LIKE_SECRETS).encode()), SECRET),
     )
     return Rules(git=tuple(map(_outside, above)), outer=outer)
+
+
+def looks_like_secret(name: str) -> bool:
+    """Whether the name of a file looks like that of a secret."""
+    rules = Rules(outer=(RuleList(parse("\n".join(LIKE_SECRETS).encode()), SECRET),))
+    return rules.is_ignored(name, name, is_directory=False)
 
 
 def own_rules(extra: Iterable[str] = ()) -> Rules:

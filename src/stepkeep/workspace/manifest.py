@@ -193,10 +193,10 @@ def manifest_of(content: bytes) -> Manifest:
 
 
 def _check(entries: Iterable[FileEntry]) -> None:
-    previous = ""
+    previous, safe_folders = "", {""}
     for entry in entries:
         path = entry.path
-        if not is_safe(path if _is_plain(path) else from_text(path)) or path <= previous:
+        if not _is_safe_below(path if _is_plain(path) else from_text(path), safe_folders) or path <= previous:
             raise Corrupt(f"the list of files names {path[:200]!r}, which cannot be there")
         if not (stat.S_ISREG(entry.mode) and entry.digest) and not entry.is_link:
             raise Corrupt(f"the list of files has {path[:200]!r}, which is neither a file nor a link")
@@ -284,6 +284,16 @@ def is_safe(path: str) -> bool:
     )
 
 
+def _is_safe_below(path: str, safe_folders: set[str]) -> bool:
+    """The same as `is_safe` for one of many paths; folders that were found safe are remembered."""
+    folder, slash, name = path.rpartition("/")
+    if folder not in safe_folders or (slash and not folder):
+        if not is_safe(path):
+            return False
+        safe_folders.add(folder)
+    return "\0" not in name and _is_safe_name(name, is_directory=False)
+
+
 def _is_safe_name(name: str, *, is_directory: bool) -> bool:
     return (
         name not in ("", ".", "..")
@@ -306,11 +316,11 @@ class PathFilter:
 
     def __init__(self, paths: Iterable[str] = ()) -> None:
         self.paths = tuple(dict.fromkeys(_cleaned(path) for path in paths))
+        self._tops = frozenset(self.paths)
 
     def __contains__(self, path: str) -> bool:
-        return not self.paths or any(
-            top == "" or path == top or path.startswith(top + "/") for top in self.paths
-        )
+        tops = self._tops
+        return not tops or "" in tops or path in tops or any(above in tops for above in parents(path))
 
 
 def _cleaned(path: str) -> str:

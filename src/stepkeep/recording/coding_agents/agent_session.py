@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stepkeep import typed
-from stepkeep.engine import Engine, MakesBody, Save
+from stepkeep.engine import Engine, Save
 from stepkeep.errors import Corrupt, InvalidInput, NotFound
-from stepkeep.model import PHASES, STATE, Header, SessionInfo, Status, Trigger, TriggerKind, check_name
+from stepkeep.model import FILES, PHASES, STATE, Header, SessionInfo, Status, Trigger, TriggerKind, check_name
 from stepkeep.recording import triggers
 from stepkeep.recording.coding_agents import environment, hook_events
 from stepkeep.recording.coding_agents.hook_events import (
@@ -31,8 +31,13 @@ from stepkeep.recording.phase_sessions import PROFILE, newest_phase
 from stepkeep.recording.triggers import Material, TriggerPath
 from stepkeep.storage.port import HeaderQuery, SessionQuery
 
+if TYPE_CHECKING:
+    from stepkeep.recording.coding_agents.transcripts import Kept
+    from stepkeep.workspace.capture import TreeCapture
+
 MAX_RECENT = 10
 MAX_OUTCOMES = 50
+MAX_EDITED = 500
 MAX_LOOKED_AT = 50
 """Among how many sessions the one is looked for that an agent took up."""
 
@@ -67,6 +72,11 @@ def changed(state: SessionState, delta: Delta) -> SessionState:
     after = dict(state)
     if delta.phase:
         after["phase"] = delta.phase
+    if delta.kind == hook_events.PROMPT and not _is_same_turn(state, delta):
+        after["turn_number"] = state.get("turn_number", 0) + 1
+        after["edited"] = []
+    if delta.edited:
+        after["edited"] = list(dict.fromkeys([*state.get("edited", []), *delta.edited]))[-MAX_EDITED:]
     if delta.prompt:
         after["prompt"] = delta.prompt
         if not after.get("task") and is_substantial(delta.prompt):
@@ -88,6 +98,11 @@ def changed(state: SessionState, delta: Delta) -> SessionState:
     elif delta.kind in (hook_events.PROMPT, hook_events.TOOL, hook_events.TOOL_FAILED):
         after["turn"] = "running"
     return after
+
+
+def _is_same_turn(state: SessionState, delta: Delta) -> bool:
+    """Whether a prompt comes a second time, as where hooks are installed twice."""
+    return state.get("turn") == "running" and state.get("prompt") == delta.prompt and not state.get("edited")
 
 
 def _with_task(tasks: list[dict[str, str]], task: Task) -> list[dict[str, str]]:
@@ -142,6 +157,9 @@ def metadata(state: SessionState) -> dict[str, Any]:
         "task_summary": summary(state),
         "criteria": state.get("tasks", [])[:50],
         "client": state.get("client", ""),
+        "turn": state.get("turn_number", 0),
+        "prompt": state.get("prompt", ""),
+        "entry": (state.get("transcript") or {}).get("entry"),
     }
 
 
@@ -161,7 +179,7 @@ def details(state: SessionState, outcomes: list[ToolOutcome]) -> dict[str, Any]:
 
 def comparable(state: SessionState) -> SessionState:
     """What has to differ for an event to be worth a checkpoint of its own, wherever the transcript ends."""
-    passing = {"transcript", "events_seen", "git", "recent"}
+    passing = {"transcript", "events_seen", "git", "recent", "turn_number", "turn_start", "edited"}
     return {key: value for key, value in state.items() if key not in passing}
 
 
@@ -227,6 +245,22 @@ def _begun(engine: Engine, event: HookEvent) -> SessionInfo:
     return engine.open_session(session_key(event), profile=PROFILE, **given)
 
 
+def session_for(engine: Engine, event: HookEvent) -> SessionInfo:
+    """The session in which the work of this agent is kept; made if there is none."""
+    return find_session(engine, event) or _begun(engine, event)
+
+
+def captures_of_turn(engine: Engine, session: SessionInfo) -> list[Header]:
+    """The checkpoints since the last prompt that have the files of a tree, oldest first."""
+    found: list[Header] = []
+    for header in engine.headers(HeaderQuery(session=session.uid, limit=MAX_LOOKED_AT)):
+        if FILES in header.contents and isinstance(header.metadata.get("tree"), str):
+            found.append(header)
+        if header.trigger == _TRIGGERS[hook_events.PROMPT]:
+            break
+    return found[::-1]
+
+
 def project_name(event: HookEvent) -> str | None:
     """The folder that a piece of work belongs to: the one with the repository, else the working directory."""
     try:
@@ -280,12 +314,17 @@ def _delta(data: dict[str, Any]) -> Delta | None:
         return None
 
 
-CapturesFiles = Callable[[SessionInfo], MakesBody | None]
+CapturesFiles = Callable[[SessionInfo], "TreeCapture | None"]
 """What captures the project files beside a checkpoint of a session; None where none are to be."""
 
 
 def record(
-    engine: Engine, event: HookEvent, *, key: str | None = None, capture: CapturesFiles = lambda _: None
+    engine: Engine,
+    event: HookEvent,
+    *,
+    key: str | None = None,
+    capture: CapturesFiles = lambda _: None,
+    keeps_transcript: bool = False,
 ) -> Header | None:
     """Store what an event tells; the checkpoint that was made, None when it only waits or nothing goes on.
 
@@ -311,7 +350,15 @@ def record(
         _wait(engine, session, event, key)
         return None
     files = capture(session)
-    return save(engine, session, event, before, _TRIGGERS[event.kind], key=key, files=files)
+    transcript = _transcript(engine, session, event) if keeps_transcript else None
+    trigger = _TRIGGERS[event.kind]
+    return save(engine, session, event, before, trigger, key=key, files=files, transcript=transcript)
+
+
+def _transcript(engine: Engine, session: SessionInfo, event: HookEvent) -> Kept | None:
+    from stepkeep.recording.coding_agents.transcripts import kept  # few keep them
+
+    return kept(engine, session, event.transcript) if event.transcript else None
 
 
 def _note(engine: Engine, session: SessionInfo, event: HookEvent, key: str | None) -> Header | None:
@@ -358,10 +405,12 @@ def save(
     trigger: Trigger,
     *,
     key: str | None = None,
-    files: MakesBody | None = None,
+    files: TreeCapture | None = None,
+    transcript: Kept | None = None,
 ) -> Header:
     """Make a checkpoint of all that is known."""
     now = _with_environment(changed(before.now, event), event, before.last_event)
+    tree = {} if files is None else {"tree": files.root}
     outcomes = [each.outcome for each in (*before.waiting, event) if each.outcome is not None]
     status = _status(event, now)
     header = engine.save(
@@ -370,12 +419,14 @@ def save(
             state=now,
             details=details(now, outcomes),
             files=files,
+            bodies={} if transcript is None else transcript.bodies,
+            blobs=() if transcript is None else transcript.blobs,
             idempotency_key=key,
             step=phase_number(now),
             status=status,
             trigger=trigger,
             message=summary(now),
-            metadata=metadata(now),
+            metadata={**metadata(now), **tree},
         )
     )
     if status is not Status.IN_PROGRESS:
@@ -401,11 +452,27 @@ def _with_environment(now: SessionState, event: HookEvent, last_event: int) -> S
     }
     if position is not None:
         now["transcript"] = position
+    if start := _turn_start(now, event):
+        now["turn_start"] = start
     if not event.message and (message := environment.last_message(tail, MAX_MESSAGE)):
         now["last_message"] = message
     if commit := environment.git_commit(event.cwd):
         now["git"] = commit
     return now
+
+
+def _turn_start(now: SessionState, event: HookEvent) -> dict[str, Any] | None:
+    """Where the transcript ended before the turn, and the id of the prompt as soon as it is there."""
+    if event.kind == hook_events.PROMPT:
+        begun = event.start or environment.turn_start(event.transcript, event.prompt)
+        return {"entry": begun.entry, **msgspec.to_builtins(begun)}
+    start = now.get("turn_start")
+    if not isinstance(start, dict):
+        return None
+    if start.get("prompt_entry"):
+        return start
+    found = environment.prompt_entry(event.transcript, start.get("size_bytes", 0))
+    return {**start, "prompt_entry": found} if found else start
 
 
 def offered(engine: Engine, event: HookEvent, key: str) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 
 from stepkeep import typed
-from stepkeep.processes import boot_id, process_stat
+from stepkeep.recording.coding_agents.hook_events import MAX_PROMPT, TurnStart
+from stepkeep.recording.coding_agents.hook_process import home_of
 from stepkeep.secrets import safe_text
 
 TAIL_BYTES = 64 << 10
@@ -41,28 +43,97 @@ def transcript_position(path: str) -> tuple[dict[str, Any] | None, bytes]:
         "tail_bytes": len(tail),
         "tail_sha256": sha256(tail).hexdigest(),
     }
+    if (last := _last_entry(tail)) is not None:
+        position["entry"] = last.uuid
     return position, tail
 
 
-class _Line(msgspec.Struct):
+class Entry(msgspec.Struct):
+    """What is read of an entry of a transcript."""
+
     type: Any = None
     message: Any = None
     isSidechain: Any = None
+    isMeta: Any = None
+    uuid: Any = None
+    parentUuid: Any = None
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether a person wrote it: results of tools are entries of the user too, without text."""
+        return self.type == "user" and not self.isMeta and not self.isSidechain and bool(self.text)
+
+    @property
+    def text(self) -> str:
+        return _text_of(self.message)
+
+
+def entry_of(line: bytes) -> Entry | None:
+    """The entry in a line of a transcript; None where it is none."""
+    try:
+        return typed.from_json(line, Entry)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None  # the first line of a piece is cut, and perhaps the last
+
+
+def _last_entry(tail: bytes) -> Entry | None:
+    """The last entry of the conversation that has an id."""
+    for line in reversed(tail.splitlines()):
+        found = entry_of(line) if b'"uuid"' in line else None
+        if found is not None and not found.isSidechain and _is_id(found.uuid):
+            return found
+    return None
+
+
+def _is_id(value: object) -> bool:
+    """Whether it can be the id of an entry: it becomes a word of a command."""
+    return isinstance(value, str) and 0 < len(value) <= 100 and value.replace("-", "").isalnum()
+
+
+def turn_start(path: str, prompt: str) -> TurnStart:
+    """Where a transcript ended before a prompt, which may be in it already."""
+    position, tail = transcript_position(path)
+    if position is None:
+        return TurnStart()
+    last, size = _last_entry(tail), position["size_bytes"]
+    if last is None:
+        return TurnStart(size_bytes=size)
+    if last.is_prompt and safe_text(last.text, MAX_PROMPT) == prompt:
+        before = last.parentUuid if _is_id(last.parentUuid) else None
+        return TurnStart(entry=before, size_bytes=size, prompt_entry=last.uuid)
+    return TurnStart(entry=last.uuid, size_bytes=size)
+
+
+def prompt_entry(path: str, after: int) -> str | None:
+    """The id of the first prompt in a transcript behind a position; None where there is none."""
+    if not path:
+        return None
+    for line in _piece(path, after).splitlines():
+        found = entry_of(line) if b'"user"' in line else None
+        if found is not None and found.is_prompt and _is_id(found.uuid):
+            return str(found.uuid)
+    return None
+
+
+def _piece(path: str, at: int) -> bytes:
+    try:
+        descriptor = os.open(os.path.expanduser(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # noqa: PTH111
+    except (OSError, ValueError):
+        return b""
+    try:
+        return os.pread(descriptor, TAIL_BYTES * 4, at)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def last_message(tail: bytes, limit: int) -> str:
     """The text of the last answer in the tail of a transcript with one JSON object a line; empty when there is none."""
     for line in reversed(tail.splitlines()):
-        if b'"assistant"' not in line:
-            continue
-        try:
-            found = typed.from_json(line, _Line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            continue  # the first line of the tail is cut
-        if found.type == "assistant" and not found.isSidechain:
-            text = _text_of(found.message)
-            if text:
-                return safe_text(text, limit)
+        found = entry_of(line) if b'"assistant"' in line else None
+        if found is not None and found.type == "assistant" and not found.isSidechain and found.text:
+            return safe_text(found.text, limit)
     return ""
 
 
@@ -82,6 +153,16 @@ def _text_of(message: object) -> str:
 def repository_of(cwd: str) -> str:
     """The folder of the repository that a folder is in; empty when it is in none."""
     return _repository(cwd)[0]
+
+
+def project_tree(cwd: str, environ: Mapping[str, str], *, outside_git: bool = False) -> str | None:
+    """The repository that a directory is in. A home directory is not a project, nor is what lies above it: most of its
+    files have nothing to do with the work."""
+    found = repository_of(cwd) or (cwd if outside_git and os.path.isabs(cwd) else "")  # noqa: PTH117
+    if not found:
+        return None
+    root, home = os.path.realpath(found), os.path.realpath(home_of(environ))
+    return None if root in ("/", home) or home.startswith(f"{root}/") else root
 
 
 def git_commit(cwd: str) -> dict[str, str] | None:
@@ -149,6 +230,8 @@ _SHELLS = {"sh", "bash", "dash", "zsh", "fish", "ash", "ksh"}
 
 def agent_process() -> dict[str, Any] | None:
     """The process that runs the hooks: this one's parent, or the one above the shell between. None if unknown."""
+    from stepkeep.processes import boot_id, process_stat
+
     pid = os.getppid()
     for _ in range(3):
         found = process_stat(pid)
@@ -162,6 +245,8 @@ def agent_process() -> dict[str, Any] | None:
 
 def is_alive(process: object) -> bool:
     """Whether an agent's process still runs. One that cannot be told apart counts as gone."""
+    from stepkeep.processes import boot_id, process_stat
+
     if not isinstance(process, dict):
         return False
     pid = process.get("pid")

@@ -7,6 +7,7 @@ are ignored, and a field of the wrong kind counts as missing.
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from stepkeep.text import shortened, without_lone_surrogates
 
 START = "start"
 PROMPT = "prompt"
+BEFORE_TOOL = "before_tool"
 TOOL = "tool"
 TOOL_FAILED = "tool_failed"
 COMPACTION = "compaction"
@@ -30,11 +32,15 @@ END = "end"
 CLAUDE_CODE = "claude-code"
 GEMINI = "gemini"
 CODEX = "codex"
+COPILOT = "copilot"
+CURSOR = "cursor"
+OPENCODE = "opencode"
 
 EVENTS: dict[str, dict[str, str]] = {
     CLAUDE_CODE: {
         "SessionStart": START,
         "UserPromptSubmit": PROMPT,
+        "PreToolUse": BEFORE_TOOL,
         "PostToolUse": TOOL,
         "PostToolUseFailure": TOOL_FAILED,
         "PreCompact": COMPACTION,
@@ -46,6 +52,7 @@ EVENTS: dict[str, dict[str, str]] = {
     GEMINI: {
         "SessionStart": START,
         "BeforeAgent": PROMPT,
+        "BeforeTool": BEFORE_TOOL,
         "AfterTool": TOOL,
         "PreCompress": COMPACTION,
         "AfterAgent": TURN_END,
@@ -54,6 +61,7 @@ EVENTS: dict[str, dict[str, str]] = {
     CODEX: {
         "SessionStart": START,
         "UserPromptSubmit": PROMPT,
+        "PreToolUse": BEFORE_TOOL,
         "PostToolUse": TOOL,
         "PreCompact": COMPACTION,
         "Stop": TURN_END,
@@ -61,8 +69,40 @@ EVENTS: dict[str, dict[str, str]] = {
         "SessionEnd": END,
         "agent-turn-complete": TURN_END,
     },
+    COPILOT: {
+        "SessionStart": START,
+        "UserPromptSubmit": PROMPT,
+        "PreToolUse": BEFORE_TOOL,
+        "PostToolUse": TOOL,
+        "PostToolUseFailure": TOOL_FAILED,
+        "PreCompact": COMPACTION,
+        "Stop": TURN_END,
+        "SubagentStop": SUBAGENT_END,
+        "SessionEnd": END,
+    },
+    CURSOR: {
+        "sessionStart": START,
+        "beforeSubmitPrompt": PROMPT,
+        "preToolUse": BEFORE_TOOL,
+        "postToolUse": TOOL,
+        "postToolUseFailure": TOOL_FAILED,
+        "preCompact": COMPACTION,
+        "stop": TURN_END,
+        "subagentStop": SUBAGENT_END,
+        "sessionEnd": END,
+    },
+    OPENCODE: {
+        "chat.message": PROMPT,
+        "tool.execute.before": BEFORE_TOOL,
+        "tool.execute.after": TOOL,
+        "session.compacted": COMPACTION,
+        "session.idle": TURN_END,
+        "session.deleted": END,
+    },
 }
-"""Client -> its events, and what each means here. `agent-turn-complete` is what Codex tells its `notify` program."""
+"""Client -> its events, and what each means here. `agent-turn-complete` is what Codex tells its `notify` program.
+Copilot CLI has two forms of each event; these are the ones with the field names of the others. The events of opencode
+are sent by our plugin."""
 
 CLIENTS = tuple(EVENTS)
 
@@ -71,7 +111,7 @@ NOTIFY = "agent-turn-complete"
 ADDS_CONTEXT = {"SessionStart", "UserPromptSubmit", "BeforeAgent"}
 """Events whose answer may add to the agent's context."""
 
-ANSWERS_ALWAYS = {GEMINI, CODEX}
+ANSWERS_ALWAYS = {GEMINI, CODEX, COPILOT, CURSOR}
 """Clients that read every answer as JSON; the others take silence for nothing to say."""
 
 _TOOLS_OF_PHASE = {
@@ -85,10 +125,36 @@ _TOOLS_OF_PHASE = {
         "update_plan",
         "write_todos",
     ),
-    "build": ("Edit", "MultiEdit", "NotebookEdit", "Write", "apply_patch", "replace", "write_file"),
+    "build": (
+        *(
+            "Delete",
+            "Edit",
+            "MultiEdit",
+            "NotebookEdit",
+            "StrReplace",
+            "Write",
+            "apply_patch",
+            "create",
+            "edit",
+        ),
+        *("patch", "replace", "write", "write_file"),
+    ),
 }
 _PHASE_OF_TOOL = {tool: phase for phase, tools in _TOOLS_OF_PHASE.items() for tool in tools}
-_SHELLS = {"Bash", "PowerShell", "exec_command", "local_shell", "run_shell_command", "shell"}
+_SHELLS = {
+    *(
+        "Bash",
+        "PowerShell",
+        "Shell",
+        "bash",
+        "exec_command",
+        "local_shell",
+        "powershell",
+        "run_shell_command",
+    ),
+    "shell",
+}
+_WRITERS = {*_TOOLS_OF_PHASE["build"], *_SHELLS}
 _CHECKS = ("pytest", "unittest", " test", "check", "mypy", "ruff", "lint", "tox", "jest", "vitest")
 
 
@@ -124,6 +190,17 @@ class ToolOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     reason_code: str | None = None
 
 
+class TurnStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a transcript ended when a prompt was given: the id of its last entry, None where it had none, and its size.
+
+    `prompt_entry` is the id of the entry with the prompt itself, once it is written.
+    """
+
+    entry: str | None = None
+    size_bytes: int = 0
+    prompt_entry: str | None = None
+
+
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an event adds to the state of a session: what it means (`kind`), and what it brought.
 
@@ -137,6 +214,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outcome: ToolOutcome | None = None
     tasks: tuple[Task, ...] | None = None
     task: Task | None = None
+    edited: tuple[str, ...] = ()
+    """The files that a tool was told to write, by the names it was given."""
 
 
 class HookEvent(Delta, frozen=True, kw_only=True):
@@ -153,6 +232,15 @@ class HookEvent(Delta, frozen=True, kw_only=True):
 
     agent: dict[str, Any] | None = None
     """The agent's process, where another one than this hook's parent may save the event."""
+
+    start: TurnStart | None = None
+    """Where the transcript ended, where the event is a prompt that another process may save."""
+
+    command: str = ""
+    """What a shell is about to be told. It is never stored."""
+
+    may_write: bool = False
+    """Whether the tool that is about to be used may change files."""
 
     @property
     def delta(self) -> Delta:
@@ -200,7 +288,7 @@ def read_event(client: str, event: str, content: bytes, *, cwd: str) -> HookEven
     if kind is None:
         raise InvalidEvent(f"no event {event[:80]!r} of {client}: use one of {', '.join(table)}")
     inputs, is_repaired = _decoded(content)
-    session = safe_text(inputs.get("session_id") or inputs.get("thread-id"), 400)
+    session = safe_text(_first(inputs, "session_id", "conversation_id", "thread-id"), 400)
     if not session:
         raise InvalidEvent("the input names no session")
     if kind == TOOL and _has_failed(inputs):
@@ -211,13 +299,13 @@ def read_event(client: str, event: str, content: bytes, *, cwd: str) -> HookEven
         name=event,
         kind=kind,
         session=session,
-        cwd=_text(inputs, "cwd") or cwd,
+        cwd=_text(inputs, "cwd") or _first_root(inputs) or cwd,
         transcript=_text(inputs, "transcript_path"),
         source=safe_text(inputs.get("source"), 40),
         is_repaired=is_repaired,
         prompt=_prompt(inputs),
         message=safe_text(_first(inputs, *last_messages), MAX_MESSAGE),
-        **_of_tool(kind, inputs),
+        **(_before_tool(inputs) if kind == BEFORE_TOOL else _of_tool(kind, inputs)),
     )
 
 
@@ -247,6 +335,13 @@ def _first(inputs: Inputs, *names: str) -> Any:
     return next((value for name in names if (value := inputs.get(name))), None)
 
 
+def _first_root(inputs: Inputs) -> str:
+    """The folder of a client that may have several open."""
+    roots = inputs.get("workspace_roots")
+    first = roots[0] if isinstance(roots, list) and roots else None
+    return first if isinstance(first, str) else ""
+
+
 def _text(inputs: Inputs, name: str) -> str:
     found = inputs.get(name)
     return found if isinstance(found, str) else ""
@@ -263,23 +358,50 @@ def _prompt(inputs: Inputs) -> str:
     return safe_text(inputs.get("prompt") or last, MAX_PROMPT)
 
 
+def _before_tool(inputs: Inputs) -> dict[str, Any]:
+    tool, command = _text(inputs, "tool_name"), _fields(inputs, "tool_input").get("command")
+    if isinstance(command, list):  # some clients give a shell its words
+        command = " ".join(map(str, command))
+    is_shell = tool in _SHELLS and isinstance(command, str)
+    # What a tool of somebody's server does is not known.
+    return {"command": command if is_shell else "", "may_write": tool in _WRITERS or tool.startswith("mcp")}
+
+
 def _of_tool(kind: str, inputs: Inputs) -> dict[str, Any]:
     if kind in (TOOL, TOOL_FAILED):
         tool = safe_text(inputs.get("tool_name"), MAX_SUBJECT)
         request = _fields(inputs, "tool_input")
         return {
+            "edited": _edited(tool, request),
             "phase": _phase_of_tool(tool, str(request.get("command", ""))[:2000]),
             "outcome": _outcome(tool, request, inputs, failed=kind == TOOL_FAILED),
             **_tasks_in(tool, request, _fields(inputs, "tool_response")),
         }
     if kind == SUBAGENT_END:
-        name = f"subagent {safe_text(inputs.get('agent_type'), 80) or 'unnamed'}"
+        name = f"subagent {safe_text(_first(inputs, 'agent_type', 'agent_name', 'subagent_type'), 80) or 'unnamed'}"
         summary = _first_line(inputs.get("last_assistant_message"))
         return {"outcome": ToolOutcome("tool_use", name, "PASS", _duration(inputs), summary)}
     if kind == TASK_DONE:
         subject = _first_line(inputs.get("task_subject"))
         return {"task": Task(safe_text(inputs.get("task_id"), 80) or subject, subject, "completed")}
     return {"phase": "plan"} if inputs.get("permission_mode") == "plan" else {}
+
+
+_PATCHED = re.compile(r"^\*\*\* (?:Add|Update|Delete) File: (.+)$|^\*\*\* Move to: (.+)$", re.MULTILINE)
+
+
+def _edited(tool: str, request: dict[str, Any]) -> tuple[str, ...]:
+    """The files that a tool was told to write."""
+    if _PHASE_OF_TOOL.get(tool) != "build":
+        return ()
+    named = _first(request, "file_path", "filePath", "notebook_path", "path", "absolute_path")
+    if isinstance(named, str):
+        return (named,)
+    text = _first(request, "patch", "input", "command")
+    if isinstance(text, list):
+        text = "\n".join(map(str, text))
+    found = _PATCHED.findall(text) if isinstance(text, str) else []
+    return tuple(made or moved for made, moved in found)
 
 
 # --- outcomes --------------------------------------------------------------------------------------------------
@@ -311,11 +433,12 @@ def _duration(inputs: Inputs) -> int | float:
 def _has_failed(inputs: Inputs) -> bool:
     found = _fields(inputs, "tool_response")
     code = found.get("exit_code", found.get("exitCode"))
-    return bool(found.get("error")) or (isinstance(code, int) and code != 0)
+    kind = _fields(inputs, "tool_result").get("result_type", "success")
+    return bool(found.get("error")) or (isinstance(code, int) and code != 0) or kind != "success"
 
 
 def _error_text(inputs: Inputs) -> str:
-    error = inputs.get("error") or _fields(inputs, "tool_response").get("error")
+    error = _first(inputs, "error", "error_message") or _fields(inputs, "tool_response").get("error")
     if isinstance(error, dict):
         error = error.get("message")
     return error if isinstance(error, str) else ""

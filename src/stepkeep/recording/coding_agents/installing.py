@@ -1,18 +1,20 @@
 """Our hooks in the settings files of coding agents, and the `/checkpoint` command file.
 
-All three clients have the same form: `hooks.EVENT` is a list of groups, each with a list of commands. The text of the
-file is edited: only our entries come, change and go, and everything else stays as it is, comments and line ends
-included. A command is ours if it does nothing but call us; one in which somebody calls us among other things is theirs.
+`hooks.EVENT` is a list of groups, each with a list of commands, or for some clients a list of commands; opencode gets
+a plugin instead. The text of a settings file is edited: only our entries come, change and go, and everything else stays
+as it is, comments and line ends included. A command is ours if it does nothing but call us; one in which somebody calls
+us among other things is theirs.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -23,7 +25,18 @@ import msgspec
 from stepkeep.codec import json_text
 from stepkeep.codec.json_text import Node
 from stepkeep.errors import BackendUnavailable, InvalidInput, StepkeepError
-from stepkeep.recording.coding_agents.hook_events import CLAUDE_CODE, CLIENTS, CODEX, EVENTS, GEMINI, NOTIFY
+from stepkeep.recording.coding_agents.hook_events import (
+    BEFORE_TOOL,
+    CLAUDE_CODE,
+    CLIENTS,
+    CODEX,
+    COPILOT,
+    CURSOR,
+    EVENTS,
+    GEMINI,
+    NOTIFY,
+    OPENCODE,
+)
 from stepkeep.recording.coding_agents.hook_process import (
     HookProblem,
     log_file,
@@ -37,12 +50,34 @@ from stepkeep.storage.urls import database_file, directory_of
 Scope = Literal["project", "user"]
 
 _FILES: Final = {
-    CLAUDE_CODE: (".claude", "settings.json", "CLAUDE_CONFIG_DIR"),
-    GEMINI: (".gemini", "settings.json", None),
-    CODEX: (".codex", "hooks.json", "CODEX_HOME"),
+    CLAUDE_CODE: (".claude/settings.json", ".claude/settings.json", "CLAUDE_CONFIG_DIR"),
+    GEMINI: (".gemini/settings.json", ".gemini/settings.json", None),
+    CODEX: (".codex/hooks.json", ".codex/hooks.json", "CODEX_HOME"),
+    COPILOT: (".github/hooks/stepkeep.json", ".copilot/hooks/stepkeep.json", None),
+    CURSOR: (".cursor/hooks.json", ".cursor/hooks.json", None),
+    OPENCODE: (".opencode/plugins/stepkeep.js", ".config/opencode/plugins/stepkeep.js", None),
 }
-_TIMEOUTS: Final = {CLAUDE_CODE: 10, GEMINI: 10_000, CODEX: 10}
-"""Gemini CLI counts milliseconds, the others seconds."""
+"""The file of a project, that of the user below the home directory, and what names the folder of that elsewhere."""
+
+_MATCHERS: Final = {
+    CLAUDE_CODE: "Bash|PowerShell|Edit|MultiEdit|NotebookEdit|Write|mcp__.*",
+    GEMINI: "run_shell_command|replace|write_file|mcp_.*",
+    CODEX: "Bash|apply_patch|mcp__.*",
+}
+"""Before which tools we are asked: those that may change files."""
+
+
+def _entry(client: str, event: str, command: str) -> dict[str, Any]:
+    """What stands in the list of an event."""
+    if client == COPILOT:
+        return {"type": "command", "bash": command, "timeoutSec": 10}
+    if client == CURSOR:
+        return {"command": command, "timeout": 10}
+    # Gemini CLI counts milliseconds, the others seconds.
+    hook = {"type": "command", "command": command, "timeout": 10_000 if client == GEMINI else 10}
+    is_before = EVENTS[client][event] == BEFORE_TOOL
+    return {**({"matcher": _MATCHERS[client]} if is_before else {}), "hooks": [hook]}
+
 
 _ALL_EVENTS: Final = frozenset(event for events in EVENTS.values() for event in events)
 _CALLS_US: Final = re.compile(r"""\bstepkeep(?:\.exe)?["']?\s+hook\s+([\w-]+).*--client\b""")
@@ -62,12 +97,13 @@ def _store_option(store: str | None) -> str:
 
 
 class _Entry(NamedTuple):
-    """A command of ours in the text: the list of groups, the number of its group, and where it stands in that."""
+    """A command of ours in the text: the list of groups, the number of its group, and where it stands in that; None
+    where the group is the command itself."""
 
     event: str
     groups: Node
     group: int
-    hook: int
+    hook: int | None
     command: Node
     text: str
 
@@ -82,14 +118,20 @@ def installed(before: str | None, client: str, program: str, store: str | None) 
     Raises:
         InvalidInput: (`invalid_settings`) the file holds no settings.
     """
-    text = before if before and before.strip() else "{}\n"
+    if client == OPENCODE:
+        return plugin_text(program, store)
+    text = before if before and before.strip() else _EMPTY.get(client, "{}\n")
     for event in events_of(client):
         command = f"{program} hook {event} --client {client}{_store_option(store)}"
-        text = _with_hook(text, event, command, _TIMEOUTS[client])
+        text = _with_hook(text, event, command, _entry(client, event, command))
     return before if before is not None and text == before else text
 
 
-def _with_hook(text: str, event: str, command: str, timeout: int) -> str:
+_VERSIONED: Final = '{\n  "version": 1\n}\n'
+_EMPTY: Final = {COPILOT: _VERSIONED, CURSOR: _VERSIONED}
+
+
+def _with_hook(text: str, event: str, command: str, group: dict[str, Any]) -> str:
     """The text with one command at an event, in the place of another of ours."""
     while len(ours := [each for each in _ours(text) if each.event == event]) > 1:
         text = _without(text, ours[-1])
@@ -97,7 +139,6 @@ def _with_hook(text: str, event: str, command: str, timeout: int) -> str:
         return text if ours[0].text == command else json_text.replaced(text, ours[0].command, command)
     if event in _called_by_others(text):
         return text
-    group = {"hooks": [{"type": "command", "command": command, "timeout": timeout}]}
     root = json_text.parse(text)
     hooks = root.child("hooks")
     if hooks is None:
@@ -129,8 +170,7 @@ def _without(text: str, entry: _Entry) -> str:
     assert hooks is not None
     groups = entry.groups.children or ()
     commands = groups[entry.group].value.child("hooks")
-    assert commands is not None
-    if len(commands.value.children or ()) > 1:
+    if commands is not None and entry.hook is not None and len(commands.value.children or ()) > 1:
         return json_text.removed(text, commands.value, entry.hook)
     if len(groups) > 1:
         return json_text.removed(text, entry.groups, entry.group)
@@ -164,14 +204,20 @@ def _commands(text: str) -> Iterator[_Entry]:
     hooks = root.child("hooks")
     for event in (hooks.value.children or ()) if hooks is not None else ():
         for at, group in enumerate(event.value.children or ()):
+            settled = (
+                settings["hooks"][event.key][at] if isinstance(settings["hooks"][event.key], list) else {}
+            )
             commands = group.value.child("hooks") if group.value.children is not None else None
-            for number, hook in enumerate((commands.value.children or ()) if commands is not None else ()):
-                command = hook.value.child("command") if hook.value.children is not None else None
-                if command is None:
-                    continue
-                found = settings["hooks"][event.key][at]["hooks"][number]["command"]
-                if isinstance(found, str):
-                    yield _Entry(str(event.key), event.value, at, number, command.value, found)
+            if commands is None:
+                hooks_there: Iterable[tuple[int | None, Node, Any]] = [(None, group.value, settled)]
+            else:
+                nodes = enumerate(commands.value.children or ())
+                hooks_there = [(number, each.value, settled["hooks"][number]) for number, each in nodes]
+            for number, hook, found in hooks_there:
+                for name in ("command", "bash"):
+                    command = hook.child(name) if hook.children is not None else None
+                    if command is not None and isinstance(found[name], str):
+                        yield _Entry(str(event.key), event.value, at, number, command.value, found[name])
 
 
 def _is_ours(command: str) -> bool:
@@ -296,6 +342,31 @@ def _export_errors(path: Path) -> Iterator[None]:
         ) from exc
 
 
+# --- the plugin for opencode -----------------------------------------------------------------------------------
+
+PLUGIN_FILE: Final = "opencode.js"
+
+
+def plugin_text(program: str, store: str | None) -> str:
+    """The plugin of opencode that calls us, with which store if it names one."""
+    words = [*shlex.split(program), "hook"]
+    options = ["--client", OPENCODE, *([] if store is None else ["--store", store])]
+    template = resources.files(__package__).joinpath(PLUGIN_FILE).read_text(encoding="utf-8")
+    return template.replace("{program}", json.dumps(words)).replace("{options}", json.dumps(options))
+
+
+def _plugin_program(text: str) -> str | None:
+    """How the text of a plugin calls us; None where it is another file."""
+    found = re.search(r"^const program = (\[.*\])$", text, re.MULTILINE)
+    try:
+        words = json.loads(found[1]) if found is not None else []
+        store = json.loads(re.search(r"^const options = (\[.*\])$", text, re.MULTILINE)[1])[3:]  # type: ignore[index]
+    except (ValueError, TypeError):
+        return None
+    program = shlex.join(map(str, words[:-1]))
+    return program if words and text == plugin_text(program, *store or [None]) else None
+
+
 # --- installing ------------------------------------------------------------------------------------------------
 
 BACKUP: Final = ".before-stepkeep"
@@ -373,11 +444,16 @@ def install_hooks(
     if command is not None and not overwrite_command:
         _check_command(command)
     before = _text(path)
+    if client == OPENCODE and before and _plugin_program(before) is None:
+        raise InvalidInput(
+            f"{path} exists and is another file: keep it, or remove it first", code="file_exists"
+        )
     after = installed(before, client, program, store)
     change = _apply(client, scope, path, before, after, dry_run=dry_run)
     if command is not None and not dry_run:
         _write_command(command, command_text(program, store))
-    note = " ".join(filter(None, (_NOTES.get(client), _note_on(after)))) or None
+    found = None if client == OPENCODE else _note_on(after)
+    note = " ".join(filter(None, (_NOTES.get(client), found))) or None
     return msgspec.structs.replace(change, command=None if command is None else str(command), note=note)
 
 
@@ -390,10 +466,17 @@ def program_of(client: str) -> tuple[str, bool]:
     for scope in scopes:
         path = _path(client, scope, None)
         text = _text(path) or ""
-        for entry in _ours(text) if text.strip() else ():
-            if scope == "user" or not _is_inside(entry.program, path):
-                return entry.program, True
+        for program in _programs(client, text):
+            if scope == "user" or not _is_inside(program, path):
+                return program, True
     return program_by_path(), False
+
+
+def _programs(client: str, text: str) -> list[str]:
+    """How what is installed calls us."""
+    if client == OPENCODE:
+        return [] if (program := _plugin_program(text)) is None else [program]
+    return [entry.program for entry in _ours(text)] if text.strip() else []
 
 
 def _is_inside(program: str, settings: Path) -> bool:
@@ -461,6 +544,8 @@ def uninstall_hooks(
     """
     path = _path(client, scope, folder)
     before = _text(path)
+    if client == OPENCODE:
+        return _without_plugin(scope, path, before, dry_run=dry_run)
     change = _apply(client, scope, path, before, uninstalled(before), dry_run=dry_run)
     command = path.parent / "commands" / COMMAND_FILE
     with _export_errors(command):
@@ -469,6 +554,17 @@ def uninstall_hooks(
         if not dry_run:
             command.unlink()
     return msgspec.structs.replace(change, command=str(command))
+
+
+def _without_plugin(scope: Scope, path: Path, before: str | None, *, dry_run: bool) -> HooksChange:
+    """Remove our plugin; another file of its name stays."""
+    is_ours = before is not None and _plugin_program(before) is not None
+    if is_ours and not dry_run:
+        with _export_errors(path):
+            path.unlink()
+    return HooksChange(
+        client=OPENCODE, scope=scope, path=str(path), is_changed=is_ours, is_dry_run=dry_run, diff=""
+    )
 
 
 def hooks_status(client: str | None = None, *, folder: Path | None = None) -> HooksStatus:
@@ -490,11 +586,11 @@ def hook_problems(limit: int = 10) -> tuple[HookProblem, ...]:
 def _path(client: str, scope: Scope, folder: Path | None) -> Path:
     if client not in CLIENTS:
         raise InvalidInput(f"no client {client!r}: use one of {', '.join(CLIENTS)}", code="unknown_client")
-    directory, name, variable = _FILES[client]
+    project, user, variable = _FILES[client]
     if scope == "project":
-        return (Path.cwd() if folder is None else folder) / directory / name
+        return (Path.cwd() if folder is None else folder) / project
     configured = os.environ.get(variable) if variable else None
-    return (Path(configured) if configured else Path.home() / directory) / name
+    return Path(configured, Path(user).name) if configured else Path.home() / user
 
 
 def _text(path: Path) -> str | None:
@@ -568,7 +664,9 @@ def _looked_at(client: str, scope: Scope, folder: Path | None) -> HooksInstalled
     found, problem = tuple[str, ...](), None
     try:
         text = _text(path) or ""
-        if text.strip():
+        if client == OPENCODE and (programs := _programs(client, text)):
+            found, problem = events_of(client), _tried(set(programs), path if scope == "project" else None)
+        elif text.strip() and client != OPENCODE:
             ours = _ours(text)
             found = tuple(dict.fromkeys([*(each.event for each in ours), *sorted(_called_by_others(text))]))
             problem = _note_on(text) if _checked(text).get("disableAllHooks") is True else None

@@ -5,6 +5,7 @@ What is told to an agent was saved by agents before. It is shown as data, cut to
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,8 +21,10 @@ from stepkeep.recording.coding_agents import (
     hook_process,
 )
 from stepkeep.recording.coding_agents.agent_session import SessionState, open_tasks, phase_number, summary
+from stepkeep.recording.coding_agents.destruction import Destroys, destroyed_by
 from stepkeep.recording.coding_agents.hook_events import HookEvent
-from stepkeep.recording.coding_agents.spool import Spool, Spooled
+from stepkeep.recording.coding_agents.hook_notes import HookNotes
+from stepkeep.recording.coding_agents.spool import OWN_SECONDS, Spool, Spooled, is_being_saved
 from stepkeep.recording.phase_sessions import PROFILE, is_to_go, newest_phase, offer_line
 from stepkeep.storage.port import SessionQuery
 from stepkeep.text import clean, shortened
@@ -200,6 +203,10 @@ class Stores(Protocol):
     def spool(self) -> Spool:
         """The events that wait for the agent's own store."""
 
+    @property
+    def spool_root(self) -> str:
+        """The folder with the spools of all stores."""
+
     def keep(self) -> Spooled | None:
         """Keep the event in the spool, once; None where that is not possible."""
 
@@ -212,16 +219,34 @@ class Stores(Protocol):
 
 def respond(event: HookEvent, stores: Stores, environ: Mapping[str, str]) -> Answer:
     """Do what the event asks for; the answer for the client, empty when there is nothing to say."""
+    notes = HookNotes(environ, event.session)
     if event.kind == hook_events.START:
-        return _started(event, stores)
+        answer = _started(event, stores)
+    elif event.kind == hook_events.BEFORE_TOOL:
+        answer = _before_tool(event, stores, environ, notes)
+    else:
+        answer = _recorded(event, stores, environ)
+    if event.kind == hook_events.END:
+        notes.forget()
+    elif untold := notes.untold():
+        answer["systemMessage"] = "\n".join(filter(None, (answer.get("systemMessage"), untold)))
+    return answer
+
+
+def _recorded(event: HookEvent, stores: Stores, environ: Mapping[str, str]) -> Answer:
+    """Save what the event tells."""
     # What comes before a compaction or an end must not be lost, whatever happens to the store or to this process:
     # clients give the end of a session no time.
     kept = stores.keep() if event.kind in (hook_events.COMPACTION, hook_events.END) else None
-    store = _own(stores)
-    file_capture.bring_in(store.engine, stores.spool, event.session, until=kept)
-    before = _compacted(store.engine, event) if event.kind == hook_events.PROMPT else ""
-    if not _is_saved_with_files(event, store, stores, environ):
-        agent_session.record(store.engine, event, key=None if kept is None else kept.key)
+    store, is_asked = _own(stores), event.kind == hook_events.PROMPT
+    wait_seconds = OWN_SECONDS if is_asked and event.client == hook_events.GEMINI else 0.0
+    is_busy = file_capture.bring_in(store, stores.spool, event.session, until=kept, wait_seconds=wait_seconds)
+    before = _compacted(store.engine, event) if is_asked else ""
+    if not _is_saved_with_files(event, store, stores, environ) and not (
+        is_busy and _is_left_to_others(store, stores, event)
+    ):
+        key, keeps_transcript = None if kept is None else kept.key, store.settings["hooks.transcript"]
+        agent_session.record(store.engine, event, key=key, keeps_transcript=keeps_transcript)
         stores.saved()
     if event.kind == hook_events.END:
         _clean(store, stores.phases())
@@ -231,15 +256,58 @@ def respond(event: HookEvent, stores: Stores, environ: Mapping[str, str]) -> Ans
 def _is_saved_with_files(
     event: HookEvent, store: AnyStore, stores: Stores, environ: Mapping[str, str]
 ) -> bool:
-    """Let another process save the event with the files of its repository, where they belong to it."""
-    root = file_capture.tree_of(event, environ)
-    if root is None or not store.settings["hooks.workspace"]:
-        return False
-    kept = stores.keep()
-    if kept is None or not file_capture.start(store, kept, root, environ):
+    """Let another process save the event with the files of its tree, where they belong to it."""
+    root = file_capture.tree_of(event, store.settings, environ)
+    kept = None if root is None else stores.keep()
+    if root is None or kept is None or not file_capture.start(store, stores.spool, kept, root, environ):
         return False
     stores.saved(by_another=True)
     return True
+
+
+def _is_left_to_others(store: AnyStore, stores: Stores, event: HookEvent) -> bool:
+    """Keep the event behind those before it, which another process is saving: it then saves this one too."""
+    kept = stores.keep()
+    if kept is None:
+        return False
+    kept.leave()
+    stores.saved(by_another=True)
+    file_capture.bring_in(store, stores.spool, event.session)  # it may have ended meanwhile
+    return True
+
+
+# --- before a tool is used -------------------------------------------------------------------------------------
+
+CAPTURE_SECONDS = 2.0
+"""How long an agent waits for a capture before a tool that may change files."""
+
+
+def _before_tool(event: HookEvent, stores: Stores, environ: Mapping[str, str], notes: HookNotes) -> Answer:
+    """See that the files are captured before a tool changes them; the agent waits a moment for it, and then goes on."""
+    if not event.may_write:
+        return {}
+    until = time.monotonic() + CAPTURE_SECONDS
+    is_late = is_being_saved(stores.spool_root, event.session, until=until)
+    danger = destroyed_by(event.command, event.cwd) if event.command else None
+    root = environment.project_tree(event.cwd, environ)
+    if danger is None and (is_late or root is None or notes.has_captured(root)):
+        return _late(event) if is_late else {}
+    store = _own(stores)
+    root = file_capture.tree_of(event, store.settings, environ)
+    if root is None:
+        return {}
+    is_done = not is_late and file_capture.capture_now(
+        store, event, root, danger or Destroys(), environ, until
+    )
+    return {} if is_done else _late(event)
+
+
+def _late(event: HookEvent) -> Answer:
+    what = f"`{shortened(clean(event.command), 80)}`" if event.command else "this tool"
+    return {
+        "systemMessage": f"Stepkeep has not captured the files within {CAPTURE_SECONDS:g} s, and goes on with it: what"
+        f" {what} changes may not come back."
+    }
 
 
 def _own(stores: Stores) -> AnyStore:
@@ -251,8 +319,8 @@ def _own(stores: Stores) -> AnyStore:
 def _started(event: HookEvent, stores: Stores) -> Answer:
     store = stores.own(create=False)
     engine = None if store is None else store.engine
-    if engine is not None:
-        file_capture.bring_in(engine, stores.spool, event.session)
+    if store is not None:
+        file_capture.bring_in(store, stores.spool, event.session, wait_seconds=OWN_SECONDS)
     if event.source == "compact":
         return _adding(event, "" if engine is None else _restored(engine, event))
     if event.source == "resume" and engine is not None and _has_work(engine, event):
@@ -306,6 +374,8 @@ def _compacted(engine: Engine, event: HookEvent) -> str:
 
 
 def _adding(event: HookEvent, text: str) -> Answer:
+    if text and event.client == hook_events.CURSOR and event.kind == hook_events.START:
+        return {"additional_context": text}
     if not text or event.name not in hook_events.ADDS_CONTEXT:
         return {}
     return {"hookSpecificOutput": {"hookEventName": event.name, "additionalContext": text}}

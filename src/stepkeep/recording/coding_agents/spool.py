@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -17,10 +18,15 @@ import msgspec
 
 from stepkeep import typed
 from stepkeep.recording.coding_agents.hook_events import HookEvent
+from stepkeep.recording.coding_agents.hook_notes import digest_of
+from stepkeep.recording.coding_agents.hook_process import folder_of
 from stepkeep.storage.disk import make_private_directory, sync_directory
 
 OWN_SECONDS: Final = 2.0
-"""How long an event waits for the one before it in its own session, which another process is saving."""
+"""How long a hook that needs the events before its own waits for them, where other processes are saving them."""
+
+STUCK_SECONDS: Final = 90
+"""An event that is being saved for longer is taken over by the next hook."""
 
 MAX_BROUGHT_IN: Final = 100
 """How many events one hook brings in: an agent waits for it."""
@@ -71,7 +77,7 @@ class Spool:
         make_private_directory(self._folder)
         if len(os.listdir(self._folder)) >= MAX_KEPT:  # noqa: PTH208
             raise OSError(f"{self._folder} is full")
-        name = f"{time.time_ns() // 1000:020d}-{os.urandom(8).hex()}"
+        name = f"{time.time_ns() // 1000:020d}-{os.urandom(8).hex()}-{digest_of(event.session)}"
         path, temporary = f"{self._folder}/{name}{_ENDING}", f"{self._folder}/.{name}"
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(temporary, flags, 0o600)
@@ -90,33 +96,80 @@ class Spool:
             raise
         return Spooled(path, event, descriptor)
 
-    def left_behind(self, own: str, *, until: Spooled | None = None) -> list[Spooled]:
-        """The events up to one that nobody is at work on, oldest first, locked.
-
-        Those of the session `own` are waited for.
+    def left_behind(
+        self, own: str, *, until: Spooled | None = None, wait_seconds: float = 0.0
+    ) -> tuple[list[Spooled], bool]:
+        """The events up to one that nobody is at work on, oldest first, locked; and whether one of the session `own`
+        is left out, because another process is saving it even after a wait. Those after it are left out too.
         """
-        try:
-            names = sorted(name for name in os.listdir(self._folder) if name.endswith(_ENDING))  # noqa: PTH208
-        except OSError:
-            return []
-        before = names if until is None else [name for name in names if f"spool:{name}" < until.key]
-        deadline = time.monotonic() + OWN_SECONDS
-        found = (self._take(f"{self._folder}/{name}", own, deadline) for name in before[:MAX_BROUGHT_IN])
-        return [each for each in found if each is not None]
+        before = [name for name in _names(self._folder) if until is None or f"spool:{name}" < until.key]
+        deadline, found, is_busy = time.monotonic() + wait_seconds, list[Spooled](), False
+        for name in before[:MAX_BROUGHT_IN]:
+            is_own = name.endswith(f"-{digest_of(own)}{_ENDING}")
+            if is_own and is_busy:
+                continue
+            taken, is_held = _take(f"{self._folder}/{name}", deadline if is_own else 0.0)
+            if taken is not None:
+                found.append(taken)
+            is_busy |= is_own and is_held
+        return found, is_busy
 
-    def _take(self, path: str, own: str, until: float) -> Spooled | None:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return None  # it was saved meanwhile
-        try:
-            event = typed.from_json(_content(descriptor), HookEvent)
-            if _locked(descriptor, until if event.session == own else 0.0, path):
-                return Spooled(path, event, descriptor)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            _set_aside(path)
+
+def spool_root(environ: Mapping[str, str]) -> str:
+    """The folder with the spools of all stores."""
+    return f"{folder_of(environ, 'XDG_STATE_HOME', '.local/state')}/spool"
+
+
+def is_being_saved(folder: str, session: str, *, until: float = 0.0) -> bool:
+    """Whether other processes are still saving events of a session at that time, in any spool below a folder."""
+    try:
+        stores = os.listdir(folder)  # noqa: PTH208
+    except OSError:
+        return False
+    ending = f"-{digest_of(session)}{_ENDING}"
+    paths = [f"{folder}/{store}/{name}" for store in stores for name in _names(f"{folder}/{store}")]
+    return any(_is_held(path, until) for path in paths if path.endswith(ending))
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if name.endswith(_ENDING))  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def _take(path: str, until: float) -> tuple[Spooled | None, bool]:
+    """The event in a file, locked; None with whether another process holds it even then."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None, False  # it was saved meanwhile
+    is_held = False
+    try:
+        is_held = not _locked(descriptor, until) and not _is_stuck(path)
+        if not is_held and os.path.exists(path):  # noqa: PTH110
+            return Spooled(path, typed.from_json(_content(descriptor), HookEvent), descriptor), False
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        _set_aside(path)
+    os.close(descriptor)
+    return None, is_held
+
+
+def _is_held(path: str, until: float) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        return not _locked(descriptor, until)
+    finally:
         os.close(descriptor)
-        return None
+
+
+def _is_stuck(path: str) -> bool:
+    """Whether an event was put there so long ago that who holds it does not come to an end."""
+    began = path.rpartition("/")[2].partition("-")[0]
+    return began.isdigit() and time.time() - int(began) / 1e6 > STUCK_SECONDS
 
 
 def _set_aside(path: str) -> None:
@@ -128,17 +181,14 @@ def _content(descriptor: int) -> bytes:
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 
-def _locked(descriptor: int, until: float, path: str) -> bool:
-    """Take the lock, and wait for it until then; an event of one's own is taken without it after that.
-
-    Whoever holds it too long then finds its event saved.
-    """
+def _locked(descriptor: int, until: float) -> bool:
+    """Take the lock, and wait for it until then; whether it was taken."""
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() < until:
-                time.sleep(0.02)
-                continue
-            return until > 0
-        return os.path.exists(path)  # noqa: PTH110
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.02)
+            continue
+        return True

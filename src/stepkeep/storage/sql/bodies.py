@@ -177,12 +177,12 @@ def stored(
 
 def _blobs_named(tx: Connection, where: Conditions) -> dict[Row, tuple[str, ...]]:
     """The blobs that records name, sorted, by (checkpoint, name, is redundant)."""
-    blobs: dict[Row, tuple[str, ...]] = {}
+    blobs: dict[Row, list[str]] = {}
     for *key, digest in tx.all(
         f"SELECT checkpoint, name, is_redundant, digest FROM blob_refs{where} ORDER BY digest", where.values
     ):
-        blobs[tuple(key)] = (*blobs.get(tuple(key), ()), digest)
-    return blobs
+        blobs.setdefault(tuple(key), []).append(digest)
+    return {key: tuple(digests) for key, digests in blobs.items()}
 
 
 def infos(tx: Connection, sid: int, checkpoints: Sequence[str] | None = None) -> list[BodyInfo]:
