@@ -34,6 +34,29 @@ with Store(SqliteBackend(path)) as store:
 """
 
 
+def test_the_last_backup_is_told_everywhere(tmp_path: Path) -> None:
+    """Status, doctor and metrics say when the last backup was made, and where it is; before, that there is none."""
+    url = f"sqlite:{tmp_path / 'store.db'}"
+    with stepkeep.open(url) as store:
+        store.session("s").save({"n": 1})
+        assert store.status().last_backup is None
+        assert {each.name: each.verdict for each in store.doctor().symptoms}["backup"] == "note"
+        report = store.backup(tmp_path / "copy.db")
+    with stepkeep.open(url) as store:
+        last = store.status().last_backup
+        assert last is not None
+        assert (last.path, last.size_bytes, last.checkpoints) == (report.path, report.size_bytes, 1)
+        assert store.stats().last_backup == last
+        assert f"stepkeep_last_backup_timestamp_seconds {round(last.time.timestamp(), 3)}" in api.prometheus(
+            store.stats()
+        )
+        (symptom,) = (each for each in store.doctor().symptoms if each.name == "backup")
+        assert (symptom.verdict, str(tmp_path / "copy.db") in symptom.message) == ("ok", True)
+    done = interpreter.stepkeep("status", "--store", url)
+    assert "last backup" in done.stdout
+    assert str(tmp_path / "copy.db") in done.stdout
+
+
 def bare(path: Path) -> Store:
     """A store without a keeper."""
     return Store(SqliteBackend(path))

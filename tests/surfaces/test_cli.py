@@ -558,7 +558,7 @@ def test_status_shows_store_and_session(cli: Cli) -> None:
     cli.fill()
     whole = cli.here("status", "--json").json
     fields = {"store", "statuses", "usage", "oldest", "newest", "sessions", "next_clean", "max_bytes"}
-    assert set(whole) == fields | {"budget_bytes", "is_over_budget"}
+    assert set(whole) == fields | {"budget_bytes", "is_over_budget", "last_backup"}
     assert (whole["statuses"]["in_progress"], whole["usage"]["checkpoints"]) == (1, 3)
     one = cli.here("status", "run", "--json").json
     fields = {"store", "session", "usage", "latest", "takes", "rules", "cleanup"}

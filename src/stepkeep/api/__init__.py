@@ -157,6 +157,8 @@ if TYPE_CHECKING:
     )
     from stepkeep.investigation.worklog import VERIFICATION_SECONDS as VERIFICATION_SECONDS
     from stepkeep.maintenance.backup import BackupReport as BackupReport, restore_backup as restore_backup
+    from stepkeep.maintenance.last_backup import LastBackup as LastBackup
+    from stepkeep.maintenance.object_backup import is_object_url as is_object_url
     from stepkeep.maintenance.clean import CleanReport as CleanReport
     from stepkeep.maintenance.copying import (
         CopyReport as CopyReport,
@@ -317,6 +319,8 @@ _NAMES_BY_MODULE = {
     "investigation.hypotheses": "PRIOR_CONFIDENCE Criticality EvidenceKind GapStatus GapType",
     "investigation.worklog": "VERIFICATION_SECONDS",
     "maintenance.backup": "BackupReport restore_backup",
+    "maintenance.last_backup": "LastBackup",
+    "maintenance.object_backup": "is_object_url",
     "maintenance.clean": "CleanReport",
     "maintenance.copying": "CopyReport RecoverReport copy_store count_copied recover",
     "maintenance.metrics": "Stats prometheus",

@@ -33,9 +33,10 @@ from stepkeep.errors import (
     NotFound,
     StepkeepError,
 )
+from stepkeep.maintenance.last_backup import BackupNote
 from stepkeep.maintenance.space import store_free_bytes
 from stepkeep.maintenance.verify import Progress, verify
-from stepkeep.model import SessionInfo, Status, new_uid, utc_now_us
+from stepkeep.model import SessionInfo, Status, new_uid, to_us, utc_now_us
 from stepkeep.recording.coding_agents.hook_process import hook_trouble
 from stepkeep.recording.coding_agents.installing import hooks_status
 from stepkeep.secrets import url_without_password
@@ -43,7 +44,7 @@ from stepkeep.storage.disk import file_system_type, network_file_system
 from stepkeep.storage.port import SessionQuery, TellsFacts
 from stepkeep.storage.sqlite import OLDEST_SQLITE
 from stepkeep.storage.urls import database_file, directory_of, open_backend
-from stepkeep.text import count, size
+from stepkeep.text import count, size, span
 
 SAMPLE_SESSIONS: Final = 20
 LOOKED_AT_SESSIONS: Final = 500
@@ -228,6 +229,7 @@ def _store(url: str, settings: Settings, full: bool, progress: Progress | None) 
         "durability": _facts(engine),
         "files": _stuck(engine),
         "budget": _budget(engine, settings),
+        "backup": _backup(engine),
         "keeper": _keeper(engine, settings),
         "sessions": _else_ok(_sessions(engine), "sessions", "none was left behind"),
         "intact": _everything(engine, progress) if full else _sample(engine),
@@ -287,6 +289,15 @@ def _stuck(engine: Engine) -> Found:
     for file in backend.facts().stuck if isinstance(backend, TellsFacts) else ():
         message = f"{file} belongs to a removed checkpoint and could not be removed yet"
         yield _warning("files", message, "let its folder be written to, then `stepkeep prune`")
+
+
+def _backup(engine: Engine) -> Found:
+    last = BackupNote(engine.backend.url, data_folder=config.data_folder).read()
+    if last is None:
+        yield _note("backup", "none is known of", "`stepkeep backup`, from a timer")
+        return
+    age = span(max(0, engine.clock() - to_us(last.time))) or "a moment"
+    yield _ok("backup", f"the last one is {age} old: {last.path} ({size(last.size_bytes)})")
 
 
 def _budget(engine: Engine, settings: Settings) -> Found:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from stepkeep.maintenance.backup import BackupReport
     from stepkeep.maintenance.clean import CleanReport
     from stepkeep.maintenance.copying import CopyReport
+    from stepkeep.maintenance.last_backup import BackupNote
     from stepkeep.maintenance.metrics import Metrics, Stats
     from stepkeep.maintenance.prune import Pruned
     from stepkeep.maintenance.status import StoreStatus
@@ -515,6 +516,7 @@ class Store:
             limit=limit,
             max_bytes=settings["limits.max_bytes"],
             budget_bytes=settings["limits.budget_bytes"],
+            last_backup=self._backup_note.read(),
         )
 
     def doctor(self, *, full: bool = False, progress: Progress | None = None) -> Diagnosis:
@@ -537,6 +539,7 @@ class Store:
             hours=hours,
             is_counted=self._settings["metrics.enabled"],
             max_bytes=self._settings.for_store["limits.max_bytes"],
+            last_backup=self._backup_note.read(),
         )
 
     def backup(
@@ -549,18 +552,29 @@ class Store:
     ) -> BackupReport:
         """Write everything that was saved before this call to a file, verified and durable, while the store is in use.
 
-        A directory gets a file named after the time; with `keep` only so many of these stay there. `progress` gets the
-        part that is done, from 0 to 1.
+        A directory gets a file named after the time; with `keep` only so many of these stay there. So does
+        `s3://BUCKET/PREFIX` (extra `s3`), where what is there already is not sent again. `progress` gets the part that
+        is done, from 0 to 1.
 
         Raises:
             InvalidInput: the destination exists and `force` is not set, or `keep` makes no sense there.
             BackendUnavailable: it cannot be written. Nothing with the name of a backup is left behind.
+            Conflict: somebody else writes a backup there (`backup_running`).
         """
-        from pathlib import Path
+        from os import fspath
 
         from stepkeep.maintenance.backup import backup
 
-        return backup(self._engine, Path(destination), keep=keep, force=force, progress=progress)
+        report = backup(self._engine, fspath(destination), keep=keep, force=force, progress=progress)
+        self._backup_note.write(report, now_us=self._engine.clock())
+        return report
+
+    @property
+    def _backup_note(self) -> BackupNote:
+        from stepkeep.config import data_folder
+        from stepkeep.maintenance.last_backup import BackupNote
+
+        return BackupNote(self._engine.backend.url, data_folder=data_folder)
 
     def copy(
         self, destination: str, *, sessions: Sequence[str] = (), progress: Progress | None = None

@@ -73,6 +73,7 @@ def _print_store(status: api.StoreStatus) -> None:
             "oldest": _time(status.oldest),
             "newest": _time(status.newest),
             "next clean": _next_clean(status.next_clean),
+            "last backup": _last_backup(status.last_backup),
         }
     )
     if status.sessions:
@@ -98,6 +99,10 @@ def _budget(budget_bytes: int | None, is_over: bool) -> str:
         return "none"
     over = ", used up: what may go is thinned, the oldest first, and saves go on"
     return f"{size(budget_bytes)}{over if is_over else ''}"
+
+
+def _last_backup(backup: api.LastBackup | None) -> str:
+    return "none" if backup is None else f"{moment(backup.time)}, {backup.path} ({size(backup.size_bytes)})"
 
 
 def _next_clean(plan: api.NextClean) -> str:

@@ -25,18 +25,20 @@ MAX_SHOWN: Final = 200
 
 BACKUP_EXAMPLE: Final = """\
 stepkeep backup before-upgrade.db
-stepkeep backup /backups/agent --keep 7"""
+stepkeep backup /backups/agent --keep 7
+stepkeep backup s3://my-backups/agent --keep 30"""
 
 
 @command("backup", BACKUP_EXAMPLE)
-@click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
+@click.argument("destination", metavar="DEST")
 @click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N backups in DEST.")
 @click.option("--force", is_flag=True, help="Replace DEST if it exists.")
-def backup(settings: CommonOptions, destination: Path, keep: int | None, force: bool) -> int:
+def backup(settings: CommonOptions, destination: str, keep: int | None, force: bool) -> int:
     """Write the whole store to the file DEST while it is in use, and verify it.
 
-    If DEST is a directory, the file in it is named after the time, and --keep removes older ones. Exits with 4 when
-    the store has damage, which is then in the backup too.
+    If DEST is a directory or s3://BUCKET/PREFIX, the backup in it is named after the time, and --keep removes older
+    ones. What object storage has already is not sent again. Exits with 4 when the store has damage, which is then in
+    the backup too.
     """
     with opened(settings) as store, ProgressLine("backing up", 100) as progress:
         report = store.backup(destination, keep=keep, force=force, progress=progress.reached)
@@ -47,16 +49,20 @@ def backup(settings: CommonOptions, destination: Path, keep: int | None, force: 
 def _print_backup(report: api.BackupReport) -> None:
     texts = [problem_line("DAMAGED", each.session, each.message, each.code) for each in report.findings]
     content = total_of(report.checkpoints, report.sessions)
-    texts.append(f"Backed up {content} to {clean(report.path)} ({size(report.size_bytes)})")
+    sent = f", {size(report.sent_bytes)} sent" if api.is_object_url(report.path) else ""
+    texts.append(f"Backed up {content} to {clean(report.path)} ({size(report.size_bytes)}{sent})")
     texts += [f"Removed {clean(path)}" for path in report.removed]
     lines(texts)
 
 
 @command("restore-backup", "stepkeep restore-backup before-upgrade.db --force")
-@click.argument("source", metavar="BACKUP", type=click.Path(path_type=Path))
+@click.argument("source", metavar="BACKUP")
 @click.option("--force", is_flag=True, help="Replace the store; it is kept under another name.")
-def restore_backup(settings: CommonOptions, source: Path, force: bool) -> None:
-    """Make the file BACKUP the store, after every byte of it was verified. BACKUP itself is only read."""
+def restore_backup(settings: CommonOptions, source: str, force: bool) -> None:
+    """Make BACKUP the store, after every byte of it was verified. BACKUP itself is only read.
+
+    It is a file, s3://BUCKET/PREFIX for the newest backup there, or s3://BUCKET/PREFIX/backups/NAME.
+    """
     url = settings.store or api.default_url()
     with ProgressLine("restoring", 100) as progress:
         report = api.restore_backup(source, url, force=force, progress=progress.reached)

@@ -1,7 +1,7 @@
 """Backups: a whole store in one file, taken while it is in use, and putting one back.
 
 A backup is a SQLite store like any other. It is made under another name, verified, and only then given its own, so
-that a backup with its name is whole.
+that a backup with its name is whole. In object storage it is kept in pieces (`object_backup`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 from stepkeep.engine import Engine
 from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, NotFound
 from stepkeep.maintenance.copying import copy, copy_database
+from stepkeep.maintenance.object_backup import ObjectBackups, is_object_url, workplace
 from stepkeep.maintenance.verify import Finding, verify
 from stepkeep.model import from_us, utc_now_us
 from stepkeep.storage.disk import (
@@ -44,7 +45,8 @@ Progress = Callable[[float], None]
 
 
 class BackupReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A backup that was made, or put back. `findings` is damage that its source had already."""
+    """A backup that was made, or put back. `findings` is damage that its source had already; `sent_bytes` had to be
+    sent to object storage."""
 
     path: str
     size_bytes: int
@@ -53,11 +55,12 @@ class BackupReport(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     removed: tuple[str, ...] = ()
     replaced: str | None = None
+    sent_bytes: int = 0
 
 
 def backup(
     engine: Engine,
-    destination: Path,
+    destination: str | Path,
     *,
     keep: int | None = None,
     force: bool = False,
@@ -65,12 +68,16 @@ def backup(
 ) -> BackupReport:
     """Write everything acknowledged before this call to a file, verified and durable.
 
-    A directory gets a file named after the time; with `keep` only so many of these stay there.
+    A directory, or `s3://BUCKET/PREFIX`, gets one named after the time; with `keep` only so many of these stay there.
 
     Raises:
         InvalidInput: the destination exists, or `keep` makes no sense there.
         BackendUnavailable: it cannot be written. Nothing with the name of a backup is left behind.
+        Conflict: somebody else writes a backup there (`backup_running`).
     """
+    if is_object_url(destination):
+        return _backup_objects(engine, str(destination), keep, progress)
+    destination = Path(destination)
     if keep is not None and (keep < 1 or not destination.is_dir()):
         raise InvalidInput(
             "keep counts the backups in a directory: 1 or more, and name an existing directory",
@@ -85,6 +92,29 @@ def backup(
         put_in_place(temporary, path, replace=force)
         removed = _rotate(destination, keep) if keep is not None and not report.findings else ()
     return msgspec.structs.replace(report, removed=removed)
+
+
+def _backup_objects(engine: Engine, url: str, keep: int | None, progress: Progress | None) -> BackupReport:
+    if keep is not None and keep < 1:
+        raise InvalidInput("keep counts backups: 1 or more", code="invalid_option")
+    objects, name = ObjectBackups(url), dated_name(engine.clock()).removesuffix(".db")
+    with workplace() as folder:
+        file = folder / "store.db"
+        _write(engine, file, _part_of(progress, 0, 0.5))
+        report = _verified(file, file)
+        sent = objects.put(
+            file,
+            name,
+            sessions=report.sessions,
+            checkpoints=report.checkpoints,
+            keep=None if report.findings else keep,
+            progress=_part_of(progress, 0.5, 0.5),
+        )
+    return msgspec.structs.replace(report, path=sent.path, removed=sent.removed, sent_bytes=sent.sent_bytes)
+
+
+def _part_of(progress: Progress | None, start: float, length: float) -> Progress | None:
+    return None if progress is None else lambda done: progress(start + done * length)
 
 
 def _check_destination(engine: Engine, path: Path, force: bool) -> None:
@@ -117,6 +147,8 @@ def restore_backup(
 ) -> BackupReport:
     """Make a backup the store at a URL, after it was verified. The backup itself is only read.
 
+    Of `s3://BUCKET/PREFIX` it is the newest one there.
+
     With `force` a store that is there is kept under another name, which is in the report. At every moment there is a
     store at the destination, the old one or the backup.
 
@@ -126,6 +158,12 @@ def restore_backup(
         Corrupt: the backup is damaged: recover it into a new store instead.
         BackendUnavailable: the store at the destination is open somewhere. Nothing was changed.
     """
+    if is_object_url(source):
+        with workplace() as folder:
+            ObjectBackups(str(source)).fetch(folder / "backup.db", progress=_part_of(progress, 0, 0.5))
+            return restore_backup(
+                folder / "backup.db", url, force=force, progress=_part_of(progress, 0.5, 0.5)
+            )
     source, destination = Path(source), database_file(url)
     if destination is None:
         raise InvalidInput(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from stepkeep.codec.integrity import check_content
 from stepkeep.engine import Engine, chains, reader
 from stepkeep.engine.chains import Base, Chain
 from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
+from stepkeep.maintenance.object_backup import ObjectBackups, is_object_url, workplace
 from stepkeep.maintenance.verify import Finding, Progress, is_stored, missing_numbers, verify
 from stepkeep.model import Branch, Header, SessionInfo, Status
 from stepkeep.storage.port import LOST, Backend, Blob, Body, HeaderQuery, HeaderRow, SessionQuery
@@ -406,12 +407,14 @@ def copy_into(
     """The same for a source that is open."""
     _check_apart(source.backend.url, destination)
     sessions = [source.find_session(key) for key in keys] if keys else None
-    with _opened(destination) as target:
+    with _opened(destination, is_written=True) as target:
         return copy(source, target, sessions=sessions, progress=progress)
 
 
 def count_copied(source: str, keys: Sequence[str] = ()) -> int:
     """How many checkpoints `copy_store` will look at."""
+    if is_object_url(source):
+        return ObjectBackups(source).newest().checkpoints
     _check_exists(source)
     with _opened(source) as engine:
         uids = [engine.find_session(key).uid for key in keys] if keys else [None]
@@ -434,10 +437,27 @@ def _check_exists(url: str) -> None:
 
 
 @contextmanager
-def _opened(url: str) -> Iterator[Engine]:
-    """The bare engine: nothing may be pruned while it is copied."""
-    engine = Engine(open_backend(url))
-    try:
-        yield engine
-    finally:
-        engine.close()
+def _opened(url: str, *, is_written: bool = False) -> Iterator[Engine]:
+    """The bare engine: nothing may be pruned while it is copied. Of object storage it is that of the newest backup, and
+    what was written becomes the next one."""
+    with _as_file(url, is_written) if is_object_url(url) else nullcontext(url) as where:
+        engine = Engine(open_backend(where))
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+@contextmanager
+def _as_file(url: str, is_written: bool) -> Iterator[str]:
+    from stepkeep.maintenance.backup import backup
+
+    objects = ObjectBackups(url)
+    with workplace() as folder:
+        file = folder / "copy.db"
+        if not is_written or objects.names():
+            objects.fetch(file)
+        yield f"sqlite:{file}"
+        if is_written:
+            with _opened(f"sqlite:{file}") as engine:
+                backup(engine, url)

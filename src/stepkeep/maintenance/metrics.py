@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from stepkeep.engine import Engine
+from stepkeep.maintenance.last_backup import LastBackup
 from stepkeep.maintenance.metering import CLASSES, HOUR_US, LATENCIES_MS, Counts
 from stepkeep.maintenance.space import store_free_bytes
 from stepkeep.maintenance.spending import TokenUsage, usage_in
@@ -140,10 +141,17 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     latencies: tuple[LatencyClass, ...]
     hours: tuple[HourStats, ...]
     is_counted: bool = True
+    last_backup: LastBackup | None = None
 
 
 def store_stats(
-    engine: Engine, counts: Counts, *, hours: int, is_counted: bool, max_bytes: int | None
+    engine: Engine,
+    counts: Counts,
+    *,
+    hours: int,
+    is_counted: bool,
+    max_bytes: int | None,
+    last_backup: LastBackup | None = None,
 ) -> Stats:
     """All totals of what was counted, the last hours one by one, the oldest first, and what is there now."""
     totals = totals_of(counts)
@@ -171,6 +179,7 @@ def store_stats(
         ),
         hours=tuple(_hour(counts, hour) for hour in range(last - hours + 1, last + 1)),
         is_counted=is_counted,
+        last_backup=last_backup,
     )
 
 
@@ -216,6 +225,7 @@ def prometheus(stats: Stats) -> str:
     for name, text in _USAGE.items():
         lines += _sample(name, "gauge", getattr(stats.usage, name), text)
     removed = stats.checkpoint_removed_count
+    backup_at = None if stats.last_backup is None else round(stats.last_backup.time.timestamp(), 3)
     saved_at = None if stats.last_save is None else stats.last_save.timestamp()
     for gauge, value, text in (
         ("checkpoints_removed", removed, "Checkpoints removed from living sessions"),
@@ -224,6 +234,7 @@ def prometheus(stats: Stats) -> str:
         ("budget_bytes", stats.max_bytes, "Bytes that the store may take"),
         ("free_bytes", stats.free_bytes, "Bytes left on the disk of the store"),
         ("last_save_timestamp_seconds", saved_at, "When the newest checkpoint was made"),
+        ("last_backup_timestamp_seconds", backup_at, "When the last backup was made"),
     ):
         if value is not None:
             lines += _sample(gauge, "gauge", value, text)

@@ -13,6 +13,7 @@ from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput
 from stepkeep.history.documents import CheckpointInfo, SessionSummary, describe, summary_of
 from stepkeep.maintenance.clean import Policies, decide_about, plan_clean
+from stepkeep.maintenance.last_backup import LastBackup
 from stepkeep.maintenance.space import most_bytes
 from stepkeep.model import Header, SessionInfo, Status
 from stepkeep.policy.cleanup import SessionCleanup
@@ -50,7 +51,8 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `sessions` are the largest ones; `oldest` and `newest` are times of checkpoints. `max_bytes` is the limit of the
     store, `budget_bytes` what it may take before history is thinned; None when it has none. `is_over_budget`: it takes
-    more than that, because nothing more may go, or nobody thinned it yet.
+    more than that, because nothing more may go, or nobody thinned it yet. `last_backup`
+    is the last one that was made of it, as far as this machine knows.
     """
 
     store: str
@@ -63,6 +65,7 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int | None
     budget_bytes: int | None
     is_over_budget: bool
+    last_backup: LastBackup | None
 
 
 class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +93,7 @@ def store_status(
     limit: int | None = MAX_NAMED,
     max_bytes: int | None = None,
     budget_bytes: int | None = None,
+    last_backup: LastBackup | None = None,
 ) -> StoreStatus:
     """How much is in the store, the `limit` sessions that take most, and what the next clean would remove."""
     sessions = list(engine.backend.sessions(SessionQuery()))
@@ -106,6 +110,7 @@ def store_status(
         max_bytes=max_bytes,
         budget_bytes=budget_bytes,
         is_over_budget=budget_bytes is not None and usage.store_bytes > budget_bytes,
+        last_backup=last_backup,
     )
 
 
