@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from time import time_ns
@@ -155,6 +156,19 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     def stored_count(self) -> int:
         """How many checkpoints it has, without reading them."""
         return self.last_seq - self.removed_count
+
+
+def missing_numbers(
+    stored: Iterable[int], gaps: Iterable[tuple[int, int]], last_seq: int
+) -> Iterator[tuple[int, int]]:
+    """Closed ranges of numbers up to `last_seq` that are neither stored nor in one of the gaps."""
+    expected = 1
+    for first, last in sorted([*((seq, seq) for seq in stored), *gaps, (last_seq + 1, last_seq + 1)]):
+        if first > last_seq + 1:
+            return
+        if first > expected:
+            yield expected, first - 1
+        expected = max(expected, last + 1)
 
 
 class SessionError(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 MAX_ERROR_BYTES: Final = 16 * 1024
 """How much of an error message a session keeps."""
@@ -96,6 +96,53 @@ def _json_escaped(match: re.Match[str]) -> str:
         return char  # between values: inside a string JSON has them escaped already
     units = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+_MAX_INDENTED_BYTES: Final = 1 << 20
+_MAX_INDENTATION: Final = 8
+
+
+def indented(document: bytes) -> bytes:
+    """JSON with a line for each value; a large one in a single line, where indentation would be many times its size."""
+    import msgspec
+
+    is_deep = len(document) > _MAX_INDENTED_BYTES and _indentation(document) > _MAX_INDENTATION * len(
+        document
+    )
+    return msgspec.json.format(document, indent=0 if is_deep else 2)
+
+
+def _indentation(document: bytes) -> int:
+    """About how many spaces stand at the beginning of the lines."""
+    from itertools import accumulate
+
+    steps = [0] * 256
+    for opening, closing in (b"[]", b"{}"):
+        steps[opening], steps[closing] = 1, -1
+    signs = b"".join(part.translate(None, _NO_SIGNS) for part in without_texts(document))
+    return 2 * sum(accumulate(map(steps.__getitem__, signs)))
+
+
+_NO_SIGNS: Final = bytes(set(range(256)) - set(b"[]{},"))
+_PART_BYTES: Final = 1 << 18
+
+
+def without_texts(document: bytes) -> Iterator[bytes]:
+    """JSON in parts, with an apostrophe for each text in it: what then looks like a value is one."""
+    import re
+
+    # NUL is in no JSON, and stands for the end of a part: a text that goes on in the next one swallows it.
+    text = re.compile(rb'"[^"\\\0]*+(?:\\[^\0][^"\\\0]*+)*+[\0"]?+')
+    start, lead = 0, b""
+    while start < len(document):
+        part = document[start : start + _PART_BYTES]
+        escapes = len(part) - len(part.rstrip(b"\\"))
+        if escapes % 2:
+            part += document[start + _PART_BYTES : start + _PART_BYTES + 1]
+        start += len(part)
+        found = text.sub(b"'", lead + part + b"\0")
+        lead = b"" if found.endswith(b"\0") else b'"'
+        yield found
 
 
 def without_lone_surrogates(document: bytes) -> bytes:

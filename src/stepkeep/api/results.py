@@ -30,6 +30,7 @@ from stepkeep.recording.triggers import merged_triggers, merged_words
 from stepkeep.runs.plan import Stream, outputs_of
 from stepkeep.storage.disk import new_file, write_file
 from stepkeep.storage.port import Event, HeaderQuery
+from stepkeep.text import indented
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -324,7 +325,7 @@ def export(
 def _own_document(found: Shown) -> bytes:
     names = ("checkpoint", "encoding", "state", "details_encoding", "details")
     document = {"stepkeep_export": EXPORT_VERSION} | {name: getattr(found, name) for name in names}
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    return indented(msgspec.json.encode(document)) + b"\n"
 
 
 def _layout_document(layout: Layout, session: Session, checkpoint: Checkpoint) -> bytes:

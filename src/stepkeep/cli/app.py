@@ -292,8 +292,14 @@ def run(args: list[str]) -> int:
     except click.ClickException as exc:
         return _report_usage(exc, as_json=settings.json or "--json" in args)
     except StepkeepError as exc:
-        _report(exc, as_json=settings.json)
-        return exit_code(exc)
+        return _failed(exc, settings)
+    except MemoryError:
+        return _failed(BackendUnavailable("there is not enough memory for this", code="no_memory"), settings)
+
+
+def _failed(error: StepkeepError, settings: CommonOptions) -> int:
+    _report(error, as_json=settings.json)
+    return exit_code(error)
 
 
 def _unless_output_failed(code: int, settings: CommonOptions) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import click
 
 from stepkeep import api
-from stepkeep.text import clean, clean_json, clean_lines, count, size
+from stepkeep.text import clean, clean_json, clean_lines, count, indented, size
 
 MAX_CELL: Final = 35
 """The width of an id. Longer texts in a table on a terminal are cut off, except in the last column."""
@@ -151,9 +151,7 @@ def write(data: bytes) -> None:
 
 def json_document(value: Any) -> None:
     """Print a result as indented JSON."""
-    import msgspec
-
-    lines([clean_json(msgspec.json.format(api.to_json(value), indent=2))])
+    lines([clean_json(indented(api.to_json(value)))])
 
 
 def note(text: str) -> None:

@@ -9,7 +9,7 @@ from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import facts, lines, moment, note, ratio, write
-from stepkeep.text import clean, clean_json, count, shortened, size
+from stepkeep.text import clean, clean_json, count, indented, shortened, size
 
 EXAMPLE = """\
 stepkeep show research-42
@@ -77,7 +77,7 @@ def _content(found: api.Shown | api.ValueShown) -> bytes:
 def _texts(found: api.Shown | api.ValueShown) -> list[str]:
     """One value, or a checkpoint and its state, line by line."""
     if isinstance(found, api.ValueShown):
-        return [clean_json(msgspec.json.format(_content(found), indent=2))]
+        return [clean_json(indented(_content(found)))]
     texts = _facts(found.checkpoint)
     texts["merged"] = ", ".join(
         f"{each.event or each.kind} at {moment(each.time)}" for each in found.merged_triggers
@@ -119,7 +119,7 @@ def _facts(each: api.CheckpointInfo) -> dict[str, str]:
 
 def _body(name: str, encoding: str, document: msgspec.Raw) -> list[str]:
     kind = "" if encoding == "json" else f" ({encoding}: $ keys stand for values JSON lacks)"
-    return [f"{name}:{kind}", clean_json(msgspec.json.format(bytes(document), indent=2))]
+    return [f"{name}:{kind}", clean_json(indented(bytes(document)))]
 
 
 # --- at ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, InvalidInput, StepkeepError, Unsupported
-from stepkeep.text import shortened
+from stepkeep.text import shortened, without_texts
 
 JSON: Final = "json"
 TAGGED: Final = "json+tags"
@@ -49,6 +49,9 @@ ATOMS: Final = frozenset({type(None), bool, int, float, str})
 
 SUSPICIOUS: Final = 1 << 17
 """Values that are followed before anyone looks whether shared references multiply."""
+
+MAX_DECODED_BYTES: Final = 1 << 30
+"""What a state may take in memory, by the estimate of `is_dense`: a few compressed bytes must not unfold into more."""
 
 # One level of a state is at most three of JSON, and so is a leaf: {"$dict": [[key, value]]}.
 _JSON_LEVELS: Final = 3
@@ -114,6 +117,8 @@ def decode(encoding: str, data: bytes, first_at: int = 0) -> Any:
     """
     if encoding not in (JSON, TAGGED):
         raise Unsupported(f"unknown state encoding {encoding!r}: a newer release may read it")
+    if is_dense(data):
+        raise Corrupt("the state unfolds into more than any that is saved", code=SCHEMA_INVALID)
     try:
         try:
             tree = _decode(encoding, data)
@@ -130,6 +135,28 @@ def decode(encoding: str, data: bytes, first_at: int = 0) -> Any:
         raise Corrupt(
             f"the state does not follow its encoding {encoding}: {exc}", code=SCHEMA_INVALID
         ) from exc
+
+
+# --- what a state takes in memory ---------------------------------------------------------------------------
+
+# About what Python takes for each beside the text. The densest JSON is `{},`, with less than 80 bytes for each byte.
+# An apostrophe stands for a whole text.
+_WEIGHTS: Final = ((b",", 40), (b"[", 96), (b"{", 192), (b'"', 16), (b"'", 32))
+_MOST_PER_BYTE: Final = 80
+
+
+def is_dense(content: bytes) -> bool:
+    """Whether JSON decodes to more than `MAX_DECODED_BYTES`. Only a large content is looked at.
+
+    No state that is saved is dense, so one that is read and is dense was made by someone else.
+    """
+    if len(content) * _MOST_PER_BYTE <= MAX_DECODED_BYTES or _weight(content) <= MAX_DECODED_BYTES:
+        return False
+    return sum(map(_weight, without_texts(content))) > MAX_DECODED_BYTES
+
+
+def _weight(content: bytes) -> int:
+    return len(content) + sum(weight * content.count(char) for char, weight in _WEIGHTS)
 
 
 # --- what cannot be saved -----------------------------------------------------------------------------------

@@ -121,6 +121,8 @@ def open_header(sealed: bytes, *, expect_id: str | None = None) -> Header:
             )
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
         raise Corrupt(f"header is not valid: {exc}", code=SCHEMA_INVALID, checkpoint=expect_id) from exc
+    if len(header.parents) != len(header.parent_chains):
+        raise Corrupt("a header has other parents than chains", code=SCHEMA_INVALID, checkpoint=expect_id)
     if expect_id is not None and header.id != expect_id:
         raise Corrupt(f"the header stored for {expect_id} belongs to {header.id}", checkpoint=expect_id)
     return header

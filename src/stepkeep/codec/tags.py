@@ -21,7 +21,8 @@ import binascii
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Context, Decimal
 from enum import Enum
@@ -247,7 +248,7 @@ class Tagger:
             raise
         return items
 
-    def _set(self, values: Iterable[Any], depth: int) -> list[Any]:
+    def _set(self, values: Collection[Any], depth: int) -> list[Any]:
         items: list[Any] = []
         try:
             for value in values:
@@ -298,8 +299,18 @@ class Tagger:
         return tree
 
 
-def _check_distinct(values: Iterable[Any], trees: list[Any]) -> None:
+_MAX_SAME_HASH: Final = 64
+"""So many keys of one dict may have the same hash: each is compared with all others, and hashes can be chosen."""
+
+
+def _has_many_collisions(keys: Collection[Any]) -> bool:
+    return len(keys) > _MAX_SAME_HASH and max(Counter(map(hash, keys)).values()) > _MAX_SAME_HASH
+
+
+def _check_distinct(values: Collection[Any], trees: list[Any]) -> None:
     """Refuse keys or elements that differ only by their subclass, since they come back as one."""
+    if _has_many_collisions(values):
+        raise ValidationError("holds too many keys or elements with the same hash: use other ones")
     if all(type(value) in ATOMS for value in values):
         return
     if len(set(map(_again, trees))) != len(trees):
@@ -422,7 +433,7 @@ def _read_int(body: str) -> int:
 
 def _read_unique(base: Callable[[Iterable[Any]], Any]) -> Callable[[Any], Any]:
     def read(body: Any) -> Any:
-        values = base(map(untag, _list_of(body)))
+        values = base(_hashable([untag(item) for item in _list_of(body)]))
         if len(values) != len(body):
             raise ValueError("a set holds the same element twice")
         return values
@@ -431,10 +442,18 @@ def _read_unique(base: Callable[[Iterable[Any]], Any]) -> Callable[[Any], Any]:
 
 
 def _read_dict(body: Any) -> dict[Any, Any]:
-    values = {untag(key): untag(value) for key, value in map(_list_of, _list_of(body))}
+    pairs = [(untag(key), untag(value)) for key, value in map(_list_of, _list_of(body))]
+    _hashable([key for key, _ in pairs])
+    values = dict(pairs)
     if len(values) != len(body):
         raise ValueError("a dict holds the same key twice")
     return values
+
+
+def _hashable(keys: list[Any]) -> list[Any]:
+    if _has_many_collisions(keys):
+        raise ValueError("a dict or a set holds too many keys with the same hash")
+    return keys
 
 
 def _list_of(body: Any) -> list[Any]:

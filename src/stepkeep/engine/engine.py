@@ -949,6 +949,10 @@ def _draft(save: Save, bodies: dict[str, NewBody], current: str, time_us: int) -
     contents = {}
     for name, body in bodies.items():
         contents[name] = body.described()
+    if not reader.is_bearable([content.size for content in contents.values()]):
+        raise InvalidInput(
+            "the bodies of the checkpoint are too large together: save less", code=exact.TOO_LARGE
+        )
     return Header(
         v=FORMAT_VERSION,
         id=new_checkpoint_id(time_us),

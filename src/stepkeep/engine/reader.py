@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from stepkeep.codec.integrity import (
 )
 from stepkeep.engine.chains import Base
 from stepkeep.engine.state_encoder import NewBody
-from stepkeep.errors import Corrupt, NotFound, StepkeepError, Unsupported
+from stepkeep.errors import SCHEMA_INVALID, Corrupt, NotFound, StepkeepError, Unsupported
 from stepkeep.logs import Log
 from stepkeep.model import STATE, Header, SessionInfo, from_us
 from stepkeep.storage.port import Annotation, Backend, Body, HeaderQuery, HeaderRow, StoredHead
@@ -28,6 +28,10 @@ log = Log("stepkeep")
 
 MAX_REDUNDANT: Final = 64
 """How many damaged keyframes in a row are bridged by their redundant deltas."""
+
+
+MAX_LOADED_BYTES: Final = 2 * delta.DEFAULT_CEILING_BYTES
+"""What all bodies of a checkpoint may take together: few compressed bytes must not become any number of large ones."""
 
 
 class Fallback(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,9 +58,13 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
         return exact.decode(described.encoding, self.contents[name], described.first_at)
 
     def json(self, name: str = STATE) -> bytes:
-        """The content of a body that is JSON, with the keys in the order of the value."""
-        is_ordered = self.header.contents[name].first_at == 0
-        return self.contents[name] if is_ordered else exact.to_json(self.value(name))
+        """The content of a body that is JSON, with the keys in the order of the value.
+
+        It is decoded even where its bytes are the answer: whoever prints them can rely on it.
+        """
+        content, first_at = self.contents[name], self.header.contents[name].first_at
+        tree = exact.decode(exact.JSON, content, first_at)
+        return exact.to_json(tree) if first_at else content
 
     def body(self, name: str = STATE) -> NewBody | None:
         """A body as it was saved, for another save; None if there is none."""
@@ -122,6 +130,7 @@ def load(backend: Backend, header: Header, known: Base | None = None) -> Loaded:
         NotFound: the checkpoint was removed meanwhile.
     """
     try:
+        _check_contents(header)
         contents = {name: _known(backend, header, name, known) for name in header.contents}
     except Corrupt as exc:
         query = HeaderQuery(session=header.session, ids=(header.id,), limit=1)
@@ -163,6 +172,7 @@ def from_head(head: StoredHead, known: Base | None) -> Loaded | None:
     """
     try:
         header = verified(head.row)
+        _check_contents(header)
         contents: dict[str, bytes] = {}
         for name, expected in header.contents.items():
             links = head.chains[name]
@@ -200,13 +210,29 @@ def load_many(backend: Backend, headers: Sequence[Header]) -> dict[str, Loaded]:
     """
     if not headers:
         return {}
-    chains = _Chains(backend.all_chains(headers[0].session, [header.id for header in headers]))
+    records = backend.all_chains(headers[0].session, [header.id for header in headers])
+    # Whatever the records say of themselves, each content that is loaded alone has the size that its header names.
+    chains = _Chains(records if is_bearable([record.size for record in records]) else [])
     found: dict[str, Loaded] = {}
     for header in sorted(headers, key=lambda header: header.seq):
         with suppress(StepkeepError, LookupError, RecursionError):
+            _check_contents(header)
             contents = {name: chains.content(header, name) for name in header.contents}
             found[header.id] = Loaded(header=header, contents=contents)
     return found
+
+
+def _check_contents(header: Header) -> None:
+    """Refuse a header that no save made: one without a state, or with more than is loaded at once."""
+    if STATE not in header.contents:
+        raise Corrupt(f"{header.id} has no state", code=SCHEMA_INVALID, checkpoint=header.id)
+    if not is_bearable([content.size for content in header.contents.values()]):
+        raise Corrupt(f"{header.id} names more than any checkpoint holds", checkpoint=header.id)
+
+
+def is_bearable(sizes: Collection[int]) -> bool:
+    """Whether contents of these sizes may be in memory at once."""
+    return min(sizes, default=0) >= 0 and sum(sizes) <= MAX_LOADED_BYTES
 
 
 _MIN_SHARED_BYTES: Final = 32 * 1024

@@ -15,6 +15,7 @@ import msgspec
 from stepkeep.codec import exact
 from stepkeep.codec.incremental import MAX_KEYS, MAX_ORDERED_BYTES, MIN_ORDERED_BYTES, Derived, Growing, Grown
 from stepkeep.codec.integrity import digest
+from stepkeep.errors import InvalidInput
 from stepkeep.model import Content
 
 MIN_REMEMBERED_BYTES: Final = 4 * 1024
@@ -48,7 +49,18 @@ class NewBody(msgspec.Struct, frozen=True):
         return exact.decode(self.encoding, self.content, self.first_at)
 
     def described(self) -> Content:
-        """How the header names it."""
+        """How the header names it.
+
+        Raises:
+            InvalidInput: nobody could load it (`state_too_large`).
+        """
+        if self.encoding in (exact.JSON, exact.TAGGED) and exact.is_dense(self.content):
+            raise InvalidInput(
+                f"cannot save the state: it holds so many values that it would take more than "
+                f"{exact.MAX_DECODED_BYTES >> 20} MiB of memory: save less",
+                code=exact.TOO_LARGE,
+                path="$",
+            )
         known = digest(self.content) if self.digest is None else self.digest
         size, encoding = len(self.content), self.encoding
         return Content(known, size, encoding, self.first_at, self.count, self.total_bytes)

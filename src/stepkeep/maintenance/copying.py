@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -22,8 +23,8 @@ from stepkeep.engine import Engine, chains, reader
 from stepkeep.engine.chains import Base, Chain
 from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
 from stepkeep.maintenance.object_backup import ObjectBackups, is_object_url, workplace
-from stepkeep.maintenance.verify import Finding, Progress, is_stored, missing_numbers, verify
-from stepkeep.model import Branch, Header, SessionInfo, Status
+from stepkeep.maintenance.verify import Finding, Progress, is_stored, numbers, verify
+from stepkeep.model import Branch, Header, SessionInfo, Status, missing_numbers
 from stepkeep.storage.port import LOST, Backend, Blob, Body, HeaderQuery, HeaderRow, SessionQuery
 from stepkeep.storage.salvage import salvage
 from stepkeep.storage.sqlite import SqliteBackend
@@ -231,20 +232,19 @@ class _SessionCopy:
         Those whose checkpoint was not even found are reported too.
         """
         rows = self._destination.backend.headers(HeaderQuery(session=self._session.uid))
-        ranges = list(missing_numbers((row.seq for row in rows), gaps, self._session.last_seq))
-        named = {each.seq for each in self._lost}
+        stored, end = [row.seq for row in rows], self._session.last_seq
+        named = [(each.seq, each.seq) for each in self._lost if each.seq is not None]
         self._lost += [
             Finding(
                 session=self._session.key,
                 code="checkpoint_missing",
-                message=f"checkpoint #{seq} was not found, and it is not known to be pruned",
-                seq=seq,
+                message=f"checkpoint {numbers(first, last)} was not found, and it is not known to be pruned",
+                seq=first,
             )
-            for first, last in ranges
-            for seq in range(first, last + 1)
-            if seq not in named
+            for found in missing_numbers(stored, [*gaps, *named], end)
+            for first, last in _told(*found)
         ]
-        return ranges
+        return list(missing_numbers(stored, gaps, end))
 
     def _without_lost_head(self, branch: Branch) -> Branch:
         """The branch with the newest checkpoint it still has as its head."""
@@ -255,6 +255,14 @@ class _SessionCopy:
             row = next(backend.headers(HeaderQuery(session=uid, ids=(branch.fork,), limit=1)), None)
         head, seq = (None, 0) if row is None else (row.id, row.seq)
         return msgspec.structs.replace(branch, head=head, head_seq=seq)
+
+
+_MAX_TOLD: Final = 1000
+
+
+def _told(first: int, last: int) -> Iterable[tuple[int, int]]:
+    """Numbers that are lost, one by one; very many are a range, as a damaged counter claims them."""
+    return [(first, last)] if last - first >= _MAX_TOLD else [(seq, seq) for seq in range(first, last + 1)]
 
 
 # --- recovering ------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -11,7 +11,7 @@ from stepkeep.engine import Engine, reader
 from stepkeep.errors import INTEGRITY_MISMATCH, NotFound, StepkeepError
 from stepkeep.fixes import FAIL, PASS, WARN, fixes_for_codes
 from stepkeep.maintenance.space import sweep
-from stepkeep.model import Header, SessionInfo
+from stepkeep.model import Header, SessionInfo, missing_numbers
 from stepkeep.storage.port import LOST, REBUILT, HeaderQuery, HeaderRow, Repairs, SessionQuery
 from stepkeep.text import size
 
@@ -158,26 +158,17 @@ def _numbering_findings(engine: Engine, session: SessionInfo) -> Iterator[Findin
     stored = [row.seq for row in engine.backend.headers(HeaderQuery(session=session.uid))]
     gaps = engine.backend.session(session.uid).gaps
     for first, last in missing_numbers(stored, gaps, session.last_seq):
-        missing = f"#{first}" if first == last else f"#{first} to #{last}"
         yield Finding(
             session=session.key,
             code="checkpoint_missing",
-            message=f"checkpoint {missing} is missing and was not removed on purpose",
+            message=f"checkpoint {numbers(first, last)} is missing and was not removed on purpose",
             seq=first,
         )
 
 
-def missing_numbers(
-    stored: Iterable[int], gaps: Iterable[tuple[int, int]], last_seq: int
-) -> Iterator[tuple[int, int]]:
-    """Closed ranges of numbers up to `last_seq` that are neither stored nor in one of the gaps."""
-    expected = 1
-    for first, last in sorted([*((seq, seq) for seq in stored), *gaps, (last_seq + 1, last_seq + 1)]):
-        if first > last_seq + 1:
-            return
-        if first > expected:
-            yield expected, first - 1
-        expected = max(expected, last + 1)
+def numbers(first: int, last: int) -> str:
+    """A closed range of numbers as it is told: `#3`, `#3 to #9`."""
+    return f"#{first}" if first == last else f"#{first} to #{last}"
 
 
 def _body_findings(engine: Engine, session: SessionInfo, header: Header) -> Iterator[Finding]:

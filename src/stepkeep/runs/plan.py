@@ -25,7 +25,7 @@ from stepkeep.engine import NewBody
 from stepkeep.errors import InvalidInput
 from stepkeep.model import Header, Status
 from stepkeep.runs.json_pieces import NotPlain, plain_json
-from stepkeep.text import did_you_mean
+from stepkeep.text import did_you_mean, indented
 
 
 class StepStatus(StrEnum):
@@ -846,4 +846,4 @@ def _written(value: object) -> bytes:
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
     _, content = exact.encode(value)
-    return msgspec.json.format(content, indent=2)
+    return indented(content)

@@ -17,7 +17,7 @@ from stepkeep.codec.document import Document, seq_hint
 from stepkeep.codec.readable import Layout
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepError, Unsupported
 from stepkeep.logs import Log
-from stepkeep.model import Header, SessionInfo
+from stepkeep.model import Header, SessionInfo, missing_numbers
 from stepkeep.storage.files import sidecar
 from stepkeep.storage.files.document_reader import is_sealed, read_bytes, read_document
 from stepkeep.storage.files.document_writer import DocumentWriter
@@ -331,20 +331,23 @@ class Rebuild:
         sid, session = sessions.by_uid(self._tx, uid)
         headers = self._taken_up.get(uid, [])
         present = {header.seq for header in headers}
-        absent = [seq for seq in range(1, max(present, default=0) + 1) if seq not in present]
+        absent = list(missing_numbers(present, [], max(present, default=0)))
         told = newest.document.session
         # A branch that was only forked, or left by a restore, has no document that tells where it begins.
         is_used = any(header.branch == told.branch for header in headers)
         rebuilt = msgspec.structs.replace(
             told,
             branch=told.branch if is_used else newest.header.branch,
-            gaps=checkpoint_rows.merge_gaps(told.gaps, absent),
+            gaps=checkpoint_rows.merge_gaps([*told.gaps, *absent], []),
             last_seq=session.last_seq,
             updated_us=session.updated_us,
         )
         sessions.write(self._tx, sid, rebuilt)
         log.warning("session %r is rebuilt from %d documents", session.key, len(headers))
-        known = {seq for first, last in told.gaps for seq in range(first, last + 1)}
-        unknown = checkpoint_rows.merge_gaps((), [seq for seq in absent if seq not in known])
-        data = {"checkpoints": len(headers), "absent": len(absent), "seqs": [list(each) for each in unknown]}
+        unknown = missing_numbers(present, told.gaps, max(present, default=0))
+        data = {
+            "checkpoints": len(headers),
+            "absent": sum(last - first + 1 for first, last in absent),
+            "seqs": [list(each) for each in unknown],
+        }
         record_event(self._tx, sid, REBUILT, data, time_us=session.updated_us)
