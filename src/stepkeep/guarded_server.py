@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import resource
 import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from stepkeep.access import RESPONSE_HEADERS, Guard, Refusal, cannot_listen
 
@@ -20,12 +22,28 @@ Application: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 _HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in RESPONSE_HEADERS.items()]
 
 
+class Limits(NamedTuple):
+    """What a server bears. A client gets so much time for the head and for the body of a request; of more connections
+    than are allowed, the one that has been idle for longest is closed."""
+
+    connections: int = 512
+    head_seconds: float = 10
+    body_seconds: float = 60
+
+
+LIMITS: Final = Limits()
+
+_AT_ONCE: Final = 16
+"""So many connections are accepted before it is looked at how many there are."""
+
+
 class GuardedApp:
     """Lets a request through if the guard does; nothing of its body is read before. There are no websockets."""
 
-    def __init__(self, app: Application, guard: Guard) -> None:
+    def __init__(self, app: Application, guard: Guard, limits: Limits = LIMITS) -> None:
         self._app = app
         self._guard = guard
+        self._limits = limits
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -34,7 +52,7 @@ class GuardedApp:
             if refused is not None:
                 await refuse(refused, send, as_text="text/html" in (header("Accept") or ""))
                 return
-            await self._app(scope, receive, with_headers(send))
+            await self._app(scope, within(self._limits.body_seconds, receive), with_headers(send))
         elif scope["type"] == "lifespan":
             await self._app(scope, receive, send)
 
@@ -45,6 +63,26 @@ def header_of(scope: Message) -> Callable[[str], str | None]:
     for name, value in scope["headers"]:
         found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
     return lambda name: found.get(name.lower())
+
+
+def within(seconds: float, receive: Receive) -> Receive:
+    """The same with a limit on the time for the body; one that takes longer ends as if the client had gone."""
+    import anyio
+
+    deadline = anyio.current_time() + seconds
+    is_whole = False
+
+    async def receive_in_time() -> Message:
+        nonlocal is_whole
+        if is_whole:  # it waits for the client to go
+            return await receive()
+        message: Message = {"type": "http.disconnect"}
+        with anyio.move_on_after(max(0, deadline - anyio.current_time())):
+            message = await receive()
+        is_whole = not message.get("more_body")
+        return message
+
+    return receive_in_time
 
 
 def with_headers(send: Send) -> Send:
@@ -94,13 +132,22 @@ def address_of(host: str, listening: socket.socket) -> tuple[str, int]:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}", port
 
 
-def serve(app: Application, listening: socket.socket, *, grace_seconds: int | None = None) -> None:
+def serve(
+    app: Application,
+    listening: socket.socket,
+    *,
+    grace_seconds: int | None = None,
+    limits: Limits = LIMITS,
+) -> None:
     """Serve until interrupted. Answers under way are finished first, or are given so much time."""
     import anyio
     import uvicorn
 
     config = uvicorn.Config(
         app,
+        http=_protocol(limits),
+        backlog=_AT_ONCE,
+        ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -108,6 +155,63 @@ def serve(app: Application, listening: socket.socket, *, grace_seconds: int | No
     )
     with _ended_by_sigterm():
         anyio.run(uvicorn.Server(config).serve, [listening])
+
+
+def _protocol(limits: Limits) -> type[asyncio.Protocol]:
+    """HTTP/1.1 for a bounded number of connections, none of which may wait for ever in the middle of a head."""
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    # Half of what the process may open is for the store and its own files.
+    most = min(limits.connections, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+
+    class BoundedProtocol(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._await_head()
+            if len(self.connections) > most:
+                # Who waits for longest has the earliest timer; the new one has one in any case.
+                waiting = [
+                    each for each in self.connections if isinstance(each, BoundedProtocol) and each._timer
+                ]
+                min(waiting, key=BoundedProtocol.waits_until).give_up()
+
+        def waits_until(self) -> float:
+            return 0 if self._timer is None else self._timer.when()
+
+        def give_up(self) -> None:
+            self._stop_timer()  # it is still among the connections for a moment
+            self.transport.abort()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.conn.their_state is h11.IDLE:
+                self._await_head()
+            else:
+                self._stop_timer()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.conn.their_state is h11.IDLE:
+                self._await_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def _await_head(self) -> None:
+            """Begin to wait, if that has not begun: further bytes of the same head give no more time."""
+            if self._timer is None:
+                self._timer = self.loop.call_later(limits.head_seconds, self.transport.abort)
+
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    return BoundedProtocol
 
 
 @contextmanager

@@ -291,7 +291,7 @@ def test_a_small_store_does_not_exhaust_memory(
     with stepkeep.open(file) as store, monkeypatch.context() as patch:
         patch.setattr(exact, "MAX_DECODED_BYTES", 1 << 60)  # whoever made it does not follow our rules
         for number in range(2):
-            store.session("s").save(NewBody(filled(DENSE[case], 40 << 20, b"%d" % number), exact.JSON))
+            store.session("s").save(NewBody(filled(DENSE[case], 80 << 20, b"%d" % number), exact.JSON))
     assert file.stat().st_size < 1 << 20
     for command in ("show s", "diff s"):
         done = limited(file.parent, command)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import socket
+import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
@@ -18,6 +22,8 @@ log = Log("stepkeep")
 
 METRICS_PATH: Final = "/metrics"
 HEALTH_PATH: Final = "/healthz"
+MAX_CLIENTS: Final = 32
+CLIENT_SECONDS: Final = 10
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _TOKEN: Final = re.compile(r"[!-~]+")
 
@@ -70,20 +76,54 @@ def serve_metrics(page: Callable[[], str], host: str, port: int, access: Access)
         BackendUnavailable: the address cannot be listened on (`address_in_use`).
     """
     try:
-        server = ThreadingHTTPServer((host, port), _handler(page, access.token))
+        server = _BoundedServer((host, port), _handler(page, access.token))
     except OSError as exc:
         raise cannot_listen(host, port, exc) from exc
-    server.daemon_threads = True
     with server:
         access.announce("metrics", f"http://{host}:{server.server_port}{METRICS_PATH}")
         server.serve_forever()
+
+
+class _BoundedServer(ThreadingHTTPServer):
+    """Answers a few at a time, and gives none of them longer than a scrape takes."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._room = threading.BoundedSemaphore(MAX_CLIENTS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        timer = threading.Timer(CLIENT_SECONDS, _hang_up, (request,))
+        timer.daemon = True
+        timer.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            timer.cancel()
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        log.debug("a client of the metrics went away: %r", sys.exception())
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _handler(page: Callable[[], str], token: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         server_version = "stepkeep"
         sys_version = ""
-        timeout = 10
+        timeout = CLIENT_SECONDS
 
         def do_GET(self) -> None:
             status, text = self._answer()

@@ -127,10 +127,10 @@ def _noted(engine: Engine, session: SessionInfo, type: str) -> int:
         events = [each for each in engine.backend.events(session.uid) if each.type == type]
     except NotFound:
         return 0
-    told = {
-        seq for each in events for first, last in each.data.get("seqs", ()) for seq in range(first, last + 1)
-    }
-    return sum(1 for seq in told if any(first <= seq <= last for first, last in session.gaps))
+    told = [(first, last) for each in events for first, last in each.data.get("seqs", ())]
+    # What is in both is what is missing from neither; they are ranges, since a stranger's may be of any length.
+    others = [each for ranges in (told, session.gaps) for each in missing_numbers([], ranges, session.last_seq)]
+    return sum(last - first + 1 for first, last in missing_numbers([], others, session.last_seq))
 
 
 def _headers(engine: Engine, session: SessionInfo) -> tuple[list[Header], list[Finding]]:

@@ -15,6 +15,10 @@ from stepkeep.mcp.tools import OpenedStore
 PATH: Final = "/mcp"
 MAX_BODY_BYTES: Final = 16 * 1024 * 1024
 
+MAX_SESSIONS: Final = 1000
+SESSION_SECONDS: Final = 15 * 60
+"""Clients at a time, each of which takes some 40 KB, and how long one is remembered that says nothing."""
+
 
 class RepairedRequests:
     """Hands on requests without half characters in their bodies."""
@@ -71,6 +75,8 @@ def serve_http(
         app = build_server(opened, session=session, project=project).streamable_http_app(
             streamable_http_path=PATH,
             max_request_body_size=MAX_BODY_BYTES,
+            max_sessions=MAX_SESSIONS,
+            session_idle_timeout=SESSION_SECONDS,
             # The guard looks at Host and Origin already, and knows the further names.
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         )
