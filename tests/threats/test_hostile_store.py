@@ -24,6 +24,7 @@ from stepkeep.codec import exact, integrity
 from stepkeep.engine import engine
 from stepkeep.engine.state_encoder import NewBody
 from stepkeep.errors import Corrupt, StepkeepError
+from stepkeep.storage.sqlite import bound_steps
 
 DELETES = (
     "CREATE TRIGGER {name} AFTER INSERT ON checkpoints BEGIN DELETE FROM checkpoints WHERE seq < new.seq; END"
@@ -77,6 +78,63 @@ def test_a_view_in_the_place_of_a_table_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(StepkeepError) as refused, migration.open_source(f"sqlite:{source}") as opened:
         opened.threads()
     assert refused.value.code == "source_unreadable"
+
+
+def test_no_statement_runs_for_ever_on_a_strangers_file(file: Path) -> None:
+    """What takes more steps than the file has bytes for is interrupted, the next one has as many again."""
+    connection = apsw.Connection(str(file))
+    begin = bound_steps(connection, str(file))
+    for _ in range(2):
+        begin()
+        with pytest.raises(apsw.InterruptError):
+            connection.execute(f"{ENDLESS} count(*) FROM n").fetchall()
+    begin()
+    assert connection.execute("SELECT count(*) FROM checkpoints").fetchall() == [(2,)]
+
+
+# --- files that change while they are open -------------------------------------------------------------------------
+
+
+def cut_database(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2 // 4096 * 4096)
+
+
+def cut_log(file: Path) -> None:
+    os.truncate(f"{file}-wal", 0)
+
+
+@pytest.mark.parametrize("cut", [cut_database, cut_log, lambda file: os.truncate(file, 0)])
+def test_a_store_that_is_cut_under_its_feet_takes_no_saves(file: Path, cut: Callable[[Path], None]) -> None:
+    """Nothing is acknowledged that would be lost with the process."""
+    with stepkeep.open(file) as store:
+        session = store.session("s")
+        for number in range(20):
+            session.save({"text": str(number) * 5000})
+        connection = apsw.Connection(str(file))
+        connection.wal_checkpoint()
+        connection.close()
+        session.save({"number": 20})
+        cut(file)
+        with pytest.raises(stepkeep.BackendUnavailable) as refused:
+            session.save({"number": 21})
+        assert (refused.value.code, refused.value.retryable) == ("store_replaced", False)
+
+
+def test_space_that_another_process_gives_back_is_no_cut(file: Path) -> None:
+    """A store that another one vacuums, and whose log another one truncates, takes saves as before."""
+    with stepkeep.open(file) as store:
+        for number in range(20):
+            store.session("s").save({"text": f"{number}".join(map(str, range(9000)))})
+        with stepkeep.open(file) as other:
+            other.engine.backend.reclaim(1)
+            store.session("s").save({})
+            before = file.stat().st_size
+            other.session("s").delete()
+            other.engine.backend.reclaim(1 << 30)
+        assert file.stat().st_size < before
+        store.session("t").save({"number": 1})
+    with stepkeep.open(file) as store:
+        assert store.get("t").load().state == {"number": 1}
 
 
 # --- sealed bytes --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ time. Applications need none of it.
   `decode_stored`, `digest`, `check_stored`)
 - branches and retention: `change_branch`, `close_branch_at`, `policy_of`, `Retention`, `retention_for`, `plan_prune`,
   `apply_prune`
-- other databases: `distrust_schema`, `postgres_url`, `is_connection_lost`
+- other databases: `distrust_schema`, `bound_steps`, `postgres_url`, `is_connection_lost`
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from stepkeep.storage.port import Annotation as Annotation
 from stepkeep.storage.port import HeaderQuery as HeaderQuery
 from stepkeep.storage.port import SessionQuery as SessionQuery
 from stepkeep.storage.port import Target as Target
+from stepkeep.storage.sqlite import bound_steps as bound_steps
 from stepkeep.storage.sqlite import distrust_schema as distrust_schema
 
 if TYPE_CHECKING:

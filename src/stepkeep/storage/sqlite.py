@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -43,6 +44,8 @@ log = Log("stepkeep.storage")
 T = TypeVar("T")
 
 Identity: TypeAlias = tuple[int, int]
+_File: TypeAlias = tuple[int, int, int]
+"""Which file it is, and how much it holds."""
 
 APPLICATION_ID: Final = 0x53544B50  # "STKP"
 DIALECT: Final = Dialect(
@@ -89,6 +92,7 @@ class SqliteBackend(SqlBackend):
         try:
             _check_library()
             self._identity, first = _prepare(self._path, busy_seconds, tables)
+            self._size_bytes = _size_of(self._path)  # when it was last looked at
         except (apsw.Error, OSError) as exc:
             raise _error_of(exc, self._path) from exc
         self._idle.append(first)
@@ -258,17 +262,22 @@ class SqliteBackend(SqlBackend):
                 connection.close()
 
     def _check_in_place(self, writer: _SqliteConnection) -> None:
-        """V1: a database that was deleted or replaced still takes writes, into a file that nobody finds again.
+        """V1: a database that was deleted, replaced or cut still takes writes, which nobody finds again.
 
         So does its log, which nobody removes while a connection is open.
         """
-        log = _identity(self._log_path)
-        is_ours = _identity(self._path) == self._identity and writer.log in (None, log)
-        writer.log = log
+        file, log = _file_at(self._path), _file_at(self._log_path)
+        is_ours = file is not None and file[:2] == self._identity
+        is_ours = is_ours and (writer.log is None or (log is not None and log[:2] == writer.log[:2]))
+        if is_ours and file is not None and file[2] < self._size_bytes:
+            is_ours = not writer.is_cut(self._path)
+        if is_ours and log is not None and writer.log is not None and log[2] < writer.log[2]:
+            is_ours = not writer.is_log_cut(self._path)
+        self._size_bytes, writer.log = file[2] if file else 0, log
         if not is_ours:
             raise BackendUnavailable(
-                f"{self._path} or its log was deleted or replaced while it was open: nothing more can be saved there; "
-                "open the store again",
+                f"{self._path} or its log was deleted, replaced or cut while it was open: nothing more can be saved "
+                "there; open the store again",
                 code="store_replaced",
                 retryable=False,
             )
@@ -374,9 +383,13 @@ class _SqliteConnection:
         self._connection = connection
         self.lock_wait = lock_wait
         self.is_secure = False
-        self.log: Identity | None = None  # which file the write-ahead log was, once that was looked at
+        self.log: _File | None = None  # which file the write-ahead log was, once that was looked at
         self.rows: dict[str, SessionRows] = {}  # as the last append left them, or they were read
         self._version: int | None = None
+
+    @property
+    def raw(self) -> apsw.Connection:
+        return self._connection
 
     def all(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
         try:
@@ -477,6 +490,31 @@ class _SqliteConnection:
                     retryable=False,
                 )
 
+    # Both read by SQLite's own means: closing a file of the database takes all locks of the process from it.
+
+    def is_cut(self, path: str) -> bool:
+        """Whether a database that became shorter lacks pages. SQLite writes its first page, which counts them, before
+        it gives space back; only while another process grows it again, the count is ahead for a moment."""
+        for _ in range(_TRIES):
+            is_whole, header = self._connection.read("main", 0, 0, 32)
+            page_bytes, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
+            if is_whole and header.startswith(_MAGIC) and _size_of(path) >= page_bytes * pages:
+                return False
+            time.sleep(_TRY_SECONDS)
+        return True
+
+    def is_log_cut(self, path: str) -> bool:
+        """Whether a log that became shorter lacks frames. Its index counts them: it forgets them before the log is cut,
+        and hears of new ones once they are written."""
+        frames = -1
+        for _ in range(_TRIES):
+            before, (frames, _) = frames, self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+            if frames <= 0 or _size_of(f"{path}-wal") >= 32 + frames * (24 + _PAGE_BYTES):
+                return False
+            if frames == before:
+                return True
+        return False
+
     def copy_to(self, path: Path, progress: Callable[[float], None] | None) -> None:
         """Copy the database page by page into an empty file.
 
@@ -573,6 +611,7 @@ def _open_checked(
             sync_directory(directory)  # SQLite syncs it too, but does not tell when that fails
         identity = _identity(path)
         connection = _connect(path, busy_seconds)
+        bound_steps(connection.raw, path)
         application_id, version, count = connection.one(_WHAT_IT_IS) or (0, 0, 0)
         if application_id != APPLICATION_ID and (application_id or count):
             raise InvalidInput(f"{path} is a database of another program", code="not_a_store")
@@ -586,6 +625,7 @@ def _open_checked(
         _check_schema(connection, path, tables)
         if not count:
             connection.truncate_wal()
+        connection.raw.set_progress_handler(None)
     except BaseException as exc:
         if connection is not None:
             connection.close()
@@ -632,13 +672,22 @@ class _Creation:
 _creation = _Creation()
 
 
+_TRIES: Final = 20
+_TRY_SECONDS: Final = 0.01
+
+
 def _identity(path: str) -> Identity | None:
     """Which file it is, whatever its name; None when there is none."""
+    found = _file_at(path)
+    return None if found is None else found[:2]
+
+
+def _file_at(path: str) -> _File | None:
     try:
         found = os.stat(path)
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, found.st_size
 
 
 def _create_file(path: str) -> bool:
@@ -684,6 +733,34 @@ def distrust_schema(connection: apsw.Connection) -> None:
     connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
+
+
+_MIN_STEPS: Final = 10_000_000
+_STEPS_PER_BYTE: Final = 20
+
+
+def bound_steps(connection: apsw.Connection, path: str) -> Callable[[], None]:
+    """Let no statement take more steps than reading the whole file would; what this returns is called before each.
+
+    One that takes more is interrupted, with an error of SQLite.
+    """
+    most = (_MIN_STEPS + _STEPS_PER_BYTE * _size_of(path)) // _STEPS_AT_ONCE
+    left = most
+
+    def begin() -> None:
+        nonlocal left
+        left = most
+
+    def is_over() -> bool:
+        nonlocal left
+        left -= 1
+        return left < 0
+
+    connection.set_progress_handler(is_over, _STEPS_AT_ONCE)
+    return begin
+
+
+_STEPS_AT_ONCE: Final = 100_000
 
 
 def _check_foreign(path: str) -> bool:

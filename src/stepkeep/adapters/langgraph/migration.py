@@ -21,7 +21,14 @@ from stepkeep.adapters.langgraph.serde import MARK, data_in
 from stepkeep.adapters.langgraph.threads import Location, Threads
 from stepkeep.adapters.langgraph.writes import Write
 from stepkeep.api import Store
-from stepkeep.api.extension import Engine, NewBody, distrust_schema, is_connection_lost, postgres_url
+from stepkeep.api.extension import (
+    Engine,
+    NewBody,
+    bound_steps,
+    distrust_schema,
+    is_connection_lost,
+    postgres_url,
+)
 from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, NotFound, StepkeepError, driver_missing
 from stepkeep.model import Header
 from stepkeep.secrets import url_without_password
@@ -187,10 +194,14 @@ def _sqlite(path: Path) -> Iterator[Source]:
         with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
             connection.set_busy_timeout(10_000)
             distrust_schema(connection)
-            _check_tables(
-                connection.execute("SELECT name FROM sqlite_master").fetchall(), "writes", str(path)
-            )
-            yield SqliteSource(lambda sql, values: connection.execute(sql, tuple(values)).fetchall())
+            begin = bound_steps(connection, str(path))
+
+            def rows(sql: str, values: Sequence[Any] = ()) -> list[Any]:
+                begin()
+                return connection.execute(sql, tuple(values)).fetchall()
+
+            _check_tables(rows("SELECT name FROM sqlite_master"), "writes", str(path))
+            yield SqliteSource(rows)
     except apsw.Error as exc:
         raise BackendUnavailable(
             f"{path} could not be read: {exc}", code="source_unreadable", retryable=False
