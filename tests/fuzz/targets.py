@@ -14,20 +14,26 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
+import attrs
 import msgspec
+import pydantic
 
 from stepkeep import yaml_lines
 from stepkeep.codec import document, exact
 from stepkeep.codec.compression import compress, decompress
-from stepkeep.codec.integrity import open_header
+from stepkeep.codec.integrity import digest, open_header, seal
+from stepkeep.codec.models import convert
 from stepkeep.codec.readable import Layout
 from stepkeep.config import schema
 from stepkeep.errors import StepkeepError
 from stepkeep.history import paths, refs
-from stepkeep.model import check_branch_name, check_name
+from stepkeep.history.documents import checkpoint_info
+from stepkeep.model import Header, check_branch_name, check_name, new_checkpoint_id
 from stepkeep.recording.coding_agents import hook_events as hooks
 from stepkeep.runs.workflow.definition import InvalidWorkflow
+from stepkeep.runs.workflow.expressions import BadExpression, parse_template
 from stepkeep.runs.workflow.parse import parse_workflow
+from stepkeep.runs.workflow.quoting import PREFIX, shell_command
 from stepkeep.storage.files.layouts import safe_name
 
 MAX_BYTES = 1 << 16
@@ -120,6 +126,82 @@ async def _call(tool: str, arguments: dict[str, Any]) -> None:
     await _server().call_tool(tool, arguments)
 
 
+_HEADER = msgspec.json.decode(
+    seal(
+        Header(v=1, id=new_checkpoint_id(0), session="s", seq=0, branch="main", time_us=0, contents={}),
+        1,
+        (),
+        (),
+    )
+)
+
+
+def sealed_headers(data: bytes) -> None:
+    """A header with any values under a valid seal, shown as every surface does."""
+    try:
+        changes = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(changes, dict):
+        return
+    unsealed = msgspec.json.encode({**_HEADER, **changes} | {"chain": ""})
+    unsealed = unsealed.replace(b',"chain":""', b"", 1)
+    with contextlib.suppress(StepkeepError):
+        header = open_header(unsealed[:-1] + b',"chain":"%s"}' % digest(unsealed).encode())
+        msgspec.json.encode(checkpoint_info("s", header, 1))
+        str(header.created_at)
+
+
+class Part(pydantic.BaseModel, extra="allow"):
+    name: str = ""
+    hidden: int = pydantic.Field(default=0, exclude=True)
+    _note: Any = None
+
+
+class LargePart(Part):
+    size: float = 0
+
+
+class Whole(pydantic.BaseModel):
+    parts: list[Part] = []
+    more: Any = None
+
+
+@attrs.define(slots=False)
+class Cell:
+    row: Any = None
+    column: int = 0
+
+
+def models(data: bytes) -> None:
+    """Models of pydantic and attrs with any values, never validated: saved ones come back equal."""
+    try:
+        values = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        return
+    fields = values if isinstance(values, dict) else {"name": values}
+    part = (LargePart if "size" in fields else Part).model_construct(**fields)
+    part._note = fields.get("note")
+    cell = Cell(row=fields.get("row"), column=fields.get("column", 0))
+    cell.__dict__.update({name: each for name, each in fields.items() if name == "added"})
+    for model in (part, Whole.model_construct(parts=[part], more=values), cell):
+        with contextlib.suppress(StepkeepError):
+            encoding, content = exact.encode({"model": model})
+            again = convert(exact.decode(encoding, content)["model"], type(model))
+            assert again == model
+            assert vars(again) == vars(model)
+
+
+def shell_templates(data: bytes) -> None:
+    """A command with a value in it: the text has the names of all values, or the template is refused."""
+    text = data.decode("utf-8", "replace").replace("\0", "")
+    try:
+        command, refs = shell_command(parse_template(text))
+    except BadExpression:
+        return
+    assert all(f"${{{PREFIX}{number}}}" in command for number in range(1, len(refs) + 1))
+
+
 def _tried(work: Callable[..., object], *arguments: object) -> None:
     with contextlib.suppress(StepkeepError):
         work(*arguments)
@@ -127,7 +209,18 @@ def _tried(work: Callable[..., object], *arguments: object) -> None:
 
 TARGETS: dict[str, Target] = {
     target.__name__: target
-    for target in (documents, decompression, ids, configuration, workflows, hook_input, mcp_requests)
+    for target in (
+        documents,
+        decompression,
+        ids,
+        configuration,
+        workflows,
+        hook_input,
+        mcp_requests,
+        sealed_headers,
+        models,
+        shell_templates,
+    )
 }
 
 SEEDS: dict[str, list[bytes]] = {
@@ -146,6 +239,24 @@ SEEDS: dict[str, list[bytes]] = {
         b"store: sqlite:x.db\nretention:\n  keep_last: 5\n",
         b"a: &a [*a]\n",
         b"a: !!python/x 1\n",
+        b"checkpoint: {cleanup: {stale_days: 0}}\nlimits: {max_bytes: 1KB}\nkeeper: {interval_seconds: 1}\n",
+        b"store: postgresql://bob:p@127.0.0.1:1/x?sslmode=disable\n",
+    ],
+    "sealed_headers": [
+        b'{"time_us":4611686018427387904,"step":-9223372036854775808}',
+        b'{"contents":{"state":{"digest":"x","size":-1,"encoding":"json","first_at":99}}}',
+        b'{"parents":["a"],"parent_chains":[],"metadata":{"a":[[[]]]},"tags":["\\u001b"]}',
+    ],
+    "models": [
+        b'{"name":"a","size":1.5,"hidden":3,"note":[1]}',
+        b'{"row":{"a":[1]},"column":2,"added":1}',
+        b'{"name":7,"parts":[{"name":"x"}]}',
+    ],
+    "shell_templates": [
+        b"cat <<END\n${vars.x}\nEND\n",
+        b"cat <<-'END'\n\t${vars.x}\n\tEND\n",
+        b'printf %s "$(case x in x) echo ${vars.x};; esac)"',
+        b"x=$(cat <<A <<B\n${vars.x}\nA\n`b`\nB\n) # it's ${vars.x}\n",
     ],
     "workflows": [
         b"name: x\nsteps:\n- id: a\n  shell: echo\n- id: b\n  needs: [a]\n  shell: echo ${{ a.b }}\n",

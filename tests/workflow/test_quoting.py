@@ -28,6 +28,9 @@ PLACES = {
     "in a here-document": "cat <<END | head -c -1\n${vars.x}\nEND",
     "after a here-document": "cat >/dev/null <<'END'\nit's\nEND\nprintf %s ${vars.x}",
     "in a command substitution in a here-document": "cat <<END | head -c -1\n$(printf %s ${vars.x})\nEND",
+    "after a shift": 'x=$((1 << 3)); printf %s "${vars.x}"',
+    "in a case": "case x in x) printf %s ${vars.x};; esac",
+    "in a here-document in a substitution": 'printf %s "$(cat <<END\n${vars.x}\nEND\n)"',
     "after backticks": "x=`echo it\\'s`; printf %s ${vars.x}",
     "after backticks in a here-document": 'cat <<END | tail -n +2 | head -c -1\n`echo "a"`\n${vars.x}\nEND',
     "in an indented here-document": "cat <<-END | head -c -1\n${vars.x}\n\tEND",
@@ -86,12 +89,32 @@ def test_any_value_comes_out_as_it_is(value: str) -> None:
         "echo `echo ${vars.x}`",
         "echo `echo \\`echo a\\` '${vars.x}'`",
         "cat <<END\n`echo ${vars.x}`\nEND",
+        'printf %s "$(case x in x) printf %s ${vars.x};; esac)"',
+        'printf %s "$(if true; then case x in (x) printf %s ${vars.x};; esac; fi)"',
+        "cat <<END-1\n${vars.x}\nEND-1",
+        "cat <<'E N D'\n${vars.x}\nE N D",
+        "cat <<E'N'D\n${vars.x}\nEND",
+        "cat <<1\n${vars.x}\n1",
+        "cat <<END\n$(cat <<IN\n${vars.x}\nIN\n)\nEND",
+        "x=$(cat <<END)\n${vars.x}\nEND\n",
+        "printf %s $'it\\'s ${vars.x}'",
     ],
 )
 def test_places_where_no_value_can_stand(text: str) -> None:
-    """Arithmetic would evaluate a value, backticks may split it, a quoted here-document shows none: all are refused."""
-    with pytest.raises(BadExpression):
+    """Arithmetic would evaluate a value, backticks may split it, a quoted here-document shows none, and elsewhere the
+    quotes cannot be told for sure: all are refused, with the line."""
+    with pytest.raises(BadExpression) as refused:
         shell_command(parse_template(text))
+    line = text[: text.index("${vars")].count("\n") + 1
+    assert (f"line {line} of the command" in str(refused.value)) == (line > 1)
+
+
+def test_arithmetic_is_not_advised_to_evaluate_a_variable() -> None:
+    """A shell evaluates the text of a variable in arithmetic, and runs what is in it."""
+    with pytest.raises(BadExpression) as refused:
+        shell_command(parse_template("echo $((${vars.x} + 1))"))
+    assert "env" not in str(refused.value)
+    assert "expr" in str(refused.value)
 
 
 def test_one_value_has_one_name() -> None:

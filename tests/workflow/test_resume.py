@@ -196,7 +196,7 @@ def test_a_state_that_is_not_whole(failed: Flows, change: str) -> None:
     with stepkeep.open(failed.url) as store:
         store.get("s").save(state, status="failed", metadata={"runner": "workflow"})
     (failed.folder / "flow.yaml").unlink()
-    done = failed.here("resume", "s", "--force", "--json")
+    done = failed.here("resume", "s", "--force", "--from-store", "--json")
     assert (done.code, done.error["code"]) in ((2, "not_resumable"), (2, "invalid_workflow"))
     assert failed.log == ["a", "b"]
 
@@ -223,12 +223,29 @@ def test_patience_may_change(failed: Flows) -> None:
 
 
 def test_a_file_that_is_gone(failed: Flows) -> None:
-    """The text that was stored is gone on with."""
+    """The text that was stored is run only when that is asked for."""
     (failed.folder / "flow.yaml").unlink()
-    done = failed.here("resume", "s")
+    refused = failed.here("resume", "s", "--force", "--json")
+    assert (refused.code, refused.error["code"]) == (2, "not_resumable")
+    assert "--from-store" in refused.error["message"]
+    assert failed.log == ["a", "b"]
+    done = failed.here("resume", "s", "--from-store")
     assert done.code == 0
     assert "is gone: going on with the text that was stored" in done.err
     assert failed.log == ["a", "b", "b", "c"]
+
+
+def test_a_folder_that_only_the_store_names(failed: Flows) -> None:
+    """The file is there, but a store of someone else wants its steps run where they prepared something."""
+    elsewhere = failed.folder / "elsewhere"
+    elsewhere.mkdir()
+    with stepkeep.open(failed.url) as store:
+        state = store.get("s").load().state
+        state["workflow"]["folder"] = str(elsewhere)
+        store.get("s").save(state, status="failed", metadata={"runner": "workflow"})
+    refused = failed.here("resume", "s", "--force", "--json")
+    assert (refused.code, refused.error["code"]) == (2, "not_resumable")
+    assert not list(elsewhere.iterdir())
 
 
 def test_all_problems_at_once(flows: Flows) -> None:
@@ -260,10 +277,10 @@ def test_secrets_are_given_again(flows: Flows) -> None:
     assert flows.here("run", "flow.yaml", "--session", "s").code == 1
     (flows.folder / "go").touch()
     (flows.folder / "flow.yaml").unlink()
-    done = flows.here("resume", "s")
+    done = flows.here("resume", "s", "--from-store")
     assert done.code == 2
     assert "variable 'token' is secret and was not stored" in done.err
-    assert flows.here("resume", "s", "--var", "token=by-hand").code == 0
+    assert flows.here("resume", "s", "--from-store", "--var", "token=by-hand").code == 0
     assert flows.log == ["BY-HAND"]
 
 

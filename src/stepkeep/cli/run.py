@@ -130,6 +130,7 @@ stepkeep resume research-42 --handler agent:do_step"""
 @on_session(help="The session, instead of the argument.")
 @click.option("--from", "ref", metavar="REF", help="Go on from this checkpoint instead of the latest.")
 @click.option("--force", is_flag=True, help="Go on although the workflow's file changed.")
+@click.option("--from-store", is_flag=True, help="Run the stored text of a workflow whose file is gone.")
 @click.option("--handler", metavar="MODULE:FUNCTION", help="Of a plan: the function that does its steps.")
 @_var_option()
 @_parallel_option()
@@ -139,6 +140,7 @@ def resume(
     words: Words,
     pairs: tuple[str, ...],
     handler: str | None,
+    from_store: bool,
     **options: Any,
 ) -> int:
     """Go on with the work of SESSION where it stopped.
@@ -170,7 +172,7 @@ def resume(
             return 0 if recorded.hints is not None and recorded.hints.eligible else 1
         if handler is not None:
             return _resumed_plan(store, settings, key, handler, **options)
-        result = store.workflows.resume(key, variables=given, watcher=shown, **options)
+        result = store.workflows.resume(key, variables=given, from_store=from_store, watcher=shown, **options)
     settings.show(result, lambda result: lines(ending(result)))
     return exit_code(result)
 

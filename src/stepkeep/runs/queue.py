@@ -429,6 +429,7 @@ class QueueWorker:
         try:
             run = self._resume(
                 session.key,
+                from_store=True,  # whoever starts a worker runs what is in its queue
                 parallel=entry.parallel,
                 watcher=watch,
                 lease=claimed.lease,

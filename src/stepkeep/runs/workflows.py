@@ -195,6 +195,7 @@ class Workflows:
         variables: Mapping[str, str] | None = None,
         ref: str | None = None,
         force: bool = False,
+        from_store: bool = False,
         parallel: int = 1,
         watcher: RunWatcher | None = None,
         lease: Lease | None = None,
@@ -203,7 +204,8 @@ class Workflows:
         """Go on with a workflow where its newest valid checkpoint, or the one that `ref` names, says it stopped.
 
         Completed steps are not run again; the interrupted or failed one is. `variables` are its secrets, which are
-        not stored. `force` goes on although the file changed. `lease` is one that was taken for this run already;
+        not stored. `force` goes on although the file changed, `from_store` with the stored text where the file is gone:
+        that runs what whoever made the store wrote. `lease` is one that was taken for this run already;
         `cancel` stops it from another thread.
 
         Raises:
@@ -234,6 +236,7 @@ class Workflows:
             environ=os.environ,
             checkpoint=checkpoint,
             force=force,
+            from_store=from_store,
         )
         launch = self._launch(session, found.workflow, found.folder, found.secrets)
         if found.note:

@@ -145,11 +145,13 @@ def prepare_resume(
     environ: Mapping[str, str],
     checkpoint: str | None = None,
     force: bool = False,
+    from_store: bool = False,
 ) -> Resumption:
     """Look whether a session can be resumed from a checkpoint, the latest unless given, at everything before refusing.
 
-    The file is read again if it is still there, else its stored text is used. A changed plan is refused unless
-    `force`; nothing forces what cannot work.
+    The file is read again. Its stored text is used only if it is gone and `from_store` says that this is meant: whoever
+    made the store wrote that text, and named the folder it runs in. A changed plan is refused unless `force`; nothing
+    forces what cannot work.
 
     Raises:
         NotFound: (`nothing_to_resume`) it has no checkpoint, or is completed and no checkpoint was given.
@@ -161,6 +163,11 @@ def prepare_resume(
     workflow, found, note = _workflow_now(origin)
     problems = list(found)
     folder = Path(origin.folder)
+    if not from_store and (note or folder != Path(origin.file).parent):
+        problems.append(
+            f"{origin.file} is gone, or not in the folder where its steps ran: read what is stored (`stepkeep"
+            f" show`), and run that in {origin.folder} with `{unfinished.resume_command(session.key)} --from-store`"
+        )
     if not folder.is_dir():
         problems.append(f"the folder {origin.folder!r}, where its steps run, is not there")
     secrets, wrong = secret_values(workflow, given, environ)

@@ -16,7 +16,8 @@ from stepkeep.runs.workflow.expressions import BadExpression, Ref, Template
 
 PREFIX: Final = "STEPKEEP_V"
 
-_HERE: Final = re.compile(r"<<(-?)[ \t]*(\\?)(['\"]?)([A-Za-z_]\w*)\3")
+_HERE: Final = re.compile(r"<<(-?)[ \t]*(\\?)(['\"]?)([A-Za-z_]\w*)\3(?=[\s;&|()<>]|\Z)")
+_CASE: Final = re.compile(r"case[\s\\]")
 
 
 _BARE: Final = '"{}"'
@@ -28,8 +29,8 @@ def shell_command(template: Template) -> tuple[str, tuple[Ref, ...]]:
     """The command with names in place of references, and the references, whose values are to be `PREFIX` 1, 2, …
 
     Raises:
-        BadExpression: a reference in arithmetic, which a shell evaluates, in backticks, whose quotes cannot be told
-            for sure, or where a shell expands nothing.
+        BadExpression: a reference in arithmetic, which a shell evaluates, where a shell expands nothing, or where its
+            quotes cannot be told for sure.
     """
     refs: list[Ref] = []
     scanner, text = _Scanner(), ""
@@ -55,22 +56,30 @@ class _Scanner:
         self._ends: list[tuple[str, bool, bool]] = []  # announced here-documents: end, is literal, has tabs
         self._line = ""
         self._last = ""
+        self._number = 1
+        self._doubt: str | None = None  # why nothing is certain any more from some place on
 
     def quotes(self) -> str:
         """How a value is quoted at this place."""
-        if "`" in self._inside:
-            raise BadExpression("a value inside of `…` could be split into words: write $(…) instead")
-        if "$((" in self._inside:
-            raise BadExpression(
-                "a value inside of $((…)) would be evaluated: put it into env and use that name"
+        problem = self._problem()
+        if problem is not None:
+            where = f"line {self._number} of the command: " if self._number > 1 else ""
+            raise BadExpression(where + problem)
+        return {"'": _SINGLE, '"': _DOUBLE, "<<": _DOUBLE}.get(self._around, _BARE)
+
+    def _problem(self) -> str | None:
+        """Why no value can stand at this place."""
+        if self._doubt is not None:
+            return (
+                f'{self._doubt}: put the value into a variable before, as in name=…, and write "$name" here'
             )
-        if self._around == "<<":
-            if self._ends[0][1]:
-                raise BadExpression(
-                    "nothing is replaced in a here-document with a quoted end: take the quotes off"
-                )
-            return _DOUBLE
-        return {"'": _SINGLE, '"': _DOUBLE}.get(self._around, _BARE)
+        if "`" in self._inside:
+            return "a value inside of `…` could be split into words: write $(…) instead"
+        if "$((" in self._inside:
+            return "a value inside of $((…)) would be evaluated, and could run commands: use $(expr … + 1) or awk"
+        if self._around == "<<" and self._ends[0][1]:
+            return "nothing is replaced in a here-document with a quoted end: take the quotes off"
+        return None
 
     @property
     def _around(self) -> str:
@@ -83,7 +92,9 @@ class _Scanner:
     def read(self, text: str) -> None:
         at = 0
         while at < len(text):
-            at += self._here(text, at) if self._around == "<<" else self._code(text, at)
+            size = self._here(text, at) if self._around == "<<" else self._code(text, at)
+            self._number += text.count("\n", at, at + size)
+            at += size
 
     def _here(self, text: str, at: int) -> int:
         """Read in a here-document, where only a backslash, `$(`, `$((` and a backtick mean something, if anything."""
@@ -158,9 +169,13 @@ class _Scanner:
 
     def _outside_of_quotes(self, text: str, at: int, around: str, before: str) -> int:
         char = text[at]
+        if not self._doubt:
+            self._doubt = self._unclear(text, at, before)
         if char == "(":
             self._inside.append("(")
         elif char == ")" and around in ("(", "$("):
+            if around == "$(" and self._ends and "<<" not in self._inside:
+                self._doubt = "shells differ in where this here-document begins"
             self._inside.pop()
         elif char == "'":
             self._inside.append("'")
@@ -172,3 +187,17 @@ class _Scanner:
             self._ends.append((here[4], bool(here[2] or here[3]), bool(here[1])))
             return here.end() - at
         return 1
+
+    def _unclear(self, text: str, at: int, before: str) -> str | None:
+        """What begins at a place that makes quotes unclear from there on."""
+        if "$(" in self._inside and _CASE.match(text, at) and (not before or before in " \t\n;&|($"):
+            return "the patterns of a case inside of $(…) end it for some readers"
+        if before == "$" and text[at] == "'":
+            return "$'…' is not read by every shell"
+        is_here = text.startswith("<<", at) and before != "<" and not text.startswith("<<<", at)
+        if is_here and "$((" not in self._inside:
+            if _HERE.match(text, at) is None:
+                return "the end of a here-document is not a plain word"
+            if "<<" in self._inside:
+                return "a here-document inside of another one cannot be told apart from it"
+        return None
