@@ -93,8 +93,34 @@ ELSEWHERE = {
         "threats/test_hostile_store.py::test_a_trigger_that_comes_later_does_not_act",
         "threats/test_hostile_store.py::test_a_view_in_the_place_of_a_table_is_not_read",
     ],
-    "hostile times in sealed headers": [
+    "hostile values under a valid seal": [
         "threats/test_hostile_store.py::test_times_beyond_any_calendar_give_no_traceback",
+        "threats/test_hostile_store.py::test_no_sealed_header_gives_a_traceback",
+        "threats/test_hostile_store.py::test_no_sealed_state_gives_a_traceback",
+    ],
+    "small stores that exhaust memory": [
+        "threats/test_hostile_store.py::test_a_small_store_does_not_exhaust_memory",
+        "threats/test_hostile_store.py::test_what_would_be_refused_on_load_is_not_saved",
+        "threats/test_hostile_store.py::test_a_header_with_many_bodies_is_not_loaded",
+        "threats/test_hostile_store.py::test_numbers_beyond_any_are_ranges",
+    ],
+    "a store that is deleted, replaced or cut while it is open": [
+        "threats/test_hostile_store.py::test_a_store_that_is_cut_under_its_feet_takes_no_saves",
+        "api/test_damage.py::test_a_store_whose_log_is_deleted_under_its_feet_takes_no_saves",
+    ],
+    "models that lose data": [
+        "threats/test_models.py::test_what_a_model_would_lose_is_refused_with_its_path",
+        "threats/test_models.py::test_every_saver_has_the_same_rule",
+    ],
+    "values misplaced in shell steps": ["workflow/test_quoting.py::test_places_where_no_value_can_stand"],
+    "a store that runs what it holds": [
+        "workflow/test_resume.py::test_a_file_that_is_gone",
+        "workflow/test_resume.py::test_a_folder_that_only_the_store_names",
+    ],
+    "HTTP: too many connections, halves of requests": [
+        "threats/test_http_limits.py::test_idle_connections_leave_room_for_others",
+        "threats/test_http_limits.py::test_a_head_that_does_not_come_is_not_waited_for",
+        "threats/test_http_limits.py::test_a_body_that_does_not_come_is_not_waited_for",
     ],
     "hostile configuration, workflow and hook input": [
         "unit/test_config.py::test_hostile_files_are_refused",
