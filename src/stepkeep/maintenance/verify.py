@@ -129,7 +129,9 @@ def _noted(engine: Engine, session: SessionInfo, type: str) -> int:
         return 0
     told = [(first, last) for each in events for first, last in each.data.get("seqs", ())]
     # What is in both is what is missing from neither; they are ranges, since a stranger's may be of any length.
-    others = [each for ranges in (told, session.gaps) for each in missing_numbers([], ranges, session.last_seq)]
+    others = [
+        each for ranges in (told, session.gaps) for each in missing_numbers([], ranges, session.last_seq)
+    ]
     return sum(last - first + 1 for first, last in missing_numbers([], others, session.last_seq))
 
 

@@ -163,10 +163,11 @@ def prepare_resume(
     workflow, found, note = _workflow_now(origin)
     problems = list(found)
     folder = Path(origin.folder)
+    command = kinds.resume_command(session.key, store_option(engine.backend.url))
     if not from_store and (note or folder != Path(origin.file).parent):
         problems.append(
             f"{origin.file} is gone, or not in the folder where its steps ran: read what is stored (`stepkeep"
-            f" show`), and run that in {origin.folder} with `{unfinished.resume_command(session.key)} --from-store`"
+            f" show`), and run that in {origin.folder} with `{command} --from-store`"
         )
     if not folder.is_dir():
         problems.append(f"the folder {origin.folder!r}, where its steps run, is not there")
@@ -189,7 +190,6 @@ def prepare_resume(
             session=session.key,
         )
     if changed and not force:
-        command = kinds.resume_command(session.key, store_option(engine.backend.url))
         raise Conflict(
             f"session {session.key!r} cannot be resumed as it is, {origin.file} changed: {'; '.join(changed)}."
             f" `{command} --force` goes on: finished steps stay finished, and the rest"
