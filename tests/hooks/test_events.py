@@ -48,7 +48,7 @@ def test_an_event_is_saved_and_answered(agent: Agent, client: str, event: str) -
     assert (answer.code, answer.err, agent.problems()) == (0, "", [])
     assert answer.out == ("" if client in ("claude-code", "opencode") else "{}\n")
     if EVENTS[client][event] in SAVES_NOTHING:
-        assert not agent.file.exists() or not list(agent.store().checkpoints())
+        assert not agent.file.exists() or not list(agent.store().sessions())
         return
     with agent.store() as store:
         session = store.get(KEYS[client])
