@@ -170,15 +170,16 @@ class Upkeep:
             return True
         if header.seq == 1:
             return False
-        size = database_bytes(self._engine.backend.url) or 0
-        if size > (settings["limits.budget_bytes"] or size):
+        size = database_bytes(self._engine.backend.url)
+        if size is not None and size > (settings["limits.budget_bytes"] or size):
             return True
         try:
             retention = settings.retention_of(self._engine.seen(header.session))
-            most = most_bytes(self._engine, header.session, retention.max_bytes)
+            is_below = size is not None and size <= (retention.max_bytes or size)
+            most = size if is_below else most_bytes(self._engine, header.session, retention.max_bytes)
         except StepkeepError:
             return True  # the keeper tells what is wrong
-        keeps_all = not retention.is_off and retention.keeps_all_of(header.seq, most)
+        keeps_all = not retention.is_off and retention.keeps_all_of(header.seq, most or 0)
         return not keeps_all or isinstance(self._engine.backend, Compresses)
 
     def close(self) -> None:

@@ -163,7 +163,7 @@ class Zstandard:
         self._level = level
 
     def compress(self, content: bytes) -> bytes:
-        return compress(content, level=self._level)
+        return _local.compressors[self._level].compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
 
     def decompress(self, data: bytes, *, limit: int) -> bytes:
         return decompress(data, limit=limit)
