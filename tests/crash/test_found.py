@@ -150,7 +150,7 @@ def test_a_close_that_fails_closes_all_the_same(tmp_path: Path, monkeypatch: pyt
     assert isinstance(backend, SqliteBackend)
 
     def refuse(_: object) -> bool:
-        raise apsw.ReadOnlyError("attempt to write a readonly database")
+        raise apsw.IOError("disk I/O error")
 
     with monkeypatch.context() as patch:
         patch.setattr(sqlite._SqliteConnection, "truncate_wal", refuse)
