@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import psycopg
 import pytest
 
 import stepkeep
+from stepkeep import config
 from stepkeep.api import Store
 from stepkeep.errors import BackendUnavailable, InvalidInput, Unsupported
 from stepkeep.storage.postgres import PostgresBackend, address
@@ -310,3 +312,23 @@ def test_the_driver_is_imported_only_for_such_a_store() -> None:
     code = "import sys, stepkeep; stepkeep.open('memory:').close(); sys.exit('psycopg' in sys.modules)"
     source = str(Path(stepkeep.__file__).parents[1])
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": source}).returncode == 0
+
+
+def test_a_full_budget_takes_no_more_than_it_must(url: str) -> None:
+    """The tables of a server do not shrink when something goes: what is stored counts, or all history would go."""
+    settings = config.load(cwd=None, environ={}, flags={"limits.budget_bytes": "1MB", "keeper.enabled": True})
+    quiet = config.load(cwd=None, environ={}, flags={"keeper.enabled": False})
+    with stepkeep.open(url, config=quiet) as store:
+        for key in ("old", "new", "active"):
+            for _ in range(10):
+                store.session(key).save({"noise": os.urandom(40_000)})
+            if key != "active":
+                store.get(key).complete()
+        assert store.status().is_over_budget is False
+    with stepkeep.open(url, config=settings) as store:
+        assert store.status().is_over_budget
+        keeper = store._upkeep.keeper
+        assert keeper is not None
+        keeper.budget.squeeze()
+        assert [store.get(key).usage().checkpoints for key in ("old", "new", "active")] == [1, 10, 10]
+        assert store.status().is_over_budget is False

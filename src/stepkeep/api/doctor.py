@@ -34,7 +34,7 @@ from stepkeep.errors import (
     StepkeepError,
 )
 from stepkeep.maintenance.last_backup import BackupNote
-from stepkeep.maintenance.space import store_free_bytes
+from stepkeep.maintenance.space import counted_bytes, store_free_bytes
 from stepkeep.maintenance.verify import Progress, verify
 from stepkeep.model import SessionInfo, Status, new_uid, to_us, utc_now_us
 from stepkeep.recording.coding_agents.hook_process import hook_trouble
@@ -302,7 +302,7 @@ def _backup(engine: Engine) -> Found:
 
 def _budget(engine: Engine, settings: Settings) -> Found:
     limit, budget = (settings.for_store[f"limits.{name}_bytes"] for name in ("max", "budget"))
-    used = engine.backend.usage().store_bytes
+    used = counted_bytes(engine.backend, engine.backend.usage())
     free = store_free_bytes(engine.backend.url)
     if limit is not None and used >= NEAR_BUDGET * limit:
         text = f"the limit is nearly used up: {size(used)} of {size(limit)} (limits.max_bytes)"

@@ -18,7 +18,7 @@ import msgspec
 
 from stepkeep.engine import Engine
 from stepkeep.errors import BackendUnavailable, InvalidInput
-from stepkeep.maintenance.space import database_bytes, reclaim, store_free_bytes
+from stepkeep.maintenance.space import counted_bytes, database_bytes, reclaim, store_free_bytes
 from stepkeep.model import SessionInfo, Status
 from stepkeep.policy.cleanup import is_kept
 from stepkeep.policy.retention import Retention
@@ -39,7 +39,7 @@ is in the log and in the database for a while."""
 RETRY_SECONDS: Final = 5.0
 """How long to wait before squeezing again when it did not help."""
 
-BUDGET_SECONDS: Final = 600.0
+BUDGET_SECONDS: Final = 3600.0
 """How often a store that is not one file is measured for its budget alone, which takes a look at all its records."""
 
 STEPS: Final = (10, 3, 1)
@@ -199,9 +199,10 @@ class Budget:
 
     def measure(self) -> Room:
         """What the store takes and its disk has left, now."""
-        size = database_bytes(self._engine.backend.url)
-        size = self._engine.backend.usage().store_bytes if size is None else size
-        self._room = Room(size, store_free_bytes(self._engine.backend.url))
+        backend = self._engine.backend
+        size = database_bytes(backend.url)
+        size = counted_bytes(backend, backend.usage()) if size is None else size
+        self._room = Room(size, store_free_bytes(backend.url))
         self._measured_at = time.monotonic()
         self._admitted_bytes = 0
         return self._room

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from stepkeep.engine import Engine
 from stepkeep.errors import WRITE_FAILED, BackendUnavailable, InvalidInput
 from stepkeep.model import MAX_SEQ
-from stepkeep.storage.port import Compresses, KeepsFiles
+from stepkeep.storage.port import Backend, Compresses, KeepsFiles, Usage
 
 T = TypeVar("T")
 
@@ -55,6 +55,15 @@ def most_bytes(engine: Engine, uid: str, limit: int | None) -> int:
     if isinstance(engine.backend, KeepsFiles):
         return sum(engine.backend.file_bytes(uid).values()) + usage.blob_bytes
     return usage.body_bytes + usage.blob_bytes
+
+
+def counted_bytes(backend: Backend, usage: Usage) -> int:
+    """What a store takes, as its budget and its limit count it.
+
+    A server uses the room of what was removed again and never gives it back, so there what is stored counts.
+    """
+    has_files = backend.url.startswith("sqlite:") or isinstance(backend, KeepsFiles)
+    return usage.store_bytes if has_files else usage.body_bytes + usage.blob_bytes
 
 
 def database_bytes(url: str) -> int | None:

@@ -14,7 +14,7 @@ from stepkeep.errors import InvalidInput
 from stepkeep.history.documents import CheckpointInfo, SessionSummary, describe, summary_of
 from stepkeep.maintenance.clean import Policies, decide_about, plan_clean
 from stepkeep.maintenance.last_backup import LastBackup
-from stepkeep.maintenance.space import most_bytes
+from stepkeep.maintenance.space import counted_bytes, most_bytes
 from stepkeep.model import Header, SessionInfo, Status
 from stepkeep.policy.cleanup import SessionCleanup
 from stepkeep.policy.retention import Retention, rule_texts
@@ -109,7 +109,7 @@ def store_status(
         next_clean=NextClean(count=len(going), sessions=tuple(going[:MAX_NAMED])),
         max_bytes=max_bytes,
         budget_bytes=budget_bytes,
-        is_over_budget=budget_bytes is not None and usage.store_bytes > budget_bytes,
+        is_over_budget=budget_bytes is not None and counted_bytes(engine.backend, usage) > budget_bytes,
         last_backup=last_backup,
     )
 
