@@ -40,7 +40,8 @@ RETRY_SECONDS: Final = 5.0
 """How long to wait before squeezing again when it did not help."""
 
 BUDGET_SECONDS: Final = 3600.0
-"""How often a store that is not one file is measured for its budget alone, which takes a look at all its records."""
+"""How long to wait before squeezing for the budget again when it did not help; and how often a store that is not one
+file is measured for it, which takes a look at all its records."""
 
 STEPS: Final = (10, 3, 1)
 """To how many checkpoints active sessions are brought down, one round after the other."""
@@ -251,7 +252,7 @@ class Budget:
             if room.excess(self._soft, 1.0) <= now.store_bytes:
                 self._squeeze(extra, should_stop)
             if self.measure().after(extra).level(self._soft) >= SQUEEZE_AT:
-                self._retry_at = time.monotonic() + RETRY_SECONDS
+                self._retry_at = time.monotonic() + (RETRY_SECONDS if self._is_urgent else BUDGET_SECONDS)
 
     def _squeeze(self, extra: int, should_stop: Callable[[], bool]) -> None:
         assert self._prune is not None
@@ -263,8 +264,14 @@ class Budget:
             missing -= self._prune(session, retention)
             if missing <= 0:
                 reclaim(self._engine)
-                missing = self._missing(extra)
+                # A file shrinks only when nobody reads in its log: for a budget no more goes because it did not yet.
+                missing = self._missing(extra) if self._is_urgent or extra else 0
         reclaim(self._engine)
+
+    @property
+    def _is_urgent(self) -> bool:
+        """Whether a limit is about to be reached, and not only the budget."""
+        return self._room.level(self._limits) >= SQUEEZE_AT
 
     def _missing(self, extra: int) -> int:
         return self.measure().after(extra).excess(self._soft, SQUEEZE_TO)
@@ -273,8 +280,7 @@ class Budget:
         for session in self._sessions(_FINISHED):
             yield session, Retention(keep_last=1)
         active = self._sessions(_ACTIVE)
-        is_urgent = self._room.level(self._limits) >= SQUEEZE_AT
-        for keep_last in STEPS if is_urgent else (*GENTLE_STEPS, *STEPS):
+        for keep_last in STEPS if self._is_urgent else (*GENTLE_STEPS, *STEPS):
             for session in active:
                 if session.stored_count > keep_last:
                     yield session, Retention(keep_last=keep_last)
