@@ -301,6 +301,28 @@ def test_an_experiment_brings_its_files_along(tmp_path: Path) -> None:
         assert (work / "a").read_text() == "tried"
 
 
+def test_switching_brings_the_files_of_the_newest_checkpoint_that_has_any(
+    shell: Shell, tmp_path: Path
+) -> None:
+    """What the command line notes has none: those before it are meant. Where there are none at all, nothing changes."""
+    work = tmp_path / "work"
+    write(work, {"a": "main"})
+    shell("investigate", "note", "first", "--session", "bug")
+    shell("create", "start", "--session", "bug", "--workspace", str(work))
+    shell("investigate", "note", "elsewhere", "--session", "none")
+    shell("investigate", "experiment", "begin", "try", "--session", "none")
+    shell("investigate", "experiment", "switch", "main", "--files", "--session", "none", code=3)
+    shell("investigate", "note", "here", "--session", "bug")
+    shell("investigate", "experiment", "begin", "try", "--session", "bug")
+    write(work, {"a": "tried"})
+    shell("create", "tried", "--session", "bug", "--workspace", str(work))
+    shell("investigate", "note", "there", "--session", "bug")
+    shell("investigate", "experiment", "switch", "main", "--files", "--session", "bug", cwd=work)
+    assert (work / "a").read_text() == "main"
+    shell("investigate", "experiment", "switch", "try", "--files", "--session", "bug", cwd=work)
+    assert (work / "a").read_text() == "tried"
+
+
 def test_what_was_known_at_a_time_and_a_comparison_that_reads(
     bug: Investigation, clock: FakeClock, shell: Shell
 ) -> None:

@@ -34,7 +34,7 @@ from stepkeep.model import Header, from_us
 from stepkeep.recording.connected_parts import Part
 from stepkeep.recording.recovery import CodeState, RecoveryPoint, ReplayCommand, recovery_point
 from stepkeep.storage.disk import write_file
-from stepkeep.workspace.captured_files import has_files
+from stepkeep.workspace.captured_files import has_files, latest_capture
 
 PROFILE = "debug"
 """The profile of a new investigation."""
@@ -97,12 +97,14 @@ class Investigation(Workbench):
         With `files` the project files of its newest checkpoint that has any are restored too.
 
         Raises:
+            NotFound: no checkpoint on the way to that branch has files (`files_not_captured`). Nothing changed.
             Conflict: files changed that no capture has (`files_changed`), and `force` is not given. Nothing changed.
         """
         if files:
-            head = self.experiments.head(name)
+            self.experiments.head(name)  # there is such a branch
+            captured = latest_capture(self._engine, self._session.info, name)
             self.save()
-            self._session.files.restore(head.id, force=force)
+            self._session.files.restore(captured.id, force=force)
         return super().switch(name)
 
     # --- looking back

@@ -84,9 +84,10 @@ def newest_capture(engine: Engine, uid: str, root: str | None = None) -> tuple[H
     return None
 
 
-def latest_capture(engine: Engine, session: SessionInfo) -> Header:
-    """The newest checkpoint on the current line that holds files, but for safety checkpoints; or `NotFound`."""
-    for row in reader.line_of(engine.backend, session, session.branch):
+def latest_capture(engine: Engine, session: SessionInfo, branch: str | None = None) -> Header:
+    """The newest checkpoint on the line of a branch, of the current one unless named, that holds files, but for safety
+    checkpoints; or `NotFound`."""
+    for row in reader.line_of(engine.backend, session, branch or session.branch):
         header = reader.verified(row)
         if has_files(header) and not is_safety(header):
             return header
