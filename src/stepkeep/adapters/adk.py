@@ -11,7 +11,6 @@ event. State that begins with `app:` or `user:` belongs to all sessions, and is 
 
 from __future__ import annotations
 
-import os
 import uuid
 from typing import Any, Final
 
@@ -23,7 +22,6 @@ from google.adk.sessions import BaseSessionService, Session
 from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
 from google.adk.sessions.state import State
 
-from stepkeep import api
 from stepkeep.adapters.session_head import (
     Change,
     Head,
@@ -35,7 +33,7 @@ from stepkeep.adapters.session_head import (
     settled,
     stored_value,
 )
-from stepkeep.api import Checkpoint, RetentionRules, SaveOptions
+from stepkeep.api import Checkpoint, SaveOptions
 
 FRAMEWORK: Final = "adk"
 APP: Final = "adk-app"
@@ -52,11 +50,6 @@ class StepkeepSessionService(HeadsOwner, BaseSessionService):  # type: ignore[mi
     to the very checkpoint that the caller's session was read at, or `StaleSessionError` tells that someone else was
     there first: no clocks are compared. Every checkpoint has the whole session; `retention` says how many stay.
     """
-
-    def __init__(
-        self, store: api.Store | str | os.PathLike[str], *, retention: RetentionRules | None = None
-    ) -> None:
-        super().__init__(store, retention)
 
     async def create_session(
         self,
@@ -221,13 +214,12 @@ class StepkeepSessionService(HeadsOwner, BaseSessionService):  # type: ignore[mi
         put(key_of(USER, app, user), state[USER])
 
     def _shared(self, key: str) -> dict[str, Any]:
-        found = self._heads.read(key)
-        return {} if found is None else dict(found.state)
+        return dict(self._heads.state(key) or {})
 
     def _rewind(self, session: Session, invocation: str) -> None:
         key = key_of(FRAMEWORK, session.app_name, session.user_id, session.id)
-        found = self._heads.read(key)
-        events = [] if found is None else found.state[EVENTS]
+        state = self._heads.state(key)
+        events = [] if state is None else state[EVENTS]
         for count, event in enumerate(events):
             if event.get("invocation_id") == invocation:
                 self.store.get(key).restore(f"step-{count}")

@@ -12,7 +12,6 @@ same bytes are stored once, whatever versions, sessions and users have them.
 
 from __future__ import annotations
 
-import os
 from typing import Any, Final
 
 from google.adk.artifacts import artifact_util
@@ -20,10 +19,9 @@ from google.adk.artifacts.base_artifact_service import ArtifactVersion, BaseArti
 from google.adk.errors.input_validation_error import InputValidationError
 from google.genai import types
 
-from stepkeep import api
 from stepkeep.adapters.session_head import HeadsOwner, key_of, message_of, part_of, settled, stored_value
-from stepkeep.api import Header, RetentionRules
-from stepkeep.api.extension import HeaderQuery, Save
+from stepkeep.api import Header
+from stepkeep.api.extension import Save
 from stepkeep.errors import NotFound
 
 FRAMEWORK: Final = "adk-artifact"
@@ -38,11 +36,6 @@ class StepkeepArtifactService(HeadsOwner, BaseArtifactService):  # type: ignore[
     the store: two that are saved at once get two numbers. All versions stay unless `retention` says otherwise; one that
     was pruned is not found any more, and its number is not given again.
     """
-
-    def __init__(
-        self, store: api.Store | str | os.PathLike[str], *, retention: RetentionRules | None = None
-    ) -> None:
-        super().__init__(store, retention)
 
     async def save_artifact(
         self,
@@ -111,7 +104,7 @@ class StepkeepArtifactService(HeadsOwner, BaseArtifactService):  # type: ignore[
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
     ) -> list[int]:
         """The numbers of the versions that are stored, oldest first."""
-        headers = await settled(self._headers, _key(app_name, user_id, session_id, filename))
+        headers = await settled(self._heads.history, _key(app_name, user_id, session_id, filename))
         return [header.seq - 1 for header in headers]
 
     async def list_artifact_versions(
@@ -119,7 +112,7 @@ class StepkeepArtifactService(HeadsOwner, BaseArtifactService):  # type: ignore[
     ) -> list[ArtifactVersion]:
         """What is known of each version that is stored, oldest first."""
         key = _key(app_name, user_id, session_id, filename)
-        headers = await settled(self._headers, key)
+        headers = await settled(self._heads.history, key)
         return [await settled(self._described, key, header) for header in headers]
 
     async def get_artifact_version(
@@ -166,13 +159,6 @@ class StepkeepArtifactService(HeadsOwner, BaseArtifactService):  # type: ignore[
             return session.header("latest" if version is None else f"seq:{version + 1}")
         except NotFound:
             return None
-
-    def _headers(self, key: str) -> list[Header]:
-        try:
-            uid = self.store.get(key).uid
-        except NotFound:
-            return []
-        return self._heads.headers(HeaderQuery(session=uid, newest_first=False))
 
     def _state(self, header: Header) -> Any:
         return self.store.engine.load(header).value()

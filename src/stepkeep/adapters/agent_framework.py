@@ -21,7 +21,7 @@ from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_va
 
 from stepkeep import api
 from stepkeep.adapters.session_head import HeadsOwner, key_of, settled
-from stepkeep.api import Header, RetentionRules, SaveOptions, Session
+from stepkeep.api import Header, RetentionRules, SaveOptions
 from stepkeep.api.extension import HeaderQuery
 from stepkeep.errors import Conflict, NotFound
 
@@ -46,9 +46,8 @@ class StepkeepCheckpointStorage(HeadsOwner):
         allowed_checkpoint_types: Iterable[str] = (),
         retention: RetentionRules | None = None,
     ) -> None:
-        super().__init__(store, retention)
+        super().__init__(store, retention=retention)
         self._allowed = frozenset(allowed_checkpoint_types)
-        self._sessions: dict[str, Session] = {}
 
     async def save(self, checkpoint: WorkflowCheckpoint) -> str:
         """Store a copy durably as the newest of its workflow. One of the same id is replaced.
@@ -76,8 +75,8 @@ class StepkeepCheckpointStorage(HeadsOwner):
         Raises:
             Corrupt: it is damaged. No older one is taken instead.
         """
-        found = await settled(self._heads.read, key_of(FRAMEWORK, workflow_name))
-        return None if found is None else self._decoded(found.state)
+        state = await settled(self._heads.state, key_of(FRAMEWORK, workflow_name))
+        return None if state is None else self._decoded(state)
 
     async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
         """All checkpoints of a workflow, oldest first.
@@ -89,7 +88,7 @@ class StepkeepCheckpointStorage(HeadsOwner):
 
     async def list_checkpoint_ids(self, *, workflow_name: str) -> list[str]:
         """Their ids, oldest first; no checkpoint is read."""
-        headers = await settled(self._headers, workflow_name)
+        headers = await settled(self._heads.history, key_of(FRAMEWORK, workflow_name))
         return [header.external_id for header in headers if header.external_id is not None]
 
     async def delete(self, checkpoint_id: str) -> bool:
@@ -105,20 +104,12 @@ class StepkeepCheckpointStorage(HeadsOwner):
         options = SaveOptions(external_id=id, step=step, message=f"superstep {step}")
         key = key_of(FRAMEWORK, workflow)
         try:
-            self._put(key, state, options)
-        except (Conflict, NotFound) as exc:
-            if exc.code not in ("external_id_exists", "session_not_found"):
+            self._heads.save(key, state, options)
+        except Conflict as exc:
+            if exc.code != "external_id_exists":
                 raise
-            self._sessions.pop(key, None)  # somebody may have removed it
             self._delete(id)
-            self._put(key, state, options)
-
-    def _put(self, key: str, state: dict[str, Any], options: SaveOptions) -> None:
-        session = self._sessions.get(key)
-        if session is None:
-            self._sessions[key], _ = self._heads.begin(key, state, options)
-        else:
-            session.save(state, **options)
+            self._heads.save(key, state, options)
 
     def _load(self, id: str) -> WorkflowCheckpoint:
         header = self._find(id)
@@ -134,16 +125,9 @@ class StepkeepCheckpointStorage(HeadsOwner):
                 return header
         return None
 
-    def _headers(self, workflow: str) -> list[Header]:
-        try:
-            uid = self.store.get(key_of(FRAMEWORK, workflow)).uid
-        except NotFound:
-            return []
-        return self._heads.headers(HeaderQuery(session=uid, newest_first=False))
-
     def _list(self, workflow: str) -> list[WorkflowCheckpoint]:
-        engine = self.store.engine
-        return [self._decoded(engine.load(header).value()) for header in self._headers(workflow)]
+        headers = self._heads.history(key_of(FRAMEWORK, workflow))
+        return [self._decoded(self.store.engine.load(header).value()) for header in headers]
 
     def _delete(self, id: str) -> bool:
         header = self._find(id)

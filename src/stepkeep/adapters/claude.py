@@ -72,7 +72,7 @@ class StepkeepSessionStore(HeadsOwner):
         workspace: str | os.PathLike[str] | None = None,
         retention: RetentionRules | None = None,
     ) -> None:
-        super().__init__(store, retention)
+        super().__init__(store, retention=retention)
         self._workspace = None if workspace is None else os.fspath(workspace)
 
     # --- what the SDK calls
@@ -88,8 +88,8 @@ class StepkeepSessionStore(HeadsOwner):
         Raises:
             Corrupt: the transcript is damaged. Neither an older one nor a part of it is taken instead.
         """
-        found = await settled(self._heads.read, _key(key))
-        return None if found is None else found.state[ENTRIES]
+        state = await settled(self._heads.state, _key(key))
+        return None if state is None else state[ENTRIES]
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
         return [

@@ -70,8 +70,7 @@ class StepkeepFlowPersistence(HeadsOwner, FlowPersistence):  # type: ignore[misc
         Raises:
             Corrupt: it is damaged. No older one is taken instead.
         """
-        found = self._heads.read(key_of(FRAMEWORK, flow_uuid))
-        return None if found is None else found.state
+        return self._heads.state(key_of(FRAMEWORK, flow_uuid))
 
     # --- flows that wait for a person
 

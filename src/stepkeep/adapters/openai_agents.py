@@ -47,7 +47,7 @@ class StepkeepSession(HeadsOwner):
         session_settings: SessionSettings | dict[str, Any] | None = None,
         retention: RetentionRules | None = None,
     ) -> None:
-        super().__init__(store, retention)
+        super().__init__(store, retention=retention)
         self.session_id = session_id
         self.session_settings = coerce_session_settings(session_settings or {})
         self._retention = retention
@@ -65,12 +65,9 @@ class StepkeepSession(HeadsOwner):
         Raises:
             Corrupt: the conversation is damaged. Neither an older one nor a part of it is taken instead.
         """
-        found = await settled(self._heads.read, self.key)
-        items = _items(None if found is None else found.state)
+        items = _items(await settled(self._heads.state, self.key))
         most = resolve_session_limit(limit, self.session_settings)
-        return (
-            items if most is None or most < 0 else items[len(items) - most :] if most < len(items) else items
-        )
+        return items if most is None or most < 0 else items[max(0, len(items) - most) :]
 
     async def add_items(self, items: list[Any]) -> None:
         """Save items durably, all or none."""
@@ -98,8 +95,7 @@ class StepkeepSession(HeadsOwner):
         self, limit: int, *, prune_prefix: Callable[[Any], bool] = lambda _: False
     ) -> _Snapshot:
         """The latest items and what replaces an end of them, for the SDK's sessions that compact and encrypt."""
-        found = await settled(self._heads.read, self.key)
-        items = _items(None if found is None else found.state)
+        items = _items(await settled(self._heads.state, self.key))
         latest = items[-limit:]
 
         async def replace_suffix(start: int, output: list[Any]) -> bool:
@@ -137,8 +133,8 @@ class StepkeepSession(HeadsOwner):
 
     async def load_run(self, agent: Agent[Any], **options: Any) -> RunState[Any] | None:
         """The run that waits for approvals, None if there is none. `options` are those of `RunState.from_json`."""
-        found = await settled(self._heads.read, self.key)
-        document = None if found is None else found.state.get(RUN)
+        state = await settled(self._heads.state, self.key)
+        document = None if state is None else state.get(RUN)
         return None if document is None else await RunState.from_json(agent, document, **options)
 
     def run_hooks(self) -> RunHooks[Any]:

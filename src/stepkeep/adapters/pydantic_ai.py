@@ -54,7 +54,7 @@ class StepkeepConversationStore(HeadsOwner, ConversationStore):  # type: ignore[
     def __init__(
         self, store: api.Store | str | os.PathLike[str], *, retention: RetentionRules | None = None
     ) -> None:
-        super().__init__(store, retention)
+        super().__init__(store, retention=retention)
         self._homes: dict[str, str] = {}
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:

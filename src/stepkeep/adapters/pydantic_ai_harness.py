@@ -51,7 +51,7 @@ class StepkeepStepStore(HeadsOwner):
         workspace: str | os.PathLike[str] | None = None,
         retention: RetentionRules | None = None,
     ) -> None:
-        super().__init__(store, retention)
+        super().__init__(store, retention=retention)
         self._workspace = None if workspace is None else os.fspath(workspace)
 
     # --- runs
@@ -148,8 +148,7 @@ class StepkeepStepStore(HeadsOwner):
     # --- reading and saving
 
     async def _state(self, run_id: str) -> dict[str, Any]:
-        found = await settled(self._heads.read, _key(run_id))
-        return _filled(None if found is None else found.state)
+        return _filled(await settled(self._heads.state, _key(run_id)))
 
     async def _change(
         self,

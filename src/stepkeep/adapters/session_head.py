@@ -117,6 +117,7 @@ class SessionHeads:
         self._locks = [threading.Lock() for _ in range(64)]
         self._memory_lock = threading.Lock()
         self._memory: OrderedDict[str, _Known] = OrderedDict()
+        self._sessions: dict[str, Session] = {}
         self._held_bytes = 0
 
     def read(self, key: str) -> Checkpoint | None:
@@ -138,6 +139,11 @@ class SessionHeads:
                 checkpoint=damaged,
             )
         return found
+
+    def state(self, key: str) -> Any | None:
+        """The newest state of a session, None if it has none; `Corrupt` as `read`."""
+        found = self.read(key)
+        return None if found is None else found.state
 
     def details(self, key: str) -> Any | None:
         """The details of the newest checkpoint of a session, None if there are none; its state is not read.
@@ -205,6 +211,20 @@ class SessionHeads:
         self._remember(key, _Known(session, head, header.size_bytes))
         return header
 
+    def save(self, key: str, state: Any, options: SaveOptions) -> Header:
+        """Save into a session that need not exist yet, whatever its head is."""
+        session = self._sessions.get(key)
+        if session is not None:
+            try:
+                return session.save(state, **options)
+            except NotFound as exc:
+                if exc.code != "session_not_found":
+                    raise
+        if len(self._sessions) >= MAX_REMEMBERED:
+            self._sessions.clear()
+        self._sessions[key], header = self.begin(key, state, options)
+        return header
+
     def opened(self, key: str, *, project: str | None = None) -> Session:
         """A session, made if there is none. A new one keeps everything, unless rules were given."""
         if self.store.engine.session_with(key) is None:
@@ -232,6 +252,15 @@ class SessionHeads:
         if found is None:
             return _Known(session)
         return _Known(session, Head(found.id, found.state, found.details), found.header.size_bytes)
+
+    def history(self, key: str) -> list[Header]:
+        """The headers of a session, oldest first; none if there is no session.
+
+        Raises:
+            Corrupt: one of them is damaged.
+        """
+        info = self.store.engine.session_with(key)
+        return [] if info is None else self.headers(HeaderQuery(session=info.uid, newest_first=False))
 
     def headers(self, query: HeaderQuery) -> list[Header]:
         """The headers that a query finds.
@@ -287,7 +316,7 @@ class HeadsOwner:
     """An object of a framework whose sessions are in a store: closing it closes the store that it opened."""
 
     def __init__(
-        self, store: api.Store | str | os.PathLike[str], retention: RetentionRules | None = None
+        self, store: api.Store | str | os.PathLike[str], *, retention: RetentionRules | None = None
     ) -> None:
         self._heads = SessionHeads(store, retention=retention)
 

@@ -29,7 +29,7 @@ from strands.types.exceptions import StorageError
 
 from stepkeep import api
 from stepkeep.adapters.session_head import HeadsOwner, settled
-from stepkeep.api import Header, RetentionRules, SaveOptions, Session
+from stepkeep.api import Header, RetentionRules, SaveOptions
 from stepkeep.api.extension import HeaderQuery
 from stepkeep.errors import NotFound, StepkeepError
 
@@ -60,8 +60,7 @@ class StepkeepStorage(HeadsOwner, Storage):  # type: ignore[misc]
     def __init__(
         self, store: api.Store | str | os.PathLike[str], *, retention: RetentionRules | None = None
     ) -> None:
-        super().__init__(store, retention)
-        self._sessions: dict[str, Session] = {}
+        super().__init__(store, retention=retention)
         self._deleting = threading.Lock()
         self._prefix = ""
         self._last: tuple[bytes, Any, str] = (b"", {"data": b""}, "bytes")
@@ -105,17 +104,7 @@ class StepkeepStorage(HeadsOwner, Storage):  # type: ignore[misc]
         if kind == IMMUTABLE:
             self._remove(session, id)
         options = SaveOptions(tags=(kind,), external_id=id, metadata={_FORM: form}, message=id or "")
-        self._save(session, state, options)
-
-    def _save(self, key: str, state: Any, options: SaveOptions) -> None:
-        session = self._sessions.get(key)
-        if session is not None:
-            try:
-                session.save(state, **options)
-                return
-            except NotFound:
-                self._sessions.pop(key, None)  # somebody removed it
-        self._sessions[key], _ = self._heads.begin(key, state, options)
+        self._heads.save(session, state, options)
 
     def _read(self, key: str) -> bytes | None:
         session, kind, id = _place(key)
@@ -146,7 +135,7 @@ class StepkeepStorage(HeadsOwner, Storage):  # type: ignore[misc]
             if kind == IMMUTABLE:
                 self._remove(session, id)
             elif kind == LATEST and self._find(session, LATEST) and self._find(session, IMMUTABLE):
-                self._save(session, {}, SaveOptions(tags=(LATEST,), metadata={_FORM: _DELETED}))
+                self._heads.save(session, {}, SaveOptions(tags=(LATEST,), metadata={_FORM: _DELETED}))
             elif kind == LATEST:
                 self.store.get(session).clear()
             if not (self._find(session, LATEST) or self._find(session, IMMUTABLE)):

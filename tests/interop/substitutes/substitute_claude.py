@@ -18,8 +18,8 @@ class InMemorySessionStore(StepkeepSessionStore):
         super().__init__(fresh_url())
 
     def get_entries(self, key: Any) -> list[Any]:
-        found = self._heads.read(_key(key))
-        return [] if found is None else found.state[ENTRIES]
+        state = self._heads.state(_key(key))
+        return [] if state is None else state[ENTRIES]
 
     @property
     def size(self) -> int:
