@@ -337,6 +337,10 @@ class AsyncRewind(_Facade[Rewind]):
     to = _writes(Rewind.to)
     undo = _writes(Rewind.undo)
 
+    async def is_interrupted(self) -> bool:
+        """Whether the last restore of files was stopped in the middle."""
+        return await self._read(lambda: self._sync.is_interrupted)
+
 
 class AsyncParts(_Facade[Parts]):
     """`run.parts`: what is saved and restored with this handle."""

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -450,3 +451,52 @@ def test_undo_is_done_again_by_another_undo(agent: Agent) -> None:
     for wanted in (end, back, end):
         assert rewind(agent, "--undo").code == 0
         assert tree_of(agent.folder) == wanted
+
+
+def test_the_same_prompt_twice_is_two_turns(agent: Agent) -> None:
+    """A person may say `go on` again and again; hooks that are installed twice tell of one prompt twice at once."""
+    make_repository(agent.folder)
+    for text in ("one\n", "two\n"):
+        prompt(agent, "Go on with it please")
+        put(agent.folder / "a.txt", text)
+        stop(agent)
+    assert [each["number"] for each in turns(agent)] == [2, 1]
+    for _ in range(2):
+        agent.hook("UserPromptSubmit", prompt="Now the third thing")
+    agent.settled()
+    assert [each["number"] for each in turns(agent)] == [3, 2, 1]
+
+
+_STOPPED = """
+import os, sys, stepkeep
+from stepkeep.workspace.staging import Staging
+place = Staging.place
+def stopping(self, path, expected):
+    place(self, path, expected)
+    os.kill(os.getpid(), 9)
+Staging.place = stopping
+stepkeep.open(sys.argv[1]).get(sys.argv[2]).rewind.to(1)
+"""
+
+
+@pytest.mark.parametrize("then", ["1", "--undo"])
+def test_a_rewind_that_is_killed_is_told_finished_or_taken_back(agent: Agent, then: str) -> None:
+    """The next command says so; doing it again leads to the new tree, taking it back to the old one."""
+    make_repository(agent.folder)
+    for name in ("a.txt", "b.txt"):
+        put(agent.folder / name, "zero\n")
+    before = tree_of(agent.folder)
+    prompt(agent, "Change both of the files")
+    for name in ("a.txt", "b.txt"):
+        put(agent.folder / name, "one\n")
+    stop(agent)
+    after = tree_of(agent.folder)
+    key = KEYS["claude-code"]
+    subprocess.run(
+        [sys.executable, "-c", _STOPPED, agent.url, key], cwd=agent.folder, env=agent.environment, check=False
+    )
+    assert tree_of(agent.folder) not in (before, after)
+    assert "stopped in the middle" in rewind(agent).err
+    assert rewind(agent, then).code == 0
+    assert tree_of(agent.folder) == (before if then == "1" else after)
+    assert "stopped in the middle" not in rewind(agent).err

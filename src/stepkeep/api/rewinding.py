@@ -12,7 +12,14 @@ from stepkeep.model import STATE, Header
 from stepkeep.recording.coding_agents.conversation_fork import ConversationFork, fork_before
 from stepkeep.recording.coding_agents.turns import AgentTurns, Turn
 from stepkeep.text import count
-from stepkeep.workspace.file_restore import RestoredFiles, SomeFiles, last_step, restore_files
+from stepkeep.workspace.file_restore import (
+    BEGUN,
+    RESTORED,
+    RestoredFiles,
+    SomeFiles,
+    last_step,
+    restore_files,
+)
 
 if TYPE_CHECKING:
     from stepkeep.api.session import Session
@@ -92,6 +99,13 @@ class Rewind:
             if is_part and step.takes_back and after.takes_back:
                 step = after
         return tuple(done.values())
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the last restore of files was stopped in the middle: doing it again finishes it, `undo` takes it
+        back."""
+        steps = [event for event in self._session.events() if event.type in (BEGUN, RESTORED)]
+        return bool(steps) and steps[-1].type == BEGUN
 
     def _looked_up(self) -> AgentTurns:
         return AgentTurns(self._engine, self._session.info, self._session.files._limits)

@@ -16,7 +16,7 @@ import click
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, chosen_session, limit_option, on_session, opened, session_here
-from stepkeep.cli.printing import file_line, is_terminal, lines, styled, width, write
+from stepkeep.cli.printing import file_line, is_terminal, lines, note, styled, width, write
 from stepkeep.cli.restore import restored_lines
 from stepkeep.errors import InvalidInput
 from stepkeep.text import age, clean, count, shortened
@@ -89,6 +89,10 @@ class _View(NamedTuple):
 
     def choose(self, limit: int, *, dry_run: bool, force: bool) -> int:
         """List the turns; on a terminal let one be picked, show what would change, and do it on a yes."""
+        if self.session.rewind.is_interrupted:
+            note(
+                "the last rewind was stopped in the middle: do it again to finish it, or take it back with --undo"
+            )
         turns = self.session.rewind.turns(limit=limit)
         if self.settings.json or not (turns and is_terminal() and sys.stdin.isatty()):
             self.settings.show(turns, lambda found: lines(_listed(found)))

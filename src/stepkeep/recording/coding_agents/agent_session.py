@@ -72,9 +72,6 @@ def changed(state: SessionState, delta: Delta) -> SessionState:
     after = dict(state)
     if delta.phase:
         after["phase"] = delta.phase
-    if delta.kind == hook_events.PROMPT and not _is_same_turn(state, delta):
-        after["turn_number"] = state.get("turn_number", 0) + 1
-        after["edited"] = []
     if delta.edited:
         after["edited"] = list(dict.fromkeys([*state.get("edited", []), *delta.edited]))[-MAX_EDITED:]
     if delta.prompt:
@@ -98,11 +95,6 @@ def changed(state: SessionState, delta: Delta) -> SessionState:
     elif delta.kind in (hook_events.PROMPT, hook_events.TOOL, hook_events.TOOL_FAILED):
         after["turn"] = "running"
     return after
-
-
-def _is_same_turn(state: SessionState, delta: Delta) -> bool:
-    """Whether a prompt comes a second time, as where hooks are installed twice."""
-    return state.get("turn") == "running" and state.get("prompt") == delta.prompt and not state.get("edited")
 
 
 def _with_task(tasks: list[dict[str, str]], task: Task) -> list[dict[str, str]]:
@@ -410,6 +402,10 @@ def save(
 ) -> Header:
     """Make a checkpoint of all that is known."""
     now = _with_environment(changed(before.now, event), event, before.last_event)
+    if (
+        event.kind == hook_events.PROMPT
+    ):  # one that only repeats another, as where hooks are installed twice, comes not here
+        now |= {"turn_number": before.now.get("turn_number", 0) + 1, "edited": []}
     tree = {} if files is None else {"tree": files.root}
     outcomes = [each.outcome for each in (*before.waiting, event) if each.outcome is not None]
     status = _status(event, now)

@@ -177,10 +177,15 @@ def _tree(engine: Engine, session: SessionInfo, root: str, also: list[str]) -> T
     from stepkeep.workspace.capture import TreeCapture
 
     settings = config.here()
-    since_us = session.metadata.get(TOO_SLOW) or 0
-    if not settings["hooks.workspace"] or engine.clock() - since_us < RETRY_SECONDS * 1_000_000:
+    if not settings["hooks.workspace"] or _is_resting(engine, session):
         return None
     return TreeCapture(engine, session.uid, root, limits=_limits(settings), also=also)
+
+
+def _is_resting(engine: Engine, session: SessionInfo) -> bool:
+    """Whether the tree of a session took too long a while ago."""
+    since_us = session.metadata.get(TOO_SLOW) or 0
+    return engine.clock() - since_us < RETRY_SECONDS * 1_000_000
 
 
 def _record(store: AnyStore, spooled: Spooled) -> None:
