@@ -299,3 +299,13 @@ def test_outside_of_git_files_are_captured_on_request(agent: Agent) -> None:
     agent.settled()
     with agent.store() as store:
         assert all("files" not in each.contents for each in store.get("claude-code:other").history())
+
+
+@pytest.mark.full
+def test_a_client_that_names_no_folder_works_where_the_hook_runs(agent: Agent) -> None:
+    """The tree is that of the hook's own directory; it is captured before the first tool there too."""
+    make_repository(agent.folder)
+    write(agent, edited_txt="mine")
+    assert before(agent, "ls", cwd="") == ""
+    (found,) = captures(agent)
+    assert read(agent, found.id, "edited.txt") == b"mine"

@@ -28,7 +28,7 @@ def answer_hook(
     if hook_events.EVENTS.get(client, {}).get(event) == hook_events.BEFORE_TOOL:
         with suppress(Exception):  # what makes no sense is told by who answers with a store
             content = hook_events.read_input(0) if content is None else content
-            found = hook_events.read_event(client, event, content, cwd="/")
+            found = hook_events.read_event(client, event, content, cwd=os.getcwd())  # noqa: PTH109
             if _needs_nothing(found, environ):
                 untold = HookNotes(environ, found.session).untold()
                 answer = {"systemMessage": untold} if untold else {}

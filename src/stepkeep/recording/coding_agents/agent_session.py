@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 MAX_RECENT = 10
 MAX_OUTCOMES = 50
 MAX_EDITED = 500
+MAX_IN_TURN = 1000
+"""How many checkpoints of a turn are looked at."""
+
 MAX_LOOKED_AT = 50
 """Among how many sessions the one is looked for that an agent took up."""
 
@@ -245,7 +248,7 @@ def session_for(engine: Engine, event: HookEvent) -> SessionInfo:
 def captures_of_turn(engine: Engine, session: SessionInfo) -> list[Header]:
     """The checkpoints since the last prompt that have the files of a tree, oldest first."""
     found: list[Header] = []
-    for header in engine.headers(HeaderQuery(session=session.uid, limit=MAX_LOOKED_AT)):
+    for header in engine.headers(HeaderQuery(session=session.uid, limit=MAX_IN_TURN)):
         if FILES in header.contents and isinstance(header.metadata.get("tree"), str):
             found.append(header)
         if header.trigger == _TRIGGERS[hook_events.PROMPT]:
