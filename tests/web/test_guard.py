@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import apsw
 import pytest
 
 import stepkeep
+from stepkeep.web.answers import ANSWERS
 from tests.web.driving import Ui
 
 Serve = Callable[..., Ui]
@@ -176,6 +178,27 @@ def test_changes_need_leave_and_a_page_of_this_server(serve: Serve, tmp_path: Pa
     assert act(**own) == 200
     with stepkeep.open(url) as store:
         assert store.get("s").info.last_seq == 2
+
+
+def test_looking_changes_nothing(ui: Ui, tmp_path: Path) -> None:
+    """No question that pages can ask writes anything: not even the one that looks the store over."""
+    call = Caller(ui)
+    cookie = call.cookie()
+    call("/api/session?key=s", Cookie=cookie)
+    before = contents(tmp_path / "store.db")
+    for name in ANSWERS:
+        query = "key=s&ref=latest&path=n&older=seq:1&newer=seq:1&text=x&step=x"
+        status = call(f"/api/{name}?{query}", Cookie=cookie)[0]
+        assert (name, status < 500) == (name, True)
+    assert contents(tmp_path / "store.db") == before
+
+
+def contents(path: Path) -> list[str]:
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    found = [repr((name, list(connection.execute(f"SELECT * FROM {name}")))) for name in sorted(tables)]
+    connection.close()
+    return found
 
 
 def test_a_port_that_is_taken_is_said(ui: Ui, serve: Serve, tmp_path: Path) -> None:

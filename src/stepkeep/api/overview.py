@@ -59,12 +59,14 @@ class SessionOverview(SessionSummary, frozen=True, kw_only=True):
 
 
 class SessionPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some sessions, most recently used first. `usage` is that of the whole store, `max_bytes` its limit; `next` is
+    """Some sessions, most recently used first. `usage` is that of the whole store, `max_bytes` the most it may take,
+    `budget_bytes` what it may take before history is thinned, each None where there is no such limit; `next` is
     passed as `after` for more, None when there are none."""
 
     store: str
     usage: Usage
     max_bytes: int | None
+    budget_bytes: int | None
     sessions: tuple[SessionOverview, ...]
     next: str | None
 
@@ -80,6 +82,7 @@ def session_page(
     limit: int = 50,
     after: str | None = None,
     max_bytes: int | None = None,
+    budget_bytes: int | None = None,
 ) -> SessionPage:
     """The next `limit` sessions that match. `text` is looked for in keys, projects, workflows and metadata, and in the
     messages and tags of checkpoints."""
@@ -103,6 +106,7 @@ def session_page(
         store=engine.backend.url,
         usage=engine.backend.usage(),
         max_bytes=max_bytes,
+        budget_bytes=budget_bytes,
         sessions=tuple(found[:limit]),
         next=None if last is None else f"{to_us(last.updated)}-{last.uid}",
     )

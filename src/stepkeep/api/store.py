@@ -366,7 +366,8 @@ class Store:
             runs_only=runs_only,
             limit=limit,
             after=after,
-            max_bytes=self._settings["limits.max_bytes"],
+            max_bytes=self._settings.for_store["limits.max_bytes"],
+            budget_bytes=self._settings.for_store["limits.budget_bytes"],
         )
 
     def checkpoint(self, id: str) -> Checkpoint:
@@ -519,15 +520,18 @@ class Store:
             last_backup=self._backup_note.read(),
         )
 
-    def doctor(self, *, full: bool = False, progress: Progress | None = None) -> Diagnosis:
+    def doctor(
+        self, *, full: bool = False, trial: bool = True, progress: Progress | None = None
+    ) -> Diagnosis:
         """Look over the store and what it runs on; what to do about each thing that is not in order.
 
         The newest checkpoint of the sessions used last is verified; with `full` every byte is. A small save is tried,
-        read back and removed. For a store that cannot be opened there is `stepkeep.api.diagnose`.
+        read back and removed, unless `trial` is false. For a store that cannot be opened there is
+        `stepkeep.api.diagnose`.
         """
         from stepkeep.api.doctor import diagnose
 
-        return diagnose(self.url, full=full, progress=progress)
+        return diagnose(self.url, full=full, trial=trial, progress=progress)
 
     def stats(self, *, hours: int = 24) -> Stats:
         """What all processes counted: totals, latencies, and the last hours one by one."""

@@ -214,7 +214,7 @@ ANSWERS: Final[dict[str, Answer]] = {
     "plan": _plan,
     "store": lambda opened, _: opened.store.status(limit=20),
     "stats": lambda opened, _: opened.store.stats(hours=HOURS),
-    "doctor": lambda opened, _: opened.store.doctor(),
+    "doctor": lambda opened, _: opened.store.doctor(trial=False),
     "verify": lambda opened, params: opened.session(params).verify(),
     "prune": lambda opened, _: _without_decisions(opened.store.prune(dry_run=True)),
     "clean": lambda opened, _: _going(opened.store.clean(dry_run=True)),

@@ -3,7 +3,7 @@
 import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import htm from "htm";
-import { age, clean, cleanLines, moment } from "stepkeep/text";
+import { age, clean, cleanLines, count, moment, size } from "stepkeep/text";
 
 export const html = htm.bind(h);
 
@@ -146,6 +146,25 @@ export function Meter({ label, used, of, children }) {
           aria-valuemax="100"><div class="is-${level}" style=${{ width: `${Math.max(share, 0.5)}%` }} /></div>`
       }
     </div>`;
+}
+
+// What a store takes, of what it may take: the hard limit, or the budget from which on history is thinned.
+export function StorageMeter({ of, children }) {
+  const { usage, max_bytes: most, budget_bytes: budget } = of;
+  const limits = [
+    [most, "limits.max_bytes"],
+    [budget, "limits.budget_bytes"],
+  ].filter(([bytes]) => bytes);
+  limits.sort(([one], [other]) => one - other);
+  const [bytes, name] = limits[0] || [];
+  return html`
+    <${Meter} label="Storage used" used=${usage.store_bytes} of=${bytes}>
+      <span title=${name}><strong>${size(usage.store_bytes)}</strong>${bytes ? ` of ${size(bytes)}` : ", without a limit"}</span>
+      <span>${count(usage.sessions, "session")}</span>
+      <span>${count(usage.checkpoints, "checkpoint")}</span>
+      ${children}
+      ${budget && usage.store_bytes > budget && html`<strong class="is-bad">over its budget: history is thinned, saves go on</strong>`}
+    <//>`;
 }
 
 export const Tabs = ({ label, tabs, current }) => html`

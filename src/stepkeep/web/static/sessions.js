@@ -7,8 +7,8 @@ import {
   Answered,
   Badge,
   Empty,
-  Meter,
   Problem,
+  StorageMeter,
   Tag,
   Word,
   address,
@@ -45,7 +45,7 @@ export function Sessions({ params }) {
     <${Filters} wanted=${wanted} />
     <${Answered} answer=${answer}>
       ${(page) => html`
-        <${Storage} page=${page} />
+        <${StorageMeter} of=${page}><${Next} /><//>
         <${List} page=${page} wanted=${wanted} />`}
     <//>`;
 }
@@ -78,14 +78,6 @@ function Filters({ wanted }) {
       </nav>
     </form>`;
 }
-
-const Storage = ({ page: { usage, max_bytes: most } }) => html`
-  <${Meter} label="Storage used" used=${usage.store_bytes} of=${most}>
-    <span><strong>${size(usage.store_bytes)}</strong>${most ? ` of ${size(most)}` : " stored"}</span>
-    <span>${count(usage.sessions, "session")}</span>
-    <span>${count(usage.checkpoints, "checkpoint")}</span>
-    <${Next} />
-  <//>`;
 
 // What the next clean removes, and why: asked for once, because it looks at every session.
 function Next() {

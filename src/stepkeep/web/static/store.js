@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { useAnswer } from "stepkeep/data";
-import { Answered, Badge, Command, Meter, When, Word, html, sessionAddress, useTitle } from "stepkeep/parts";
+import { Answered, Badge, Command, StorageMeter, When, Word, html, sessionAddress, useTitle } from "stepkeep/parts";
 import { clean, command, count, size } from "stepkeep/text";
 
 export function Store() {
@@ -14,11 +14,7 @@ export function Store() {
       <code>${clean(answer.data.store)}</code></p>`}</header>
     <${Answered} answer=${answer}>
       ${(store) => html`
-        <${Meter} label="Storage used" used=${store.usage.store_bytes} of=${store.max_bytes}>
-          <span><strong>${size(store.usage.store_bytes)}</strong>${store.max_bytes
-            ? ` of ${size(store.max_bytes)} (limits.max_bytes)` : ", without a limit"}</span>
-          <span>${count(store.usage.sessions, "session")}</span>
-            <span>${count(store.usage.checkpoints, "checkpoint")}</span>
+        <${StorageMeter} of=${store}>
           ${store.oldest && html`<span>since <${When} time=${store.oldest} /></span>`}
         <//>
         <p class="counts">${Object.entries(store.statuses)
