@@ -214,7 +214,7 @@ def rewind_and_undo(store: Store, root: Path, say: Say) -> None:
     """The next command after one that was stopped is an undo, whichever of the two was stopped."""
     if not has_begun(store):
         rewind(store, root, say)
-    if read(root) == WORKED:
+    elif read(root) in (WORKED, REWOUND):
         return
     done = store.get("r").rewind.undo()
     if not all(each.is_complete for each in done):

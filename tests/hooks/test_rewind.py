@@ -475,7 +475,8 @@ def stopping(self, path, expected):
     place(self, path, expected)
     os.kill(os.getpid(), 9)
 Staging.place = stopping
-stepkeep.open(sys.argv[1]).get(sys.argv[2]).rewind.to(1)
+rewind = stepkeep.open(sys.argv[1]).get(sys.argv[2]).rewind
+rewind.to(1) if sys.argv[3] == "to" else rewind.undo()
 """
 
 
@@ -493,10 +494,35 @@ def test_a_rewind_that_is_killed_is_told_finished_or_taken_back(agent: Agent, th
     after = tree_of(agent.folder)
     key = KEYS["claude-code"]
     subprocess.run(
-        [sys.executable, "-c", _STOPPED, agent.url, key], cwd=agent.folder, env=agent.environment, check=False
+        [sys.executable, "-c", _STOPPED, agent.url, key, "to"],
+        cwd=agent.folder,
+        env=agent.environment,
+        check=False,
     )
     assert tree_of(agent.folder) not in (before, after)
     assert "stopped in the middle" in rewind(agent).err
     assert rewind(agent, then).code == 0
     assert tree_of(agent.folder) == (before if then == "1" else after)
     assert "stopped in the middle" not in rewind(agent).err
+
+
+def test_an_undo_that_is_killed_is_finished_by_another(agent: Agent) -> None:
+    """It took nothing back yet, so the next one does not do the rewind again."""
+    make_repository(agent.folder)
+    for name in ("a.txt", "b.txt"):
+        put(agent.folder / name, "zero\n")
+    prompt(agent, "Change both of the files")
+    for name in ("a.txt", "b.txt"):
+        put(agent.folder / name, "one\n")
+    stop(agent)
+    after = tree_of(agent.folder)
+    assert rewind(agent, "1").code == 0
+    subprocess.run(
+        [sys.executable, "-c", _STOPPED, agent.url, KEYS["claude-code"], "undo"],
+        cwd=agent.folder,
+        env=agent.environment,
+        check=False,
+    )
+    assert tree_of(agent.folder) != after
+    assert rewind(agent, "--undo").code == 0
+    assert tree_of(agent.folder) == after

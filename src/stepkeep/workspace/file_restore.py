@@ -133,15 +133,18 @@ class UndoStep(msgspec.Struct, frozen=True, kw_only=True):
     """Something that can be taken back: a change of branches (`switch`), a restore of files, or both at once.
 
     Both are what the events noted. `takes_back` is False where that is itself an undo: taking it back does it again.
+    `is_ended` is False for a restore of files that was stopped in the middle.
     """
 
     switch: Mapping[str, Any] | None = None
     files: Mapping[str, Any] | None = None
     takes_back: bool = True
+    is_ended: bool = True
 
 
 def last_step(engine: Engine, session: SessionInfo, *, files_only: bool = False) -> UndoStep:
-    """What an undo takes back: the newest step that was not taken back yet, else the last undo.
+    """What an undo takes back: the newest step that was not taken back yet, else the last undo. An undo that was
+    stopped in the middle took nothing back: another one finishes it.
 
     Raises:
         NotFound: nothing was restored or switched (`nothing_to_undo`).
@@ -151,7 +154,7 @@ def last_step(engine: Engine, session: SessionInfo, *, files_only: bool = False)
     for step in steps:
         if step.takes_back:
             waiting.append(step)
-        elif waiting:
+        elif waiting and step.is_ended:
             waiting.pop()
     if not steps:
         what = (
@@ -169,11 +172,12 @@ def _steps(events: Iterable[Event], *, files_only: bool) -> list[UndoStep]:
     for event in events:
         last = steps[-1] if steps else UndoStep()
         if event.type == BEGUN:
-            steps.append(UndoStep(files=event.data, takes_back=not event.data.get("is_undo")))
+            steps.append(UndoStep(files=event.data, takes_back=not event.data.get("is_undo"), is_ended=False))
         elif event.type == SWITCHED and not files_only:
             steps.append(UndoStep(switch=event.data, takes_back=event.data.get("why") != "undo"))
-        elif event.type == RESTORED and last.files is not None and not event.data.get("done", 1):
-            steps.pop()
+        elif event.type == RESTORED and last.files is not None:
+            ended = [msgspec.structs.replace(last, is_ended=True)] if event.data.get("done", 1) else []
+            steps[-1:] = ended
         elif event.type == RESTORED_ALL and not files_only and len(steps) > 1:
             steps[-2:] = [msgspec.structs.replace(last, files=steps[-2].files)]
     return steps
