@@ -17,7 +17,7 @@ import pytest
 
 import stepkeep
 from stepkeep.engine import NewBody, Save
-from stepkeep.storage.port import Append, Appended
+from stepkeep.storage.port import Append, Appended, Seal
 from tests import interpreter
 from tests.api import programs
 
@@ -391,16 +391,19 @@ def test_savers_that_wait_are_not_forgotten(store: stepkeep.Store, session: step
 
 
 @pytest.mark.full
-def test_saves_of_many_threads_share_commits(store: stepkeep.Store, session: stepkeep.Session) -> None:
+def test_saves_of_many_threads_share_commits(
+    store: stepkeep.Store, session: stepkeep.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While one commits, the others queue, and one commit takes them all."""
     batches: list[int] = []
-    append = store.engine._committer._append
+    backend = store.engine.backend
+    append = backend.append
 
-    def counted(batch: Sequence[Append]) -> list[Appended | stepkeep.StepkeepError]:
+    def counted(batch: Sequence[Append], seal: Seal) -> list[Appended | stepkeep.StepkeepError]:
         batches.append(len(batch))
-        return append(batch)
+        return append(batch, seal)
 
-    store.engine._committer._append = counted
+    monkeypatch.setattr(backend, "append", counted)
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda n: session.save({"n": n}), range(400)))
     assert sum(batches) == 400

@@ -296,7 +296,7 @@ def _stuck(engine: Engine) -> Found:
 def _backup(engine: Engine) -> Found:
     last = BackupNote(engine.backend.url, data_folder=config.data_folder).read()
     if last is None:
-        yield _note("backup", "none is known of", "`stepkeep backup`, from a timer")
+        yield _ok("backup", "none is known of: `stepkeep backup` makes one, also from a timer")
         return
     age = span(max(0, engine.clock() - to_us(last.time))) or "a moment"
     yield _ok("backup", f"the last one is {age} old: {last.path} ({size(last.size_bytes)})")
