@@ -71,6 +71,7 @@ function App() {
   useEffect(() => {
     const moved = () => setWhere(place());
     window.addEventListener("hashchange", moved);
+    moved(); // the address may have changed before anybody listened
     return () => window.removeEventListener("hashchange", moved);
   }, []);
   useEffect(() => watch((keys) => setAway(keys === null)), []);
