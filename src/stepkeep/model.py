@@ -277,7 +277,7 @@ def _checked(what: str, text: object, least: int, most: int, code: str) -> str:
 
 
 # Texts, compiled when a name is checked first: most processes never check one.
-_REF_WORDS: Final = r"latest|newest|now|latest[~@].*|\#\d+|(?:seq|tag|branch):.*|step--?\d+|cp_.*"
+_REF_WORDS: Final = r"latest|newest|now|latest[~@].*|\#?\d+|(?:seq|tag|branch):.*|step--?\d+|cp_.*"
 _TIME_WORDS: Final = (
     r"(?:today|yesterday)(?:\s.*)?|.*\sago|\d{1,2}:\d\d(?::\d\d.*)?|\d{4,}-\d\d-\d\d(?:[T\s]\d.*)?"
     r"|\d{8}(?:[T\s]\d.*)?|\d{4}-?W\d\d.*"

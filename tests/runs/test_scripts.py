@@ -240,22 +240,28 @@ def test_a_damaged_newest_checkpoint_costs_only_its_own_step(tmp_path: Path, url
 # --- names and arguments
 
 
-def test_the_same_step_twice_in_one_run_is_called_once(store: stepkeep.Store) -> None:
-    """The second call returns what the first one stored, a copy that nobody shares."""
-    fetch = Counted()
+def test_a_name_that_comes_again_is_another_step(url: str) -> None:
+    """Also with the same arguments, or none: a loop gets a new output each time, and those again when it is resumed."""
+    with stepkeep.open(url) as store, pytest.raises(RuntimeError), store.run("dice") as run:
+        rolls = iter((4, 2, 6))
+        first = [run.step("roll", lambda: next(rolls)) for _ in range(3)]
+        assert (first, list(run.outputs)) == ([4, 2, 6], ["roll", "roll #2", "roll #3"])
+        raise RuntimeError("stop")
+    with stepkeep.open(url) as store, store.run("dice") as run:
+        assert [run.step("roll", lambda: 1) for _ in range(4)] == [4, 2, 6, 1]
+
+
+def test_an_output_is_shared_with_nobody(store: stepkeep.Store) -> None:
     with store.run("nightly") as run:
-        first = run.step("fetch", fetch, 1)
-        first.append("mine")
-        assert run.step("fetch", fetch, 1) == [1]
+        run.step("fetch", Counted(), 1).append("mine")
         run.step("count", Counted())
-    assert fetch.calls == 1
     assert store.get("nightly").load().state["fetch"] == [1]
 
 
 def test_a_name_in_a_loop_is_numbered(url: str) -> None:
-    """Each call with other arguments is a step of its own; resumed, the calls meet their own outputs again."""
+    """Each call is a step of its own; resumed, the calls meet their own outputs again."""
     with stepkeep.open(url) as store, pytest.raises(RuntimeError), store.run("chat") as run:
-        assert [run.step("llm", str.upper, word) for word in ("a", "b", "a")] == ["A", "B", "A"]
+        assert [run.step("llm", str.upper, word) for word in ("a", "b")] == ["A", "B"]
         raise RuntimeError("stop")
     call = Counted()
     with stepkeep.open(url) as store, store.run("chat") as run:
@@ -334,6 +340,7 @@ def test_an_argument_without_exact_encoding_needs_a_key(store: stepkeep.Store) -
             run.step("use", use, {"lock": [threading.Lock()]})
         assert refused.value.path == "#1.lock[0]"
         assert run.step("use", use, threading.Lock(), key=["v1"]) == "used"
+    with store.run("nightly") as run:
         assert run.step("use", use, threading.Lock(), key=["v1"]) == "used"
     with pytest.raises(stepkeep.Conflict, match="the key changed"), store.run("nightly") as run:
         run.step("use", use, threading.Lock(), key=["v2"])

@@ -276,6 +276,8 @@ def test_zones_have_names() -> None:
 # --- branches ----------------------------------------------------------------------------------------------------
 
 RESERVED = [
+    "12",
+    "2025",
     "latest",
     "newest",
     "now",
@@ -291,7 +293,7 @@ RESERVED += ["tag:a", "branch:b", "cp_1", "yesterday", "today 14:30", "2 hours a
 RESERVED += ["2025-01-20T14:30:00Z", "20250120", "2025-W04-1", "Latest", "NOW", "cp_"]
 
 FREE = ["main", "now-or-never", "latest-fix", "a latest", "step-five", "seq", "#fix", "2025-01-20-experiment"]
-FREE += ["tags", "agora", "2025", "1:1", "12", "feature/x", "branch", "cp", "step-5b"]
+FREE += ["tags", "agora", "v2025", "1:1", "1.2", "feature/x", "branch", "cp", "step-5b"]
 
 
 @pytest.mark.parametrize("name", RESERVED)

@@ -65,7 +65,8 @@ class CheckpointRef(msgspec.Struct, frozen=True):
 
 _NUMBERED: Final[tuple[tuple[RefKind, re.Pattern[str]], ...]] = (
     ("back", re.compile(r"latest(?:~(\d{1,9}))?", re.ASCII)),
-    ("seq", re.compile(r"(?:#|seq:)?(\d{1,18})", re.ASCII)),
+    # A bare number of eight digits is a date.
+    ("seq", re.compile(r"(?:#|seq:|(?=\d{1,7}\Z))(\d{1,18})", re.ASCII)),
     ("step", re.compile(r"step-(-?\d{1,18})", re.ASCII)),
 )
 _NAMED: Final = re.compile(r"(tag|branch):(.+)", re.DOTALL)

@@ -308,10 +308,10 @@ class Run:
     def step(self, name: str, call: Callable[..., R], /, *args: Any, key: object = None, **kwargs: Any) -> R:
         """Call a function once in the life of this run, and return what it returned, as it was stored.
 
-        A step that finished before is not called: its stored output is returned. A name that comes again with other
-        arguments, as in a loop, is the next step of that name: `llm`, `llm #2`, … in the order of the calls. The output
-        comes back as plain data, the first time as well, so that a resumed run sees what the first one
-        saw. `key` is compared in place of the arguments, for those that have no exact encoding.
+        A step that an earlier run finished is not called: its stored output is returned. A name that comes again, as
+        in a loop, is the next step of that name: `llm`, `llm #2`, … in the order of the calls. The output comes back as
+        plain data, the first time as well, so that a resumed run sees what the first one saw. `key` is compared in
+        place of the arguments, for those that have no exact encoding.
 
         Raises:
             Conflict: the step finished with other arguments (code `step_changed`), it is running at this moment
@@ -408,7 +408,7 @@ class Run:
         self._check_process()
         with self._lock:
             self._check_open()
-            name = self._numbered(name, arguments)
+            name = self._numbered(name)
             ordinal = self._seen.setdefault(name, len(self._seen) + 1)
             finished = self._record.steps.get(name)
             if finished is not None and finished.arguments != arguments:
@@ -423,12 +423,12 @@ class Run:
             self._settle(*saving)
         return FinishedOutput(output)
 
-    def _numbered(self, name: str, arguments: dict[str, str]) -> str:
-        """The name of the step: with a number where that name was finished in this very run with other arguments."""
+    def _numbered(self, name: str) -> str:
+        """The name of the step: with a number where that name was finished, and saved, in this very run already."""
         for number in itertools.count(1):
             numbered = name if number == 1 else f"{name} #{number}"
-            finished = self._record.steps.get(numbered)
-            if numbered not in self._seen or finished is None or finished.arguments == arguments:
+            is_done = numbered in self._record.steps and numbered not in self._unsaved
+            if numbered not in self._seen or not is_done:
                 return numbered
         raise AssertionError("there is always a next number")
 
