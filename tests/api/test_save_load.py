@@ -317,7 +317,7 @@ def test_threads_share_a_commit(session: stepkeep.Session, monkeypatch: pytest.M
     assert first_is_in.wait(10)
     for thread in threads[1:]:
         thread.start()
-    while len(committer._queue) < 8:
+    while len(committer.queue) < 8:
         threading.Event().wait(0.001)
     gate.set()
     for thread in threads:

@@ -204,13 +204,14 @@ def test_stale_locks_go_with_their_process(tmp_path: Path) -> None:
     if child == 0:
         try:
             store = stepkeep.Store(SqliteBackend(path))
-            with sqlite._creation.locked(path.parent), store.engine.backend._borrow_writer() as writer:  # type: ignore[attr-defined]
-                writer.run("BEGIN IMMEDIATE")
+            with sqlite._creation.locked(path.parent):
+                store.engine.backend._take_writer().run("BEGIN IMMEDIATE")  # type: ignore[attr-defined]
                 ready.touch()
                 time.sleep(600)
         finally:
             os._exit(1)
     while not ready.exists():
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended before it held anything"
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

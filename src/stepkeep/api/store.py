@@ -23,7 +23,7 @@ from stepkeep.api.options import (
 from stepkeep.api.session import Session, session_summaries
 from stepkeep.api.upkeep import Upkeep
 from stepkeep.codec import exact
-from stepkeep.codec.compression import Compression, chosen_compression
+from stepkeep.codec.compression import ZSTD, ZSTD_COMPRESSION, Compression, chosen_compression
 from stepkeep.config import Settings
 from stepkeep.engine import Engine
 from stepkeep.errors import NotFound
@@ -78,11 +78,12 @@ class Store:
         clock: Callable[[], int] = utc_now_us,
     ) -> None:
         self._settings = configuration.load(cwd=None, environ={}) if settings is None else settings
+        choice = compression or self._settings["checkpoint.compression"]
         self._engine = Engine(
             backend,
             keyframe_every=keyframe_every,
             max_state_bytes=max_state_bytes,
-            compression=chosen_compression(compression or self._settings["checkpoint.compression"]),
+            compression=ZSTD_COMPRESSION if choice == ZSTD else chosen_compression(choice),
             compresses=self._settings.compresses,
             policy_of_new=self._settings.policy_of_new,
             clock=clock,

@@ -150,6 +150,8 @@ class Command(click.Command):
         """Take the common options out of the parameters, wherever on the line they were given."""
         rest = super().parse_args(ctx, args)
         settings, given = ctx.ensure_object(CommonOptions), ctx.params
+        if (folder := given.pop("work_folder", None)) is not None:
+            _enter(folder)
         if (store := given.pop("store")) == "":
             raise click.UsageError("A store cannot be empty.", ctx)
         settings.store = store or settings.store
@@ -230,9 +232,7 @@ class LazyGroup(CommandGroup):
                 formatter.write_dl([(name.ljust(width), COMMANDS[name][1]) for name in names.split()])
 
 
-def _enter(_ctx: click.Context, _param: click.Parameter, folder: str | None) -> None:
-    if folder is None:
-        return
+def _enter(folder: str) -> None:
     import os
 
     try:
@@ -266,11 +266,8 @@ stepkeep = LazyGroup(
             help="Print the version.",
         ),
         click.Option(
-            ["-C", "folder"],
+            ["-C", "work_folder"],
             metavar="DIR",
-            is_eager=True,
-            expose_value=False,
-            callback=_enter,
             help="Work as if it were called in that folder.",
         ),
     ],

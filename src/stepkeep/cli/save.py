@@ -95,7 +95,7 @@ def save(
     if auto and manual:
         raise click.UsageError("--auto and --manual exclude each other.")
     options: api.SaveOptions = {
-        "tags": _tags(tag_lists),
+        "tags": _tags(tag_lists) if tag_lists else (),
         "trigger": TriggerKind.MANUAL if manual else TriggerKind.AUTO,
         "metadata": None if metadata_document is None else _metadata(metadata_document),
         "status": Status(status or Status.IN_PROGRESS),

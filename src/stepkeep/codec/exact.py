@@ -142,7 +142,7 @@ def decode(encoding: str, data: bytes, first_at: int = 0) -> Any:
 # About what Python takes for each beside the text. The densest JSON is `{},`, with less than 80 bytes for each byte.
 # An apostrophe stands for a whole text.
 _WEIGHTS: Final = ((b",", 40), (b"[", 96), (b"{", 192), (b'"', 16), (b"'", 32))
-_MOST_PER_BYTE: Final = 80
+NEVER_DENSE_BYTES: Final = MAX_DECODED_BYTES // 80
 
 
 def is_dense(content: bytes) -> bool:
@@ -150,7 +150,7 @@ def is_dense(content: bytes) -> bool:
 
     No state that is saved is dense, so one that is read and is dense was made by someone else.
     """
-    if len(content) * _MOST_PER_BYTE <= MAX_DECODED_BYTES or _weight(content) <= MAX_DECODED_BYTES:
+    if len(content) <= NEVER_DENSE_BYTES or _weight(content) <= MAX_DECODED_BYTES:
         return False
     return sum(map(_weight, without_texts(content))) > MAX_DECODED_BYTES
 

@@ -48,12 +48,9 @@ class Committer:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._queue: deque[Queued] = deque()
+        self.queue: deque[Queued] = deque()  # what is to be committed is appended here
         self._leader = threading.Lock()
         self._waiting: deque[Queued] = deque()
-
-    def enqueue(self, queued: Queued) -> None:
-        self._queue.append(queued)
 
     def settle(self, queued: Queued) -> Outcome:
         """What became of an append; lead a commit if nobody else does."""
@@ -66,7 +63,7 @@ class Committer:
 
     def flush(self) -> None:
         """Return when everything queued so far is settled."""
-        while self._queue:
+        while self.queue:
             self._lead()
 
     def _lead(self, queued: Queued | None = None) -> None:
@@ -136,8 +133,8 @@ class Committer:
     def _take_batch(self) -> list[Queued]:
         batch: list[Queued] = []
         size = 0
-        while self._queue and len(batch) < MAX_BATCH and size < MAX_BATCH_BYTES:
-            queued = self._queue.popleft()
+        while self.queue and len(batch) < MAX_BATCH and size < MAX_BATCH_BYTES:
+            queued = self.queue.popleft()
             for body in queued.item.bodies:
                 size += body.stored_size
             batch.append(queued)
@@ -149,14 +146,14 @@ class Committer:
     def after_fork(self, *, is_child: bool) -> None:
         if is_child:
             _settle_rest(
-                list(self._queue),
+                list(self.queue),
                 BackendUnavailable(
                     "this save was queued before a fork: the parent commits it",
                     code="forked",
                     retryable=False,
                 ),
             )
-            self._queue.clear()
+            self.queue.clear()
             self._waiting.clear()
         self._leader.release()
         self._call_next()

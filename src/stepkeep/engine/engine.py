@@ -576,7 +576,7 @@ class Engine:
                 self.forget(draft.session)  # the writer already counts on it
                 raise
             pending = Pending(self, save, bodies, item, started)
-            self._committer.enqueue(pending)
+            self._committer.queue.append(pending)
         self._writers.recount(draft.session, draft.branch)
         return pending
 
@@ -946,10 +946,11 @@ def _blobs(save: Save) -> tuple[Blob, ...]:
 
 def _draft(save: Save, bodies: dict[str, NewBody], current: str, time_us: int) -> Header:
     """The header of a save but for its place, after its options were checked."""
-    contents = {}
+    contents, total = {}, 0
     for name, body in bodies.items():
         contents[name] = body.described()
-    if not reader.is_bearable([content.size for content in contents.values()]):
+        total += contents[name].size
+    if total > reader.MAX_LOADED_BYTES:
         raise InvalidInput(
             "the bodies of the checkpoint are too large together: save less", code=exact.TOO_LARGE
         )

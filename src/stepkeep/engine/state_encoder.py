@@ -54,7 +54,8 @@ class NewBody(msgspec.Struct, frozen=True):
         Raises:
             InvalidInput: nobody could load it (`state_too_large`).
         """
-        if self.encoding in (exact.JSON, exact.TAGGED) and exact.is_dense(self.content):
+        is_large = len(self.content) > exact.NEVER_DENSE_BYTES
+        if is_large and self.encoding in (exact.JSON, exact.TAGGED) and exact.is_dense(self.content):
             raise InvalidInput(
                 f"cannot save the state: it holds so many values that it would take more than "
                 f"{exact.MAX_DECODED_BYTES >> 20} MiB of memory: save less",

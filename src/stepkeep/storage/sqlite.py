@@ -744,7 +744,7 @@ def bound_steps(connection: apsw.Connection, path: str) -> Callable[[], None]:
 
     One that takes more is interrupted, with an error of SQLite.
     """
-    most = (_MIN_STEPS + _STEPS_PER_BYTE * _size_of(path)) // _STEPS_AT_ONCE
+    most = (_MIN_STEPS + _STEPS_PER_BYTE * os.stat(path).st_size) // _STEPS_AT_ONCE
     left = most
 
     def begin() -> None:

@@ -87,6 +87,7 @@ _READ_BACK: Final = (
     "SELECT c.sid, c.seq, c.header, b.name, b.is_redundant, b.data FROM checkpoints c"
     " LEFT JOIN bodies b ON b.sid = c.sid AND b.checkpoint = c.id WHERE c.id IN ({})"
 )
+_READ_ONE_BACK: Final = _READ_BACK.format("?")
 
 
 MAX_BASES: Final = 1000
@@ -269,7 +270,8 @@ class Batch:
         found = 0
         for start in range(0, len(self._ids), _READ_AT_ONCE):
             ids = self._ids[start : start + _READ_AT_ONCE]
-            rows = set(self._tx.all(_READ_BACK.format(marks(len(ids))), ids))
+            sql = _READ_ONE_BACK if len(ids) == 1 else _READ_BACK.format(marks(len(ids)))
+            rows = set(self._tx.all(sql, ids))
             found += len(rows) if rows <= self._written else MAX_SEQ
         if found != len(self._written):
             raise DamagedPage("what was just written does not read back")
