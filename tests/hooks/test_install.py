@@ -388,9 +388,24 @@ def test_a_read_only_file_is_not_touched(agent: Agent) -> None:
 
 
 @pytest.mark.full
-def test_a_linked_file_stays_a_link(agent: Agent, tmp_path: Path) -> None:
-    """Settings that are kept elsewhere are changed there."""
-    kept = tmp_path / "dotfiles.json"
+@pytest.mark.parametrize("link", [".claude", ".claude/settings.json", ".claude/commands"])
+def test_no_link_leads_out_of_a_project(agent: Agent, tmp_path: Path, link: str) -> None:
+    """A clone may bring links along: the settings of the user, or of anyone else, are not changed through them."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    target = outside / "settings.json" if link.endswith(".json") else outside
+    place = agent.folder / link
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(target)
+    refused = hooks(agent, "install", "claude-code", "--project", "--command")
+    assert (refused.code, "leads out of the project" in refused.err) == (2, True)
+    assert not list(outside.iterdir())
+
+
+@pytest.mark.full
+def test_a_linked_file_stays_a_link(agent: Agent) -> None:
+    """Settings that are kept elsewhere in the project are changed there."""
+    kept = agent.folder / "dotfiles.json"
     kept.write_text("{}", encoding="utf-8")
     path = settings(agent, "claude-code")
     path.parent.mkdir()

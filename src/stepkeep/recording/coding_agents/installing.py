@@ -296,6 +296,7 @@ def install_command(project: str | os.PathLike[str], *, overwrite: bool = False)
         BackendUnavailable: it could not be written.
     """
     path = Path(project, ".claude", "commands", COMMAND_FILE)
+    _check_inside(path.parent, Path(project))
     if not overwrite:
         _check_command(path)
     _write_command(path, command_text())
@@ -441,6 +442,8 @@ def install_hooks(
     path, store = _path(client, scope, folder), _store_of_hooks(store)
     program = program_by_path()
     command = _command_path(client, path) if with_command else None
+    if command is not None and scope == "project":
+        _check_inside(command.parent, _project_of(client, path))
     if command is not None and not overwrite_command:
         _check_command(command)
     before = _text(path)
@@ -608,6 +611,8 @@ def _apply(
     client: str, scope: Scope, path: Path, before: str | None, after: str | None, *, dry_run: bool
 ) -> HooksChange:
     backup = None
+    if scope == "project":
+        _check_inside(path, _project_of(client, path))
     if before != after and after is not None and not dry_run:
         try:
             backup = _replace(path, before, after)
@@ -623,6 +628,18 @@ def _apply(
         diff="\n".join(difflib.unified_diff(old, new, path.name, path.name, lineterm="")),
         backup=backup,
     )
+
+
+def _project_of(client: str, settings: Path) -> Path:
+    return settings.parents[len(Path(_FILES[client][0]).parts) - 1]
+
+
+def _check_inside(path: Path, project: Path) -> None:
+    """A project that was just cloned may have links in it: nothing is written where they lead out of it."""
+    if not path.resolve().is_relative_to(project.resolve()):
+        raise InvalidInput(
+            f"{path} leads out of the project, to {path.resolve()}: replace the link", code="invalid_settings"
+        )
 
 
 def _replace(path: Path, before: str | None, after: str) -> str | None:
