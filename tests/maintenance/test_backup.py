@@ -40,7 +40,7 @@ def test_the_last_backup_is_told_everywhere(tmp_path: Path) -> None:
     with stepkeep.open(url) as store:
         store.session("s").save({"n": 1})
         assert store.status().last_backup is None
-        assert {each.name: each.verdict for each in store.doctor().symptoms}["backup"] == "note"
+        assert {each.name: each.verdict for each in store.doctor().symptoms}["backup"] == "ok"
         report = store.backup(tmp_path / "copy.db")
     with stepkeep.open(url) as store:
         last = store.status().last_backup

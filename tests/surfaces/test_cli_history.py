@@ -707,7 +707,7 @@ def test_status_tells_what_is_stored_and_what_will_go(cli: Filled) -> None:
     found = cli.here("status", "--json").json
     assert set(found) == {
         *("store", "statuses", "usage", "oldest", "newest", "sessions", "next_clean", "max_bytes"),
-        *("budget_bytes", "is_over_budget"),
+        *("budget_bytes", "is_over_budget", "last_backup"),
     }
     assert found["next_clean"] == {"count": 1, "sessions": ["old-build"]}
     big, old = found["sessions"]

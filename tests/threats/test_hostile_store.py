@@ -21,7 +21,7 @@ import pytest
 import stepkeep
 from stepkeep.cli.app import run
 from stepkeep.codec import exact, integrity
-from stepkeep.engine import engine
+from stepkeep.engine import commit, engine
 from stepkeep.engine.state_encoder import NewBody
 from stepkeep.errors import Corrupt, StepkeepError
 from stepkeep.storage.sqlite import bound_steps
@@ -163,11 +163,11 @@ COMMANDS = [
         "doctor",
         "show s --json",
         "show s --raw",
-        "show s a",
+        "show s latest number",
         "at s now",
-        "files s",
+        "files ls --session s",
         "timeline s --json",
-        "restore s seq:1 --yes",
+        "restore s 1",
         "resume s",
     ),
 ]
@@ -189,7 +189,7 @@ def test_times_beyond_any_calendar_give_no_traceback(tmp_path: Path, command: st
         check=False,
     )
     assert "Traceback" not in done.stderr
-    assert done.returncode in (0, 4)
+    assert done.returncode in (0, 4) or "error: " in done.stderr
 
 
 def nested(levels: int) -> Any:
@@ -291,7 +291,7 @@ def test_no_sealed_header_gives_a_traceback(
         return unsealed[:-1] + b',"chain":"' + integrity.digest(unsealed).encode() + b'"}'
 
     with stepkeep.open(file) as store, monkeypatch.context() as patch:
-        patch.setattr(engine, "seal", seal)
+        patch.setattr(commit, "seal", seal)
         with suppress(StepkeepError):  # stored all the same
             store.session("s").save({"number": 2})
     check_commands(in_process)
@@ -364,6 +364,7 @@ def test_a_small_store_does_not_exhaust_memory(
 def test_what_would_be_refused_on_load_is_not_saved(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bound holds for saving, by the values and not by texts that look like them."""
     monkeypatch.setattr(exact, "MAX_DECODED_BYTES", 1 << 20)
+    monkeypatch.setattr(exact, "NEVER_DENSE_BYTES", (1 << 20) // 80)
     text = ',[{"' * 50_000
     with stepkeep.open(file) as store:
         session = store.session("s")
