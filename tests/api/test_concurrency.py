@@ -468,3 +468,28 @@ def test_a_load_that_races_with_a_delete_is_not_called_damage(session: stepkeep.
     setattr(backend, "body_chain", late)  # noqa: B010
     with pytest.raises(stepkeep.NotFound):
         session.load(ids[1])
+
+
+def locks_on(path: Path) -> list[str]:
+    """The locks that this process has on a file."""
+    inode = f":{path.stat().st_ino}"
+    lines = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+    return [words[3] for words in lines if words[4] == str(os.getpid()) and words[5].endswith(inode)]
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the kernel does not tell its locks here")
+def test_opening_a_store_twice_keeps_its_locks(tmp_path: Path) -> None:
+    """A process that closes any file of its own drops all its locks on it; without them another process would take the
+    log away when it closes."""
+    path = tmp_path / "store.db"
+    with stepkeep.open(path) as store:
+        store.session("run").save({"n": 1})
+        held = locks_on(path)
+        if not held:
+            pytest.skip("the kernel tells locks by other process ids here")
+        with stepkeep.open(path) as again:
+            again.session("run").save({"n": 2})
+            assert set(locks_on(path)) == set(held)
+        assert set(locks_on(path)) == set(held)
+        store.session("run").save({"n": 3})
+    assert locks_on(path) == []

@@ -10,6 +10,7 @@ import fcntl
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -345,6 +346,8 @@ class SqliteBackend(SqlBackend):
                 self._close_connections(truncate=True)
             except (apsw.Error, OSError) as exc:
                 raise _error_of(exc, self._path) from exc
+            finally:
+                _in_use[self._identity] -= 1
 
     def _close_connections(self, *, truncate: bool) -> None:
         try:
@@ -605,12 +608,13 @@ def _open_checked(
     path: str, directory: int, busy_seconds: float, tables: Sequence[str], *, is_new: bool, has_wal: bool
 ) -> tuple[Identity | None, _SqliteConnection]:
     made: tuple[str, ...] = _ALL if is_new else ()
-    connection = None
+    connection, identity = None, None
     try:
         if is_new:
             sync_directory(directory)  # SQLite syncs it too, but does not tell when that fails
         identity = _identity(path)
         connection = _connect(path, busy_seconds)
+        _in_use[identity] += 1
         bound_steps(connection.raw, path)
         application_id, version, count = connection.one(_WHAT_IT_IS) or (0, 0, 0)
         if application_id != APPLICATION_ID and (application_id or count):
@@ -629,6 +633,7 @@ def _open_checked(
     except BaseException as exc:
         if connection is not None:
             connection.close()
+            _in_use[identity] -= 1
         if isinstance(exc, OSError | apsw.IOError):
             _remove(path, made)
         raise
@@ -670,6 +675,10 @@ class _Creation:
 
 
 _creation = _Creation()
+
+_in_use: Final[Counter[Identity | None]] = Counter()
+"""How often this process has each database open. One that it has open is never opened beside SQLite: closing it would
+drop the locks of all its connections."""
 
 
 _TRIES: Final = 20
@@ -765,6 +774,8 @@ _STEPS_AT_ONCE: Final = 100_000
 
 def _check_foreign(path: str) -> bool:
     """Refuse a file of another program before SQLite changes anything in it; whether it has a first page."""
+    if _in_use and _in_use[_identity(path)]:
+        return True
     try:
         with open(path, "rb") as file:
             header = file.read(100)
