@@ -402,8 +402,8 @@ def test_ac14_checkpoint_diff(place: Place) -> None:
             variables = ({"analysis_result": "success"} if step == 7 else {}) | {"iteration": step}
             session.save({"variables": variables, "completed_steps": done}, step=step)
     shown = run("diff", SESSION, "--from", "step-5", "--to", "step-7").stdout.splitlines()
-    assert shown[0].startswith("from #5 (")
-    assert shown[1].startswith("to   #7 (")
+    assert shown[0].startswith("from checkpoint 5 (")
+    assert shown[1].startswith("to   checkpoint 7 (")
     assert shown[2:] == [
         "Variables changed:",
         '  + analysis_result: "success"',

@@ -255,11 +255,11 @@ def test_a_time_in_the_future_is_the_newest_and_noted(
 HINTS = [
     ("step-9", r"no checkpoint step-9: the nearest are step-1, step-2, step-3, step-4 and step-5"),
     ("tag:od", r"no checkpoint tag:od: there is tag:odd"),
-    ("#9", r"no checkpoint #9: the nearest is #5"),
+    ("#9", r"no checkpoint 9: the nearest is 5"),
     ("latest~9", r"no checkpoint latest~9: the line of branch 'main' has 5, the oldest is latest~4"),
     ("latest@before", r"latest@before: it was never restored or switched to another branch"),
     ("branch:mian", r"no checkpoint branch:mian: there is branch:main"),
-    ("1999-01-01", r"before 1999-01-01 00:00:00 UTC: the first is #1 at 2025-07-03 08:00:00 UTC"),
+    ("1999-01-01", r"before 1999-01-01 00:00:00 UTC: the first is checkpoint 1 at 2025-07-03 08:00:00 UTC"),
     ("cp_1999", r"no checkpoint cp_1999$"),
 ]
 
@@ -278,12 +278,14 @@ def test_hints_know_what_was_removed_and_what_is_elsewhere(
 ) -> None:
     """Pruned numbers, other branches, other sessions, and a session without any checkpoint."""
     session.delete(session.header("#3").id)
-    with pytest.raises(stepkeep.NotFound, match=r"#3: it was pruned or deleted, the nearest are #2 and #4"):
+    with pytest.raises(stepkeep.NotFound, match=r"3: it was pruned or deleted, the nearest are 2 and 4"):
         session.load("#3")
     session.save({"n": 6}, branch="side", step=77, tags=["far"], parents=[session.header("#1").id])
-    with pytest.raises(stepkeep.NotFound, match=r"branch 'side' has it as #6"):
+    with pytest.raises(stepkeep.NotFound, match=r"branch 'side' has it as checkpoint 6"):
         session.load("step-77")
-    with pytest.raises(stepkeep.NotFound, match=r"tag:far: there is tag:odd; branch 'side' has it as #6"):
+    with pytest.raises(
+        stepkeep.NotFound, match=r"tag:far: there is tag:odd; branch 'side' has it as checkpoint 6"
+    ):
         session.load("tag:far")
     other = store.session("other", profile="archive")
     with pytest.raises(stepkeep.NotFound, match=r"session 'other' has no checkpoint yet"):

@@ -258,7 +258,7 @@ def test_save_takes_the_state_from_argument_file_and_stdin(cli: Cli) -> None:
         done = cli("save", "run", "--state", source, stdin=stdin)
         assert done.code == 0, done.err
         assert done.out.startswith("Saved cp_")
-        assert f"#{number} of run" in done.out
+        assert f"checkpoint {number} of run" in done.out
     with stepkeep.open(cli.url) as store:
         states = [store.get("run").load(number).state for number in (1, 2, 3)]
     assert states == [{"a": [1, "ä"]}] * 3
@@ -512,7 +512,7 @@ def test_show_prints_header_and_state(cli: Cli) -> None:
     """A ref names the checkpoint; JSON has the state as it was given."""
     cli.fill()
     text = cli.here("show", "run", "step-2", "--store", cli.url).out
-    assert "session:    run (#2, branch main)" in text
+    assert "session:    run (checkpoint 2, branch main)" in text
     assert "step:       2" in text
     assert '  "n": 2,' in text
     shown = cli.here("show", "run", "latest~2", "--json").json
@@ -666,7 +666,7 @@ def test_damage_is_reported_and_survived(cli: Cli) -> None:
     cli.damage(headers[-1].id)
     done = cli.here("verify")
     assert done.code == 4
-    assert f"DAMAGED run #3: stored bytes of body 'state' of {headers[-1].id}" in done.out
+    assert f"DAMAGED run checkpoint 3: stored bytes of body 'state' of {headers[-1].id}" in done.out
     report = cli.here("verify", "run", "--json")
     assert report.code == 4
     assert set(report.json) == {
@@ -709,7 +709,7 @@ def test_verify_tells_of_a_parent_that_was_never_here(cli: Cli) -> None:
     assert cli.here("verify", "run", "--json").json["parent_unknown"] == [header.id]
 
 
-@pytest.mark.parametrize("ref", ["seq:3", "#3", "prefix"])
+@pytest.mark.parametrize("ref", ["seq:3", "#3", "3", "prefix"])
 def test_a_checkpoint_with_a_damaged_header_can_be_deleted(cli: Cli, ref: str) -> None:
     """By its number or the beginning of its id too: what is unreadable still has a place."""
     url = f"files:{cli.folder / 'c'}?layout=workflow"

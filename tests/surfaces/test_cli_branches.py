@@ -103,7 +103,10 @@ def test_restore_is_undone_and_done_again(cli: AtNoon) -> None:
         done = cli.here("restore", *args)
         assert done.code == 0
         assert {before, current(cli)} == {"main", "from-1"}
-    assert cli.here("restore", KEY, "latest").out.splitlines()[1:] == ["Changes: none", "Branch: from-1 (#1)"]
+    assert cli.here("restore", KEY, "latest").out.splitlines()[1:] == [
+        "Changes: none",
+        "Branch: from-1 (checkpoint 1)",
+    ]
 
 
 def test_restore_as_json(cli: AtNoon) -> None:
@@ -140,7 +143,7 @@ def test_restore_as_json(cli: AtNoon) -> None:
     ("args", "code", "text"),
     [
         ([KEY, "step-99"], 3, "step-99"),
-        ([KEY, "#99"], 3, "#99"),
+        ([KEY, "#99"], 3, "no checkpoint 99"),
         ([KEY, "branch:none"], 3, "none"),
         (["cp_20200101T000000000000_0000000000"], 3, "cp_2020"),
         ([KEY, "no ref at all"], 2, "does not name a checkpoint"),
@@ -192,13 +195,15 @@ def test_the_list_of_branches(cli: AtNoon) -> None:
 def test_fork_switch_and_log(cli: AtNoon) -> None:
     """A branch begins at a checkpoint, is entered and left, and its log goes through its fork point."""
     done = cli.here("branch", "fork", KEY, "step-1", "--name", "try")
-    assert done.out == "Branch try begins at #1, the current branch\n"
+    assert done.out == "Branch try begins at checkpoint 1, the current branch\n"
     cli.save("on try", {"n": 1})
-    assert cli.here("branch", "fork", KEY, "#3", "--no-switch").out == "Branch from-3 begins at #3\n"
+    assert (
+        cli.here("branch", "fork", KEY, "#3", "--no-switch").out == "Branch from-3 begins at checkpoint 3\n"
+    )
     assert [line.split()[0] for line in cli.here("branch", "log", KEY, "try").out.splitlines()] == [
         "SEQ",
-        "#4",
-        "#1",
+        "4",
+        "1",
     ]
     assert cli.here("branch", "log", KEY, "main", "--limit", "1").out.splitlines()[-1] == "... (2 more)"
     assert [each["seq"] for each in cli.here("branch", "log", "main", "--json").json["checkpoints"]] == [
@@ -206,7 +211,10 @@ def test_fork_switch_and_log(cli: AtNoon) -> None:
         2,
         1,
     ]
-    assert cli.here("branch", "switch", KEY, "main").out == "Branch main is at #3, the current branch\n"
+    assert (
+        cli.here("branch", "switch", KEY, "main").out
+        == "Branch main is at checkpoint 3, the current branch\n"
+    )
     switched = cli.here("branch", "switch", KEY, "try", "--json").json
     assert (switched["session"], switched["branch"]["name"], switched["branch"]["is_current"]) == (
         KEY,
@@ -235,7 +243,7 @@ def test_merging(cli: AtNoon) -> None:
     cli.here("branch", "switch", KEY, "main")
     cli.save("found d", {"query": "how", "results": ["a", "b", "d"]})
     done = cli.here("branch", "merge", KEY, "try", "--message", "both")
-    assert (done.code, done.out) == (0, "Merged try into main as #6\n")
+    assert (done.code, done.out) == (0, "Merged try into main as checkpoint 6\n")
     assert cli.here("show", KEY, "--raw").out == '{"query":"how","results":["a","b","d","c"]}\n'
     assert branches(cli)["try"]["state"] == "merged"
 
@@ -267,7 +275,7 @@ def test_merge_conflicts_are_listed_with_exit_code_5(cli: AtNoon) -> None:
     done = cli.here("branch", "merge", KEY, "try", "--on-conflict", "theirs")
     assert (done.code, done.out.splitlines()[:2]) == (
         0,
-        ["Merged try into main as #6", "1 conflict decided:"],
+        ["Merged try into main as checkpoint 6", "1 conflict decided:"],
     )
     assert cli.here("show", KEY, "--raw").out == '{"results":["a","b"],"query":"where","new":1}\n'
 

@@ -156,8 +156,8 @@ def test_diff_compares_with_the_one_before(cli: Filled) -> None:
     """Without refs the latest is compared with the one before it; with one ref, that one with the latest."""
     cli.save("run", [HOUR * 3, HOUR * 2, HOUR])
     assert cli.here("diff", "run").out.splitlines() == [
-        "from #2 (2026-03-02 10:00:00, step 2)",
-        "to   #3 (2026-03-02 11:00:00, step 3)",
+        "from checkpoint 2 (2026-03-02 10:00:00, step 2)",
+        "to   checkpoint 3 (2026-03-02 11:00:00, step 3)",
         "~ n: 2 → 3",
     ]
     assert cli.here("diff", "run", "--to", "step-2").out.endswith("~ n: 1 → 2\n")
@@ -175,7 +175,7 @@ def test_diff_finds_ids_in_any_session(cli: Filled) -> None:
     first, second, third = (each["id"] for key in ("one", "two") for each in cli.oldest_first(key))
     assert cli.here("diff", second, third).out.endswith("~ n: 1 → 2\n")
     assert cli.here("diff", second[:-4], third).out.endswith("~ n: 1 → 2\n")
-    assert cli.here("diff", first, third).out.startswith("from one #1 ")
+    assert cli.here("diff", first, third).out.startswith("from checkpoint 1 of one ")
     assert cli.here("diff", second[:10], third, "--json").error["code"] == "ambiguous_ref"
     assert cli.here("diff", first[:-1] + "!", third).code == 3
 
@@ -228,7 +228,7 @@ def test_diff_refuses_what_contradicts_itself(cli: Filled) -> None:
     _is_refused(cli, "diff", "run", "--limit", "0")
     _is_refused(cli, "diff", "run", "--limit", "-3")
     _is_refused(cli, "diff", "run", "--from", "no such ref")
-    assert "no checkpoint before #1" in cli.here("diff").err
+    assert "no checkpoint before 1" in cli.here("diff").err
     assert cli.here("diff", "run").code == 3
     assert cli.here("diff", "other").code == 3
 

@@ -94,7 +94,7 @@ def refused(done: Done, code: int, words: str) -> None:
 AT_TWO_HOURS_AGO = """\
 asked:      at or before 2025-07-03 10:00:00 UTC
 checkpoint: cp_ID
-session:    run (#2, branch main)
+session:    run (checkpoint 2, branch main)
 time:       2025-07-03 10:00:00 UTC
 step:       2
 status:     in_progress
@@ -125,7 +125,7 @@ def test_at_a_date_and_time(filled: Named) -> None:
     """The other line of the specification; with SESSION or --session nothing is guessed."""
     done = filled.here("at", "2025-07-03 10:59:59")
     assert done.out.startswith("asked:      at or before 2025-07-03 10:59:59 UTC\n")
-    assert "session:    run (#2, branch main)" in done.out
+    assert "session:    run (checkpoint 2, branch main)" in done.out
     for words in (("run", "2 hours ago"), ("2 hours ago", "--session", "run")):
         done = filled.here("at", *words)
         assert (lines(done.out), done.err) == (AT_TWO_HOURS_AGO, "")
@@ -135,7 +135,7 @@ def test_at_with_a_path_prints_only_the_value(filled: Named) -> None:
     """Nothing but the value is on stdout; which checkpoint it is of is told on stderr."""
     done = filled.here("at", "2 hours ago", "context.messages[-1]")
     assert (done.code, done.out) == (0, '"b"\n')
-    assert done.err == CURRENT + "#2, the newest at or before 2025-07-03 10:00:00 UTC\n"
+    assert done.err == CURRENT + "checkpoint 2, the newest at or before 2025-07-03 10:00:00 UTC\n"
     assert filled.here("at", "run", "2 hours ago", "belief").out == '"mask"\n'
 
 
@@ -160,8 +160,11 @@ def test_at_in_another_zone(filled: Named) -> None:
     filled.settings("time: {zone: Europe/Berlin}")
     done = filled.here("at", "run", "12:30")
     assert done.out.startswith("asked:      at or before 2025-07-03 12:30:00 +02:00 (Europe/Berlin)\n")
-    assert "#2, branch main" in done.out
-    assert "#3, branch main" in filled.here("at", "run", "12:30", STEPKEEP_TIME_ZONE="Europe/London").out
+    assert "checkpoint 2, branch main" in done.out
+    assert (
+        "checkpoint 3, branch main"
+        in filled.here("at", "run", "12:30", STEPKEEP_TIME_ZONE="Europe/London").out
+    )
     refused(filled.here("at", "run", "2025-03-30 02:30"), 2, "was skipped in Europe/Berlin")
     refused(filled.here("at", "run", "2025-10-26 02:30"), 2, "came twice in Europe/Berlin")
     refused(filled.here("at", "run", "now", STEPKEEP_TIME_ZONE="Mars/Olympus"), 2, "time.zone must be UTC")
@@ -170,7 +173,7 @@ def test_at_in_another_zone(filled: Named) -> None:
 def test_a_time_in_the_future_is_told(filled: Named) -> None:
     """It shows the newest, with a warning."""
     done = filled.here("at", "run", "2030-01-01")
-    assert (done.code, "#4, branch main" in done.out) == (0, True)
+    assert (done.code, "checkpoint 4, branch main" in done.out) == (0, True)
     assert "2030-01-01 00:00:00 UTC is in the future" in done.err
     assert filled.here("at", "run", "2030-01-01", "--json").json["is_future"] is True
     assert "is in the future" in filled.here("show", "run", "2030-01-01").err
@@ -188,7 +191,7 @@ BAD_TIMES = [
     (["at", "10000-01-01"], 2, "out of range"),
     (["at", f"1{'0' * 30} hours ago"], 2, "out of range"),
     (["at", "3 months ago"], 2, "give weeks, days or a date"),
-    (["at", "1999-01-01"], 3, "the first is #1 at 2025-07-03 09:00:00 UTC"),
+    (["at", "1999-01-01"], 3, "the first is checkpoint 1 at 2025-07-03 09:00:00 UTC"),
     (["at", "now", "belief"], 3, "the state has no belief: $ has the keys context"),
     (["at", "now", "context.mesages"], 3, "context has the keys messages"),
     (["at", "now", "context.messages[7]"], 3, "context.messages is a list with 0 items"),
@@ -229,12 +232,12 @@ def test_a_value_that_json_lacks_is_tagged(cli: Named) -> None:
 BAD_REFS = [
     (["show", "run", "step-9"], 3, "the nearest are step-1, step-2, step-3 and step-4"),
     (["show", "run", "tag:x"], 3, "none has a tag"),
-    (["show", "run", "#9"], 3, "the nearest is #4"),
+    (["show", "run", "#9"], 3, "the nearest is 4"),
     (["show", "run", "cp_"], 2, "is the beginning of several ids: cp_"),
     (["show", "run", "latest~4"], 3, "the oldest is latest~3"),
     (["show", "run", "latest@before"], 3, "never restored or switched"),
     (["show", "run", "branch:x"], 3, "there is branch:main"),
-    (["show", "run", "1999-01-01"], 3, "the first is #1"),
+    (["show", "run", "1999-01-01"], 3, "the first is checkpoint 1"),
     (["show", "run", "nonsense"], 2, "does not name a checkpoint"),
     (["show", "run", "2025-13-01"], 2, "there is no such day"),
     (["show", "run", "latest", "nothing"], 3, "$ has the keys context"),
@@ -256,7 +259,7 @@ def test_bad_refs(filled: Named, words: list[str], code: int, message: str) -> N
 def test_a_pruned_number_says_so(filled: Named) -> None:
     """A gap that was made on purpose is told apart from a number that never was."""
     filled.here("delete", "run", "#2", "--yes")
-    refused(filled.here("show", "run", "#2"), 3, "it was pruned or deleted, the nearest are #1 and #3")
+    refused(filled.here("show", "run", "#2"), 3, "it was pruned or deleted, the nearest are 1 and 3")
 
 
 # --- the session that nobody named ---------------------------------------------------------------------------------
@@ -266,7 +269,7 @@ def test_the_current_session_is_the_one_last_updated(filled: Named) -> None:
     """Of the store, or of the configured project; and it is told."""
     filled.save("older", [{}], ages=[5 * HOUR], project="web")
     filled.save("newer", [{}], ages=[4 * HOUR], project="web")
-    assert "session:    run (#4" in filled.here("show").out
+    assert "session:    run (checkpoint 4" in filled.here("show").out
     filled.settings("project: web")
     done = filled.here("history")
     assert (done.code, done.err) == (0, "session newer (the most recently updated one of project web)\n")
@@ -292,20 +295,20 @@ def test_commands_find_the_session(filled: Named, command: str) -> None:
 
 def test_a_ref_alone_is_of_the_current_session(filled: Named) -> None:
     """What is no session and is a ref names a checkpoint; a session with such a name comes first."""
-    assert "#2, branch main" in filled.here("show", "step-2").out
-    assert "to   #3" in filled.here("diff", "step-1", "step-3").out
+    assert "checkpoint 2, branch main" in filled.here("show", "step-2").out
+    assert "to   checkpoint 3" in filled.here("diff", "step-1", "step-3").out
     assert filled.here("show", "step-1", "belief", STEPKEEP_SESSION="run").out == '"mask"\n'
     exported = filled.here("export", "latest~1", "--output", "-")
     assert (exported.code, exported.json["checkpoint"]["seq"]) == (0, 3)
     filled.save("step-2", [{"other": 1}], ages=[9 * HOUR])
-    assert "session:    step-2 (#1" in filled.here("show", "step-2").out
+    assert "session:    step-2 (checkpoint 1" in filled.here("show", "step-2").out
 
 
 def test_an_id_alone_is_of_its_own_session(filled: Named) -> None:
     """An id is unique in the store, so it needs no session; the variable still comes first."""
     (header,) = filled.save("other", [{"x": 1}], ages=[9 * HOUR])
     done = filled.here("show", header.id)
-    assert "session:    other (#1" in done.out
+    assert "session:    other (checkpoint 1" in done.out
     assert done.err == f"session other (the one with {header.id})\n"
     refused(filled.here("show", header.id, STEPKEEP_SESSION="run"), 3, "it belongs to session 'other'")
 
@@ -334,7 +337,7 @@ def test_create_saves_the_latest_state_once_more(filled: Named) -> None:
     with filled.open() as store:
         store.get("run").save({"n": 5}, step=5, details={"d": 1}, status="completed")
     done = filled.here("create", "After verifying Q4_0 dequant", "--tags", "q4_0,verified")
-    assert lines(done.out) == "Created cp_ID (#6 of run, 14B, step 5)\n"
+    assert lines(done.out) == "Created cp_ID (checkpoint 6 of run, 14B, step 5)\n"
     assert (done.code, done.err) == (0, CURRENT)
     with filled.open() as store:
         session = store.get("run")
@@ -430,11 +433,11 @@ def test_list_and_list_by_tag(filled: Named) -> None:
 
 
 LOG = """\
-#5  2025-07-03 12:00:00  checked [step 4, good]
-#4  2025-07-03 12:00:00  message 4 [step 4]
-#3  2025-07-03 11:00:00  message 3 [step 3]
-#2  2025-07-03 10:00:00  message 2 [step 2]
-#1  2025-07-03 09:00:00  message 1 [step 1]
+5  2025-07-03 12:00:00  checked [step 4, good]
+4  2025-07-03 12:00:00  message 4 [step 4]
+3  2025-07-03 11:00:00  message 3 [step 3]
+2  2025-07-03 10:00:00  message 2 [step 2]
+1  2025-07-03 09:00:00  message 1 [step 1]
 """
 
 
@@ -447,9 +450,9 @@ def test_the_log_has_a_line_for_each_checkpoint(filled: Named) -> None:
 
 
 LOG_OF_BELIEF = """\
-+ #1  2025-07-03 09:00:00  "mask"
-~ #3  2025-07-03 11:00:00  "mask" → "scale"
-- #4  2025-07-03 12:00:00  "scale"
++ 1  2025-07-03 09:00:00  "mask"
+~ 3  2025-07-03 11:00:00  "mask" → "scale"
+- 4  2025-07-03 12:00:00  "scale"
 """
 
 

@@ -158,7 +158,7 @@ def test_an_output_without_unicode_gets_ascii(cli: Clocked) -> None:
     assert done.code == 0
     assert done.out.isascii()
     assert (
-        r"o  #1 03-02 08:01    1   7B     7B auto [main] <- current tag:\xfc n\xe9\u6f22\u5b57\n" in done.out
+        r"o   1 03-02 08:01    1   7B     7B auto [main] <- current tag:\xfc n\xe9\u6f22\u5b57\n" in done.out
     )
 
 
@@ -273,8 +273,8 @@ def test_pruned_and_damaged_checkpoints(cli: Clocked) -> None:
     connection.close()
     done = cli.here("timeline", "run", COLUMNS="80")
     assert done.code == 0
-    assert "◌ 4 pruned, #1–#4" in done.out.splitlines()
-    assert "! #9 damaged header: run stepkeep verify" in done.out.splitlines()
+    assert "◌ 4 pruned, 1–4" in done.out.splitlines()
+    assert "! checkpoint 9 has a damaged header: run stepkeep verify" in done.out.splitlines()
     assert "1 damaged header in run: run stepkeep verify" in done.err
     found = cli.here("timeline", "run", "--json").json["timelines"][0]
     assert (found["total"], found["pruned"], found["damaged"]) == (7, 4, [damaged])

@@ -84,7 +84,7 @@ def drawn(found: Timeline, **options: Any) -> list[str]:
     """The graph: each line up to the number of its checkpoint, or with all its words if it is none."""
     graph = 2 * lanes(found)
     lines = draw(found, width=200, **options)[2:]
-    return [line[:graph] + re.sub(r"^ *(#\d+)  .*", r"\1", line[graph:]) for line in lines]
+    return [line[:graph] + re.sub(r"^ *(\d+)  .*", r"\1", line[graph:]) for line in lines]
 
 
 # --- layout ----------------------------------------------------------------------------------------------------
@@ -102,9 +102,9 @@ def test_a_straight_history_is_one_lane() -> None:
     assert draw(found, width=80) == [
         "run: in_progress, 3 checkpoints, 0B stored",
         "  SEQ TIME (UTC)  STEP  SIZE STORED WHY",
-        "✗  #3 03-02 08:03    3 3.0KB     0B auto   failed [main] ◀ current",
-        "●  #2 03-02 08:02    2 2.0KB     0B manual tag:plan plan made",
-        "○  #1 03-02 08:01    1 1.0KB     0B auto",
+        "✗   3 03-02 08:03    3 3.0KB     0B auto   failed [main] ◀ current",
+        "●   2 03-02 08:02    2 2.0KB     0B manual tag:plan plan made",
+        "○   1 03-02 08:01    1 1.0KB     0B auto",
     ]
 
 
@@ -129,26 +129,26 @@ def _forked_headers() -> list[Header]:
 def test_a_branch_leaves_where_it_was_forked() -> None:
     """The current branch has the leftmost lane, also below the head of a newer one; lines join at the fork."""
     assert drawn(_forked()) == [
-        "  ○ #6",
-        "○ │ #5",
-        "│ ○ #4",
-        "○ │ #3",
+        "  ○ 6",
+        "○ │ 5",
+        "│ ○ 4",
+        "○ │ 3",
         "├─╯",
-        "○   #2",
-        "○   #1",
+        "○   2",
+        "○   1",
     ]
 
 
 def test_a_terminal_without_unicode_gets_ascii() -> None:
     """The same graph in letters, bars and dashes, and nothing else in any line."""
     assert drawn(_forked(), glyphs=ASCII) == [
-        "  o #6",
-        "o | #5",
-        "| o #4",
-        "o | #3",
+        "  o 6",
+        "o | 5",
+        "| o 4",
+        "o | 3",
         "+-/",
-        "o   #2",
-        "o   #1",
+        "o   2",
+        "o   1",
     ]
     hostile = timeline([header(1, message="né\x1b[31m\u202e 漢字", tags=("ü",))])
     assert all(line.isascii() for line in draw(hostile, width=60, glyphs=ASCII))
@@ -165,7 +165,7 @@ def test_a_merge_shows_both_parents() -> None:
         ],
         [branch("main", 4), branch("side", 3, 1, state=BranchState.MERGED)],
     )
-    assert drawn(found) == ["◆   #4", "├─╮", "│ ○ #3", "○ │ #2", "├─╯", "○   #1"]
+    assert drawn(found) == ["◆   4", "├─╮", "│ ○ 3", "○ │ 2", "├─╯", "○   1"]
     assert "[side merged]" in draw(found, width=100)[4]
 
 
@@ -179,15 +179,15 @@ def test_lines_that_lead_to_the_same_place_join() -> None:
     ]
     branches = [branch("main", 6), *(branch(f"b{seq}", seq, 1) for seq in (3, 4, 5))]
     assert drawn(timeline(headers, branches)) == [
-        "○     #6",
-        "│ ○   #5",
-        "│ │ ○ #4",
+        "○     6",
+        "│ ○   5",
+        "│ │ ○ 4",
         "│ ├─╯",
-        "│ │ ○ #3",
+        "│ │ ○ 3",
         "│ ├─╯",
-        "○ │   #2",
+        "○ │   2",
         "├─╯",
-        "○     #1",
+        "○     1",
     ]  # fmt: skip
 
 
@@ -203,15 +203,15 @@ def test_a_line_passes_over_a_lane_it_does_not_join() -> None:
     headers += [header(6, [2], branch="a")]
     branches = [branch("main", 5), branch("a", 6, 1), branch("b", 3, 1)]
     assert drawn(timeline(headers, branches)) == [
-        "  ○   #6",
-        "◆ │   #5",
+        "  ○   6",
+        "◆ │   5",
         "├─│─╮",
-        "○ │ │ #4",
-        "│ │ ○ #3",
+        "○ │ │ 4",
+        "│ │ ○ 3",
         "├─│─╯",
-        "│ ○   #2",
+        "│ ○   2",
         "├─╯",
-        "○     #1",
+        "○     1",
     ]
 
 
@@ -239,7 +239,7 @@ def test_lanes_that_do_not_fit_share_the_last_one() -> None:
 def test_what_was_pruned_shows_as_such() -> None:
     """A broken line leads over the gap to the newest checkpoint before it, and to nothing where none is left."""
     found = timeline([header(3), header(6), header(7)], gaps=[(1, 2), (4, 5)])
-    assert drawn(found) == ["○ #7", "○ #6", "◌ 2 pruned, #4–#5", "○ #3", "◌ 2 pruned, #1–#2"]
+    assert drawn(found) == ["○ 7", "○ 6", "◌ 2 pruned, 4–5", "○ 3", "◌ 2 pruned, 1–2"]
     assert found.pruned == 4
     assert [(row.count, row.first_seq, row.last_seq) for row in found.rows if isinstance(row, GapNode)] == [
         (2, 4, 5),
@@ -253,12 +253,12 @@ def test_a_branch_whose_fork_point_was_pruned_stays_connected() -> None:
     headers = [header(1), header(4, [3], branch="side"), header(5, [3]), header(6)]
     branches = [branch("main", 6), branch("side", 4, 3)]
     assert drawn(timeline(headers, branches, gaps=[(2, 3)])) == [
-        "○   #6",
-        "○   #5",
-        "┆ ○ #4",
-        "┆ ◌ 2 pruned, #2–#3",
+        "○   6",
+        "○   5",
+        "┆ ○ 4",
+        "┆ ◌ 2 pruned, 2–3",
         "├╌╯",
-        "○   #1",
+        "○   1",
     ]
 
 
@@ -266,20 +266,20 @@ def test_a_merge_whose_own_line_was_pruned_keeps_both_lines() -> None:
     """The pruned first parent leaves a broken line along the branch, beside the whole one to the other parent."""
     headers = [header(1), header(3, [1], branch="side"), header(4, [2, 3])]
     found = timeline(headers, [branch("main", 4), branch("side", 3, 1)], gaps=[(2, 2)])
-    assert drawn(found) == ["◆   #4", "├─╮", "┆ ○ #3", "◌ │ #2 pruned", "├─╯", "○   #1"]
+    assert drawn(found) == ["◆   4", "├─╮", "┆ ○ 3", "◌ │ checkpoint 2 pruned", "├─╯", "○   1"]
 
 
 def test_a_gap_that_broke_no_line_is_only_counted() -> None:
     """A whole branch that is gone leaves no row behind."""
     found = timeline([header(1), header(4, [1])], gaps=[(2, 3)])
-    assert (drawn(found), found.pruned) == (["○ #4", "○ #1"], 2)
+    assert (drawn(found), found.pruned) == (["○ 4", "○ 1"], 2)
 
 
 def test_damaged_headers_keep_their_place() -> None:
     """Of a damaged header the place is known; the lines through it stay."""
     row = HeaderRow(id="c2", session="u", seq=2, branch="main", raw=b"")
     found = timeline([header(1), header(3)], damaged=[row])
-    assert drawn(found) == ["○ #3", "! #2 damaged header: run stepkeep verify", "○ #1"]
+    assert drawn(found) == ["○ 3", "! checkpoint 2 has a damaged header: run stepkeep verify", "○ 1"]
     assert found.damaged == ("c2",)
     assert "1 damaged" in draw(found, width=80)[0]
 
@@ -295,7 +295,7 @@ def test_only_damaged_headers() -> None:
 def test_a_parent_from_the_future_is_no_parent() -> None:
     """A header that names a newer one as parent, or itself, makes no circle."""
     found = timeline([header(1, [2]), header(2, [2, 1])])
-    assert drawn(found) == ["◆ #2", "○ #1"]
+    assert drawn(found) == ["◆ 2", "○ 1"]
 
 
 def test_a_new_branch_without_checkpoints_is_named_where_it_stands() -> None:
@@ -351,12 +351,12 @@ def test_branches_that_were_saved_in_turn_fold_apart() -> None:
     ]
     found = timeline(headers, [branch("main", 201), branch("side", 202, 1)], fold=True)
     assert drawn(found) == [
-        "  ○ #202",
-        "○ │ #201",
+        "  ○ 202",
+        "○ │ 201",
         "│ ⋮ 100 automatic, steps 2–200, 3 h 18 min, 0B stored",
         "⋮ │ 99 automatic, steps 3–199, 3 h 16 min, 0B stored",
         "├─╯",
-        "○   #1",
+        "○   1",
     ]
 
 
@@ -367,10 +367,10 @@ def test_thinned_histories_fold_with_their_gaps() -> None:
     gaps = [(seq, seq) for seq in range(1, 200, 2)]
     found = timeline(headers, gaps=gaps, damaged=damaged, fold=True)
     assert drawn(found) == [
-        "○ #198",
+        "○ 198",
         "⋮ 96 automatic, 98 pruned, 1 damaged, steps 4–196, 3 h 12 min, 0B stored",
-        "○ #2",
-        "◌ #1 pruned",
+        "○ 2",
+        "◌ checkpoint 1 pruned",
     ]
 
 
@@ -382,7 +382,7 @@ def test_a_tag_folds_what_lies_between() -> None:
     found = timeline(_long(), wanted=Filter(tag="verified"))
     assert drawn(found) == [
         "  140 checkpoints left out that nothing here descends from",
-        "○ #100",
+        "○ 100",
         "⋮ 99 left out, steps 1–99, 98 min, 0B stored",
     ]
 
@@ -394,8 +394,8 @@ def test_a_branch_is_shown_with_where_it_came_from() -> None:
     )
     assert drawn(found) == [
         "  2 checkpoints left out that nothing here descends from",
-        "○ #6",
-        "○ #4",
+        "○ 6",
+        "○ 4",
         "⋮ 2 left out on main, steps 1–2, 60 s, 0B stored",
     ]
     assert found.left_out == 2
@@ -415,12 +415,12 @@ def test_lines_still_meet_under_a_filter() -> None:
     ]
     found = timeline(headers, [branch("main", 5), branch("side", 6, 2)], wanted=Filter(tag="t"))
     assert drawn(found) == [
-        "  ○ #6",
-        "○ │ #5",
+        "  ○ 6",
+        "○ │ 5",
         "│ ⋮ 1 left out on side, step 4, 0B stored",
         "⋮ │ 1 left out on main, step 3, 0B stored",
         "├─╯",
-        "○   #2",
+        "○   2",
         "⋮   1 left out on main, step 1, 0B stored",
     ]
     assert [entry.is_match for entry in found.entries] == [True, True, False]
@@ -430,7 +430,7 @@ def test_since_ends_with_what_is_older() -> None:
     """All lines that go on before that time reach the last row."""
     wanted = Filter(since_us=START + 3 * MINUTE)
     found = timeline(_forked_headers(), [branch("main", 5), branch("side", 6, 2)], wanted=wanted)
-    assert drawn(found) == ["  ○ #6", "○ │ #5", "│ ○ #4", "○ │ #3", "├─╯", "⋮   2 older"]
+    assert drawn(found) == ["  ○ 6", "○ │ 5", "│ ○ 4", "○ │ 3", "├─╯", "⋮   2 older"]
 
 
 def test_since_does_not_tear_apart_what_a_jumping_clock_saved() -> None:

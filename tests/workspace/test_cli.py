@@ -78,7 +78,7 @@ def test_diff_of_files_up_to_a_checkpoint(cli: Cli, work: Path) -> None:
     assert cli.here("save", "k", "--state", "3", "--workspace", str(work)).code == 0
     last = cli.here("diff", "k", "--files", "--to", "#4", "--json").json
     assert (last["older"]["seq"], last["newer"]["seq"]) == (2, 4)
-    assert "to   #2" in cli.here("diff", "k", "--files", "--to", "#2").out
+    assert "to   checkpoint 2" in cli.here("diff", "k", "--files", "--to", "#2").out
     first = cli.here("diff", "k", "--files", "--to", "#1", "--json")
     assert (first.code, first.error["code"]) == (3, "files_not_captured")
 

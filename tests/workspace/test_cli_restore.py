@@ -43,7 +43,7 @@ def test_the_printed_undo_works_where_it_is_printed(cli: Cli, work: Path) -> Non
     assert undo.endswith(f" --workspace {shlex.quote(str(work))}")
     undone = cli(*shlex.split(undo))
     assert (undone.code, (work / "a").read_text()) == (0, "two")
-    assert undone.out.splitlines()[0].endswith(": before the files of #1 were restored")
+    assert undone.out.splitlines()[0].endswith(": before the files of checkpoint 1 were restored")
 
 
 def test_the_printed_undo_is_short_inside_the_tree(cli: Cli, work: Path) -> None:

@@ -105,7 +105,7 @@ class Checkpoint:
         return self._loaded.contents[name]
 
     def __repr__(self) -> str:
-        return f"<Checkpoint {self.id} #{self.seq}>"
+        return f"<Checkpoint {self.id} seq={self.seq}>"
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):

@@ -364,7 +364,7 @@ class Session:
             if row.seq < header.seq:
                 return row.id
         raise NotFound(
-            f"session {self._key!r} has no checkpoint before #{header.seq} to compare it with",
+            f"session {self._key!r} has no checkpoint before {header.seq} to compare it with",
             code="checkpoint_not_found",
             session=self._key,
         )
@@ -853,7 +853,7 @@ class Session:
         try:
             return self.header(ref).id
         except Corrupt as exc:
-            if exc.checkpoint is None or not ref.startswith(("#", "seq:", "cp_")):
+            if exc.checkpoint is None or not (ref.isdigit() or ref.startswith(("#", "seq:", "cp_"))):
                 raise
             return exc.checkpoint
 

@@ -99,7 +99,7 @@ def _print_step(step: api.BisectStep) -> None:
     told = {"passed": "passes", "failed": f"fails with {step.exit_code}", "timed_out": "takes too long"}
     outcome = told.get(step.outcome) or f"skipped: {clean(step.reason)}"
     message = f"  {clean(step.checkpoint.message)}" if step.checkpoint.message else ""
-    lines([f"#{step.checkpoint.seq} {outcome}, {step.duration_ms / 1000:.1f} s{message}"])
+    lines([f"checkpoint {step.checkpoint.seq} {outcome}, {step.duration_ms / 1000:.1f} s{message}"])
 
 
 def _print_found(found: api.Bisection) -> None:
@@ -113,7 +113,7 @@ def _print_found(found: api.Bisection) -> None:
     shown += [f"Last to pass:  {numbered(last)}{_message(last)}"] if last is not None else []
     shown += [] if last is not None else ["It fails from the first files on."]
     if found.unsure:
-        names = ", ".join(f"#{each.seq}" for each in found.unsure)
+        names = ", ".join(str(each.seq) for each in found.unsure)
         shown.append(f"Skipped, and may have been the first: {names}")
     shown += [file_line(change) for change in found.changes]
     output = found.output.splitlines()[-MAX_LINES:]

@@ -78,9 +78,9 @@ def _row(each: api.BranchInfo) -> dict[str, str]:
         "branch": each.name,
         "state": "unpinned" if is_loose else each.state,
         "checkpoints": f"{each.checkpoints:,}",
-        "head": f"#{each.head_seq}" if each.head is not None else "-",
+        "head": str(each.head_seq) if each.head is not None else "-",
         "time": "-" if each.time is None else moment(each.time),
-        "forked at": "-" if each.fork_branch is None else f"#{each.fork_seq} of {each.fork_branch}",
+        "forked at": "-" if each.fork_branch is None else f"{each.fork_seq} of {each.fork_branch}",
         "message": or_dash(each.message),
     }
 
@@ -102,7 +102,7 @@ def _print_log(found: api.History) -> None:
     if not found.checkpoints:
         lines([f"Branch {clean(found.branch)} has no checkpoint."])
         return
-    rows = [{**checkpoint_row(each), "seq": f"#{each.seq}"} for each in found.checkpoints]
+    rows = [checkpoint_row(each) for each in found.checkpoints]
     hidden = ("session", "checkpoint", "size", "stored", "ratio", "files")
     table(rows, right=["seq", "step"], leave_out=hidden)
     more = found.total - len(found.checkpoints) - len(found.damaged)
@@ -147,7 +147,7 @@ _add_change("reopen", "Open branch NAME again after it was merged, abandoned or 
 def _print_branch(done: BranchChanged, verb: str) -> None:
     """Where the branch begins or is; without a verb, in which state it is."""
     each = done.branch
-    at = "without a checkpoint" if each.head is None else f"at #{each.head_seq}"
+    at = "without a checkpoint" if each.head is None else f"at checkpoint {each.head_seq}"
     current = ", the current branch" if each.is_current else ""
     lines([f"Branch {clean(each.name)} {f'{verb} {at}{current}' if verb else f'is {each.state}'}"])
 
@@ -185,7 +185,13 @@ def _print_merge(done: api.Merged) -> None:
     name, into, clashes = clean(done.branch), clean(done.into), count(len(done.clashes), "conflict")
     if done.checkpoint is not None:
         decided = [f"{clashes} decided:"] if done.clashes else []
-        lines([f"Merged {name} into {into} as #{done.checkpoint.seq}", *decided, *map(_clash, done.clashes)])
+        lines(
+            [
+                f"Merged {name} into {into} as checkpoint {done.checkpoint.seq}",
+                *decided,
+                *map(_clash, done.clashes),
+            ]
+        )
         if not done.is_closed:
             note(f"warning: someone saved to {done.branch} meanwhile: it stays open, merge it again")
         return

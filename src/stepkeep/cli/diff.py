@@ -151,6 +151,6 @@ def _print_patch(patch: str) -> None:
 
 
 def _name(each: api.CheckpointInfo, result: api.CheckpointComparison) -> str:
-    session = "" if result.older.session == result.newer.session else f"{clean(each.session)} "
+    session = "" if result.older.session == result.newer.session else f" of {clean(each.session)}"
     step = "" if each.step is None else f", step {each.step}"
-    return f"{session}#{each.seq} ({moment(each.time)}{step})"
+    return f"checkpoint {each.seq}{session} ({moment(each.time)}{step})"

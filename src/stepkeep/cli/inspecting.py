@@ -125,7 +125,7 @@ def _print_session(status: api.SessionStatus) -> None:
             "branch": session.branch,
             "created": _time(session.created),
             "updated": _time(session.updated),
-            "latest": "" if latest is None else f"{latest.id} (#{latest.seq})",
+            "latest": "" if latest is None else f"{latest.id} (checkpoint {latest.seq})",
             "message": "" if latest is None else latest.message,
             **_usage_facts(status.usage),
             "states": f"{size(takes.size_bytes)}, {ratio(takes.ratio)} the stored size"
@@ -295,7 +295,7 @@ def verify(settings: CommonOptions, words: Words, repair: bool) -> int:
 def _print_verified(report: api.VerifyReport) -> None:
     texts = [f"Repaired: {clean(each)}" for each in report.repaired]
     for finding in report.findings:
-        number = "" if finding.seq is None else f" #{finding.seq}"
+        number = "" if finding.seq is None else f" checkpoint {finding.seq}"
         id = finding.checkpoint
         where = f" {id}" if id and id not in finding.message else ""
         about = f"{finding.session}{number}{where}"

@@ -132,7 +132,9 @@ def listed(text: str | None) -> tuple[str, ...]:
 def after_lines(changed: InvestigationChange) -> list[str]:
     """What else came of a change: contradictions, and the checkpoints."""
     found = [f"Contradiction {clean(each.id)} ({each.severity})" for each in changed.contradictions]
-    saved = [f"Saved {each.id} (#{each.seq}, {clean(each.message)})" for each in changed.checkpoints]
+    saved = [
+        f"Saved {each.id} (checkpoint {each.seq}, {clean(each.message)})" for each in changed.checkpoints
+    ]
     return [*found, *(saved or ["Nothing changed."])]
 
 

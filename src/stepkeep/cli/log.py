@@ -196,7 +196,7 @@ def log(settings: CommonOptions, words: Words, path: str | None, limit: int | No
 
 def _print_log(found: api.History) -> None:
     note_damaged(found.damaged)
-    wide = max((len(str(each.seq)) for each in found.checkpoints), default=0) + 1
+    wide = max((len(str(each.seq)) for each in found.checkpoints), default=0)
     lines(_log_entry(each, wide) for each in found.checkpoints)
 
 
@@ -206,12 +206,12 @@ def _log_entry(each: api.CheckpointInfo, wide: int) -> str:
     facts += each.tags
     message = each.message or f"({each.trigger.kind})"
     about = f" [{', '.join(facts)}]" if facts else ""
-    return f"{f'#{each.seq}':<{wide}}  {moment(each.time)}  {clean(message + about)}"
+    return f"{each.seq:>{wide}}  {moment(each.time)}  {clean(message + about)}"
 
 
 def _change(change: api.ValueChange) -> str:
     sign, colour = _SIGNS[change.kind]
-    place = f"#{change.checkpoint.seq}  {moment(change.checkpoint.time)}"
+    place = f"{change.checkpoint.seq}  {moment(change.checkpoint.time)}"
     return styled(f"{sign} {place}  {clean(change.text())}", colour)
 
 
@@ -289,7 +289,7 @@ def _print_found(found: tuple[api.FoundText, ...]) -> None:
 def _match(match: api.Match) -> str:
     place = clean(match.path or match.where)
     hit = f"{clean(match.before)}{styled(clean(match.text), 'yellow')}{clean(match.after)}"
-    return f"#{match.checkpoint.seq}  {moment(match.checkpoint.time)}  {place}: {hit}"
+    return f"{match.checkpoint.seq}  {moment(match.checkpoint.time)}  {place}: {hit}"
 
 
 # --- timeline ----------------------------------------------------------------------------------------------------

@@ -107,7 +107,11 @@ def _print_copied(report: api.CopyReport) -> None:
 def _problems(report: api.CopyReport) -> list[str]:
     texts = [problem_line("REFUSED", each.session, each.message, each.code) for each in report.refused]
     lost = [
-        (each.session if each.seq is None else f"{each.session} #{each.seq}", each.message, each.code)
+        (
+            each.session if each.seq is None else f"{each.session} checkpoint {each.seq}",
+            each.message,
+            each.code,
+        )
         for each in report.lost
     ]
     texts += _first_ones("LOST", lost)

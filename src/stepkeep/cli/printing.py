@@ -41,7 +41,7 @@ def ratio(value: float | None) -> str:
 
 def numbered(each: api.CheckpointInfo) -> str:
     """A checkpoint by its number and time."""
-    return f"#{each.seq} ({moment(each.time)})"
+    return f"checkpoint {each.seq} ({moment(each.time)})"
 
 
 def checkpoint_row(each: api.CheckpointInfo) -> dict[str, str]:

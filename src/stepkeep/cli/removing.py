@@ -191,7 +191,7 @@ def _print_plan(session: api.PruneReport) -> None:
 def _print_decisions(decisions: tuple[api.CheckpointDecision, ...]) -> None:
     rows = [
         {
-            "seq": f"#{each.seq}",
+            "seq": str(each.seq),
             "time": moment(each.time),
             "branch": each.branch,
             "step": or_dash(each.step),

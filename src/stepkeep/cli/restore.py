@@ -120,15 +120,15 @@ def _text(done: api.Restored | api.RestoredFiles, store: str | None) -> list[str
 
 def _session(restored: api.Restored) -> list[str]:
     checkpoint = restored.info
-    name = checkpoint.message or f"#{checkpoint.seq}"
+    name = checkpoint.message or f"checkpoint {checkpoint.seq}"
     new = ", new" if restored.is_new_branch else ""
     texts = [
         f"Restored to: {clean(name)} ({moment(checkpoint.time)})",
         *_changes(restored),
-        f"Branch: {clean(restored.branch)} (#{checkpoint.seq}{new})",
+        f"Branch: {clean(restored.branch)} (checkpoint {checkpoint.seq}{new})",
     ]
     if restored.previous_branch != restored.branch:
-        at = "" if restored.previous_seq is None else f" (#{restored.previous_seq})"
+        at = "" if restored.previous_seq is None else f" (checkpoint {restored.previous_seq})"
         texts.append(f"Left:   {clean(restored.previous_branch)}{at}")
     return texts
 

@@ -253,5 +253,5 @@ class _Live(RunView):
         done = sum(row.status in ("completed", "before", "skipped") for row in self._rows.values())
         parts = [f"{done}/{len(self._rows)} done", duration(now - self._began)]
         if self._saved is not None:
-            parts.append(f"last saved #{self._saved[0]}, {duration(now - self._saved[1])} ago")
+            parts.append(f"last saved checkpoint {self._saved[0]}, {duration(now - self._saved[1])} ago")
         return " · ".join(parts)

@@ -120,7 +120,7 @@ def _show(settings: CommonOptions, store: api.Store, key: str, header: Header, v
     step = "" if header.step is None else f", step {header.step}"
     files = header.contents.get(FILES)
     captured = "" if files is None else f", {count(files.count or 0, 'file')} of {size(files.total_bytes)}"
-    what = f"#{header.seq} of {clean(key)}, {size(header.size_bytes)}{step}{captured}"
+    what = f"checkpoint {header.seq} of {clean(key)}, {size(header.size_bytes)}{step}{captured}"
     lines([f"{verb} {header.id} ({what})"])
 
 

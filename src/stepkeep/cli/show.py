@@ -102,7 +102,7 @@ def _facts(each: api.CheckpointInfo) -> dict[str, str]:
     trigger = each.trigger
     return {
         "checkpoint": each.id,
-        "session": f"{each.session} (#{each.seq}, branch {each.branch})",
+        "session": f"{each.session} (checkpoint {each.seq}, branch {each.branch})",
         "time": f"{moment(each.time)} UTC",
         "step": "" if each.step is None else str(each.step),
         "status": each.status,
@@ -154,7 +154,7 @@ def at(settings: CommonOptions, words: Words) -> None:
 def _print_at(found: api.ShownAt | api.ValueAt) -> None:
     asked = f"at or before {found.asked_text}"
     if isinstance(found, api.ValueShown):
-        note(f"#{found.checkpoint.seq}, the newest {asked}")
+        note(f"checkpoint {found.checkpoint.seq}, the newest {asked}")
         lines(_texts(found))
     else:
         lines([f"{'asked:':<12}{asked}", *_texts(found)])

@@ -284,7 +284,7 @@ class _Search:
             case "before":
                 return BEFORE
             case "seq":
-                return f"#{number}"
+                return str(number)
             case "step":
                 return f"step-{number}"
             case "time":
@@ -338,7 +338,7 @@ class _Search:
                 oldest = min(headers, key=lambda header: header.time_us, default=None)
                 if oldest is None:
                     return f"branch {then!r} is empty"
-                return f"the first is #{oldest.seq} at {times.written(oldest.time_us, self._zone)}"
+                return f"the first is checkpoint {oldest.seq} at {times.written(oldest.time_us, self._zone)}"
             case _:
                 return ""
 
@@ -356,7 +356,7 @@ class _Search:
         below = self._headers(max_seq=bounded - 1, limit=1)
         above = self._headers(min_seq=bounded + 1, newest_first=False, limit=1)
         near = [row.seq for rows in (below, above) for row in islice(rows, 1)]
-        nearest = f"the nearest {_are('#', near)}" if near else "none is left"
+        nearest = f"the nearest {_are('', near)}" if near else "none is left"
         if not any(first <= number <= last for first, last in self._session.gaps):
             return nearest
         pruned = self._pruned(lambda gone: gone["first"] <= number <= gone["last"])
@@ -379,7 +379,7 @@ class _Search:
     def _elsewhere(self, **query: Any) -> str:
         """The branch, off the current line, that has what a query asks for."""
         row = next(self._headers(**query, limit=1), None)
-        return "" if row is None else f"; branch {row.branch!r} has it as #{row.seq}"
+        return "" if row is None else f"; branch {row.branch!r} has it as checkpoint {row.seq}"
 
     def _ambiguous(self, rows: list[HeaderRow]) -> InvalidInput:
         """The error for a prefix that several ids share; it names the first of them with their times."""

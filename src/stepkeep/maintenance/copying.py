@@ -131,8 +131,8 @@ class _SessionCopy:
             return
         if held.last_seq > self._session.last_seq:
             raise Conflict(
-                f"session {self._session.key!r} went on at the destination, to #{held.last_seq}; the source is at "
-                f"#{self._session.last_seq}: copy the other way round, or into another store",
+                f"session {self._session.key!r} went on at the destination, to checkpoint {held.last_seq}; "
+                f"the source is at {self._session.last_seq}: copy the other way round, or into another store",
                 code="destination_ahead",
                 retryable=False,
                 session=self._session.key,

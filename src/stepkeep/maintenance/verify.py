@@ -169,8 +169,8 @@ def _numbering_findings(engine: Engine, session: SessionInfo) -> Iterator[Findin
 
 
 def numbers(first: int, last: int) -> str:
-    """A closed range of numbers as it is told: `#3`, `#3 to #9`."""
-    return f"#{first}" if first == last else f"#{first} to #{last}"
+    """A closed range of numbers as it is told: `3`, `3 to 9`."""
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def _body_findings(engine: Engine, session: SessionInfo, header: Header) -> Iterator[Finding]:

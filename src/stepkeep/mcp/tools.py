@@ -87,7 +87,7 @@ State: TypeAlias = Annotated[dict[str, Any], Field(description="Current agent st
 Description: TypeAlias = Annotated[str, Field(description="Human-readable checkpoint name")]
 CheckpointId: TypeAlias = Annotated[
     str,
-    Field(description="Specific checkpoint ID (optional); also latest~2, step-5, #12 or '2 hours ago'"),
+    Field(description="Specific checkpoint ID (optional); also latest~2, step-5, 12 or '2 hours ago'"),
 ]
 Encoding: TypeAlias = Annotated[
     Literal["json", "json+tags"],
@@ -383,7 +383,7 @@ class Consent(BaseModel):
 
 RestoreId = Annotated[
     str,
-    Field(description="The checkpoint to go on from: an ID, latest~2, step-5, #12, or latest@before to undo"),
+    Field(description="The checkpoint to go on from: an ID, latest~2, step-5, 12, or latest@before to undo"),
 ]
 BranchName = Annotated[str, Field(description="Name of the branch to go on with (optional)")]
 Confirm = Annotated[
@@ -406,7 +406,7 @@ def restore_tool(opened: OpenedStore) -> Callable[..., Any]:
             return None
         name = f" ({header.message[:200]})" if header.message else ""
         return Elicit(
-            f"Let session {session.key[:200]!r} go on from checkpoint #{header.seq}{name}? Nothing is deleted: what"
+            f"Let session {session.key[:200]!r} go on from checkpoint {header.seq}{name}? Nothing is deleted: what"
             f" came after stays on branch {session.info.branch!r}, and latest@before leads back.",
             Consent,
         )

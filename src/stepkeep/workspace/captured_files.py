@@ -59,10 +59,10 @@ def load_manifest(engine: Engine, header: Header) -> Manifest:
         hint = (
             "and no earlier one has"
             if before is None
-            else f"the capture before it is #{before.seq} ({before.id})"
+            else f"the capture before it is checkpoint {before.seq} ({before.id})"
         )
         raise NotFound(
-            f"checkpoint #{header.seq} ({header.id}) holds no files: {hint}",
+            f"checkpoint {header.seq} ({header.id}) holds no files: {hint}",
             code="files_not_captured",
             checkpoint=header.id,
         )
@@ -108,7 +108,7 @@ def capture_before(engine: Engine, session: SessionInfo, newer: Header) -> Heade
         if row.seq < newer.seq and has_files(header := reader.verified(row)):
             return header
     raise NotFound(
-        f"session {session.key!r} has no files before #{newer.seq} to compare it with: name an older one",
+        f"session {session.key!r} has no files before checkpoint {newer.seq} to compare it with: name an older one",
         code="files_not_captured",
         session=session.key,
     )
@@ -321,7 +321,9 @@ def file_log(
     found = tuple(islice(_versions(engine, session, until, path), limit))
     if not found:
         raise NotFound(
-            f"no capture up to #{until.seq} has {to_text(path)!r}", code="file_not_found", path=to_text(path)
+            f"no capture up to checkpoint {until.seq} has {to_text(path)!r}",
+            code="file_not_found",
+            path=to_text(path),
         )
     return found
 

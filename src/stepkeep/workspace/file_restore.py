@@ -373,7 +373,7 @@ class _FilesRestore:
         return self._newest[0].id if is_on_its_way else None
 
     def _save_safety(self) -> str:
-        message = f"before the files of #{self._header.seq} were restored"
+        message = f"before the files of checkpoint {self._header.seq} were restored"
         return save_tree(
             self._engine, self._header.session, self._live, SAFETY, message=message, tags=(SAFETY_TAG,)
         ).id

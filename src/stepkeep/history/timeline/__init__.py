@@ -288,11 +288,11 @@ def node_text(node: FoldNode | GapNode | DamagedNode | RestNode, *, names_branch
             what = "automatic" if node.is_match else "left out"
             return ", ".join([f"{node.count:,} {what}{branch}", *node.facts()])
         case GapNode() if node.first_seq == node.last_seq:
-            return f"#{node.first_seq} pruned"
+            return f"checkpoint {node.first_seq} pruned"
         case GapNode():
-            return f"{node.count:,} pruned, #{node.first_seq}–#{node.last_seq}"
+            return f"{node.count:,} pruned, {node.first_seq}–{node.last_seq}"
         case DamagedNode():
-            return f"#{node.seq} damaged header: run stepkeep verify"
+            return f"checkpoint {node.seq} has a damaged header: run stepkeep verify"
         case RestNode():
             return f"{node.count:,} older"
 

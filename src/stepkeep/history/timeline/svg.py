@@ -123,7 +123,7 @@ class _SvgDrawing:
 
     def _facts(self, entry: CheckpointNode, y: float) -> Iterator[str]:
         checkpoint = entry.checkpoint
-        yield _text(self._start, y, f"#{checkpoint.seq}", "mono")
+        yield _text(self._start, y, str(checkpoint.seq), "mono")
         facts = (
             f"{checkpoint.time:%Y-%m-%d %H:%M}",
             None if checkpoint.step is None else str(checkpoint.step),
@@ -160,7 +160,7 @@ def _column_ends(entries: Sequence[CheckpointNode], start: float) -> tuple[float
     shown = [entry.checkpoint for entry in entries]
     steps = [len(str(each.step)) for each in shown if each.step is not None]
     widths = (
-        max([3, *(len(f"#{each.seq}") for each in shown)]),
+        max([3, *(len(str(each.seq)) for each in shown)]),
         16,
         max([4, *steps]) if steps else 0,
         max([4, *(len(size(each.size_bytes)) for each in shown)]),

@@ -207,7 +207,7 @@ class _Table:
         if self._is_wide and checkpoint.trigger.event:
             why += f" {cut(clean(checkpoint.trigger.event), 20)}"
         return [
-            f"#{checkpoint.seq}",
+            str(checkpoint.seq),
             f"{checkpoint.time:%m-%d %H:%M}" if self._is_short else f"{checkpoint.time:%Y-%m-%d %H:%M:%S}",
             "" if checkpoint.step is None else str(checkpoint.step),
             size(checkpoint.size_bytes),

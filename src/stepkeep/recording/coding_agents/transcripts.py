@@ -130,7 +130,7 @@ def load_transcript(engine: Engine, header: Header) -> KeptTranscript:
     """
     if TRANSCRIPT not in header.contents:
         raise NotFound(
-            f"checkpoint #{header.seq} ({header.id}) has no transcript: `hooks.transcript: true` keeps them",
+            f"checkpoint {header.seq} ({header.id}) has no transcript: `hooks.transcript: true` keeps them",
             code="transcript_not_kept",
             checkpoint=header.id,
         )

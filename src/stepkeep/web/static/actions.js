@@ -32,7 +32,7 @@ const OF_SESSION = {
         .map((tag) => tag.trim())
         .filter(Boolean),
     }),
-    done: (found) => html`Saved as <a href=${checkpointAddress(found.session, found.id)}>#${found.seq}</a>.`,
+    done: (found) => html`Saved as <a href=${checkpointAddress(found.session, found.id)}>checkpoint ${found.seq}</a>.`,
   },
   undo: {
     title: "Undo the last restore",
@@ -43,7 +43,7 @@ const OF_SESSION = {
     done: (found) =>
       "root" in found
         ? html`${count(found.total, "file")} as before.`
-        : html`The session is on <${Word} class="strong">${found.branch}<//> at #${found.checkpoint.seq} again.`,
+        : html`The session is on <${Word} class="strong">${found.branch}<//> at checkpoint ${found.checkpoint.seq} again.`,
   },
   complete: {
     title: "Mark as completed",
@@ -91,7 +91,7 @@ const OF_CHECKPOINT = {
       command("restore", key, checkpoint.id, ...(name ? ["--branch", name] : [])),
     request: ({ key, checkpoint }, { name }) => ({ key, ref: checkpoint.id, name: name || null }),
     done: (found) =>
-      html`The session goes on from #${found.checkpoint.seq} on <${Word} class="strong">${found.branch}<//>. <a
+      html`The session goes on from checkpoint ${found.checkpoint.seq} on <${Word} class="strong">${found.branch}<//>. <a
         href=${sessionAddress(found.session)}>Timeline</a>`,
   },
   fork: {

@@ -27,13 +27,13 @@ import { Tree } from "stepkeep/tree";
 export function Checkpoint({ session, checkpoint, params }) {
   const of = { key: session, ref: checkpoint };
   const header = useAnswer("checkpoint", of);
-  useTitle(header.data ? `#${header.data.seq} of ${session}` : session);
+  useTitle(header.data ? `Checkpoint ${header.data.seq} of ${session}` : session);
   return html`
     <header class="page-head">
       <nav class="crumbs" aria-label="Where this is">${!isFile && html`<a href="#/">Sessions</a>`}<a
         href=${sessionAddress(session)}><${Word}>${session}<//></a></nav>
       <div class="head-line">
-        <h1 tabindex="-1">${header.data ? `#${header.data.seq}` : "Checkpoint"} ${header.data?.message
+        <h1 tabindex="-1">${header.data ? `Checkpoint ${header.data.seq}` : "Checkpoint"} ${header.data?.message
           && html`<${Word} class="head-message">${header.data.message}<//>`}</h1>
         <span class="spring" />
         ${header.data && !isFile && html`<${CheckpointActions} session=${session} checkpoint=${header.data} />`}
@@ -222,7 +222,7 @@ export function ValueLog({ session, params }) {
               ({ checkpoint, change }) => html`
             <li key=${checkpoint.id} class="is-${change.kind}">
               <p class="change-path">
-                <a href=${checkpointAddress(session, checkpoint.id)}>#${checkpoint.seq}</a> <span
+                <a href=${checkpointAddress(session, checkpoint.id)}>${checkpoint.seq}</a> <span
                   class="faint">${change.kind}</span> <${When} time=${checkpoint.time} /> <${Word}
                     class="faint">${checkpoint.message}<//></p>
               <${Values} change=${change} />

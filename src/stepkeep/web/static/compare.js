@@ -22,7 +22,7 @@ export function Compare({ session, older, newer }) {
     <header class="page-head">
       <nav class="crumbs" aria-label="Where this is">${!isFile && html`<a href="#/">Sessions</a>`}<a
         href=${sessionAddress(session)}><${Word}>${session}<//></a></nav>
-      <h1 tabindex="-1">${answer.data ? `#${answer.data.older.seq} → #${answer.data.newer.seq}` : "Compare"}</h1>
+      <h1 tabindex="-1">${answer.data ? `${answer.data.older.seq} → ${answer.data.newer.seq}` : "Compare"}</h1>
     </header>
     <${Answered} answer=${answer}>
       ${(found) => html`
@@ -47,7 +47,7 @@ const seconds = ({ older, newer }) => (Date.parse(newer.time) - Date.parse(older
 
 const Side = ({ session, of, name }) => html`
   <div class="side"><span class="faint">${name}</span> <a
-    href=${checkpointAddress(session, of.id)}>#${of.seq}</a> <${When} time=${of.time} /> <${Word}
+    href=${checkpointAddress(session, of.id)}>${of.seq}</a> <${When} time=${of.time} /> <${Word}
       class="faint">${of.branch}<//>
     ${of.message && html`<p><${Word}>${of.message}<//></p>`}</div>`;
 

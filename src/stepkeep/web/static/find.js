@@ -41,7 +41,7 @@ export function Find({ session, params }) {
 
 const Match = ({ session, match }) => html`
   <li>
-    <a href=${checkpointAddress(session, match.checkpoint.id)}>#${match.checkpoint.seq}</a> <${When}
+    <a href=${checkpointAddress(session, match.checkpoint.id)}>${match.checkpoint.seq}</a> <${When}
       time=${match.checkpoint.time} />
     ${match.path ? html`<code><bdi>${clean(match.path)}</bdi>
       </code>` : html`<span class="faint">${match.where}</span>`}

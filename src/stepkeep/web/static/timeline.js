@@ -131,7 +131,7 @@ function Toolbar({ session, page, params, picked, isFolded }) {
       ${
         newer
           ? html`<a class="button"
-            href=${sessionAddress(session, "compare", older.id, newer.id)}>Compare #${older.seq} and #${newer.seq}</a>`
+            href=${sessionAddress(session, "compare", older.id, newer.id)}>Compare ${older.seq} and ${newer.seq}</a>`
           : html`<span class="faint hint">${picked.length ? "pick one more to compare" : "tick two to compare"}</span>`
       }
     </div>`;
@@ -346,9 +346,9 @@ function Row({ index, rows, row, width, session, isCursor, picked, toggle, setCa
       <${Lanes} row=${row} width=${width} />
       <span class="row-pick">
         <input type="checkbox" tabindex="-1" checked=${isPicked} onChange=${() => toggle(checkpoint)}
-          aria-label="Pick #${checkpoint.seq} to compare" /></span>
+          aria-label="Pick checkpoint ${checkpoint.seq} to compare" /></span>
       <a class="row-main" href=${checkpointAddress(session, checkpoint.id)} ...${focus}>
-        <span class="row-seq">#${checkpoint.seq}</span>
+        <span class="row-seq">${checkpoint.seq}</span>
         <span class="row-message">${checkpoint.message ? html`<${Word}>${shortened(checkpoint.message, 300)}<//>`
           : html`<span class="faint">${checkpoint.trigger.event ? clean(checkpoint.trigger.event).replaceAll("_", " ") : checkpoint.trigger.kind}</span>`}</span>
       </a>
@@ -431,7 +431,7 @@ function Card({ row, left, top, above }) {
   };
   return html`
     <div class="card" role="tooltip" style=${place}>
-      <p><strong>#${checkpoint.seq}</strong> ${moment(checkpoint.time)} UTC</p>
+      <p><strong>Checkpoint ${checkpoint.seq}</strong> ${moment(checkpoint.time)} UTC</p>
       ${checkpoint.message && html`<p><${Word}>${shortened(checkpoint.message, 400)}<//></p>`}
       <${Facts} of=${{
         why: [checkpoint.trigger.kind, checkpoint.trigger.event && clean(checkpoint.trigger.event)]
@@ -502,7 +502,7 @@ export function Retention({ session }) {
           <tbody>${plan.decisions.map(
             (each) => html`
             <tr key=${each.checkpoint} class=${each.stays ? "" : "is-going"}>
-              <td><a href=${checkpointAddress(session, each.checkpoint)}>#${each.seq}</a></td>
+              <td><a href=${checkpointAddress(session, each.checkpoint)}>${each.seq}</a></td>
               <td>${each.stays ? "stays" : html`<strong>goes</strong>`}</td>
               <td class="reasons">${each.reasons.map((reason) => html`<span key=${reason}>${clean(reason)}</span>`)}</td>
               <td class="number">${size(each.stored_bytes)}</td><td><${When} time=${each.time} /></td>
@@ -527,7 +527,7 @@ function Integrity({ session }) {
                 class="is-good">✓ every byte is as it was written</span>` : html`<span
                   class="is-bad">${count(report.findings.length, "finding")}</span>`} in ${count(report.checkpoints, "checkpoint")}</p>
               <ul class="rules">${report.findings.map((each, at) => html`<li key=${at}>${each.seq ? html`<a
-                href=${checkpointAddress(session, each.checkpoint)}>#${each.seq}</a> `
+                href=${checkpointAddress(session, each.checkpoint)}>${each.seq}</a> `
                   : ""}<${Word}>${each.message}<//> <code>${each.code}</code></li>`)}</ul>`}
           <//>`
           : html`<button type="button" onClick=${() => setAsked(true)}>Verify every byte</button>`
