@@ -548,7 +548,7 @@ def test_the_session_may_come_from_option_or_environment(cli: Cli) -> None:
     assert cli.here("show", "--json", STEPKEEP_SESSION="run").json["checkpoint"]["step"] == 3
     assert cli.here("history", STEPKEEP_SESSION="gone").code == 3
     assert cli.here("history", "run", STEPKEEP_SESSION="gone").code == 0
-    assert cli.here("history").err == "session run (the most recently updated one)\n"
+    assert cli.here("history").err == "session run (the most recently updated one of the store)\n"
     assert cli.here("history", "run", "--session", "run").code == 2
     assert cli.here("delete", "--yes", STEPKEEP_SESSION="run").code == 2
 

@@ -382,9 +382,25 @@ def test_prune_wants_a_session_or_rules(cli: Filled) -> None:
     assert cli.here("prune", "other", "--keep-last", "1").code == 3
     assert cli.here("prune", "--keep-last", "1", STEPKEEP_SESSION="other").code == 3
     assert cli.seqs("run") == [1, 2]
-    done = cli.here("prune", "--keep-last", "1")
+    done = cli.here("prune", "--keep-last", "1", "--yes")
     assert (done.code, "session run" in done.err) == (0, True)
     assert cli.seqs("run") == [2]
+
+
+def test_prune_asks_about_a_session_that_was_not_named(cli: Filled) -> None:
+    """On a terminal it tells how much would go; without one it is refused. Named, also by the variable, it is quiet."""
+    cli.save("run", [HOUR] * 4)
+    words = ("prune", "--keep-last", "2")
+    refused = cli.here(*words)
+    assert (refused.code, refused.out, "say --yes" in refused.err) == (2, "", True)
+    assert cli.here(*words, "--dry-run").code == 0
+    code, shown = cli.terminal(*words, answer=b"n\n")
+    assert (code, "Remove 2 of 4 checkpoints of session run for good? [y/N]" in shown) == (1, True)
+    assert cli.seqs("run") == [1, 2, 3, 4]
+    assert cli.terminal(*words, answer=b"y\n")[0] == 0
+    assert cli.seqs("run") == [3, 4]
+    assert cli.here("prune", "--keep-last", "1", STEPKEEP_SESSION="run").code == 0
+    assert cli.seqs("run") == [4]
 
 
 def test_prune_rules_unite(cli: Filled) -> None:

@@ -21,7 +21,7 @@ from tests.surfaces.test_cli import Cli, Done
 NOW = datetime(2025, 7, 3, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 NO_KEEPER = config.load(cwd=None, environ={}, flags={"keeper.enabled": False})
-CURRENT = "session run (the most recently updated one)\n"
+CURRENT = "session run (the most recently updated one of the store)\n"
 
 _open = api.open
 
@@ -367,6 +367,51 @@ def test_create_prefers_a_session_of_this_folder(filled: Named) -> None:
     assert "of mine," in filled.here("create", "x").out
     assert "of run," in filled.here("create", "x", STEPKEEP_SESSION="run").out
     assert "of elsewhere," in filled.here("create", "x", "--session", "elsewhere").out
+
+
+SHOWING = ["show", "history", "log", "timeline", "diff", "branch", "find message", "export -o -"]
+
+
+@pytest.mark.parametrize("command", SHOWING)
+def test_showing_takes_the_session_of_this_folder(cli: Named, command: str) -> None:
+    """Another project's that is newer is only shown where the folder has none, and that is told."""
+    other = cli.folder.parent / "other"
+    cli.save("theirs", [{}, {}], ages=[HOUR, timedelta()], project=str(other))
+    done = cli.here(*command.split())
+    assert (done.code, done.err) == (0, "session theirs (the most recently updated one of the store)\n")
+    cli.save("mine", [{}, {}], ages=[3 * HOUR, 2 * HOUR], project=str(cli.folder))
+    done = cli.here(*command.split())
+    assert (done.code, done.err) == (0, f"session mine (the most recently updated one of {cli.folder})\n")
+
+
+CHANGING = [
+    "create x",
+    "restore 1",
+    "branch fork 1",
+    "branch abandon main",
+    "prune --keep-last 1 --yes",
+    "rewind 1",
+]
+
+
+@pytest.mark.parametrize("command", CHANGING)
+def test_nothing_changes_in_a_session_of_another_folder(cli: Named, command: str) -> None:
+    """Unless it is named: one without a project is taken, one of another folder or project is not."""
+    for key, project, age in (
+        ("folder", str(cli.folder.parent / "other"), 2 * HOUR),
+        ("project", "web", HOUR),
+    ):
+        cli.save(key, [{}, {}], ages=[3 * HOUR, age], project=project)
+    refused(
+        cli.here(*command.split()),
+        3,
+        "no session belongs to this folder; the most recent one, 'project', is of web",
+    )
+    with cli.open() as store:
+        assert [store.get(key).info.last_seq for key in ("folder", "project")] == [2, 2]
+        assert [store.get(key).info.stored_count for key in ("folder", "project")] == [2, 2]
+    cli.save("nobodys", [{}, {}], ages=[9 * HOUR, 8 * HOUR])
+    assert "session nobodys (" in cli.here(*command.split()).err
 
 
 def test_create_steps_over_a_damaged_checkpoint(cli: Named) -> None:

@@ -39,11 +39,62 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     why: str | None = None
 
 
-def choose(store: Store, words: Sequence[str], *, fallback: str | None = None) -> Chosen:
+def current_session(store: Store, folder: Path | None = None, *, to_change: bool = False) -> Chosen:
+    """The session that is meant where nobody names one: that of the folder, else of the configured project, else the
+    most recently updated one of the store.
+
+    Of a folder it is the most recently updated one with a checkpoint whose project is that folder, else the nearest
+    folder above it: hooks of coding agents keep the folder of their work as the project of a session. With `to_change`
+    none of the store is taken that belongs to another folder or project.
+
+    Raises:
+        NotFound: there is none.
+    """
+    for place in () if folder is None else (folder, *folder.parents):
+        with suppress(InvalidInput):  # a path that cannot be the name of a project is that of none
+            name = check_name("a project", str(place))
+            info = next((each for each in store.sessions(project=name) if each.last_seq), None)
+            if info is not None:
+                return Chosen(session=info.key, why=f"the most recently updated one of {place}")
+    project = store.settings["project"]
+    found = store.sessions(project=project)
+    info = next((each for each in found if not to_change or each.project in (None, project)), None)
+    if info is None:
+        raise _no_session(store, project)
+    of = "the store" if project is None else f"project {project}"
+    return Chosen(session=info.key, why=f"the most recently updated one of {of}")
+
+
+def _no_session(store: Store, project: str | None) -> NotFound:
+    other = None if project is not None else next(store.sessions(limit=1), None)
+    where = "this store" if project is None else f"project {project!r}"
+    none = (
+        f"{where} has no session yet"
+        if other is None
+        else f"no session belongs to this folder; the most recent one, {other.key!r}, is of {other.project}"
+    )
+    return NotFound(f"{none}: name one by --session or in STEPKEEP_SESSION", code="session_not_found")
+
+
+def working_folder() -> Path | None:
+    """The current folder; None where it was removed under us."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
+
+
+def choose(
+    store: Store,
+    words: Sequence[str],
+    *,
+    fallback: str | None = None,
+    current: Callable[[Store], Chosen] = current_session,
+) -> Chosen:
     """The session and the refs that words stand for: `SESSION REF…` or only `REF…`.
 
     The first word is the session if there is one with that key. If it is a ref instead, the session is `fallback`,
-    else that of the checkpoint if its id is given, else the current one.
+    else that of the checkpoint if its id is given, else what `current` finds.
 
     Raises:
         NotFound: there is no such session, or none at all.
@@ -57,43 +108,7 @@ def choose(store: Store, words: Sequence[str], *, fallback: str | None = None) -
         return Chosen(session=fallback, refs=tuple(words))
     if words and (key := _session_of(store, words[0])) is not None:
         return Chosen(session=key, refs=tuple(words), why=f"the one with {words[0]}")
-    return msgspec.structs.replace(current_session(store), refs=tuple(words))
-
-
-def current_session(store: Store) -> Chosen:
-    """The most recently updated session of the configured project; without one, of the store.
-
-    Raises:
-        NotFound: there is none.
-    """
-    project = store.settings["project"]
-    info = next(store.sessions(project=project, limit=1), None)
-    if info is None:
-        where = "this store" if project is None else f"project {project!r}"
-        raise NotFound(
-            f"{where} has no session yet: name one by --session or in STEPKEEP_SESSION",
-            code="session_not_found",
-        )
-    of = "" if project is None else f" of project {project}"
-    return Chosen(session=info.key, why=f"the most recently updated one{of}")
-
-
-def session_here(store: Store, folder: Path) -> Chosen:
-    """The session that work in a folder belongs to: the most recently updated one with a checkpoint whose project is
-    that folder, else the nearest folder above it. Without any it is the current one.
-
-    Hooks of coding agents keep the folder of their work as the project of a session.
-
-    Raises:
-        NotFound: there is no session at all.
-    """
-    for place in (folder, *folder.parents):
-        with suppress(InvalidInput):  # a path that cannot be the name of a project is that of none
-            project = check_name("a project", str(place))
-            info = next((each for each in store.sessions(project=project) if each.last_seq), None)
-            if info is not None:
-                return Chosen(session=info.key, why=f"the most recently updated one of {place}")
-    return current_session(store)
+    return msgspec.structs.replace(current(store), refs=tuple(words))
 
 
 def _is_ref(store: Store, word: str) -> bool:

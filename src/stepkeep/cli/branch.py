@@ -45,12 +45,12 @@ def branch(ctx: click.Context, session_option: str | None) -> None:
         ctx.invoke(list_branches.callback, session=None, session_option=session_option)
 
 
-def _session_and_name(store: api.Store, words: Words) -> tuple[str, str]:
+def _session_and_name(store: api.Store, words: Words, *, changes: bool = True) -> tuple[str, str]:
     """SESSION and NAME; one word alone is the name."""
     if not words.given:
         raise click.UsageError("Which branch? Name it.")
     *session, name = words.given
-    return Words(tuple(session), words.option).chosen(store), name
+    return Words(tuple(session), words.option).chosen(store, changes=changes), name
 
 
 # --- looking ---------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def log(settings: CommonOptions, words: Words, limit: int | None) -> None:
     """Show the checkpoints that led to the head of branch NAME, newest first."""
     limit = SHORT_VIEW if limit is None and not settings.json else limit
     with opened(settings) as store:
-        key, name = _session_and_name(store, words)
+        key, name = _session_and_name(store, words, changes=False)
         found = store.get(key).branches.log(name, limit=limit)
     settings.show(found, _print_log)
 
@@ -120,7 +120,7 @@ def _print_log(found: api.History) -> None:
 def fork(settings: CommonOptions, words: Words, name: str | None, no_switch: bool) -> None:
     """Begin a branch at a checkpoint of SESSION, the latest without REF, and go on there."""
     with opened(settings) as store:
-        key, ref = words.chosen_and_ref(store)
+        key, ref = words.chosen_and_ref(store, changes=True)
         forked = store.get(key).branches.fork(ref, name, switch=not no_switch)
     settings.show(BranchChanged(session=key, branch=forked), lambda done: _print_branch(done, "begins"))
 

@@ -65,7 +65,7 @@ def delete(settings: CommonOptions, words: Words, whole_session: bool, yes: bool
     with opened(settings) as store:
         run = store.get(key)
         what = ", ".join(chosen) if chosen else f"all {count(run.info.stored_count, 'checkpoint')}"
-        if not yes and not _is_confirmed(f"Remove {what} of session {key} for good?"):
+        if not yes and not is_confirmed(f"Remove {what} of session {key} for good?"):
             note("Nothing removed.")
             return 1
         deleted = run.delete(*chosen) if chosen else run.clear()
@@ -78,7 +78,8 @@ def _print_deleted(deleted: api.Deleted) -> None:
     lines([f"Removed {count(deleted.count, 'checkpoint')} of {clean(deleted.session)}{whole}"])
 
 
-def _is_confirmed(question: str) -> bool:
+def is_confirmed(question: str) -> bool:
+    """Ask before something is removed; where nobody can be asked it is refused."""
     if not sys.stdin.isatty():
         raise click.UsageError("There is no terminal to ask: say --yes to remove for good.")
     return click.confirm(clean(question), err=True)

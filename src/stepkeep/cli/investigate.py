@@ -73,7 +73,8 @@ def change(
     `message` is that of the checkpoint, where the change makes no automatic one.
     """
     with opened(settings, create=True) as store:
-        changed = api.change_investigation(store, chosen_session(store, None, session), message, work)
+        key = chosen_session(store, None, session, changes=True)
+        changed = api.change_investigation(store, key, message, work)
     present(settings, changed, show)
     return changed
 

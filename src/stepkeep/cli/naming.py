@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Final, NamedTuple
 
 import click
@@ -43,25 +43,19 @@ def chosen_session(
     argument: str | None,
     option: str | None,
     *,
-    current: Callable[[api.Store], api.Chosen] | None = None,
+    changes: bool = False,
 ) -> str:
     """The session of a command that need not name one: the argument, `--session`, the environment, the current one.
 
-    A session that nobody named is told on stderr.
+    A session that nobody named is told on stderr. A command that `changes` it takes none of another folder.
     """
     if argument is not None or is_session_named(option):
         return session_named(argument, option)
-    return _told((current or api.current_session)(store)).session
+    return _told(_current(store, changes=changes)).session
 
 
-def session_here(store: api.Store) -> api.Chosen:
-    from pathlib import Path  # `save` needs none
-
-    try:
-        folder = Path.cwd()
-    except OSError:  # it was removed under us
-        return api.current_session(store)
-    return api.session_here(store, folder)
+def _current(store: api.Store, *, changes: bool = False) -> api.Chosen:
+    return api.current_session(store, api.working_folder(), to_change=changes)
 
 
 def is_session_named(option: str | None) -> bool:
@@ -92,23 +86,24 @@ class Words(NamedTuple):
         first = self.given[0] if self.given else None
         return session_named(first, None, use_environment=False), self.given[1:]
 
-    def chosen(self, store: api.Store) -> str:
+    def chosen(self, store: api.Store, *, changes: bool = False) -> str:
         """The session, where it may be left out."""
-        return chosen_session(store, self.given[0] if self.given else None, self.option)
+        return chosen_session(store, self.given[0] if self.given else None, self.option, changes=changes)
 
-    def chosen_and_refs(self, store: api.Store) -> tuple[str, list[str]]:
+    def chosen_and_refs(self, store: api.Store, *, changes: bool = False) -> tuple[str, list[str]]:
         """The session, where it may be left out, and refs.
 
         The first argument is the session if there is one with that key; where `--session` is given, all are refs.
         """
         if self.option is not None:
             return self.option, list(self.given)
-        chosen = _told(api.choose(store, self.given, fallback=_environment()))
+        current = partial(_current, changes=changes)
+        chosen = _told(api.choose(store, self.given, fallback=_environment(), current=current))
         return chosen.session, list(chosen.refs)
 
-    def chosen_and_ref(self, store: api.Store) -> tuple[str, str]:
+    def chosen_and_ref(self, store: api.Store, *, changes: bool = False) -> tuple[str, str]:
         """The same with one ref, `latest` where none is given."""
-        key, refs = self.chosen_and_refs(store)
+        key, refs = self.chosen_and_refs(store, changes=changes)
         if len(refs) > 1:
             raise click.UsageError("One checkpoint at a time.")
         return key, refs[0] if refs else "latest"
@@ -209,7 +204,7 @@ def complete_ref(ctx: click.Context, _param: click.Parameter, prefix: str) -> li
 def _session_so_far(ctx: click.Context, store: api.Store) -> api.Session:
     """The session that the words so far name, else the current one."""
     key = ctx.params.get("session_option") or ctx.params.get("session") or _environment()
-    return store.get(key or api.current_session(store).session)
+    return store.get(key or _current(store).session)
 
 
 def _completions(ctx: click.Context, find: Callable[[api.Store], Iterable[str]]) -> list[str]:

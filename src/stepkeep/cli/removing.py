@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import click
 
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
+from stepkeep.cli.finish import is_confirmed
 from stepkeep.cli.naming import Words, on_session, opened
 from stepkeep.cli.printing import cleanup_text, lines, moment, note, note_errors, or_dash, table
 from stepkeep.errors import InvalidInput
@@ -104,13 +106,16 @@ SAME = {"keep_days": "keep_within", "max_per_run": "keep_last", "max_age_days": 
     "--compress-after-hours", type=int, metavar="N", help="Gzip the history in files that is so old."
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would stay and go, and why.")
-def prune(settings: CommonOptions, /, words: Words, every: bool, dry_run: bool, **rules: Any) -> int:
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, where the session is not named.")
+def prune(
+    settings: CommonOptions, /, words: Words, every: bool, dry_run: bool, yes: bool, **rules: Any
+) -> int:
     """Remove old checkpoints of SESSION, or of all sessions, that no rule keeps.
 
     Without rules here those of the session hold: of its profile, the configuration and its own policy. Keep counts
     given here replace its own; what it always keeps, such as what was saved by hand in a debugging session, stays.
-    With rules SESSION may be left out: it is then the current one. What stays of a history in readable files is
-    gzipped when it is old enough.
+    With rules SESSION may be left out: it is then the current one, and you are asked before anything goes. What stays
+    of a history in readable files is gzipped when it is old enough.
 
     The newest checkpoint, heads and fork points of open pinned branches, the newest failed and completed one,
     and what others require always stay.
@@ -123,13 +128,24 @@ def prune(settings: CommonOptions, /, words: Words, every: bool, dry_run: bool, 
     hours = rules.pop("compress_after_hours")
     chosen = _rules(rules)
     with opened(settings) as store:
-        key = None if every else words.chosen(store)
+        key = None if every else words.chosen(store, changes=not dry_run)
+        is_agreed = every or yes or words.named_if_any(use_environment=True) is not None
         try:
-            pruned = store.prune(key, dry_run=dry_run, compress_after_hours=hours, **chosen)
+            work = partial(store.prune, key, compress_after_hours=hours, **chosen)
+            if not dry_run and not is_agreed and not _is_wanted(work(dry_run=True)):
+                note("Nothing removed.")
+                return 1
+            pruned = work(dry_run=dry_run)
         except InvalidInput as exc:
             raise _about_flags(exc, rules) from exc
     settings.show(pruned, _print_pruned)
     return 1 if pruned.errors else 0
+
+
+def _is_wanted(plan: api.Pruned) -> bool:
+    """Whether what a prune would do to the session that nobody named is what its user wants."""
+    what = f"{plan.deleted:,} of {count(plan.total, 'checkpoint')}"
+    return not plan.deleted or is_confirmed(f"Remove {what} of session {plan.sessions[0].session} for good?")
 
 
 def _rules(flags: dict[str, Any]) -> api.RetentionRules:

@@ -66,7 +66,7 @@ def restore(
         raise click.UsageError("--branch and --expect-head do not go with --files and --undo.")
     done: api.Restored | api.RestoredFiles
     with opened(settings) as store:
-        key, refs = words.chosen_and_refs(store)
+        key, refs = words.chosen_and_refs(store, changes=True)
         run = store.get(key)
         if undo and refs:
             raise click.UsageError("--undo takes no REF and no --branch.")

@@ -15,7 +15,7 @@ import click
 
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
-from stepkeep.cli.naming import Words, chosen_session, limit_option, on_session, opened, session_here
+from stepkeep.cli.naming import Words, chosen_session, limit_option, on_session, opened
 from stepkeep.cli.printing import file_line, is_terminal, lines, note, styled, width, write
 from stepkeep.cli.restore import restored_lines
 from stepkeep.errors import InvalidInput
@@ -70,7 +70,7 @@ def rewind(
         raise click.UsageError("--undo takes no TURN.")
     with opened(settings) as store:
         named = given[0] if given else None
-        session = store.get(chosen_session(store, named, words.option, current=session_here))
+        session = store.get(chosen_session(store, named, words.option, changes=True))
         view = _View(session, settings, code=what != "conversation", conversation=what != "code")
         if undo:
             return view.undo(dry_run=dry_run, force=force)

@@ -20,7 +20,6 @@ from stepkeep.cli.naming import (
     is_session_named,
     on_session,
     opened,
-    session_here,
     session_option,
     workspace_option,
 )
@@ -173,7 +172,8 @@ def create(
 
     Without --state the latest state of the session is saved once more; a state that is given may begin a session.
 
-    Without --session it is the most recent session of this folder, or of the nearest one above it; else of the store.
+    Without --session it is the most recent session of this folder, or of the nearest one above it; else one of the
+    store that belongs to no other.
     Where nothing was saved yet, and no session is named, it begins a debugging session, named like the folder; see
     `investigate`.
     """
@@ -186,7 +186,7 @@ def create(
             bug = store.investigation(store.session(key, profile="debug", workspace=given.get("workspace")))
             _show(settings, store, key, bug.checkpoint(message, given["tags"]), "Created")
             return
-        key = chosen_session(store, None, session_option, current=session_here)
+        key = chosen_session(store, None, session_option, changes=True)
         if document is None:
             header = _existing(store, key).save_again(message, **given)
         else:

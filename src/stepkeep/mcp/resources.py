@@ -82,7 +82,7 @@ def _completions(opened: OpenedStore, name: str, prefix: str, context: Any) -> l
     if name == "sessionId":
         return [info.key for info in opened.get().sessions(prefix=prefix or None, limit=MAX_COMPLETIONS)]
     known = getattr(context, "arguments", None) or {}
-    key = known.get("sessionId") or api.current_session(opened.get()).session
+    key = known.get("sessionId") or api.current_session(opened.get(), api.working_folder()).session
     return list(opened.get().get(key).refs(prefix))[:100]
 
 
