@@ -90,6 +90,7 @@ FIXES: Final[dict[str, tuple[str, ...]]] = {
     "invalid_ref": ("stepkeep history {session}",),
     "ambiguous_question": ("name the step with --step",),
     "ambiguous_ref": ("give more characters of the id",),
+    "ambiguous_session": ("give more characters of the key",),
     "ambiguous_time": ("add the zone, such as +02:00",),
     "no_state": ("give a state with --state",),
     "state_too_large": ("keep large outputs outside the state",),

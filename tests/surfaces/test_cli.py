@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -991,6 +992,38 @@ def test_completion_scripts_are_printed(cli: Cli, shell: str) -> None:
     done = cli("completion", shell)
     assert done.code == 0
     assert "_STEPKEEP_COMPLETE" in done.out
+
+
+def test_bash_completes_keys_with_a_colon(cli: Cli) -> None:
+    """Bash takes a colon for the end of a word: it gives the parts, and wants only what is behind the last."""
+    for key in ("claude:abc", "claude:abd", "plain"):
+        cli.fill(key)
+    command = cli.folder / "stepkeep"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m stepkeep "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    script = cli("completion", "bash").out
+
+    def completions(*words: str) -> set[str]:
+        call = (
+            f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _stepkeep_completion {command}"
+        )
+        done = subprocess.run(
+            ["bash", "--norc"],
+            input=f"{script}\n{call}\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"\n",
+            env=cli.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stderr == ""
+        return set(done.stdout.split())
+
+    assert completions("stepkeep", "show", "cl") == {"claude:abc", "claude:abd"}
+    assert completions("stepkeep", "show", "claude", ":") == {"abc", "abd"}
+    assert completions("stepkeep", "show", "claude", ":", "abd") == {"abd"}
+    assert completions("stepkeep", "show", "--session", "claude", ":", "abd") == {"abd"}
+    assert completions("stepkeep", "show", "claude", ":", "abd", "step-") == {"step-1", "step-2", "step-3"}
+    assert completions("stepkeep", "show", "pl") == {"plain"}
 
 
 def test_sessions_and_refs_complete(cli: Cli) -> None:

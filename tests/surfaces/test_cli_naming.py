@@ -369,6 +369,75 @@ def test_create_prefers_a_session_of_this_folder(filled: Named) -> None:
     assert "of elsewhere," in filled.here("create", "x", "--session", "elsewhere").out
 
 
+# --- the beginning of a key ---------------------------------------------------------------------------------------
+
+BEGINNINGS = [
+    *(
+        "show res",
+        "history res",
+        "log res",
+        "timeline res",
+        "diff res",
+        "status res",
+        "verify res",
+        "list res",
+    ),
+    *("branch list res", "keep res", "export res -o -", "find message --session res", "restore res 1"),
+    *("create x --session res", "pause res", "delete res 1 --yes", "prune res --keep-last 1 --yes"),
+]
+
+
+@pytest.mark.parametrize("command", BEGINNINGS)
+def test_the_beginning_of_a_key_will_do(filled: Named, command: str) -> None:
+    """Where only one begins so, which is told; several are named, and where none does it is not found."""
+    filled.save("research:42", [{}, {}], ages=[HOUR, HOUR])
+    done = filled.here(*command.split())
+    assert (done.code, done.err) == (0, "session research:42 (the only one that begins with res)\n")
+    filled.save("results", [{}, {}], ages=[HOUR, HOUR])
+    several = filled.here(*command.split())
+    assert (several.code, "several sessions begin with 'res': " in several.err) == (2, True)
+    none = filled.here(
+        *command.replace("res", "x", 1).split() if "restore" not in command else ["restore", "x", "1"]
+    )
+    assert (none.code, "session 'x'" in none.err) == (2 if command.startswith("create") else 3, True)
+
+
+def test_a_whole_key_wins_over_longer_ones_and_is_wanted_where_one_is_made(filled: Named) -> None:
+    """What saves may begin a session, so that the beginning of another's key is a new key there."""
+    filled.save("run-2", [{}], ages=[HOUR])
+    assert "session:    run (" in filled.here("show", "run").out
+    assert "of ru," in filled.here("save", "ru", "--state", "{}").out
+    assert "of r," in filled.here("create", "x", "--session", "r", "--state", "{}").out
+    with filled.open() as store, pytest.raises(stepkeep.NotFound):
+        store.get("run-")
+
+
+def test_prune_asks_where_only_the_beginning_is_given(filled: Named) -> None:
+    """It is not the name of the session."""
+    done = filled.here("prune", "ru", "--keep-last", "1")
+    assert (done.code, "say --yes" in done.err) == (2, True)
+    assert filled.here("prune", "run", "--keep-last", "1").code == 0
+
+
+AGENT = "claude-code:0b2f6c1e-1111-4222-8333-444455556666"
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+def test_the_key_comes_first_and_whole(cli: Named, columns: int) -> None:
+    """On a terminal of any width; what a coding agent works on stands beside it where there is room."""
+    cli.save("short", [{}], ages=[HOUR])
+    with cli.open() as store:
+        session = store.session(AGENT, metadata={"client": "claude-code"}, project=str(cli.folder))
+        session.save({}, metadata={"task_summary": "Fix the login"})
+    code, shown = cli.terminal("list", columns=columns)
+    assert code == 0
+    rows = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
+    assert [row.split()[0] for row in rows] == ["session", AGENT, "short"]
+    assert ("Fix the" in rows[1]) == (columns >= 60)
+    assert ("in_progress" in rows[1]) == (columns >= 80)
+    assert all(len(row.rstrip()) <= max(columns, len(AGENT)) for row in rows)
+
+
 SHOWING = ["show", "history", "log", "timeline", "diff", "branch", "find message", "export -o -"]
 
 
@@ -460,11 +529,11 @@ def test_list_and_list_by_tag(filled: Named) -> None:
     filled.save("other", [{}], ages=[9 * HOUR])
     filled.here("create", "elsewhere", "--tags", "q4_0", "--session", "other")
     assert filled.here("list").out.splitlines()[0].split() == [
+        "SESSION",
         "STATUS",
         "CHECKPOINTS",
         "UPDATED",
         "PROJECT",
-        "SESSION",
     ]
     tagged = filled.here("list", "--tag", "q4_0")
     assert {line.split()[0] for line in tagged.out.splitlines()[1:]} == {"run", "other"}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         phases_url as phases_url,
         recorded_run as recorded_run,
         resume_phase as resume_phase,
+        session_beginning as session_beginning,
         working_folder as working_folder,
     )
     from stepkeep.api.doctor import Diagnosis as Diagnosis, Symptom as Symptom, diagnose as diagnose
@@ -275,7 +276,7 @@ _NAMES_BY_MODULE = {
     "api.checkpoint": "Checkpoint Restored",
     "api.choosing": (
         "Chosen TakenUp choose current_session is_phase_session list_unfinished open_phases "
-        "phases_url recorded_run resume_phase working_folder"
+        "phases_url recorded_run resume_phase session_beginning working_folder"
     ),
     "api.doctor": "Diagnosis Symptom diagnose",
     "api.files": "Files",

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 VARIABLE: Final = "STEPKEEP_PHASES"
 """The environment variable that names the folder to use instead of `~/.pai`."""
 
+_MAX_NAMED: Final = 5
+"""How many keys a message lists."""
+
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     """A session, and what of the given words are refs. `why` is set when nobody named the session."""
@@ -95,20 +98,37 @@ def choose(
 
     The first word is the session if there is one with that key. If it is a ref instead, the session is `fallback`,
     else that of the checkpoint if its id is given, else what `current` finds.
+    A word that is neither is the beginning of a key.
 
     Raises:
         NotFound: there is no such session, or none at all.
-        InvalidInput: the first word is a time that does not exist.
+        InvalidInput: the first word is a time that does not exist, or several keys begin so.
     """
     if words and store.engine.session_with(words[0]) is not None:
         return Chosen(session=words[0], refs=tuple(words[1:]))
     if words and not _is_ref(store, words[0]):
-        store.get(words[0])
+        return msgspec.structs.replace(session_beginning(store, words[0]), refs=tuple(words[1:]))
     if fallback is not None:
         return Chosen(session=fallback, refs=tuple(words))
     if words and (key := _session_of(store, words[0])) is not None:
         return Chosen(session=key, refs=tuple(words), why=f"the one with {words[0]}")
     return msgspec.structs.replace(current(store), refs=tuple(words))
+
+
+def session_beginning(store: Store, word: str) -> Chosen:
+    """The only session whose key begins so. It is for people: programs name the whole key.
+
+    Raises:
+        NotFound: there is none. InvalidInput: several keys begin so (`ambiguous_session`).
+    """
+    keys = [info.key for info in store.sessions(prefix=word, limit=_MAX_NAMED + 1)]
+    if not keys:
+        raise NotFound(f"no session {word!r}", code="session_not_found", session=word)
+    if len(keys) > 1:
+        more = " and more" if len(keys) > _MAX_NAMED else ""
+        named = ", ".join(map(repr, keys[:_MAX_NAMED]))
+        raise InvalidInput(f"several sessions begin with {word!r}: {named}{more}", code="ambiguous_session")
+    return Chosen(session=keys[0], why=f"the only one that begins with {word}")
 
 
 def _is_ref(store: Store, word: str) -> bool:

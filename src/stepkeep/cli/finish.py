@@ -9,7 +9,7 @@ import click
 
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
-from stepkeep.cli.naming import Words, on_session, opened
+from stepkeep.cli.naming import Words, known, on_session, opened
 from stepkeep.cli.printing import lines, note
 from stepkeep.text import clean, count
 
@@ -24,7 +24,7 @@ def _command(name: str, help: str, *options: Any, example: str = "") -> click.Co
     def finish(settings: CommonOptions, /, words: Words, **given: Any) -> None:
         key = words.named()
         with opened(settings) as store:
-            run = store.get(key)
+            run = store.get(known(store, key))
             getattr(run, name)(**given)
             finished = run.summary()
         settings.show(finished, _print)
@@ -63,6 +63,7 @@ def delete(settings: CommonOptions, words: Words, whole_session: bool, yes: bool
     if whole_session == bool(chosen):
         raise click.UsageError("Name the checkpoints to remove, or say --whole-session.")
     with opened(settings) as store:
+        key = known(store, key)
         run = store.get(key)
         what = ", ".join(chosen) if chosen else f"all {count(run.info.stored_count, 'checkpoint')}"
         if not yes and not is_confirmed(f"Remove {what} of session {key} for good?"):

@@ -10,7 +10,7 @@ import click
 
 from stepkeep import api
 from stepkeep.cli.app import DAMAGE, CommonOptions, command
-from stepkeep.cli.naming import Words, limit_option, on_session, opened
+from stepkeep.cli.naming import Words, known, limit_option, on_session, opened
 from stepkeep.cli.printing import (
     ProgressLine,
     cleanup_text,
@@ -53,7 +53,7 @@ def status(settings: CommonOptions, words: Words, limit: int | None) -> None:
             if trouble := api.hook_trouble(store.engine.clock()):
                 note(f"warning: {trouble}")
             return
-        one = store.get(key).status()
+        one = store.get(known(store, key)).status()
     settings.show(one, _print_session)
 
 
@@ -85,12 +85,12 @@ def _print_store(status: api.StoreStatus) -> None:
 
 def _usage_row(each: api.SessionUsage) -> dict[str, str]:
     return {
+        "session": each.session,
         "stored": size(each.stored_bytes),
         "ratio": ratio(each.ratio),
         "checkpoints": f"{each.checkpoints:,}",
         "oldest": "-" if each.oldest is None else moment(each.oldest),
         "status": each.status,
-        "session": each.session,
     }
 
 
@@ -285,7 +285,7 @@ def verify(settings: CommonOptions, words: Words, repair: bool) -> int:
     """
     key = words.named_if_any()
     with opened(settings) as store:
-        target: api.Store | api.Session = store if key is None else store.get(key)
+        target: api.Store | api.Session = store if key is None else store.get(known(store, key))
         with ProgressLine("verifying", target.usage().checkpoints) as progress:
             report = target.verify(repair=repair, progress=progress.advance)
     settings.show(report, _print_verified)

@@ -73,7 +73,7 @@ def change(
     `message` is that of the checkpoint, where the change makes no automatic one.
     """
     with opened(settings, create=True) as store:
-        key = chosen_session(store, None, session, changes=True)
+        key = chosen_session(store, None, session, changes=True, creates=True)
         changed = api.change_investigation(store, key, message, work)
     present(settings, changed, show)
     return changed

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -14,6 +16,7 @@ from stepkeep.cli.naming import (
     Words,
     chosen_session,
     complete_branch,
+    known,
     limit_option,
     on_session,
     opened,
@@ -69,29 +72,42 @@ def list_(
     with opened(settings) as store:
         if key is None and tag is None:
             sessions = store.summaries(project=project, status=status, limit=limit)
-            settings.show(sessions, _print_sessions)
+            settings.show(sessions, lambda found: _print_sessions(found, partial(_task, store)))
             return
+        key = None if key is None else known(store, key)
         found = store.describe(
             store.checkpoints(session=key, tag=tag, status=status, project=project, limit=limit)
         )
     settings.show(found, lambda found: _print_checkpoints(found, across=key is None))
 
 
-def _print_sessions(sessions: tuple[api.SessionSummary, ...]) -> None:
+def _task(store: api.Store, session: api.SessionSummary) -> str:
+    """What a coding agent works on: the key of its session says nothing to a person."""
+    if "client" not in session.metadata:
+        return ""
+    newest = next(store.checkpoints(session=session.key, limit=1), None)
+    return "" if newest is None else str(newest.metadata.get("task_summary", ""))
+
+
+def _print_sessions(
+    sessions: tuple[api.SessionSummary, ...], task: Callable[[api.SessionSummary], str]
+) -> None:
     if not sessions:
         lines(["No sessions."])
         return
     rows = [
         {
+            "session": each.key,
             "status": "crashed" if each.crash else each.status,
             "checkpoints": str(each.checkpoints),
             "updated": moment(each.updated),
             "project": or_dash(each.project),
-            "session": each.key,
+            "task": or_dash(task(each)),
         }
         for each in sessions
     ]
-    table(rows, right=["checkpoints"])
+    hidden = {"task"} if all(row["task"] == "-" for row in rows) else set()
+    table(rows, right=["checkpoints"], leave_out=hidden)
     for each in sessions:
         if each.crash:
             note(f"{clean(each.key)} {clean(each.crash)}")

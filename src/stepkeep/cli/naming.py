@@ -44,13 +44,16 @@ def chosen_session(
     option: str | None,
     *,
     changes: bool = False,
+    creates: bool = False,
 ) -> str:
     """The session of a command that need not name one: the argument, `--session`, the environment, the current one.
 
-    A session that nobody named is told on stderr. A command that `changes` it takes none of another folder.
+    A session that nobody named is told on stderr. A command that `changes` it takes none of another folder; where
+    it `creates` one, a key is the whole key, elsewhere its beginning will do.
     """
     if argument is not None or is_session_named(option):
-        return session_named(argument, option)
+        key = session_named(argument, option)
+        return key if creates else known(store, key)
     return _told(_current(store, changes=changes)).session
 
 
@@ -96,7 +99,7 @@ class Words(NamedTuple):
         The first argument is the session if there is one with that key; where `--session` is given, all are refs.
         """
         if self.option is not None:
-            return self.option, list(self.given)
+            return chosen_session(store, None, self.option), list(self.given)
         current = partial(_current, changes=changes)
         chosen = _told(api.choose(store, self.given, fallback=_environment(), current=current))
         return chosen.session, list(chosen.refs)
@@ -113,6 +116,13 @@ class Words(NamedTuple):
         """The session that is meant, in its store, where it may be left out."""
         with opened(settings) as store:
             yield store.get(self.chosen(store))
+
+
+def known(store: api.Store, key: str) -> str:
+    """The key of an existing session that was named by it or by its beginning, which is then told on stderr."""
+    if store.engine.session_with(key) is not None:
+        return key
+    return _told(api.session_beginning(store, key)).session
 
 
 def opened(settings: CommonOptions, *, create: bool = False) -> api.Store:
@@ -236,6 +246,38 @@ eval "$(stepkeep completion zsh)"        # in ~/.zshrc
 stepkeep completion fish > ~/.config/fish/completions/stepkeep.fish"""
 
 
+BASH: Final = """\
+%(complete_func)s() {
+    local IFS=$'\\n' word completion type value before= after_colon=
+    local -a words=()
+    # Bash takes a colon for the end of a word: put keys together again, and reply with what is behind the last one.
+    for word in "${COMP_WORDS[@]:0:COMP_CWORD+1}"; do
+        if [[ ${#words[@]} -gt 1 && ( -n $after_colon || $word =~ ^:+$ ) ]]; then
+            words[-1]+=$word
+        else
+            words+=("$word")
+        fi
+        after_colon=
+        if [[ $word =~ ^:+$ ]]; then after_colon=yes; fi
+    done
+    word=${words[-1]}
+    if [[ $word == *:* && $COMP_WORDBREAKS == *:* ]]; then before=${word%%"${word##*:}"}; fi
+    local count=$((${#words[@]} - 1))
+    for completion in $(env COMP_WORDS="${words[*]}" COMP_CWORD=$count %(complete_var)s=bash_complete $1); do
+        IFS=',' read -r type value <<< "$completion"
+        case $type in
+            dir) COMPREPLY=(); compopt -o dirnames ;;
+            file) COMPREPLY=(); compopt -o default ;;
+            plain) COMPREPLY+=("${value#"$before"}") ;;
+        esac
+    done
+}
+
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+"""Click's script for bash, which also completes keys with a colon in them."""
+
+
 @command("completion", EXAMPLE)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(settings: CommonOptions, shell: str) -> None:
@@ -245,5 +287,7 @@ def completion(settings: CommonOptions, shell: str) -> None:
     kind = get_completion_class(shell)
     if kind is None:
         raise click.ClickException(f"This click cannot complete in {shell}.")
+    if shell == "bash":
+        kind = type("Bash", (kind,), {"source_template": BASH})
     script = kind(stepkeep, {}, "stepkeep", "_STEPKEEP_COMPLETE").source()
     settings.show({"shell": shell, "script": script}, lambda _: lines([script]))

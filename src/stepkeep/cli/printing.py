@@ -18,6 +18,7 @@ from stepkeep.text import clean, clean_json, clean_lines, count, indented, size
 MAX_CELL: Final = 35
 """The width of an id. Longer texts in a table on a terminal are cut off, except in the last column."""
 MAX_NARROW_CELL: Final = 20
+LEAST_CELL: Final = 8
 NARROW: Final = 100
 """Terminals with fewer columns get no room for whole ids in tables."""
 
@@ -209,24 +210,40 @@ def _rich_table(
     from rich.text import Text
 
     console = Console(highlight=False)
-    most = MAX_CELL if console.width >= NARROW else MAX_NARROW_CELL
     needed = [max(cell_len(row[at]) for row in [columns, *cells]) for at in range(len(columns))]
-    widths = [min(each, most) for each in needed[:-1]]
-    # Only the last column gives way, so that numbers and times stay readable.
-    room = console.width - sum(each + 2 for each in widths)
-    widths.append(max(len(columns[-1]), min(needed[-1], room)))
+    widths = _widths(columns, needed, console.width)
+    console.width = max(console.width, sum(each + 2 for each in widths.values()))
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title, each in zip(columns, widths, strict=True):
+    for at, each in widths.items():
+        title = columns[at]
         justify: Literal["left", "right"] = "right" if title in right else "left"
         is_cut = not wrap or title != columns[-1]
         drawn.add_column(
             title, justify=justify, no_wrap=is_cut, overflow="ellipsis" if is_cut else "fold", width=each
         )
     for row, colour in zip_longest(cells, colours[: len(cells)]):
-        drawn.add_row(*(Text(cell) for cell in row), style=colour)
+        drawn.add_row(*(Text(row[at]) for at in widths), style=colour)
     with console.capture() as capture:
         console.print(drawn)
     write(capture.get().encode("utf-8", "backslashreplace"))
+
+
+def _widths(columns: list[str], needed: list[int], room: int) -> dict[int, int]:
+    """How wide the columns are that are shown. Only the last gives way, so that numbers and times stay readable.
+
+    The key of a session is never cut: where it leaves no room, others are left out, the last one at last.
+    """
+    most = MAX_CELL if room >= NARROW else MAX_NARROW_CELL
+    widths = {
+        at: each if columns[at] == "session" else min(each, most) for at, each in enumerate(needed[:-1])
+    }
+    last = len(columns) - 1
+    least = min(needed[last], max(len(columns[last]), LEAST_CELL))
+    while (left := room - sum(each + 2 for each in widths.values())) < least and "session" in columns[:-1]:
+        if columns[max(widths)] == "session":
+            return widths
+        del widths[max(widths)]
+    return {**widths, last: max(least, min(needed[last], left))}
 
 
 class ProgressLine:

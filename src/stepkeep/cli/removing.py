@@ -11,7 +11,7 @@ import click
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.finish import is_confirmed
-from stepkeep.cli.naming import Words, on_session, opened
+from stepkeep.cli.naming import Words, known, on_session, opened
 from stepkeep.cli.printing import cleanup_text, lines, moment, note, note_errors, or_dash, table
 from stepkeep.errors import InvalidInput
 from stepkeep.text import clean, count, size
@@ -46,7 +46,7 @@ def keep(
         raise click.UsageError("Choose one of --forever, --policy and --default.")
     key = words.named()
     with opened(settings) as store:
-        run = store.get(key)
+        run = store.get(known(store, key))
         if forever:
             status = run.keep(forever=True)
         elif pairs or is_default:
@@ -129,7 +129,7 @@ def prune(
     chosen = _rules(rules)
     with opened(settings) as store:
         key = None if every else words.chosen(store, changes=not dry_run)
-        is_agreed = every or yes or words.named_if_any(use_environment=True) is not None
+        is_agreed = every or yes or key == words.named_if_any(use_environment=True)
         try:
             work = partial(store.prune, key, compress_after_hours=hours, **chosen)
             if not dry_run and not is_agreed and not _is_wanted(work(dry_run=True)):

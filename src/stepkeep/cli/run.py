@@ -16,7 +16,7 @@ import msgspec
 
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
-from stepkeep.cli.naming import Words, on_session, opened
+from stepkeep.cli.naming import Words, known, on_session, opened
 from stepkeep.cli.printing import is_terminal, json_document, lines, moment, note, table
 from stepkeep.cli.run_view import ending, exit_code, progress_for, telling_how_to_go_on
 from stepkeep.errors import InvalidInput, NotFound
@@ -239,7 +239,7 @@ def approve(
     key = words.named()
     with opened(settings) as store:
         answer = store.refuse if refuse else store.approve
-        answered = answer(key, given, step=step)
+        answered = answer(known(store, key), given, step=step)
     settings.show(answered, _print_answered)
 
 
@@ -269,13 +269,13 @@ def _own_or_phases(settings: CommonOptions) -> Iterator[api.Store | None]:
 def _found(store: api.Store | None, key: str) -> tuple[str, str | None]:
     """A session that was named, and the other store it is in, if it is only there."""
     elsewhere = api.phases_url()
-    if store is not None and (elsewhere is None or store.engine.session_with(key) is not None):
+    if store is not None and store.engine.session_with(key) is not None:
         return key, None
     if elsewhere is not None:
         with api.open(elsewhere, create=False) as other:
             if store is None or other.engine.session_with(key) is not None:
                 return key, elsewhere
-    return key, None
+    return key if store is None else known(store, key), None
 
 
 def _take_up(

@@ -18,6 +18,7 @@ from stepkeep.cli.naming import (
     Words,
     chosen_session,
     is_session_named,
+    known,
     on_session,
     opened,
     session_option,
@@ -186,9 +187,10 @@ def create(
             bug = store.investigation(store.session(key, profile="debug", workspace=given.get("workspace")))
             _show(settings, store, key, bug.checkpoint(message, given["tags"]), "Created")
             return
-        key = chosen_session(store, None, session_option, changes=True)
+        key = chosen_session(store, None, session_option, changes=True, creates=True)
         if document is None:
-            header = _existing(store, key).save_again(message, **given)
+            run = _existing(store, key)
+            key, header = run.key, run.save_again(message, **given)
         else:
             header = store.save(key, state, message=message, trigger="manual", **given)
         _show(settings, store, key, header, "Created")
@@ -205,7 +207,7 @@ def _folder_name() -> str:
 
 def _existing(store: api.Store, key: str) -> api.Session:
     try:
-        return store.get(key)
+        return store.get(known(store, key))
     except NotFound:
         raise InvalidInput(
             f"session {key!r} has no state to save again: give one by --state", code="no_state", session=key
