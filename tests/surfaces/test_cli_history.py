@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -166,6 +167,62 @@ def test_diff_compares_with_the_one_before(cli: Filled) -> None:
     assert cli.here("diff", "run", "step-1", "step-2").out.endswith("~ n: 1 → 2\n")
     assert cli.here("diff", "--session", "run", "step-3", "step-1").out.endswith("~ n: 3 → 1\n")
     assert cli.here("diff", "run", "latest", "latest").out.endswith("No differences.\n")
+
+
+LONG = "I will look into the whales first, then into the dolphins, and report what I find"
+TALK: list[dict[str, Any]] = [
+    {
+        "plan": {"goal": "write a report about whales and dolphins", "n": 1},
+        "messages": [{"role": "user", "content": "hi"}],
+    },
+    {
+        "plan": {"goal": "write a short report about whales and seals", "n": 2},
+        "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": LONG}],
+        "found": {"pages": list(range(40)), "title": "x" * 70},
+    },
+]
+
+
+def _talk(cli: Filled) -> None:
+    with cli.open() as store:
+        for state in TALK:
+            store.session("talk").save(state)
+
+
+GOAL = '"write a {+short +}report about whales and [-dolphins-]{+seals+}"'
+
+
+def test_diff_shows_what_changed(cli: Filled) -> None:
+    """A message by who says what, texts word by word, the first values of what is large; with --full all of it."""
+    _talk(cli)
+    assert cli.here("diff", "talk").out.splitlines()[2:] == [
+        f"~ plan.goal: {GOAL}",
+        "~ plan.n: 1 → 2",
+        f'+ messages[1]: assistant: "{LONG[:60]}…" ({len(LONG)} characters)',
+        '+ found: {"pages": [0, 1, 2, 3, 4, 5, 6, …33 more], …1 more}',
+    ]
+    whole = cli.here("diff", "talk", "--full").out.splitlines()[2:]
+    assert whole[2] == f'+ messages[1]: {{"role": "assistant", "content": "{LONG}"}}'
+    assert whole[3] == f"+ found: {json.dumps(TALK[1]['found'])}"
+
+
+def test_log_shows_each_change_inside_of_a_value(cli: Filled) -> None:
+    """With its path and its sign; ten of a checkpoint, with --full all."""
+    _talk(cli)
+    plan = [line[2:4] + line[26:] for line in cli.here("log", "talk", "--path", "plan").out.splitlines()]
+    assert plan[1:] == [f"2 plan.goal: {GOAL}", "2 plan.n: 1 → 2"]
+    messages = cli.here("log", "talk", "--path", "messages").out.splitlines()
+    assert re.fullmatch(
+        r'\+ 2  2026-\S+ \S+  messages\[1\]: assistant: "I will look .*…" \(\d+ characters\)', messages[1]
+    )
+    assert f'"{LONG}"' in cli.here("log", "talk", "--path", "messages", "--full").out
+    with cli.open() as store:
+        for start in (0, 100):
+            store.session("many").save({"n": {f"k{at}": start + at for at in range(15)}})
+    short = cli.here("log", "many", "--path", "n").out.splitlines()
+    assert (len(short), short[-1][26:]) == (12, "5 more changes")
+    assert len(cli.here("log", "many", "--path", "n", "--full").out.splitlines()) == 16
+    _is_refused(cli, "log", "many", "--full")
 
 
 def test_diff_finds_ids_in_any_session(cli: Filled) -> None:

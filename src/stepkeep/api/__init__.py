@@ -105,6 +105,7 @@ if TYPE_CHECKING:
         StepkeepError as StepkeepError,
         Unsupported as Unsupported,
     )
+    from stepkeep.history.changes import FULL as FULL
     from stepkeep.history.changes import WIDTH as WIDTH
     from stepkeep.history.conversation import Conversation as Conversation, MessageView as MessageView
     from stepkeep.history.documents import (
@@ -130,6 +131,7 @@ if TYPE_CHECKING:
         CheckpointComparison as CheckpointComparison,
         ComparisonView as ComparisonView,
         ValueChange as ValueChange,
+        ValueLog as ValueLog,
     )
     from stepkeep.history.timeline import (
         CheckpointNode as CheckpointNode,
@@ -304,14 +306,14 @@ _NAMES_BY_MODULE = {
     "config.trust": "Trusted trust",
     "engine": "Fallback Pending",
     "errors": "BackendUnavailable Conflict Corrupt InvalidInput NotFound StepkeepError Unsupported",
-    "history.changes": "WIDTH",
+    "history.changes": "FULL WIDTH",
     "history.conversation": "Conversation MessageView",
     "history.documents": "BranchChanged BranchInfo BranchList CheckpointInfo History SessionSummary decoded",
     "history.finding": "FoundText Match",
     "history.merge": "ClashInfo MergeConflict Merged Side Strategy",
     "history.outline": "Outline OutlineEntry",
     "history.refs": "BEFORE",
-    "history.state_diff": "CheckpointComparison ComparisonView ValueChange",
+    "history.state_diff": "CheckpointComparison ComparisonView ValueChange ValueLog",
     "history.timeline": (
         "CheckpointNode DamagedNode FoldNode GapNode Node Pictured RestNode Timeline TimelinePage Timelines"
     ),

@@ -9,10 +9,11 @@ from typing import Final
 import click
 
 from stepkeep import api
-from stepkeep.api import WIDTH
+from stepkeep.api import FULL, WIDTH
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, complete_ref, limit_option, on_session, opened, workspace_option
 from stepkeep.cli.printing import (
+    SIGN_COLOURS,
     file_line,
     is_terminal,
     lines,
@@ -33,7 +34,6 @@ stepkeep diff research-42 --files --stat"""
 
 _ID: Final = re.compile(r"cp_[0-9].*")
 _PATCH_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
-_COLOURS: Final = {"+": "green", "-": "red", "~": "yellow", ">": "cyan"}
 
 
 @command("diff", EXAMPLE)
@@ -49,6 +49,7 @@ _COLOURS: Final = {"+": "green", "-": "red", "~": "yellow", ">": "cyan"}
     "--to", "newer", metavar="REF", shell_complete=complete_ref, help="The newer one.  [default: latest]"
 )
 @limit_option("Show so many.  [default: 200; JSON: all]")
+@click.option("--full", is_flag=True, help="Show values whole.")
 @click.option(
     "--files",
     "is_files",
@@ -64,6 +65,7 @@ def diff(
     older: str | None,
     newer: str | None,
     limit: int | None,
+    full: bool,
     is_files: bool,
     workspace: str | None,
     is_stat: bool,
@@ -73,7 +75,7 @@ def diff(
 
     REFs may stand for --from and --to. Two ids need no SESSION.
 
-    + is added, - removed, ~ changed, > moved to another place.
+    + is added, - removed, ~ changed, > moved to another place. In texts [-this-] went and {+this+} came.
 
     With --files the project files are compared: A is added, D removed, M changed, m changed only in its mode.
     """
@@ -97,7 +99,7 @@ def diff(
                 settings.show(found, print_files_diff)
                 return
             comparison = run.diff(before, after or "latest", limit=limit)
-    settings.show(comparison, _print)
+    settings.show(comparison, lambda found: _print(found, full=full))
 
 
 def _are_two_ids(words: Words) -> bool:
@@ -114,11 +116,11 @@ def _ends(refs: list[str], older: str | None, newer: str | None) -> tuple[str | 
     return older, newer
 
 
-def _print(result: api.CheckpointComparison) -> None:
+def _print(result: api.CheckpointComparison, *, full: bool) -> None:
     texts = [f"from {_name(result.older, result)}", f"to   {_name(result.newer, result)}"]
     room = max(20, (width() - 20) // 2) if is_terminal() else WIDTH
-    for text in map(clean, result.lines(width=min(room, WIDTH))):
-        texts.append(styled(text, _COLOURS.get(text.lstrip()[:1])))
+    for text in map(clean, result.lines(width=FULL if full else min(room, WIDTH))):
+        texts.append(styled(text, SIGN_COLOURS.get(text.lstrip()[:1])))
     lines(texts)
 
 

@@ -23,6 +23,7 @@ from stepkeep.cli.naming import (
     session_option,
 )
 from stepkeep.cli.printing import (
+    SIGN_COLOURS,
     checkpoint_row,
     is_narrow,
     is_terminal,
@@ -188,18 +189,20 @@ LOG_EXAMPLE = """\
 stepkeep log research-42 --limit 20
 stepkeep log research-42 --path context.messages[-1]"""
 
-_SIGNS = {"added": ("+", "green"), "changed": ("~", "yellow"), "removed": ("-", "red")}
-
 
 @command("log", LOG_EXAMPLE)
 @on_session()
 @click.option("--path", metavar="PATH", help="Show how this value of the state changed, oldest first.")
+@click.option("--full", is_flag=True, help="With --path: values whole, and every change inside of one.")
 @limit_option("Show the last N.")
-def log(settings: CommonOptions, words: Words, path: str | None, limit: int | None) -> None:
+def log(settings: CommonOptions, words: Words, path: str | None, full: bool, limit: int | None) -> None:
     """Show what was done in SESSION, one checkpoint a line, newest first.
 
-    With --path only the checkpoints at which that value changed: + added, ~ changed, - removed.
+    With --path only the checkpoints at which that value changed: + added, ~ changed, - removed, > moved. Of a dict or a
+    list each change inside of it is told with its path.
     """
+    if full and path is None:
+        raise click.UsageError("--full goes with --path.")
     with words.session(settings) as run:
         if path is None:
             settings.show(run.branches.log(limit=limit), _print_log)
@@ -207,7 +210,7 @@ def log(settings: CommonOptions, words: Words, path: str | None, limit: int | No
         changes = run.log(path, limit=limit)
         if not changes:
             run.show_value("latest", path)  # says what is near a path that never had a value
-    settings.show(changes, lambda changes: lines(map(_change, changes)))
+    settings.show(changes, lambda changes: _print_changes(changes, full=full))
 
 
 def _print_log(found: api.History) -> None:
@@ -225,10 +228,13 @@ def _log_entry(each: api.CheckpointInfo, wide: int) -> str:
     return f"{each.seq:>{wide}}  {moment(each.time)}  {clean(message + about)}"
 
 
-def _change(change: api.ValueChange) -> str:
-    sign, colour = _SIGNS[change.kind]
-    place = f"{change.checkpoint.seq}  {moment(change.checkpoint.time)}"
-    return styled(f"{sign} {place}  {clean(change.text())}", colour)
+def _print_changes(found: api.ValueLog, *, full: bool) -> None:
+    wide = max((len(str(each.checkpoint.seq)) for each in found), default=0)
+    shown: Any = {"width": api.FULL, "limit": None} if full else {}
+    for each in found:
+        place = f"{each.checkpoint.seq:>{wide}}  {moment(each.checkpoint.time)}"
+        for line in each.lines(found.path, **shown):
+            lines([styled(f"{line[0]} {place}  {clean(line[2:])}", SIGN_COLOURS[line[0]])])
 
 
 # --- events ------------------------------------------------------------------------------------------------------

@@ -22,6 +22,9 @@ LEAST_CELL: Final = 8
 NARROW: Final = 100
 """Terminals with fewer columns get no room for whole ids in tables."""
 
+SIGN_COLOURS: Final = {"+": "green", "-": "red", "~": "yellow", ">": "cyan"}
+"""By the sign of a change in a state."""
+
 _FILES: Final = {
     "added": ("A", "green"),
     "removed": ("D", "red"),

@@ -18,6 +18,9 @@ from stepkeep.text import count, shortened
 WIDTH: Final = 60
 """How long the text of a value may be before it is shortened."""
 
+FULL: Final = 1 << 30
+"""The width at which no value is shortened."""
+
 VARIABLES: Final = "variables"
 STEPS: Final = ("completed_steps", "steps")
 """Where the states of a workflow have its variables and its steps."""
@@ -41,7 +44,7 @@ class StateChange(msgspec.Struct, frozen=True):
             return head + change_text(self.old, self.new, width)
         if self.kind == "moved":
             return f"{head}moved from [{self.old}] to [{self.new}]"
-        return head + value_text(self.new if self.kind == "added" else self.old, width)
+        return head + beginning_text(self.new if self.kind == "added" else self.old, width)
 
 
 SIGNS: Final = {"added": "+", "removed": "-", "changed": "~", "moved": ">"}
@@ -65,17 +68,68 @@ def value_text(value: object, width: int = WIDTH) -> str:
     return shortened(_atom(value), max(width, 1))
 
 
+def beginning_text(value: object, width: int = WIDTH) -> str:
+    """As `value_text`, but what is too large is told by what it begins with: a message by who says what, a dict or a
+    list by its first values."""
+    inline = _inline(value, max(width, 0))
+    if inline is not None or not isinstance(value, dict | list | tuple):
+        return value_text(value, width) if inline is None else inline
+    from stepkeep.history.conversation import message_line  # which is told with `value_text`
+
+    message = message_line(value, width) if isinstance(value, dict) else None
+    return _first_ones(value, width) if message is None else message
+
+
+def _first_ones(value: Any, width: int) -> str:
+    opening, closing = _brackets(value)
+    parts: list[str] = []
+    for item in value.items() if isinstance(value, dict) else ((each,) for each in value):
+        text = ": ".join(beginning_text(each, width // 3) for each in item)
+        if len(", ".join([*parts, text])) > width:
+            break
+        parts.append(text)
+    if not parts:
+        return _outline(value)
+    more = len(value) - len(parts)
+    return f"{opening}{', '.join(parts)}{f', …{more:,} more' if more else ''}{closing}"
+
+
 def change_text(old: object, new: object, width: int = WIDTH) -> str:
-    """`old → new`, shortened so that the difference is in what is shown."""
+    """`old → new`, shortened so that the difference is in what is shown; of two texts that share most words, one text
+    with `[-what went-]{+what came+}`."""
+    if isinstance(old, str) and isinstance(new, str) and (text := _word_diff(old, new, width)) is not None:
+        return text
     if isinstance(old, str) and isinstance(new, str) and max(len(old), len(new)) > width:
         start = max(0, _common_length(old, new) - width // 3)
         return f"{_excerpt(old, start, width)} → {_excerpt(new, start, width)}"
-    old_text, new_text = value_text(old, width), value_text(new, width)
+    old_text, new_text = beginning_text(old, width), beginning_text(new, width)
     if old_text == new_text:
         if type(old) is type(new):
             return f"{old_text} → {new_text} (differs in what is not shown)"
         return f"{old_text} ({type(old).__name__}) → {new_text} ({type(new).__name__})"
     return f"{old_text} → {new_text}"
+
+
+def _word_diff(old: str, new: str, width: int) -> str | None:
+    """Two texts as one; None where they are no sentences, or too little of them is the same or fits."""
+    if min(len(old.split(None, _FEW_WORDS)), len(new.split(None, _FEW_WORDS))) < _FEW_WORDS:
+        return None
+    marks = list(text_marks(old, new, around=max(len(old), len(new))))
+    gone = sum(len(mark.text) for mark in marks if mark.kind == "removed")
+    if not marks or 2 * (len(old) - gone) < max(len(old), len(new)):
+        return None
+    text = "".join(_mark_text(mark, at, len(marks) - 1, width) for at, mark in enumerate(marks))
+    return f'"{text}"' if len(text) <= 2 * width + 20 else None
+
+
+def _mark_text(mark: TextMark, at: int, last: int, width: int) -> str:
+    """What is the same is told where it meets what is not."""
+    text, around = mark.text, max(width // 3, 1)
+    if mark.kind == "same":
+        head, tail = text[: around if at else 0], text[-around if at < last else len(text) :]
+        text = text if len(text) <= len(head) + len(tail) else f"{head}…{tail}"
+    quoted = _quoted(text)[1:-1]
+    return {"removed": f"[-{quoted}-]", "added": f"{{+{quoted}+}}"}.get(mark.kind, quoted)
 
 
 def _common_length(old: str, new: str) -> int:
@@ -164,7 +218,11 @@ MAX_MARKED: Final = 4000
 """In so many characters on both sides together words are compared; beyond, texts are shown side by side."""
 
 _AROUND: Final = 200
+_FEW_WORDS: Final = 3
+"""Texts of fewer words are told one after the other."""
 _WORDS: Final = re.compile(r"\w+|\s+|[^\w\s]")
+_WORD_END: Final = re.compile(r"\w*\Z")
+_LONG_WORD: Final = 40
 
 
 class TextMark(msgspec.Struct, frozen=True):
@@ -205,24 +263,27 @@ def change_view(change: StateChange, width: int) -> ChangeView:
     )
 
 
-def text_marks(old: str, new: str) -> Iterator[TextMark]:
-    """What differs between two texts, word by word; nothing where too much does."""
+def text_marks(old: str, new: str, *, around: int = _AROUND) -> Iterator[TextMark]:
+    """What differs between two texts, word by word; nothing where too much does. At both ends `around` characters that
+    are the same are told."""
     start = _common_length(old, new)
+    start -= len(_WORD_END.findall(old[max(0, start - _LONG_WORD) : start])[0])
     most = min(len(old), len(new)) - start
     end = min(most, _common_length(old[start:][::-1], new[start:][::-1]))
+    end -= len(_WORD_END.findall(old[len(old) - end :][:_LONG_WORD][::-1])[0])
     olds, news = old[start : len(old) - end], new[start : len(new) - end]
     if len(olds) + len(news) > MAX_MARKED:
         return
     before, after = old[:start], old[len(old) - end :] if end else ""
-    if len(before) > _AROUND:
-        yield TextMark("left_out", f"{len(before) - _AROUND:,} characters")
+    if len(before) > around:
+        yield TextMark("left_out", f"{len(before) - around:,} characters")
     if before:
-        yield TextMark("same", before[-_AROUND:])
+        yield TextMark("same", before[-around:])
     yield from _word_marks(_WORDS.findall(olds), _WORDS.findall(news))
     if after:
-        yield TextMark("same", after[:_AROUND])
-    if len(after) > _AROUND:
-        yield TextMark("left_out", f"{len(after) - _AROUND:,} characters")
+        yield TextMark("same", after[:around])
+    if len(after) > around:
+        yield TextMark("left_out", f"{len(after) - around:,} characters")
 
 
 def _word_marks(olds: Sequence[str], news: Sequence[str]) -> Iterator[TextMark]:

@@ -110,18 +110,33 @@ def _message(path: Path, raw: Raw, is_tagged: bool) -> MessageView:
     if size <= MAX_MESSAGE_BYTES:
         value = exact.decode(exact.TAGGED if is_tagged else exact.JSON, bytes(raw))
     fields = value if isinstance(value, dict) else {"content": value}
-    role = next((fields[name] for name in _ROLES if isinstance(fields.get(name), str)), "")
-    text = _text(next((fields[name] for name in _TEXTS if fields.get(name)), ""))
+    role, text = _said(fields)
     name = fields.get("name")
     return MessageView(
         path=format_path(path),
-        role=_SPEAKERS.get(role, role),
+        role=role,
         name=name if isinstance(name, str) else None,
         text=text[:MAX_TEXT],
         is_cut=len(text) > MAX_TEXT or size > MAX_MESSAGE_BYTES,
         tools=tuple(_tools(fields)),
         size_bytes=size,
     )
+
+
+def message_line(fields: dict[Any, Any], width: int) -> str | None:
+    """A message in one line: who says what, in about `width` characters, and the tools it calls; None for what is no
+    message."""
+    role, text = _said(fields)
+    calls = _tools({"content": [fields]} if role == "tool_use" else fields)  # it may be a part of a message
+    names = [f"{call.name}(…)" for call in calls]
+    if not role or not (text or names):
+        return None
+    return f"{role}: {' '.join([*([value_text(text, width)] if text else []), *names])}"
+
+
+def _said(fields: dict[Any, Any]) -> tuple[str, str]:
+    role = next((fields[name] for name in _ROLES if isinstance(fields.get(name), str)), "")
+    return _SPEAKERS.get(role, role), _text(next((fields[name] for name in _TEXTS if fields.get(name)), ""))
 
 
 def _text(content: Any) -> str:

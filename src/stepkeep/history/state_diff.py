@@ -33,10 +33,10 @@ from stepkeep.history.changes import (
     WIDTH,
     ChangeView,
     StateChange,
+    beginning_text,
     change_text,
     change_view,
     short_path,
-    value_text,
     workflow_lines,
 )
 from stepkeep.history.documents import ABSENT, CheckpointInfo, copied, describe, describe_one, exact_fields
@@ -59,6 +59,9 @@ from stepkeep.storage.port import HeaderQuery
 from stepkeep.text import count, shortened
 
 log = Log("stepkeep")
+
+MAX_INSIDE: Final = 10
+"""How many changes inside of one value are told of one checkpoint."""
 
 ID_FIELDS: Final = ("id", "uid", "key", "step_id", "stepId", "name")
 
@@ -480,11 +483,26 @@ class ValueChange(msgspec.Struct, frozen=True, kw_only=True):
     old: Any = None
     new: Any = None
 
-    def text(self) -> str:
-        """The value, or how it changed, in one line."""
+    def text(self, *, width: int = WIDTH) -> str:
+        """The value, or how it changed, in one line, in about `width` characters."""
         if self.kind == "changed":
-            return change_text(self.old, self.new)
-        return value_text(self.new if self.kind == "added" else self.old)
+            return change_text(self.old, self.new, width)
+        return beginning_text(self.new if self.kind == "added" else self.old, width)
+
+    def lines(self, path: str, *, width: int = WIDTH, limit: int | None = MAX_INSIDE) -> list[str]:
+        """The same with its sign; where something changed inside of the value at `path`, each change with its path."""
+        found = None
+        if self.kind == "changed" and type(self.old) is type(self.new) and type(self.old) in CONTAINERS:
+            found = compare(self.old, self.new, limit=limit)
+        if found is None or found.is_equal:
+            return [f"{SIGNS[self.kind]} {self.text(width=width)}"]
+        inside = parse_path(path)
+        texts = [
+            StateChange(each.kind, (*inside, *each.path), each.old, each.new).line(width=width)
+            for each in found.changes
+        ]
+        more = found.total - len(found.changes)
+        return [*texts, f"~ {count(more, 'more change')}"] if more else texts
 
 
 class ValueChangeView(msgspec.Struct, frozen=True, kw_only=True):
