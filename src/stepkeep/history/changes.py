@@ -44,7 +44,8 @@ class StateChange(msgspec.Struct, frozen=True):
             return head + change_text(self.old, self.new, width)
         if self.kind == "moved":
             return f"{head}moved from [{self.old}] to [{self.new}]"
-        return head + beginning_text(self.new if self.kind == "added" else self.old, width)
+        alone = max(width, min(2 * width, WIDTH))  # a value without another beside it
+        return head + beginning_text(self.new if self.kind == "added" else self.old, alone)
 
 
 SIGNS: Final = {"added": "+", "removed": "-", "changed": "~", "moved": ">"}
@@ -127,7 +128,8 @@ def _mark_text(mark: TextMark, at: int, last: int, width: int) -> str:
     text, around = mark.text, max(width // 3, 1)
     if mark.kind == "same":
         head, tail = text[: around if at else 0], text[-around if at < last else len(text) :]
-        text = text if len(text) <= len(head) + len(tail) else f"{head}…{tail}"
+        if len(text) > len(head) + len(tail):  # whole words
+            text = f"{head[: head.rfind(' ') + 1]}…{tail[max(tail.find(' '), 0) :]}"
     quoted = _quoted(text)[1:-1]
     return {"removed": f"[-{quoted}-]", "added": f"{{+{quoted}+}}"}.get(mark.kind, quoted)
 
