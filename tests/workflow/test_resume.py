@@ -374,7 +374,7 @@ def test_the_live_view(flows: Flows) -> None:
         "✗",
         "–",
         "ended with exit code 2: no go",
-        "last saved #",
+        "last saved checkpoint ",
         "Go on with: stepkeep resume s",
     ):
         assert text in shown
