@@ -16,10 +16,10 @@ from stepkeep.api import Session, Store
 from stepkeep.engine import NewBody, Save
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.maintenance import clean as cleaning
-from stepkeep.maintenance.clean import CleanPlan, CleanReport, apply_clean, plan_clean
+from stepkeep.maintenance.clean import CleanPlan, CleanReport, apply_clean, plan_clean, plan_due
 from stepkeep.policy.cleanup import CleanupPolicies, CleanupRule
 from stepkeep.storage.memory import MemoryBackend
-from stepkeep.storage.port import Backend, Usage
+from stepkeep.storage.port import Backend, LooksOver, Usage
 from stepkeep.storage.sqlite import SqliteBackend
 from stepkeep.testing.builders import FakeClock, new_owner
 from stepkeep.testing.faults import Fault, Faults, Stopped, fail, stop
@@ -60,7 +60,7 @@ def ended(store: Store, key: str, status: str = "completed", **fields: Any) -> S
 def clean(store: Store, policies: CleanupPolicies = DEFAULTS, **options: Any) -> CleanReport:
     now_us = store.engine.clock()
     return apply_clean(
-        store.engine, plan_clean(store.engine, lambda _: policies, now_us=now_us), now_us=now_us, **options
+        store.engine, plan_due(store.engine, lambda _: policies, now_us=now_us), now_us=now_us, **options
     )
 
 
@@ -70,6 +70,40 @@ def keys(store: Store) -> set[str]:
 
 def going(plan: CleanPlan) -> list[str]:
     return [entry.session.key for entry in plan.going]
+
+
+def test_what_is_due_is_found_without_the_others(store: Store, clock: FakeClock) -> None:
+    """Of many kinds of sessions the same ones go as when all are read, and most of the others are not read."""
+    kinds: list[dict[str, Any]] = [
+        {"profile": "workflow"},
+        {"profile": "workflow", "test": True},
+        {"profile": "agent"},
+        {"profile": "archive"},
+        {"profile": "workflow", "workflow": "nightly"},
+        {"profile": "workflow", "cleanup": {"retention_days": 3}},
+        {"profile": "workflow", "cleanup": {"enabled": False}},
+    ]
+    policies = CleanupPolicies(workflows={"nightly": CleanupRule(retention_days=12)})
+    for day in range(40):
+        for number, fields in enumerate(kinds):
+            ended(
+                store, f"{day}-{number}", ("completed", "failed", "in_progress", "paused")[day % 4], **fields
+            )
+        clock.advance(DAY)
+    backend = store.engine.backend
+    backend.acquire_lease(ended(store, "held").uid, new_owner(), seconds=1000 * DAY)
+    uid = ended(store, "no sense").uid
+    backend.update_session(uid, {"policy": {"cleanup": {"retention_days": -1}}})
+    for _ in range(30):
+        every = plan_clean(store.engine, lambda _: policies, now_us=clock())
+        due = plan_due(store.engine, lambda _: policies, now_us=clock())
+        assert due.going == every.going
+        assert due.errors == every.errors
+        assert len(due.entries) + due.unread == len(every.entries)
+        if isinstance(backend, LooksOver):
+            assert {entry.session.key for entry in due.entries if not entry.decision.goes} <= {"held"}
+        clock.advance(2 * DAY)
+    assert {entry.decision.goes for entry in every.entries} == {True, False}
 
 
 def test_sessions_go_at_their_age(store: Store, clock: FakeClock) -> None:

@@ -19,6 +19,7 @@ from stepkeep.api import Store
 from stepkeep.errors import BackendUnavailable, InvalidInput, Unsupported
 from stepkeep.storage.postgres import PostgresBackend, address
 from stepkeep.storage.urls import open_backend
+from stepkeep.testing.builders import new_owner
 from tests.postgres.access import PostgresAccess
 from tests.postgres.pgbouncer import PgBouncer
 from tests.postgres.pooler import Pooler
@@ -332,3 +333,39 @@ def test_a_full_budget_takes_no_more_than_it_must(url: str) -> None:
         keeper.budget.squeeze()
         assert [store.get(key).usage().checkpoints for key in ("old", "new", "active")] == [1, 10, 10]
         assert store.status().is_over_budget is False
+
+
+def test_list_and_clean_read_no_more_in_a_large_store(postgres: Server, url: str) -> None:
+    """The newest sessions and those that are due are found by an index, whatever else there is."""
+    settings = config.load(cwd=None, environ={}, flags={"keeper.enabled": False})
+    access = PostgresAccess(postgres, url)
+
+    def rows_read() -> int:
+        access.run("SELECT pg_stat_force_next_flush()")
+        ((count,),) = access.run(
+            "SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_user_tables"
+            " WHERE schemaname = '{}' AND relname IN ('sessions', 'leases')"
+        )
+        return int(count)
+
+    with stepkeep.open(url, config=settings) as store:
+        backend = store.engine.backend
+        for number in range(300):
+            profile = ("standard", "workflow", "archive")[number % 3]
+            session = store.session(f"stays-{number}", profile=profile)
+            lease = backend.acquire_lease(session.uid, new_owner(), seconds=60)
+            session.save({"n": 1}, status="completed" if number % 2 else "in_progress")
+            backend.release_lease(session.uid, lease.token)
+        store.session("goes", profile="workflow", test=True).complete()
+    access.run("VACUUM ANALYZE {}.sessions")
+    access.run("VACUUM ANALYZE {}.leases")
+    before = rows_read()
+    with stepkeep.open(url, config=settings) as store:
+        assert len(store.summaries(limit=10)) == 10
+    listed = rows_read()
+    with stepkeep.open(url, config=settings) as store:
+        report = store.clean()
+    cleaned = rows_read()
+    assert (report.cleaned, report.retained) == (1, 300)
+    assert listed - before < 30
+    assert cleaned - listed < 100

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import takewhile
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -17,7 +18,7 @@ from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.logs import Log
 from stepkeep.maintenance.space import in_turn, reclaim, sweep
-from stepkeep.model import SessionError, SessionInfo
+from stepkeep.model import SessionError, SessionInfo, Status
 from stepkeep.policy.cleanup import CleanupPolicies, SessionCleanup, cleaning_order, decide
 from stepkeep.processes import Owner, is_alive_here, this_process
 from stepkeep.storage.port import LooksOver, SessionQuery
@@ -50,12 +51,14 @@ class CleanEntry(NamedTuple):
 class CleanPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What cleaning would do to each session, in the order in which they would go.
 
-    `errors` are sessions that nothing can be decided about: they stay.
+    `errors` are sessions that nothing can be decided about: they stay. `unread` is how many more there are, which stay
+    because of their age.
     """
 
     policies: Policies
     entries: tuple[CleanEntry, ...] = ()
     errors: tuple[SessionError, ...] = ()
+    unread: int = 0
 
     @property
     def going(self) -> tuple[CleanEntry, ...]:
@@ -83,10 +86,44 @@ class CleanReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_clean(engine: Engine, policies: Policies, *, now_us: int) -> CleanPlan:
     """Decide for each session whether it may go, by its policies. Reads only."""
+    return _plan(engine, policies, engine.backend.sessions(SessionQuery()), now_us)
+
+
+def plan_due(engine: Engine, policies: Policies, *, now_us: int) -> CleanPlan:
+    """Like `plan_clean`, without reading those that stay: where one is too young, so are the younger ones of its kind.
+
+    A backend that cannot look over its sessions reads all of them.
+    """
+    backend = engine.backend
+    if not isinstance(backend, LooksOver):
+        return plan_clean(engine, policies, now_us=now_us)
+    plan = _plan(engine, policies, _old_enough(backend, policies, now_us), now_us)
+    unread = backend.session_count() - len(plan.entries) - len(plan.errors)
+    return msgspec.structs.replace(plan, unread=max(unread, 0))
+
+
+def _old_enough(backend: LooksOver, policies: Policies, now_us: int) -> Iterator[SessionInfo]:
+    """The sessions that go unless somebody holds them, and those that nothing can be decided about."""
+
+    def may_go(session: SessionInfo) -> bool:
+        try:
+            return decide(session, policies(session), now_us).goes
+        except InvalidInput:
+            return True
+
+    for kind, sample in backend.kinds():
+        for status in Status:
+            # Where not even one that was never touched may go, none may.
+            oldest = msgspec.structs.replace(sample, status=status, created_us=0, updated_us=0, finished_us=0)
+            if may_go(oldest):
+                yield from takewhile(may_go, backend.of_kind(kind, status))
+
+
+def _plan(engine: Engine, policies: Policies, sessions: Iterable[SessionInfo], now_us: int) -> CleanPlan:
     entries: list[CleanEntry] = []
     errors: list[SessionError] = []
     leased = _leased(engine)
-    for session in engine.backend.sessions(SessionQuery()):
+    for session in sessions:
         try:
             decision = decide_about(engine, session, policies, now_us=now_us, leased=leased)
             entries.append(CleanEntry(session, decision))
@@ -138,7 +175,7 @@ def apply_clean(engine: Engine, plan: CleanPlan, *, now_us: int, limit: int | No
         errors.append(SessionError(session=None, code=exc.code, message=str(exc)))
     return CleanReport(
         cleaned=len(cleaned),
-        retained=len(plan.entries) - len(cleaned) - missing - failed,
+        retained=len(plan.entries) + plan.unread - len(cleaned) - missing - failed,
         missing=missing,
         error=len(errors),
         stored_bytes=stored_bytes,
@@ -154,7 +191,7 @@ def clean_a_few(engine: Engine, policies: Policies) -> None:
     """
     try:
         now_us = engine.clock()
-        plan = plan_clean(engine, policies, now_us=now_us)
+        plan = plan_due(engine, policies, now_us=now_us)
         if plan.going:
             apply_clean(engine, plan, now_us=now_us, limit=A_FEW)
     except (StepkeepError, OSError) as exc:
@@ -174,8 +211,8 @@ def clean_store(
     nothing, and says of each session what would become of it, and which of the names no session has.
     """
     now_us = engine.clock()
-    plan = plan_clean(engine, policies, now_us=now_us)
     if dry_run:
+        plan = plan_clean(engine, policies, now_us=now_us)
         warnings = tuple(
             f"the configuration has a policy for workflow {name!r}, which no session belongs to"
             for name in workflows
@@ -191,7 +228,7 @@ def clean_store(
             errors=plan.errors,
             warnings=warnings,
         )
-    report = apply_clean(engine, plan, now_us=now_us)
+    report = apply_clean(engine, plan_due(engine, policies, now_us=now_us), now_us=now_us)
     reclaimed = reclaim(engine)
     return msgspec.structs.replace(report, reclaimed_bytes=reclaimed)
 

@@ -33,7 +33,7 @@ from stepkeep.maintenance.clean import (
     Policies,
     apply_clean,
     note_presence,
-    plan_clean,
+    plan_due,
 )
 from stepkeep.maintenance.prune import MARK, PrunePlan, PruneReport, apply_prune, marked, plan_prune
 from stepkeep.maintenance.space import compress_history, hold_ballast, most_bytes, reclaim
@@ -378,7 +378,7 @@ class Keeper:
 
     def _clean_all(self) -> None:
         now_us = self._engine.clock()
-        plan = plan_clean(self._engine, self._policies, now_us=now_us)
+        plan = plan_due(self._engine, self._policies, now_us=now_us)
         if plan.going and not self._worker.is_stopping:
             report = apply_clean(self._engine, plan, now_us=now_us, limit=SESSIONS_PER_CLEANING)
             self._freed_bytes += report.stored_bytes

@@ -49,6 +49,7 @@ Seal: TypeAlias = Callable[[Header, int, Sequence[str], Sequence[str | None]], b
 """(draft, seq, parents, parent_chains) -> header bytes."""
 
 Target: TypeAlias = str | tuple[str, str]
+Kind: TypeAlias = str | int
 """What an annotation is about: a checkpoint id, or a (branch, external id) that may still have to come."""
 
 
@@ -641,6 +642,22 @@ class Repairs(Protocol):
 @runtime_checkable
 class LooksOver(Protocol):
     """A backend that can look over all its sessions in one statement, however many there are."""
+
+    def session_count(self) -> int:
+        """How many sessions there are."""
+
+    def kinds(self) -> list[tuple[Kind, SessionInfo]]:
+        """The kinds of sessions that there are, each with one session of it.
+
+        Sessions of one kind have the same profile, workflow and policy, and are tests or not: rules for whole sessions
+        tell them apart by status and age only.
+        """
+
+    def of_kind(self, kind: Kind, status: Status) -> Iterator[SessionInfo]:
+        """The sessions of a kind that have this status, read as they are asked for.
+
+        Those come first that ended first, or that were active last the longest time ago.
+        """
 
     def session_bytes(self) -> dict[str, int]:
         """The stored bytes of the bodies of each session that has any, by uid."""

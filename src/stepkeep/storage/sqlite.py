@@ -50,7 +50,11 @@ _File: TypeAlias = tuple[int, int, int]
 
 APPLICATION_ID: Final = 0x53544B50  # "STKP"
 DIALECT: Final = Dialect(
-    integer="INTEGER", blob="BLOB", serial="INTEGER PRIMARY KEY AUTOINCREMENT", clustered="WITHOUT ROWID"
+    integer="INTEGER",
+    blob="BLOB",
+    serial="INTEGER PRIMARY KEY AUTOINCREMENT",
+    clustered="WITHOUT ROWID",
+    kind="TEXT GENERATED ALWAYS AS ({parts}) VIRTUAL",
 )
 OLDEST_SQLITE: Final = (3, 51, 3)
 BUSY_SECONDS: Final = 60.0

@@ -12,7 +12,7 @@ import msgspec
 from stepkeep.codec.integrity import digest as digest_of
 from stepkeep.errors import INTEGRITY_MISMATCH, Corrupt, StepkeepError
 from stepkeep.logs import Log
-from stepkeep.model import Branch, SessionInfo, utc_now_us
+from stepkeep.model import Branch, SessionInfo, Status, utc_now_us
 from stepkeep.processes import Owner
 from stepkeep.storage import conflicts, port
 from stepkeep.storage.port import ANY_HEAD, Annotation, Append, Appended, Blob, Body, Event, HeaderRow, Seal
@@ -84,6 +84,16 @@ class SqlBackend(ABC):
             self._write(lambda tx: repair(tx, key=key))
             return _refusing_damage(self._read, work)
 
+    def _read_mended(
+        self, read: Callable[[Connection], list[tuple[T, SessionInfo | None]]]
+    ) -> list[tuple[T, SessionInfo | None]]:
+        """What `read` finds; damaged rows, for which it has None, are rebuilt first where they can be."""
+        found = self._read(read)
+        if any(session is None for _, session in found):
+            self._write(repair)
+            found = self._read(read)
+        return found
+
     def _writing(
         self, work: Callable[[Connection], T], *, secure: bool = False, is_beside: bool = False
     ) -> T:
@@ -154,11 +164,7 @@ class SqlBackend(ABC):
     def _session_page(
         self, query: port.SessionQuery, after: tuple[int, str] | None, size: int
     ) -> list[tuple[tuple[int, str], SessionInfo | None]]:
-        page = self._read(lambda tx: session_rows.page(tx, query, after, size))
-        if any(session is None for _, session in page):
-            self._write(repair)
-            page = self._read(lambda tx: session_rows.page(tx, query, after, size))
-        return page
+        return self._read_mended(lambda tx: session_rows.page(tx, query, after, size))
 
     def update_session(
         self,
@@ -536,6 +542,26 @@ class SqlBackend(ABC):
     def usage(self, uid: str | None = None) -> port.Usage:
         counted = self._reading(lambda tx: checkpoint_rows.usage(tx, uid))
         return msgspec.structs.replace(counted, store_bytes=self._store_bytes())
+
+    def kinds(self) -> list[tuple[port.Kind, SessionInfo]]:
+        found = self._read_mended(session_rows.kinds)
+        return list({kind: session for kind, session in found if session is not None}.items())
+
+    def of_kind(self, kind: port.Kind, status: Status) -> Iterator[SessionInfo]:
+        after, size = (-1, -1), session_rows.FEW  # mostly the first one is too young already
+        is_full = True
+        while is_full:
+            page = self._read_mended(
+                partial(session_rows.page_of_kind, kind=kind, status=status, after=after, limit=size)
+            )
+            for after, session in page:  # noqa: B007  (the next page begins behind the last one)
+                if session is not None:
+                    yield session
+            is_full, size = len(page) == size, session_rows.FIRST_PAGE
+
+    def session_count(self) -> int:
+        (count,) = self._read(lambda tx: tx.one("SELECT count(*) FROM sessions")) or (0,)
+        return int(count)
 
     def session_bytes(self) -> dict[str, int]:
         sizes = "SELECT sid, sum(stored_size) AS total FROM bodies GROUP BY sid"

@@ -15,9 +15,9 @@ from stepkeep import typed
 from stepkeep.codec.integrity import digest
 from stepkeep.errors import Corrupt
 from stepkeep.logs import Log
-from stepkeep.model import MAIN_BRANCH, MAX_SEQ, Branch, BranchState, Header, SessionInfo
+from stepkeep.model import MAIN_BRANCH, MAX_SEQ, Branch, BranchState, Header, SessionInfo, Status
 from stepkeep.storage import conflicts
-from stepkeep.storage.port import ANY_HEAD, SessionQuery
+from stepkeep.storage.port import ANY_HEAD, Kind, SessionQuery
 from stepkeep.storage.sql.attachments import record_event
 from stepkeep.storage.sql.connection import Conditions, Connection, Row, marks, parts
 from stepkeep.storage.sql.row_mapping import (
@@ -35,13 +35,14 @@ from stepkeep.storage.sql.row_mapping import (
     session_from,
     session_row,
 )
-from stepkeep.storage.sql.tables import SESSION_TABLES
+from stepkeep.storage.sql.tables import ENDED, ENDED_US, SESSION_TABLES
 
 log = Log("stepkeep.storage")
 
 T = TypeVar("T")
 
 _CHANGEABLE: Final = frozenset(SESSION_FIELDS) - {"uid", "key", "created_us", "version", "last_seq", "gaps"}
+FEW: Final = 5
 FIRST_PAGE: Final = 100
 PAGE: Final = 1000
 _PLAUSIBLE_LEAD: Final = 1000
@@ -58,6 +59,12 @@ _BY_KEY = f"{_ALL} WHERE key_digest = ? OR key = ?"
 _COUNTER_COLUMNS = ("last_seq", "gaps", "digest")
 _COUNTERS = [SESSION_NAMES.index(name) for name in _COUNTER_COLUMNS]
 _WRITE_COUNTERS = f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in _COUNTER_COLUMNS)} WHERE sid = ?"
+_ACTIVE_US = "CASE WHEN created_us > updated_us THEN created_us ELSE updated_us END"
+_KINDS = (
+    "WITH RECURSIVE found (kind) AS (SELECT min(kind) FROM sessions UNION ALL"
+    " SELECT (SELECT min(kind) FROM sessions WHERE kind > found.kind) FROM found WHERE found.kind IS NOT NULL)"
+    " SELECT kind FROM found WHERE kind IS NOT NULL"
+)
 PUT_BRANCH = (
     f"INSERT INTO branches (sid, {BRANCH_COLUMNS}) VALUES ({marks(len(BRANCH_FIELDS) + 2)}) ON CONFLICT (sid, name)"
     f" DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in (*BRANCH_FIELDS, 'digest') if name != 'name')}"
@@ -173,6 +180,29 @@ def page(
         where.add("(updated_us, uid) < (?, ?)", *after)
     rows = tx.all(f"{_ALL}{where} ORDER BY updated_us DESC, uid DESC LIMIT ?", (*where.values, limit))
     return [((row[_UPDATED], row[_UID]), intact_or_none(row)) for row in rows]
+
+
+def kinds(tx: Connection) -> list[tuple[Kind, SessionInfo | None]]:
+    """A few sessions of each kind; None where the row is damaged. A kind is found by one step in the index."""
+    found = [kind for (kind,) in tx.all(_KINDS)]
+    few = tx.ask([(f"{_ALL} WHERE kind = ? LIMIT ?", (kind, FEW)) for kind in found])
+    return [(kind, intact_or_none(row)) for kind, rows in zip(found, few, strict=True) for row in rows]
+
+
+def page_of_kind(
+    tx: Connection, kind: Kind, status: Status, after: tuple[int, int], limit: int
+) -> list[tuple[tuple[int, int], SessionInfo | None]]:
+    """One page of (position in the order, session), as `LooksOver.of_kind` has them; None where the row is damaged."""
+    order = ENDED_US if status.is_finished else _ACTIVE_US
+    where = Conditions(("kind = ?", kind), ("status = ?", str(status)))
+    if status.is_finished:
+        where.add(ENDED)
+    where.add(f"({order}, sid) > (?, ?)", *after)
+    rows = tx.all(
+        f"SELECT {order}, sid, {SESSION_COLUMNS} FROM sessions{where} ORDER BY {order}, sid LIMIT ?",
+        (*where.values, limit),
+    )
+    return [((int(row[0]), int(row[1])), intact_or_none(row[1:])) for row in rows]
 
 
 def intact_or_none(row: Row) -> SessionInfo | None:

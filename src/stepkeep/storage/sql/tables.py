@@ -10,6 +10,7 @@ import msgspec
 class Dialect(msgspec.Struct, frozen=True):
     """What the servers spell differently. `clustered` is said of tables whose rows live in their primary key.
 
+    `kind` is the column of sessions that is made of those by which rules tell sessions apart, the `{parts}`.
     A statement in `instead` replaces the one that begins with its key.
     """
 
@@ -17,11 +18,25 @@ class Dialect(msgspec.Struct, frozen=True):
     blob: str
     serial: str
     clustered: str
+    kind: str
     text: str = "TEXT"
     instead: dict[str, str] = {}
 
 
 SCHEMA_VERSION: Final = 1
+
+ENDED: Final = "status IN ('completed', 'failed', 'cancelled')"
+"""The condition of the index of ended sessions, as every statement must say it that is to use it."""
+
+ENDED_US: Final = (
+    "CASE WHEN created_us > coalesce(finished_us, 0) THEN created_us ELSE coalesce(finished_us, 0) END"
+)
+"""When a session ended here: one that was adopted ended earlier elsewhere."""
+
+# Policies are JSON objects, which say themselves where they end.
+_KIND: Final = (
+    "profile || ' ' || CAST(is_test AS TEXT) || ' ' || coalesce(policy, '') || coalesce(' ' || workflow, '')"
+)
 
 _VERSION_1: Final = (
     """CREATE TABLE meta (
@@ -50,9 +65,12 @@ _VERSION_1: Final = (
   last_seq {integer} NOT NULL,
   gaps {text} NOT NULL,
   description {text} NOT NULL,
-  digest {text} NOT NULL
+  digest {text} NOT NULL,
+  kind {kind}
 )""",
     "CREATE INDEX sessions_updated ON sessions (updated_us)",
+    "CREATE INDEX sessions_kind ON sessions (kind)",
+    f"CREATE INDEX sessions_ended ON sessions (kind, status, ({ENDED_US}), sid) WHERE {ENDED}",
     "CREATE INDEX sessions_project ON sessions (project, updated_us) WHERE project IS NOT NULL",
     """CREATE TABLE branches (
   sid {integer} NOT NULL,
@@ -161,6 +179,7 @@ _VERSION_1: Final = (
   expires_us {integer} NOT NULL,
   is_held {integer} NOT NULL
 )""",
+    "CREATE INDEX leases_held ON leases (sid) WHERE is_held = 1",
 )
 
 MIGRATIONS: Final[dict[int, tuple[str, ...]]] = {1: _VERSION_1}
@@ -182,6 +201,7 @@ SESSION_TABLES: Final = (
 
 def statements(version: int, dialect: Dialect) -> tuple[str, ...]:
     words = {name: getattr(dialect, name) for name in ("integer", "blob", "serial", "clustered", "text")}
+    words["kind"] = dialect.kind.format(parts=_KIND)
     spelled = [
         next((own for start, own in dialect.instead.items() if sql.startswith(start)), sql)
         for sql in MIGRATIONS[version]
