@@ -136,7 +136,8 @@ def test_saying_again_that_a_session_is_complete_does_not_make_it_younger(url: s
         session.complete()
         assert session.info.finished_us == ended
         clock.advance(10 * DAY)
-        assert [each.session for each in store.clean().sessions] == ["a"]
+        store.clean()  # unless the keeper was faster
+        assert list(store.sessions()) == []
 
 
 def test_short_processes_clean_other_sessions_once_a_day(url: str) -> None:
