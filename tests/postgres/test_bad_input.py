@@ -14,7 +14,7 @@ import pytest
 import stepkeep
 from stepkeep.api import Store
 from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, StepkeepError, Unsupported
-from stepkeep.storage.postgres import PostgresBackend
+from stepkeep.storage.postgres import PostgresBackend, connections
 from stepkeep.storage.postgres.connections import COMMIT, PostgresConnection, translate
 from stepkeep.storage.sql.connection import Value
 from stepkeep.testing.builders import headers, new_owner, new_session, save
@@ -373,3 +373,50 @@ def test_savers_of_other_sessions_do_not_wait(postgres: Server, url: str) -> Non
         other.execute("ROLLBACK")
         waiting.join()
         assert saved == [2]
+
+
+def test_what_a_server_lacks_is_named(postgres: Server) -> None:
+    """Without a function that the tables need a store is refused, and nothing is made."""
+    database = postgres.fresh_database()
+    postgres.execute(
+        "ALTER FUNCTION pg_catalog.hashtextextended(text, bigint) RENAME TO gone", database=database
+    )
+    error = refusal_of(postgres.url(database=database))
+    assert (type(error), error.code) == (Unsupported, "server_lacks")
+    assert "hashtextextended" in str(error)
+    assert postgres.execute("SELECT to_regnamespace('stepkeep')", database=database) == [(None,)]
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        "DROP EXTENSION plpgsql",
+        "ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC; CREATE ROLE {role} LOGIN",
+    ],
+    ids=["no language", "no right to call"],
+)
+def test_what_only_makes_it_faster_may_be_lacking(
+    postgres: Server, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the function that stores a save in one call, and without settings of the planner, all works."""
+    monkeypatch.setitem(connections.PLANNING, "no_such_setting", "off")
+    database = postgres.fresh_database()
+    role = f"caller_{database}"
+    postgres.execute(lacking.format(role=role), database=database)
+    url = postgres.url(database=database)
+    with stepkeep.open(url) as store:
+        store.session("run").save({"n": 0})
+    if "ROLE" in lacking:
+        rights = (
+            f"GRANT USAGE ON SCHEMA stepkeep TO {role}; GRANT ALL ON ALL TABLES IN SCHEMA stepkeep TO {role}"
+        )
+        postgres.execute(rights, database=database)
+        url = postgres.url(user=role, database=database)
+    with stepkeep.open(url) as store:
+        session = store.session("run")
+        assert [session.save({"n": number}).seq for number in range(1, 4)] == [2, 3, 4]
+    with stepkeep.open(url) as store:
+        assert store.session("run").load().state == {"n": 3}
+        assert store.session("run").verify().findings == ()
+    postgres.execute(f"DROP DATABASE {database} WITH (FORCE)")
+    postgres.execute(f"DROP ROLE IF EXISTS {role}")

@@ -205,6 +205,12 @@ _DURABLE: Final = (
 )
 
 
+PLANNING: Final = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "jit": "off"}
+"""Plans are kept, so they must be good for tables that grow: every statement finds its rows by an index.
+
+A server that has no such setting does without."""
+
+
 class Settings:
     """Where the tables are, how long things may take, and how statements are planned.
 
@@ -219,15 +225,15 @@ class Settings:
             # A client that froze must not hold the rows of a session for ever.
             "idle_in_transaction_session_timeout": address.timeout_ms,
             "default_transaction_isolation": "read committed",
-            # Plans are kept, so they must be good for tables that grow: every statement finds its rows by an index.
-            "plan_cache_mode": "force_generic_plan",
-            "enable_seqscan": "off",
-            "jit": "off",
         }
         if address.project is not None:
             wanted["stepkeep.project"] = address.project
         self._values: list[Value] = [text for pair in wanted.items() for text in pair]
-        self._count = len(wanted)
+        self._values += [text for name, value in PLANNING.items() for text in (name, name, value)]
+        self._wanted = ["set_config(?, ?, {})"] * len(wanted)
+        self._wanted += [
+            "CASE WHEN current_setting(?, true) IS NOT NULL THEN set_config(?, ?, {}) END"
+        ] * len(PLANNING)
 
     def for_transaction(self) -> Query:
         return self._statement(is_local="true"), self._values
@@ -243,7 +249,7 @@ class Settings:
             raw.prepare_threshold = PREPARED_AFTER
 
     def _statement(self, *, is_local: str) -> str:
-        given = ", ".join([f"set_config(?, ?, {is_local})"] * self._count)
+        given = ", ".join(self._wanted).format(*[is_local] * len(self._wanted))
         return f"SELECT {given}, set_config('synchronous_commit', {_DURABLE}, {is_local})"
 
 

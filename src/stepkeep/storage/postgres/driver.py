@@ -96,6 +96,7 @@ class PostgresBackend(SqlBackend):
         )
         if not is_current:
             self._write(lambda tx: migrations.migrate(tx, name, url))
+        self._can_append = self._read_one(lambda tx: migrations.can_append(tx, name))
         if fsync == ("off",):
             log.warning("%s runs with fsync off: a loss of power can take saves that were acknowledged", url)
 
@@ -167,6 +168,8 @@ class PostgresBackend(SqlBackend):
 
     def _append_optimistically(self, batch: Sequence[Append], seal: Seal) -> list[Appended | None]:
         """What was stored; None for what was not."""
+        if not self._can_append:
+            return [None] * len(batch)
         found = seal_batch(self._heads, batch, seal)
         # Every writer of several sessions locks them in the same order.
         sealed = sorted((save for save in found if save is not None), key=lambda save: save.before.sid)

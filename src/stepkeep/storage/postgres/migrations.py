@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
+import psycopg
+
 from stepkeep.errors import Unsupported
+from stepkeep.logs import Log
 from stepkeep.model import new_uid
 from stepkeep.storage.postgres.address import quoted
 from stepkeep.storage.sql.connection import Connection
 from stepkeep.storage.sql.tables import SCHEMA_VERSION, Dialect, statements
+
+log = Log("stepkeep.storage")
 
 OLDEST_SERVER: Final = 14
 
@@ -118,7 +123,7 @@ $append$"""
 
 It has the rights and the settings of its caller, and keeps its plans from call to call."""
 
-_MORE: Final[dict[int, tuple[str, ...]]] = {
+_FASTER: Final[dict[int, tuple[str, ...]]] = {
     1: (
         # Bodies and blobs come compressed.
         "ALTER TABLE bodies ALTER COLUMN data SET STORAGE EXTERNAL",
@@ -130,6 +135,16 @@ _MORE: Final[dict[int, tuple[str, ...]]] = {
         FUNCTION,
     )
 }
+"""What makes a store faster or smaller, by version. It works without, so a server need not have what they take."""
+
+_LACKING: Final = frozenset({"0A000", "42601", "42704", "42883"})
+"""States of errors that mean: this server has no such feature, syntax, object or function."""
+_NOT_GRANTED: Final = "42501"
+
+_CAN_APPEND: Final = (
+    "SELECT 1 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace"
+    " WHERE n.nspname = ? AND p.proname = 'append_checkpoint' AND has_function_privilege(p.oid, 'EXECUTE')"
+)
 
 
 def check_server(version: int, encoding: str | None) -> None:
@@ -163,7 +178,27 @@ def migrate(tx: Connection, schema: str, url: str) -> None:
     """Bring the tables to this version, in one transaction; of many who try at once, one does it.
 
     The lock ends with the transaction, so that it also works where a pooler lends connections by transaction.
+
+    Raises:
+        Unsupported: the server lacks something that the tables need (`server_lacks`).
     """
+    try:
+        _migrate(tx, schema, url)
+    except psycopg.Error as exc:
+        if exc.sqlstate not in _LACKING:
+            raise
+        raise Unsupported(
+            f"the server of {url} lacks something that a store needs: {exc.diag.message_primary}",
+            code="server_lacks",
+        ) from exc
+
+
+def can_append(tx: Connection, schema: str) -> bool:
+    """Whether the function `append_checkpoint` is there, and may be called."""
+    return tx.one(_CAN_APPEND, (schema,)) is not None
+
+
+def _migrate(tx: Connection, schema: str, url: str) -> None:
     tx.all("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (f"stepkeep {schema}",))
     if is_current(tx, schema, url):
         return
@@ -171,11 +206,25 @@ def migrate(tx: Connection, schema: str, url: str) -> None:
         tx.put(f"CREATE SCHEMA {quoted(schema)}")
     version = _version(tx, schema)
     for step in range(version + 1, SCHEMA_VERSION + 1):
-        for statement in (*statements(step, DIALECT), *_MORE.get(step, ())):
+        for statement in statements(step, DIALECT):
             tx.put(statement)
+        for statement in _FASTER.get(step, ()):
+            _try(tx, statement)
     if version == 0:
         tx.put("INSERT INTO meta (name, value) VALUES ('store_id', ?), ('schema_version', '0')", (new_uid(),))
     tx.run("UPDATE meta SET value = ? WHERE name = 'schema_version'", (str(SCHEMA_VERSION),))
+
+
+def _try(tx: Connection, statement: str) -> None:
+    """Run a statement; where the server lacks what it takes, go on without."""
+    tx.run("SAVEPOINT faster")
+    try:
+        tx.run(statement)
+    except psycopg.Error as exc:
+        if exc.sqlstate not in {*_LACKING, _NOT_GRANTED}:
+            raise
+        log.info("the server does without %r: %s", statement.split("(")[0], exc.diag.message_primary)
+        tx.run("ROLLBACK TO SAVEPOINT faster")
 
 
 def _version(tx: Connection, schema: str) -> int:
