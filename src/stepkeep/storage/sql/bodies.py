@@ -295,10 +295,11 @@ def _swept_sessions(tx: Connection, sid: int | None, limit: int) -> tuple[str, l
         return "AND b.sid = ?", [sid]
     if not tx.locks.free:
         return "", []
+    # In one statement with a limit, a server would read all sessions to find these.
+    found = tx.all("SELECT DISTINCT sid FROM bodies WHERE is_hidden = 1 ORDER BY sid LIMIT ?", (limit,))
     rows = tx.all(
-        "SELECT sid FROM sessions WHERE sid IN (SELECT sid FROM bodies WHERE is_hidden = 1)"
-        f" ORDER BY sid LIMIT ?{tx.locks.free}",
-        (limit,),
+        f"SELECT sid FROM sessions WHERE sid IN ({marks(len(found))}) ORDER BY sid{tx.locks.free}",
+        [sid for (sid,) in found],
     )
     return f"AND b.sid IN ({marks(len(rows))})", [row[0] for row in rows]
 
