@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import threading
@@ -404,3 +405,16 @@ def test_the_beginning_of_an_id_is_enough() -> None:
         for missing in ("cp_nothing", ""):
             with pytest.raises(stepkeep.NotFound):
                 store.checkpoint(missing)
+
+
+def test_how_a_session_ended_is_told_although_it_is_gone(store: stepkeep.Store) -> None:
+    """A test goes as soon as it ends: whoever ended it shows what the call returned, and does not look again."""
+    run = store.session("trial", test=True)
+    run.save({"n": 1})
+    info = run.complete()
+    if any(each.key == "trial" for each in store.sessions()):  # the keeper may be faster
+        with contextlib.suppress(stepkeep.NotFound):
+            run.clear()
+    assert run.summary(info).status == "completed"
+    with pytest.raises(stepkeep.NotFound):
+        run.summary()

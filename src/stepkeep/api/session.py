@@ -467,9 +467,12 @@ class Session:
 
         return describe(self._engine, self._key, [header])[0]
 
-    def summary(self) -> SessionSummary:
-        """The session as every surface shows it."""
-        return next(session_summaries(self._engine, [self.info]))
+    def summary(self, info: SessionInfo | None = None) -> SessionSummary:
+        """The session as every surface shows it: as it is, or as a call left it that returned `info`.
+
+        One that has ended may be cleaned at once, and could not be looked at any more.
+        """
+        return next(session_summaries(self._engine, [self.info if info is None else info]))
 
     def overview(self) -> SessionOverview:
         """The session at a glance: where it stands, who runs it, what was saved last, and what it takes."""

@@ -25,8 +25,7 @@ def _command(name: str, help: str, *options: Any, example: str = "") -> click.Co
         key = words.named()
         with opened(settings) as store:
             run = store.get(known(store, key))
-            getattr(run, name)(**given)
-            finished = run.summary()
+            finished = run.summary(getattr(run, name)(**given))
         settings.show(finished, _print)
 
     for option in options:

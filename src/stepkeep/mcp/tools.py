@@ -322,9 +322,10 @@ class Tools:
         Its checkpoints stay until the cleanup of finished sessions. Saving into it opens it again.
         """
         session = self._opened.get().get(sessionId)
-        if session.info.status is not Status.COMPLETED:  # one that is completed was finished then, not now
-            session.complete()
-        return CompleteAnswer.model_validate(session.summary())
+        info = session.info
+        if info.status is not Status.COMPLETED:  # one that is completed was finished then, not now
+            info = session.complete()
+        return CompleteAnswer.model_validate(session.summary(info))
 
 
 def _before(cursor: str) -> int | None:

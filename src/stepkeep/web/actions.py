@@ -83,8 +83,7 @@ def _prune(store: api.Store, request: Request) -> object:
 
 def _complete(store: api.Store, request: Request) -> object:
     session = store.get(request.key)
-    session.complete()
-    return session.overview()
+    return session.summary(session.complete())
 
 
 def _approve(store: api.Store, request: Request) -> object:
