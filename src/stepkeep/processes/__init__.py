@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from stepkeep import typed as typed  # it registers its lock for forks, before ours
 from stepkeep.logs import Log
 
 log = Log("stepkeep")
@@ -67,6 +68,8 @@ def _after(*, is_child: bool) -> None:
         _quiet.pop().after_fork(is_child=is_child)
 
 
+# What is registered last goes first before a fork. A thread that a holder waits for may have to meet a type: the lock
+# of `typed` must be taken after the holders are quiet, so it is imported above.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_before,
