@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from stepkeep.config import Settings
 from stepkeep.errors import InvalidInput
 from stepkeep.model import SessionInfo, Status, Trigger, TriggerKind, check_name
-from stepkeep.policy.cleanup import CLEANUP, MADE_UNDER, rule_from
-from stepkeep.policy.profiles import MAX_DAYS, check_count, retention_for, retention_with
+from stepkeep.policy.profiles import CLEANUP, MADE_UNDER, MAX_DAYS, check_count, retention_for, retention_with
 from stepkeep.policy.retention import Retention
 from stepkeep.storage.port import Backend, Compresses
 
@@ -45,6 +44,8 @@ def policy_of(
         own = {key: policy[key] for key in (CLEANUP, MADE_UNDER) if key in policy}
         policy = own | {key: _plain(value) for key, value in retention.items()}
     if cleanup is not None:
+        from stepkeep.policy.cleanup import rule_from
+
         rule_from(CLEANUP, cleanup)
         policy = {key: value for key, value in policy.items() if key != CLEANUP}
         policy |= {CLEANUP: dict(cleanup)} if cleanup else {}

@@ -10,7 +10,6 @@ from typing import IO, TYPE_CHECKING, Any, Literal, Unpack, overload
 import msgspec
 
 from stepkeep.api.checkpoint import Checkpoint, Restored, restore
-from stepkeep.api.files import Files, Workspace
 from stepkeep.api.options import (
     KEEP_EVERYTHING,
     Ref,
@@ -34,6 +33,7 @@ from stepkeep.model import Header, SessionInfo, Status, Trigger, TriggerKind, is
 from stepkeep.storage.port import ANY_HEAD, Event, HeaderQuery, LooksOver, Usage
 
 if TYPE_CHECKING:
+    from stepkeep.api.files import Files, Workspace
     from stepkeep.api.option_types import CleanupRules, RestoreOptions, RetentionRules, SaveOptions
     from stepkeep.api.overview import RunView, SessionOverview
     from stepkeep.api.results import (
@@ -84,7 +84,9 @@ class Session:
         self._settings = settings
         self._uid = info.uid
         self._key = info.key
-        self._files = None if workspace in (None, False) else Files(engine, info.uid, settings, workspace)
+        self._files: Files | None = None
+        if workspace not in (None, False):
+            self._files = self._files_in(workspace)
         self._parts: Parts | None = None
 
     @property
@@ -118,8 +120,13 @@ class Session:
     def files(self) -> Files:
         """The project files that saves of this session captured: look at them, compare and restore them."""
         if self._files is None:
-            self._files = Files(self._engine, self._uid, self._settings)
+            self._files = self._files_in(None)
         return self._files
+
+    def _files_in(self, workspace: Workspace) -> Files:
+        from stepkeep.api.files import Files
+
+        return Files(self._engine, self._uid, self._settings, workspace)
 
     @property
     def rewind(self) -> Rewind:

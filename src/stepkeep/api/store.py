@@ -10,7 +10,6 @@ import msgspec
 
 from stepkeep import config as configuration
 from stepkeep.api.checkpoint import Checkpoint
-from stepkeep.api.files import Workspace
 from stepkeep.api.options import (
     check_limit,
     compress_hours,
@@ -33,6 +32,7 @@ from stepkeep.storage.port import Backend, HeaderQuery, SessionQuery, Usage
 
 if TYPE_CHECKING:
     from stepkeep.api.doctor import Diagnosis
+    from stepkeep.api.files import Workspace
     from stepkeep.api.import_files import FilesImport
     from stepkeep.api.investigating import Investigation
     from stepkeep.api.option_types import CleanupRules, RetentionRules, SaveOptions, TimelineOptions

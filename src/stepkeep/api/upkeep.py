@@ -114,16 +114,14 @@ class Upkeep:
 
     def _saved(self, saved: Saved) -> None:
         self.meter.saved(saved)
-        if self._has_keeper and (keeper := self._keeper_after(saved)) is not None:
-            keeper.saved(saved)
-
-    def _keeper_after(self, saved: Saved) -> Keeper | None:
-        """The keeper, unless this is the first save, which is noted."""
+        if not self._has_keeper:
+            return
         keeper: Keeper | None = self._made.get("keeper")
         if keeper is None and self._made.setdefault("first", saved) is not saved:
             keeper = self.keeper
             self._hand_over(keeper)
-        return keeper
+        if keeper is not None:
+            keeper.saved(saved)
 
     def _hand_over(self, keeper: Keeper | None) -> None:
         noted, self._made["first"] = self._made.get("first"), None

@@ -283,7 +283,8 @@ def run(args: list[str]) -> int:
             result = stepkeep.main(
                 args or ["--help"], prog_name="stepkeep", standalone_mode=False, obj=settings
             )
-            return _unless_output_failed(result if isinstance(result, int) else 0, settings)
+            code, failure = result if isinstance(result, int) else 0, output_failure()
+            return code if failure is None else _output_failed(failure, code, settings)
     except click.Abort:
         return INTERRUPTED
     except click.ClickException as exc:
@@ -299,11 +300,8 @@ def _failed(error: StepkeepError, settings: CommonOptions) -> int:
     return exit_code(error)
 
 
-def _unless_output_failed(code: int, settings: CommonOptions) -> int:
+def _output_failed(failure: OSError, code: int, settings: CommonOptions) -> int:
     """The exit code of a command, which tells of its work, or of its output where that is all it does."""
-    failure = output_failure()
-    if failure is None:
-        return code
     has_worked = settings.command not in ONLY_SHOW and settings.command != ""
     if isinstance(failure, BrokenPipeError):  # who reads has seen enough
         return code if has_worked else code or READER_GONE

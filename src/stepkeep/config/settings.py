@@ -14,12 +14,12 @@ import msgspec
 
 from stepkeep.errors import InvalidInput
 from stepkeep.model import SessionInfo
-from stepkeep.policy.cleanup import CLEANUP, MADE_UNDER, CleanupPolicies, CleanupRule
-from stepkeep.policy.profiles import profile_named, retention_for
+from stepkeep.policy.profiles import CLEANUP, MADE_UNDER, profile_named, retention_for
 from stepkeep.policy.retention import Retention
 
 if TYPE_CHECKING:
     from stepkeep.config.schema import Problem
+    from stepkeep.policy.cleanup import CleanupPolicies
 
 PROJECT_FILE: Final = "stepkeep.yaml"
 USER_FILE: Final = "config.yaml"
@@ -90,6 +90,10 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 that is all: what reads and explains other values is in `schema`, which is imported when there is one."""
 
 _WORKFLOWS: Final = "checkpoint.cleanup.workflows"
+
+_NO_RULES: Final = frozenset({"store"})
+"""The keys that say nothing about sessions and that a command often has: the store it is told to use."""
+
 _RULES: Final = ("retention.", "checkpoint.history.", "checkpoint.cleanup.", "agent.checkpoints.")
 """How keys begin that decide about what stays of a session: it carries those of the project it was made in."""
 
@@ -264,7 +268,7 @@ class Settings(msgspec.Struct, frozen=True):
             InvalidInput: the session's profile or policy makes no sense; nothing may be removed.
         """
         profile = profile_named(session.profile)
-        if not self.given and not session.policy:
+        if self.given.keys() <= _NO_RULES and not session.policy:
             return profile.retention
         is_touched = profile.is_cleaned
         settings, own = self.for_session(session), _own_rules(session)
@@ -323,6 +327,8 @@ class Settings(msgspec.Struct, frozen=True):
 
     def cleanup_policies(self, profile: str) -> CleanupPolicies:
         """When sessions of a profile are cleaned; what was not set stays open, for the profile to decide."""
+        from stepkeep.policy.cleanup import CleanupPolicies, CleanupRule
+
         ours = "agent.checkpoints.prune_after_days" if profile == "agent" else None
         completed = self._strongest(ours, "checkpoint.cleanup.completed_retention_days")
         failed = self._strongest(ours, "checkpoint.cleanup.failed_retention_days")

@@ -16,17 +16,19 @@ import msgspec
 
 from stepkeep.errors import InvalidInput
 from stepkeep.model import SessionInfo, Status
-from stepkeep.policy.profiles import MAX_DAYS, Profile, check_count, check_flag, check_key, profile_named
+from stepkeep.policy.profiles import (
+    CLEANUP,
+    MAX_DAYS,
+    Profile,
+    check_count,
+    check_flag,
+    check_key,
+    profile_named,
+)
 
 TEST_DAYS: Final = 0
 FAILED_TEST_DAYS: Final = 1
 """How long a test that failed stays at least, so that it can be looked at and resumed."""
-
-CLEANUP: Final = "cleanup"
-"""The key of a session's policy that speaks of the session as a whole; the others are rules for its history."""
-
-MADE_UNDER: Final = "made_under"
-"""The key with the project's file that the session was made under, and the rules in it at that time."""
 
 _DAY_US: Final = 86_400_000_000
 

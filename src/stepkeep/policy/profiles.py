@@ -18,6 +18,12 @@ from stepkeep.text import nearest
 MAX_DAYS: Final = 36_500
 """A longer span is a slip of the pen; to keep something for ever, switch the rule off."""
 
+CLEANUP: Final = "cleanup"
+"""The key of a session's policy that speaks of the session as a whole; the others are rules for its history."""
+
+MADE_UNDER: Final = "made_under"
+"""The key with the project's file that the session was made under, and the rules in it at that time."""
+
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """The defaults of a session: which checkpoints stay, and after how many days the whole session may go.

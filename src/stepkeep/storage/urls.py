@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING
 
 from stepkeep.errors import InvalidInput, driver_missing
-from stepkeep.secrets import url_without_password
 from stepkeep.storage.port import Backend
 
 if TYPE_CHECKING:
@@ -31,13 +30,16 @@ def open_backend(url: str, *, busy_seconds: float | None = None) -> Backend:
         return _open_files(url, busy_seconds)
     path = database_name(url)
     if path is None:
-        raise InvalidInput(
-            f"no store {url_without_password(url)!r}: use sqlite:PATH, files:DIR, postgresql:// or memory:",
-            code="unknown_store_url",
-        )
+        raise _no_store(url, "sqlite:PATH, files:DIR, postgresql:// or memory:")
     from stepkeep.storage.sqlite import BUSY_SECONDS, SqliteBackend
 
     return SqliteBackend(path, busy_seconds=BUSY_SECONDS if busy_seconds is None else busy_seconds)
+
+
+def _no_store(url: str, forms: str) -> InvalidInput:
+    from stepkeep.secrets import url_without_password
+
+    return InvalidInput(f"no store {url_without_password(url)!r}: use {forms}", code="unknown_store_url")
 
 
 def _open_files(url: str, busy_seconds: float | None) -> Backend:
@@ -47,10 +49,7 @@ def _open_files(url: str, busy_seconds: float | None) -> Backend:
     directory, query = directory_of(url), url.partition("?")[2]
     layout = query.removeprefix("layout=")
     if directory is None or (query and layout not in list(Layout)) or (query and layout == query):
-        raise InvalidInput(
-            f"no store {url_without_password(url)!r}: use files:DIR or files:DIR?layout={'|'.join(Layout)}",
-            code="unknown_store_url",
-        )
+        raise _no_store(url, f"files:DIR or files:DIR?layout={'|'.join(Layout)}")
     if busy_seconds is None:
         return FilesBackend(directory, layout=layout or None)
     return FilesBackend(directory, layout=layout or None, busy_seconds=busy_seconds)
