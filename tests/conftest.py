@@ -7,12 +7,14 @@ import secrets
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from stepkeep import processes
 from tests import sampling
 from tests.memory import memory_folder
 
@@ -186,3 +188,9 @@ def pgbouncer(postgres: Server) -> Iterator[PgBouncer]:
         yield pooler
     finally:
         pooler.stop()
+
+
+@pytest.fixture
+def of_an_ended_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process saves has ids that stand for none which runs."""
+    monkeypatch.setattr(processes, "_makes_ids", ("zzzzzz", count()))

@@ -227,17 +227,9 @@ def within_calendar(time_us: int) -> int:
 
 
 _ID_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # base32 without letters that read like digits
-_ID_PAIRS = [first + second for first in _ID_ALPHABET for second in _ID_ALPHABET]
+ID_PAIRS: Final = [first + second for first in _ID_ALPHABET for second in _ID_ALPHABET]
 _PUNCTUATION = str.maketrans("", "", "-:.")
 _CHECKPOINT_ID: Final = r"cp_\d{8}T\d{12}_[0-9a-hjkmnp-tv-z]{10}"
-
-
-def new_checkpoint_id(time_us: int) -> str:
-    """`cp_<UTC time in microseconds>_<random>`: sortable, path-safe, unique within one microsecond."""
-    random = os.urandom(7)  # `secrets` asks the same source, and imports much
-    bits, pairs = int.from_bytes(random) >> 6, _ID_PAIRS  # 50 bits
-    suffix = pairs[bits >> 40] + pairs[bits >> 30 & 1023] + pairs[bits >> 20 & 1023]
-    return f"{id_prefix(time_us)}_{suffix}{pairs[bits >> 10 & 1023]}{pairs[bits & 1023]}"
 
 
 def id_prefix(time_us: int) -> str:
@@ -248,6 +240,11 @@ def id_prefix(time_us: int) -> str:
 
 def is_checkpoint_id(text: str) -> bool:
     return re.fullmatch(_CHECKPOINT_ID, text) is not None
+
+
+def maker_of(checkpoint: str) -> str:
+    """The part of a checkpoint's id that stands for the process that made it."""
+    return checkpoint[-10:-4]
 
 
 def new_uid() -> str:

@@ -28,7 +28,8 @@ from stepkeep.config import schema
 from stepkeep.errors import StepkeepError
 from stepkeep.history import paths, refs
 from stepkeep.history.documents import checkpoint_info
-from stepkeep.model import Header, check_branch_name, check_name, new_checkpoint_id
+from stepkeep.model import Header, check_branch_name, check_name
+from stepkeep.processes import new_checkpoint_id
 from stepkeep.recording.coding_agents import hook_events as hooks
 from stepkeep.runs.workflow.definition import InvalidWorkflow
 from stepkeep.runs.workflow.expressions import BadExpression, parse_template

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+import stepkeep
+from stepkeep.model import utc_now_us
+from stepkeep.testing import FakeClock
 from tests.hooks.conftest import Agent, Answer
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -35,6 +38,10 @@ class Living:
             env=agent.environment,
             cwd=agent.folder,
         )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def hook(self, event: str, **fields: Any) -> Answer:
         content = self._agent.input(event, session_id=self._session, **fields).decode()
@@ -187,3 +194,19 @@ def test_a_checkpoint_by_hand_goes_into_the_session_of_its_own_folder(agent: Age
     agent.hook("UserPromptSubmit", session_id="there", prompt="Write the letter", cwd=str(there))
     done = agent.stepkeep("create", "done here", "--tags", "command")
     assert (done.code, "of claude-code:here," in done.out) == (0, True)
+
+
+def test_the_session_of_an_agent_that_lives_stays(agent: Agent) -> None:
+    """However long nobody asked it anything. When its process has ended, the session goes."""
+
+    def cleaned() -> list[tuple[bool, str]]:
+        clock = FakeClock(utc_now_us())
+        clock.advance(400 * 86_400)
+        with stepkeep.open(agent.url, clock=clock) as store:
+            return [(each.goes, each.reason) for each in store.clean(dry_run=True).sessions]
+
+    with living(agent, "s-1") as one:
+        assert one.hook("Stop").code == 0
+        agent.settled()
+        assert cleaned() == [(False, f"its agent lives (pid {one.pid})")]
+    assert [goes for goes, _ in cleaned()] == [True]

@@ -72,6 +72,7 @@ def going(plan: CleanPlan) -> list[str]:
     return [entry.session.key for entry in plan.going]
 
 
+@pytest.mark.usefixtures("of_an_ended_process")
 def test_what_is_due_is_found_without_the_others(store: Store, clock: FakeClock) -> None:
     """Of many kinds of sessions the same ones go as when all are read, and most of the others are not read."""
     kinds: list[dict[str, Any]] = [
@@ -362,6 +363,7 @@ def test_a_failed_sweep_is_reported(store: Store, clock: FakeClock, faults: Faul
     assert [(error.session, error.message) for error in report.errors] == [(None, "a fault was injected")]
 
 
+@pytest.mark.usefixtures("of_an_ended_process")
 def test_stale_sessions_go_like_failed_ones(store: Store, clock: FakeClock) -> None:
     """In profiles that know staleness, after no activity for that long."""
     ended(store, "stale", "in_progress", profile="agent")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -56,6 +59,7 @@ def test_beyond_its_budget_the_oldest_of_a_session_go(url: str) -> None:
     assert 3 < len(kept) < 40
 
 
+@pytest.mark.usefixtures("of_an_ended_process")
 def test_idle_sessions_stay_unless_they_are_of_agents_or_phases(tmp_path: Path) -> None:
     """What is not finished may go on; paused work waits however long."""
     clock = FakeClock()
@@ -70,32 +74,75 @@ def test_idle_sessions_stay_unless_they_are_of_agents_or_phases(tmp_path: Path) 
 
 WORKING = """
 import sys, stepkeep
-with stepkeep.open(sys.argv[1]) as store:
-    session = store.session("work", profile="agent")
-    session.save(1)
-    session.save(2)
-    store._upkeep.keeper.make_pass()  # as it does by itself after a few minutes
-    print("ready", flush=True)
-    sys.stdin.readline()
+store = stepkeep.open(sys.argv[1])
+store.session("work", profile="agent").save(1)
+if "closed" in sys.argv:
+    store.close()
+print("ready", flush=True)
+sys.stdin.readline()
 """
 
 
-def test_a_session_whose_process_lives_stays(tmp_path: Path) -> None:
-    """However long it is idle, and without a lease; when the process has ended, it goes."""
-    url, clock = f"sqlite:{tmp_path / 'a.db'}", FakeClock(utc_now_us())
+@contextmanager
+def working(url: str, *words: str) -> Iterator[int]:
+    """A process that saved once, and lives as long as the block; its id."""
     with subprocess.Popen(
-        [sys.executable, "-c", WORKING, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as working:
-        assert working.stdout is not None
-        assert working.stdout.readline() == "ready\n"
+        [sys.executable, "-c", WORKING, url, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process.pid
+        process.communicate("\n", timeout=60)
+
+
+STORES = (
+    "sqlite:{}/a.db",
+    "files:{}/st?layout=run",
+    "files:{}/st?layout=workflow",
+    "files:{}/st?layout=phase",
+)
+
+
+@pytest.mark.parametrize("words", [(), ("closed",)], ids=["open", "closed"])
+@pytest.mark.parametrize("store_url", STORES)
+def test_a_session_whose_process_lives_stays(tmp_path: Path, store_url: str, words: tuple[str, ...]) -> None:
+    """However long it is idle, without a lease, and after a single save; when the process has ended, it goes."""
+    url, clock = store_url.format(tmp_path), FakeClock(utc_now_us())
+    with working(url, *words) as pid:
         clock.advance(400 * DAY)
         with stepkeep.open(url, config=QUIET, clock=clock) as store:
             (decision,) = store.clean(dry_run=True).sessions
-            assert (decision.goes, decision.reason) == (False, f"its process lives (pid {working.pid})")
+            assert (decision.goes, decision.reason) == (False, f"its process lives (pid {pid})")
             assert store.clean().cleaned == 0
-        working.communicate("\n", timeout=60)
+            assert store.get("work").latest().state == 1
     with stepkeep.open(url, config=QUIET, clock=clock) as store:
         assert store.clean().cleaned == 1
+
+
+def test_a_process_that_was_not_the_last_to_save_still_owns(url: str) -> None:
+    """Another one that saved after it, and has ended, does not make its work abandoned."""
+    clock = FakeClock(utc_now_us())
+    with working(url) as pid:
+        with working(url):
+            pass
+        clock.advance(400 * DAY)
+        with stepkeep.open(url, config=QUIET, clock=clock) as store:
+            (decision,) = store.clean(dry_run=True).sessions
+            assert (decision.goes, decision.reason) == (False, f"its process lives (pid {pid})")
+
+
+def test_a_child_owns_what_it_saved_and_not_what_its_parent_did(url: str) -> None:
+    """After a fork both have ids of their own."""
+    clock = FakeClock(utc_now_us())
+    with stepkeep.open(url, config=QUIET, clock=clock) as store:
+        store.session("parent", profile="agent").save(1)
+        child = os.fork()
+        if child == 0:
+            store.session("child", profile="agent").save(1)
+            os._exit(0)
+        assert os.waitpid(child, 0) == (child, 0)
+        clock.advance(400 * DAY)
+        assert [each.session for each in store.clean().sessions] == ["child"]
 
 
 def test_a_ref_to_something_pruned_tells_when_and_why(url: str) -> None:

@@ -101,6 +101,7 @@ def test_every_removal_is_told_to_other_programs(home: Home, remove: Callable[[H
     assert actions(home)[2:] == ["checkpoint_deleted", "checkpoint_deleted"]
 
 
+@pytest.mark.usefixtures("of_an_ended_process")
 def test_cleaning_the_store_is_told_too(home: Home, clock: FakeClock) -> None:
     """`stepkeep clean` knows nothing of phases, and leaves no pointer to what it removed."""
     create(home, clock=clock)  # that was long ago
@@ -119,6 +120,7 @@ def test_cleaning_is_told_and_counted_alike(home: Home, clock: FakeClock) -> Non
     assert home.ref is None
 
 
+@pytest.mark.usefixtures("of_an_ended_process")
 def test_old_tasks_go_by_themselves_and_are_not_offered(home: Home, clock: FakeClock) -> None:
     """After 30 days without activity a task is not offered, and the next one that is saved cleans it away."""
     old = create(home, session="old", clock=clock)

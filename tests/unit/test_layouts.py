@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepkeep.codec.readable import Layout
-from stepkeep.model import MAX_NAME_BYTES, Content, Header, new_checkpoint_id
+from stepkeep.model import MAX_NAME_BYTES, Content, Header
+from stepkeep.processes import new_checkpoint_id
 from stepkeep.storage.files.layouts import NAMES, is_document, is_temporary, safe_name, temporary_name
 
 TIME_US = 1_764_426_622_123_456  # 2025-11-29 14:30:22 UTC

@@ -40,12 +40,11 @@ from stepkeep.model import (
     check_metadata,
     check_name,
     check_text,
-    new_checkpoint_id,
     new_uid,
     utc_now_us,
 )
 from stepkeep.policy.profiles import profile_named
-from stepkeep.processes import Worker, tell_of_forks
+from stepkeep.processes import Worker, new_checkpoint_id, tell_of_forks
 from stepkeep.storage.port import (
     ANY_HEAD,
     REPEATABLE,

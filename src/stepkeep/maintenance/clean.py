@@ -6,11 +6,11 @@ and one that changed is decided about anew, so an active or leased session is ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import cache
 from itertools import takewhile
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -18,11 +18,10 @@ from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.logs import Log
 from stepkeep.maintenance.space import in_turn, reclaim, sweep
-from stepkeep.model import SessionError, SessionInfo, Status
+from stepkeep.model import SessionError, SessionInfo, Status, maker_of
 from stepkeep.policy.cleanup import CleanupPolicies, SessionCleanup, cleaning_order, decide
-from stepkeep.processes import Owner, is_alive_here, this_process
-from stepkeep.storage.port import LooksOver, SessionQuery
-from stepkeep.typed import convert
+from stepkeep.processes import is_running, living_makers
+from stepkeep.storage.port import HeaderQuery, LooksOver, SessionQuery
 
 log = Log("stepkeep")
 
@@ -34,11 +33,11 @@ ORPHANS_KEPT: Final = timedelta(days=7)
 
 A_FEW: Final = 20
 
-PRESENT: Final = "process_present"
-"""The event that tells which process works on a session that has no lease."""
-
 Policies: TypeAlias = Callable[[SessionInfo], CleanupPolicies]
 """The cleanup policies of a session."""
+
+Living: TypeAlias = Callable[[], Mapping[str, int]]
+"""The processes that run on this machine, by what stands for each in the ids of checkpoints."""
 
 
 class CleanEntry(NamedTuple):
@@ -122,10 +121,10 @@ def _old_enough(backend: LooksOver, policies: Policies, now_us: int) -> Iterator
 def _plan(engine: Engine, policies: Policies, sessions: Iterable[SessionInfo], now_us: int) -> CleanPlan:
     entries: list[CleanEntry] = []
     errors: list[SessionError] = []
-    leased = _leased(engine)
+    leased, living = _leased(engine), cache(living_makers)
     for session in sessions:
         try:
-            decision = decide_about(engine, session, policies, now_us=now_us, leased=leased)
+            decision = decide_about(engine, session, policies, now_us=now_us, leased=leased, living=living)
             entries.append(CleanEntry(session, decision))
         except NotFound:
             continue
@@ -289,8 +288,11 @@ def decide_about(
     *,
     now_us: int,
     leased: frozenset[str] | None = None,
+    living: Living = living_makers,
 ) -> SessionCleanup:
     """Whether a session may go. `leased` are the sessions that someone runs, where they were asked for already.
+
+    One that is not finished stays while a process lives that saved it.
 
     Raises:
         InvalidInput: its profile is unknown, or its own policy makes no sense.
@@ -301,22 +303,23 @@ def decide_about(
     leased = _leased(engine) if leased is None else leased
     lease = engine.backend.lease(session.uid) if leased is None else None
     has_lease = session.uid in (leased or ()) or (lease is not None and lease.expires_us > now_us)
-    held = "leased" if has_lease else None if session.status.is_finished else _living_owner(engine, session)
+    is_over = session.status.is_finished
+    held = "leased" if has_lease else None if is_over else _living_owner(engine, session, living)
     return decision if held is None else decide(session, policies(session), now_us, held)
 
 
-def note_presence(engine: Engine, session: SessionInfo) -> None:
-    """Let others know that this process works on a session, so that they do not take it for abandoned."""
-    owner = msgspec.to_builtins(this_process())
-    engine.backend.record_event(session.uid, PRESENT, owner, time_us=engine.clock())
+def _living_owner(engine: Engine, session: SessionInfo, living: Living) -> str | None:
+    """The process on this machine that a session belongs to, in words; None where none of them runs any more.
 
-
-def _living_owner(engine: Engine, session: SessionInfo) -> str | None:
-    """The process on this machine that works on a session without a lease, in words; None where there is none."""
-    for event in reversed(engine.backend.events(session.uid)):
-        with suppress(msgspec.ValidationError):
-            if event.type == PRESENT and is_alive_here(owner := convert(event.data, Owner)):
-                return f"its process lives (pid {owner.pid})"
+    The agent whose hooks save it is noted with the session, and the others in the ids of what they saved.
+    """
+    agent: Any = session.metadata.get("agent")
+    if is_running(agent):
+        return f"its agent lives (pid {agent['pid']})"
+    makers = living()
+    for row in engine.backend.headers(HeaderQuery(session=session.uid)):
+        if (pid := makers.get(maker_of(row.id))) is not None:
+            return f"its process lives (pid {pid})"
     return None
 
 

@@ -32,13 +32,12 @@ from stepkeep.maintenance.clean import (
     CleanPlan,
     Policies,
     apply_clean,
-    note_presence,
     plan_due,
 )
 from stepkeep.maintenance.prune import MARK, PrunePlan, PruneReport, apply_prune, marked, plan_prune
 from stepkeep.maintenance.space import compress_history, hold_ballast, most_bytes, reclaim
 from stepkeep.model import SessionInfo, Status
-from stepkeep.policy.cleanup import decide, may_become_stale
+from stepkeep.policy.cleanup import decide
 from stepkeep.policy.retention import Retention
 from stepkeep.processes import Worker, tell_of_forks
 from stepkeep.storage.port import SessionQuery
@@ -113,7 +112,6 @@ class Keeper:
         self._allowances: dict[str, float] = {}
         self._failures: dict[str, str] = {}
         self._ended: set[str] = set()
-        self._present: set[str] = set()
         self._worker = Worker("stepkeep-keeper", self._work)
 
     @property
@@ -211,8 +209,6 @@ class Keeper:
         """Clean or prune one session; False when it is to be looked at again."""
         try:
             session = self._engine.backend.session(uid)
-            if is_thorough:
-                self._show_presence(session)
             if not self._clean(session) and not self._prune(session, job, is_thorough):
                 return False
         except NotFound:
@@ -224,13 +220,6 @@ class Keeper:
             return False
         self._failures.pop(uid, None)
         return True
-
-    def _show_presence(self, session: SessionInfo) -> None:
-        """While this process goes on, others must not take the work it does for abandoned. Short ones need not tell."""
-        is_known = self._is_closed or session.uid in self._present
-        if not is_known and may_become_stale(session, self._policies(session)):
-            self._present.add(session.uid)
-            note_presence(self._engine, session)
 
     def _note_failure(self, uid: str, exc: Exception) -> None:
         """Log and record it. What apply_prune raises is recorded already; the same again is not news."""

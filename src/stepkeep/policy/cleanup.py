@@ -127,12 +127,6 @@ def cleaning_order(session: SessionInfo) -> tuple[bool, int, str]:
 # --- the places that speak of a session ------------------------------------------------------------------------
 
 
-def may_become_stale(session: SessionInfo, policies: CleanupPolicies) -> bool:
-    """Whether a session that is in progress goes when nothing was heard of it for long enough."""
-    limit = profile_named(session.profile).stale_days if policies.stale_days is None else policies.stale_days
-    return session.status is Status.IN_PROGRESS and limit is not None
-
-
 class _RuleSource(msgspec.Struct, frozen=True):
     name: str
     rule: CleanupRule

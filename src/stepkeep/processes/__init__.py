@@ -11,13 +11,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Protocol
 
 import msgspec
 
 from stepkeep import typed as typed  # it registers its lock for forks, before ours
 from stepkeep.logs import Log
+from stepkeep.model import ID_PAIRS, id_prefix
 
 log = Log("stepkeep")
 
@@ -64,6 +66,9 @@ def _not_yet_quiet() -> list[ForkAware]:
 
 
 def _after(*, is_child: bool) -> None:
+    global _makes_ids
+    if is_child:
+        _makes_ids = None
     while _quiet:
         _quiet.pop().after_fork(is_child=is_child)
 
@@ -134,15 +139,14 @@ def is_dead(owner: Owner) -> bool:
     return stat.state in "ZX" or stat.started != owner.started
 
 
-def is_alive_here(owner: Owner) -> bool:
-    """Whether that process surely runs on this very machine, since it was last started."""
-    here = this_process()
-    is_here = (owner.host, owner.boot_id, owner.pid_namespace) == (
-        here.host,
-        here.boot_id,
-        here.pid_namespace,
-    )
-    return is_here and not is_dead(owner)
+def is_running(process: object) -> bool:
+    """Whether a process that was noted as its `pid`, `started` and `boot` still runs; False if that cannot be told."""
+    if not isinstance(process, dict):
+        return False
+    pid = process.get("pid")
+    found = process_stat(pid) if isinstance(pid, int) else None
+    is_same = found is not None and found.started == process.get("started")
+    return is_same and process.get("boot") == boot_id()
 
 
 def process_stat(pid: int) -> ProcessStat | None:
@@ -183,6 +187,60 @@ def _link(path: str) -> str:
         return os.readlink(path)
     except OSError:
         return ""
+
+
+# --- which process made an id ----------------------------------------------------------------------------------
+
+
+_makes_ids: tuple[str, Iterator[int]] | None = None
+"""What stands for this process in ids, and the count of them; made with the first one, and anew in a child."""
+
+
+def new_checkpoint_id(time_us: int) -> str:
+    """`cp_<UTC time in microseconds>_<process><count>`: sortable, path-safe, and it tells whether its maker lives.
+
+    It begins to repeat after a million of one process in one microsecond.
+    """
+    maker, numbers = _makes_ids or _begin_ids()
+    number = next(numbers)
+    return f"{id_prefix(time_us)}_{maker}{ID_PAIRS[number >> 10 & 1023]}{ID_PAIRS[number & 1023]}"
+
+
+def _begin_ids() -> tuple[str, Iterator[int]]:
+    global _makes_ids
+    pid = os.getpid()
+    # From anywhere: a process that replaces its program stays the same one.
+    _makes_ids = _maker(_this_system(), pid, process_stat(pid)), count(int.from_bytes(os.urandom(3)))
+    return _makes_ids
+
+
+def living_makers() -> dict[str, int]:
+    """The processes that run on this machine: what stands for each in ids, and its process id."""
+    system = _this_system()
+    found = ((pid, process_stat(pid)) for pid in _pids())
+    return {_maker(system, pid, stat): pid for pid, stat in found if stat is None or stat.state not in "ZX"}
+
+
+def _pids() -> list[int]:
+    """The process ids that are in use."""
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    except OSError:  # no Linux; these are all that macOS gives
+        return [pid for pid in range(1, 100_000) if _exists(pid)]
+
+
+def _maker(system: str, pid: int, stat: ProcessStat | None) -> str:
+    """30 bits that stand for a process, the same whoever asks, as long as it runs."""
+    from hashlib import sha256
+
+    who = f"{system} {pid} {0 if stat is None else stat.started}"
+    bits = int.from_bytes(sha256(who.encode()).digest()[:4]) >> 2
+    return ID_PAIRS[bits >> 20] + ID_PAIRS[bits >> 10 & 1023] + ID_PAIRS[bits & 1023]
+
+
+def _this_system() -> str:
+    """What a process id belongs to."""
+    return f"{boot_id() or os.uname().nodename} {_link('/proc/self/ns/pid')}"
 
 
 # --- the background worker -------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from msgspec.structs import asdict
 
 from stepkeep.codec import integrity
 from stepkeep.errors import StepkeepError
-from stepkeep.model import MAIN_BRANCH, STATE, Content, Header, SessionInfo, new_checkpoint_id, new_uid
-from stepkeep.processes import Owner
+from stepkeep.model import MAIN_BRANCH, STATE, Content, Header, SessionInfo, new_uid
+from stepkeep.processes import Owner, new_checkpoint_id
 from stepkeep.storage.port import ANY_HEAD, Append, Backend, Blob, Body, BodyInfo, HeaderQuery
 
 START_US = 1_750_000_000_000_000

@@ -241,15 +241,3 @@ def agent_process() -> dict[str, Any] | None:
             return {"pid": pid, "started": found.started, "boot": boot_id()}
         pid = found.parent
     return None
-
-
-def is_alive(process: object) -> bool:
-    """Whether an agent's process still runs. One that cannot be told apart counts as gone."""
-    from stepkeep.processes import boot_id, process_stat
-
-    if not isinstance(process, dict):
-        return False
-    pid = process.get("pid")
-    found = process_stat(pid) if isinstance(pid, int) else None
-    is_same = found is not None and found.started == process.get("started")
-    return is_same and process.get("boot") == boot_id()

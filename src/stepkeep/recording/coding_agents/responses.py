@@ -13,6 +13,7 @@ import msgspec
 
 from stepkeep.engine import Engine
 from stepkeep.model import SessionInfo, Status
+from stepkeep.processes import is_running
 from stepkeep.recording.coding_agents import (
     agent_session,
     environment,
@@ -74,7 +75,7 @@ def unfinished(
 
 def _is_at_work(session: SessionInfo, now_us: int) -> bool:
     agent = session.metadata.get("agent")
-    return now_us - session.updated_us < LIVE_US and environment.is_alive(agent)
+    return now_us - session.updated_us < LIVE_US and is_running(agent)
 
 
 def _work_in(engine: Engine, session: SessionInfo) -> Unfinished | None:
