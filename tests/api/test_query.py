@@ -352,3 +352,24 @@ def test_a_hint_where_nothing_is_near(store: stepkeep.Store) -> None:
     for ref in ("#1", "#2", "#3"):
         with pytest.raises(stepkeep.NotFound):
             empty.load(ref)
+
+
+# --- by the beginning of a key -----------------------------------------------------------------------------------
+
+
+def test_a_session_is_found_by_the_beginning_of_its_key_only_where_that_is_asked_for(
+    store: stepkeep.Store,
+) -> None:
+    """A program that names a whole key never gets another session; a whole key wins over longer ones."""
+    for key in ("job-1", "job-10", "nightly"):
+        store.session(key)
+    assert store.get("night", prefix=True).key == "nightly"
+    assert store.get("job-1", prefix=True).key == "job-1"
+    with pytest.raises(stepkeep.NotFound, match="no session 'night'"):
+        store.get("night")
+    with pytest.raises(stepkeep.NotFound, match="no session 'x'"):
+        store.get("x", prefix=True)
+    with pytest.raises(stepkeep.InvalidInput, match="'job-1'") as refused:
+        store.get("job", prefix=True)
+    assert refused.value.code == "ambiguous_session"
+    assert store.session("night").key == "night"

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pty
-import shlex
 import signal
 import subprocess
 import sys
@@ -981,74 +980,6 @@ def test_output_does_not_depend_on_the_locale(cli: Cli) -> None:
     assert done.code == 0
     assert "日本" in done.out
     assert cli("show", "nö", PYTHONIOENCODING="ascii", PYTHONUTF8="1").code == 3
-
-
-# --- completion ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts_are_printed(cli: Cli, shell: str) -> None:
-    """Each shell gets its script."""
-    done = cli("completion", shell)
-    assert done.code == 0
-    assert "_STEPKEEP_COMPLETE" in done.out
-
-
-def test_bash_completes_keys_with_a_colon(cli: Cli) -> None:
-    """Bash takes a colon for the end of a word: it gives the parts, and wants only what is behind the last."""
-    for key in ("claude:abc", "claude:abd", "plain"):
-        cli.fill(key)
-    command = cli.folder / "stepkeep"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m stepkeep "$@"\n', encoding="utf-8")
-    command.chmod(0o755)
-    script = cli("completion", "bash").out
-
-    def completions(*words: str) -> set[str]:
-        call = (
-            f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _stepkeep_completion {command}"
-        )
-        done = subprocess.run(
-            ["bash", "--norc"],
-            input=f"{script}\n{call}\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"\n",
-            env=cli.environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stderr == ""
-        return set(done.stdout.split())
-
-    assert completions("stepkeep", "show", "cl") == {"claude:abc", "claude:abd"}
-    assert completions("stepkeep", "show", "claude", ":") == {"abc", "abd"}
-    assert completions("stepkeep", "show", "claude", ":", "abd") == {"abd"}
-    assert completions("stepkeep", "show", "--session", "claude", ":", "abd") == {"abd"}
-    assert completions("stepkeep", "show", "claude", ":", "abd", "step-") == {"step-1", "step-2", "step-3"}
-    assert completions("stepkeep", "show", "pl") == {"plain"}
-
-
-def test_sessions_and_refs_complete(cli: Cli) -> None:
-    """What the shell asks for is answered from the store, and without a store with silence."""
-
-    def completions(line: str) -> list[str]:
-        words = line.split(" ")
-        done = cli(_STEPKEEP_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
-        assert done.err == ""
-        return [entry.partition(",")[2] for entry in done.out.splitlines() if entry]
-
-    assert completions("stepkeep show r") == []
-    assert not cli.file.exists()
-    cli.fill("run-1")
-    cli.fill("run-2", tags=["good"])
-    cli.fill("bad\nkey")
-    assert set(completions("stepkeep show r")) == {"run-1", "run-2"}
-    assert set(completions("stepkeep list --session r")) == {"run-1", "run-2"}
-    assert set(completions("stepkeep show run-1 step-")) == {"step-1", "step-2", "step-3"}
-    assert completions("stepkeep show run-2 tag") == ["tag:good"]
-    cli("branch", "fork", "run-1", "step-2", "--name", "try-batching", "--no-switch")
-    assert completions("stepkeep branch log run-1 try") == ["try-batching"]
-    assert completions("stepkeep timeline --branch m") == ["main"]
-    assert completions("stepkeep show --session run-2 tag") in ([], ["tag:good"])
-    assert "history" in completions("stepkeep hi")
 
 
 @pytest.mark.full

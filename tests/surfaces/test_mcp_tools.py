@@ -628,3 +628,36 @@ def quiet_logs() -> Iterator[None]:
     handlers, level = list(root.handlers), root.level
     yield
     root.handlers[:], root.level = handlers, level
+
+
+def test_reading_takes_the_beginning_of_a_session_and_changing_does_not(
+    server: MCPServer[Any], opened: OpenedStore
+) -> None:
+    """What only reads finds the one session that begins so and names it whole; nothing is changed by a guess."""
+    store = opened.get()
+    for key in ("research-42", "nightly-1", "nightly-2"):
+        store.session(key).save({"n": 1}, step=1)
+        store.session(key).save({"n": 2}, step=2)
+    store.investigation("look-into").checkpoint("begun")
+
+    async def work(client: Client) -> None:
+        for tool in ("checkpoint_load", "checkpoint_list", "checkpoint_diff", "checkpoint_timeline"):
+            assert (await answered(client, tool, sessionId="research"))["sessionId"] == "research-42"
+            error = await refused(client, tool, sessionId="nightly")
+            assert (error["code"], error["next"][:8]) == ("ambiguous_session", "Pass the")
+        assert (await answered(client, "investigation_status", sessionId="look"))["sessionId"] == "look-into"
+        assert (await _read(client, "stepkeep://session/research/latest"))["state"] == {"n": 2}
+        prompt = await client.get_prompt("resume_session", {"sessionId": "research"})
+        assert "research-42" in prompt.messages[0].content.text  # type: ignore[union-attr]
+        changing: dict[str, dict[str, Any]] = {
+            "checkpoint_complete": {},
+            "checkpoint_approve": {"approve": True},
+            "checkpoint_restore": {"checkpointId": "1", "confirm": True},
+        }
+        for tool, arguments in changing.items():
+            error = await refused(client, tool, sessionId="research", **arguments)
+            assert error["code"] == "session_not_found"
+        saved = await answered(client, "checkpoint_save", sessionId="research", state={})
+        assert saved["sessionId"] == "research"
+
+    with_client(server, work)

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 VARIABLE: Final = "STEPKEEP_PHASES"
 """The environment variable that names the folder to use instead of `~/.pai`."""
 
-_MAX_NAMED: Final = 5
-"""How many keys a message lists."""
-
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     """A session, and what of the given words are refs. `why` is set when nobody named the session."""
@@ -116,19 +113,9 @@ def choose(
 
 
 def session_beginning(store: Store, word: str) -> Chosen:
-    """The only session whose key begins so. It is for people: programs name the whole key.
-
-    Raises:
-        NotFound: there is none. InvalidInput: several keys begin so (`ambiguous_session`).
-    """
-    keys = [info.key for info in store.sessions(prefix=word, limit=_MAX_NAMED + 1)]
-    if not keys:
-        raise NotFound(f"no session {word!r}", code="session_not_found", session=word)
-    if len(keys) > 1:
-        more = " and more" if len(keys) > _MAX_NAMED else ""
-        named = ", ".join(map(repr, keys[:_MAX_NAMED]))
-        raise InvalidInput(f"several sessions begin with {word!r}: {named}{more}", code="ambiguous_session")
-    return Chosen(session=keys[0], why=f"the only one that begins with {word}")
+    """The session with that key, or the only one whose key begins so; see `Store.get`."""
+    key = store.get(word, prefix=True).key
+    return Chosen(session=key, why=None if key == word else f"the only one that begins with {word}")
 
 
 def _is_ref(store: Store, word: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import msgspec
 
@@ -25,7 +25,7 @@ from stepkeep.codec import exact
 from stepkeep.codec.compression import ZSTD, ZSTD_COMPRESSION, Compression, chosen_compression
 from stepkeep.config import Settings
 from stepkeep.engine import Engine
-from stepkeep.errors import NotFound
+from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.logs import Log
 from stepkeep.model import Header, SessionInfo, Status, is_checkpoint_id, utc_now_us
 from stepkeep.storage.port import Backend, HeaderQuery, SessionQuery, Usage
@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 
 
 log = Log("stepkeep")
+
+_MAX_NAMED: Final = 5
+"""How many keys a message lists."""
 
 
 class Store:
@@ -305,9 +308,26 @@ class Store:
 
         return Phases(self._engine, policies=self._settings.policies_of)
 
-    def get(self, key: str) -> Session:
-        """The existing session with that key, or `NotFound`."""
-        return Session(self._engine, self._engine.find_session(key), self._settings)
+    def get(self, key: str, *, prefix: bool = False) -> Session:
+        """The existing session with that key; with `prefix` the only one whose key begins so will do.
+
+        Raises:
+            NotFound: there is none. InvalidInput: several keys begin so (`ambiguous_session`).
+        """
+        info = self._engine.session_with(key) if prefix else self._engine.find_session(key)
+        return Session(self._engine, info or self._beginning(key), self._settings)
+
+    def _beginning(self, text: str) -> SessionInfo:
+        found = list(self.sessions(prefix=text, limit=_MAX_NAMED + 1))
+        if not found:
+            return self._engine.find_session(text)  # and say that there is none
+        if len(found) > 1:
+            more = " and more" if len(found) > _MAX_NAMED else ""
+            named = ", ".join(repr(each.key) for each in found[:_MAX_NAMED])
+            raise InvalidInput(
+                f"several sessions begin with {text!r}: {named}{more}", code="ambiguous_session"
+            )
+        return found[0]
 
     def sessions(
         self,

@@ -120,8 +120,6 @@ class Words(NamedTuple):
 
 def known(store: api.Store, key: str) -> str:
     """The key of an existing session that was named by it or by its beginning, which is then told on stderr."""
-    if store.engine.session_with(key) is not None:
-        return key
     return _told(api.session_beginning(store, key)).session
 
 

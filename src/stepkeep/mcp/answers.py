@@ -309,6 +309,7 @@ MAX_MESSAGE: Final = 2000
 
 _NEXT_BY_CODE: Final = {
     "session_not_found": "Check the sessionId. checkpoint_save makes a session; session_list lists them.",
+    "ambiguous_session": "Pass the whole sessionId of the one you mean.",
     "checkpoint_not_found": "Call checkpoint_list for the checkpoints there are, and pass one of their ids.",
     "path_not_found": "Call checkpoint_load without path, or with a path that the message names.",
     "invalid_path": "A path reads like context.messages[-1]; $ is the whole state.",

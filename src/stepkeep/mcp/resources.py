@@ -56,7 +56,7 @@ def add_resources(server: MCPServer[Any], opened: OpenedStore) -> None:
         description="The latest checkpoint of a session with its state.",
     )
     def latest(sessionId: str) -> str:
-        return _answered(lambda: _document(opened.get().get(sessionId).show()))
+        return _answered(lambda: _document(opened.get().get(sessionId, prefix=True).show()))
 
     @offered(
         CHECKPOINT,
@@ -65,7 +65,7 @@ def add_resources(server: MCPServer[Any], opened: OpenedStore) -> None:
         description="A checkpoint of a session with its state.",
     )
     def checkpoint(sessionId: str, checkpointId: str) -> str:
-        return _answered(lambda: _document(opened.get().get(sessionId).show(checkpointId)))
+        return _answered(lambda: _document(opened.get().get(sessionId, prefix=True).show(checkpointId)))
 
     @server.completion()  # type: ignore[no-untyped-call, untyped-decorator]
     async def complete(ref: Any, argument: Any, context: Any) -> Completion | None:
@@ -83,7 +83,7 @@ def _completions(opened: OpenedStore, name: str, prefix: str, context: Any) -> l
         return [info.key for info in opened.get().sessions(prefix=prefix or None, limit=MAX_COMPLETIONS)]
     known = getattr(context, "arguments", None) or {}
     key = known.get("sessionId") or api.current_session(opened.get(), api.working_folder()).session
-    return list(opened.get().get(key).refs(prefix))[:100]
+    return list(opened.get().get(key, prefix=True).refs(prefix))[:100]
 
 
 def _answered(work: Callable[[], str]) -> str:
@@ -132,7 +132,9 @@ def add_prompts(server: MCPServer[Any], opened: OpenedStore, *, session: str | N
 def _offer(store: Store, session: str | None) -> str:
     """What the person is to be asked, with the facts. Texts that were stored are quoted as JSON: they are data."""
     found = (
-        [facts_of(store, store.get(session).summary())] if session else sessions_of(store, limit=MAX_OFFERED)
+        [facts_of(store, store.get(session, prefix=True).summary())]
+        if session
+        else sessions_of(store, limit=MAX_OFFERED)
     )
     if not found:
         return "There is no unfinished session in this checkpoint store. Say so, and ask what to do instead."

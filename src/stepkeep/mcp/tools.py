@@ -237,7 +237,7 @@ class Tools:
     def investigation_status(self, sessionId: SessionId, time: KnownAt = "") -> InvestigationAnswer:
         """Show what a debugging session knows, or knew at a time: hypotheses, evidence, beliefs, open questions."""
         store = self._opened.get()
-        found = store.investigation(store.get(sessionId))
+        found = store.investigation(store.get(sessionId, prefix=True))
         status = api.investigation_at(found, time) if time else api.investigation_status(found)
         known = api.with_times(status)
         return InvestigationAnswer(
@@ -262,7 +262,7 @@ class Tools:
     def _session(self, key: str) -> Session:
         store = self._opened.get()
         if key:
-            return store.get(key)
+            return store.get(key, prefix=True)
         project = self._project or store.settings["project"]
         found = next((each for each in store.sessions(project=project) if each.last_seq), None)
         if found is None:
@@ -283,14 +283,16 @@ class Tools:
 
     def checkpoint_list(self, sessionId: SessionId, limit: Limit = 50, cursor: Cursor = "") -> ListAnswer:
         """List all checkpoints for a session, newest first, without their states."""
-        page = self._opened.get().agents.page(sessionId, limit=limit, before=_before(cursor))
+        store = self._opened.get()
+        key = store.get(sessionId, prefix=True).key
+        page = store.agents.page(key, limit=limit, before=_before(cursor))
         return ListAnswer.model_validate(page)
 
     def checkpoint_diff(
         self, sessionId: SessionId, olderId: OlderId = "", newerId: NewerId = "", limit: Limit = 50
     ) -> DiffAnswer:
         """Show what changed in the state between two checkpoints of a session."""
-        session = self._opened.get().get(sessionId)
+        session = self._session(sessionId)
         found = session.diff(olderId or None, newerId or "latest", limit=limit)
         return diff_answer(found, max_value_bytes=MAX_CHANGE_BYTES)
 
@@ -298,7 +300,7 @@ class Tools:
         self, sessionId: SessionId, limit: Limit = 30, since: SinceTime = ""
     ) -> TimelineAnswer:
         """Show all branches of a session as one graph: checkpoints, forks, what was pruned or is damaged."""
-        session = self._opened.get().get(sessionId)
+        session = self._session(sessionId)
         return timeline_answer(session.timeline(limit=limit, since=since or None, fold=True))
 
     def checkpoint_approve(
