@@ -123,12 +123,12 @@ FAIL: Final = "FAIL"
 """The results of what checks many things, or does something to many."""
 
 
-def fixes_for(error: StepkeepError) -> tuple[str, ...]:
-    """What to do about an error, the best first; never empty."""
+def fixes_for(error: StepkeepError, *, session: str | None = None) -> tuple[str, ...]:
+    """What to do about an error, the best first; never empty. `session` is the one that was asked about."""
     found = FIXES.get(error.code)
     if found is None:
         found = next((fixes for kind, fixes in _BY_CLASS if isinstance(error, kind)), ("stepkeep doctor",))
-    return tuple(_filled(fix, error.session) for fix in found)
+    return tuple(_filled(fix, error.session or session) for fix in found)
 
 
 def fixes_for_codes(

@@ -70,9 +70,8 @@ class _Recording:
         self._answers: dict[str, msgspec.Raw] = {}
 
     def document(self, start: str) -> str:
-        """All answers as JSON that may stand in a page: nothing in it ends the element it is in."""
-        text = msgspec.json.encode({"start": start, "answers": self._answers}).decode()
-        return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+        """All answers as JSON."""
+        return msgspec.json.encode({"start": start, "answers": self._answers}).decode()
 
     def add_session(self) -> None:
         """What the pages of the session itself ask for."""

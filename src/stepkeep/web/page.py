@@ -55,12 +55,14 @@ def static_files() -> Mapping[str, bytes]:
     return {name: (STATIC / name).read_bytes() for name in (STYLE, *MODULES.values())}
 
 
-def served_page() -> tuple[str, str]:
-    """The document that the server sends, and its policy."""
+def served_page(about: Mapping[str, object]) -> tuple[str, str]:
+    """The document that the server sends, and its policy. `about` is what pages need to know of the server."""
     imports = _import_map({name: f"./static/{file}" for name, file in MODULES.items()})
     policy = _policy(f"'self' {_hash(imports)}", style="'self'", connect="'self'")
     policy += "; frame-ancestors 'none'"  # a browser ignores it in a document
-    return _document(f'<link rel="stylesheet" href="./static/{STYLE}">', imports, settings="{}"), policy
+    return _document(
+        f'<link rel="stylesheet" href="./static/{STYLE}">', imports, json.dumps({"about": about})
+    ), policy
 
 
 def file_page(title: str, encoded: str) -> str:
@@ -72,15 +74,17 @@ def file_page(title: str, encoded: str) -> str:
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}"><style>{style}</style>'
     )
-    return _document(head, imports, settings=encoded, title=title, is_inline=True)
+    return _document(head, imports, encoded, title=title, is_inline=True)
 
 
 _START: Final = 'import "stepkeep/app";'
 
 
 def _document(
-    head: str, imports: str, *, settings: str, title: str = "Stepkeep", is_inline: bool = False
+    head: str, imports: str, embedded: str, *, title: str = "Stepkeep", is_inline: bool = False
 ) -> str:
+    # Nothing in the JSON may end the element it is in.
+    embedded = embedded.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     start = f">{_START}" if is_inline else ' src="./static/app.js">'
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -88,7 +92,7 @@ def _document(
         f'{head}<title>{html.escape(title)}</title><link rel="icon" href="{ICON}">'
         f'<script type="importmap">{imports}</script></head><body><div id="app"></div>'
         "<noscript>These pages are made by scripts, which this browser does not run.</noscript>"
-        f'<script type="application/json" id="embedded">{settings}</script>'
+        f'<script type="application/json" id="embedded">{embedded}</script>'
         f'<script type="module"{start}</script></body></html>'
     )
 

@@ -43,6 +43,7 @@ from stepkeep.guarded_server import (
     with_headers,
 )
 from stepkeep.model import STATE
+from stepkeep.secrets import url_without_password
 from stepkeep.web.actions import ACTIONS, read_request
 from stepkeep.web.answers import ANSWERS, Opened, Params
 from stepkeep.web.page import ICON, TYPES, served_page, static_files
@@ -74,12 +75,12 @@ class Pages:
     def __init__(self, opened: Opened, *, allows_changes: bool) -> None:
         self._opened = opened
         self._allows_changes = allows_changes
-        self._document, self._policy = served_page()
+        store = api.store_option(url_without_password(opened.store.url, mark=""))
+        self._document, self._policy = served_page({"allows_changes": allows_changes, "store": store})
         self.app = Starlette(
             routes=[
                 Route("/", self._page),
                 Route("/static/{name:path}", self._static),
-                Route("/api/about", self._about),
                 Route("/api/changes", self._changes),
                 Route("/api/{name}", self._answer),
                 Route("/api/do/{name}", self._act, methods=["POST"]),
@@ -97,10 +98,6 @@ class Pages:
             return _refused(Refusal(404, "not_found", "no such file"))
         return Response(content, media_type=TYPES[PurePosixPath(name).suffix])
 
-    async def _about(self, _request: Request) -> Response:
-        """What the pages need to know of this server."""
-        return _json(msgspec.json.encode({"allows_changes": self._allows_changes}))
-
     async def _answer(self, request: Request) -> Response:
         answer = ANSWERS.get(request.path_params["name"])
         if answer is None:
@@ -109,7 +106,7 @@ class Pages:
         params = Params(request.query_params, is_gone=gone.is_set)
         async with anyio.create_task_group() as group:
             group.start_soon(_watch, request, gone)
-            response = await _called(lambda: answer(self._opened, params))
+            response = await _called(lambda: answer(self._opened, params), params.maybe("key"))
             group.cancel_scope.cancel()
         return response
 
@@ -125,7 +122,7 @@ class Pages:
             body += chunk
             if len(body) > MAX_BODY_BYTES:
                 return _refused(Refusal(413, "invalid_query", "the body is too long"))
-        return await _called(lambda: action(self._opened.store, read_request(bytes(body))))
+        return await _called(lambda: action(self._opened.store, read_request(bytes(body))), None)
 
     def _refusal(self, request: Request) -> Refusal | None:
         if not self._allows_changes:
@@ -143,7 +140,7 @@ class Pages:
             if body not in checkpoint.header.contents:
                 raise NotFound(f"{checkpoint.id} has no {body}", code="body_not_found")
         except StepkeepError as exc:
-            return _error(exc)
+            return _error(exc, params.maybe("key"))
         suffix = "json" if checkpoint.header.contents[body].encoding.startswith("json") else "bin"
         name = quote(f"{checkpoint.id}.{'' if body == STATE else body + '.'}{suffix}")
         headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
@@ -184,22 +181,22 @@ def _event(document: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(document) + b"\n\n"
 
 
-async def _called(call: Callable[[], object]) -> Response:
-    """What the api returns, or its error; calls are made on threads."""
+async def _called(call: Callable[[], object], key: str | None) -> Response:
+    """What the api returns about a session, or its error; calls are made on threads."""
     try:
         return _json(await anyio.to_thread.run_sync(lambda: api.to_json(call())))
     except StepkeepError as exc:
-        return _error(exc)
+        return _error(exc, key)
 
 
 def _json(content: bytes, status: int = 200) -> Response:
     return Response(content, status_code=status, media_type=JSON)
 
 
-def _error(error: StepkeepError) -> Response:
+def _error(error: StepkeepError, key: str | None) -> Response:
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 501)
     names = ("code", "message", "retryable", "checkpoint", "path")
-    fields = {name: getattr(error, name) for name in names} | {"fixes": fixes_for(error)}
+    fields = {name: getattr(error, name) for name in names} | {"fixes": fixes_for(error, session=key)}
     return _json(msgspec.json.encode({"error": fields}), status)
 
 

@@ -1,7 +1,7 @@
 // What can be done: always as a command to copy; and at once, where the server allows changes.
 
 import { useState } from "preact/hooks";
-import { act, isFile, useAnswer } from "stepkeep/data";
+import { act, allowsChanges, isFile } from "stepkeep/data";
 import {
   Age,
   Command,
@@ -69,7 +69,7 @@ const OF_SESSION = {
     about: "Removes all its checkpoints for good: their bytes are overwritten.",
     fields: ["confirm"],
     isBad: true,
-    command: ({ key }) => command("delete", key),
+    command: ({ key }) => command("delete", key, "--whole-session"),
     request: ({ key }, { confirm }) => ({ key, confirm }),
     done: () => html`Deleted. <a href="#/">All sessions</a>`,
   },
@@ -212,10 +212,8 @@ const FIELDS = {
 };
 
 function ActionDialog({ name, action, target, onClose }) {
-  const about = useAnswer("about", {});
   const [values, setValues] = useState({ message: "", tags: "", name: "", confirm: "", answer: "" });
   const [state, setState] = useState({});
-  const isAllowed = about.data?.allows_changes;
   const needsPreview = action.hasPreview && !state.preview;
   const run = async (event) => {
     event.preventDefault();
@@ -239,7 +237,7 @@ function ActionDialog({ name, action, target, onClose }) {
           : html`
           <form onSubmit=${run}>
             ${
-              isAllowed &&
+              allowsChanges &&
               action.fields.map(
                 (field) => html`
               <label key=${field}>${FIELDS[field][0]}
@@ -249,10 +247,10 @@ function ActionDialog({ name, action, target, onClose }) {
             }
             ${state.preview && html`<div class="preview" role="status">${action.preview(state.preview)}</div>`}
             <${Problem} error=${state.error} />
-            ${isAllowed && html`<button type="submit" class="${action.isBad ? "bad" : "primary"}"
+            ${allowsChanges && html`<button type="submit" class="${action.isBad ? "bad" : "primary"}"
               disabled=${state.isBusy}>${needsPreview ? "Show what would change" : action.title}</button>`}
           </form>
-          <p class="faint">${isAllowed ? "The command that does the same:"
+          <p class="faint">${allowsChanges ? "The command that does the same:"
             : "These pages only show. The command that does it:"}</p>
           <${Command} text=${action.command(target, values)} />`
       }

@@ -3,6 +3,7 @@
 import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import htm from "htm";
+import { storeOption } from "stepkeep/data";
 import { age, clean, cleanLines, count, moment, size } from "stepkeep/text";
 
 export const html = htm.bind(h);
@@ -77,6 +78,9 @@ export const Empty = ({ title, children }) => html`<div class="empty"><h2>${titl
 
 export const Loading = () => html`<p class="loading" role="status">Loading …</p>`;
 
+// Some fixes are a command as it is typed, others have to be filled in.
+const isCommand = (fix) => /^stepkeep [a-z]/.test(fix) && !/ [A-Z]+\b/.test(fix) && clean(fix) === fix;
+
 export function Problem({ error, again }) {
   if (!error) return null;
   return html`
@@ -85,7 +89,8 @@ export function Problem({ error, again }) {
       ${
         error.fixes &&
         error.fixes.length > 0 &&
-        html`<ul>${error.fixes.map((fix) => html`<li key=${fix}><${Word}>${fix}<//></li>`)}</ul>`
+        html`<ul class="fixes">${error.fixes.map((fix) => html`<li key=${fix}>${isCommand(fix)
+          ? html`<${Command} text=${fix} />` : html`<${Word}>${fix}<//>`}</li>`)}</ul>`
       }
       ${again && html`<button type="button" onClick=${again}>Try again</button>`}
     </div>`;
@@ -93,7 +98,9 @@ export function Problem({ error, again }) {
 
 // --- a command to copy
 
-export function Command({ text }) {
+// A command of the store that is shown here.
+export function Command({ text: words }) {
+  const text = words + storeOption;
   const [isCopied, setCopied] = useState(false);
   const code = useRef(null);
   const copy = async () => {

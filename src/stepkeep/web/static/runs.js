@@ -81,7 +81,7 @@ function Queues({ sessions }) {
               ([holder, runs]) => html`
               <div key=${holder}><span class="faint">${clean(holder)}</span> ${runs.map((run) => html`<a
                 key=${run.uid} href=${sessionAddress(run.key, "run")}><${Word}>${run.key}<//></a> `)}</div>`,
-            )}${waiting > 0 && workers.size === 0 && html`<code>${command("worker", "--queue", name)}</code>`}</td>
+            )}${waiting > 0 && workers.size === 0 && html`<${Command} text=${command("worker", "--queue", name)} />`}</td>
           </tr>`,
         )}</tbody>
       </table></div>

@@ -7,7 +7,7 @@ function escaped(char) {
   const code = char.codePointAt(0);
   const named = { "\n": "\\n", "\r": "\\r", "\t": "\\t" }[char];
   if (named) return named;
-  return code < 0x100
+  return code < 0x80
     ? `\\x${code.toString(16).padStart(2, "0")}`
     : `\\u${code.toString(16).padStart(4, "0")}`;
 }
@@ -61,8 +61,12 @@ export const moment = (text) =>
     .replace("T", " ")
     .replace(/(\.\d+)?(Z|\+00:00)$/, "");
 
-// A word of a command line.
-export const quoted = (word) =>
-  /^[A-Za-z0-9_@%+=:,./~-]+$/.test(word) && !word.startsWith("~") ? word : `'${word.replace(/'/g, "'\\''")}'`;
+// A word of a command line. What a terminal would act upon is written as an escape, so that the command that is copied
+// is the one that is shown.
+export function quoted(word) {
+  if (/^[A-Za-z0-9_@%+=:,./~-]+$/.test(word) && !word.startsWith("~")) return word;
+  if (clean(word) === word) return `'${word.replace(/'/g, "'\\''")}'`;
+  return `$'${clean(word.replace(/[\\']/g, "\\$&"))}'`;
+}
 
 export const command = (...words) => ["stepkeep", ...words].map(quoted).join(" ");
