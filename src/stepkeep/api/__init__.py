@@ -6,7 +6,9 @@ because opening a store to save one checkpoint must not pay for everything else.
 packages below; this package holds the objects through which it is reached, their options, and their results.
 """
 
+import os
 import sys
+from types import SimpleNamespace
 
 TYPE_CHECKING = (
     False  # known to type checkers; importing `typing` for it would cost more than all the rest here
@@ -366,19 +368,23 @@ _NAMES_BY_MODULE = {
 
 
 def _import_msgspec() -> None:
-    """Import it without `typing_extensions`, which it looks for and does not need: that takes half of its time.
+    """Import it without what it does not need, which takes half of its time.
 
-    Only in a process without threads: another one could miss the module at that moment.
+    It looks for `typing_extensions`, and the `uuid` of Python 3.11 asks `platform` for one word. Only in a process
+    without threads: another one could miss a module at that moment.
     """
     threading = sys.modules.get("threading")
     has_threads = threading is not None and threading.active_count() > 1
-    if has_threads or "msgspec" in sys.modules or "typing_extensions" in sys.modules:
+    if has_threads or "msgspec" in sys.modules:
         return
-    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
+    stand_ins = {"typing_extensions": None, "platform": SimpleNamespace(system=lambda: os.uname().sysname)}
+    used = {name: module for name, module in stand_ins.items() if name not in sys.modules}
+    sys.modules.update(used)  # type: ignore[arg-type]
     try:
         import msgspec
     finally:
-        del sys.modules["typing_extensions"]
+        for name in used:
+            del sys.modules[name]
 
 
 _import_msgspec()
