@@ -51,6 +51,13 @@ def save(store: Store, root: Path, say: Say) -> None:
     say(f"ACK r {header.seq}")
 
 
+def row(store: Store, root: Path, say: Say) -> None:
+    """So many saves that the write-ahead log gets room for the next ones."""
+    run = store.session("r", profile="archive")
+    for n in range(7):
+        say(f"ACK r {run.save({'n': n, 'in': 'a row'}, idempotency_key=str(n)).seq}")
+
+
 def large(store: Store, root: Path) -> None:
     run = store.session("r", profile="archive")
     for n in range(1, 4):
@@ -272,6 +279,7 @@ OPERATIONS = {
     for operation in (
         Operation("first save", nothing, save, is_new=True),
         Operation("save", three, save),
+        Operation("saves in a row", three, row, kinds=(SQLITE,)),
         Operation("patch", large, patch, kinds=(SQLITE,)),
         Operation("group commit", three, group),
         Operation("prune", six, prune),

@@ -27,10 +27,11 @@ from stepkeep.errors import (
     Unsupported,
 )
 from stepkeep.logs import Log
-from stepkeep.model import SessionInfo, new_uid, utc_now_us
+from stepkeep.model import MAX_SEQ, SessionInfo, new_uid, utc_now_us
 from stepkeep.processes import tell_of_forks
 from stepkeep.storage.disk import make_private_directory, network_file_system, sync_directory, sync_way_to
 from stepkeep.storage.lock_wait import LockWait
+from stepkeep.storage.log_room import FRAME_BYTES, LOG_HEADER, PAGE_BYTES, make_room
 from stepkeep.storage.port import UNCHANGED, Facts, StoredHead, Unchanged
 from stepkeep.storage.sql.backend import SqlBackend
 from stepkeep.storage.sql.checkpoints import SessionRows, open_rows
@@ -62,7 +63,8 @@ CLOSING_SECONDS: Final = 1.0
 """How long to wait for others with what they can do as well."""
 _MAX_IDLE_READERS: Final = 8
 _MAX_ROWS: Final = 1000
-_PAGE_BYTES: Final = 4096
+_SAVES_BEFORE_ROOM: Final = 4
+"""After how many commits that made the log longer room is made in it: who saves once or twice has no use of it."""
 _PAGES_A_STEP: Final = 1024
 _MAGIC: Final = b"SQLite format 3\0"
 _JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
@@ -143,6 +145,8 @@ class SqliteBackend(SqlBackend):
                         connection.set_secure_delete(secure)
                     if not keeps_rows:
                         connection.rows = {}
+                    if connection.log_growths >= _SAVES_BEFORE_ROOM and not secure:
+                        work = partial(self._with_room, work)
                     result = _transaction(connection, work)
                     if secure and not connection.truncate_wal():
                         log.warning(
@@ -276,8 +280,12 @@ class SqliteBackend(SqlBackend):
         is_ours = is_ours and (writer.log is None or (log is not None and log[:2] == writer.log[:2]))
         if is_ours and file is not None and file[2] < self._size_bytes:
             is_ours = not writer.is_cut(self._path)
-        if is_ours and log is not None and writer.log is not None and log[2] < writer.log[2]:
-            is_ours = not writer.is_log_cut(self._path)
+        if is_ours and log is not None and writer.log is not None:
+            if log[2] < writer.log[2]:
+                is_ours = not writer.is_log_cut(self._path)
+                writer.log_growths = 0
+            elif log[2] > writer.log[2]:
+                writer.log_growths += 1
         self._size_bytes, writer.log = file[2] if file else 0, log
         if not is_ours:
             raise BackendUnavailable(
@@ -286,6 +294,12 @@ class SqliteBackend(SqlBackend):
                 code="store_replaced",
                 retryable=False,
             )
+
+    def _with_room(self, work: Callable[[Connection], T], tx: Connection) -> T:
+        """A transaction that begins with room in the log; without where there is none to be had."""
+        assert isinstance(tx, _SqliteConnection)
+        tx.make_log_room(self._log_path)
+        return work(tx)
 
     def _closed(self) -> BackendUnavailable:
         return BackendUnavailable(f"the store {self._path} is closed", code="store_closed", retryable=False)
@@ -391,6 +405,7 @@ class _SqliteConnection:
         self.lock_wait = lock_wait
         self.is_secure = False
         self.log: _File | None = None  # which file the write-ahead log was, once that was looked at
+        self.log_growths = 0  # how many commits made it longer
         self.rows: dict[str, SessionRows] = {}  # as the last append left them, or they were read
         self._version: int | None = None
 
@@ -484,6 +499,17 @@ class _SqliteConnection:
         busy, _, _ = self.one("PRAGMA wal_checkpoint(TRUNCATE)") or (1, 0, 0)
         return not busy
 
+    def make_log_room(self, path: str) -> None:
+        assert self.log is not None
+        identity = self.log[:2]
+        try:
+            self.log = (*identity, make_room(path, identity))
+        except OSError as exc:
+            log.debug("no room is made in %s: %s", path, exc)
+            self.log_growths = -MAX_SEQ  # nor tried again
+        else:
+            self.log_growths = _SAVES_BEFORE_ROOM - 1
+
     def set_pragmas(self, settings: Sequence[tuple[str, str | int, str | int]]) -> None:
         """Set pragmas, and believe each only when it answers with the expected value."""
         execute = self._connection.execute
@@ -516,7 +542,7 @@ class _SqliteConnection:
         frames = -1
         for _ in range(_TRIES):
             before, (frames, _) = frames, self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-            if frames <= 0 or _size_of(f"{path}-wal") >= 32 + frames * (24 + _PAGE_BYTES):
+            if frames <= 0 or _size_of(f"{path}-wal") >= LOG_HEADER + frames * FRAME_BYTES:
                 return False
             if frames == before:
                 return True
@@ -732,7 +758,7 @@ def _connect(path: str, busy_seconds: float) -> _SqliteConnection:
         raw.set_busy_handler(connection.lock_wait)
         raw.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         distrust_schema(raw)
-        if os.stat(path).st_size <= _PAGE_BYTES:  # one page is undone if a journal of its making is left
+        if os.stat(path).st_size <= PAGE_BYTES:  # one page is undone if a journal of its making is left
             connection.all("PRAGMA auto_vacuum = INCREMENTAL")  # has an effect only before the first page
         connection.set_pragmas(_SETTINGS)
     except BaseException:
