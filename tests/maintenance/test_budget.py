@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -63,6 +66,38 @@ def test_history_gives_way_before_the_budget_is_hit(file: Path) -> None:
         assert all(store.get(f"run-{number}").load().state["number"] == 59 for number in range(4))
         assert store.verify().is_intact
     assert size_of(file) <= limit
+
+
+@contextmanager
+def watched(file: Path) -> Iterator[list[int]]:
+    """What the files of a store take, looked at all the time in the block."""
+    sizes, is_over = [0], threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            with suppress(FileNotFoundError):
+                sizes.append(size_of(file))
+            time.sleep(0)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield sizes
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_the_log_counts_for_the_limit(file: Path) -> None:
+    """At no moment, neither while a save is written nor while history is overwritten, do database and log exceed it."""
+    limit = 4 * MIB
+    with watched(file) as sizes, stepkeep.open(file, config=settings(limits__max_bytes=limit)) as store:
+        for number in range(150):
+            store.session(f"run-{number % 2}").save({"number": number, "noise": random.randbytes(50_000)})
+            sizes.append(size_of(file))
+    assert max(sizes) <= limit
+    with stepkeep.open(file, config=settings()) as store:
+        assert [store.get(f"run-{each}").load().state["number"] for each in (0, 1)] == [148, 149]
 
 
 def test_finished_sessions_are_squeezed_first_and_the_oldest_of_them(file: Path) -> None:

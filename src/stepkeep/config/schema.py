@@ -324,7 +324,7 @@ SCHEMA: Final = (
     Key(
         "limits.max_bytes",
         _SIZE_OR_OFF,
-        "Limit of the whole store: the keeper prunes before it is reached, and a save beyond it is refused.",
+        "Limit of the whole store, with its log: the keeper prunes before it is reached, a save beyond it is refused.",
         "off",
     ),
     Key(

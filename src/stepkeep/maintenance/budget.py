@@ -18,12 +18,18 @@ import msgspec
 
 from stepkeep.engine import Engine
 from stepkeep.errors import BackendUnavailable, InvalidInput
-from stepkeep.maintenance.space import counted_bytes, database_bytes, reclaim, store_free_bytes
-from stepkeep.model import SessionInfo, Status
+from stepkeep.maintenance.space import (
+    MAX_STEP_BYTES,
+    counted_bytes,
+    database_bytes,
+    reclaim,
+    store_free_bytes,
+)
+from stepkeep.model import MAX_SEQ, SessionInfo, Status
 from stepkeep.policy.cleanup import is_kept
 from stepkeep.policy.retention import Retention
 from stepkeep.processes import tell_of_forks
-from stepkeep.storage.port import Append, KeepsFiles, SessionQuery
+from stepkeep.storage.port import Append, BoundsLog, KeepsFiles, SessionQuery
 from stepkeep.storage.urls import database_file
 from stepkeep.text import size
 
@@ -33,8 +39,10 @@ _WHEN_FULL: Final = 1 / SQUEEZE_AT
 
 MEASURE_SECONDS: Final = 0.25
 MEASURE_BYTES: Final = 256 * 1024
-"""How old a measured size may be, and how much may be saved since. What is saved takes more than its own bytes: it
-is in the log and in the database for a while."""
+"""How old a measured size may be, and how much may be saved since."""
+
+LOG_SHARE: Final = 32
+"""A log takes about that part of a limit at most. What is in it will be in the database too: it counts twice."""
 
 RETRY_SECONDS: Final = 5.0
 """How long to wait before squeezing again when it did not help."""
@@ -131,6 +139,10 @@ class Budget:
         self._prune = prune
         self._on_pressure = on_pressure
         self._file = database_file(engine.backend.url)
+        self._log_bytes: int | None = None
+        if limits.max_bytes is not None and isinstance(engine.backend, BoundsLog):
+            self._log_bytes = limits.max_bytes // LOG_SHARE
+            engine.backend.bound_log(self._log_bytes)
         self._lock = threading.Lock()
         self._room = Room(0, None)
         self._measured_at = float("-inf") if limits.refuses else time.monotonic()
@@ -149,6 +161,7 @@ class Budget:
         """
         blobs = sum(len(blob.data) for blob in append.blobs)
         size = blobs + sum(len(body.data) for body in append.bodies)
+        size *= 1 if self._log_bytes is None else 2
         if self._admitted_bytes > MEASURE_BYTES or time.monotonic() - self._measured_at > MEASURE_SECONDS:
             self.measure()
         level = self._room.after(size).level(self._limits)
@@ -168,6 +181,8 @@ class Budget:
         self._saved_since_squeeze = True
 
     def _make_room(self, size: int) -> None:
+        if self._log_bytes is not None:
+            self.reclaim()  # what is in the log counts twice
         if self.measure().after(size).level(self._limits) <= 1:
             return
         if self._prune is not None:
@@ -196,12 +211,23 @@ class Budget:
             retryable=False,
         )
 
+    def batch(self, reclaimable_bytes: int, count: int, most: int) -> int:
+        """How many of `count` checkpoints may go at once: what goes is overwritten, by way of the log."""
+        if self._log_bytes is None or reclaimable_bytes == 0:
+            return most
+        return max(1, min(most, self._log_bytes * count // reclaimable_bytes))
+
+    def reclaim(self, max_bytes: int = MAX_SEQ) -> None:
+        """Give freed space back in steps that the log has room for: what lies behind it moves."""
+        step = MAX_STEP_BYTES if self._log_bytes is None else self._log_bytes
+        reclaim(self._engine, max_bytes=max_bytes, step_bytes=max(1, min(step, MAX_STEP_BYTES)))
+
     # --- measuring
 
     def measure(self) -> Room:
         """What the store takes and its disk has left, now."""
         backend = self._engine.backend
-        size = database_bytes(backend.url)
+        size = database_bytes(backend.url, room_for_log=self._log_bytes or 0)
         size = counted_bytes(backend, backend.usage()) if size is None else size
         self._room = Room(size, store_free_bytes(backend.url))
         self._measured_at = time.monotonic()
@@ -256,17 +282,17 @@ class Budget:
 
     def _squeeze(self, extra: int, should_stop: Callable[[], bool]) -> None:
         assert self._prune is not None
-        reclaim(self._engine)  # what was freed before and not yet given back
+        self.reclaim()  # what was freed before and not yet given back
         missing = self._missing(extra)
         for session, retention in self._victims():
             if missing <= 0 or should_stop():
                 break
             missing -= self._prune(session, retention)
             if missing <= 0:
-                reclaim(self._engine)
+                self.reclaim()
                 # A file shrinks only when nobody reads in its log: for a budget no more goes because it did not yet.
                 missing = self._missing(extra) if self._is_urgent or extra else 0
-        reclaim(self._engine)
+        self.reclaim()
 
     @property
     def _is_urgent(self) -> bool:

@@ -35,7 +35,7 @@ from stepkeep.maintenance.clean import (
     plan_due,
 )
 from stepkeep.maintenance.prune import MARK, PrunePlan, PruneReport, apply_prune, marked, plan_prune
-from stepkeep.maintenance.space import compress_history, hold_ballast, most_bytes, reclaim
+from stepkeep.maintenance.space import compress_history, hold_ballast, most_bytes
 from stepkeep.model import SessionInfo, Status
 from stepkeep.policy.cleanup import decide
 from stepkeep.policy.retention import Retention
@@ -283,7 +283,8 @@ class Keeper:
                 raise _Stopped
             resumed = time.monotonic()
 
-        report = apply_prune(self._engine, plan, batch=BATCH, progress=rest)
+        batch = self.budget.batch(plan.reclaimable_bytes, len(plan.going), BATCH)
+        report = apply_prune(self._engine, plan, batch=batch, progress=rest)
         self._freed_bytes += report.stored_bytes
         return report
 
@@ -330,7 +331,7 @@ class Keeper:
         elif self._freed_bytes >= RECLAIM_AT_BYTES and not self._should_stop():
             # Less than that is soon used again, and giving it back would only cost writes.
             self._freed_bytes = 0
-            reclaim(self._engine, max_bytes=RECLAIM_BYTES)
+            self.budget.reclaim(RECLAIM_BYTES)
 
     # --- compressing
 

@@ -28,6 +28,9 @@ MIB: Final = 1024 * 1024
 SWEEP_STEP: Final = 200
 """How many bodies, blobs and annotations one transaction of a sweep removes at most."""
 
+MAX_STEP_BYTES: Final = 4 * MIB
+"""How much is given back at once."""
+
 MAX_PAUSE_SECONDS: Final = 0.1
 
 HOUR_US: Final = 3_600_000_000
@@ -66,10 +69,16 @@ def counted_bytes(backend: Backend, usage: Usage) -> int:
     return usage.store_bytes if has_files else usage.body_bytes + usage.blob_bytes
 
 
-def database_bytes(url: str) -> int | None:
-    """What the database file of a store takes, with its log; None for a store that is not one file."""
+def database_bytes(url: str, *, room_for_log: int = 0) -> int | None:
+    """What the database file of a store takes, with its log; None for a store that is not one file.
+
+    With room for a log, what it takes when the log is full and moves into the database.
+    """
     kind, _, path = url.partition(":")
-    return _size(path) + _size(f"{path}-wal") if kind == "sqlite" else None
+    if kind != "sqlite":
+        return None
+    log = _size(f"{path}-wal")
+    return _size(path) + (2 * max(log, room_for_log) if room_for_log else log)
 
 
 def _size(path: str) -> int:
@@ -82,7 +91,7 @@ def _size(path: str) -> int:
 # --- giving space back -----------------------------------------------------------------------------------------
 
 
-def reclaim(engine: Engine, *, max_bytes: int = MAX_SEQ, step_bytes: int = 4 * MIB) -> int:
+def reclaim(engine: Engine, *, max_bytes: int = MAX_SEQ, step_bytes: int = MAX_STEP_BYTES) -> int:
     """Give freed space back to the file system, all or at most about `max_bytes`; the bytes that were given back.
 
     Each step is a transaction of its own. Repeatable, and safe while others save.

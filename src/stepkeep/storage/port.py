@@ -629,6 +629,14 @@ class KeepsFiles(Protocol):
 
 
 @runtime_checkable
+class BoundsLog(Protocol):
+    """A backend in one file beside a log, which what is written goes through."""
+
+    def bound_log(self, max_bytes: int) -> None:
+        """Let the log of this process take about that much at most, and one transaction more."""
+
+
+@runtime_checkable
 class Repairs(Protocol):
     """A backend that keeps more than its checkpoints, which can be lost and made anew from them."""
 

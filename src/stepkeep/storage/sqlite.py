@@ -31,7 +31,7 @@ from stepkeep.model import MAX_SEQ, SessionInfo, new_uid, utc_now_us
 from stepkeep.processes import tell_of_forks
 from stepkeep.storage.disk import make_private_directory, network_file_system, sync_directory, sync_way_to
 from stepkeep.storage.lock_wait import LockWait
-from stepkeep.storage.log_room import FRAME_BYTES, LOG_HEADER, PAGE_BYTES, make_room
+from stepkeep.storage.log_room import FRAME_BYTES, LOG_HEADER, MAX_FRAMES, PAGE_BYTES, make_room
 from stepkeep.storage.port import UNCHANGED, Facts, StoredHead, Unchanged
 from stepkeep.storage.sql.backend import SqlBackend
 from stepkeep.storage.sql.checkpoints import SessionRows, open_rows
@@ -89,6 +89,7 @@ class SqliteBackend(SqlBackend):
         self.url = f"sqlite:{self._path}"
         self._log_path = f"{self._path}-wal"
         self._busy_seconds = busy_seconds
+        self._log_pages = MAX_FRAMES
         self._failed: _SqliteConnection | None = None  # its commit failed and may still be in the log
         self._pool = threading.Condition(threading.Lock())  # guards the three below
         self._idle: list[_SqliteConnection] = []
@@ -227,6 +228,8 @@ class SqliteBackend(SqlBackend):
             with self._pool:
                 reader = self._idle.pop() if self._idle else None
             self._writer = reader or _connect(self._path, self._busy_seconds)
+            if self._log_pages < MAX_FRAMES:
+                self._writer.bound_log(self._log_pages)
         if self._failed is not None:
             self._bury_failed()
         return self._writer
@@ -308,6 +311,9 @@ class SqliteBackend(SqlBackend):
 
     def _store_bytes(self) -> int:
         return _size_of(self._path) + _size_of(self._log_path)
+
+    def bound_log(self, max_bytes: int) -> None:
+        self._log_pages = max(1, min(self._log_pages, max_bytes // PAGE_BYTES))
 
     def reclaim(self, max_bytes: int) -> int:
         with _translated(self._path), self._writing_lock:
@@ -509,6 +515,13 @@ class _SqliteConnection:
             self.log_growths = -MAX_SEQ  # nor tried again
         else:
             self.log_growths = _SAVES_BEFORE_ROOM - 1
+
+    def bound_log(self, pages: int) -> None:
+        """Move the log into the database when it has that many pages, and cut it when it begins anew."""
+        self.log_growths = -MAX_SEQ  # no room is made in it
+        self.set_pragmas(
+            [("wal_autocheckpoint", pages, pages), ("journal_size_limit", *(pages * PAGE_BYTES,) * 2)]
+        )
 
     def set_pragmas(self, settings: Sequence[tuple[str, str | int, str | int]]) -> None:
         """Set pragmas, and believe each only when it answers with the expected value."""
