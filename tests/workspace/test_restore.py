@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -280,6 +281,28 @@ def test_a_link_in_place_of_a_directory_is_not_followed(run: stepkeep.Session, r
     assert [each.path for each in done.failures] == ["d/f"]
     assert not list(outside.iterdir())
     assert (root / "b").read_text() == "1"
+
+
+def test_a_private_directory_comes_back_private(run: stepkeep.Session, root: Path) -> None:
+    """Whatever a new directory would get, also inside another; those that were open get that."""
+    write(root, {"keys/deep/id": "secret", "open/a": "1", "keysheet/b": "2", "group/c": "3"})
+    for name, mode in (
+        ("keys", 0o700),
+        ("keys/deep", 0o500),
+        ("open", 0o755),
+        ("keysheet", 0o755),
+        ("group", 0o750),
+    ):
+        (root / name).chmod(mode)
+    first = run.save(1)
+    (root / "keys/deep").chmod(0o700)
+    for name in ("keys", "open", "keysheet", "group"):
+        shutil.rmtree(root / name)
+    run.save(2)
+    run.files.restore(first.id)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in root.rglob("*") if path.is_dir()}
+    assert modes == {"keys": 0o700, "deep": 0o700, "open": 0o755, "keysheet": 0o755, "group": 0o750}
+    assert (root / "keys/deep/id").read_text() == "secret"
 
 
 def test_no_setuid_bit_is_restored(run: stepkeep.Session, root: Path) -> None:

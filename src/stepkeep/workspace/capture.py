@@ -180,6 +180,7 @@ def capture(
         left_out=tuple(sorted(set(left_out))),
         ignored=tuple(each for each in scan.ignored() if each.path not in captured),
         git_problem=repository.problem if scan.left_out else "",
+        private=tuple(sorted(scan.private, key=attrgetter("path"))),
         entries=merged,
     )
     return CapturedTree(

@@ -21,7 +21,16 @@ from stepkeep.workspace.capture import DEFAULT_LIMITS, CapturedTree, CaptureLimi
 from stepkeep.workspace.captured_files import SAFETY, content_of, load_manifest, newest_capture
 from stepkeep.workspace.file_diff import ChangedFile, FileChange, change_of, changed_file
 from stepkeep.workspace.ignore import TreeRules, first_rules
-from stepkeep.workspace.manifest import FileEntry, Manifest, PathFilter, Skipped, from_text, parents, to_text
+from stepkeep.workspace.manifest import (
+    FileEntry,
+    Manifest,
+    PathFilter,
+    PrivateFolder,
+    Skipped,
+    from_text,
+    parents,
+    to_text,
+)
 from stepkeep.workspace.scan import NO_SIGNATURE, ignore_file, opened_parent, opened_root
 from stepkeep.workspace.staging import ChangedMeanwhile, Staging
 
@@ -72,13 +81,18 @@ class SomeFiles(msgspec.Struct, frozen=True, kw_only=True):
     sources: Mapping[str, str]
     expected: Mapping[str, tuple[FileEntry | None, ...]]
     mark: str
+    private: tuple[PrivateFolder, ...] = ()
 
     def manifest(self, root: str) -> Manifest:
         """The tree that has these files, and is known to lack those that are to go."""
         entries = [entry for entry in self.wanted.values() if entry is not None]
         absent = tuple(sorted(path for path, entry in self.wanted.items() if entry is None))
         return Manifest(
-            root=root, absent=absent, ignored=(), entries=tuple(sorted(entries, key=attrgetter("path")))
+            root=root,
+            absent=absent,
+            ignored=(),
+            private=self.private,
+            entries=tuple(sorted(entries, key=attrgetter("path"))),
         )
 
     def is_expected(self, path: str, now: FileEntry | None) -> bool:
@@ -333,7 +347,7 @@ class _FilesRestore:
     def apply(self) -> RestoredFiles:
         with opened_root(self._root) as root:
             try:
-                with Staging(root) as area:
+                with Staging(root, self._target.private) as area:
                     self._prepare(area)
                     safety = self._safety()
                     failures = self._move(area, safety)

@@ -83,6 +83,13 @@ class Ignored(msgspec.Struct, frozen=True, array_like=True):
     rule: str
 
 
+class PrivateFolder(msgspec.Struct, frozen=True, array_like=True):
+    """A directory that not everybody may look into, and its permissions."""
+
+    path: str
+    mode: int
+
+
 class GitState(msgspec.Struct, frozen=True, kw_only=True):
     """Where the repository stood: commit and branch (None: none yet, or detached), and whether tracked files differed.
 
@@ -101,7 +108,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     `left_out` is what git tracks and nobody looked at: a rule of ours leaves it out, or it is not checked out. A
     directory ends in a slash. `ignored` is all that a rule left out; where it is None an earlier release captured the
     tree, and what was left out is not known. `git_problem` says why git could not tell what it tracks: then also
-    tracked files are among those.
+    tracked files are among those. Of directories only those are recorded that are `private`: the others get the
+    permissions that new ones have.
     """
 
     version: int = VERSION
@@ -112,6 +120,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     absent: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     ignored: tuple[Ignored, ...] | None = None
+    private: tuple[PrivateFolder, ...] = ()
     entries: tuple[FileEntry, ...] = ()
 
     @property
@@ -219,6 +228,7 @@ def _renamed(manifest: Manifest, rename: Callable[[str], str]) -> Manifest:
         left_out=tuple(map(rename, manifest.left_out)),
         ignored=manifest.ignored
         and tuple(msgspec.structs.replace(each, path=rename(each.path)) for each in manifest.ignored),
+        private=tuple(msgspec.structs.replace(each, path=rename(each.path)) for each in manifest.private),
         entries=tuple(sorted(entries, key=attrgetter("path")) if rename is to_text else entries),
     )
 

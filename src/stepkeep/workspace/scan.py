@@ -20,7 +20,16 @@ from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput
 from stepkeep.storage.port import Blob
 from stepkeep.workspace.ignore import GIT_IGNORE, OWN_IGNORE, Rules
-from stepkeep.workspace.manifest import STAGING_PREFIX, UNSEEN, FileEntry, Ignored, Seen, Skipped, is_vcs_name
+from stepkeep.workspace.manifest import (
+    STAGING_PREFIX,
+    UNSEEN,
+    FileEntry,
+    Ignored,
+    PrivateFolder,
+    Seen,
+    Skipped,
+    is_vcs_name,
+)
 
 MAX_DEPTH: Final = 200
 MAX_IGNORED: Final = 1000
@@ -32,6 +41,7 @@ DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLO
 FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _KIND_BITS: Final = 0o170000
+_OPEN_TO_ALL: Final = 0o055
 _CAPTURED: Final = frozenset({stat.S_IFREG, stat.S_IFLNK})
 _KINDS: Final = {
     stat.S_IFIFO: "a pipe",
@@ -47,7 +57,8 @@ class Scan:
     `folders` are all files and links that belong to it; `found` those whose stat signature is not
     the recorded one. `skipped` was left out for another reason than a rule. `left_out` are files and directories that
     a rule leaves out, with that rule, and `on_left_out` is called at the first of them. `own` are the paths of the
-    store itself. `has_leftovers` tells of folders in which a restore prepares, or prepared, files.
+    store itself. `private` are directories that not everybody may look into. `has_leftovers` tells of folders in which
+    a restore prepares, or prepared, files.
     """
 
     def __init__(
@@ -61,6 +72,7 @@ class Scan:
         self.folders: Folders = {}
         self.skipped: list[Skipped] = []
         self.left_out: dict[str, Ignored] = {}
+        self.private: list[PrivateFolder] = []
         self.has_leftovers = False
         self._known: Folders = {} if known is None else known
         self.own = own
@@ -151,6 +163,8 @@ class Scan:
             if self._is_left_out(path, name, is_directory, rules):
                 continue
             if is_directory:
+                if signature[4] & _OPEN_TO_ALL != _OPEN_TO_ALL:
+                    self.private.append(PrivateFolder(path, signature[4] & 0o777))
                 self._below(directory, name, path, rules, depth + 1)
             elif self._file(path, signature):
                 files[name] = signature
@@ -259,22 +273,23 @@ def opened_root(root: str) -> Iterator[int]:
 
 @contextmanager
 def opened_parent(
-    root: int, path: str, make: Callable[[int, str], None] | None = None
+    root: int, path: str, make: Callable[[int, str, str], None] | None = None
 ) -> Iterator[tuple[int, str]]:
     """The directory of a path below the root, opened step by step without following a link, and the last name.
 
-    `make` is called for a directory that is missing. Raises `OSError` where a step is not a directory.
+    `make` is called for a directory that is missing, with the one above it, its name and its path. Raises `OSError`
+    where a step is not a directory.
     """
     *parents, name = path.split("/")
     current, is_own = root, False
     try:
-        for part in parents:
+        for depth, part in enumerate(parents, 1):
             try:
                 below = os.open(part, DIRECTORY_FLAGS, dir_fd=current)
             except FileNotFoundError:
                 if make is None:
                     raise
-                make(current, part)
+                make(current, part, "/".join(parents[:depth]))
                 below = os.open(part, DIRECTORY_FLAGS, dir_fd=current)
             if is_own:
                 os.close(current)

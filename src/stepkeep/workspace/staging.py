@@ -7,14 +7,19 @@ import fcntl
 import os
 import secrets
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import IO, Final, Self
 
-from stepkeep.workspace.manifest import STAGING_PREFIX, FileEntry, parents
+from stepkeep.workspace.manifest import STAGING_PREFIX, FileEntry, PrivateFolder, parents
 from stepkeep.workspace.scan import DIRECTORY_FLAGS, StatSignature, opened_parent, signature_of
 
 SYNC_EACH: Final = 64
 """Up to so many files are made durable one by one; more of them all at once."""
+
+
+_NEW: Final = 0o777
+"""The permissions of a new directory, but for those that the process takes away."""
 
 
 class ChangedMeanwhile(Exception):
@@ -23,10 +28,12 @@ class ChangedMeanwhile(Exception):
 
 class Staging:
     """A folder in the root where the files of one restore are prepared, for a `with` block. It is private, and gone
-    afterwards; what a restore that was killed left behind is removed first."""
+    afterwards; what a restore that was killed left behind is removed first. Directories that are made get the
+    permissions that `private` ones had."""
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: int, private: Iterable[PrivateFolder] = ()) -> None:
         self._root = root
+        self._modes = {each.path: each.mode for each in private}
         self._name = f"{STAGING_PREFIX}{secrets.token_hex(8)}"
         self._names: dict[str, str] = {}
         self._touched: set[str] = set()
@@ -77,7 +84,7 @@ class Staging:
             ChangedMeanwhile: something else is there.
             OSError: it cannot be moved; the path is as it was.
         """
-        with opened_parent(self._root, path, _make_directory) as (directory, name):
+        with opened_parent(self._root, path, self._make_directory) as (directory, name):
             _check(directory, name, expected)
             try:
                 os.rename(self._names[path], name, src_dir_fd=self._folder, dst_dir_fd=directory)
@@ -118,6 +125,10 @@ class Staging:
             except (FileNotFoundError, NotADirectoryError):
                 continue  # it became empty and was removed, which the directory above tells
 
+    def _make_directory(self, parent: int, name: str, path: str) -> None:
+        # What was private is never open for a moment, and who restores may write into it.
+        _make_directory(parent, name, self._modes.get(path, _NEW) | 0o700)
+
     def _copy(self, prepared: str, directory: int, name: str) -> None:
         """The same where the path lies on another file system."""
         temporary = f"{STAGING_PREFIX}{secrets.token_hex(8)}"
@@ -139,7 +150,7 @@ def write_new(root: int, entry: FileEntry, content: bytes) -> None:
     Raises:
         OSError: something is there, or a link is on the way.
     """
-    with opened_parent(root, entry.path, _make_directory) as (directory, name):
+    with opened_parent(root, entry.path, lambda *at: _make_directory(*at[:2])) as (directory, name):
         if entry.is_link:
             os.symlink(entry.target, name, dir_fd=directory)
             return
@@ -170,9 +181,9 @@ def _remove_folder(root: int, name: str, folder: int) -> None:
     os.rmdir(name, dir_fd=root)
 
 
-def _make_directory(parent: int, name: str) -> None:
+def _make_directory(parent: int, name: str, mode: int = _NEW) -> None:
     with suppress(FileExistsError):
-        os.mkdir(name, 0o777, dir_fd=parent)
+        os.mkdir(name, mode, dir_fd=parent)
 
 
 def _check(directory: int, name: str, expected: StatSignature | None) -> None:

@@ -301,7 +301,8 @@ class AgentTurns:
                     foreign.add(path)
                 expected[path] = (new,) if step.is_whole else (*expected.get(path, (old,)), new)
         known = {path: entries for path, entries in expected.items() if path not in foreign}
-        return SomeFiles(wanted=wanted, sources=sources, expected=known, mark=mark)
+        private = self._manifest(self.trees(number)[tree]).private
+        return SomeFiles(wanted=wanted, sources=sources, expected=known, mark=mark, private=private)
 
     def _steps(self, number: int, tree: str) -> list[Step]:
         """What this session did to a tree since a prompt, in order."""
