@@ -158,6 +158,29 @@ _ESCAPES: Final = (
 """An escape in JSON: a character of two halves, half a character, or any other."""
 
 
+def repeated_key(document: str | bytes) -> str | None:
+    """The first key that occurs twice in one object of a JSON document, of which readers keep one or the other.
+
+    None where there is none, and for what is not JSON or is nested too deeply.
+    """
+    import json  # few programs read documents of others
+
+    objects: list[list[tuple[str, object]]] = []
+    try:
+        json.loads(document, object_pairs_hook=objects.append)
+    except (ValueError, RecursionError):
+        return None
+    if list(map(len, objects)) == list(map(len, map(dict, objects))):
+        return None
+    keys = next([key for key, _ in pairs] for pairs in objects if len(dict(pairs)) < len(pairs))
+    return next(key for key in keys if keys.count(key) > 1)
+
+
+def occurs_twice(key: str) -> str:
+    """What to say of a key that a JSON document repeats."""
+    return f"the key {shortened(key, 40)!r} occurs twice in one object"
+
+
 # --- numbers ---------------------------------------------------------------------------------------------------
 
 

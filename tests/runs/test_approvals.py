@@ -169,6 +169,7 @@ def test_answers_by_command_and_asyncio(url: str, cli: Cli) -> None:
     assert "Approved, step send: Send it?" in done.out
     assert cli.here("approve", "mail").code == 3
     assert cli.here("approve", "mail", "--with", "{").code == 2
+    assert "occurs twice" in cli.here("approve", "mail", "--with", '{"to": "me", "to": "you"}').err
     with stepkeep.open(url) as store:
         assert store.execute("mail", MAIL, asks, resume=True).output("send")["sent to"] == ["me"]
 

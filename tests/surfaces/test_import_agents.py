@@ -44,13 +44,14 @@ def test_a_database_of_agents_is_adopted_once(tmp_path: Path, table: str) -> Non
         row(1, states[0]),
         row(3, states[2], text="Execution complete"),
         row(4, "{broken"),
+        row(5, '{"query": "tides", "query": "ebb"}'),
     ]
     database(tmp_path / "agents.db", table, rows)
     code, out, _ = run(tmp_path, "import", "agents", "agents.db", "--dry-run")
     assert (code, "3 would be imported" in out, (tmp_path / "store.db").exists()) == (4, True, False)
     code, out, _ = run(tmp_path, "import", "agents", "agents.db", "--json")
     report = json.loads(out)
-    assert (code, report["imported"], report["skipped"], report["layout"]) == (4, 3, 1, "agents")
+    assert (code, report["imported"], report["skipped"], report["layout"]) == (4, 3, 2, "agents")
     with stepkeep.open(f"sqlite:{tmp_path / 'store.db'}") as store:
         session = store.get("s-1")
         assert (session.info.project, session.info.status) == ("site", stepkeep.Status.COMPLETED)

@@ -253,6 +253,31 @@ def test_bad_files_are_reported_and_skipped(theirs: Path, url: str, tmp_path: Pa
         assert [header.external_id for header in store.checkpoints()] == ["cp_1_aa"]
 
 
+def test_a_key_that_occurs_twice_is_refused(theirs: Path, url: str) -> None:
+    """In a document, and in the payload of one, however that is packed: each reader would take another one."""
+    payload = '{"session_id": "s", "current_step": 3, "status": "Running", "variables": {"x": 1, "x": 2}}'
+    packed = base64.b64encode(gzip.compress(payload.encode())).decode()
+    forms: dict[str, Any] = {"text": payload, "bytes": list(payload.encode()), "gzip": packed}
+    for number, (form, data) in enumerate(forms.items()):
+        envelope = {
+            "version": 1,
+            "compressed": form == "gzip",
+            "original_size": len(payload),
+            "data": data,
+            "integrity_hash": hashlib.sha256(payload.encode()).hexdigest(),
+        }
+        write(theirs / f"sessions/s/history/checkpoint-20251129-14302{number}.json", envelope)
+    report = adopt(url, theirs, "workflow")
+    assert (report.imported, report.skipped) == (0, 3)
+    assert {each.message for each in report.files} == {"the key 'x' occurs twice in one object"}
+    write(
+        theirs / "checkpoints/r/latest.json",
+        json.dumps(SNAPSHOT).replace('"source"', '"source": "plan", "source"'),
+    )
+    report = adopt(url, theirs, "run")
+    assert [each.message for each in report.files] == ["the key 'source' occurs twice in one object"]
+
+
 def test_an_unconfirmed_checksum_needs_a_word(theirs: Path, url: str) -> None:
     """With it the file is adopted, and the metadata says that its checksum was not confirmed."""
     write(theirs / "checkpoints/their-run/history/a.json", {**sealed(SNAPSHOT), "status": "paused"})

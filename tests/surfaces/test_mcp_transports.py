@@ -300,6 +300,35 @@ def test_half_characters_are_replaced_and_that_is_said(file: Path, transport: st
         assert store.get("s").load().state == WHOLE
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        '{"a": 1, "a": 2}',
+        '{"x": [{"deep": {"a": 1, "b": 2, "a": 1}}]}',
+        r'{"a": 1, "\u0061": 2, "cut": "\ud83d"}',
+    ],
+)
+def test_a_key_that_occurs_twice_is_refused(file: Path, transport: str, state: str) -> None:
+    """As the command does: nobody knows which of the two is meant. The next call is served."""
+    if transport == "stdio":
+        server = Raw(file)
+        answer, other = server.ask(save_call(1, state)), server.ask(save_call(2, '{"a": {"a": [{"a": 1}]}}'))
+        server.end()
+    else:
+        with http_server(file) as listening:
+            answer, other = (
+                posted(listening.url, save_call(1, state)),
+                posted(listening.url, save_call(2, "{}")),
+            )
+    error = answer["result"]["structuredContent"]["error"]
+    assert (error["code"], error["message"]) == ("invalid_json", "the key 'a' occurs twice in one object")
+    assert not other["result"]["isError"]
+    with stepkeep.open(f"sqlite:{file}") as store:
+        assert store.get("s").info.last_seq == 1
+
+
 def posted(url: str, call: str) -> dict[str, Any]:
     """The answer to a call over HTTP, which begins a connection of its own."""
     import httpx2

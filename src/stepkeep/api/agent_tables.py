@@ -24,6 +24,7 @@ from stepkeep.history.times import of_datetime
 from stepkeep.model import Status, Trigger, TriggerKind
 from stepkeep.storage.disk import write_file
 from stepkeep.storage.files.document_reader import FoundFile
+from stepkeep.text import occurs_twice, repeated_key
 
 TABLES: Final = ("agent_checkpoints", "checkpoints")
 COLUMNS: Final = (
@@ -136,6 +137,8 @@ def _foreign(row: Row) -> Foreign:
         state = json.loads(row["state_json"], parse_constant=_refused)
     except (ValueError, TypeError, RecursionError) as exc:
         raise Corrupt(f"state_json is not JSON: {exc}", code=SCHEMA_INVALID) from exc
+    if (key := repeated_key(row["state_json"])) is not None:
+        raise Corrupt(f"state_json: {occurs_twice(key)}", code=SCHEMA_INVALID)
     trigger = row["trigger_type"] or TriggerKind.AUTO
     if not isinstance(row["id"], str) or trigger not in tuple(TriggerKind):
         raise Corrupt("the row has no id, or an unknown trigger_type", code=SCHEMA_INVALID)

@@ -232,10 +232,9 @@ def approve(
 
     The answer is saved. `stepkeep resume`, or the program that ran it, goes on with it.
     """
-    try:
-        given = None if document is None else msgspec.json.decode(document)
-    except msgspec.DecodeError as exc:
-        raise InvalidInput(f"--with is not JSON: {exc}", code="invalid_json") from exc
+    from stepkeep.cli.save import read_json
+
+    given = None if document is None else read_json("--with", document)
     key = words.named()
     with opened(settings) as store:
         answer = store.refuse if refuse else store.approve

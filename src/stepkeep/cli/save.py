@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import re
 import sys
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from stepkeep.cli.naming import (
 from stepkeep.cli.printing import json_document, lines
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import FILES, Header, Status, TriggerKind
-from stepkeep.text import clean, count, shortened, size
+from stepkeep.text import clean, count, occurs_twice, repeated_key, shortened, size
 
 EXAMPLE = """\
 stepkeep save research-42 --state '{"query": "tides"}' --step 1
@@ -265,11 +264,9 @@ def read_json(what: str, text: str) -> Any:
     def constant(name: str) -> NoReturn:
         refuse(f"{name} is not JSON; save it from Python, or as text")
 
-    objects: list[list[tuple[str, Any]]] = []
+    if (key := repeated_key(text)) is not None:
+        refuse(occurs_twice(key))
     try:
-        json.loads(text, object_pairs_hook=objects.append)
-        if any(map(operator.ne, map(len, map(dict, objects)), map(len, objects))):
-            refuse(f"the key {_short(_repeated(objects))} occurs twice in one object")
         return json.loads(text, parse_float=finite, parse_constant=constant)
     except json.JSONDecodeError as exc:
         refuse(f"not JSON: {exc.msg} at line {exc.lineno}, column {exc.colno}")
@@ -280,12 +277,6 @@ def read_json(what: str, text: str) -> Any:
         refuse(f"the number {_short(literal)} has {len(literal)} digits, more than can be read")
     except RecursionError:
         raise InvalidInput(f"{what}: it is nested too deeply", code="state_too_deep") from None
-
-
-def _repeated(objects: list[list[tuple[str, Any]]]) -> str:
-    """The first key that occurs twice in one of the objects."""
-    keys = next([key for key, _ in pairs] for pairs in objects if len(dict(pairs)) < len(pairs))
-    return next(key for key in keys if keys.count(key) > 1)
 
 
 def _short(text: str) -> str:

@@ -39,6 +39,7 @@ from stepkeep.codec.readable import (
 )
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, StepkeepError
 from stepkeep.model import PHASES, Status, Trigger, TriggerKind, to_us
+from stepkeep.text import occurs_twice, repeated_key
 
 MAX_BYTES: Final = exact.MAX_BYTES
 """No document and no payload of others is taken in that is larger."""
@@ -103,6 +104,7 @@ def parse(data: bytes) -> dict[str, Any]:
         found = exact.decode(exact.JSON, data)
     except StepkeepError as exc:
         raise _invalid(f"the file is not JSON, or was cut off: {exc.message}") from exc
+    _check_keys(data)
     if not isinstance(found, dict):
         raise _invalid("the file is JSON, but not an object")
     return found
@@ -133,6 +135,11 @@ def read(layout: Layout, document: Mapping[str, Any], data: bytes, *, name: str,
     elif any(document.get(name) for name in _MEMBERS):  # a checksum of whichever kind
         unverified.append("checksum")
     return msgspec.structs.replace(found, verified=tuple(verified), unverified=tuple(unverified))
+
+
+def _check_keys(document: bytes) -> None:
+    if (key := repeated_key(document)) is not None:
+        raise _invalid(occurs_twice(key))
 
 
 def _invalid(message: str) -> Corrupt:
@@ -313,11 +320,13 @@ def _payload(document: Mapping[str, Any]) -> tuple[Any, bytes | None]:
         is_zstd = raw.startswith(_ZSTD)
         raw = decompress(raw, limit=MAX_BYTES) if is_zstd else unzip(raw, limit=MAX_BYTES, takes_zlib=True)
     try:
-        return exact.decode(exact.JSON, raw), raw
+        found = exact.decode(exact.JSON, raw)
     except StepkeepError as exc:
         if isinstance(given, str) and not is_compressed:
             return given, given.encode("utf-8", "surrogatepass")
         raise _invalid(f"the payload is not JSON: {exc.message}") from exc
+    _check_keys(raw)
+    return found, raw
 
 
 def _bytes_of(text: str, is_compressed: bool) -> bytes:

@@ -9,7 +9,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from stepkeep.access import LOOPBACK, Guard
 from stepkeep.guarded_server import Application, GuardedApp, Message, Receive, Send, address_of, listen, serve
-from stepkeep.mcp.server import build_server, repaired_request
+from stepkeep.mcp.server import build_server, noted_request
 from stepkeep.mcp.tools import OpenedStore
 
 PATH: Final = "/mcp"
@@ -20,26 +20,26 @@ SESSION_SECONDS: Final = 15 * 60
 """Clients at a time, each of which takes some 40 KB, and how long one is remembered that says nothing."""
 
 
-class RepairedRequests:
-    """Hands on requests without half characters in their bodies."""
+class NotedRequests:
+    """Hands on requests with what is noted about their bodies."""
 
     def __init__(self, app: Application) -> None:
         self._app = app
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         is_post = scope["type"] == "http" and scope["method"] == "POST"
-        await self._app(scope, await _repaired(receive) if is_post else receive, send)
+        await self._app(scope, await _noted(receive) if is_post else receive, send)
 
 
-async def _repaired(receive: Receive) -> Receive:
-    """Gives the same body, without half characters in it."""
+async def _noted(receive: Receive) -> Receive:
+    """Gives the same body, without half characters in it, and with notes."""
     message, body, size = await receive(), list[bytes](), 0
     while message["type"] == "http.request":
         body.append(message.get("body", b""))
         size += len(body[-1])
         if not message.get("more_body") or size > MAX_BODY_BYTES:
             whole = b"".join(body)
-            message = {**message, "body": repaired_request(whole) or whole}
+            message = {**message, "body": noted_request(whole) or whole}
             break
         message = await receive()
     first = [message]
@@ -83,7 +83,7 @@ def serve_http(
         # Whoever comes through a proxy by a further name comes by its port.
         guard = Guard(token=token, names={*LOOPBACK, host, *names}, port=None if names else bound)
         ready(f"{address}{PATH}")
-        serve(GuardedApp(RepairedRequests(app), guard), listening)
+        serve(GuardedApp(NotedRequests(app), guard), listening)
     finally:
         listening.close()
         opened.close()

@@ -6,8 +6,11 @@ whoever sent it waits for ever. JSON that is nested about 200 levels deep is suc
 
 from __future__ import annotations
 
+import io
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import anyio
@@ -23,7 +26,6 @@ from mcp.types import (
     JSONRPCError,
     TextContent,
     ToolAnnotations,
-    jsonrpc_message_adapter,
 )
 from pydantic import ValidationError
 
@@ -32,11 +34,12 @@ from stepkeep.errors import InvalidInput, StepkeepError
 from stepkeep.mcp.answers import refused
 from stepkeep.mcp.resources import add_prompts, add_resources
 from stepkeep.mcp.tools import OpenedStore, Tools, restore_tool
-from stepkeep.text import without_lone_surrogates
+from stepkeep.text import occurs_twice, repeated_key, without_lone_surrogates
 
 INVALID_REQUEST: Final = -32600
 REPAIRED: Final = "stepkeep/repaired"
-"""In the metadata of a request: half characters in it were replaced."""
+REPEATED: Final = "stepkeep/repeated"
+"""In the metadata of a request: half characters in it were replaced; a key that one of its objects has twice."""
 
 _REPAIRED_NOTE: Final = "Note: half characters (lone surrogates) in the request were replaced by U+FFFD."
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]|[^\[\]{}"]+')
@@ -53,16 +56,15 @@ async def serve(server: MCPServer[Any]) -> None:
     """Serve until the client closes stdin."""
     # No other way to run a server on streams of one's own.
     inner = server._lowlevel_server
-    async with stdio_server() as (incoming, outgoing), anyio.create_task_group() as tasks:
+    async with stdio_server(_requests()) as (incoming, outgoing), anyio.create_task_group() as tasks:
         readable, requests = anyio.create_memory_object_stream[SessionMessage | Exception](0)
 
         async def forward() -> None:
             async with readable:
                 async for item in incoming:
-                    repaired = _repaired_item(item) if isinstance(item, Exception) else item
-                    refusal = refused_line(repaired) if isinstance(repaired, Exception) else None
+                    refusal = refused_line(item) if isinstance(item, Exception) else None
                     if refusal is None:
-                        await readable.send(repaired)
+                        await readable.send(item)
                     else:
                         await outgoing.send(SessionMessage(refusal))
 
@@ -71,30 +73,32 @@ async def serve(server: MCPServer[Any]) -> None:
         tasks.cancel_scope.cancel()
 
 
-def _repaired_item(error: Exception) -> SessionMessage | Exception:
-    """The message in a line that could not be read for half a character in it; else the error."""
-    line = _line(error)
-    repaired = None if line is None else repaired_request(line.encode("utf-8", "replace"))
-    if repaired is None:
-        return error
-    try:
-        return SessionMessage(jsonrpc_message_adapter.validate_json(repaired, by_name=False))
-    except ValidationError as exc:
-        return exc
+def _requests() -> anyio.AsyncFile[str]:
+    """The lines that the client sends, as the tools take them. What runs meanwhile finds nothing in stdin.
+
+    It is never closed: that would wait for the thread that reads.
+    """
+    lines = _Lines(os.fdopen(os.dup(0), "rb"), encoding="utf-8", errors="replace")
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return anyio.wrap_file(lines)
 
 
-def _line(error: Exception) -> str | None:
-    line = error.errors()[0].get("input") if isinstance(error, ValidationError) else None
-    return line if isinstance(line, str) else None
+class _Lines(io.TextIOWrapper):
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        line = super().readline(size)
+        noted = noted_request(line.encode())
+        return line if noted is None else noted.decode()
 
 
-def repaired_request(content: bytes) -> bytes | None:
-    """A request without half characters, which says so; None when it has none, or cannot be read anyway.
+def noted_request(content: bytes) -> bytes | None:
+    """A request without half characters, with a note of these and of a key that it repeats.
 
-    Clients send them for texts that they cut.
+    None when it has neither, or cannot be read anyway. Clients send half characters for texts that they cut.
     """
     repaired = without_lone_surrogates(content)
-    if repaired == content:
+    repeated = repeated_key(repaired)
+    if repaired == content and repeated is None:
         return None
     try:
         request = typed.from_json(repaired, dict[str, msgspec.Raw])
@@ -102,15 +106,15 @@ def repaired_request(content: bytes) -> bytes | None:
         meta = typed.from_json(params.get("_meta", b"{}"), dict[str, Any])
     except (msgspec.MsgspecError, KeyError):
         return repaired
-    meta[REPAIRED] = True
+    meta |= {REPAIRED: repaired != content, REPEATED: repeated}
     params["_meta"] = msgspec.Raw(msgspec.json.encode(meta))
     return msgspec.json.encode({**request, "params": params})
 
 
 def refused_line(error: Exception) -> JSONRPCError | None:
     """The answer to a line that could not be read; None when it was not a request."""
-    line = _line(error)
-    if line is None:
+    line = error.errors()[0].get("input") if isinstance(error, ValidationError) else None
+    if not isinstance(line, str):
         return None
     try:
         request = typed.from_json(_outline(line), _Envelope)
@@ -164,6 +168,9 @@ class CheckpointTool(Tool):
     async def run(
         self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
     ) -> Any:
+        if (key := _noted(context, REPEATED)) is not None:
+            # Which of the two the client means nobody knows.
+            return refused(InvalidInput(occurs_twice(key), code="invalid_json"))
         if self.default_session is not None:
             arguments = {SESSION_ID: self.default_session, **arguments}
         known = self.parameters["properties"]
@@ -181,7 +188,7 @@ class CheckpointTool(Tool):
             raise
         if not isinstance(result, CallToolResult):
             return result
-        return _compact(result, _REPAIRED_NOTE if _is_repaired(context) else None)
+        return _compact(result, _REPAIRED_NOTE if _noted(context, REPAIRED) else None)
 
 
 def _wrong(message: str) -> InvalidInput:
@@ -204,12 +211,13 @@ def _compact(result: CallToolResult, note: str | None) -> CallToolResult:
     return result.model_copy(update={"content": [TextContent(type="text", text=text) for text in texts]})
 
 
-def _is_repaired(context: Context[Any, Any]) -> bool:
+def _noted(context: Context[Any, Any], what: str) -> Any:
+    """What was noted about the request that called."""
     try:
         meta = context.request_context.meta
     except ValueError:  # the tool is called by a program, not by a request
-        return False
-    return meta is not None and bool(meta.get(REPAIRED))
+        return None
+    return None if meta is None else meta.get(what)
 
 
 def build_server(
