@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 
 import stepkeep
@@ -141,3 +142,67 @@ def test_a_flood_of_idle_connections_does_not_end_a_server(tmp_path: Path, comma
         process.terminate()
         said, _ = process.communicate(timeout=60)
         assert "Traceback" not in said
+
+
+CLIENTS = """
+import sys
+from stepkeep.mcp import http
+
+http.MAX_SESSIONS, http.SESSION_SECONDS = 3, float(sys.argv[2])
+http.serve_http(sys.argv[1], host="127.0.0.1", port=0, token="t", ready=lambda address: print(address, flush=True))
+"""
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 0,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "raw", "version": "1"},
+    },
+}
+ACCEPT = {"Accept": "application/json, text/event-stream", "Authorization": "Bearer t"}
+SESSION = "Mcp-Session-Id"
+
+
+@contextlib.contextmanager
+def mcp_server(file: Path, session_seconds: float) -> Iterator[str]:
+    """The address of the MCP server with room for three clients."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLIENTS, f"sqlite:{file}", str(session_seconds)],
+        env=environment(file),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+        assert "Traceback" not in said
+
+
+@pytest.mark.full
+def test_more_clients_than_allowed_are_refused_and_the_others_go_on(tmp_path: Path) -> None:
+    """Each `initialize` is remembered, so there is a number of them; one who says goodbye makes room."""
+    with mcp_server(tmp_path / "store.db", 600) as url, httpx2.Client(headers=ACCEPT, timeout=60) as client:
+        begun = [client.post(url, json=HELLO) for _ in range(5)]
+        assert [each.status_code for each in begun] == [200, 200, 200, 503, 503]
+        known = [each.headers[SESSION] for each in begun[:3]]
+        ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+        assert client.post(url, json=ping, headers={SESSION: known[0]}).status_code == 200
+        assert client.delete(url, headers={SESSION: known[0]}).status_code == 200
+        assert client.post(url, json=HELLO).status_code == 200
+
+
+@pytest.mark.full
+def test_a_client_that_says_nothing_is_forgotten(tmp_path: Path) -> None:
+    """Then it has to begin anew, and its place is free."""
+    with mcp_server(tmp_path / "store.db", 0.2) as url, httpx2.Client(headers=ACCEPT, timeout=60) as client:
+        silent = [client.post(url, json=HELLO).headers[SESSION] for _ in range(3)]
+        while client.post(url, json=HELLO).status_code != 200:
+            pass  # they are forgotten one by one
+        note = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        assert client.post(url, json=note, headers={SESSION: silent[0]}).status_code == 404
