@@ -27,7 +27,7 @@ from stepkeep.errors import (
     Unsupported,
 )
 from stepkeep.logs import Log
-from stepkeep.model import MAX_SEQ, SessionInfo, new_uid, utc_now_us
+from stepkeep.model import SessionInfo, new_uid, utc_now_us
 from stepkeep.processes import tell_of_forks
 from stepkeep.storage.disk import make_private_directory, network_file_system, sync_directory, sync_way_to
 from stepkeep.storage.lock_wait import LockWait
@@ -146,7 +146,7 @@ class SqliteBackend(SqlBackend):
                         connection.set_secure_delete(secure)
                     if not keeps_rows:
                         connection.rows = {}
-                    if connection.log_growths >= _SAVES_BEFORE_ROOM and not secure:
+                    if connection.log_growths >= _SAVES_BEFORE_ROOM and connection.makes_room and not secure:
                         work = partial(self._with_room, work)
                     result = _transaction(connection, work)
                     if secure and not connection.truncate_wal():
@@ -412,6 +412,7 @@ class _SqliteConnection:
         self.is_secure = False
         self.log: _File | None = None  # which file the write-ahead log was, once that was looked at
         self.log_growths = 0  # how many commits made it longer
+        self.makes_room = True  # in the log: unless that failed, or it is bounded
         self.rows: dict[str, SessionRows] = {}  # as the last append left them, or they were read
         self._version: int | None = None
 
@@ -512,13 +513,13 @@ class _SqliteConnection:
             self.log = (*identity, make_room(path, identity))
         except OSError as exc:
             log.debug("no room is made in %s: %s", path, exc)
-            self.log_growths = -MAX_SEQ  # nor tried again
+            self.makes_room = False
         else:
             self.log_growths = _SAVES_BEFORE_ROOM - 1
 
     def bound_log(self, pages: int) -> None:
         """Move the log into the database when it has that many pages, and cut it when it begins anew."""
-        self.log_growths = -MAX_SEQ  # no room is made in it
+        self.makes_room = False
         self.set_pragmas(
             [("wal_autocheckpoint", pages, pages), ("journal_size_limit", *(pages * PAGE_BYTES,) * 2)]
         )
