@@ -343,6 +343,7 @@ def _executed(
         isinstance(each, str) for pair in environment.items() for each in pair
     ):
         raise InvalidInput("an environment has names and values that are texts", code="invalid_option")
+    interrupt = None
     try:
         ended = child.run(
             ChildCommand(words=tuple(words), folder=Path(folder), env=environment),
@@ -353,15 +354,16 @@ def _executed(
         )
     except (OSError, ValueError) as exc:
         return _Execution(status=VerificationStatus.ERROR, stderr=str(exc))
-    except KeyboardInterrupt as exc:
-        return _Execution(status=VerificationStatus.INTERRUPTED, interrupt=exc)
+    except child.Interrupted as exc:
+        ended, interrupt = exc.finished, exc
     return _Execution(
-        status=_status(ended),
-        exit_code=ended.exit_code,
+        status=_status(ended) if interrupt is None else VerificationStatus.INTERRUPTED,
+        exit_code=ended.exit_code if interrupt is None else None,
         stdout=_text(ended.stdout),
         stderr=_text(ended.stderr),
         duration_ms=ended.duration_ms,
         is_cut=bool(ended.stdout.left_out or ended.stderr.left_out),
+        interrupt=interrupt,
     )
 
 

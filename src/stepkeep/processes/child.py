@@ -68,6 +68,14 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
             return f"signal {-self.exit_code}"
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while a command ran. It was ended; `finished` has what it printed until then."""
+
+    def __init__(self, finished: Finished) -> None:
+        super().__init__()
+        self.finished = finished
+
+
 class ChildCommand(msgspec.Struct, frozen=True, kw_only=True):
     """What to run, and where: in this process's own folder and environment unless told otherwise.
 
@@ -99,23 +107,35 @@ def run(
 
     Raises:
         OSError: it could not be started.
+        Interrupted: Ctrl-C, with what was printed.
     """
     began = time.monotonic()
-    process, reply = _started(command)
+    release = _held_interrupt()
+    try:
+        process, reply = _started(command)
+    except BaseException:
+        release()
+        raise
     if supervisor is not None:
         supervisor.add(process.pid)
+    outputs: list[_Output] = []
+    ending, interrupt = "", None
     try:
-        pipes = [process.stdout, process.stderr, os.fdopen(reply, "rb", 0) if reply >= 0 else None]
-        outputs = [_Output(pipe, max_capture, tail_bytes) for pipe in pipes if pipe is not None]
-        if command.stdin:
-            _start(lambda: _feed(process, command.stdin))
-        ending = ""
         try:
+            try:
+                pipes = [process.stdout, process.stderr, os.fdopen(reply, "rb", 0) if reply >= 0 else None]
+                outputs += [_Output(pipe, max_capture, tail_bytes) for pipe in pipes if pipe is not None]
+                if command.stdin:
+                    _start(lambda: _feed(process, command.stdin))
+            finally:
+                release()
             ending = _wait(process, timeout_seconds, cancelled)
+        except KeyboardInterrupt as exc:
+            interrupt = exc
         finally:
             _end(process, is_whole=ends_group or bool(ending))
         captured = _captured(outputs)
-        return Finished(
+        finished = Finished(
             exit_code=process.returncode,
             stdout=captured[0],
             stderr=captured[1],
@@ -124,9 +144,29 @@ def run(
             is_cancelled=ending == "cancelled",
             duration_ms=round((time.monotonic() - began) * 1000),
         )
+        if interrupt is not None:
+            raise Interrupted(finished) from interrupt
+        return finished
     finally:
         if supervisor is not None:
             supervisor.end(process.pid)
+
+
+def _held_interrupt() -> Callable[[], None]:
+    """Let Ctrl-C wait until what is returned is called: one in the middle of a start would leave a process that nobody
+    knows. A blocked signal would be blocked in the process too."""
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        return lambda: None
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+
+    def release() -> None:
+        signal.signal(signal.SIGINT, previous)
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+    return release
 
 
 def _started(command: ChildCommand) -> tuple[subprocess.Popen[bytes], int]:
