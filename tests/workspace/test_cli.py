@@ -218,6 +218,21 @@ def test_files_are_listed_read_and_traced(cli: Cli, tmp_path: Path) -> None:
     assert "R old.py -> new.py" in cli.here("files", "diff", "seq:2", "seq:3", "--session", "fresh").out
 
 
+def test_a_path_that_a_checkpoint_does_not_have_is_no_empty_list(cli: Cli, tmp_path: Path) -> None:
+    """Such as a checkpoint that was meant as one. What was left out is there, and so is a folder."""
+    work = tmp_path / "fresh"
+    write(work, {"src/a.py": "one\n", ".gitignore": "*.log\n", "x.log": "ignored"})
+    init(work)
+    cli.folder = work
+    assert cli.here("save", "fresh", "--state", "1", "--workspace", ".").code == 0
+    for path in ("latest", "src/a", "src/a.py/b"):
+        missing = cli.here("files", "ls", "src", path, "--session", "fresh")
+        assert (missing.code, missing.out) == (3, "")
+        assert f"has no file '{path}'" in missing.err
+    for path, shown in (("src", "src/a.py"), ("x.log", "ignored: x.log"), (".", "2 files")):
+        assert shown in cli.here("files", "ls", path, "--session", "fresh").out
+
+
 def test_a_file_that_was_renamed_and_edited_is_one_file(cli: Cli, tmp_path: Path) -> None:
     """Its history goes on under the old name, and a difference tells the rename instead of a loss and a find."""
     work, text = tmp_path / "fresh", "".join(f"line {number}\n" for number in range(40))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stepkeep.workspace.captured_files import CapturedFiles, FileList, FilesExported, FileVersion
     from stepkeep.workspace.file_diff import CodeChanges, CommitPatches, FilesDiff
     from stepkeep.workspace.file_restore import RestoredFiles, UndoStep
+    from stepkeep.workspace.manifest import PathFilter
 
 Workspace: TypeAlias = bool | str | os.PathLike[str] | None
 """A directory; True for that of the session, or else the current one; None for that of the session."""
@@ -92,7 +93,7 @@ class Files:
         At most `limit` of them are named; all are counted.
 
         Raises:
-            NotFound: it was saved without (`files_not_captured`).
+            NotFound: it was saved without (`files_not_captured`), or has none at or below a path (`file_not_found`).
         """
         from stepkeep.workspace.captured_files import file_list
 
@@ -106,7 +107,7 @@ class Files:
             NotFound: the checkpoint has no such file (`file_not_found`).
         """
         header = self._header(ref)
-        return self.at(header.id).read(next(iter(self._named(header, [path]))))
+        return self.at(header.id).read(self._named(header, [path]).paths[0])
 
     def log(self, path: str, *, ref: Ref = "latest", limit: int | None = None) -> tuple[FileVersion, ...]:
         """Where one file changed on the way to a checkpoint, newest first, followed through its renames.
@@ -117,17 +118,17 @@ class Files:
         from stepkeep.workspace.captured_files import file_log
 
         header = self._header(ref)
-        session, name = self._engine.backend.session(self._uid), next(iter(self._named(header, [path])))
+        session, name = self._engine.backend.session(self._uid), self._named(header, [path]).paths[0]
         return file_log(self._engine, session, header, name, limit=limit)
 
-    def _named(self, header: Header, paths: Iterable[str]) -> tuple[str, ...]:
+    def _named(self, header: Header, paths: Iterable[str]) -> PathFilter:
         """Paths below the root, as a manifest has them."""
         from stepkeep.workspace.captured_files import load_manifest
         from stepkeep.workspace.file_restore import as_named
         from stepkeep.workspace.manifest import PathFilter
 
         manifest = load_manifest(self._engine, header)
-        return PathFilter(as_named(_all_of(paths), manifest, manifest.root)).paths
+        return PathFilter(as_named(_all_of(paths), manifest, manifest.root))
 
     def diff(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import IO, Final, Literal
@@ -114,6 +114,12 @@ def capture_before(engine: Engine, session: SessionInfo, newer: Header) -> Heade
     )
 
 
+def no_file(checkpoint: str, path: str, problem: str = "") -> NotFound:
+    """What to raise for a path that a checkpoint does not have."""
+    message = f"{problem or f'{checkpoint} has no file'} {to_text(path)!r}"
+    return NotFound(message, code="file_not_found", checkpoint=checkpoint)
+
+
 # --- reading one -------------------------------------------------------------------------------------------------
 
 
@@ -155,11 +161,7 @@ class CapturedFiles:
     def entry(self, path: str) -> FileEntry:
         """What is recorded of one path, or `NotFound` (`file_not_found`)."""
         if path not in self._entries:
-            raise NotFound(
-                f"{self.checkpoint} has no file {to_text(path)!r}",
-                code="file_not_found",
-                checkpoint=self.checkpoint,
-            )
+            raise no_file(self.checkpoint, path)
         return self._entries[path]
 
     def read(self, path: str) -> bytes:
@@ -276,10 +278,13 @@ class FileList(msgspec.Struct, frozen=True, kw_only=True):
     ignored: dict[str, str]
 
 
-def file_list(engine: Engine, header: Header, paths: Iterable[str], *, limit: int | None = None) -> FileList:
+def file_list(engine: Engine, header: Header, wanted: PathFilter, *, limit: int | None = None) -> FileList:
     """The files of a checkpoint, all or those at and below some paths; at most `limit` of them by name."""
     manifest = load_manifest(engine, header)
-    wanted = PathFilter(paths)
+    seen = [each.path for each in manifest.entries] + [each.path for each in manifest.skipped]
+    seen += [each.path for each in manifest.ignored or ()]
+    for path in wanted.naming_none(seen):
+        raise no_file(header.id, path)
     entries = [entry for entry in manifest.entries if entry.path in wanted]
     return FileList(
         checkpoint=describe_one(engine, header),

@@ -18,7 +18,7 @@ from stepkeep.model import Header, SessionInfo
 from stepkeep.policy.retention import SAFETY_TAG
 from stepkeep.storage.port import Event
 from stepkeep.workspace.capture import DEFAULT_LIMITS, CapturedTree, CaptureLimits, capture_live, save_tree
-from stepkeep.workspace.captured_files import SAFETY, content_of, load_manifest, newest_capture
+from stepkeep.workspace.captured_files import SAFETY, content_of, load_manifest, newest_capture, no_file
 from stepkeep.workspace.file_diff import ChangedFile, FileChange, change_of, changed_file
 from stepkeep.workspace.ignore import TreeRules, first_rules
 from stepkeep.workspace.manifest import (
@@ -257,14 +257,8 @@ class _FilesRestore:
         """Refuse paths that are nowhere."""
         have = [entry.path for each in (self._target, self._live.manifest) for entry in each.entries]
         have += [each.path for each in self._live.manifest.skipped]
-        for wanted in self._wanted.paths:
-            only = PathFilter([wanted])
-            if wanted and not any(path in only for path in have):
-                raise NotFound(
-                    f"neither {self._header.id} nor the workspace has {to_text(wanted)!r}",
-                    code="file_not_found",
-                    checkpoint=self._header.id,
-                )
+        for path in self._wanted.naming_none(have):
+            raise no_file(self._header.id, path, f"neither {self._header.id} nor the workspace has")
 
     def _known(self) -> Iterable[Manifest]:
         """Captures that hold what may be overwritten: the newest, and what was restored since."""

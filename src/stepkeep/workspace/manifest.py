@@ -332,6 +332,13 @@ class PathFilter:
         tops = self._tops
         return not tops or "" in tops or path in tops or any(above in tops for above in parents(path))
 
+    def naming_none(self, paths: Iterable[str]) -> list[str]:
+        """Those that mean none of some paths."""
+        if not any(self.paths):
+            return []
+        found = frozenset(name for path in paths for name in (path, *parents(path)))
+        return [each for each in self.paths if each and each not in found]
+
 
 def _cleaned(path: str) -> str:
     if not path:
