@@ -43,12 +43,12 @@ def test_a_command_is_run_and_kept_with_its_output(shell: Shell, reopened: Reope
 
 
 def test_an_interrupted_verification_is_recorded(tmp_path: Path, reopened: Reopened) -> None:
-    """Ctrl-C ends it, and the investigation knows that it was tried."""
+    """Ctrl-C ends it, and the investigation knows that it was tried and what it printed until then."""
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     words = [sys.executable, "-m", "stepkeep", "investigate", "verify", "--session", KEY, "--"]
     process = subprocess.Popen(
-        [*words, "sh", "-c", f"echo > {ready}; sleep 600"],
+        [*words, "sh", "-c", f"echo so far; echo > {ready}; sleep 600"],
         env={**os.environ, "STEPKEEP_STORE": f"sqlite:{tmp_path / 'store.db'}"},
         stderr=subprocess.DEVNULL,
     )
@@ -56,7 +56,10 @@ def test_an_interrupted_verification_is_recorded(tmp_path: Path, reopened: Reope
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     (result,) = reopened().verifications.all()
-    assert result.status == "interrupted"
+    assert (result.status, result.exit_code, result.output) == ("interrupted", None, "so far\n")
+    assert result.duration_ms > 0
+    (command,) = reopened().commands.all()
+    assert (command.exit_code, command.stdout_preview) == (None, "so far\n")
 
 
 def test_times_in_json_are_rfc_3339(shell: Shell) -> None:
@@ -89,6 +92,21 @@ def test_a_conflict_reads_line_by_line(shell: Shell) -> None:
     error = shell("investigate", "experiment", "merge", "try", code=5).stderr
     assert "\\n" not in error
     assert len(error.splitlines()) > 2
+
+
+def test_an_experiment_is_shown_by_its_name_and_stays_merged(shell: Shell) -> None:
+    """Closing what was merged would hide that; what is refused notes no results either."""
+    begun = shell("investigate", "experiment", "begin", "no-cache", "--description", "Turn it off")
+    assert begun.stdout.startswith("no-cache  active  Turn it off\n")
+    shell("investigate", "experiment", "switch", "main")
+    shell("investigate", "experiment", "merge", "no-cache")
+    for line in (["investigate", "experiment", "close"], ["branch", "abandon"], ["branch", "archive"]):
+        assert "'no-cache' is merged" in shell(*line, "no-cache", code=5).stderr
+    shell("investigate", "experiment", "close", "no-cache", "--results", "none", code=5)
+    shown = shell("investigate", "status").stdout
+    assert "Experiments:\n  main  active\n  no-cache  merged  Turn it off\n" in shown
+    (_, merged) = json.loads(shell("investigate", "status", "--json").stdout)["state"]["branches"]
+    assert (merged["status"], merged["results"]) == ("merged", "")
 
 
 def test_a_merge_has_the_files_and_the_counts_of_now(tmp_path: Path) -> None:

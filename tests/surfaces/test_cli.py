@@ -226,6 +226,16 @@ def test_a_command_works_in_another_folder(cli: Cli, tmp_path: Path) -> None:
     assert "No such file or directory" in cli("-C", str(tmp_path / "none"), "list").err
 
 
+@pytest.mark.parametrize("group", ["files", "investigate", "investigate experiment", "hooks", "phases"])
+def test_a_group_without_its_command_shows_its_help(cli: Cli, group: str) -> None:
+    """As it is read, line by line; a program that asked for JSON is told what is missing."""
+    done = cli.here(*group.split())
+    assert (done.code, done.out) == (2, "")
+    assert done.err == cli.here(*group.split(), "--help").out
+    refused = cli.here(*group.split(), "--json")
+    assert (refused.code, refused.error["message"]) == (2, "Missing command.")
+
+
 def test_wrong_usage_is_two_and_one_line(cli: Cli) -> None:
     """What cannot be understood exits with 2 and says where help is."""
     for args in (

@@ -319,9 +319,15 @@ def exit_code(error: StepkeepError) -> int:
 
 def _report_usage(error: click.ClickException, *, as_json: bool) -> int:
     message = re.sub(r"\s*\n\s*", " ", error.format_message())  # choices are listed line by line
-    if isinstance(error, click.UsageError) and error.ctx is not None and not as_json:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is not None and error.message == context.get_help():  # a group without its command
+        message = "Missing command."
+        if not as_json:
+            click.echo(error.message, err=True)
+            return error.exit_code
+    if context is not None and not as_json:
         ended = message if message.endswith((".", "?")) else f"{message}."
-        message = f"{ended} See '{error.ctx.command_path} --help'."
+        message = f"{ended} See '{context.command_path} --help'."
     _report(InvalidInput(message, code="usage"), as_json=as_json)
     return error.exit_code
 

@@ -33,7 +33,7 @@ WORDS: Final = {"ignore_unknown_options": True, "allow_interspersed_args": False
 
 FAILED: Final = 1
 _FIELDS: Final = ("status", "severity", "confidence", "strength", "criticality", "kind", "relationship")
-_TEXTS: Final = ("description", "statement", "question", "content", "plan", "command", "reason", "name")
+_TEXTS: Final = ("description", "statement", "question", "content", "plan", "command", "reason")
 
 EXAMPLE = """\
 stepkeep investigate hypothesis add "The cache is stale" --session bug-7
@@ -141,7 +141,7 @@ def after_lines(changed: InvestigationChange) -> list[str]:
 
 def entry_line(entry: Any) -> str:
     """An entry on one line: its id, where it stands, and its text."""
-    words = [str(getattr(entry, "id", ""))]
+    words = [str(getattr(entry, "id", "") or getattr(entry, "name", ""))]
     for field in _FIELDS:
         value = getattr(entry, field, None)
         if isinstance(value, float):
@@ -508,7 +508,7 @@ def _show_closed(changed: InvestigationChange) -> None:
     if changed.checkpoints:
         show_change(changed)
     else:
-        lines([clean(f"{changed.entry.status}  {changed.entry.name}")])
+        lines([entry_line(changed.entry)])
 
 
 @changing(experiment, "close", "Experiment closed", show=_show_closed, example="experiment close no-cache")
@@ -564,6 +564,7 @@ def _print_status(found: InvestigationStatus) -> None:
         ("Beliefs", list(state.beliefs)),
         ("Contradictions", open_contradictions),
         ("To find out", [gaps[id] for id in found.next_gaps]),
+        ("Experiments", list(state.branches) if len(state.branches) > 1 else []),
     ):
         if entries:
             shown += [f"{title}:", *(f"  {entry_line(entry)}" for entry in entries)]

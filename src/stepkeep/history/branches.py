@@ -361,9 +361,11 @@ def _reopening(session: SessionInfo) -> dict[str, Any]:
 def close(
     engine: Engine, uid: str, name: str, state: Literal[BranchState.ABANDONED, BranchState.ARCHIVED]
 ) -> Branch:
-    """Close a branch, unless it is the current one. Its checkpoints stay and can be loaded, but pruning treats them
-    like any others."""
+    """Close a branch, unless it is the current one or was merged: that it was must stay known. Its checkpoints stay and
+    can be loaded, but pruning treats them like any others."""
     branch = find(engine, uid, name)
+    if branch.state is BranchState.MERGED:
+        check_open(branch, uid)
     if engine.backend.session(uid).branch == name:
         raise is_current(uid, name, f"cannot be {state}")
     return change(engine, uid, branch, state=state)

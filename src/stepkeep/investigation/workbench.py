@@ -504,9 +504,8 @@ class Workbench:
 
     def close_experiment(self, name: str, *, results: str = "", archive: bool = False) -> ExperimentBranch:
         """Abandon an experiment, or archive it, with what came out of it."""
-        if results:
-            self.experiments.note_results(name, results)
-        return self.experiments.close(name, archive=archive)
+        closed = self.experiments.close(name, archive=archive)
+        return self.experiments.note_results(name, results) if results else closed
 
 
 def _debugging_us(loaded: Loaded | None) -> int:
