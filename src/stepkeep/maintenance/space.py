@@ -131,11 +131,13 @@ def sweep(engine: Engine, session: str | None = None, *, annotations_before_us: 
 def in_turn(engine: Engine, write: Callable[[], T]) -> T:
     """Do one write that frees space, then leave the store to others for as long as it took.
 
-    Who waits for a lock looks again only now and then, so a loop of writes without a pause would keep it out.
+    Where all wait for one lock, who waits looks again only now and then: a loop of writes without a pause would keep it
+    out.
     """
     started = time.monotonic()
     result = spend_ballast(engine.backend.url, write)
-    time.sleep(min(time.monotonic() - started, MAX_PAUSE_SECONDS))
+    if engine.backend.capabilities.has_one_writer:
+        time.sleep(min(time.monotonic() - started, MAX_PAUSE_SECONDS))
     return result
 
 

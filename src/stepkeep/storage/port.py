@@ -237,10 +237,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What must be known about a backend: whether a body may be a delta, and which profile new sessions have for which
-    nobody names one."""
+    """What must be known about a backend: whether a body may be a delta, which profile new sessions have for which
+    nobody names one, and whether savers of all sessions wait for one lock."""
 
     takes_deltas: bool = True
+    has_one_writer: bool = True
     profile: str | None = None
 
 

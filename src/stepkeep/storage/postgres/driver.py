@@ -20,7 +20,7 @@ from stepkeep.errors import InvalidInput, StepkeepError
 from stepkeep.logs import Log
 from stepkeep.model import SessionInfo
 from stepkeep.processes import tell_of_forks
-from stepkeep.storage.port import Append, Appended, Seal
+from stepkeep.storage.port import Append, Appended, Capabilities, Seal
 from stepkeep.storage.postgres import address, migrations
 from stepkeep.storage.postgres.connections import (
     Pool,
@@ -58,6 +58,8 @@ class PostgresBackend(SqlBackend):
 
     Leases are measured by the server's clock, so those of the clients may differ; a `clock` replaces it in tests.
     """
+
+    capabilities = Capabilities(has_one_writer=False)
 
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
         super().__init__()
@@ -201,6 +203,9 @@ class PostgresBackend(SqlBackend):
         for opened in rows.opened.values():
             for left in opened.left():
                 self._heads.put(CachedHead(*left))
+
+    def _let_a_crash_undo(self, tx: Connection) -> None:
+        tx.put("SET LOCAL synchronous_commit = off")
 
     def _now_us(self, tx: Connection) -> int:
         if self._server_clock is not None:

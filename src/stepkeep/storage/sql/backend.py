@@ -373,7 +373,15 @@ class SqlBackend(ABC):
         annotations_before_us: int | None = None,
         secure: bool = False,
     ) -> port.Swept:
-        return self._writing(lambda tx: self._sweep(tx, session, limit, annotations_before_us), secure=secure)
+        def transaction(tx: Connection) -> port.Swept:
+            if not secure:
+                self._let_a_crash_undo(tx)
+            return self._sweep(tx, session, limit, annotations_before_us)
+
+        return self._writing(transaction, secure=secure)
+
+    def _let_a_crash_undo(self, tx: Connection) -> None:  # noqa: B027  (most backends have nothing to do)
+        """What the transaction does is done again if it is lost: a server need not wait for its disk."""
 
     def _sweep(self, tx: Connection, uid: str | None, limit: int, before_us: int | None) -> port.Swept:
         sid = None if uid is None else session_rows.sid_of(tx, uid)
