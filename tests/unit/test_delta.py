@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepkeep.codec import delta
-from stepkeep.codec.compression import compress, decompress, zstd
+from stepkeep.codec.compression import START_BYTES, compress, decompress, zstd
 from stepkeep.codec.delta import (
     PREFIX,
     RAW,
@@ -132,8 +132,8 @@ class TestSplice:
         old, new = pair
         edits = find_edits(old, new)
         assert edits is not None
-        assert unpack(pack_edits(edits)) == edits
-        assert apply_edits(old, [(pack_edits(edits), len(new))]) == new
+        assert unpack(pack_edits(edits, b"")) == edits
+        assert apply_edits(old, [(pack_edits(edits, old), len(new))]) == new
 
     @given(st.binary(max_size=300), st.binary(max_size=300))
     @example(b"", b"")
@@ -143,7 +143,7 @@ class TestSplice:
         """Two contents need not have anything in common."""
         edits = find_edits(old, new)
         assert edits is not None
-        assert apply_edits(old, [(pack_edits(edits), len(new))]) == new
+        assert apply_edits(old, [(pack_edits(edits, old), len(new))]) == new
 
     @pytest.mark.parametrize(
         "size", [0, 1, 63, 64, 65, 127, 128, 191, 192, 193, 65535, 65536, 65537, 200_000]
@@ -154,11 +154,48 @@ class TestSplice:
         new = noise(size) + b"\1" + noise(200)
         assert find_edits(old, new) == [Edit(size, 1, b"\1")]
 
+    def test_what_is_put_into_a_large_content_is_stored_beside_its_beginning(self) -> None:
+        """Words that came before are referred to: less is stored, by a compressor that is prepared or not."""
+        steps = conversation(100)[-6:]
+        alone = [len(compress(new[len(old) :])) for old, new in pairwise(steps)]
+        for (old, new), most in zip(pairwise(steps), alone, strict=True):
+            edits = [Edit(len(old), 0, new[len(old) :])] if new.startswith(old) else find_edits(old, new)
+            assert edits is not None
+            packed = pack_edits(edits, old)
+            assert len(packed) < most
+            assert apply_edits(old, [(packed, len(new))]) == new
+
+    @pytest.mark.parametrize("cut", [0, 1, START_BYTES - 1, START_BYTES, START_BYTES + 1])
+    def test_a_beginning_that_changes_within_a_chain(self, cut: int) -> None:
+        """Each frame refers to the beginning of its own base, also where that grew, shrank or changed before."""
+        text = b"".join(b"line %d of a text that goes on\n" % n for n in range(4000))
+        contents = [
+            text[:cut],
+            text[: START_BYTES + 10],
+            b"changed " + text[: START_BYTES + 100],
+            b"changed " + text[: START_BYTES - 100],
+            text[:40_000],
+            text[:41_000] + text[:500],
+        ]
+        splices = []
+        for old, new in pairwise(contents):
+            edits = find_edits(old, new)
+            assert edits is not None
+            splices.append((pack_edits(edits, old), len(new)))
+        for count in range(1, len(splices) + 1):
+            assert apply_edits(contents[0], splices[:count]) == contents[count]
+
+    def test_a_frame_that_refers_to_nothing_is_read_as_well(self) -> None:
+        """As every frame was stored before, and as those are that go into a small content."""
+        old = noise(START_BYTES)
+        edits = [Edit(START_BYTES, 0, b"more")]
+        assert decode(SPLICE, pack_edits(edits, b""), size=len(old) + 4, base=old) == old + b"more"
+
     def test_equal_contents_need_no_edit(self) -> None:
         """A state saved again costs a few bytes."""
         content = noise(100_000)
         assert find_edits(content, bytes(bytearray(content))) == []
-        assert len(pack_edits([])) < 16
+        assert len(pack_edits([], b"")) < 16
 
     def test_a_step_of_a_conversation_is_a_few_small_edits(self) -> None:
         """A counter, the new message, a counter: only they are put in."""
@@ -200,7 +237,7 @@ class TestSplice:
         huge = 2**62
         put = delta.MAX_PUT_BYTES // delta.MAX_EDITS
         edits = [Edit(huge, huge, noise(put, seed)) for seed in range(delta.MAX_EDITS)]
-        assert unpack(pack_edits(edits)) == edits
+        assert unpack(pack_edits(edits, b"")) == edits
 
     @pytest.mark.parametrize(
         "content",
@@ -298,7 +335,7 @@ class TestDecode:
             RAW: content,
             ZSTD: compress(content),
             PREFIX: compress(content, prefix=base),
-            SPLICE: pack_edits(edits),
+            SPLICE: pack_edits(edits, base),
         }[codec]
         assert decode(codec, data, size=1000, base=base) == content
         with pytest.raises(Corrupt):
@@ -544,7 +581,9 @@ class TestGroups:
 def stored(codec: str, content: bytes, base: bytes) -> bytes:
     edits = find_edits(base, content)
     assert edits is not None
-    return {ZSTD: compress(content), PREFIX: compress(content, prefix=base), SPLICE: pack_edits(edits)}[codec]
+    return {ZSTD: compress(content), PREFIX: compress(content, prefix=base), SPLICE: pack_edits(edits, base)}[
+        codec
+    ]
 
 
 def zeros(size: int) -> bytes:

@@ -129,7 +129,7 @@ def test_content_depends_on_the_values_alone(
             derived = made.derived
             assert made.content[: derived.shared] == derived.before[: derived.shared]
             if derived.edits is not None:
-                packed = delta.pack_edits(derived.edits)
+                packed = delta.pack_edits(derived.edits, derived.before)
                 assert delta.apply_edits(derived.before, [(packed, len(made.content))]) == made.content
             for _ in range(choose.randint(0, 2)):
                 choose.choice(CHANGES)(choose.choice(containers(state)))
@@ -214,9 +214,9 @@ def test_a_patch_that_is_told_what_is_shared_gives_the_same_content(
     shared = int(told * len(start))
     edits = delta.find_edits(start + old, start + new, shared)
     assert edits is not None
-    packed = delta.pack_edits(edits)
+    packed = delta.pack_edits(edits, start + old)
     assert delta.apply_edits(start + old, [(packed, len(start + new))]) == start + new
-    assert packed == delta.pack_edits(delta.find_edits(start + old, start + new) or [])
+    assert packed == delta.pack_edits(delta.find_edits(start + old, start + new) or [], start + old)
 
 
 # --- the proof

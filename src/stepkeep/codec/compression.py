@@ -22,6 +22,7 @@ else:
 __all__ = [
     "MIN_PREFIX_BYTES",
     "NO_COMPRESSION",
+    "START_BYTES",
     "ZSTD_COMPRESSION",
     "Compression",
     "chosen_compression",
@@ -47,6 +48,11 @@ _LEVEL: Final = 3
 _PREFIX_LEVEL: Final = 1
 # The library refuses a shorter prefix.
 MIN_PREFIX_BYTES: Final = 8
+START_BYTES: Final = 32 * 1024
+"""How much of the beginning of a base what is put into it is compressed beside. A content that grows begins the same
+each time, so a thread prepares its compressor once: that is as quick as compressing alone, and a quarter smaller."""
+
+_MAX_PREPARED: Final = 2
 _MIN_WINDOW_LOG: Final = 10
 _MAX_WINDOW_LOG: Final = 31
 _LARGE_BYTES: Final = 16 * 1024 * 1024
@@ -67,6 +73,25 @@ def compress(content: bytes, *, prefix: bytes | None = None, level: int = _LEVEL
         zstd.CompressionParameter.window_log: _window_log(len(prefix) + len(content)),
     }
     return zstd.compress(content, options=options, zstd_dict=_as_prefix(prefix))
+
+
+def compress_beside(content: bytes, base: bytes, level: int = _LEVEL) -> bytes:
+    """Compress a little into one frame that refers to the first `START_BYTES` of a base, which has as many.
+
+    They are the prefix that is needed to decompress it.
+    """
+    for start, of_level, compressor in _local.prepared:
+        if of_level == level and base.startswith(start):
+            return compressor.compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
+    options: dict[int, int] = {zstd.CompressionParameter.compression_level: level}
+    start = base[:START_BYTES]
+    if start != _local.start:  # one that does not come again is not worth preparing for
+        _local.start = start
+        return zstd.compress(content, options=options, zstd_dict=_as_prefix(start))
+    known = zstd.ZstdDict(start, is_raw=True).as_digested_dict
+    compressor = zstd.ZstdCompressor(options=options, zstd_dict=known)
+    _local.prepared = [(start, level, compressor), *_local.prepared[: _MAX_PREPARED - 1]]
+    return compressor.compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
 
 
 def decompress(frame: bytes, *, limit: int, prefix: bytes | None = None) -> bytes:
@@ -117,10 +142,15 @@ class _ByLevel(dict[int, zstd.ZstdCompressor]):
 
 
 class _Local(threading.local):
-    """The compressors of each thread: making one costs more than compressing a delta."""
+    """The compressors of each thread: making one costs more than compressing a delta.
+
+    `prepared` are those beside the start of a base, by that and their level; `start` is the one that was met last.
+    """
 
     def __init__(self) -> None:
         self.compressors = _ByLevel()
+        self.prepared: list[tuple[bytes, int, zstd.ZstdCompressor]] = []
+        self.start = b""
 
 
 _local = _Local()
@@ -165,8 +195,12 @@ class Zstandard:
     def compress(self, content: bytes) -> bytes:
         return _local.compressors[self._level].compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
 
-    def decompress(self, data: bytes, *, limit: int) -> bytes:
-        return decompress(data, limit=limit)
+    def compress_beside(self, content: bytes, base: bytes) -> bytes:
+        """The content where it goes into a base of at least `START_BYTES`."""
+        return compress_beside(content, base, self._level)
+
+    def decompress(self, data: bytes, *, limit: int, prefix: bytes | None = None) -> bytes:
+        return decompress(data, limit=limit, prefix=prefix)
 
 
 class Uncompressed:

@@ -2,8 +2,8 @@
 
 Four codecs, named in each body record. `raw` and `zstd` stand alone. `splice` and `prefix` need the content
 of their base: `splice` lists a few edits and is quick, `prefix` is a compressed frame that refers to the base
-and takes any change. Where another algorithm than zstd was chosen, its name stands for `zstd`, and `splice+NAME` for
-`splice`; then there is no `prefix`.
+and takes any change. The frame of a `splice` refers to the beginning of a large base. Where another algorithm than zstd
+was chosen, its name stands for `zstd`, and `splice+NAME` for `splice`; then there is no `prefix`, and no reference.
 
 Bodies form groups: number 0 is a keyframe, each other one is a delta against an earlier one.
 """
@@ -19,8 +19,10 @@ import msgspec
 
 from stepkeep.codec.compression import (
     MIN_PREFIX_BYTES,
+    START_BYTES,
     ZSTD_COMPRESSION,
     Compression,
+    Zstandard,
     compress,
     compression_named,
     decompress,
@@ -129,14 +131,14 @@ def encode_delta(
     has_prefix = compression.name == ZSTD
     edits = find_edits(base, content, shared) if len(content) > _SMALL_BYTES or not has_prefix else None
     if edits is not None:
-        return encode_edits(edits, compression)
+        return encode_edits(edits, base, compression)
     return Encoded(PREFIX, compress(content, prefix=base)) if has_prefix else None
 
 
-def encode_edits(edits: list[Edit], compression: Compression = ZSTD_COMPRESSION) -> Encoded:
+def encode_edits(edits: list[Edit], base: bytes, compression: Compression = ZSTD_COMPRESSION) -> Encoded:
     """Encode content as a delta by edits that are known: at most `MAX_EDITS`, which put in `MAX_PUT_BYTES`."""
     codec = SPLICE if compression.name == ZSTD else _SPLICE_BY + compression.name
-    return Encoded(codec, pack_edits(edits, compression))
+    return Encoded(codec, pack_edits(edits, base, compression))
 
 
 def algorithm_of(codec: str) -> str:
@@ -163,7 +165,7 @@ def decode(
     elif codec == PREFIX:
         content = decompress(data, limit=size, prefix=_usable(base, MIN_PREFIX_BYTES))
     elif codec == SPLICE:
-        content = edited(_usable(base), unpack(data))
+        content = edited(_usable(base), unpack(data, start_of(base)))
     else:
         content = _decode_otherwise(codec, data, size, base)
     if len(content) != size:
@@ -181,7 +183,7 @@ def _decode_otherwise(codec: str, data: bytes, size: int, base: bytes | None) ->
         )
     if name == codec:
         return compression.decompress(data, limit=size)
-    return edited(_usable(base), unpack(data, compression))
+    return edited(_usable(base), unpack(data, compression=compression))
 
 
 def rebuild(links: Sequence[Link], *, ceiling: int = DEFAULT_CEILING_BYTES) -> bytes:
@@ -284,38 +286,51 @@ def find_edits(old: bytes, new: bytes, shared: int = 0) -> list[Edit] | None:
     return _Comparison(old, new).edits(shared)
 
 
-def pack_edits(edits: list[Edit], compression: Compression = ZSTD_COMPRESSION) -> bytes:
-    """Pack edits into one compressed frame."""
+def start_of(base: bytes | None) -> bytes | None:
+    """The beginning of a base that frames of edits refer to; None where it is too small for that."""
+    return None if base is None or len(base) < START_BYTES else base[:START_BYTES]
+
+
+def pack_edits(edits: list[Edit], base: bytes, compression: Compression = ZSTD_COMPRESSION) -> bytes:
+    """Pack edits of a base into one compressed frame."""
     numbers = bytearray()
     _add_number(numbers, len(edits))
     for keep, cut, put in edits:
         _add_number(numbers, keep)
         _add_number(numbers, cut)
         _add_number(numbers, len(put))
-    return compression.compress(b"".join((numbers, *[edit[2] for edit in edits])))
+    content = b"".join((numbers, *[edit[2] for edit in edits]))
+    if len(base) >= START_BYTES and isinstance(compression, Zstandard):
+        return compression.compress_beside(content, base)
+    return compression.compress(content)
 
 
-def unpack(packed: bytes, compression: Compression = ZSTD_COMPRESSION) -> list[Edit]:
-    """Read back what `pack` wrote.
+def unpack(
+    packed: bytes, start: bytes | None = None, *, compression: Compression = ZSTD_COMPRESSION
+) -> list[Edit]:
+    """Read back what `pack_edits` wrote for a base with that start.
 
     Raises:
         Corrupt: the bytes are not packed edits.
     """
-    content = compression.decompress(packed, limit=_MAX_PACKED_BYTES)
+    if start is None:
+        content = compression.decompress(packed, limit=_MAX_PACKED_BYTES)
+    else:
+        content = decompress(packed, limit=_MAX_PACKED_BYTES, prefix=start)
     numbers = _numbers(content)
-    count, start = next(numbers)
+    count, at = next(numbers)
     if count > MAX_EDITS:
         raise Corrupt(f"a splice claims {count} edits, more than {MAX_EDITS}")
     shapes = []
     for _ in range(count):
-        (keep, _), (cut, _), (length, start) = next(numbers), next(numbers), next(numbers)
+        (keep, _), (cut, _), (length, at) = next(numbers), next(numbers), next(numbers)
         shapes.append((keep, cut, length))
     view = memoryview(content)
     edits = []
     for keep, cut, length in shapes:
-        edits.append(Edit(keep, cut, view[start : start + length]))
-        start += length
-    if start != len(content):
+        edits.append(Edit(keep, cut, view[at : at + length]))
+        at += length
+    if at != len(content):
         raise Corrupt("the bytes a splice puts in do not match their recorded lengths")
     return edits
 
@@ -327,15 +342,30 @@ def apply_edits(base: bytes, splices: Iterable[tuple[bytes, int]]) -> bytes:
         Corrupt: a splice is malformed, or does not fit the content before it.
     """
     pieces, total = [memoryview(base)], len(base)
+    start = start_of(base)
     for packed, size in splices:
-        edits = unpack(packed)
+        edits = unpack(packed, start)
         total += sum(len(edit.put) - edit.cut for edit in edits)
         if total != size:
             raise Corrupt(f"a splice yields {total} bytes, recorded were {size}")
         pieces = _spliced(pieces, edits)
         if len(pieces) > _MAX_PIECES:
             pieces = [memoryview(b"".join(pieces))]
+        if edits and edits[0].keep < START_BYTES:
+            start = start_of(_first_bytes(pieces))
     return b"".join(pieces)
+
+
+def _first_bytes(pieces: list[memoryview]) -> bytes:
+    """The beginning of content in pieces: of a large one all that frames may refer to."""
+    first: list[memoryview] = []
+    size = 0
+    for piece in pieces:
+        first.append(piece)
+        size += len(piece)
+        if size >= START_BYTES:
+            break
+    return b"".join(first)
 
 
 def edited(base: bytes, edits: list[Edit]) -> bytes:

@@ -148,7 +148,7 @@ def encode(
     encoded = None
     if not as_keyframe and limit > 1:
         if edits is not None and base is chain.last:
-            encoded = delta.encode_edits(edits, compression)
+            encoded = delta.encode_edits(edits, base.content, compression)
         else:
             encoded = delta.encode_delta(
                 new.content,

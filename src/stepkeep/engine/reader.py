@@ -271,7 +271,7 @@ class _Chains:
             check_links([record])
             base = None if record.base is None else self._content(record.base, name)
             if record.codec == delta.SPLICE and base is not None:
-                edits = delta.unpack(record.data)
+                edits = delta.unpack(record.data, delta.start_of(base))
                 known = delta.edited(base, edits)
                 self._kept[checkpoint, name] = min(edits[0].keep if edits else len(base), len(known))
             else:
