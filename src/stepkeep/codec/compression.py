@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
+from collections import deque
 from io import BytesIO
 from typing import Final, Protocol
 
@@ -50,9 +50,9 @@ _PREFIX_LEVEL: Final = 1
 MIN_PREFIX_BYTES: Final = 8
 START_BYTES: Final = 32 * 1024
 """How much of the beginning of a base what is put into it is compressed beside. A content that grows begins the same
-each time, so a thread prepares its compressor once: that is as quick as compressing alone, and a quarter smaller."""
+each time, so compressors are prepared for it: that is as quick as compressing alone, and a quarter smaller."""
 
-_MAX_PREPARED: Final = 2
+_MAX_PREPARED: Final = 4
 _MIN_WINDOW_LOG: Final = 10
 _MAX_WINDOW_LOG: Final = 31
 _LARGE_BYTES: Final = 16 * 1024 * 1024
@@ -65,7 +65,7 @@ def compress(content: bytes, *, prefix: bytes | None = None, level: int = _LEVEL
     The same prefix of at least `MIN_PREFIX_BYTES` is needed to decompress.
     """
     if prefix is None:
-        return _local.compressors[level].compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
+        return _compressors[level].compress(content)
     options: dict[int, int] = {
         zstd.CompressionParameter.compression_level: _PREFIX_LEVEL,
         # A low level alone loses sight of a base of a megabyte or more.
@@ -80,18 +80,17 @@ def compress_beside(content: bytes, base: bytes, level: int = _LEVEL) -> bytes:
 
     They are the prefix that is needed to decompress it.
     """
-    for start, of_level, compressor in _local.prepared:
-        if of_level == level and base.startswith(start):
-            return compressor.compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
-    options: dict[int, int] = {zstd.CompressionParameter.compression_level: level}
+    for known in _beside.prepared:
+        if known.level == level and base.startswith(known.start):
+            return known.compress(content)
     start = base[:START_BYTES]
-    if start != _local.start:  # one that does not come again is not worth preparing for
-        _local.start = start
-        return zstd.compress(content, options=options, zstd_dict=_as_prefix(start))
-    known = zstd.ZstdDict(start, is_raw=True).as_digested_dict
-    compressor = zstd.ZstdCompressor(options=options, zstd_dict=known)
-    _local.prepared = [(start, level, compressor), *_local.prepared[: _MAX_PREPARED - 1]]
-    return compressor.compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
+    if start == _beside.start:  # one that does not come again is not worth preparing for
+        known = _Compressors(level, start)
+        _beside.prepared = (known, *_beside.prepared[: _MAX_PREPARED - 1])
+        return known.compress(content)
+    _beside.start = start
+    options: dict[int, int] = {zstd.CompressionParameter.compression_level: level}
+    return zstd.compress(content, options=options, zstd_dict=_as_prefix(start))
 
 
 def decompress(frame: bytes, *, limit: int, prefix: bytes | None = None) -> bytes:
@@ -135,25 +134,47 @@ def _in_pieces(decompressor: zstd.ZstdDecompressor, frame: bytes, most: int) -> 
     return content.getvalue()
 
 
-class _ByLevel(dict[int, zstd.ZstdCompressor]):
-    def __missing__(self, level: int) -> zstd.ZstdCompressor:
-        self[level] = zstd.ZstdCompressor(level)
+class _Compressors:
+    """Compressors of one kind, used by one thread at a time and again by the next: making one costs more than
+    compressing a delta, and some programs save from a new thread each time."""
+
+    def __init__(self, level: int, start: bytes = b"") -> None:
+        self.level = level
+        self.start = start
+        self._dict = zstd.ZstdDict(start, is_raw=True).as_digested_dict if start else None
+        self._idle: deque[zstd.ZstdCompressor] = deque()
+
+    def compress(self, content: bytes) -> bytes:
+        try:
+            compressor = self._idle.pop()
+        except IndexError:
+            compressor = self._made()
+        frame = compressor.compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
+        self._idle.append(compressor)
+        return frame
+
+    def _made(self) -> zstd.ZstdCompressor:
+        options: dict[int, int] = {zstd.CompressionParameter.compression_level: self.level}
+        return zstd.ZstdCompressor(options=options, zstd_dict=self._dict)
+
+
+class _ByLevel(dict[int, _Compressors]):
+    def __missing__(self, level: int) -> _Compressors:
+        self[level] = _Compressors(level)
         return self[level]
 
 
-class _Local(threading.local):
-    """The compressors of each thread: making one costs more than compressing a delta.
-
-    `prepared` are those beside the start of a base, by that and their level; `start` is the one that was met last.
-    """
+class _Beside:
+    """The compressors that are prepared for the start of a base, and the start that was met last. All of it is only
+    remembered: two threads that change it at once may forget something."""
 
     def __init__(self) -> None:
-        self.compressors = _ByLevel()
-        self.prepared: list[tuple[bytes, int, zstd.ZstdCompressor]] = []
+        self.prepared: tuple[_Compressors, ...] = ()
         self.start = b""
 
 
-_local = _Local()
+_compressors: Final = _ByLevel()
+_beside: Final = _Beside()
 
 
 def _as_prefix(prefix: bytes) -> tuple[zstd.ZstdDict, int]:
@@ -193,7 +214,7 @@ class Zstandard:
         self._level = level
 
     def compress(self, content: bytes) -> bytes:
-        return _local.compressors[self._level].compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
+        return _compressors[self._level].compress(content)
 
     def compress_beside(self, content: bytes, base: bytes) -> bytes:
         """The content where it goes into a base of at least `START_BYTES`."""
