@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Callable
 from hashlib import sha256
@@ -14,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepkeep.codec import delta, exact, incremental
-from stepkeep.codec.incremental import Derived, Growing, Grown
+from stepkeep.codec.incremental import Derived, Following, Growing, Grown
 from stepkeep.engine import state_encoder
-from stepkeep.engine.state_encoder import IncrementalEncoder
+from stepkeep.engine.state_encoder import Frozen, IncrementalEncoder, Verbatim
+from stepkeep.errors import InvalidInput
 
 LEAVES = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.0, -0.0, 1.0, 2.5]) | st.text()
 VALUES = st.recursive(
@@ -135,6 +137,57 @@ def test_content_depends_on_the_values_alone(
                 choose.choice(CHANGES)(choose.choice(containers(state)))
             if choose.random() < 0.3:
                 state = copy.deepcopy(state)  # as a program that reads its state anew each time
+
+
+@given(
+    state=st.dictionaries(st.text(max_size=3), VALUES, max_size=5),
+    seed=st.integers(0, 2**32),
+    whole=st.sampled_from([0, 20, 1000]),
+)
+def test_a_state_that_nobody_changes_has_the_same_content(
+    state: dict[str, Any], seed: int, whole: int
+) -> None:
+    """States that share the objects of the one before, or equal ones, or none: the bytes depend on the values alone."""
+    choose = random.Random(seed)
+    given_before: list[tuple[dict[str, Any], str]] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(incremental, "MIN_ORDERED_BYTES", 40)
+        patched.setattr(incremental, "_WHOLE_BYTES", whole)
+        source = Growing(is_frozen=True)
+        for _ in range(8):
+            assert grown(source, state).content == grown(Growing(), state).content
+            given_before.append((state, repr(state)))
+            state = {
+                name: value[:] if type(value) is list and choose.random() < 0.5 else value
+                for name, value in state.items()
+            }
+            for value in [each for each in state.values() if type(each) is list]:
+                if choose.random() < 0.7 and not any(
+                    value is old for s, _ in given_before for old in s.values()
+                ):
+                    value.append({"n": choose.randint(0, 9), "b": [choose.choice([1, True, 1.0])]})
+            if choose.random() < 0.5:
+                state = copy.deepcopy(state)
+                choose.choice(CHANGES)(choose.choice(containers(state)))
+    assert all(repr(each) == then for each, then in given_before)  # nor does the encoder change them
+
+
+def test_the_same_objects_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a list that nobody changes, what was there is neither packed nor encoded, however much it is."""
+    seen: list[Any] = []
+
+    def noting(value: Any, depth: int) -> tuple[bytes, Any] | None:
+        seen.append(value)
+        return exact.plain(value, depth)
+
+    messages: list[Any] = [{"text": f"text {number}"} for number in range(50)]
+    source = Growing(noting, is_frozen=True)
+    grown(source, {"messages": messages})
+    seen.clear()
+    monkeypatch.setattr(incremental, "_pack", None)
+    made = grown(source, {"messages": [*messages, {"text": "new"}]})
+    assert seen == [[{"text": "new"}]]
+    assert exact.decode(exact.JSON, made.content)["messages"] == [*messages, {"text": "new"}]
 
 
 @given(state=st.dictionaries(st.text(max_size=3), VALUES, min_size=1, max_size=5))
@@ -310,3 +363,39 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder.forget("c")
     assert encoder._take("c") is None
     assert encoder._held_bytes == len(exact.to_json(state))
+
+
+@given(contents=st.lists(st.dictionaries(st.text(max_size=3), VALUES, max_size=5), min_size=2, max_size=6))
+def test_json_of_others_is_kept_byte_for_byte(contents: list[dict[str, Any]]) -> None:
+    """With its own blanks, its digest, and edits that lead from one to the next."""
+    source = Following()
+    before = b""
+    for written in (json.dumps(each, ensure_ascii=True, indent=1).encode() for each in contents):
+        made = source.content(written)
+        assert (made.content, made.first_at, made.derived.before) == (written, 0, before)
+        assert made.digest == sha256(written).hexdigest()
+        assert written[: made.derived.shared] == before[: made.derived.shared]
+        edits = delta.pack_edits(made.derived.edits or [])
+        assert delta.apply_edits(before, [(edits, len(written))]) == written
+        before = written
+
+
+def test_what_was_promised_is_not_taken_for_more() -> None:
+    """A saver that promises nothing may change what it gave: its state is never compared by its objects."""
+    encoder = IncrementalEncoder(exact.MAX_BYTES)
+    state: dict[str, Any] = {"messages": [{"text": "x" * state_encoder.MIN_REMEMBERED_BYTES}]}
+    encoder.encode("s", Frozen(state))
+    encoder.encode("s", state)
+    state["messages"][0]["text"] = "y"
+    assert encoder.encode("s", state).value() == state
+    encoder.encode("s", Verbatim(exact.to_json(state)))
+    assert encoder.encode("s", Frozen(copy.deepcopy(state))).value() == state
+
+
+def test_json_of_others_has_the_limit_of_all_states() -> None:
+    encoder = IncrementalEncoder(max_bytes=100)
+    for encode in (lambda state: encoder.encode("s", state), encoder.whole):
+        assert encode(Verbatim(b'{"a": 1}')).content == b'{"a": 1}'
+        with pytest.raises(InvalidInput) as told:
+            encode(Verbatim(b'{"a": "%s"}' % (b"x" * 100)))
+        assert told.value.code == exact.TOO_LARGE

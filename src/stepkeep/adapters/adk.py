@@ -12,6 +12,7 @@ event. State that begins with `app:` or `user:` belongs to all sessions, and is 
 from __future__ import annotations
 
 import uuid
+from operator import itemgetter
 from typing import Any, Final
 
 from google.adk.errors import InvocationNotFoundError, StaleSessionError
@@ -41,6 +42,7 @@ USER: Final = "adk-user"
 EVENTS: Final = "events"
 STATE: Final = "state"
 UPDATED: Final = "last_update_time"
+_id: Final = itemgetter("id")
 
 
 class StepkeepSessionService(HeadsOwner, BaseSessionService):  # type: ignore[misc]
@@ -232,12 +234,13 @@ def _appended(session: Session, head: Head, event: dict[str, Any]) -> list[Any] 
     if head.id is None:
         raise SessionNotFoundError(f"Session {session.id} not found.")
     events: list[Any] = head.state[EVENTS]
-    if any(each == event for each in events if each["id"] == event["id"]):
+    if event["id"] in map(_id, events) and event in events:
         return None
     marker = session._storage_update_marker
-    ids = [each["id"] for each in events]
     # A session that did not come from here is known by its events.
-    is_current = marker == head.id if marker is not None else ids == [each.id for each in session.events]
+    is_current = (
+        [*map(_id, events)] == [each.id for each in session.events] if marker is None else marker == head.id
+    )
     if not is_current:
         raise StaleSessionError(
             f"session {session.id} was changed since it was read: get it again, then decide what to append"

@@ -23,7 +23,7 @@ import msgspec
 
 from stepkeep import api
 from stepkeep.api import Checkpoint, Header, RetentionRules, SaveOptions, Session, SessionInfo
-from stepkeep.api.extension import HeaderQuery, decode, encode, load_body
+from stepkeep.api.extension import Frozen, HeaderQuery, decode, encode, load_body
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound
 from stepkeep.model import DETAILS
 from stepkeep.text import clean, shortened
@@ -38,7 +38,8 @@ MAX_REMEMBERED_BYTES: Final = 64 * 1024 * 1024
 KEEPS_ALL: Final = "archive"
 """The profile of new sessions: a framework believes that what it saved stays."""
 
-MAX_MESSAGE: Final = 200
+MAX_MESSAGE: Final = 80
+"""The text itself is in the state: of every checkpoint there is one line to know it by."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -181,7 +182,7 @@ class SessionHeads:
             if known.session is not None:
                 with suppress(
                     Exception
-                ):  # only a save proves that it is still the newest: nothing else counts yet
+                ):  # only a save proves that it is still the newest, nothing else counts
                     change = work(known.head)
             for tries in range(MAX_TRIES):
                 if change is None:
@@ -204,9 +205,9 @@ class SessionHeads:
         session = known.session
         options = change.options | SaveOptions(expect_head=known.head.id)
         if session is None:
-            session, header = self.begin(key, change.state, options, project=project)
+            session, header = self.begin(key, Frozen(change.state), options, project=project)
         else:
-            header = session.save(change.state, **options)
+            header = session.save(Frozen(change.state), **options)
         head = Head(header.id, change.state, change.options.get("details"))
         self._remember(key, _Known(session, head, header.size_bytes))
         return header
@@ -227,22 +228,19 @@ class SessionHeads:
 
     def opened(self, key: str, *, project: str | None = None) -> Session:
         """A session, made if there is none. A new one keeps everything, unless rules were given."""
-        if self.store.engine.session_with(key) is None:
-            return self.store.session(key, profile=KEEPS_ALL, project=project, retention=self._retention)
-        return self.store.session(key, retention=self._retention)
+        return self.store.session(key, retention=self._retention, **self._of_new(key, project))
 
     def begin(
         self, key: str, state: Any, options: SaveOptions, *, project: str | None = None
     ) -> tuple[Session, Header]:
-        """Save into a session that need not exist yet. A new one keeps everything, unless rules were given.
-
-        Input that is refused leaves nothing behind, not even an empty session.
-        """
-        if self.store.engine.session_with(key) is None:
-            header = self.store.save(key, state, profile=KEEPS_ALL, project=project, **options)
-        else:
-            header = self.store.save(key, state, **options)
+        """Save into a session that need not exist yet. What is refused leaves nothing behind, not even a session."""
+        header = self.store.save(key, state, **self._of_new(key, project), **options)
         return self.store.session(key, retention=self._retention), header
+
+    def _of_new(self, key: str, project: str | None) -> dict[str, Any]:
+        """What a session is made with; nothing if it is there."""
+        is_there = self.store.engine.session_with(key) is not None
+        return {} if is_there else {"profile": KEEPS_ALL, "project": project}
 
     def _known(self, key: str) -> _Known:
         found = self.read(key)

@@ -7,7 +7,7 @@ agent = Agent(model=model, session_manager=sessions)
 
 It understands the keys of snapshots: those of one agent are checkpoints of one session, each time that the latest is
 overwritten too. So history is history, and what did not change is not stored again. Every other key is a session of its
-own. Bytes come back as they were given; those of JSON are stored as what they say.
+own. Bytes come back as they were given; those of JSON are the state as they are, and can be read as what they say.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from contextlib import suppress
 from copy import copy
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
-import msgspec
 from strands.storage import Storage
 from strands.storage.storage import _NAMESPACED, _normalize_key, _normalize_prefix
 from strands.types.exceptions import StorageError
@@ -30,8 +29,9 @@ from strands.types.exceptions import StorageError
 from stepkeep import api
 from stepkeep.adapters.session_head import HeadsOwner, settled
 from stepkeep.api import Header, RetentionRules, SaveOptions
-from stepkeep.api.extension import HeaderQuery
+from stepkeep.api.extension import JSON, HeaderQuery, Loaded, Verbatim, decode
 from stepkeep.errors import NotFound, StepkeepError
+from stepkeep.model import STATE
 
 FRAMEWORK: Final = "strands"
 OTHER: Final = "strands-key"
@@ -40,7 +40,7 @@ IMMUTABLE: Final = "immutable"
 _SNAPSHOT: Final = re.compile(
     r"(?P<scope>.+)/snapshots/(?:snapshot_latest|immutable_history/snapshot_(?P<id>[\w-]+))\.json"
 )
-_FORM: Final = "form"
+_DATA: Final = "data"
 _DELETED: Final = "deleted"
 
 P = ParamSpec("P")
@@ -63,7 +63,7 @@ class StepkeepStorage(HeadsOwner, Storage):  # type: ignore[misc]
         super().__init__(store, retention=retention)
         self._deleting = threading.Lock()
         self._prefix = ""
-        self._last: tuple[bytes, Any, str] = (b"", {"data": b""}, "bytes")
+        self._last: tuple[bytes, Any] = (b"", {_DATA: b""})
 
     async def write(self, key: str, data: bytes) -> None:
         """Store data durably under a key. A snapshot that is overwritten stays in the history of its agent."""
@@ -96,20 +96,19 @@ class StepkeepStorage(HeadsOwner, Storage):  # type: ignore[misc]
     # --- the same on a thread
 
     def _write(self, key: str, data: bytes) -> None:
-        last, state, form = self._last
+        last, state = self._last
         if last != data:
-            state, form = _readable(data)
-            self._last = data, state, form  # an immutable snapshot is followed by the same as the latest
+            state = _state(data)
+            self._last = data, state  # an immutable snapshot is followed by the same as the latest
         session, kind, id = _place(key)
         if kind == IMMUTABLE:
             self._remove(session, id)
-        options = SaveOptions(tags=(kind,), external_id=id, metadata={_FORM: form}, message=id or "")
-        self._heads.save(session, state, options)
+        self._heads.save(session, state, SaveOptions(tags=(kind,), external_id=id, message=id or ""))
 
     def _read(self, key: str) -> bytes | None:
         session, kind, id = _place(key)
         header = self._find(session, kind, id)
-        return None if header is None else _data(self.store.engine.load(header).value(), header)
+        return None if header is None else _data(self.store.engine.load(header))
 
     def _find(self, key: str, kind: str, id: str | None = None) -> Header | None:
         """The checkpoint for a key, None if there is none or it is deleted.
@@ -127,7 +126,7 @@ class StepkeepStorage(HeadsOwner, Storage):  # type: ignore[misc]
             header = header if LATEST in header.tags else session.header(f"tag:{LATEST}")
         except NotFound:
             return None
-        return None if header.metadata[_FORM] == _DELETED else header
+        return None if _DELETED in header.metadata else header
 
     def _delete(self, key: str) -> None:
         session, kind, id = _place(key)
@@ -135,7 +134,7 @@ class StepkeepStorage(HeadsOwner, Storage):  # type: ignore[misc]
             if kind == IMMUTABLE:
                 self._remove(session, id)
             elif kind == LATEST and self._find(session, LATEST) and self._find(session, IMMUTABLE):
-                self._heads.save(session, {}, SaveOptions(tags=(LATEST,), metadata={_FORM: _DELETED}))
+                self._heads.save(session, {}, SaveOptions(tags=(LATEST,), metadata={_DELETED: True}))
             elif kind == LATEST:
                 self.store.get(session).clear()
             if not (self._find(session, LATEST) or self._find(session, IMMUTABLE)):
@@ -180,25 +179,28 @@ def _place(key: str) -> tuple[str, str, str | None]:
     return session, LATEST if id is None else IMMUTABLE, id
 
 
-_FORMS: Final[dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]]] = {
-    # Several times faster, but numbers with an exponent are written in another way.
-    "json": (msgspec.json.decode, lambda value: msgspec.json.format(msgspec.json.encode(value), indent=0)),
-    "json.dumps": (json.loads, lambda value: json.dumps(value, ensure_ascii=False).encode()),
-}
-"""How JSON is read, and written again byte for byte as Strands writes it."""
-
-
-def _readable(data: bytes) -> tuple[Any, str]:
-    """The state for some data, and its form. JSON that is written as Strands writes it is stored as what it says."""
+def _state(data: bytes) -> Any:
+    """What is saved for some data: JSON as it is, so that it can be read as what it says, other bytes as bytes."""
     if data.startswith(b"{"):
-        for form, (read, write) in _FORMS.items():
-            with suppress(ValueError, RecursionError, msgspec.MsgspecError):
-                value = read(data)
-                if write(value) == data:
-                    return value, form
-    return {"data": data}, "bytes"
+        with suppress(StepkeepError):
+            decode(JSON, data)
+            return Verbatim(data)
+        with suppress(ValueError, RecursionError):  # Strands writes NaN too, which is no JSON
+            value = json.loads(data)
+            if _dumped(value) == data:
+                return value
+    return {_DATA: data}
 
 
-def _data(state: Any, header: Header) -> bytes:
-    form = header.metadata[_FORM]
-    return state["data"] if form == "bytes" else _FORMS[form][1](state)
+def _data(found: Loaded) -> bytes:
+    """The data of a checkpoint; of a state that someone else saved its JSON."""
+    content = found.header.contents[STATE]
+    if content.encoding == JSON:
+        return found.json() if content.first_at else found.contents[STATE]
+    value = found.value()
+    return value[_DATA] if type(value.get(_DATA)) is bytes else _dumped(value)
+
+
+def _dumped(value: Any) -> bytes:
+    """JSON as Strands writes it."""
+    return json.dumps(value, ensure_ascii=False).encode()

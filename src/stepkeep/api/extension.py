@@ -4,7 +4,8 @@ An adapter that keeps a framework's own records (its ids, its serializer, its pe
 an open store (`store.engine`) directly. Everything it may use for that stands here; what is not here may change at any
 time. Applications need none of it.
 
-- saving and loading: `Engine`, `Save`, `PlainMetadata`, `NewBody`, `Loaded`, `verified`, `load_body`
+- saving and loading: `Engine`, `Save`, `PlainMetadata`, `NewBody`, `Frozen`, `Verbatim`, `Loaded`, `verified`,
+  `load_body`
 - asking a backend: `HeaderQuery`, `SessionQuery`, `Annotation`, `Target`
 - bytes: the exact encoding of a value (`encode`, `decode`, `plain`, `JSON`, `MAX_DEPTH`), its growth (`Growing`),
   why a value cannot be saved (`ValidationError`, `name_of`, `step_of`, `ATOMS`), stored bytes (`encode_keyframe`,
@@ -34,9 +35,11 @@ from stepkeep.codec.incremental import Growing as Growing
 from stepkeep.codec.integrity import check_stored as check_stored
 from stepkeep.codec.integrity import digest as digest
 from stepkeep.engine import Engine as Engine
+from stepkeep.engine import Frozen as Frozen
 from stepkeep.engine import Loaded as Loaded
 from stepkeep.engine import NewBody as NewBody
 from stepkeep.engine import Save as Save
+from stepkeep.engine import Verbatim as Verbatim
 from stepkeep.engine.engine import PlainMetadata as PlainMetadata
 from stepkeep.engine.reader import load_body as load_body
 from stepkeep.engine.reader import verified as verified

@@ -181,6 +181,10 @@ class ValidationError(Exception):
         return InvalidInput(f"cannot save the state: {path} {self.problem}", code=self.code, path=path)
 
 
+def too_many_bytes(size: int, max_bytes: int) -> ValidationError:
+    return ValidationError(f"takes {size} bytes, more than the limit of {max_bytes}: save less", TOO_LARGE)
+
+
 def too_many_values(max_bytes: int) -> ValidationError:
     return ValidationError(f"holds more values than fit the limit of {max_bytes} bytes: save less", TOO_LARGE)
 
@@ -301,9 +305,7 @@ def plain(state: object, max_depth: int = MAX_DEPTH, max_bytes: int = MAX_BYTES)
     except UnicodeEncodeError:  # a lone surrogate: the tagger finds its path
         return None
     if len(data) > max_bytes:
-        raise ValidationError(
-            f"takes {len(data)} bytes, more than the limit of {max_bytes}: save less", TOO_LARGE
-        )
+        raise too_many_bytes(len(data), max_bytes)
     decoded = from_json(data)
     return (data, decoded) if decoded == state else None
 

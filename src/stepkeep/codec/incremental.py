@@ -4,6 +4,7 @@ The proof is by value. Of each container that was encoded there is a private cop
 copy's MessagePack. A container is the same if it equals the copy and has the same MessagePack: equality tells a tuple
 from a list and a UUID from its text, MessagePack tells 1 from True and 1.0 and has the keys in their order. A list that
 begins with the same elements begins with the same bytes. What is new is encoded and proven as every state is.
+Of a state that nobody changes any more no copy is made, and the very same objects need no comparing.
 
 A large content has the largest value of its dict first, so that hashing goes on from where it stood while that value
 grows. The bytes depend on the values alone, never on what is remembered.
@@ -13,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isfinite
+from operator import is_
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from stepkeep.codec import exact
-from stepkeep.codec.delta import MAX_EDITS, MAX_PUT_BYTES, Edit
+from stepkeep.codec.delta import MAX_EDITS, MAX_PUT_BYTES, Edit, find_edits, shared_start
 from stepkeep.codec.exact import ATOMS, INT_MAX, INT_MIN, ValidationError, to_json
 from stepkeep.codec.integrity import RunningDigest
 from stepkeep.errors import StepkeepError
@@ -75,10 +77,13 @@ class _Whole(msgspec.Struct, frozen=True):
 
 
 class _List(msgspec.Struct):
-    """A list that may grow: the copies of its elements, and their MessagePack one after the other."""
+    """A list that may grow: the copies of its elements, and their MessagePack one after the other.
+
+    Elements that nobody changes are their own copies, and are packed when they have to be compared by value.
+    """
 
     copy: list[Any]
-    packed: bytearray
+    packed: bytearray | None
     size: int
 
 
@@ -119,10 +124,10 @@ def _head_bytes(count: int) -> int:
     return 1 if count < 16 else 3 if count < 65536 else 5
 
 
-def _remembered(copy: Any, size: int, level: int) -> _Node:
+def _remembered(copy: Any, size: int, level: int, is_frozen: bool) -> _Node:
     """What to remember of a value whose JSON takes `size` bytes and decodes to `copy`."""
     if type(copy) is list:
-        return _List(copy, bytearray(_elements(copy)), size)
+        return _List(copy[:], None, size) if is_frozen else _List(copy, bytearray(_elements(copy)), size)
     if type(copy) is not dict:
         return size
     if not copy or size < _WHOLE_BYTES or len(copy) > MAX_KEYS or level >= MAX_LEVELS:
@@ -132,7 +137,7 @@ def _remembered(copy: Any, size: int, level: int) -> _Node:
     at = 0
     for name, value in copy.items():
         length = len(to_json(value))
-        nodes[name] = _remembered(value, length, level + 1)
+        nodes[name] = _remembered(value, length, level + 1, is_frozen)
         starts[name] = at + len(to_json(name)) + 2  # a brace or a comma before it, a colon behind
         at = starts[name] + length
     return _Dict(nodes, starts, size)
@@ -173,6 +178,7 @@ class Growing:
     """The successive contents of one dict. For one thread at a time; of no use any more after an error.
 
     `plain` encodes a container, and `view` gives plain data that tells all about one, to be compared with its copy.
+    `is_frozen` promises that nobody changes the dicts, nor anything in them, once they were given.
     """
 
     def __init__(
@@ -181,9 +187,11 @@ class Growing:
         view: Callable[[Any], Any] | None = None,
         *,
         max_bytes: int = exact.MAX_BYTES,
+        is_frozen: bool = False,
     ) -> None:
         self._plain = plain
         self._view = view
+        self.is_frozen = is_frozen
         self._max_bytes = max_bytes
         self._content = b""
         self._root = _Dict({}, {}, 0)
@@ -196,7 +204,7 @@ class Growing:
 
     def begin(self, content: bytes, copy: dict[str, Any]) -> Grown:
         """Remember a first state by its JSON, of more than a few bytes, and what that decodes to."""
-        root = _remembered(copy, len(content), 0)
+        root = _remembered(copy, len(content), 0, self.is_frozen)
         assert isinstance(root, _Dict)
         pieces: dict[str, _Piece] = {}
         for name, node in root.nodes.items():
@@ -250,22 +258,34 @@ class Growing:
             raise _NotPlain
         data, copy = found
         span = (start, start + _size(node or 0), data)
-        return _remembered(copy, len(data), level), len(data), [span]
+        copy = value if self.is_frozen else copy
+        return _remembered(copy, len(data), level, self.is_frozen), len(data), [span]
 
     def _is_same(self, value: Any, node: _Whole) -> bool:
+        if value is node.copy:
+            return True
         view = value if self._view is None else self._view(value)
         return bool(view == node.copy) and _pack(view) == node.packed
+
+    def _are_same(self, elements: list[Any], node: _List) -> bool:
+        """Whether these are the elements of a list that is remembered."""
+        if node.packed is None:
+            if all(map(is_, elements, node.copy)):
+                return True
+            is_same = elements == node.copy and _pack(elements) == _pack(node.copy)
+            node.copy = elements if is_same else node.copy
+            return is_same
+        if elements != node.copy:
+            return False
+        packed = _pack(elements)
+        return len(packed) == _head_bytes(len(elements)) + len(node.packed) and packed.endswith(node.packed)
 
     def _longer(self, node: _List, start: int, value: list[Any], level: int) -> _Piece | None:
         """A list that begins with all elements of the old one; None if it does not."""
         elements = value[:]  # another thread may add to it meanwhile
         view = elements if self._view is None else self._view(elements)
         count = len(node.copy)
-        known = view[:count]
-        if known != node.copy:
-            return None
-        packed = _pack(known)
-        if len(packed) != _head_bytes(count) + len(node.packed) or not packed.endswith(node.packed):
+        if len(elements) < count or not self._are_same(view[:count], node):
             return None
         end = start + node.size
         if len(elements) == count:
@@ -277,8 +297,11 @@ class Growing:
         if copy is None:
             return None
         added = b"," + data[1:] if count else data[1:]
-        node.copy += _sharing(view[count:], copy)
-        node.packed += _elements(copy)
+        if node.packed is None:
+            node.copy += elements[count:]
+        else:
+            node.copy += _sharing(view[count:], copy)
+            node.packed += _elements(copy)
         node.size += len(added) - 1
         return node, node.size, [(start, end - 1, None), (end - 1, end, added)]
 
@@ -319,6 +342,27 @@ class Growing:
         content, derived = _written(self._content, spans)
         self._root, self._content = root, content
         return Grown(content, self._digest.of(content, derived.shared), first_at, derived)
+
+
+class Following:
+    """The successive contents of JSON that someone else wrote, kept byte for byte. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._content = b""
+        self._digest = RunningDigest()
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the content that is remembered."""
+        return len(self._content)
+
+    def content(self, content: bytes) -> Grown:
+        """A content, and how it came from the one before."""
+        before, self._content = self._content, content
+        edits = find_edits(before, content)
+        kept = edits[0].keep if edits else len(before)
+        shared = shared_start(before, content) if edits is None else kept
+        return Grown(content, self._digest.of(content, shared), 0, Derived(before, shared, edits))
 
 
 _UNPACKABLE: Final = (TypeError, ValueError, OverflowError)

@@ -7,6 +7,18 @@ fallback. What a checkpoint means to a user, and which ones to keep, is decided 
 
 from stepkeep.engine.engine import Engine, Made, MakesBody, Pending, Save, Saved
 from stepkeep.engine.reader import Fallback, Loaded
-from stepkeep.engine.state_encoder import NewBody
+from stepkeep.engine.state_encoder import Frozen, NewBody, Verbatim
 
-__all__ = ["Engine", "Fallback", "Loaded", "Made", "MakesBody", "NewBody", "Pending", "Save", "Saved"]
+__all__ = [
+    "Engine",
+    "Fallback",
+    "Frozen",
+    "Loaded",
+    "Made",
+    "MakesBody",
+    "NewBody",
+    "Pending",
+    "Save",
+    "Saved",
+    "Verbatim",
+]

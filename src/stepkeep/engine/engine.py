@@ -98,8 +98,9 @@ class MakesBody(Protocol):
 class Save(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a checkpoint that its saver decides.
 
-    `state` and `details` are values, which are encoded and proven, or bodies that are encoded already and kept as they
-    are; details that are None are left out. `files` is a body, or what makes it; `bodies` are further ones by name.
+    `state` and `details` are values, which are encoded and proven (`Frozen` ones without a copy, `Verbatim` ones as
+    they are), or bodies that are encoded already; details that are None are left out. `files` is a body, or what makes
+    it; `bodies` are further ones by name.
     `blobs` come with the save, and `state_blobs` are those that the state names, by digest. `branch` None means the
     session's current one, `parents` None its head, and `time_us` None now.
     """
@@ -393,8 +394,7 @@ class Engine:
         """
         if self.backend.capabilities.takes_deltas:
             return self.encoder.encode(session, value)
-        encoding, content = exact.encode(value, max_bytes=self.max_state_bytes)
-        return NewBody(content, encoding)
+        return self.encoder.whole(value)
 
     def encoded(self, save: Save) -> Save:
         """The save with its values encoded: they may change from now on."""

@@ -13,7 +13,15 @@ from typing import Any, Final
 import msgspec
 
 from stepkeep.codec import exact
-from stepkeep.codec.incremental import MAX_KEYS, MAX_ORDERED_BYTES, MIN_ORDERED_BYTES, Derived, Growing, Grown
+from stepkeep.codec.incremental import (
+    MAX_KEYS,
+    MAX_ORDERED_BYTES,
+    MIN_ORDERED_BYTES,
+    Derived,
+    Following,
+    Growing,
+    Grown,
+)
 from stepkeep.codec.integrity import digest
 from stepkeep.errors import InvalidInput
 from stepkeep.model import Content
@@ -67,6 +75,21 @@ class NewBody(msgspec.Struct, frozen=True):
         return Content(known, size, encoding, self.first_at, self.count, self.total_bytes)
 
 
+class Frozen(msgspec.Struct, frozen=True):
+    """A state of which its saver promises that nobody changes it, nor anything in it, from now on.
+
+    So no copy of it is made to compare the next one with: what is the same object then is the same value.
+    """
+
+    value: Any
+
+
+class Verbatim(msgspec.Struct, frozen=True):
+    """A state as JSON that someone else wrote, and that its saver found to be JSON: it is kept byte for byte."""
+
+    content: bytes
+
+
 class IncrementalEncoder:
     """Encodes the states of many sessions. Safe for threads: who takes what is remembered under a key has it alone,
     others begin anew."""
@@ -74,28 +97,54 @@ class IncrementalEncoder:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._remembered: OrderedDict[str, Growing] = OrderedDict()
+        self._remembered: OrderedDict[str, Growing | Following] = OrderedDict()
         self._held_bytes = 0
 
-    def encode(self, key: str, state: object) -> NewBody:
+    def encode(self, key: str, state: Any) -> NewBody:
         """The body for a state, or `InvalidInput` naming the place that would not come back equal.
 
         Under an empty key nothing is remembered.
         """
-        if self._remembered and type(state) is dict and (growing := self._take(key)) is not None:
+        if type(state) is Verbatim:
+            return self._followed(key, self._bounded(state.content))
+        is_frozen = type(state) is Frozen
+        if is_frozen:
+            state = state.value
+        growing = self._take(key) if self._remembered and type(state) is dict else None
+        if isinstance(growing, Growing) and growing.is_frozen == is_frozen:
             grown = growing.content(state)
             if grown is not None and len(grown.content) <= self._max_bytes:
                 return self._kept(key, growing, grown)
         encoding, content, copy = exact.encode_copy(state, max_bytes=self._max_bytes)
         least = MIN_REMEMBERED_BYTES if key else MIN_ORDERED_BYTES
         if type(copy) is dict and 0 < len(copy) <= MAX_KEYS and least <= len(content) <= MAX_ORDERED_BYTES:
-            growing = Growing(max_bytes=self._max_bytes)
-            return self._kept(key, growing, growing.begin(content, copy))
+            growing = Growing(max_bytes=self._max_bytes, is_frozen=is_frozen)
+            return self._kept(key, growing, growing.begin(content, state if is_frozen else copy))
         return NewBody(content, encoding)
+
+    def whole(self, state: Any) -> NewBody:
+        """The same with the keys in their own order, and nothing is remembered."""
+        if type(state) is Verbatim:
+            return NewBody(self._bounded(state.content), exact.JSON)
+        value = state.value if type(state) is Frozen else state
+        encoding, content = exact.encode(value, max_bytes=self._max_bytes)
+        return NewBody(content, encoding)
+
+    def _bounded(self, content: bytes) -> bytes:
+        if len(content) > self._max_bytes:
+            raise exact.too_many_bytes(len(content), self._max_bytes).as_error()
+        return content
+
+    def _followed(self, key: str, content: bytes) -> NewBody:
+        """The body for JSON that is kept as it is."""
+        known = self._take(key)
+        following = known if isinstance(known, Following) else Following()
+        return self._kept(key, following, following.content(content))
 
     def grow(self, key: str, state: dict[str, Any], begin: Callable[[], Growing]) -> NewBody | None:
         """The body for a state whose values are encoded in a way of their own; None if it has no plain JSON."""
-        growing = self._take(key) or begin()
+        known = self._take(key)
+        growing = known if isinstance(known, Growing) else begin()
         grown = growing.content(state)
         if grown is None or len(grown.content) > self._max_bytes:
             return None
@@ -111,14 +160,14 @@ class IncrementalEncoder:
             self._remembered.clear()
             self._held_bytes = 0
 
-    def _take(self, key: str) -> Growing | None:
+    def _take(self, key: str) -> Growing | Following | None:
         with self._lock:
             growing = self._remembered.pop(key, None)
             if growing is not None:
                 self._held_bytes -= growing.size_bytes
             return growing
 
-    def _kept(self, key: str, growing: Growing, grown: Grown) -> NewBody:
+    def _kept(self, key: str, growing: Growing | Following, grown: Grown) -> NewBody:
         """The body for what was encoded; what it came from is remembered."""
         size = growing.size_bytes
         if key and MIN_REMEMBERED_BYTES <= size <= MAX_REMEMBERED_BYTES:
