@@ -57,22 +57,32 @@ def loadable(session: stepkeep.Session) -> list[int]:
 
 
 def test_groups_are_half_of_what_is_kept(store: stepkeep.Store) -> None:
-    """Profile `agent` keeps 10, so every fifth checkpoint is a keyframe; `archive` has one in 128."""
+    """Profile `agent` keeps 10, so every fifth checkpoint is a keyframe; `archive` has one in 1,024."""
     agent, archive = store.session("a", profile="agent"), store.session("b", profile="archive")
     fill(agent, 17)
-    for n in range(130):
-        archive.save({"n": n, "log": TEXT})
+    large = [random.Random(n).randbytes(100).hex() for n in range(200)]
+    for n in range(1026):
+        archive.save({"n": n, "log": large})
     assert keyframes(agent) == [1, 6, 11, 16]
-    assert keyframes(archive) == [1, 129]
+    assert keyframes(archive) == [1, 1025]
+
+
+def test_deltas_that_are_no_edits_make_smaller_groups(store: stepkeep.Store) -> None:
+    """Each of them is applied to the whole content: a load would take too long after more than 128."""
+    session = store.session("b", profile="archive")
+    words = [random.Random(n).randbytes(200).hex() for n in range(200)]
+    for n in range(130):
+        session.save([f"{word} {n}" for word in words])  # more places than a list of edits may have
+    assert keyframes(session) == [1, 129]
 
 
 def test_bases_form_two_levels(store: stepkeep.Store) -> None:
-    """Member k is based on k-8 when 8 divides it, else against its neighbour."""
+    """Member k is based on k-16 when 16 divides it, else against its neighbour."""
     session = store.session("b", profile="archive")
-    fill(session, 30)
+    fill(session, 50)
     seq = {header.id: header.seq for header in session.history()}
     bases = {seq[info.checkpoint] - 1: seq[info.base] - 1 for info in bodies(session) if info.base}
-    assert bases == {k: k - 8 if k % 8 == 0 else k - 1 for k in range(1, 30)}
+    assert bases == {k: k - 16 if k % 16 == 0 else k - 1 for k in range(1, 50)}
 
 
 def test_a_cold_writer_continues_the_group(url: str) -> None:
@@ -85,7 +95,7 @@ def test_a_cold_writer_continues_the_group(url: str) -> None:
         assert keyframes(session) == [1]
         seq = {header.id: header.seq for header in session.history()}
         bases = {seq[info.checkpoint] - 1: seq[info.base] - 1 for info in bodies(session) if info.base}
-        assert bases == {k: k - 8 if k % 8 == 0 else k - 1 for k in range(1, 20)}
+        assert bases == {k: k - 16 if k % 16 == 0 else k - 1 for k in range(1, 20)}
         assert loadable(session) == list(range(1, 21))
 
 
@@ -171,6 +181,43 @@ def test_one_damaged_delta_costs_at_most_the_rest_of_its_group(store: stepkeep.S
     left = loadable(session)
     assert set(left) >= {1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 14, 15}
     assert 8 not in left
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_one_damaged_record_of_a_long_group_costs_fifteen_checkpoints_at_most(
+    store: stepkeep.Store, path: Path, is_gone: bool
+) -> None:
+    """Whichever it is: of those that many are based on there is a redundant delta against the neighbour."""
+    session = store.session("run", profile="archive")
+    fill(session, 80)
+    assert keyframes(session) == [1]
+    headers = list(session.history(newest_first=False))
+    with programs.raw(path) as connection:
+        for header in headers[1:]:
+            where = f"checkpoint = '{header.id}' AND is_redundant = 0"
+            ((data, rowid),) = programs.rows(connection, f"SELECT data, rowid FROM bodies WHERE {where}")
+            sql = "UPDATE bodies SET data = ?, is_redundant = ? WHERE rowid = ?"
+            changed = (data, 2, rowid) if is_gone else (programs.flipped(data, len(data) // 2, 3), 0, rowid)
+            connection.execute(sql, changed)
+            session._engine.forget(session.uid)  # the writer still has the newest content in memory
+            number = header.seq - 1
+            lost = range(number, number + 16 - number % 16) if number % 16 else range(0)
+            assert loadable(session) == [n + 1 for n in range(80) if n not in lost]
+            connection.execute(sql, (data, 0, rowid))
+
+
+def test_several_damaged_records_in_a_row_are_bridged(store: stepkeep.Store, path: Path) -> None:
+    """Each by its own redundant delta, as long as those between them hold."""
+    session = store.session("run", profile="archive")
+    fill(session, 80)
+    with programs.raw(path) as connection:
+        for seq in (17, 33, 65):
+            flip(connection, session.header(seq).id)
+        assert loadable(session) == list(range(1, 81))
+        flip(connection, session.header(33).id, is_redundant=1)
+    session._engine.forget(session.uid)
+    assert loadable(session) == list(range(1, 33))
+    assert not session.verify().is_intact
 
 
 def test_a_redundant_delta_goes_with_its_base(store: stepkeep.Store) -> None:

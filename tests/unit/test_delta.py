@@ -509,32 +509,27 @@ class TestRebuild:
 
 class TestGroups:
     def test_any_body_of_a_full_group_is_few_deltas_away(self) -> None:
-        """Every eighth skips back to the eighth before: at most 22 deltas lead from the keyframe to one of 128."""
+        """Every 16th skips back to the 16th before: at most 78 deltas lead from the keyframe to one of 1,024."""
         limit = group_limit(None)
-        content, positions, bases, line = noise(10_000), {}, {}, None
+        content, positions, bases, line = noise(40_000), {}, {}, None
         for number in range(limit):
-            new = chains.Base(f"cp_{number}", content + bytes([number]))
+            new = chains.Base(f"cp_{number}", content + number.to_bytes(2, "big"))
             (body, *_), line = chains.encode("state", line, new, limit=limit, as_keyframe=False)
             positions[number] = body.position
             bases[number] = None if body.base is None else int(body.base.removeprefix("cp_"))
         assert list(positions.values()) == list(range(limit))
-        assert [bases[number] for number in range(18)] == [
-            None,
-            *(0, 1, 2, 3, 4, 5, 6, 0),
-            *(8, 9, 10, 11, 12, 13, 14, 8),
-            16,
-        ]
+        assert [bases[number] for number in range(1, 34)] == [*range(15), 0, *range(16, 31), 16, 32]
 
         def distance(number: int) -> int:
             base = bases[number]
             return 0 if base is None else 1 + distance(base)
 
-        assert max(map(distance, bases)) == 22
+        assert max(map(distance, bases)) == 78
 
     @pytest.mark.parametrize(
         ("keep_last", "keyframe_every", "limit"),
         [
-            *((None, None, 128), (1000, None, 128), (256, None, 128), (255, None, 127), (50, None, 25)),
+            *((None, None, 1024), (9000, None, 1024), (2048, None, 1024), (255, None, 127), (50, None, 25)),
             *(
                 (3, None, 1),
                 (1, None, 1),
@@ -549,7 +544,7 @@ class TestGroups:
     def test_a_group_is_at_most_half_of_what_is_kept(
         self, keep_last: int | None, keyframe_every: int | None, limit: int
     ) -> None:
-        """Half of the kept checkpoints, at most 128, unless the caller says how often."""
+        """Half of the kept checkpoints, at most 1,024, unless the caller says how often."""
         assert group_limit(keep_last, keyframe_every) == limit
 
     @pytest.mark.parametrize(
@@ -574,8 +569,16 @@ class TestGroups:
             limit=10,
             keyframe_bytes=1000,
             deltas_bytes=deltas_bytes,
-            delta_bytes=delta_bytes,
+            delta=None if delta_bytes is None else Encoded(SPLICE, bytes(delta_bytes)),
         )
+
+    @pytest.mark.parametrize("codec", [SPLICE, PREFIX])
+    def test_what_is_applied_to_all_of_its_base_makes_smaller_groups(self, codec: str) -> None:
+        """Many edits are applied at once, other deltas one after the other."""
+        sizes = {"keyframe_bytes": 1000, "deltas_bytes": 0, "delta": Encoded(codec, b"x")}
+        assert not starts_group(length=127, limit=1024, **sizes)
+        assert starts_group(length=128, limit=1024, **sizes) is (codec == PREFIX)
+        assert starts_group(length=1024, limit=1024, **sizes)
 
 
 def stored(codec: str, content: bytes, base: bytes) -> bytes:

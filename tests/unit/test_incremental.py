@@ -375,7 +375,7 @@ def test_json_of_others_is_kept_byte_for_byte(contents: list[dict[str, Any]]) ->
         assert (made.content, made.first_at, made.derived.before) == (written, 0, before)
         assert made.digest == sha256(written).hexdigest()
         assert written[: made.derived.shared] == before[: made.derived.shared]
-        edits = delta.pack_edits(made.derived.edits or [])
+        edits = delta.pack_edits(made.derived.edits or [], before)
         assert delta.apply_edits(before, [(edits, len(written))]) == written
         before = written
 

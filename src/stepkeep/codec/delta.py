@@ -39,11 +39,14 @@ _SPLICE_BY: Final = f"{SPLICE}+"
 # No content larger than this is decoded unless the caller says so.
 DEFAULT_CEILING_BYTES: Final = 512 * 1024 * 1024
 
-GROUP_STRIDE: Final = 8
+GROUP_STRIDE: Final = 16
 """A delta whose number divides by this is based on the one as many before it, any other on its neighbour. So a writer
-needs two contents at hand, and any body of a full group is rebuilt from at most 22 deltas."""
+needs two contents at hand, and any body of a full group is rebuilt from at most 78 deltas."""
 
-_MAX_GROUP_MEMBERS: Final = 128
+_MAX_GROUP_MEMBERS: Final = 1024
+_MAX_UNEDITED_MEMBERS: Final = 128
+"""A delta that is no list of edits is applied to all of its base, which takes long: fewer of these make a group."""
+
 # Up to here a frame that refers to the base is both quicker and smaller than edits.
 _SMALL_BYTES: Final = 32 * 1024
 
@@ -53,7 +56,7 @@ class StoredForm(msgspec.Struct, frozen=True, kw_only=True):
 
     `digest` is over the stored bytes. `base` is the checkpoint whose body of the same name this one is based on.
     `position` and `group_bytes` are the place in the keyframe group and the delta bytes of the group so far.
-    `is_redundant` marks a second encoding of a keyframe; a redundant delta is never a reference. `blobs` are the
+    `is_redundant` marks a second encoding of a body that many are based on; it is never a reference. `blobs` are the
     blobs this record keeps alive, sorted.
     """
 
@@ -223,16 +226,18 @@ def group_limit(keep_last: int | None, keyframe_every: int | None = None) -> int
 
 
 def starts_group(
-    *, length: int, limit: int, keyframe_bytes: int, deltas_bytes: int, delta_bytes: int | None
+    *, length: int, limit: int, keyframe_bytes: int, deltas_bytes: int, delta: Encoded | None
 ) -> bool:
     """Whether the next body must be a keyframe rather than the delta made for it.
 
     `length` counts the group so far, `keyframe_bytes` is what a keyframe would take now, `deltas_bytes` sums
-    the group's deltas, `delta_bytes` is the delta in question, None when none could be made. Sizes are as
-    stored.
+    the group's deltas, `delta` is the one in question, None when none could be made. Sizes are as stored.
     """
-    if length < 1 or length >= limit or delta_bytes is None:
+    if delta is None or not 1 <= length < (
+        min(limit, _MAX_UNEDITED_MEMBERS) if delta.codec == PREFIX else limit
+    ):
         return True
+    delta_bytes = len(delta.data)
     return delta_bytes * 2 > keyframe_bytes or deltas_bytes + delta_bytes > 2 * keyframe_bytes
 
 

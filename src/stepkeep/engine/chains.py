@@ -145,29 +145,25 @@ def encode(
     if derived is not None and derived.before is chain.last.content:
         shared, edits = derived.shared, derived.edits
     stride_shared = shared if chain.last is chain.stride_base else min(shared, chain.stride_shared)
-    encoded = None
+    encoded = beside = None
     if not as_keyframe and limit > 1:
-        if edits is not None and base is chain.last:
-            encoded = delta.encode_edits(edits, base.content, compression)
-        else:
-            encoded = delta.encode_delta(
-                new.content,
-                base.content,
-                shared=stride_shared if is_stride else shared,
-                compression=compression,
-            )
+        encoded = beside = _against(chain.last, new, shared, edits, compression)
+        if is_stride:
+            encoded = _against(base, new, stride_shared, None, compression)
     if encoded is None or delta.starts_group(
         length=number,
         limit=limit,
         # What a keyframe would take now, judging by the chain's own.
         keyframe_bytes=chain.keyframe_bytes * len(new.content) // max(1, chain.keyframe_size),
         deltas_bytes=chain.delta_bytes,
-        delta_bytes=len(encoded.data),
+        delta=encoded,
     ):
-        return _start(name, chain if limit > 1 else None, new, compression)
+        return _start(name, chain if limit > 1 else None, new, compression, beside)
     delta_bytes = chain.delta_bytes + len(encoded.data)
     added = new._replace(blobs=new.blobs - base.blobs) if new.blobs else new
-    body = record(name, added, encoded, base=base.checkpoint, number=number, group_bytes=delta_bytes)
+    bodies = [record(name, added, encoded, base=base.checkpoint, number=number, group_bytes=delta_bytes)]
+    if is_stride and beside is not None:
+        bodies.append(_redundant(name, chain, new, beside))
     last = new._replace(blobs=new.blobs | base.blobs) if base.blobs else new
     after = Chain(
         last=last,
@@ -178,19 +174,28 @@ def encode(
         keyframe_size=chain.keyframe_size,
         delta_bytes=delta_bytes,
     )
-    return [body], after
+    return bodies, after
 
 
-def _start(name: str, chain: Chain | None, new: Base, compression: Compression) -> tuple[list[Body], Chain]:
+def _against(
+    base: Base, new: Base, shared: int, edits: list[delta.Edit] | None, compression: Compression
+) -> delta.Encoded | None:
+    """A delta against one base; of the two contents it is known with how many bytes they begin, or how they differ."""
+    if edits is not None:
+        return delta.encode_edits(edits, base.content, compression)
+    return delta.encode_delta(new.content, base.content, shared=shared, compression=compression)
+
+
+def _start(
+    name: str, chain: Chain | None, new: Base, compression: Compression, beside: delta.Encoded | None = None
+) -> tuple[list[Body], Chain]:
     """A keyframe, with a redundant delta against the body before it where that one is small."""
     encoded = delta.encode_keyframe(new.content, compression)
     bodies = [record(name, new, encoded)]
-    redundant = None
     if chain is not None:
-        redundant = delta.encode_delta(new.content, chain.last.content, compression=compression)
-    if chain is not None and redundant is not None and len(redundant.data) <= len(encoded.data) // 2:
-        without_blobs = new._replace(blobs=frozenset())  # a redundant delta is never a reference
-        bodies.append(record(name, without_blobs, redundant, base=chain.last.checkpoint, is_redundant=True))
+        beside = beside or _against(chain.last, new, 0, None, compression)
+        if beside is not None and len(beside.data) <= len(encoded.data) // 2:
+            bodies.append(_redundant(name, chain, new, beside))
     return bodies, Chain(
         last=new,
         stride_base=new,
@@ -199,6 +204,12 @@ def _start(name: str, chain: Chain | None, new: Base, compression: Compression) 
         keyframe_size=len(new.content),
         delta_bytes=0,
     )
+
+
+def _redundant(name: str, chain: Chain, new: Base, beside: delta.Encoded) -> Body:
+    """A second record of a body that many are based on: its delta against its neighbour."""
+    without_blobs = new._replace(blobs=frozenset())  # a redundant delta is never a reference
+    return record(name, without_blobs, beside, base=chain.last.checkpoint, is_redundant=True)
 
 
 def record(

@@ -27,7 +27,7 @@ from stepkeep.storage.port import Annotation, Backend, Body, HeaderQuery, Header
 log = Log("stepkeep")
 
 MAX_REDUNDANT: Final = 64
-"""How many damaged keyframes in a row are bridged by their redundant deltas."""
+"""How many damaged records in a row are bridged by their redundant deltas."""
 
 
 MAX_LOADED_BYTES: Final = 2 * delta.DEFAULT_CEILING_BYTES
@@ -290,7 +290,7 @@ def load_body(backend: Backend, header: Header, name: str) -> bytes:
 def rebuild(
     backend: Backend, session: str, checkpoint: str, name: str, *, redundant_left: int = MAX_REDUNDANT
 ) -> bytes:
-    """The content of a body from its records, through the redundant delta of its keyframe if that one is damaged.
+    """The content of a body from its records, through the redundant delta of one that is damaged, if it has one.
 
     The result is what the records say; whether it is what was saved, the digest in the header tells.
     """
@@ -298,18 +298,31 @@ def rebuild(
     try:
         return from_chain(chain)
     except Corrupt:
-        # A keyframe that is damaged or lost may have a redundant delta; `above` is what is based on it.
-        is_complete = bool(chain) and chain[-1].base is None
-        above = chain[:-1] if is_complete else chain
-        keyframe = (chain[-1].checkpoint if is_complete else chain[-1].base) if chain else checkpoint
-        redundant = backend.redundant_delta(session, keyframe or checkpoint, name) if redundant_left else None
+        intact = _intact(chain)
+        lost = chain[len(intact)].checkpoint if len(intact) < len(chain) else _missing(chain, checkpoint)
+        redundant = backend.redundant_delta(session, lost, name) if redundant_left else None
         if redundant is None or redundant.base is None:
             raise
     base = rebuild(backend, session, redundant.base, name, redundant_left=redundant_left - 1)
-    check_links([redundant, *above])
-    content = delta.rebuild([*above, redundant, delta.Rebuilt(base)])
-    log.warning("The keyframe %s is damaged, its redundant delta served", redundant.checkpoint)
+    check_links([redundant])
+    content = delta.rebuild([*intact, redundant, delta.Rebuilt(base)])
+    log.warning("The record of %s is damaged, its redundant delta served", redundant.checkpoint)
     return content
+
+
+def _intact(chain: list[Body]) -> list[Body]:
+    """The records from the top down to the first that is damaged; without the keyframe, if none of them is."""
+    for at, body in enumerate(chain):
+        try:
+            check_links([body])
+        except Corrupt:
+            return chain[:at]
+    return chain if chain and chain[-1].base is not None else chain[:-1]
+
+
+def _missing(chain: list[Body], checkpoint: str) -> str:
+    """The checkpoint whose record a chain lacks at its end."""
+    return (chain[-1].base if chain else None) or checkpoint
 
 
 def from_chain(links: list[Body]) -> bytes:
