@@ -55,6 +55,28 @@ def test_what_could_not_be_saved_comes_with_the_next_event(agent: Agent) -> None
     assert [outcome["name"] for outcome in outcomes] == ["make one"]
 
 
+def test_a_hook_before_a_compaction_waits_for_others(agent: Agent) -> None:
+    """Who writes for some seconds costs no save, and no other event has to bring it in."""
+    agent.hook("UserPromptSubmit", prompt="Repair the login form")
+    with locked(agent):
+        process = subprocess.Popen(
+            agent.command("PreCompact"),
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=agent.environment,
+            cwd=agent.folder,
+        )
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(agent.input("PreCompact"))
+        process.stdin.close()
+        told = process.stderr.readline()  # after two seconds
+    with process:
+        assert b"waiting for another process" in told
+    assert (process.returncode, agent.spooled) == (0, [])
+    assert events(agent) == ["prompt", "context_compaction_warning"]
+
+
 def test_a_hook_that_is_killed_before_a_compaction_loses_nothing(agent: Agent) -> None:
     """The event is durable before the store is tried: clients end hooks that take too long."""
     agent.hook("UserPromptSubmit", prompt="Repair the login form")

@@ -186,6 +186,15 @@ def test_phases_of_other_programs_are_offered(agent: Agent) -> None:
     assert agent.hook("SessionStart").out == ""
 
 
+def test_nothing_that_a_terminal_acts_upon_is_offered(agent: Agent) -> None:
+    """Neither to the person nor to the model: ESC and BEL of a task are shown, not sent."""
+    agent.hook("UserPromptSubmit", session_id="one", prompt="Paint it red \x1b[31m and ring \x07")
+    offer = agent.hook("SessionStart", session_id="two")
+    assert r"(Paint it red \x1b[31m and ring \x07, " in offer.message
+    assert offer.context.splitlines()[0] == offer.message
+    assert not {"\x1b", "\x07"} & set(offer.message + offer.context)
+
+
 def test_a_checkpoint_by_hand_goes_into_the_session_of_its_own_folder(agent: Agent, tmp_path: Path) -> None:
     """Another agent worked later in another folder: `create` here still saves into the session here."""
     there = tmp_path / "elsewhere"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -192,6 +193,18 @@ def test_a_recovery_script_has_commit_and_patches(tmp_path: Path) -> None:
     script = cli.here("investigate", "recovery", "--session", "bug", "--script").out
     assert f"git checkout --detach {head}\n" in script
     assert "-one\n+two\n" in script
+
+
+def test_a_recovery_script_names_the_store_that_was_named(tmp_path: Path) -> None:
+    """Its last command is run where another store is configured, and restores all the same."""
+    cli = Cli(tmp_path)
+    assert cli.here("investigate", "note", "it fails", "--session", "bug").code == 0
+    there = {"STEPKEEP_STORE": "sqlite:other.db"}
+    named = ["investigate", "recovery", "--session", "bug", "--store", cli.url]
+    for words in (named, [*named, "--script"]):
+        line = cli(*words, **there).out.splitlines()[-1]
+        restored = cli(*shlex.split(line[line.index("stepkeep ") :])[1:], **there)
+        assert (restored.code, "Note added" in restored.out) == (0, True)
 
 
 def test_files_are_listed_read_and_traced(cli: Cli, tmp_path: Path) -> None:

@@ -24,6 +24,45 @@ def content(root: Path) -> dict[str, bytes]:
     return {path: each for path, (_, each) in tree_of(root).items()}
 
 
+# --- state, parts and files
+
+
+class Board:
+    """A part whose data is one text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def snapshot(self) -> str:
+        return self.text
+
+    def restore(self, data: str) -> None:
+        self.text = data
+
+
+def test_state_parts_and_files_come_back_together(url: str, root: Path) -> None:
+    """By one restore, which one undo takes back in another process; a plain one says that the files were left."""
+    with stepkeep.open(url) as store:
+        run, board = store.session("run", workspace=root), Board("one")
+        run.parts.connect("board", board)
+        write(root, {"a": "1"})
+        first = run.parts.checkpoint("first")
+        write(root, {"a": "2"})
+        board.text = "two"
+        run.parts.checkpoint("second")
+        plain = run.restore(first.id)
+        assert (plain.files_left, plain.recovery_complete, board.text) == (1, False, "one")
+        assert content(root) == {"a": b"2"}
+        run.undo()
+        whole = run.restore(first.id, files=True, parts=True)
+        assert (whole.files_left, whole.recovery_complete, board.text) == (0, True, "one")
+        assert (content(root), run.load().state) == ({"a": b"1"}, {"board": "one"})
+    with stepkeep.open(url) as store:
+        run = store.get("run")
+        run.undo(workspace=root)
+        assert (content(root), run.load().state) == ({"a": b"2"}, {"board": "two"})
+
+
 # --- the tree
 
 
