@@ -186,6 +186,16 @@ def test_phases_of_other_programs_are_offered(agent: Agent) -> None:
     assert agent.hook("SessionStart").out == ""
 
 
+def test_an_answer_is_not_taken_for_the_task(agent: Agent) -> None:
+    """What is offered is the first prompt that says what to do, however often the person says yes."""
+    for prompt in ("hi", "Repair the login form", "yes", "ok, go on", "/compact"):
+        agent.hook("UserPromptSubmit", session_id="one", prompt=prompt)
+    offer = agent.hook("SessionStart", session_id="two")
+    assert re.fullmatch(
+        r"Checkpoint: Resume from Phase 1\? \(Repair the login form, \d+ s ago\)", offer.message
+    )
+
+
 def test_nothing_that_a_terminal_acts_upon_is_offered(agent: Agent) -> None:
     """Neither to the person nor to the model: ESC and BEL of a task are shown, not sent."""
     agent.hook("UserPromptSubmit", session_id="one", prompt="Paint it red \x1b[31m and ring \x07")

@@ -220,17 +220,6 @@ def test_a_name_that_is_no_text_is_restored_by_either_spelling(cli: Cli, work: P
     assert file.read_text() == "two"
 
 
-@pytest.mark.parametrize("path", [b"gone\xff.bin", rb"gone\xff.bin", b"gone.bin", b"../outside", b""])
-def test_what_is_refused_takes_no_safety_checkpoint(cli: Cli, work: Path, path: bytes) -> None:
-    """Nor does it change a file."""
-    save(cli, work, a="one")
-    save(cli, work, a="two")
-    cli.folder = work
-    assert cli("restore", "k", "#1", "--files", path).code in (2, 3)
-    assert texts(work) == ["two"]
-    assert [each["seq"] for each in cli.here("log", "k", "--json").json["checkpoints"]] == [2, 1]
-
-
 def test_the_printed_undo_names_the_store_that_was_named(cli: Cli, work: Path) -> None:
     """Without it the command would look into another one."""
     save(cli, work, a="one")
