@@ -370,7 +370,7 @@ _NAMES_BY_MODULE = {
 def _import_msgspec() -> None:
     """Import it without what it does not need, which takes half of its time.
 
-    It looks for `typing_extensions`, and the `uuid` of Python 3.11 asks `platform` for one word. Only in a process
+    It looks for `typing_extensions`, and `uuid` before Python 3.13 asks `platform` for one word. Only in a process
     without threads: another one could miss a module at that moment.
     """
     threading = sys.modules.get("threading")

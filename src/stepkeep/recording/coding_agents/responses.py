@@ -22,7 +22,6 @@ from stepkeep.recording.coding_agents import (
     hook_process,
 )
 from stepkeep.recording.coding_agents.agent_session import SessionState, open_tasks, phase_number, summary
-from stepkeep.recording.coding_agents.destruction import Destroys, destroyed_by
 from stepkeep.recording.coding_agents.hook_events import HookEvent
 from stepkeep.recording.coding_agents.hook_notes import HookNotes
 from stepkeep.recording.coding_agents.spool import OWN_SECONDS, Spool, Spooled, is_being_saved
@@ -285,6 +284,8 @@ CAPTURE_SECONDS = 2.0
 
 def _before_tool(event: HookEvent, stores: Stores, environ: Mapping[str, str], notes: HookNotes) -> Answer:
     """See that the files are captured before a tool changes them; the agent waits a moment for it, and then goes on."""
+    from stepkeep.recording.coding_agents.destruction import Destroys, destroyed_by
+
     if not event.may_write:
         return {}
     until = time.monotonic() + CAPTURE_SECONDS
