@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
 import signal
@@ -17,7 +18,8 @@ import pytest
 
 import stepkeep
 from stepkeep.errors import BackendUnavailable
-from stepkeep.storage.files import FilesBackend, Layout
+from stepkeep.storage import sqlite
+from stepkeep.storage.files import FilesBackend, Layout, sidecar
 from stepkeep.testing import FakeClock
 from tests.storage_files.test_store import documents, names, opened
 
@@ -292,3 +294,78 @@ def test_a_failed_commit_takes_the_documents_back(
         assert [header.seq for header in run.history()] == [1]
         assert run.save({"n": 2}).seq == 2
         assert run.verify().is_intact
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let that transaction of the index fail, counted from now on."""
+    before, calls = sqlite._transaction, itertools.count(1)
+
+    def transaction(connection: Any, work: Callable[[Any], Any]) -> Any:
+        if next(calls) != number:
+            return before(connection, work)
+        monkeypatch.undo()
+        connection.run("BEGIN IMMEDIATE")
+        work(connection)
+        connection.run("ROLLBACK")
+        raise apsw.IOError("the commit could not be synced")
+
+    monkeypatch.setattr(sqlite, "_transaction", transaction)
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_what_a_commit_left_to_remove_fails_no_call(
+    root: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoints are gone, which is all that was asked. Their files go with the next write."""
+    with opened(root, layout) as store:
+        run = store.session("r", profile="archive")
+        for number in range(3):
+            run.save({"n": number})
+        failing(monkeypatch, 2)
+        assert run.prune(keep_last=1).deleted == 2
+        assert "stay for now" in caplog.text
+        assert [header.seq for header in run.history()] == [3]
+        run.save({"n": 3})
+        held = [document.read_text(encoding="utf-8") for document in documents(root)]
+        assert not any('"n":0' in each or '"n":1' in each for each in held)
+        assert store.verify().is_intact
+
+
+def test_a_rebuild_whose_commit_fails_is_undone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It announces nothing: it puts right what it finds. What it wrote goes again, and the next one does it anew."""
+    with opened(root, Layout.RUN) as store:
+        run = store.session("r", profile="archive")
+        run.save({"n": 0})
+        newest = run.save({"n": 1}).id
+    next((root / "checkpoints/r/history").glob(f"*{newest}*")).unlink()
+    before = {file: file.read_bytes() for file in documents(root)}
+    failing(monkeypatch, 1)
+    with pytest.raises(BackendUnavailable), opened(root, Layout.RUN):
+        pass
+    assert {file: file.read_bytes() for file in documents(root)} == before
+    with opened(root, Layout.RUN) as store:
+        assert store.get("r").load(newest).state == {"n": 1}
+        assert len(documents(root)) == len(before) + 1
+        assert store.verify().is_intact
+
+
+def test_a_second_name_of_a_document_goes_without_its_bytes(root: Path) -> None:
+    """A save that is killed between the link into the history and the rename leaves one.
+
+    The first to write after it may be a deletion, which overwrites what it was asked to remove, and nothing else.
+    """
+    with opened(root, Layout.WORKFLOW) as store:
+        run = store.session("r", profile="archive")
+        for number in range(2):
+            run.save({"n": number})
+        folder = root / "sessions/r"
+        secret = next((folder / "history").iterdir())
+        copy = root.parent / "copy.json"
+        os.link(secret, copy)
+        os.link(folder / "checkpoint.json", folder / "history/checkpoint-20990101-000000.json")
+        sidecar.announce(root, "99")
+        run.delete("seq:1")
+        assert not (folder / "history").exists()
+        assert not any(copy.read_bytes()), "who deletes a secret wants its bytes gone under every name"
+        assert run.load().state == {"n": 1}
+        assert store.verify().is_intact
