@@ -48,7 +48,10 @@ def write(root: Path, files: Files) -> None:
             path.unlink()
     for name, text in files.items():
         path = tree / name
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for above in reversed(
+            path.relative_to(root).parents[:-1]
+        ):  # those between get other modes from `parents=True`
+            (root / above).mkdir(mode=0o700, exist_ok=True)
         path.write_text(text)
         path.chmod(0o600)
 

@@ -83,9 +83,15 @@ ELSEWHERE = {
     "a clone's configuration removes other projects' sessions": [
         "threats/test_hostile_project.py::test_a_clones_file_removes_nothing_of_others",
         "threats/test_hostile_project.py::test_a_session_carries_the_rules_it_was_made_under",
+        "threats/test_hostile_project.py::test_no_key_of_a_clone_reaches_the_sessions_of_others",
+    ],
+    "a clone's configuration runs a command": [
+        "threats/test_hostile_project.py::test_a_clone_chooses_no_command_for_workflows_of_others",
     ],
     "a clone's configuration sends data and passwords elsewhere": [
         "threats/test_hostile_project.py::test_a_clones_file_sends_nothing_to_a_strangers_server",
+        "threats/test_hostile_project.py::test_no_spelling_leads_out_of_the_project",
+        "threats/test_hostile_project.py::test_no_link_beside_a_store_in_the_project_is_followed",
         "threats/test_hostile_project.py::test_a_store_outside_the_project_needs_trust",
     ],
     "triggers and views in a foreign database": [

@@ -98,7 +98,7 @@ def rule_sources(settings: Settings, given: Mapping[str, Any]) -> Callable[[Sess
 def compress_hours(settings: Settings, given: int | None, backend: Backend) -> int | None:
     """After how many hours history is compressed; None: never."""
     if given is None:
-        hours: int | None = settings["checkpoint.compress_after_hours"]
+        hours: int | None = settings.for_store["checkpoint.compress_after_hours"]
         return hours
     if not (isinstance(backend, Compresses) and backend.can_compress):
         raise InvalidInput(

@@ -94,7 +94,7 @@ class Upkeep:
             policies=settings.policies_of,
             limits=self._limits,
             keeps_history=settings["checkpoint.history.enabled"],
-            compress_after_hours=settings["checkpoint.compress_after_hours"],
+            compress_after_hours=settings.for_store["checkpoint.compress_after_hours"],
             interval_seconds=settings.for_store["keeper.interval_seconds"],
         )
 

@@ -223,6 +223,18 @@ class Settings(msgspec.Struct, frozen=True):
             return self
         return Settings(self.users, self.files)
 
+    def for_work_in(self, folder: AnyPath) -> Settings:
+        """What holds for work whose files are in a folder: the user's settings, and the project's within the project.
+
+        Else a clone that somebody only stands in would choose the command that his own workflows run.
+        """
+        file = self.project_file
+        if file is None or self.users is None:
+            return self
+        project = os.path.realpath(os.path.dirname(file))
+        is_inside = os.path.commonpath((project, os.path.realpath(folder))) == project
+        return self if is_inside else Settings(self.users, self.files)
+
     def for_session(self, session: SessionInfo) -> Settings:
         """What decides about a session: the store's settings, and those of the project that it was made in.
 

@@ -69,7 +69,7 @@ def is_inside(url: str, folder: AnyPath) -> bool:
     """Whether a store lies below a folder, wherever links lead."""
     place = database_name(url) or directory_of(url)
     if place is None:
-        return url == "memory:"
+        return False  # of one in memory nothing stays, and on a server is everything of it elsewhere
     return Path(folder).resolve() in Path(place).resolve().parents
 
 

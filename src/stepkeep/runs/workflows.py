@@ -311,8 +311,9 @@ class Workflows:
     def _launch(
         self, session: SessionInfo, workflow: Workflow, folder: Path, secret_values: Mapping[str, Any]
     ) -> Launch:
+        settings = self._settings.for_work_in(folder)
         try:
-            agent_command = tuple(shlex.split(self._settings["agent.command"]))
+            agent_command = tuple(shlex.split(settings["agent.command"]))
         except ValueError as exc:
             raise InvalidInput(
                 f"agent.command cannot be split into words: {exc}", code="invalid_config"
@@ -324,9 +325,7 @@ class Workflows:
             secrets=secret_values,
             environ=dict(os.environ),
         )
-        limits = StateLimits(
-            **{name: self._settings[f"workflow.{name}"] for name in StateLimits.__struct_fields__}
-        )
+        limits = StateLimits(**{name: settings[f"workflow.{name}"] for name in StateLimits.__struct_fields__})
         return Launch(self._engine, session, workflow, inputs, limits)
 
     # --- running
