@@ -56,6 +56,55 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
     return hint and f": {hint}"
 
 
+# --- how much room a text takes --------------------------------------------------------------------------------
+
+_JOINERS: Final = "\u200c\u200d"
+_WIDE_EMOJI: Final = "\ufe0f"
+
+
+def columns(text: str) -> int:
+    """How many columns of a terminal a clean text takes, at most."""
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+@cache
+def _columns(char: str) -> int:
+    import unicodedata  # most texts are ASCII
+
+    if char == _WIDE_EMOJI:
+        return 1  # it can make the character before it wide
+    if char in _JOINERS or unicodedata.category(char) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def cut(text: str, room: int, *, more: str = "…") -> str:
+    """As much of a clean text as fits into so many columns; `more` ends what was cut off."""
+    if len(text) <= room and columns(text) <= room:
+        return text
+    room -= columns(more)
+    if room < 0:
+        return ""
+    taken = 0
+    for at, char in enumerate(text):
+        taken += _columns(char)
+        if taken > room:
+            return text[:at] + more
+    return text
+
+
+def wrapped(text: str, room: int) -> list[str]:
+    """A clean text in lines of so many columns, broken between words; one that fits into no line has its own."""
+    found = [""]
+    for word in text.split(" "):
+        longer = f"{found[-1]} {word}" if found[-1] else word
+        if columns(longer) <= room or not found[-1]:
+            found[-1] = longer
+        else:
+            found.append(word)
+    return found
+
+
 # --- control characters ----------------------------------------------------------------------------------------
 
 

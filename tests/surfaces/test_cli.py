@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -930,18 +931,54 @@ def test_raw_prints_the_stored_bytes(cli: Cli) -> None:
 # --- terminals and pipes ---------------------------------------------------------------------------------------
 
 
-def test_output_fits_a_terminal_of_eighty_columns(cli: Cli) -> None:
-    """Tables and the history never run over the edge, whatever is stored."""
-    cli.fill("a session with a name that is far too long for any table that has other columns", 12)
+LONG_KEY = "claude-code:00893aaf-19fa-41d2-8238-13269b9b3ca0"
+SHOWING = (
+    *("list", "list run", "list --tag t", "log run", "log run --graph", f"timeline {LONG_KEY}", "status"),
+    *("status run", "branch run", "branch log run main", "find word --session run -n 3", "verify", "resume"),
+    *("prune run --keep-last 3 --dry-run", "clean --dry-run", "keep run", "doctor", "stats", "diff run"),
+    *("events run", "config path", "phases list", "history run --all"),
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_output_fits_a_terminal(cli: Cli, columns: int) -> None:
+    """No line runs over the edge of a terminal, whatever is stored; keys, times and numbers are never cut off."""
+    cli.fill(LONG_KEY, 12)
     cli.fill(count=12, message="a message that goes on and on and on and on and on and on", tags=["t"] * 9)
-    for args in (["list"], ["list", "run"], ["list", "--tag", "t"], ["history", "run", "--all"]):
-        code, shown = cli.terminal(*args)
-        assert code == 0
-        plain = [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in shown.split("\r\n")]
-        assert max(map(len, plain)) <= 80, args
-        assert "2…" not in shown  # no time or number is cut off
-    _, wide = cli.terminal("history", "run", columns=120)
-    assert "stored" in wide
+    cli.here("restore", "run", "step-6", "--branch", "another-way")
+    cli.here("save", "waits", "--state", "{}", "--status", "paused")
+    cli.url = "sqlite:store.db"  # a path would be a word that is longer than a line
+    for line in SHOWING:
+        code, shown = cli.terminal(*line.split(), columns=columns)
+        assert code in (0, 3), (line, shown)  # there may be nothing to resume
+        plain = [re.sub(r"\x1b\[[0-9;]*[mK]", "", each).split("\r")[-1] for each in shown.split("\r\n")]
+        too_long = [each for each in plain if len(each) > columns and str(cli.folder) not in each]
+        assert too_long == [], line
+        assert not re.search(r"\d:\d*…", shown), line
+        if line in ("list", "status", "clean --dry-run") or LONG_KEY in line:
+            assert LONG_KEY in shown, line
+
+
+def test_a_long_key_has_a_line_of_its_own_and_less_important_columns_go(cli: Cli) -> None:
+    """What a row tells stays in its columns below the key; where there is no room, status and task stay."""
+    cli.fill(LONG_KEY, 1)
+    cli.fill("run", 12)
+    with stepkeep.open(cli.url) as store:
+        store.session(LONG_KEY, metadata={"client": "claude-code"}).save(
+            {}, metadata={"client": "claude-code", "task_summary": "Fix the login bug"}
+        )
+    _, shown = cli.terminal("list", columns=60)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown).split("\r\n")
+    assert plain[:4] == [
+        "SESSION               STATUS       TASK",
+        LONG_KEY,
+        "                      in_progress  Fix the login bug",
+        "run                   in_progress  -",
+    ]
+    _, wide = cli.terminal("list", columns=200)
+    assert re.search(rf"{LONG_KEY}  in_progress +2  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d  Fix the login bug", wide)
+    assert "stored" in cli.terminal("history", "run", columns=120)[1]
 
 
 def test_the_short_id_on_a_terminal_names_the_checkpoint(cli: Cli) -> None:

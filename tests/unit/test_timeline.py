@@ -101,11 +101,26 @@ def test_a_straight_history_is_one_lane() -> None:
     )
     assert draw(found, width=80) == [
         "run: in_progress, 3 checkpoints, 0B stored",
-        "  SEQ TIME (UTC)  STEP  SIZE STORED WHY",
-        "✗   3 03-02 08:03    3 3.0KB     0B auto   failed [main] ◀ current",
-        "●   2 03-02 08:02    2 2.0KB     0B manual tag:plan plan made",
-        "○   1 03-02 08:01    1 1.0KB     0B auto",
+        "  SEQ TIME (UTC)     STEP  SIZE STORED WHY",
+        "✗   3 03-02 08:03:00    3 3.0KB     0B auto   failed [main] ◀ current",
+        "●   2 03-02 08:02:00    2 2.0KB     0B manual tag:plan plan made",
+        "○   1 03-02 08:01:00    1 1.0KB     0B auto",
     ]
+    assert draw(found, width=79)[-1] == "○   1 03-02 08:01    1 1.0KB     0B auto"
+    assert draw(found, width=120)[-1] == "○   1  2026-03-02 08:01:00     1  1.0KB      0B  auto"
+
+
+def test_a_key_and_the_task_of_a_coding_agent_are_told_whole() -> None:
+    """A key is never cut for what stands behind it, and what a coding agent works on is said below it."""
+    known = {"client": "claude-code", "task_summary": "Fix the login bug"}
+    found = timeline([header(1), header(2, metadata=known)])
+    found = msgspec.structs.replace(found, session="claude-code:" + "0" * 36)
+    assert draw(found, width=60)[:3] == [
+        found.session,
+        "in_progress, 2 checkpoints, 0B stored",
+        "Fix the login bug",
+    ]
+    assert draw(found, width=200)[0] == f"{found.session}: in_progress, 2 checkpoints, 0B stored"
 
 
 def _forked() -> Timeline:
@@ -467,7 +482,7 @@ def test_hostile_texts_stay_in_their_line() -> None:
     found = msgspec.structs.replace(found, session=nasty[:300])
     for width in (20, 40, 80, 200):
         lines = draw(found, width=width)
-        assert len(lines) == 4
+        assert len(lines) == 5
         assert max(map(cell_len, lines)) <= width
         assert all(line.isprintable() for line in lines)
     document = picture([found])

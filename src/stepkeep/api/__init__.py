@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         phases_url as phases_url,
         recorded_run as recorded_run,
         resume_phase as resume_phase,
-        session_beginning as session_beginning,
         working_folder as working_folder,
     )
     from stepkeep.api.doctor import Diagnosis as Diagnosis, Symptom as Symptom, diagnose as diagnose
@@ -95,6 +94,11 @@ if TYPE_CHECKING:
         SettingView as SettingView,
         Settings as Settings,
         inspect_config as inspect_config,
+    )
+    from stepkeep.config.editing import (
+        ConfigWritten as ConfigWritten,
+        init_config as init_config,
+        set_config as set_config,
     )
     from stepkeep.config.trust import Trusted as Trusted, trust as trust
     from stepkeep.engine import Fallback as Fallback, Pending as Pending
@@ -280,7 +284,7 @@ _NAMES_BY_MODULE = {
     "api.checkpoint": "Checkpoint Restored",
     "api.choosing": (
         "Chosen TakenUp choose current_session is_phase_session list_unfinished open_phases "
-        "phases_url recorded_run resume_phase session_beginning working_folder"
+        "phases_url recorded_run resume_phase working_folder"
     ),
     "api.doctor": "Diagnosis Symptom diagnose",
     "api.files": "Files",
@@ -305,6 +309,7 @@ _NAMES_BY_MODULE = {
     "config.store_names": "default_url store_option",
     "codec.readable": "LAYOUTS CommandOutcome ContextDigest",
     "config": "Config SettingView Settings inspect_config",
+    "config.editing": "ConfigWritten init_config set_config",
     "config.trust": "Trusted trust",
     "engine": "Fallback Pending",
     "errors": "BackendUnavailable Conflict Corrupt InvalidInput NotFound StepkeepError Unsupported",

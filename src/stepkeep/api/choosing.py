@@ -104,18 +104,15 @@ def choose(
     if words and store.engine.session_with(words[0]) is not None:
         return Chosen(session=words[0], refs=tuple(words[1:]))
     if words and not _is_ref(store, words[0]):
-        return msgspec.structs.replace(session_beginning(store, words[0]), refs=tuple(words[1:]))
+        begun = store.get(words[0], prefix=True)
+        return Chosen(
+            session=begun.key, refs=tuple(words[1:]), why=f"the only one that begins with {words[0]}"
+        )
     if fallback is not None:
         return Chosen(session=fallback, refs=tuple(words))
     if words and (key := _session_of(store, words[0])) is not None:
         return Chosen(session=key, refs=tuple(words), why=f"the one with {words[0]}")
     return msgspec.structs.replace(current(store), refs=tuple(words))
-
-
-def session_beginning(store: Store, word: str) -> Chosen:
-    """The session with that key, or the only one whose key begins so; see `Store.get`."""
-    key = store.get(word, prefix=True).key
-    return Chosen(session=key, why=None if key == word else f"the only one that begins with {word}")
 
 
 def _is_ref(store: Store, word: str) -> bool:

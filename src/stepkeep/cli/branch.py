@@ -10,8 +10,8 @@ from msgspec import Raw, UnsetType
 from stepkeep import api
 from stepkeep.api import BranchChanged, MergeConflict, Side, Strategy
 from stepkeep.cli.app import CommandGroup, CommonOptions, command
-from stepkeep.cli.naming import Words, limit_option, on_session, opened, session_option
-from stepkeep.cli.printing import checkpoint_row, is_narrow, lines, moment, note, note_damaged, or_dash, table
+from stepkeep.cli.naming import Words, limit_option, message_option, on_session, opened, session_option
+from stepkeep.cli.printing import checkpoint_row, lines, moment, note, note_damaged, or_dash, table
 from stepkeep.text import clean, clean_json, count, shortened
 
 CONFLICT: Final = 5
@@ -67,8 +67,8 @@ def list_branches(settings: CommonOptions, words: Words) -> None:
 
 def _print_branches(found: api.BranchList) -> None:
     # What is left on a narrow terminal tells the branches apart; the log of each has the rest.
-    hidden = ("checkpoints", "message") if is_narrow() else ()
-    table([_row(each) for each in found.branches], right=["checkpoints", "head"], leave_out=hidden)
+    out = ("message", "checkpoints")
+    table([_row(each) for each in found.branches], right=["checkpoints", "head"], first_out=out)
 
 
 def _row(each: api.BranchInfo) -> dict[str, str]:
@@ -104,7 +104,7 @@ def _print_log(found: api.History) -> None:
         return
     rows = [checkpoint_row(each) for each in found.checkpoints]
     hidden = ("session", "checkpoint", "size", "stored", "ratio", "files")
-    table(rows, right=["seq", "step"], leave_out=hidden)
+    table(rows, right=["seq", "step"], leave_out=hidden, first_out=("tags", "branch"))
     more = found.total - len(found.checkpoints) - len(found.damaged)
     if more > 0:
         lines([f"... ({more:,} more)"])
@@ -165,7 +165,7 @@ def _print_branch(done: BranchChanged, verb: str) -> None:
     help="Merge both states, or take that of one side.",
 )
 @click.option("--on-conflict", type=click.Choice(get_args(Side)), help="Which side decides conflicts.")
-@click.option("--message", default="", metavar="TEXT", help="What the merge is about.")
+@message_option("What the merge is about.")
 def merge(settings: CommonOptions, /, words: Words, **options: Any) -> int:
     """Merge branch NAME into the current branch of SESSION, and close it.
 

@@ -15,6 +15,7 @@ from stepkeep.cli.naming import Words, complete_ref, limit_option, on_session, o
 from stepkeep.cli.printing import (
     SIGN_COLOURS,
     file_line,
+    hanging,
     is_terminal,
     lines,
     moment,
@@ -120,7 +121,9 @@ def _print(result: api.CheckpointComparison, *, full: bool) -> None:
     texts = [f"from {_name(result.older, result)}", f"to   {_name(result.newer, result)}"]
     room = max(20, (width() - 20) // 2) if is_terminal() else WIDTH
     for text in map(clean, result.lines(width=FULL if full else min(room, WIDTH))):
-        texts.append(styled(text, SIGN_COLOURS.get(text.lstrip()[:1])))
+        sign = len(text) - len(text.lstrip()) + 2
+        said = text if full else hanging(text[:sign], text[sign:])
+        texts.append(styled(said, SIGN_COLOURS.get(text.lstrip()[:1])))
     lines(texts)
 
 

@@ -10,7 +10,7 @@ import click
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, known, on_session, opened
-from stepkeep.cli.printing import lines, note
+from stepkeep.cli.printing import lines, note, says_yes
 from stepkeep.text import clean, count
 
 DELETE_EXAMPLE = """\
@@ -82,4 +82,4 @@ def is_confirmed(question: str) -> bool:
     """Ask before something is removed; where nobody can be asked it is refused."""
     if not sys.stdin.isatty():
         raise click.UsageError("There is no terminal to ask: say --yes to remove for good.")
-    return click.confirm(clean(question), err=True)
+    return says_yes(question)

@@ -120,7 +120,8 @@ def _print_status(found: api.HooksStatus) -> None:
         [
             {"client": each.client, "scope": each.scope, "hooks": _state(each), "file": each.path}
             for each in found.files
-        ]
+        ],
+        wrap=True,
     )
     if found.problems:
         lines(["", f"Problems, newest first ({clean(found.log)}):"])
@@ -165,7 +166,7 @@ def _print_trial(found: api.HooksTrial) -> None:
             }
         )
         saved = each.checkpoints
-    table(rows, right=["ms"])
+    table(rows, right=["ms"], wrap=True)
 
 
 @command(

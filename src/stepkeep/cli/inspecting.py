@@ -15,6 +15,7 @@ from stepkeep.cli.printing import (
     ProgressLine,
     cleanup_text,
     facts,
+    hanging,
     is_terminal,
     lines,
     moment,
@@ -78,7 +79,9 @@ def _print_store(status: api.StoreStatus) -> None:
     )
     if status.sessions:
         lines([""])
-        table([_usage_row(each) for each in status.sessions], right=["stored", "ratio", "checkpoints"])
+        rows = [_usage_row(each) for each in status.sessions]
+        out = ("oldest", "ratio", "checkpoints")
+        table(rows, right=["stored", "ratio", "checkpoints"], first_out=out)
         more = usage.sessions - len(status.sessions)
         lines([f"... ({more:,} more)"] if more > 0 else [])
 
@@ -126,6 +129,7 @@ def _print_session(status: api.SessionStatus) -> None:
             "created": _time(session.created),
             "updated": _time(session.updated),
             "latest": "" if latest is None else f"{latest.id} (checkpoint {latest.seq})",
+            "task": "" if latest is None else latest.task,
             "message": "" if latest is None else latest.message,
             **_usage_facts(status.usage),
             "states": f"{size(takes.size_bytes)}, {ratio(takes.ratio)} the stored size"
@@ -218,7 +222,7 @@ def _print_stats(found: api.Stats) -> None:
     since = "counted nothing yet" if found.since is None else f"counted since {moment(found.since)} UTC"
     told = since if found.is_counted else "nothing is counted: metrics.enabled is false"
     lines([f"{clean(found.store)}: {told}", ""])
-    average = f"{size(round(metrics.checkpoint_save_size_bytes))} on average"
+    average = f"{size(round(metrics.checkpoint_save_size_bytes))} mean"
     sizes = [each.content_bytes / each.saves if each.saves else 0 for each in hours]
     latencies = [each.latency_ms or 0 for each in hours]
 
@@ -249,12 +253,13 @@ def _print_stats(found: api.Stats) -> None:
             for name, (total, numbers) in rows.items()
         ],
         right=["total"],
+        first_out=[last],
     )
 
 
 def _latency(found: api.Stats) -> str:
     p95 = found.metrics.checkpoint_save_latency_p95_ms
-    text = f"{found.metrics.checkpoint_save_latency_ms:.1f} on average"
+    text = f"{found.metrics.checkpoint_save_latency_ms:.1f} mean"
     if p95 is None:
         return text
     if p95 == float("inf"):
@@ -350,8 +355,9 @@ def _print_diagnosis(diagnosis: api.Diagnosis) -> None:
 
 def _symptom_lines(symptom: api.Symptom) -> list[str]:
     mark, colour = _MARKS[symptom.verdict]
-    first = f"{styled(f'{mark:<4}', colour)}  {symptom.name:<13}  {clean(symptom.message)}"
-    return [first] if symptom.advice is None else [first, f"{'':21}→ {clean(symptom.advice)}"]
+    said = hanging(f"{mark:<4}  {symptom.name:<13}  ", clean(symptom.message))
+    first = styled(said[:4], colour) + said[4:]
+    return [first] if symptom.advice is None else [first, hanging(f"{'':21}→ ", clean(symptom.advice))]
 
 
 # --- config ------------------------------------------------------------------------------------------------------
@@ -359,20 +365,48 @@ def _symptom_lines(symptom: api.Symptom) -> list[str]:
 CONFIG_EXAMPLE: Final = """\
 stepkeep config show
 stepkeep config check
-stepkeep config path"""
+stepkeep config init
+stepkeep config set retention.keep_within 7d"""
 WRONG: Final = 2
 WIDEST_KEY: Final = 46
 
 
+_CONFIG_ACTIONS: Final = ("show", "path", "check", "init", "set")
+
+
+def _complete_key(_ctx: click.Context, _param: click.Parameter, prefix: str) -> list[str]:
+    names = (each.key for each in api.inspect_config().settings)
+    return [name for name in names if name.startswith(prefix)]
+
+
 @command("config", CONFIG_EXAMPLE)
-@click.argument("action", type=click.Choice(["show", "path", "check"]), metavar="show|path|check")
-def config(settings: CommonOptions, action: str) -> int:
-    """Show the configuration.
+@click.argument("action", type=click.Choice(_CONFIG_ACTIONS), metavar="|".join(_CONFIG_ACTIONS))
+@click.argument("key", required=False, metavar="[KEY", shell_complete=_complete_key)
+@click.argument("value", required=False, metavar="VALUE]")
+@click.option("--user", is_flag=True, help="With init and set: your own file, for all projects.")
+@click.option("--force", is_flag=True, help="With init: replace the file if it exists.")
+def config(
+    settings: CommonOptions, action: str, key: str | None, value: str | None, user: bool, force: bool
+) -> int:
+    """Show or change the configuration.
 
     show: every key, its value and where the value came from.
     path: the files that are looked for, those that win first.
     check: what is wrong, one problem per line; exits with 2 if something is.
+    init: write a stepkeep.yaml here in which every key is explained, as a comment.
+    set KEY VALUE: change one key in the project's file, a new one if need be. Comments stay; a value that does not
+    fit is refused.
     """
+    if (action == "set") != (value is not None):
+        raise click.UsageError("Only `config set` takes KEY and VALUE, and it takes both.")
+    if (user and action not in ("init", "set")) or (force and action != "init"):
+        raise click.UsageError("--user goes with init and set, --force with init.")
+    if action == "init":
+        settings.show(api.init_config(user=user, force=force), _print_written)
+        return 0
+    if key is not None and value is not None:
+        settings.show(api.set_config(key, value, user=user), _print_written)
+        return 0
     found = api.inspect_config(settings.store)
     if action == "path":
         settings.show(found.files, lambda _: _print_files(found))
@@ -382,6 +416,11 @@ def config(settings: CommonOptions, action: str) -> int:
     else:
         settings.show(found, _print_settings)
     return WRONG if found.problems else 0
+
+
+def _print_written(written: api.ConfigWritten) -> None:
+    what = "every key is in it, as a comment" if written.key is None else f"{written.key}: {written.value}"
+    lines([clean(f"{'Wrote' if written.is_new else 'Changed'} {written.file} ({what})")])
 
 
 TRUST_EXAMPLE: Final = "stepkeep trust"

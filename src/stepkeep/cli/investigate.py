@@ -20,7 +20,7 @@ from stepkeep.api import (
     RepairedEntry,
 )
 from stepkeep.cli.app import Command, CommonOptions, settings_of
-from stepkeep.cli.naming import chosen_session, complete_ref, opened, session_option
+from stepkeep.cli.naming import chosen_session, complete_ref, opened, session_option, tag_option
 from stepkeep.cli.printing import is_terminal, json_document, lines, write
 from stepkeep.errors import InvalidInput
 from stepkeep.text import clean, count
@@ -174,11 +174,11 @@ def hypothesis() -> None:
     show_default=True,
     help="How likely, from 0 to 1.",
 )
-@click.option("--tags", metavar="A,B", help="Tags, separated by commas.")
+@tag_option
 @click.option("--parent", metavar="ID", help="The hypothesis that this one refines.")
-def add_hypothesis(found: Investigation, description: str, tags: str | None, **given: Any) -> object:
+def add_hypothesis(found: Investigation, description: str, **given: Any) -> object:
     """Put up a hypothesis."""
-    return found.hypotheses.add(description, tags=listed(tags), **given)
+    return found.hypotheses.add(description, **given)
 
 
 def _status_command(verb: str, status: str, text: str) -> None:
@@ -315,12 +315,12 @@ def set_gap(found: Investigation, id: str, status: str) -> object:
 
 @changing(investigate, "note", "Note added", example='note "Only on Mondays"')
 @click.argument("content")
-@click.option("--tags", metavar="A,B", help="Tags, separated by commas.")
+@tag_option
 @click.option("--about", metavar="A,B", help="Ids of the hypotheses it is about.")
-def note(found: Investigation, content: str, tags: str | None, about: str | None) -> object:
+def note(found: Investigation, content: str, tags: tuple[str, ...], about: str | None) -> object:
     """Write something down."""
     hypotheses = [found.hypotheses.get(id).id for id in listed(about)]
-    return found.notes.add(content, tags=listed(tags), hypotheses=hypotheses)
+    return found.notes.add(content, tags=tags, hypotheses=hypotheses)
 
 
 # --- commands and code

@@ -25,6 +25,7 @@ from stepkeep.cli.naming import (
 from stepkeep.cli.printing import (
     SIGN_COLOURS,
     checkpoint_row,
+    hanging,
     is_narrow,
     is_terminal,
     lines,
@@ -43,9 +44,8 @@ from stepkeep.model import Status, from_us
 from stepkeep.text import clean, count, size
 
 EXAMPLE = """\
-stepkeep list --status in_progress
-stepkeep list research-42
-stepkeep list --tag verified"""
+stepkeep list
+stepkeep list --status in_progress -n 10"""
 
 
 @command("list", EXAMPLE)
@@ -66,8 +66,8 @@ def list_(
 ) -> None:
     """List sessions, most recently used first.
 
-    With SESSION, list its checkpoints; with --tag, the checkpoints with that tag, of SESSION, else of the one in
-    STEPKEEP_SESSION, else of all sessions.
+    With SESSION or --tag it lists checkpoints, as `log` does: those of SESSION, else of the one in STEPKEEP_SESSION,
+    else of all sessions.
     """
     key = words.named_if_any(use_environment=tag is not None)
     with opened(settings) as store:
@@ -86,8 +86,8 @@ def _task(store: api.Store, session: api.SessionSummary) -> str:
     """What a coding agent works on: the key of its session says nothing to a person."""
     if "client" not in session.metadata:
         return ""
-    newest = next(store.checkpoints(session=session.key, limit=1), None)
-    return "" if newest is None else str(newest.metadata.get("task_summary", ""))
+    newest = store.describe(store.checkpoints(session=session.key, limit=1))
+    return newest[0].task if newest else ""
 
 
 def _print_sessions(
@@ -107,8 +107,8 @@ def _print_sessions(
         }
         for each in sessions
     ]
-    hidden = {"task"} if all(row["task"] == "-" for row in rows) else set()
-    table(rows, right=["checkpoints"], leave_out=hidden)
+    hidden = {title for title in ("project", "task") if all(row[title] == "-" for row in rows)}
+    table(rows, right=["checkpoints"], leave_out=hidden, first_out=("project", "checkpoints", "updated"))
     for each in sessions:
         if each.crash:
             note(f"{clean(each.key)} {clean(each.crash)}")
@@ -123,11 +123,10 @@ def _print_checkpoints(found: tuple[api.CheckpointInfo, ...], *, across: bool) -
         hidden.add("branch")
     if all(each.files is None for each in found):
         hidden.add("files")
-    if is_narrow():
-        # Session and seq name a checkpoint as well as its id, which would leave no room for the rest.
-        hidden |= {"checkpoint", "stored", "ratio"}
     right = ["seq", "step", "size", "stored", "ratio", "files"]
-    table([checkpoint_row(each) for each in found], right=right, leave_out=hidden)
+    # Session and seq name a checkpoint as well as its id, which would leave no room for the rest.
+    out = ("checkpoint", "ratio", "stored", "files", "tags", "branch", "size")
+    table([checkpoint_row(each) for each in found], right=right, leave_out=hidden, first_out=out)
 
 
 # --- history -----------------------------------------------------------------------------------------------------
@@ -186,16 +185,28 @@ def _history_entry(each: api.CheckpointInfo) -> str:
 # --- log ---------------------------------------------------------------------------------------------------------
 
 LOG_EXAMPLE = """\
-stepkeep log research-42 --limit 20
+stepkeep log research-42 -n 20
+stepkeep log research-42 --graph
+stepkeep log research-42 --tag verified
 stepkeep log research-42 --path context.messages[-1]"""
 
 
 @command("log", LOG_EXAMPLE)
 @on_session()
+@click.option("--graph", is_flag=True, help="Draw all branches, as `timeline` does.")
+@click.option("--tag", metavar="TAG", help="Only what has this tag, on whichever branch.")
 @click.option("--path", metavar="PATH", help="Show how this value of the state changed, oldest first.")
 @click.option("--full", is_flag=True, help="With --path: values whole, and every change inside of one.")
 @limit_option("Show the last N.")
-def log(settings: CommonOptions, words: Words, path: str | None, full: bool, limit: int | None) -> None:
+def log(
+    settings: CommonOptions,
+    words: Words,
+    graph: bool,
+    tag: str | None,
+    path: str | None,
+    full: bool,
+    limit: int | None,
+) -> None:
     """Show what was done in SESSION, one checkpoint a line, newest first.
 
     With --path only the checkpoints at which that value changed: + added, ~ changed, - removed, > moved. Of a dict or a
@@ -203,7 +214,18 @@ def log(settings: CommonOptions, words: Words, path: str | None, full: bool, lim
     """
     if full and path is None:
         raise click.UsageError("--full goes with --path.")
+    if path is not None and (graph or tag is not None):
+        raise click.UsageError("--path goes without --graph and --tag.")
+    if tag is not None and not graph:
+        with opened(settings) as store:
+            tagged = store.checkpoints(session=words.chosen(store), tag=tag, limit=limit)
+            settings.show(store.describe(tagged), lambda found: _print_entries(found))
+        return
     with words.session(settings) as run:
+        if graph:
+            drawn = run.timeline(tag=tag, limit=limit, fold=not settings.json)
+            settings.show(api.Timelines(timelines=(drawn,)), _print_timelines)
+            return
         if path is None:
             settings.show(run.branches.log(limit=limit), _print_log)
             return
@@ -215,8 +237,12 @@ def log(settings: CommonOptions, words: Words, path: str | None, full: bool, lim
 
 def _print_log(found: api.History) -> None:
     note_damaged(found.damaged)
-    wide = max((len(str(each.seq)) for each in found.checkpoints), default=0)
-    lines(_log_entry(each, wide) for each in found.checkpoints)
+    _print_entries(found.checkpoints)
+
+
+def _print_entries(found: tuple[api.CheckpointInfo, ...]) -> None:
+    wide = max((len(str(each.seq)) for each in found), default=0)
+    lines([_log_entry(each, wide) for each in found] or ["No checkpoints."])
 
 
 def _log_entry(each: api.CheckpointInfo, wide: int) -> str:
@@ -225,7 +251,7 @@ def _log_entry(each: api.CheckpointInfo, wide: int) -> str:
     facts += each.tags
     message = each.message or f"({each.trigger.kind})"
     about = f" [{', '.join(facts)}]" if facts else ""
-    return f"{each.seq:>{wide}}  {moment(each.time)}  {clean(message + about)}"
+    return hanging(f"{each.seq:>{wide}}  {moment(each.time)}  ", clean(message + about))
 
 
 def _print_changes(found: api.ValueLog, *, full: bool) -> None:
@@ -258,8 +284,13 @@ def _print_events(found: list[api.Event]) -> None:
     if not found:
         lines(["No events."])
     for each in found:
-        data = msgspec.json.encode(each.data).decode() if each.data else ""
-        lines([clean(f"{moment(from_us(each.time_us))}  {each.type}  {data}".rstrip())])
+        data = " ".join(f"{name}={_event_value(value)}" for name, value in each.data.items())
+        said = clean(f"{moment(from_us(each.time_us))}  {each.type}  {data}".rstrip())
+        lines([hanging(said[:4], said[4:])])
+
+
+def _event_value(value: object) -> str:
+    return value if isinstance(value, str) and " " not in value else msgspec.json.encode(value).decode()
 
 
 # --- find --------------------------------------------------------------------------------------------------------
@@ -303,15 +334,18 @@ def _print_found(found: tuple[api.FoundText, ...]) -> None:
     for each in shown:
         if len(found) > 1:
             lines([styled(clean(each.session), "cyan")])
-        lines(map(_match, each.matches))
+        wide = max(len(str(match.checkpoint.seq)) for match in each.matches)
+        lines(_match(match, wide) for match in each.matches)
         if each.has_more:
             lines(["… and more: --limit shows them"])
 
 
-def _match(match: api.Match) -> str:
+def _match(match: api.Match, wide: int) -> str:
     place = clean(match.path or match.where)
-    hit = f"{clean(match.before)}{styled(clean(match.text), 'yellow')}{clean(match.after)}"
-    return f"{match.checkpoint.seq}  {moment(match.checkpoint.time)}  {place}: {hit}"
+    number = f"{match.checkpoint.seq:>{wide}}  {moment(match.checkpoint.time)}  "
+    hit = clean(match.text)
+    said = hanging(number, f"{place}: {clean(match.before)}{hit}{clean(match.after)}")
+    return number + said[len(number) :].replace(hit, styled(hit, "yellow"))
 
 
 # --- timeline ----------------------------------------------------------------------------------------------------

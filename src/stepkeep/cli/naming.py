@@ -120,7 +120,10 @@ class Words(NamedTuple):
 
 def known(store: api.Store, key: str) -> str:
     """The key of an existing session that was named by it or by its beginning, which is then told on stderr."""
-    return _told(api.session_beginning(store, key)).session
+    found = store.get(key, prefix=True).key
+    if found != key:
+        note(f"session {found} (the only one that begins with {key})")
+    return found
 
 
 def opened(settings: CommonOptions, *, create: bool = False) -> api.Store:
@@ -160,7 +163,23 @@ def on_session(*arguments: str, help: str = SESSION_HELP) -> Callable[[Any], Any
 
 
 def limit_option(help: str, *, least: int = 1) -> Callable[[Any], Any]:
-    return click.option("--limit", type=click.IntRange(min=least), metavar="N", help=help)
+    return click.option("-n", "--limit", type=click.IntRange(min=least), metavar="N", help=help)
+
+
+def message_option(help: str = "What was done.") -> Callable[[Any], Any]:
+    return click.option("-m", "--message", default="", metavar="TEXT", help=help)
+
+
+def tag_option(command: Callable[..., Any]) -> Any:
+    """Let a command take `--tag`, and `--tags A,B` as another spelling of it; it gets them as `tags`."""
+
+    @wraps(command)
+    def call(*args: Any, tags: tuple[str, ...], tag_lists: tuple[str, ...], **params: Any) -> Any:
+        listed = [tag.strip() for tag in ",".join(tag_lists).split(",")] if tag_lists else []
+        return command(*args, tags=(*tags, *listed), **params)
+
+    spelt = click.option("--tag", "tags", multiple=True, metavar="TAG", help="A tag; may be repeated.")
+    return spelt(click.option("--tags", "tag_lists", multiple=True, hidden=True)(call))
 
 
 def workspace_option(help: str) -> Callable[[Any], Any]:

@@ -89,7 +89,9 @@ def _in_file(made: api.PhaseResult) -> str:
     "--open/--completed", "is_open", default=None, help="Only those of unfinished, or finished, tasks."
 )
 @click.option("--session", "session_id", metavar="KEY", help="Only those of this task.")
-@click.option("--limit", type=click.IntRange(1), default=50, metavar="N", help="How many.  [default: 50]")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1), default=50, metavar="N", help="How many.  [default: 50]"
+)
 def list_(settings: CommonOptions, is_open: bool | None, session_id: str | None, limit: int) -> None:
     """List the checkpoints of phases, newest first."""
     completed = None if is_open is None else not is_open
@@ -101,9 +103,9 @@ def list_(settings: CommonOptions, is_open: bool | None, session_id: str | None,
 def _print_list(listed: list[api.PhaseCheckpoint]) -> None:
     rows = [
         {
+            "session": each.session_id,
             "checkpoint": each.id,
             "time": moment(each.created_at),
-            "session": each.session_id,
             "no": str(each.phase_number),
             "phase": each.phase,
             "state": "completed" if each.completed else "open",
@@ -111,7 +113,10 @@ def _print_list(listed: list[api.PhaseCheckpoint]) -> None:
         }
         for each in listed
     ]
-    table(rows, right=["no"])
+    if not rows:
+        lines(["No checkpoints."])
+        return
+    table(rows, right=["no"], first_out=("state", "time"))
 
 
 @command("complete", "stepkeep phases complete cp_20260118T090000000000_k3v9x2aq", group=phases)

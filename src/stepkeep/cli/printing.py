@@ -8,19 +8,22 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import zip_longest
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import click
 
 from stepkeep import api
-from stepkeep.text import clean, clean_json, clean_lines, count, indented, size
+from stepkeep.text import clean, clean_json, clean_lines, columns, count, cut, indented, size, wrapped
 
 MAX_CELL: Final = 35
 """The width of an id. Longer texts in a table on a terminal are cut off, except in the last column."""
-MAX_NARROW_CELL: Final = 20
-LEAST_CELL: Final = 8
+MAX_NARROW_CELL: Final = 24
+LEAST_LAST: Final = 16
+"""What the last column of a table has at least, if it needs it, before others are left out."""
 NARROW: Final = 100
 """Terminals with fewer columns get no room for whole ids in tables."""
+_KEY: Final = "session"
+"""The column of a table that is never cut."""
 
 SIGN_COLOURS: Final = {"+": "green", "-": "red", "~": "yellow", ">": "cyan"}
 """By the sign of a change in a state."""
@@ -111,7 +114,7 @@ def problem_line(word: str, about: str, message: str, code: str) -> str:
 
 def facts(texts: Mapping[str, str], wide: int) -> list[str]:
     """`name: text` line by line, the texts in one column; what is empty is left out."""
-    return [f"{name + ':':<{wide - 1}} {clean(text)}" for name, text in texts.items() if text]
+    return [hanging(f"{name + ':':<{wide - 1}} ", clean(text)) for name, text in texts.items() if text]
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
@@ -136,10 +139,20 @@ def is_narrow() -> bool:
     return is_terminal() and width() < NARROW
 
 
-def styled(text: str, colour: str | None) -> str:
+def styled(text: str, colour: str | None = None, *, bold: bool = False) -> str:
     """The text in a colour on a terminal that shows colours, and plain elsewhere."""
     is_dumb = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return text if colour is None or is_dumb or not is_terminal() else click.style(text, fg=colour)
+    if is_dumb or not is_terminal() or not (colour or bold):
+        return text
+    return click.style(text, fg=colour, bold=bold or None)
+
+
+def hanging(beginning: str, text: str) -> str:
+    """A text behind its beginning; on a terminal what does not fit goes on below the text. Both are clean."""
+    room = width() - columns(beginning)
+    if not is_terminal() or room < LEAST_LAST:
+        return beginning + text
+    return beginning + f"\n{' ' * columns(beginning)}".join(wrapped(text, room))
 
 
 def lines(texts: Iterable[str]) -> None:
@@ -163,6 +176,20 @@ def note(text: str) -> None:
     print(clean_lines(text), file=sys.stderr, flush=True)  # click would write past the live view
 
 
+def asked(question: str, answers: Collection[str], *, default: str) -> str:
+    """What a person answers, asked until it is one of these; nothing said is the default."""
+    while True:
+        said = click.prompt(clean(question), default=default, show_default=False, err=True)
+        if (answer := said.strip().lower()) in answers:
+            return answer
+        note(f"{said!r} is none of {', '.join(answers)}")
+
+
+def says_yes(question: str) -> bool:
+    """Whether a person agrees; q quits, which is a no."""
+    return asked(f"{question} [y/N]", ("y", "yes", "n", "no", "q"), default="n") in ("y", "yes")
+
+
 def note_errors(errors: Iterable[api.SessionError]) -> None:
     for error in errors:
         note(f"error: {error.session}: {error.message} ({error.code})")
@@ -180,73 +207,73 @@ def table(
     right: Collection[str] = (),
     colours: Sequence[str | None] = (),
     leave_out: Collection[str] = (),
+    first_out: Sequence[str] = (),
     wrap: bool = False,
 ) -> None:
-    """Print rows, each a text by column: with rich on a terminal, as aligned text elsewhere. There is at least one.
+    """Print rows, each a text by column; `colours` are those of the rows. Texts are cleaned here. At least one row.
 
-    On a terminal long texts are cut off, with `wrap` those of the last column continue below; `colours` are those of
-    the rows. Texts are cleaned here.
+    On a terminal a row is one line. Where there is no room for all of them, columns are left out, those of `first_out`
+    first. Long texts are cut off, but with `wrap` those of the last column go on below. The key of a session is never
+    cut: the row of one that is too long goes on below it.
     """
-    columns = [title for title in rows[0] if title not in leave_out]
-    cells = [[clean(row[title]) for title in columns] for row in rows]
-    if is_terminal():
-        _rich_table(columns, cells, right, colours, wrap)
-        return
-    widths = [max(len(row[at]) for row in [columns, *cells]) for at in range(len(columns))]
-    pads = [str.rjust if title in right else str.ljust for title in columns]
-    lines(
-        "  ".join(pad(cell, width) for pad, cell, width in zip(pads, row, widths, strict=True)).rstrip()
-        for row in [[title.upper() for title in columns], *cells]
-    )
-
-
-def _rich_table(
-    columns: list[str],
-    cells: list[list[str]],
-    right: Collection[str],
-    colours: Sequence[str | None],
-    wrap: bool,
-) -> None:
-    from rich.cells import cell_len
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    needed = [max(cell_len(row[at]) for row in [columns, *cells]) for at in range(len(columns))]
-    widths = _widths(columns, needed, console.width)
-    console.width = max(console.width, sum(each + 2 for each in widths.values()))
-    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for at, each in widths.items():
-        title = columns[at]
-        justify: Literal["left", "right"] = "right" if title in right else "left"
-        is_cut = not wrap or title != columns[-1]
-        drawn.add_column(
-            title, justify=justify, no_wrap=is_cut, overflow="ellipsis" if is_cut else "fold", width=each
-        )
-    for row, colour in zip_longest(cells, colours[: len(cells)]):
-        drawn.add_row(*(Text(row[at]) for at in widths), style=colour)
-    with console.capture() as capture:
-        console.print(drawn)
-    write(capture.get().encode("utf-8", "backslashreplace"))
-
-
-def _widths(columns: list[str], needed: list[int], room: int) -> dict[int, int]:
-    """How wide the columns are that are shown. Only the last gives way, so that numbers and times stay readable.
-
-    The key of a session is never cut: where it leaves no room, others are left out, the last one at last.
-    """
-    most = MAX_CELL if room >= NARROW else MAX_NARROW_CELL
-    widths = {
-        at: each if columns[at] == "session" else min(each, most) for at, each in enumerate(needed[:-1])
+    titles = [title for title in rows[0] if title not in leave_out]
+    cells = [[clean(row[title]) for title in titles] for row in rows]
+    needed = {
+        title: max(map(columns, [title, *(row[at] for row in cells)])) for at, title in enumerate(titles)
     }
-    last = len(columns) - 1
-    least = min(needed[last], max(len(columns[last]), LEAST_CELL))
-    while (left := room - sum(each + 2 for each in widths.values())) < least and "session" in columns[:-1]:
-        if columns[max(widths)] == "session":
-            return widths
-        del widths[max(widths)]
-    return {**widths, last: max(least, min(needed[last], left))}
+    widths = _widths(needed, width(), first_out) if is_terminal() else needed
+    drawn = _Row(widths, right, wraps=wrap and is_terminal())
+    texts = [styled(drawn.text([title.upper() for title in widths]), bold=True)]
+    for row, colour in zip_longest(cells, colours[: len(cells)]):
+        shown = [cell for title, cell in zip(titles, row, strict=True) if title in widths]
+        texts.append(styled(drawn.text(shown), colour))
+    lines(texts)
+
+
+def _widths(needed: Mapping[str, int], room: int, first_out: Sequence[str]) -> dict[str, int]:
+    """How wide the columns are that are shown. Only the last gives way, so that numbers and times stay readable."""
+    most = MAX_CELL if room >= NARROW else MAX_NARROW_CELL
+    first, *others = needed
+    shown = {title: min(needed[title], most) for title in others}
+    shown = {first: needed[first]} | shown
+    if _KEY in shown:
+        shown[_KEY] = min(needed[_KEY], max(room // 3, len(_KEY)))
+    going = [*first_out, *(title for title in reversed(others[:-1]) if title not in (*first_out, _KEY))]
+    while True:
+        last = next(reversed(shown))
+        left = room - sum(shown.values()) + shown[last] - 2 * (len(shown) - 1)
+        least = min(needed[last], LEAST_LAST)
+        if left >= least or not going:
+            return shown | {last: max(least, min(needed[last], left))}
+        shown.pop(going.pop(0), None)
+
+
+class _Row:
+    """Draws rows with columns of these widths."""
+
+    def __init__(self, widths: Mapping[str, int], right: Collection[str], *, wraps: bool) -> None:
+        self._titles, self._widths = list(widths), list(widths.values())
+        self._right, self._wraps = right, wraps
+
+    def text(self, cells: Sequence[str]) -> str:
+        at = self._titles.index(_KEY) if _KEY in self._titles else -1
+        if at >= 0 and columns(cells[at]) > self._widths[at]:
+            blank = ["" for _ in cells[: at + 1]]
+            above = self._line(cells[:at]) + "  " * bool(at) + cells[at]
+            return f"{above}\n{self._line([*blank, *cells[at + 1 :]])}" if cells[at + 1 :] else above
+        return self._line(cells)
+
+    def _line(self, cells: Sequence[str]) -> str:
+        padded = [self._padded(cell, at) for at, cell in enumerate(cells)]
+        if self._wraps and len(cells) == len(self._widths):
+            indent = "\n" + " " * (sum(self._widths[:-1]) + 2 * (len(cells) - 1))
+            padded[-1] = indent.join(wrapped(cells[-1], self._widths[-1]))
+        return "  ".join(padded).rstrip() if len(cells) == len(self._widths) else "  ".join(padded)
+
+    def _padded(self, cell: str, at: int) -> str:
+        text = cut(cell, self._widths[at])
+        space = " " * (self._widths[at] - columns(text))
+        return space + text if self._titles[at] in self._right else text + space
 
 
 class ProgressLine:

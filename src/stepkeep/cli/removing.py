@@ -81,7 +81,7 @@ stepkeep prune --all --max-age 14d"""
 
 SPAN = "SPAN"
 SAME = {"keep_days": "keep_within", "max_per_run": "keep_last", "max_age_days": "max_age"}
-"""Flags that are other words for a rule."""
+"""Hidden flags that are other words for a rule."""
 
 
 @command("prune", PRUNE_EXAMPLE)
@@ -89,7 +89,7 @@ SAME = {"keep_days": "keep_within", "max_per_run": "keep_last", "max_age_days": 
 @click.option("--all", "every", is_flag=True, help="Prune every session.")
 @click.option("--keep-last", type=int, metavar="N", help="Keep the newest N.")
 @click.option("--keep-within", metavar=SPAN, help="Keep everything younger, such as 90m, 12h, 7d or 2w.")
-@click.option("--keep-days", type=int, metavar="N", help="Keep everything of the last N days.")
+@click.option("--keep-days", type=int, hidden=True)
 @click.option("--keep-hourly", metavar=SPAN, help="Keep one per hour, for that long.")
 @click.option("--keep-daily", metavar=SPAN, help="Keep one per day, for that long.")
 @click.option("--keep-weekly", metavar=SPAN, help="Keep one per week, for that long.")
@@ -100,8 +100,8 @@ SAME = {"keep_days": "keep_within", "max_per_run": "keep_last", "max_age_days": 
 )
 @click.option("--max-age", metavar=SPAN, help="Remove what is older, whatever else keeps it.")
 @click.option("--max-bytes", metavar="SIZE", help="Remove the oldest until the rest fits, such as 500MB.")
-@click.option("--max-per-run", type=int, metavar="N", help="The same as --keep-last.")
-@click.option("--max-age-days", type=int, metavar="N", help="The same as --max-age, in days.")
+@click.option("--max-per-run", type=int, hidden=True)
+@click.option("--max-age-days", type=int, hidden=True)
 @click.option(
     "--compress-after-hours", type=int, metavar="N", help="Gzip the history in files that is so old."
 )
@@ -221,7 +221,8 @@ def _print_decisions(decisions: tuple[api.CheckpointDecision, ...]) -> None:
     hidden = {"branch"} if len({each.branch for each in decisions}) == 1 else set()
     if all(each.step is None for each in decisions):
         hidden.add("step")
-    table(rows, right=["seq", "step", "stored"], colours=colours, leave_out=hidden, wrap=True)
+    out = ("stored", "branch", "step", "time")
+    table(rows, right=["seq", "step", "stored"], colours=colours, leave_out=hidden, first_out=out, wrap=True)
 
 
 def _because(decision: api.CheckpointDecision) -> str:
@@ -278,7 +279,7 @@ def _print_cleaned(cleaned: api.CleanReport) -> None:
         title, goes = ("plan", "goes") if cleaned.is_dry_run else ("done", "gone")
         table(
             [
-                {title: goes if each.goes else "stays", "session": each.session, "because": each.reason}
+                {"session": each.session, title: goes if each.goes else "stays", "because": each.reason}
                 for each in cleaned.sessions
             ],
             colours=["red" if each.goes else None for each in cleaned.sessions],

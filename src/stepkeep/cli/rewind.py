@@ -16,7 +16,7 @@ import click
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, chosen_session, limit_option, on_session, opened
-from stepkeep.cli.printing import file_line, is_terminal, lines, note, styled, width, write
+from stepkeep.cli.printing import file_line, is_terminal, lines, note, says_yes, styled, width, write
 from stepkeep.cli.restore import restored_lines
 from stepkeep.errors import InvalidInput
 from stepkeep.text import age, clean, count, shortened
@@ -108,7 +108,7 @@ class _View(NamedTuple):
             return 0
         if plan.conflicts and not force:
             return self.go(turn.number, dry_run=False, force=False)  # which says why not
-        if not click.confirm(f"Restore {count(changes, 'file')}?", default=False):
+        if not says_yes(f"Restore {count(changes, 'file')}?"):
             return 0
         return self.go(turn.number, dry_run=False, force=force)
 

@@ -17,7 +17,7 @@ import msgspec
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, known, on_session, opened
-from stepkeep.cli.printing import is_terminal, json_document, lines, moment, note, table
+from stepkeep.cli.printing import asked, is_terminal, json_document, lines, moment, note, says_yes, table
 from stepkeep.cli.run_view import ending, exit_code, progress_for, telling_how_to_go_on
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.text import age, clean, clean_json, count
@@ -300,15 +300,11 @@ def _asked(store: api.Store | None, settings: CommonOptions) -> tuple[str, str |
         note("Name one to resume it: stepkeep resume SESSION")
         return None
     if len(ready) == 1:
-        is_wanted = click.confirm(f"Resume {clean(ready[0].session)}?", default=False)
-        return (ready[0].session, ready[0].store) if is_wanted else None
-    choice = click.prompt(
-        "Which one? A number, or 0 for none",
-        type=click.IntRange(0, len(ready)),
-        default=0,
-        show_default=False,
-    )
-    return (ready[choice - 1].session, ready[choice - 1].store) if choice else None
+        chosen = ready[0] if says_yes(f"Resume {ready[0].session}?") else None
+    else:
+        numbers = {str(number): each for number, each in enumerate(ready, start=1)}
+        chosen = numbers.get(asked("Which one? A number, or q for none", [*numbers, "0", "q"], default="q"))
+    return None if chosen is None else (chosen.session, chosen.store)
 
 
 def _print_taken_up(taken: api.TakenUp, url: str) -> None:
@@ -332,7 +328,7 @@ def _print_unfinished(found: tuple[api.Resumable, ...]) -> None:
         }
         for each in found[:MAX_SHOWN]
     ]
-    table(rows, right=["no", "step"])
+    table(rows, right=["no", "step"], first_out=("workflow", "step", "status"), wrap=True)
     for each in found[:MAX_SHOWN]:
         if each.how and not each.can_resume:
             note(clean(f"{each.session}: {each.how}"))

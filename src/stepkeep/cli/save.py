@@ -18,9 +18,11 @@ from stepkeep.cli.naming import (
     chosen_session,
     is_session_named,
     known,
+    message_option,
     on_session,
     opened,
     session_option,
+    tag_option,
     workspace_option,
 )
 from stepkeep.cli.printing import json_document, lines
@@ -30,7 +32,7 @@ from stepkeep.text import clean, count, occurs_twice, repeated_key, shortened, s
 
 EXAMPLE = """\
 stepkeep save research-42 --state '{"query": "tides"}' --step 1
-stepkeep save research-42 --state @state.json --tags plan,verified
+stepkeep save research-42 --state @state.json -m "plan made" --tag plan
 make-state | stepkeep save research-42 --state -"""
 
 
@@ -48,8 +50,8 @@ def _encoding_option() -> Callable[[Any], Any]:
 @click.option("--state", "document", required=True, metavar="@FILE|-|JSON", help="The state, as JSON.")
 @_encoding_option()
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Where the work stands.")
-@click.option("--message", default="", help="What was done.")
-@click.option("--tags", "tag_lists", multiple=True, metavar="A,B", help="Tags, separated by commas.")
+@message_option()
+@tag_option
 @click.option(
     "--status",
     type=click.Choice([status.value for status in Status]),
@@ -76,7 +78,7 @@ def save(
     words: Words,
     document: str,
     encoding: str,
-    tag_lists: tuple[str, ...],
+    tags: tuple[str, ...],
     status: str | None,
     auto: bool,
     manual: bool,
@@ -94,7 +96,7 @@ def save(
     if auto and manual:
         raise click.UsageError("--auto and --manual exclude each other.")
     options: api.SaveOptions = {
-        "tags": _tags(tag_lists) if tag_lists else (),
+        "tags": tags,
         "trigger": TriggerKind.MANUAL if manual else TriggerKind.AUTO,
         "metadata": None if metadata_document is None else _metadata(metadata_document),
         "status": Status(status or Status.IN_PROGRESS),
@@ -105,10 +107,6 @@ def save(
     with opened(settings, create=True) as store:
         header = store.save(key, state, **options, **given)
         _show(settings, store, key, header, "Saved")
-
-
-def _tags(lists: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(map(str.strip, ",".join(lists).split(","))) if lists else ()
 
 
 def _show(settings: CommonOptions, store: api.Store, key: str, header: Header, verb: str) -> None:
@@ -139,14 +137,14 @@ def _head(text: str) -> str:
 # --- create ------------------------------------------------------------------------------------------------------
 
 CREATE_EXAMPLE = """\
-stepkeep create "After verifying Q4_0 dequant" --tags q4_0,verified
+stepkeep create "After verifying Q4_0 dequant" --tag q4_0 --tag verified
 stepkeep create "plan made" --session research-42 --state @state.json"""
 
 
 @command("create", CREATE_EXAMPLE)
 @click.argument("message")
 @session_option("The session.  [default: $STEPKEEP_SESSION]")
-@click.option("--tags", "tag_lists", multiple=True, metavar="A,B", help="Tags, separated by commas.")
+@tag_option
 @click.option(
     "--step",
     type=click.IntRange(min=0),
@@ -163,7 +161,6 @@ def create(
     /,
     message: str,
     session_option: str | None,
-    tag_lists: tuple[str, ...],
     document: str | None,
     encoding: str,
     **given: Any,
@@ -177,7 +174,6 @@ def create(
     Where nothing was saved yet, and no session is named, it begins a debugging session, named like the folder; see
     `investigate`.
     """
-    given["tags"] = _tags(tag_lists)
     state = None if document is None else _read_state(document, encoding)
     is_named = is_session_named(session_option)
     with opened(settings, create=is_named != (document is None)) as store:

@@ -74,6 +74,11 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     files_bytes: int
     file: str | None = None
 
+    @property
+    def task(self) -> str:
+        """What a coding agent worked on, which the key of its session does not say; empty of any other checkpoint."""
+        return str(self.metadata.get("task_summary", "")) if "client" in self.metadata else ""
+
 
 class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A session. `checkpoints` counts those that are stored now. `crash` says where its process ended in the middle of

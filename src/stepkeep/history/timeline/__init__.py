@@ -6,19 +6,17 @@ lines run, `terminal` and `svg` draw them; they are imported when they are used.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import lru_cache
 from os import PathLike
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
 from stepkeep.history.documents import CheckpointInfo
 from stepkeep.model import BranchState, SessionError, Status, TriggerKind
 from stepkeep.storage.disk import write_file
-from stepkeep.text import clean, count, size, span
+from stepkeep.text import clean, count, cut, size, span
 
 
 class NodeLink(msgspec.Struct, frozen=True, gc=False):
@@ -223,6 +221,11 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(facts)
 
     @property
+    def task(self) -> str:
+        """What a coding agent works on; empty of any other session."""
+        return next(filter(None, (entry.checkpoint.task for entry in self.entries)), "")
+
+    @property
     def left_out_text(self) -> str:
         left_out = f"{count(self.left_out, 'checkpoint')} left out"
         return f"{left_out} that nothing here descends from" if self.rows else f"nothing matches: {left_out}"
@@ -309,38 +312,3 @@ def branch_labels(entry: CheckpointNode, branches: Mapping[str, BranchMark], mos
 
 def _first(labels: list[str], more: int) -> list[str]:
     return [*labels, f"+{more:,}"] if more > 0 else labels
-
-
-# --- how much room a text takes ----------------------------------------------------------------------------------
-
-_JOINERS: Final = "\u200c\u200d"
-_WIDE_EMOJI: Final = "\ufe0f"
-
-
-def columns(text: str) -> int:
-    """How many columns of a terminal a clean text takes, at most."""
-    return len(text) if text.isascii() else sum(map(_columns, text))
-
-
-@lru_cache(maxsize=4096)
-def _columns(char: str) -> int:
-    if char == _WIDE_EMOJI:
-        return 1  # it can make the character before it wide
-    if char in _JOINERS or unicodedata.category(char) in ("Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
-def cut(text: str, room: int, *, more: str = "…") -> str:
-    """As much of a clean text as fits into so many columns; `more` ends what was cut off."""
-    if len(text) <= room and columns(text) <= room:
-        return text
-    room -= columns(more)
-    if room < 0:
-        return ""
-    taken = 0
-    for at, char in enumerate(text):
-        taken += _columns(char)
-        if taken > room:
-            return text[:at] + more
-    return text

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from stepkeep.history.timeline import CheckpointNode, Node, Timeline, branch_labels, columns, cut, node_text
+from stepkeep.history.timeline import CheckpointNode, Node, Timeline, branch_labels, node_text
 from stepkeep.history.timeline.lanes import LaneChange, Strip, strips_of
 from stepkeep.model import Status
-from stepkeep.text import clean, size
+from stepkeep.text import clean, columns, cut, size
 
 WIDTH: Final = 920
 ROW: Final = 28

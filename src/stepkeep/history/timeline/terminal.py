@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from stepkeep.history.timeline import CheckpointNode, Node, Timeline, branch_labels, columns, cut, node_text
+from stepkeep.history.timeline import CheckpointNode, Node, Timeline, branch_labels, node_text
 from stepkeep.history.timeline.lanes import Strip, strips_of
 from stepkeep.model import Status
-from stepkeep.text import clean, size
+from stepkeep.text import clean, columns, cut, size
 
 WIDE: Final = 120
+SECONDS: Final = 80
+"""From so many columns on a time has its seconds."""
 """From so many columns on there is room for whole times and wide gaps."""
 
 Paint = Callable[[str, str], str]
@@ -60,14 +62,20 @@ class _TerminalDrawing:
         self._width = width
         self._glyphs = glyphs
         self._branches = {branch.name: branch for branch in timeline.branches}
-        self._table = _Table(timeline, is_wide=width >= WIDE)
+        self._table = _Table(timeline, width)
         # A lane takes two columns; three quarters of the line are for words.
         self._lanes, self._strips = strips_of(timeline, most=max(width // 8, 1))
 
     def lines(self) -> Iterator[list[Piece]]:
         timeline = self._timeline
-        key = cut(clean(timeline.session), self._width // 2)
-        yield [Piece(key, "title"), Piece(f": {timeline.title}", "faint")]
+        key, title = clean(timeline.session), timeline.title
+        if columns(f"{key}: {title}") <= self._width:
+            yield [Piece(key, "title"), Piece(f": {title}", "faint")]
+        else:  # the key is never cut for what stands behind it
+            yield [Piece(key, "title")]
+            yield [Piece(title, "faint")]
+        if timeline.task:
+            yield [Piece(clean(timeline.task), "text")]
         indent = Piece(" " * (2 * self._lanes))
         if timeline.entries:
             yield [indent, Piece(self._table.titles, "faint")]
@@ -179,12 +187,14 @@ class _TerminalDrawing:
 class _Table:
     """The facts of checkpoints in columns: number, time, step, sizes, why."""
 
-    def __init__(self, timeline: Timeline, *, is_wide: bool) -> None:
+    def __init__(self, timeline: Timeline, width: int) -> None:
         entries = timeline.entries
         years = {entry.checkpoint.time.year for entry in entries}
-        self._is_short = not is_wide and len(years) <= 1
-        self._is_wide = is_wide
-        self.gap = 2 if is_wide else 1
+        self._is_wide = width >= WIDE
+        self._time = "%Y-%m-%d %H:%M:%S"
+        if not self._is_wide and len(years) <= 1:
+            self._time = "%m-%d %H:%M:%S" if width >= SECONDS else "%m-%d %H:%M"
+        self.gap = 2 if self._is_wide else 1
         rows = [self._facts(entry) for entry in entries]
         names = ["SEQ", "TIME (UTC)", "STEP", "SIZE", "STORED", "FILES", "WHY"]
         self._hidden = {
@@ -208,7 +218,7 @@ class _Table:
             why += f" {cut(clean(checkpoint.trigger.event), 20)}"
         return [
             str(checkpoint.seq),
-            f"{checkpoint.time:%m-%d %H:%M}" if self._is_short else f"{checkpoint.time:%Y-%m-%d %H:%M:%S}",
+            checkpoint.time.strftime(self._time),
             "" if checkpoint.step is None else str(checkpoint.step),
             size(checkpoint.size_bytes),
             size(checkpoint.stored_bytes),
