@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,13 +142,15 @@ def damage_header(path: Path, checkpoint: str) -> None:
 def test_the_oldest_go_and_the_report_says_so(
     session: Session, reopened: Callable[[], Session], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Total, kept and deleted add up; each removal is logged, the whole is an event."""
+    """Total, kept and deleted add up; each removal is logged and their sum, the whole is an event."""
     headers = save(session, 10)
     with caplog.at_level(logging.INFO, "stepkeep"):
         report = prune(session, Retention(keep_last=4))
     assert (report.session, report.total, report.kept, report.deleted) == ("run", 10, 4, 6)
     logged = [each.message for each in caplog.records if each.message.startswith("Pruning old")]
     assert logged == [f"Pruning old checkpoint from history: {header.id}" for header in headers[:6]]
+    (total,) = [each.message for each in caplog.records if each.name == "stepkeep"]
+    assert re.fullmatch(r"Pruned session 'run': 6 of 10 checkpoints, [0-9.]+K?B", total)
     event = session.events()[-1]
     assert (event.type, event.data["deleted"], event.data["kept"]) == ("pruned", 6, 4)
     session = reopened()

@@ -692,7 +692,9 @@ def test_damage_is_reported_and_survived(cli: Cli) -> None:
     assert shown.json["state"]["n"] == 2
     failures = [{"checkpoint": headers[-1].id, "code": "checkpoint_integrity_mismatch"}]
     assert shown.json["fallback"] == {"tried": 2, "failures": failures}
-    assert "warning: Latest checkpoint corrupted, using history checkpoint from" in shown.err
+    (told,) = shown.err.splitlines()
+    assert told.startswith("warning: Latest checkpoint corrupted, using history checkpoint from ")
+    assert "Latest checkpoint failed to load" in cli.here("show", "run", "-v").err
     assert f"instead of: {headers[-1].id} (damaged)" in cli.here("show", "run").out
     assert cli.here("show", "run", headers[-1].id).code == 4
     assert cli.here("show", "run", "step-3", "--json").error["code"] == "checkpoint_integrity_mismatch"
@@ -936,7 +938,7 @@ SHOWING = (
     *("list", "list run", "list --tag t", "log run", "log run --graph", f"timeline {LONG_KEY}", "status"),
     *("status run", "branch run", "branch log run main", "find word --session run -n 3", "verify", "resume"),
     *("prune run --keep-last 3 --dry-run", "clean --dry-run", "keep run", "doctor", "stats", "diff run"),
-    *("events run", "config path", "phases list", "history run --all"),
+    *("events run", "phases list", "history run --all"),
 )
 
 

@@ -121,7 +121,7 @@ def test_history_that_is_off_is_seen_before_it_acts(cli: Filled) -> None:
 
 
 def test_events_tell_what_happened(cli: Filled) -> None:
-    """Oldest first, each with its time; the last ones with a limit; data goes as JSON."""
+    """Oldest first, each with its time; the last ones with a limit; data by name."""
     cli("save", "a", "--state", "1")
     assert cli("events", "a").out == "No events.\n"
     cli("save", "a", "--state", "2")
@@ -130,7 +130,7 @@ def test_events_tell_what_happened(cli: Filled) -> None:
     types = [each["type"] for each in cli("events", "a", "--json").json]
     assert types == ["pruned", "session_completed"]
     pruned, completed = cli("events", "a").out.splitlines()
-    assert "  pruned  {" in pruned
+    assert "  pruned  total=2 kept=1 deleted=1 " in pruned
     assert "beyond the last 1" in pruned
     assert completed.endswith("  session_completed")
     assert cli("events", "a", "--limit", "1").out.splitlines() == [completed]

@@ -115,3 +115,12 @@ def test_a_q_quits_at_a_question(cli: Cli, answer: str) -> None:
     assert len(cli.here("list", "run", "--json").json) == 3
     assert cli.terminal("delete", "run", "2", answer=b"Yes\n")[0] == 0
     assert len(cli.here("list", "run", "--json").json) == 2
+
+
+def test_verbose_tells_what_a_save_did(cli: Cli) -> None:
+    """Where it lies, behind what, and what it takes; without it one line is enough."""
+    assert cli.here("save", "run", "--state", "{}").err == ""
+    first = cli.here("save", "run", "--state", '{"n": 1}', "--json").json["id"]
+    told = cli.here("-v", "save", "run", "--state", '{"n": 2}').err
+    assert told.startswith(f"info: branch main, after {first}; ")
+    assert re.search(r"; \d+B stored for 7B \(\d\.\dx\); profile standard; sqlite:.*store\.db\n$", told)

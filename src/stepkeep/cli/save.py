@@ -25,7 +25,7 @@ from stepkeep.cli.naming import (
     tag_option,
     workspace_option,
 )
-from stepkeep.cli.printing import json_document, lines
+from stepkeep.cli.printing import json_document, lines, note, ratio
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import FILES, Header, Status, TriggerKind
 from stepkeep.text import clean, count, occurs_twice, repeated_key, shortened, size
@@ -119,6 +119,16 @@ def _show(settings: CommonOptions, store: api.Store, key: str, header: Header, v
     captured = "" if files is None else f", {count(files.count or 0, 'file')} of {size(files.total_bytes)}"
     what = f"checkpoint {header.seq} of {clean(key)}, {size(header.size_bytes)}{step}{captured}"
     lines([f"{verb} {header.id} ({what})"])
+    if settings.verbose:
+        note(_stored(store, header))
+
+
+def _stored(store: api.Store, header: Header) -> str:
+    """What a save did beside that: where it lies, behind what, and what it takes there."""
+    (info,) = store.describe([header])
+    after = f"after {', '.join(info.parents)}" if info.parents else "the first one"
+    takes = f"{size(info.stored_bytes)} stored for {size(info.size_bytes)} ({ratio(info.ratio)})"
+    return f"info: branch {info.branch}, {after}; {takes}; profile {store.get(info.session).info.profile}; {store.url}"
 
 
 def _metadata(document: str) -> dict[str, Any]:

@@ -35,12 +35,17 @@ class _LogHandler(logging.Handler):
             self.handleError(record)
 
 
+def _is_for_everybody(record: logging.LogRecord) -> bool:
+    """Whether a line is shown to who did not ask for all: one for each damage, not one for each step around it."""
+    return record.levelno >= logging.WARNING and record.name != "stepkeep.fallback"
+
+
 @contextmanager
 def lines_on_stderr(is_verbose: Callable[[], bool]) -> Iterator[None]:
     """Show warnings, and everything when that is asked for."""
     logger = logging.getLogger("stepkeep")
     handler = _LogHandler()
-    handler.addFilter(lambda record: is_verbose() or record.levelno >= logging.WARNING)
+    handler.addFilter(lambda record: is_verbose() or _is_for_everybody(record))
     before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)

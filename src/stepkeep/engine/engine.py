@@ -602,7 +602,7 @@ class Engine:
                 links = [] if found is None else self.backend.body_chain(uid, found.id, name)
                 writer.chains[name] = None if found is None else _chain(found, name, links)
         except Corrupt as exc:
-            log.warning("%s cannot be built upon, a keyframe follows: %s", exc.checkpoint or uid, exc)
+            log.info("%s cannot be built upon, a keyframe follows: %s", exc.checkpoint or uid, exc)
             writer.chains.setdefault(name, None)
 
     def _newest_with(self, uid: str, branch: str, name: str) -> Header | None:

@@ -25,6 +25,8 @@ from stepkeep.model import STATE, Header, SessionInfo, from_us
 from stepkeep.storage.port import Annotation, Backend, Body, HeaderQuery, HeaderRow, StoredHead
 
 log = Log("stepkeep")
+fallback_steps = Log("stepkeep.fallback")
+"""Each step of a fallback, for who wants to know: one line of `log` sums them up."""
 
 MAX_REDUNDANT: Final = 64
 """How many damaged records in a row are bridged by their redundant deltas."""
@@ -397,7 +399,7 @@ def load_latest(
             if now != head:
                 head = now  # someone saved or removed meanwhile
                 continue
-            log.warning("Latest checkpoint failed to load: %s", exc)
+            fallback_steps.warning("Latest checkpoint failed to load: %s", exc)
             history = [row for row in line_of(backend, session, branch) if row.id != head]
             return _fall_back(session, (head, exc.code), history, load)
         log.debug("Loaded latest checkpoint")
@@ -423,20 +425,20 @@ def _fall_back(
     history: list[HeaderRow],
     load: Callable[[Header], Loaded],
 ) -> Loaded:
-    log.info("Attempting fallback to %d history checkpoints", len(history))
+    fallback_steps.info("Attempting fallback to %d history checkpoints", len(history))
     failures = [first_failure]
     for number, row in enumerate(history, start=1):
-        log.debug("Trying history checkpoint %d: %s", number, row.id)
+        fallback_steps.debug("Trying history checkpoint %d: %s", number, row.id)
         try:
             loaded = load(verified(row))
         except NotFound:
             continue
         except (Corrupt, Unsupported) as exc:
-            log.warning("History checkpoint %d failed: %s", number, exc)
+            fallback_steps.warning("History checkpoint %d failed: %s", number, exc)
             failures.append((row.id, exc.code))
             continue
         moment = f"{from_us(loaded.header.time_us):%Y-%m-%d %H:%M:%S}"
-        log.warning("Recovered from history checkpoint: %s (%s)", moment, row.id)
+        fallback_steps.warning("Recovered from history checkpoint: %s (%s)", moment, row.id)
         log.warning("Latest checkpoint corrupted, using history checkpoint from %s", moment)
         fallback = Fallback(tried=len(failures) + 1, failures=tuple(failures))
         return msgspec.structs.replace(loaded, fallback=fallback)

@@ -46,8 +46,11 @@ from stepkeep.storage.port import (
     Removed,
     SessionQuery,
 )
+from stepkeep.text import size
 
 log = Log("stepkeep")
+pruned_ones = Log("stepkeep.pruned")
+"""Each checkpoint that goes, which may be thousands: one line of `log` sums them up."""
 
 MARK: Final = ("keeper", "history_off")
 """Kind and name of the annotation of a checkpoint that was saved with history off."""
@@ -397,13 +400,15 @@ def _apply(engine: Engine, plan: PrunePlan, batch: int, progress: Progress | Non
             remove = partial(engine.backend.remove, uid, plan.going[start : start + batch], keep_heads=True)
             done.append(in_turn(engine, remove))
             for id in done[-1].removed:
-                log.info("Pruning old checkpoint from history: %s", id)
+                pruned_ones.info("Pruning old checkpoint from history: %s", id)
             if progress is not None:
                 progress(len(done[-1].removed) + len(done[-1].refused) + len(done[-1].missing))
         if plan.reclaimable_bytes or any(each.removed for each in done):
             swept_bytes = sweep(engine, uid)
         report = _report(plan, done, swept_bytes)
         if report.deleted:
+            went = f"{report.deleted:,} of {report.total:,} checkpoints, {size(report.stored_bytes)}"
+            log.info("Pruned session %r: %s", plan.session.key, went)
             data: dict[str, Any] = {name: getattr(report, name) for name in PruneCounts.__struct_fields__}
             data["removed"] = _ranges(plan, {id for each in done for id in each.removed})
             engine.backend.record_event(uid, PRUNED, data, time_us=engine.clock())
