@@ -80,6 +80,8 @@ def test_a_key_of_a_megabyte_is_cut(url: str) -> None:
         ({"messages": [{"role": "user", "content": "hi"}]}, "messages"),
         ({"channel_values": {"messages": [{"type": "human", "content": "hi"}]}}, "channel_values.messages"),
         ([{"role": "user", "parts": [{"text": "hi"}]}], "$"),
+        ([{"type": "human", "data": {"content": "hi", "type": "human"}}], "$"),
+        ([{"lc": 1, "kwargs": {"content": "hi", "type": "human"}}], "$"),
     ],
 )
 def test_a_conversation_is_found_where_it_is(url: str, state: object, place: str) -> None:
@@ -146,7 +148,9 @@ def test_sessions_are_found_by_what_they_say(url: str) -> None:
         store.session("plain", metadata={"task": "Fix the build"}).save({})
         store.get("s3").complete()
     with stepkeep.open(url) as store:
-        assert [each.key for each in store.overview(text="fix THE").sessions] == ["plain"]
+        assert [(each.key, each.task) for each in store.overview(text="fix THE").sessions] == [
+            ("plain", "Fix the build")
+        ]
         assert [each.key for each in store.overview(text="message 4").sessions] == ["s4"]
         assert [each.key for each in store.overview(text="TAG-5").sessions] == ["s5"]
         assert [each.key for each in store.overview(status="completed").sessions] == ["s3"]

@@ -278,6 +278,9 @@ def test_a_damaged_checkpoint_is_told_and_harms_no_other(
     pages = visit(url)
     page = pages.go("s", "s", "c", bad.id)
     expect(page.get_by_role("alert").first).to_contain_text("checkpoint_integrity_mismatch")
+    expect(page.get_by_role("alert").locator("code[aria-label=Command]").first).to_contain_text(
+        "stepkeep verify s --store "
+    )
     expect(page.locator("main")).to_contain_text("saved (UTC)")
     expect(pages.go("s", "s", "c", good.id).locator(".verified")).to_contain_text("verified")
     page = pages.go("s", "s", "retention")
@@ -681,6 +684,100 @@ def test_files_and_outputs_are_in_an_exported_file(visit: Visit, file: Path, tmp
     pages.page.get_by_role("link", name="Steps").click()
     pages.page.get_by_role("button", name="build").click()
     expect(pages.page.locator("pre.code")).to_have_text("output of build")
+    assert pages.complaints == []
+
+
+def test_any_two_are_compared_in_an_exported_file(visit: Visit, file: Path, tmp_path: Path) -> None:
+    """Two checkpoints that do not follow each other are compared in the file as the store compares them."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "image").write_bytes(b"\x00one")
+    (tree / "gone.txt").write_text("gone\n")
+    (tree / "app.py").write_text("".join(f"line {n}\n" for n in range(30)))
+    states = [
+        {"note": "the slow fox", "items": [{"n": n} for n in range(5)], "old": 1, "same": {"x": [1]}, "k": 1},
+        {"note": "on the way"},
+        {
+            "note": "the quick fox",
+            "items": [{"n": 9}, *({"n": n} for n in range(5))],
+            "same": {"x": [1]},
+            "k": "1",
+        },
+    ]
+    with stepkeep.open(file) as store:
+        run = store.session("s", profile="archive")
+        headers = [run.save(states[0], workspace=tree), run.save(states[1])]
+        (tree / "image").write_bytes(b"\x00two")
+        (tree / "gone.txt").unlink()
+        (tree / "app.py").write_text("".join(f"line {n}\n" for n in range(30) if n != 20) + "the end\n")
+        headers.append(run.save(states[2], workspace=tree))
+    output = tmp_path / "s.html"
+    assert (
+        interpreter.stepkeep("export", "s", "--html", str(output), "--store", f"sqlite:{file}").returncode
+        == 0
+    )
+    pages = visit(f"sqlite:{file}")
+    pages.open_file(output)
+    page = pages.page
+    page.get_by_label("Pick checkpoint 1 to compare").check()
+    page.get_by_label("Pick checkpoint 3 to compare").check()
+    page.get_by_role("link", name="Compare 1 and 3").click()
+    expect(page.locator("h1")).to_have_text("1 → 3")
+    assert pages.serious_findings() == []
+    offline = _compared(page)
+    page = pages.go("s", "s", "compare", headers[0].id, headers[2].id)
+    assert offline == _compared(page)
+    assert [line.splitlines()[0] for line in offline["changes"]] == [
+        "items[0]",
+        "kint → str",
+        "note",
+        "old",
+    ]
+    assert [name.split()[0] for name in offline["files"]] == ["app.py", "gone.txt", "image"]
+    assert "-line 20" in offline["patch"]
+    assert "+the end" in offline["patch"]
+    assert pages.complaints == []
+
+
+def _compared(page: Page) -> dict[str, list[str]]:
+    """What a page of two checkpoints shows, without what only the store knows."""
+    expect(page.locator(".files li")).to_have_count(3)
+    found = {
+        # A value that holds others is written without spaces in a file.
+        "changes": sorted(text.lstrip("~+−\n ").replace(": ", ":") for text in texts(page, ".changes li")),
+        "marks": texts(page, ".changes del, .changes ins"),
+        "files": [text[1:].strip() for text in texts(page, ".files li")],
+    }
+    page.get_by_role("button", name="app.py").click()
+    expect(page.locator(".patch")).to_contain_text("line 20")
+    lines = texts(page, ".patch .is-added, .patch .is-removed, .patch span:not([class])")
+    return {**found, "patch": [line.rstrip() for line in lines if line.strip()]}
+
+
+def texts(page: Page, selector: str) -> list[str]:
+    return page.locator(selector).all_inner_texts()
+
+
+def test_a_timeline_in_a_file_has_no_states(visit: Visit, file: Path, tmp_path: Path) -> None:
+    """`timeline --html` shows the timeline and the headers; it says what is not in it, and offers no comparison."""
+    ids = stores.fill(f"sqlite:{file}", tmp_path)
+    output = tmp_path / "timeline.html"
+    words = ("timeline", "research", "--html", str(output), "--store", f"sqlite:{file}")
+    assert interpreter.stepkeep(*words).returncode == 0
+    assert "brown fox" not in output.read_text()
+    pages = visit(f"sqlite:{file}")
+    asked = pages.open_file(output)
+    page = pages.page
+    expect(page.locator(".row-main")).to_have_count(4)
+    expect(page.get_by_role("checkbox")).to_have_count(0)
+    expect(page.locator("main")).not_to_contain_text("tick two")
+    page.get_by_role("link", name=re.compile("plan made")).click()
+    expect(page.locator("h1")).to_contain_text("plan made")
+    expect(page.get_by_role("alert")).to_contain_text("not part of the file")
+    page.get_by_role("link", name="Header", exact=True).click()
+    expect(page.locator("main")).to_contain_text(ids["first"])
+    assert pages.serious_findings() == []
+    assert [url for url in asked if not url.startswith(("data:", "file:"))] == []
     assert pages.complaints == []
 
 

@@ -43,7 +43,7 @@ class SessionOverview(SessionSummary, frozen=True, kw_only=True):
     """A session, where it stands, who runs it, the newest checkpoint of its current branch, and what it takes.
 
     `holder` is the process that runs it, or ran it last and did not come to its end. `is_run` says that steps are
-    worked through in it, and `waiting` is what they ask a person.
+    worked through in it, and `waiting` is what they ask a person. `task` is what its metadata say it is about.
     """
 
     condition: Condition
@@ -51,6 +51,7 @@ class SessionOverview(SessionSummary, frozen=True, kw_only=True):
     queue: QueueEntry | None
     is_run: bool
     waiting: tuple[Question, ...]
+    task: str
     message: str
     step: int | None
     tags: tuple[str, ...]
@@ -146,8 +147,9 @@ def overview_of(engine: Engine, info: SessionInfo) -> SessionOverview:
         condition="waiting" if waiting else _condition(info, lease, queue, now_us=engine.clock()),
         holder=None if lease is None else f"pid {lease.owner.pid} on {lease.owner.host}",
         queue=queue,
-        is_run=info.workflow is not None or lease is not None or queue is not None or _is_step(header),
+        is_run=lease is not None or queue is not None or _is_step(header),
         waiting=waiting,
+        task=_task(info, header),
         message="" if header is None else header.message,
         step=None if header is None else header.step,
         tags=() if header is None else header.tags,
@@ -166,6 +168,12 @@ def _waiting(engine: Engine, info: SessionInfo, header: Header | None) -> tuple[
         return ()  # its own page tells what is wrong with it
     now = from_us(engine.clock())
     return tuple(each for each in questions if each.expires_at is None or each.expires_at > now)
+
+
+def _task(info: SessionInfo, header: Header | None) -> str:
+    """That of the session, else what a coding agent was at when it saved last."""
+    found = info.metadata.get("task") or (header and header.metadata.get("task_summary"))
+    return found if isinstance(found, str) else ""
 
 
 def _is_step(header: Header | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -23,6 +23,9 @@ MAX_MESSAGE_BYTES: Final = 4_000_000
 
 _ROLES: Final = ("role", "type", "sender", "author")
 _TEXTS: Final = ("content", "text", "parts", "message")
+_WRAPPERS: Final = ("value", "data", "kwargs")
+"""Where frameworks that name the class of a message have its fields."""
+
 _SPEAKERS: Final = {"human": "user", "ai": "assistant", "model": "assistant"}
 
 
@@ -99,9 +102,24 @@ def _are_messages(level: Level, is_tagged: bool) -> bool:
     """Whether the first item of a list is a message: it says who speaks, and something."""
     if not level.below:
         return False
-    first = level_of(level.below[0][1], is_tagged=is_tagged)
-    names = {name for name, _ in first.below or ()} if first.kind == "dict" else set()
-    return any(role in names for role in _ROLES) and any(text in names for text in (*_TEXTS, "tool_calls"))
+    first = _fields(level.below[0][1], is_tagged)
+    wrapped = (_fields(first[name], is_tagged) for name in _WRAPPERS if name in first)
+    return _is_message(first) or any(map(_is_message, wrapped))
+
+
+def _fields(raw: Raw, is_tagged: bool) -> dict[Any, Raw]:
+    opened = level_of(raw, is_tagged=is_tagged)
+    return dict(opened.below or ()) if opened.kind == "dict" else {}
+
+
+def _is_message(fields: Mapping[Any, object]) -> bool:
+    return any(role in fields for role in _ROLES) and any(text in fields for text in (*_TEXTS, "tool_calls"))
+
+
+def _unwrapped(fields: dict[Any, Any]) -> dict[Any, Any]:
+    """The fields of a message, which may be inside what names its class."""
+    inner = (fields[name] for name in _WRAPPERS if isinstance(fields.get(name), dict))
+    return fields if _is_message(fields) else next(filter(_is_message, inner), fields)
 
 
 def _message(path: Path, raw: Raw, is_tagged: bool) -> MessageView:
@@ -109,7 +127,7 @@ def _message(path: Path, raw: Raw, is_tagged: bool) -> MessageView:
     value: Any = {}
     if size <= MAX_MESSAGE_BYTES:
         value = exact.decode(exact.TAGGED if is_tagged else exact.JSON, bytes(raw))
-    fields = value if isinstance(value, dict) else {"content": value}
+    fields = _unwrapped(value) if isinstance(value, dict) else {"content": value}
     role, text = _said(fields)
     name = fields.get("name")
     return MessageView(
@@ -126,6 +144,7 @@ def _message(path: Path, raw: Raw, is_tagged: bool) -> MessageView:
 def message_line(fields: dict[Any, Any], width: int) -> str | None:
     """A message in one line: who says what, in about `width` characters, and the tools it calls; None for what is no
     message."""
+    fields = _unwrapped(fields)
     role, text = _said(fields)
     calls = _tools({"content": [fields]} if role == "tool_use" else fields)  # it may be a part of a message
     names = [f"{call.name}(…)" for call in calls]

@@ -26,6 +26,7 @@ OWN: Final = (
         "compare",
         "data",
         "derived",
+        "differences",
         "find",
         "parts",
         "runs",

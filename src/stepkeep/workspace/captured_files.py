@@ -256,11 +256,12 @@ def _write_tar(engine: Engine, header: Header, stream: IO[bytes], output: str | 
 
 
 class CapturedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a checkpoint, as text that can be shown; the mode is octal text."""
+    """A file of a checkpoint, as text that can be shown; the mode is octal text, `digest` that of its content."""
 
     path: str
     mode: str
     size_bytes: int
+    digest: str
     target: str | None
 
 
@@ -301,7 +302,11 @@ def file_list(engine: Engine, header: Header, wanted: PathFilter, *, limit: int 
 def _captured_file(entry: FileEntry) -> CapturedFile:
     target = to_text(entry.target) if entry.is_link else None
     return CapturedFile(
-        path=to_text(entry.path), mode=f"{entry.mode:o}", size_bytes=entry.size, target=target
+        path=to_text(entry.path),
+        mode=f"{entry.mode:o}",
+        size_bytes=entry.size,
+        digest=entry.digest,
+        target=target,
     )
 
 

@@ -20,7 +20,7 @@ import {
   sessionAddress,
   useTitle,
 } from "stepkeep/parts";
-import { clean, cleanLines, count, size } from "stepkeep/text";
+import { clean, cleanLines, count, size, why } from "stepkeep/text";
 import { EventList } from "stepkeep/timeline";
 import { Tree } from "stepkeep/tree";
 
@@ -43,7 +43,6 @@ export function Checkpoint({ session, checkpoint, params }) {
 }
 
 function Found({ of, found, params }) {
-  const tab = params.get("tab") || "state";
   const where = (name) => checkpointAddress(of.key, of.ref, { tab: name === "state" ? "" : name });
   const talk = useAnswer("conversation", of, { skip: !found.contents.state });
   const happened = useAnswer("events", of, { live: of.key });
@@ -58,16 +57,17 @@ function Found({ of, found, params }) {
     found.contents.files && ["files", "Files", where("files")],
     happened.data?.length > 0 && ["events", `Events (${happened.data.length})`, where("events")],
     ["header", "Header", where("header")],
-  ];
+  ].filter(Boolean);
+  const asked = params.get("tab");
+  const isLoading = !talk.data && !talk.error && found.contents.state;
+  const tab = isLoading || tabs.some(([name]) => name === asked) ? asked || "state" : "state";
   return html`
     <${Facts} of=${{
       "saved (UTC)": html`<${When} time=${found.time} />`,
       status: found.status === "in_progress" ? "" : html`<${Badge} kind=${found.status} />`,
       step: found.step === null ? "" : String(found.step),
       branch: html`<${Word}>${found.branch}<//>`,
-      why: [found.trigger.kind, found.trigger.event && clean(found.trigger.event).replaceAll("_", " ")]
-        .filter(Boolean)
-        .join(", "),
+      why: why(found.trigger),
       tags: found.tags.length
         ? html`${found.tags.map((tag) => html`<a key=${tag} class="tag"
           href=${isFile ? undefined : address(["s", of.key], { tag })}><${Word}>${tag}<//></a> `)}`

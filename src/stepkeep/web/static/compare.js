@@ -30,7 +30,7 @@ export function Compare({ session, older, newer }) {
           <${Side} session=${session} of=${found.newer} name="to" /></div>
         <section>
           <h2>State</h2>
-          <p>${found.total === 0 ? "No differences." : html`<${Word}>${found.summary}<//>`} <span
+          <p>${found.total === 0 && !found.is_partial ? "No differences." : html`<${Word}>${found.summary}<//>`} <span
             class="faint">${Math.abs(seconds(found)) > 1 && `${age(Math.abs(seconds(found)))} between them`}</span>
               </p>
           <ul class="changes">${found.changes.map((change, at) => html`<${Change} key=${at}

@@ -8,6 +8,9 @@ const embedded = JSON.parse(document.getElementById("embedded").textContent);
 export const isFile = "answers" in embedded;
 export const startPage = embedded.start || "#/";
 
+// A file may have the timeline only.
+export const hasStates = !isFile || Object.keys(embedded.answers).some((question) => question.startsWith("outline\n"));
+
 // Whether pages may change something, and what a command adds to name the store.
 export const { allows_changes: allowsChanges = false, store: storeOption = "" } = embedded.about || {};
 

@@ -16,6 +16,7 @@ import {
   useTitle,
 } from "stepkeep/parts";
 import { clean, cleanLines, command, count, duration } from "stepkeep/text";
+import { Said } from "stepkeep/sessions";
 import { SessionHead } from "stepkeep/timeline";
 
 export function Runs() {
@@ -105,8 +106,7 @@ const List = ({ sessions }) => html`
       <${Badge} kind=${run.condition} />
       <div class="session-main">
         <a class="session-key" href=${sessionAddress(run.key, "run")}><${Word}>${run.key}<//></a>
-        <span class="session-message">${run.error ? html`<${Word}
-          class="is-bad">${run.error}<//>` : html`<${Word}>${run.message}<//>`}</span>
+        <${Said} session=${run} />
       </div>
       <div class="session-labels">
         ${run.queue && html`<span

@@ -24,7 +24,8 @@ const CHOICES = [
   ["Running", { condition: "running" }],
   ["Waiting", { condition: "waiting" }],
   ["Crashed", { condition: "crashed" }],
-  ["In progress", { status: "in_progress" }],
+  ["Queued", { condition: "queued" }],
+  ["Open", { condition: "open" }],
   ["Paused", { status: "paused" }],
   ["Completed", { status: "completed" }],
   ["Failed", { status: "failed" }],
@@ -85,7 +86,9 @@ function Next() {
   const first = data?.sessions[0];
   return html`<a href="#/store">${
     !first
-      ? "Storage, and what goes next"
+      ? data
+        ? "Nothing goes next"
+        : "Storage"
       : html`Next to go: ${count(data.cleaned, "session")}, such as <${Word}>${shortened(first.session, 40)}<//>
         (${first.reason})`
   }</a>`;
@@ -124,13 +127,21 @@ const Nothing = ({ isFiltered }) =>
       <p>What is saved into this store appears here at once. Try <code>stepkeep save my-first '{"n": 1}'</code>.</p>
         <//>`;
 
+// What went wrong with a session, else what was said when it was saved last.
+export const Said = ({ session: { error, message, task } }) => html`
+  <span class="session-message">${
+    error
+      ? html`<${Word} class="is-bad">${error}<//>`
+      : html`<${Word}>${message || (task ? "" : "no message")}<//>`
+  }</span>`;
+
 const Row = ({ session }) => html`
   <li>
     <${Badge} kind=${session.condition} />
     <div class="session-main">
       <a class="session-key" href=${sessionAddress(session.key)}><${Word}>${session.key}<//></a>
-      <span class="session-message">${session.message ? html`<${Word}>${session.message}<//>` : html`<span
-        class="faint">no message</span>`}</span>
+      ${session.task && session.task !== session.message && html`<span class="session-task"><${Word}>${session.task}<//></span>`}
+      <${Said} session=${session} />
     </div>
     <div class="session-labels">
       ${session.project && html`<a class="tag" href=${address([], { project: session.project })}>

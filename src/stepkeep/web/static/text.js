@@ -61,6 +61,11 @@ export const moment = (text) =>
     .replace("T", " ")
     .replace(/(\.\d+)?(Z|\+00:00)$/, "");
 
+// Why a checkpoint was saved.
+export const why = ({ kind, event }) => (event ? `${kind}, ${spaced(event)}` : kind);
+
+export const spaced = (name) => clean(name).replaceAll("_", " ");
+
 // A word of a command line. What a terminal would act upon is written as an escape, so that the command that is copied
 // is the one that is shown.
 export function quoted(word) {

@@ -2,7 +2,7 @@
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Actions } from "stepkeep/actions";
-import { ask, isFile, useAnswer, watch } from "stepkeep/data";
+import { ask, hasStates, isFile, useAnswer, watch } from "stepkeep/data";
 import {
   Age,
   Answered,
@@ -22,13 +22,14 @@ import {
   sessionAddress,
   useTitle,
 } from "stepkeep/parts";
-import { clean, count, moment, shortened, size } from "stepkeep/text";
+import { clean, count, moment, shortened, size, spaced, why } from "stepkeep/text";
 
 const ROW = 34;
 const LANE = 18;
 const EDGE = 12;
 const SPARE_ROWS = 12;
 const CARD_DELAY = 350;
+const FOLDED = ["fold", "older"];
 
 // --- what every page of a session begins with
 
@@ -126,13 +127,16 @@ function Toolbar({ session, page, params, picked, isFolded }) {
       }
       ${params.get("tag") && html`<a class="chip"
         href=${change({ tag: "" })}>tag <${Word}>${params.get("tag")}<//> ✕</a>`}
-      <a class="chip" href=${change({ all: isFolded ? "1" : "" })}
-        aria-label=${isFolded ? "Show every checkpoint" : "Fold long runs"}>${isFolded ? "Show all" : "Fold"}</a>
+      ${
+        (!isFolded || page.drawn.some(({ node }) => FOLDED.includes(node.kind))) &&
+        html`<a class="chip" href=${change({ all: isFolded ? "1" : "" })}
+        aria-label=${isFolded ? "Show every checkpoint" : "Fold long runs"}>${isFolded ? "Show all" : "Fold"}</a>`
+      }
       ${
         newer
           ? html`<a class="button"
             href=${sessionAddress(session, "compare", older.id, newer.id)}>Compare ${older.seq} and ${newer.seq}</a>`
-          : html`<span class="faint hint">${picked.length ? "pick one more to compare" : "tick two to compare"}</span>`
+          : hasStates && html`<span class="faint hint">${picked.length ? "pick one more to compare" : "tick two to compare"}</span>`
       }
     </div>`;
 }
@@ -264,7 +268,7 @@ function Graph({ session, pages, picked, toggle, params }) {
       move(cursor + steps[event.key]);
     } else if (event.key === "x" || event.key === " ") {
       const node = pages.rowAt(cursor)?.node;
-      if (node?.checkpoint && event.target.dataset.row) {
+      if (hasStates && node?.checkpoint && event.target.dataset.row) {
         event.preventDefault();
         toggle(node.checkpoint);
       }
@@ -326,7 +330,7 @@ function Row({ index, rows, row, width, session, isCursor, picked, toggle, setCa
   if (!checkpoint) {
     const seq = row.node.last_seq || row.node.seq;
     const where =
-      row.node.kind === "fold" || row.node.kind === "older"
+      FOLDED.includes(row.node.kind)
         ? address(["s", session], { ...Object.fromEntries(params), all: "1", at: seq })
         : null;
     return html`
@@ -345,14 +349,15 @@ function Row({ index, rows, row, width, session, isCursor, picked, toggle, setCa
       onMouseEnter=${(event) => show(event, CARD_DELAY)} onMouseLeave=${hide}>
       <${Lanes} row=${row} width=${width} />
       <span class="row-pick">
-        <input type="checkbox" tabindex="-1" checked=${isPicked} onChange=${() => toggle(checkpoint)}
-          aria-label="Pick checkpoint ${checkpoint.seq} to compare" /></span>
+        ${hasStates && html`<input type="checkbox" tabindex="-1" checked=${isPicked} onChange=${() => toggle(checkpoint)}
+          aria-label="Pick checkpoint ${checkpoint.seq} to compare" />`}</span>
       <a class="row-main" href=${checkpointAddress(session, checkpoint.id)} ...${focus}>
         <span class="row-seq">${checkpoint.seq}</span>
         <span class="row-message">${checkpoint.message ? html`<${Word}>${shortened(checkpoint.message, 300)}<//>`
-          : html`<span class="faint">${checkpoint.trigger.event ? clean(checkpoint.trigger.event).replaceAll("_", " ") : checkpoint.trigger.kind}</span>`}</span>
+          : html`<span class="faint">${spaced(checkpoint.trigger.event || checkpoint.trigger.kind)}</span>`}</span>
       </a>
       <span class="row-labels">
+        ${checkpoint.message && checkpoint.trigger.event && checkpoint.tags.length === 0 && html`<span class="row-event">${spaced(checkpoint.trigger.event)}</span>`}
         ${row.node.heads.map((name) => html`<span key=${name}
           class="branch lane${row.lane % 6} ${row.node.is_current ? "is-current" : ""}">
             <${Word}>${shortened(name, 40)}<//></span>`)}
@@ -434,9 +439,7 @@ function Card({ row, left, top, above }) {
       <p><strong>Checkpoint ${checkpoint.seq}</strong> ${moment(checkpoint.time)} UTC</p>
       ${checkpoint.message && html`<p><${Word}>${shortened(checkpoint.message, 400)}<//></p>`}
       <${Facts} of=${{
-        why: [checkpoint.trigger.kind, checkpoint.trigger.event && clean(checkpoint.trigger.event)]
-          .filter(Boolean)
-          .join(", "),
+        why: why(checkpoint.trigger),
         step: checkpoint.step,
         status: checkpoint.status.replace("_", " "),
         size: `${size(checkpoint.size_bytes)}, ${size(checkpoint.stored_bytes)} stored`,
@@ -468,19 +471,44 @@ export function EventList({ session, events }) {
       (event) => html`
       <li key=${`${event.type}${event.number}/${event.time_us}`}>
         <${When} time=${new Date(event.time_us / 1000).toISOString()} />
-        <strong>${clean(event.type).replaceAll("_", " ")}</strong>
-        ${Object.keys(event.data).length > 0 && html`<dl class="event-data">${Object.entries(event.data).map(
-          ([name, value]) => html`<div key=${name}><dt>${clean(name).replaceAll("_", " ")}</dt>
-            <dd><${EventValue} session=${session} value=${value} /></dd></div>`,
-        )}</dl>`}
+        <strong>${spaced(event.type)}</strong>
+        <${EventData} session=${session} data=${event.data} />
       </li>`,
     )}</ol>`;
 }
 
-const EventValue = ({ session, value }) =>
-  /^cp_\w+$/.test(value)
-    ? html`<a href=${checkpointAddress(session, value)}><code>${value}</code></a>`
-    : html`<${Word}>${shortened(typeof value === "string" ? value : JSON.stringify(value), 600)}<//>`;
+const EventData = ({ session, data }) => html`
+  <dl class="event-data">${Object.entries(data).map(
+    ([name, value]) => html`<div key=${name}><dt>${spaced(name)}</dt>
+      <dd><${EventValue} session=${session} value=${value} /></dd></div>`,
+  )}</dl>`;
+
+const MOST_ENTRIES = 20;
+
+function EventValue({ session, value }) {
+  if (/^cp_\w+$/.test(value))
+    return html`<a href=${checkpointAddress(session, value)}><code>${value}</code></a>`;
+  if (Array.isArray(value) && value.length > 0 && value.every((each) => each && typeof each === "object" && !Array.isArray(each)))
+    return html`<ul class="event-list">${value.slice(0, MOST_ENTRIES).map((each, at) => html`<li key=${at}><${EventData}
+      session=${session} data=${each} /></li>`)}${value.length > MOST_ENTRIES && html`<li
+        class="faint">and ${value.length - MOST_ENTRIES} more</li>`}</ul>`;
+  return html`<${Word}>${shortened(typeof value === "string" ? value : JSON.stringify(value), 600)}<//>`;
+}
+
+// Checkpoints that follow each other and stay or go for the same reasons are one line.
+function alike(decisions) {
+  const lines = [];
+  decisions.forEach((each) => {
+    const last = lines.at(-1);
+    if (last && last.oldest.stays === each.stays && String(last.oldest.reasons) === String(each.reasons)) {
+      last.oldest = each;
+      last.stored += each.stored_bytes;
+    } else lines.push({ newest: each, oldest: each, stored: each.stored_bytes });
+  });
+  return lines;
+}
+
+const Numbered = ({ session, of }) => html`<a href=${checkpointAddress(session, of.checkpoint)}>${of.seq}</a>`;
 
 export function Retention({ session }) {
   useTitle(`Retention of ${session}`);
@@ -499,13 +527,14 @@ export function Retention({ session }) {
         <div class="table-box" tabindex="0" role="region" aria-label="Decisions"><table>
           <thead><tr><th>checkpoint</th><th>decision</th><th>why</th><th class="number">stored</th><th>time (UTC)</th>
             </tr></thead>
-          <tbody>${plan.decisions.map(
-            (each) => html`
-            <tr key=${each.checkpoint} class=${each.stays ? "" : "is-going"}>
-              <td><a href=${checkpointAddress(session, each.checkpoint)}>${each.seq}</a></td>
-              <td>${each.stays ? "stays" : html`<strong>goes</strong>`}</td>
-              <td class="reasons">${each.reasons.map((reason) => html`<span key=${reason}>${clean(reason)}</span>`)}</td>
-              <td class="number">${size(each.stored_bytes)}</td><td><${When} time=${each.time} /></td>
+          <tbody>${alike(plan.decisions).map(
+            ({ newest, oldest, stored }) => html`
+            <tr key=${newest.checkpoint} class=${newest.stays ? "" : "is-going"}>
+              <td>${oldest !== newest && html`<${Numbered} session=${session} of=${oldest} />–`}<${Numbered}
+                session=${session} of=${newest} /></td>
+              <td>${newest.stays ? "stays" : html`<strong>goes</strong>`}</td>
+              <td class="reasons">${newest.reasons.map((reason) => html`<span key=${reason}>${clean(reason)}</span>`)}</td>
+              <td class="number">${size(stored)}</td><td><${When} time=${newest.time} /></td>
             </tr>`,
           )}</tbody>
         </table></div>`}
