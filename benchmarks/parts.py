@@ -24,6 +24,7 @@ MODULES: Final = {
     "startup": "benchmarks.startup",
     "travel": "benchmarks.travel",
     "walk": "benchmarks.walk",
+    "web": "benchmarks.web",
     "workspace": "benchmarks.workspace",
 }
 """Name -> module; imported when it runs, because some need packages that only peers bring."""

@@ -121,7 +121,11 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
+        listening = socket.create_server((host, port), family=family)
+        # The connections inherit it. Without it the body of an answer waits for the other side to acknowledge the
+        # headers, 40 ms each; asyncio sets it only on sockets that were made with their protocol named.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
     except OSError as exc:
         raise cannot_listen(host, port, exc) from exc
 

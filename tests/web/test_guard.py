@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ import apsw
 import pytest
 
 import stepkeep
+from stepkeep.guarded_server import listen
 from stepkeep.web.answers import ANSWERS
 from tests.web.driving import Ui
 
@@ -211,6 +213,15 @@ def test_a_port_that_is_taken_is_said(ui: Ui, serve: Serve, tmp_path: Path) -> N
     )
     assert done.returncode == 1
     assert "cannot listen" in done.stderr
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    """Connections send at once: else the body of each answer waits until its headers were acknowledged."""
+    with listen("127.0.0.1", 0) as listening:
+        client = socket.create_connection(listening.getsockname())
+        connection, _ = listening.accept()
+        with client, connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
