@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +14,7 @@ from typing import NamedTuple
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from tests.postgres.server import Server
 from tests.web.driving import Pages, Ui
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -74,3 +77,37 @@ def visit(browser: Browser, serve: Callable[..., Ui]) -> Iterator[Callable[..., 
     yield visit
     for each in opened:
         each.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store of each kind that nobody used yet."""
+    if request.param == "sqlite":
+        return f"sqlite:{tmp_path / 'store.db'}"
+    server: Server = request.getfixturevalue("postgres")
+    return server.fresh_url()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Callable[[str], str]:
+    """Run a line as a person does who copied it from a page: in a shell, in another folder."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "stepkeep"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m stepkeep "$@"\n')
+    program.chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPKEEP_")}
+    paths = {"PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def run(line: str) -> str:
+        done = subprocess.run(
+            ["bash", "-c", line], env=kept | paths, cwd=program.parent, capture_output=True, text=True
+        )
+        assert (line, done.returncode, done.stderr) == (line, 0, done.stderr)
+        return done.stdout
+
+    return run

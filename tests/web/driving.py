@@ -49,7 +49,7 @@ class Pages:
     def __init__(self, browser: Browser, ui: Ui, *, width: int = 1440, scheme: str = "light") -> None:
         self.ui = ui
         self.complaints: list[str] = []
-        self._loads = 0
+        self.loads = 0
         self.context = browser.new_context(
             viewport={"width": width, "height": 900},
             color_scheme=scheme,  # type: ignore[arg-type]
@@ -77,8 +77,8 @@ class Pages:
     def go(self, *segments: str, query: str = "") -> Page:
         """A page by its address, loaded anew and finished."""
         path = "/".join(quote(segment, safe="") for segment in segments)
-        self._loads += 1  # with the same address before the `#` nothing would be loaded
-        self.page.goto(f"{self.ui.base}/?{self._loads}#/{path}{f'?{query}' if query else ''}")
+        self.loads += 1  # with the same address before the `#` nothing would be loaded
+        self.page.goto(f"{self.ui.base}/?{self.loads}#/{path}{f'?{query}' if query else ''}")
         return self.ready()
 
     def ready(self) -> Page:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,20 +19,6 @@ from tests.web import stores
 from tests.web.driving import Pages
 
 Visit = Callable[..., Pages]
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A store of each kind that nobody used yet."""
-    if request.param == "sqlite":
-        return f"sqlite:{tmp_path / 'store.db'}"
-    server: Server = request.getfixturevalue("postgres")
-    return server.fresh_url()
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "store.db"
 
 
 def pages_of(ids: dict[str, str]) -> dict[str, tuple[tuple[str, ...], str, str]]:
@@ -434,26 +417,6 @@ def test_without_leave_pages_only_show_commands(visit: Visit, url: str, tmp_path
     assert pages.serious_findings() == []
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Callable[[str], str]:
-    """Run a line as a person does who copied it from a page: in a shell, in another folder."""
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "stepkeep"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m stepkeep "$@"\n')
-    program.chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPKEEP_")}
-    paths = {"PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
-
-    def run(line: str) -> str:
-        done = subprocess.run(
-            ["bash", "-c", line], env=kept | paths, cwd=program.parent, capture_output=True, text=True
-        )
-        assert (line, done.returncode, done.stderr) == (line, 0, done.stderr)
-        return done.stdout
-
-    return run
 
 
 HOSTILE_KEY = "it's \x1b[201~\n$(touch hacked) `x` \\ \u202ekey \x85"

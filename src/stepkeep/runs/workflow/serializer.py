@@ -212,6 +212,8 @@ def _completed(index: int, entry: StepProgress, result: StepResult) -> dict[str,
         "duration_ms": result.duration_ms,
         "completed_at": iso(result.completed_at),
     }
+    if entry.attempts > 1:
+        fields["attempts"] = entry.attempts
     return fields | ({"blobs": list(result.blobs)} if result.blobs else {})
 
 
@@ -241,7 +243,8 @@ def _progress(plan: Iterable[PlanStep], state: Mapping[str, Any]) -> Progress:
     for entry in state["skipped_steps"]:
         known[entry["id"]] = StepStatus.SKIPPED, {"error": entry["reason"]}
     for entry in state["completed_steps"]:
-        known[entry["id"]] = StepStatus.COMPLETED, {"result": _loaded_result(entry)}
+        fields = {"result": _loaded_result(entry), "attempts": entry.get("attempts", 1)}
+        known[entry["id"]] = StepStatus.COMPLETED, fields
     error = state["error"]
     steps = [(step, *known.get(step.id, (step.status, {}))) for step in plan]
     return progress_of(
