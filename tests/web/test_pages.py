@@ -265,6 +265,8 @@ def test_a_damaged_checkpoint_is_told_and_harms_no_other(
         "stepkeep verify s --store "
     )
     expect(page.locator("main")).to_contain_text("saved (UTC)")
+    page.set_viewport_size({"width": 390, "height": 900})
+    assert not pages.is_too_wide
     expect(pages.go("s", "s", "c", good.id).locator(".verified")).to_contain_text("verified")
     page = pages.go("s", "s", "retention")
     page.get_by_role("button", name="Verify every byte").click()

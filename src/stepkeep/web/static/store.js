@@ -135,6 +135,11 @@ function Next() {
     </section>`;
 }
 
+const VERDICTS = ["problem", "warning", "note", "ok"];
+
+const worstFirst = (symptoms) =>
+  [...symptoms].sort((one, other) => VERDICTS.indexOf(one.verdict) - VERDICTS.indexOf(other.verdict));
+
 function Doctor() {
   const [isAsked, setAsked] = useState(false);
   const answer = useAnswer("doctor", {}, { skip: !isAsked });
@@ -147,7 +152,7 @@ function Doctor() {
             ${(found) => html`
               <p>${found.is_healthy ? html`<span class="is-good">✓ healthy</span>` : html`<span
                 class="is-bad">not in order</span>`}</p>
-              <ul class="symptoms">${found.symptoms.map((each, at) => html`<li key=${at} class="is-${each.verdict}">
+              <ul class="symptoms">${worstFirst(found.symptoms).map((each, at) => html`<li key=${at} class="is-${each.verdict}">
                 <strong>${each.verdict}</strong> ${clean(each.name)}: <${Word}>${each.message}<//>${each.advice
                   && html`<p class="faint"><${Word}>${each.advice}<//></p>`}</li>`)}</ul>`}
           <//>`

@@ -62,6 +62,7 @@ export function SessionHead({ session, tab, children }) {
         <span>used <${Age} time=${found.updated} /></span>
       </p>`
       }
+      ${found?.task && html`<p><${Word}>${shortened(found.task, 300)}<//></p>`}
       ${found?.error && html`<p class="problem"><${Word}>${found.error}<//></p>`}
       <${Problem} error=${answer.error} again=${answer.again} />
       ${children}
