@@ -162,6 +162,65 @@ def test_a_worker_is_followed_through_its_queue(visit: Visit, url: str, tmp_path
     assert pages.complaints == []
 
 
+# --- a store that never rests
+
+
+def test_a_store_that_never_rests_is_followed(visit: Visit, file: Path) -> None:
+    """What changes while an answer is under way neither stops it nor is missed: it is asked for once more."""
+    with stepkeep.open(file) as store:
+        run = store.session("s")
+        run.save({"n": 0}, message="message 0")
+        pages = visit(f"sqlite:{file}")
+        page, failed, held, is_held = pages.page, [], [], True
+        expect(page.locator(".session-message")).to_have_text("message 0")
+        page.on("requestfailed", lambda request: failed.append(request.url))
+        page.route("**/api/sessions*", lambda route: held.append(route) if is_held else route.continue_())
+        for n in range(1, 4):
+            page.evaluate(LISTEN)
+            run.save({"n": n}, message=f"message {n}")
+            assert page.evaluate("() => window.news") == ["s"]
+        assert len(held) == 1
+        is_held = False
+        held[0].continue_()
+        expect(page.locator(".session-message")).to_have_text("message 3")
+        assert [url for url in failed if "sessions" in url] == []
+
+
+LISTEN = """() => new Promise((listening) => {
+  const source = new EventSource('./api/changes');
+  window.news = new Promise((resolve) => {
+    source.onmessage = ({data}) => {
+      const {sessions} = JSON.parse(data);
+      listening();
+      if (sessions.length) { source.close(); resolve(sessions); }
+    };
+  });
+})"""
+"""Listens as the page does; `window.news` are the sessions that changed next."""
+
+
+def test_rows_in_view_stay_while_others_save(visit: Visit, file: Path) -> None:
+    """Far down in a long timeline, what is saved meanwhile neither moves nor empties the rows in view."""
+    with stepkeep.open(file) as store:
+        run = store.session("s", profile="archive")
+        for n in range(1, 1001):
+            run.save({"n": n}, wait=False)
+        store.flush()
+        pages = visit(f"sqlite:{file}")
+        page = pages.go("s", "s", query="all=1")
+        page.locator(".row-main").first.focus()
+        page.keyboard.press("End")
+        expect(page.locator(":focus .row-seq")).to_have_text("1")
+        before = page.locator(".row-seq").all_inner_texts()
+        page.route("**/api/timeline*page=*", lambda route: route.abort())
+        run.save({"n": 0}, message="the newest")
+        expect(page.locator(".row").first).to_have_attribute("aria-setsize", "1001")
+        assert page.locator(".row-seq").all_inner_texts()[-10:] == before[-10:]
+        expect(page.locator(":focus .row-seq")).to_have_text("1")
+        page.keyboard.press("ArrowUp")
+        expect(page.locator(":focus .row-seq")).to_have_text("2")
+
+
 # --- agents and frameworks
 
 

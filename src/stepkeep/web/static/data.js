@@ -113,30 +113,49 @@ function connect() {
 
 document.addEventListener("visibilitychange", connect);
 
+// Calls that come while one is under way are one more call after it: what is shown last was asked for last, and a
+// store that never rests is followed too.
+export function inTurn(call) {
+  let isBusy = false;
+  let isWanted = false;
+  return async function run() {
+    isWanted = isBusy;
+    if (isBusy) return;
+    isBusy = true;
+    await call();
+    isBusy = false;
+    if (isWanted) run();
+  };
+}
+
 // The answer to a question, asked again when the session that it is about changes (`live`: its key, or true for all).
 // `every` so many seconds it is asked again anyway: that a process died changes nothing in the store. The answer before
 // stays until the next one is there.
 export function useAnswer(name, params, { live = false, every = 0, skip = false } = {}) {
   const question = skip ? null : written(name, params);
   const [state, setState] = useState({});
-  const [round, setRound] = useState(0);
   const shown = useRef(null);
-  const again = useCallback(() => setRound((number) => number + 1), []);
+  const load = useRef(() => {});
+  const again = useCallback(() => load.current(), []);
   useEffect(() => {
     if (question === null) return undefined;
     const controller = new AbortController();
     if (shown.current !== question) setState({ isLoading: true });
-    ask(name, params, controller.signal).then(
-      (data) => {
-        shown.current = question;
-        setState({ data });
-      },
-      (error) => {
-        if (error.name !== "AbortError") setState((before) => ({ ...before, isLoading: false, error }));
-      },
+    load.current = inTurn(() =>
+      ask(name, params, controller.signal).then(
+        (data) => {
+          if (controller.signal.aborted) return;
+          shown.current = question;
+          setState({ data });
+        },
+        (error) => {
+          if (!controller.signal.aborted) setState((before) => ({ ...before, isLoading: false, error }));
+        },
+      ),
     );
+    load.current();
     return () => controller.abort();
-  }, [question, round]);
+  }, [question]);
   useEffect(() => {
     if (!live) return undefined;
     return watch((keys) => {

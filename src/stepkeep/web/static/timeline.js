@@ -2,7 +2,7 @@
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Actions } from "stepkeep/actions";
-import { ask, hasStates, isFile, useAnswer, watch } from "stepkeep/data";
+import { ask, hasStates, inTurn, isFile, useAnswer, watch } from "stepkeep/data";
 import {
   Age,
   Answered,
@@ -29,6 +29,7 @@ const LANE = 18;
 const EDGE = 12;
 const SPARE_ROWS = 12;
 const CARD_DELAY = 350;
+const OLD_PAGES = 8;
 const FOLDED = ["fold", "older"];
 
 // --- what every page of a session begins with
@@ -153,7 +154,8 @@ function summary(page) {
   return facts.filter(Boolean).join(", ");
 }
 
-// The pages of a timeline, loaded as they come into view, and anew when the session changes.
+// The pages of a timeline, loaded as they come into view, and anew when the session changes; those before are shown until
+// the new ones are there.
 function usePages(options, session) {
   const [state, setState] = useState({ pages: {} });
   const question = JSON.stringify(options);
@@ -167,13 +169,10 @@ function usePages(options, session) {
       const page = await ask("timeline", { ...options, page: at || "" });
       if (current.current !== question) return;
       setState((before) => {
-        const isSame = !isFresh && before.question === question;
-        return {
-          question,
-          first: at === 0 ? page : before.first || page,
-          rows: page.rows,
-          pages: { ...(isSame ? before.pages : {}), [at]: page },
-        };
+        const old = [...Object.values(before.pages), ...(before.old || [])].slice(0, OLD_PAGES);
+        if (isFresh) return { first: page, rows: page.rows, pages: { 0: page }, old };
+        // One that is of another moment than the first comes again with the next change.
+        return page.rows === before.rows ? { ...before, pages: { ...before.pages, [at]: page } } : before;
       });
     } catch (error) {
       if (current.current === question) setState((before) => ({ ...before, error }));
@@ -181,28 +180,29 @@ function usePages(options, session) {
       loading.current.delete(at);
     }
   };
+  const fresh = useRef(() => {});
   useEffect(() => {
     setState({ pages: {} });
-    load(0, true);
+    fresh.current = inTurn(() => load(0, true));
+    fresh.current();
+    return watch((keys) => {
+      if (keys !== null && (keys.size === 0 || keys.has(session))) fresh.current();
+    });
   }, [question]);
-  useEffect(
-    () =>
-      watch((keys) => {
-        if (keys !== null && (keys.size === 0 || keys.has(session))) load(0, true);
-      }),
-    [question],
-  );
   const size = state.first?.drawn.length || 1;
   const rowAt = (index) => {
     const page = state.pages[Math.floor(index / size)];
-    return page && page.drawn[index - page.start];
+    if (page) return page.drawn[index - page.start];
+    // What is new is above: a row from before has moved down by so many.
+    const found = (state.old || []).map(({ start, drawn, rows }) => drawn[index - (state.rows - rows) - start]);
+    return found.find(Boolean);
   };
   const need = (first, last) => {
     for (let at = Math.floor(first / size); at <= Math.floor(last / size); at += 1) {
       if (!state.pages[at]) load(at, false);
     }
   };
-  return { ...state, rowAt, need, again: () => load(0, true) };
+  return { ...state, rowAt, need, again: () => fresh.current() };
 }
 
 function Graph({ session, pages, picked, toggle, params }) {
@@ -223,9 +223,11 @@ function Graph({ session, pages, picked, toggle, params }) {
     return () => window.removeEventListener("resize", measure);
   }, []);
   useLayoutEffect(() => {
-    // What is in view stays in view while new rows come in above it.
-    if (before.current !== rows && box.current.scrollTop > 0)
-      box.current.scrollTop += (rows - before.current) * ROW;
+    // What is in view stays in view, and what has the focus keeps it, while new rows come in above.
+    const more = rows - before.current;
+    if (more !== 0 && box.current.scrollTop > 0) box.current.scrollTop += more * ROW;
+    if (more !== 0 && box.current.contains(document.activeElement))
+      setCursor((index) => Math.min(rows - 1, Math.max(0, index + more)));
     before.current = rows;
   }, [rows]);
   const lookFor = params.get("at");
@@ -280,7 +282,8 @@ function Graph({ session, pages, picked, toggle, params }) {
   const width = pages.first.lanes * LANE + EDGE;
   const shown = [];
   for (let index = first; index <= last; index += 1) {
-    shown.push(html`<${Row} key=${index} index=${index} rows=${rows} row=${pages.rowAt(index)} width=${width}
+    const row = pages.rowAt(index);
+    shown.push(html`<${Row} key=${row?.node.checkpoint?.id || index} index=${index} rows=${rows} row=${row} width=${width}
       session=${session}
       isCursor=${index === cursor} picked=${picked} toggle=${toggle} setCard=${setCard} setCursor=${setCursor}
         params=${params} />`);
