@@ -3,6 +3,10 @@
 `./dev interop` makes these environments; a framework without one is left out. One conversation or workflow grows by
 about 2 KB a step, and everything is kept. Measured through the framework's interface: a save (median of the last
 tenth), the bytes on disk when the store is closed, and reading the latest (median of five, store opened anew).
+
+A save of ours is on the disk when it returns. So is one of the vendors' databases, which leave SQLite at
+`synchronous=FULL`; their files are not. Those are measured a second time with each file and its directory synced, by
+the same code of the vendor, and that is what a save of ours is held to.
 """
 
 from __future__ import annotations
@@ -12,9 +16,10 @@ import importlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -29,6 +34,8 @@ from benchmarks.workloads import SEED, text
 STEPS: Final = (50, 1000)
 READS: Final = 5
 OURS: Final = "Stepkeep"
+OWN: Final = "its own store"
+SYNCED: Final = "its own store, synced"
 
 
 @dataclass
@@ -39,9 +46,11 @@ class Subject:
     save: Callable[[int, str], Awaitable[Any]]
     latest: Callable[[], Awaitable[Any]]
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if hasattr(self.store, "close"):
-            self.store.close()
+            closing = self.store.close()
+            if closing is not None:
+                await closing
 
 
 # --- the frameworks: how a store is opened, ours or the vendor's own
@@ -120,34 +129,75 @@ def strands(vendor: bool, place: Path) -> Subject:
     return Subject(storage, save, lambda: storage.read(f"{folder}/snapshot_latest.json"))
 
 
+@dataclass(frozen=True)
+class Vendor:
+    """The name of a vendor's store, how it is opened, and whether what it saved is on the disk when it says so."""
+
+    name: str
+    open: Callable[[bool, Path], Subject]
+    is_synced: bool
+
+    def stores(self) -> tuple[str, ...]:
+        return (OWN,) if self.is_synced else (OWN, SYNCED)
+
+    def called(self, store: str) -> str:
+        if store == OURS:
+            return OURS
+        return (
+            self.name if self.is_synced else f"{self.name}, {'synced' if store == SYNCED else 'not synced'}"
+        )
+
+
 FRAMEWORKS: Final = {
-    "openai-agents": (openai_agents, "SQLiteSession"),
-    "adk": (adk, "SqliteSessionService"),
-    "agent-framework": (agent_framework, "FileCheckpointStorage"),
-    "strands": (strands, "LocalFileStorage"),
+    "openai-agents": Vendor("SQLiteSession", openai_agents, is_synced=True),
+    "adk": Vendor("SqliteSessionService", adk, is_synced=True),
+    "agent-framework": Vendor("FileCheckpointStorage", agent_framework, is_synced=False),
+    "strands": Vendor("LocalFileStorage", strands, is_synced=False),
 }
+
+
+def sync_files() -> None:
+    """Let every file that takes the place of another be on the disk, with its name, before that returns."""
+    replace = os.replace
+
+    def replaced(source: Any, target: Any) -> None:
+        _sync(source)
+        replace(source, target)
+        _sync(Path(target).parent)
+
+    os.replace = replaced  # type: ignore[assignment]
+
+
+def _sync(path: Any) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 # --- in the environment of a framework
 
 
-async def _measure(name: str, vendor: bool, steps: int, place: Path) -> dict[str, float]:
-    opened, rng = FRAMEWORKS[name][0], random.Random(SEED)
-    subject = opened(vendor, place)
+async def _measure(name: str, store: str, steps: int, place: Path) -> dict[str, float]:
+    if store == SYNCED:
+        sync_files()
+    opened, rng = FRAMEWORKS[name].open, random.Random(SEED)
+    subject = opened(store != OURS, place)
     seconds: list[float] = []
     for step in range(steps):
         said = text(rng, 2000)
         started = perf_counter()
         await subject.save(step, said)
         seconds.append(perf_counter() - started)
-    subject.close()
+    await subject.close()
     size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
-    again, reads = opened(vendor, place), list[float]()
+    again, reads = opened(store != OURS, place), list[float]()
     for _ in range(READS):
         started = perf_counter()
         assert await again.latest() is not None
         reads.append(perf_counter() - started)
-    again.close()
+    await again.close()
     return {"bytes": size, "save": median(seconds[-max(1, steps // 10) :]), "latest": median(reads)}
 
 
@@ -158,59 +208,59 @@ def run(directory: Path, *, quick: bool, with_peers: bool) -> Part:
     """Measure every framework that has an environment; its own store only with peers."""
     lines: list[list[str]] = []
     rows: list[Row] = []
-    for name, (_, vendors) in FRAMEWORKS.items():
+    for name, vendor in FRAMEWORKS.items():
         python = ROOT / "build" / "interop" / name / "bin" / "python"
         if not python.exists():
             say(f"benchmarks: without {name}: `./dev interop {name}` makes its environment")
             continue
+        stores = (OURS, *vendor.stores()) if with_peers else (OURS,)
         for steps in STEPS[: 1 if quick else None]:
-            results = dict(_pair(python, name, steps, directory, with_peers))
-            for vendor, found in results.items():
-                lines.append(_line(name, vendors if vendor else OURS, steps, found))
-            rows += _rows(name, vendors, steps, results)
+            results = {store: _measured(python, name, store, steps, directory) for store in stores}
+            lines += [_line(name, vendor.called(store), steps, found) for store, found in results.items()]
+            rows += _rows(name, vendor, steps, results)
     names = ("framework", "store", "steps", "stored", "save, p50", "latest")
     return Part(tables=[Table("stores of agent frameworks", names, lines)], rows=rows)
 
 
-def _pair(
-    python: Path, name: str, steps: int, directory: Path, with_peers: bool
-) -> Iterator[tuple[bool, dict[str, float]]]:
-    for vendor in (False, True) if with_peers else (False,):
-        place = directory / f"{name}-{steps}-{vendor}"
-        place.mkdir(parents=True)
-        say(f"adapters: {name}, {steps} steps, {'its own store' if vendor else OURS}")
-        done = subprocess.run(
-            [python, "-m", "benchmarks.adapters", name, str(int(vendor)), str(steps), place],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
-            stdout=subprocess.PIPE,
-            check=True,
-        )
-        yield vendor, json.loads(done.stdout.splitlines()[-1])
-        subprocess.run(["rm", "-rf", place], check=True)  # those of the vendors take a gigabyte
+def _measured(python: Path, name: str, store: str, steps: int, directory: Path) -> dict[str, float]:
+    """One store in a process of the framework's environment."""
+    place = directory / f"{name}-{steps}-{store.replace(' ', '-')}"
+    place.mkdir(parents=True)
+    say(f"adapters: {name}, {steps} steps, {store}")
+    done = subprocess.run(
+        [python, "-m", "benchmarks.adapters", name, store, str(steps), place],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    shutil.rmtree(place)  # those of the vendors take a gigabyte
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def _line(name: str, store: str, steps: int, found: dict[str, float]) -> list[str]:
     figures = (
-        f"{found['bytes'] / 1e6:,.1f} MB",
-        f"{found['save'] * 1e3:.1f} ms",
-        f"{found['latest'] * 1e3:.1f} ms",
+        f"{found['bytes'] / 1e6:,.2f} MB",
+        f"{found['save'] * 1e3:.2f} ms",
+        f"{found['latest'] * 1e3:.2f} ms",
     )
     return [name, store, str(steps), *figures]
 
 
-def _rows(name: str, vendors: str, steps: int, results: dict[bool, dict[str, float]]) -> list[Row]:
-    ours, theirs = results[False], results.get(True)
+def _rows(name: str, vendor: Vendor, steps: int, results: dict[str, dict[str, float]]) -> list[Row]:
+    """Ours beside the vendor's; a save beside what is as durable."""
+    ours, durable = results[OURS], vendor.stores()[-1]
     return [
         Row(
-            f"{name}: {what} ÷ {vendors}'s, {steps} steps",
-            None if theirs is None else ours[what] / theirs[what],
+            f"{name}: {what} ÷ {vendor.called(store)}'s, {steps} steps",
+            ours[what] / results[store][what] if store in results else None,
             1,
         )
-        for what in ("bytes", "save", "latest")
+        for what, store in (("bytes", OWN), ("save", durable), ("latest", OWN))
     ]
 
 
 if __name__ == "__main__":
-    _, wanted, is_vendor, count, where = sys.argv
-    print(json.dumps(asyncio.run(_measure(wanted, is_vendor == "1", int(count), Path(where)))))
+    _, wanted, kind, count, where = sys.argv
+    print(json.dumps(asyncio.run(_measure(wanted, kind, int(count), Path(where)))))
