@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,27 @@ def loadable(session: stepkeep.Session) -> list[int]:
 
 
 def test_groups_are_half_of_what_is_kept(store: stepkeep.Store) -> None:
-    """Profile `agent` keeps 10, so every fifth checkpoint is a keyframe; `archive` has one in 1,024."""
+    """Profile `agent` keeps 10, so every fifth one is a keyframe; `archive` has one in 1,024 after the first 128."""
     agent, archive = store.session("a", profile="agent"), store.session("b", profile="archive")
     fill(agent, 17)
     large = [random.Random(n).randbytes(100).hex() for n in range(200)]
-    for n in range(1026):
+    for n in range(1154):
         archive.save({"n": n, "log": large})
     assert keyframes(agent) == [1, 6, 11, 16]
-    assert keyframes(archive) == [1, 1025]
+    assert keyframes(archive) == [1, 129, 1153]
+
+
+def test_a_new_process_knows_how_long_a_group_may_be(url: str) -> None:
+    """The first group ends after 128, the next goes on: its keyframe has a redundant delta, and a reader sees that."""
+    large = [random.Random(n).randbytes(100).hex() for n in range(200)]
+    numbers = iter(range(1000))
+    for count in (126, 1, 1, 1, 125, 1, 1, 1, 1, 1):
+        with stepkeep.open(url) as store:
+            session = store.session("run", profile="archive")
+            for n in islice(numbers, count):
+                session.save({"n": n, "log": large})
+    with stepkeep.open(url) as store:
+        assert keyframes(store.session("run")) == [1, 129]
 
 
 def test_deltas_that_are_no_edits_make_smaller_groups(store: stepkeep.Store) -> None:

@@ -8,7 +8,7 @@ import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import example, given, settings
@@ -511,10 +511,11 @@ class TestGroups:
     def test_any_body_of_a_full_group_is_few_deltas_away(self) -> None:
         """Every 16th skips back to the 16th before: at most 78 deltas lead from the keyframe to one of 1,024."""
         limit = group_limit(None)
-        content, positions, bases, line = noise(40_000), {}, {}, None
+        content, positions, bases = noise(40_000), {}, {}
+        _, line = chains.encode("state", None, chains.Base("cp", content), limit=limit, as_keyframe=False)
         for number in range(limit):
             new = chains.Base(f"cp_{number}", content + number.to_bytes(2, "big"))
-            (body, *_), line = chains.encode("state", line, new, limit=limit, as_keyframe=False)
+            (body, *_), line = chains.encode("state", line, new, limit=limit, as_keyframe=number == 0)
             positions[number] = body.position
             bases[number] = None if body.base is None else int(body.base.removeprefix("cp_"))
         assert list(positions.values()) == list(range(limit))
@@ -570,15 +571,18 @@ class TestGroups:
             keyframe_bytes=1000,
             deltas_bytes=deltas_bytes,
             delta=None if delta_bytes is None else Encoded(SPLICE, bytes(delta_bytes)),
+            is_bridged=True,
         )
 
     @pytest.mark.parametrize("codec", [SPLICE, PREFIX])
-    def test_what_is_applied_to_all_of_its_base_makes_smaller_groups(self, codec: str) -> None:
-        """Many edits are applied at once, other deltas one after the other."""
-        sizes = {"keyframe_bytes": 1000, "deltas_bytes": 0, "delta": Encoded(codec, b"x")}
-        assert not starts_group(length=127, limit=1024, **sizes)
-        assert starts_group(length=128, limit=1024, **sizes) is (codec == PREFIX)
-        assert starts_group(length=1024, limit=1024, **sizes)
+    @pytest.mark.parametrize("is_bridged", [True, False])
+    def test_some_groups_are_smaller(self, codec: str, is_bridged: bool) -> None:
+        """Those that hang on one record alone, and deltas that are applied to all of their base."""
+        sizes: Any = {"keyframe_bytes": 1000, "deltas_bytes": 0, "delta": Encoded(codec, b"x")}
+        sizes |= {"limit": 1024, "is_bridged": is_bridged}
+        assert not starts_group(length=127, **sizes)
+        assert starts_group(length=128, **sizes) is not (codec == SPLICE and is_bridged)
+        assert starts_group(length=1024, **sizes)
 
 
 def stored(codec: str, content: bytes, base: bytes) -> bytes:

@@ -44,8 +44,9 @@ GROUP_STRIDE: Final = 16
 needs two contents at hand, and any body of a full group is rebuilt from at most 78 deltas."""
 
 _MAX_GROUP_MEMBERS: Final = 1024
-_MAX_UNEDITED_MEMBERS: Final = 128
-"""A delta that is no list of edits is applied to all of its base, which takes long: fewer of these make a group."""
+_MAX_CAREFUL_MEMBERS: Final = 128
+"""Fewer hang on a keyframe that has no redundant delta, and fewer deltas that are no lists of edits make a group: each
+is applied to all of its base, which takes long."""
 
 # Up to here a frame that refers to the base is both quicker and smaller than edits.
 _SMALL_BYTES: Final = 32 * 1024
@@ -226,16 +227,24 @@ def group_limit(keep_last: int | None, keyframe_every: int | None = None) -> int
 
 
 def starts_group(
-    *, length: int, limit: int, keyframe_bytes: int, deltas_bytes: int, delta: Encoded | None
+    *,
+    length: int,
+    limit: int,
+    keyframe_bytes: int,
+    deltas_bytes: int,
+    delta: Encoded | None,
+    is_bridged: bool,
 ) -> bool:
     """Whether the next body must be a keyframe rather than the delta made for it.
 
     `length` counts the group so far, `keyframe_bytes` is what a keyframe would take now, `deltas_bytes` sums
-    the group's deltas, `delta` is the one in question, None when none could be made. Sizes are as stored.
+    the group's deltas, `delta` is the one in question, None when none could be made. Sizes are as stored. `is_bridged`
+    tells that the keyframe of the group has a redundant delta.
     """
-    if delta is None or not 1 <= length < (
-        min(limit, _MAX_UNEDITED_MEMBERS) if delta.codec == PREFIX else limit
-    ):
+    if delta is None:
+        return True
+    limit = limit if is_bridged and delta.codec != PREFIX else min(limit, _MAX_CAREFUL_MEMBERS)
+    if not 1 <= length < limit:
         return True
     delta_bytes = len(delta.data)
     return delta_bytes * 2 > keyframe_bytes or deltas_bytes + delta_bytes > 2 * keyframe_bytes

@@ -40,7 +40,8 @@ class Base(NamedTuple):
 class Chain(msgspec.Struct, frozen=True, kw_only=True):
     """Where a delta chain stands: its newest body, and the newest one whose number divides by the stride.
 
-    `stride_shared` bytes at the start of both are known to be the same.
+    `stride_shared` bytes at the start of both are known to be the same. `is_bridged` tells that its keyframe has a
+    redundant delta.
     """
 
     last: Base
@@ -50,6 +51,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
     keyframe_bytes: int
     keyframe_size: int
     delta_bytes: int
+    is_bridged: bool
 
 
 class BranchWriter:
@@ -157,6 +159,7 @@ def encode(
         keyframe_bytes=chain.keyframe_bytes * len(new.content) // max(1, chain.keyframe_size),
         deltas_bytes=chain.delta_bytes,
         delta=encoded,
+        is_bridged=chain.is_bridged,
     ):
         return _start(name, chain if limit > 1 else None, new, compression, beside)
     delta_bytes = chain.delta_bytes + len(encoded.data)
@@ -173,6 +176,7 @@ def encode(
         keyframe_bytes=chain.keyframe_bytes,
         keyframe_size=chain.keyframe_size,
         delta_bytes=delta_bytes,
+        is_bridged=chain.is_bridged,
     )
     return bodies, after
 
@@ -203,6 +207,7 @@ def _start(
         keyframe_bytes=len(encoded.data),
         keyframe_size=len(new.content),
         delta_bytes=0,
+        is_bridged=len(bodies) > 1,
     )
 
 
@@ -249,7 +254,7 @@ def plain(name: str, new: Base) -> Body:
     return record(name, new, delta.Encoded(delta.RAW, new.content))
 
 
-def from_records(links: list[Body]) -> Chain:
+def from_records(links: list[Body], *, is_bridged: bool) -> Chain:
     """The chain whose newest body was read from the store, target first."""
     strides = (at for at, body in enumerate(links) if body.position % delta.GROUP_STRIDE == 0)
     stride_at = next(strides, len(links) - 1)
@@ -262,6 +267,7 @@ def from_records(links: list[Body]) -> Chain:
         keyframe_bytes=links[-1].stored_size,
         keyframe_size=links[-1].size,
         delta_bytes=links[0].group_bytes,
+        is_bridged=is_bridged,
     )
 
 

@@ -596,14 +596,26 @@ class Engine:
             if isinstance(head, StoredHead):
                 header = reader.verified(head.row)
                 for each in head.chains.keys() - {FILES}:
-                    writer.chains[each] = _chain(header, each, head.chains[each])
+                    writer.chains[each] = self._chain(header, each, head.chains[each])
             if name not in writer.chains:
                 found = self._newest_with(uid, branch, name)
                 links = [] if found is None else self.backend.body_chain(uid, found.id, name)
-                writer.chains[name] = None if found is None else _chain(found, name, links)
+                writer.chains[name] = None if found is None else self._chain(found, name, links)
         except Corrupt as exc:
             log.info("%s cannot be built upon, a keyframe follows: %s", exc.checkpoint or uid, exc)
             writer.chains.setdefault(name, None)
+
+    def _chain(self, header: Header, name: str, links: list[Body]) -> Chain | None:
+        """The delta chain in its records, verified; None when a base is missing."""
+        if not links or links[-1].base is not None:
+            return None
+        reader.check_links(links)
+        is_bridged = links[0].position >= delta.GROUP_STRIDE and (
+            self.backend.redundant_delta(header.session, links[-1].checkpoint, name) is not None
+        )
+        chain = chains.from_records(links, is_bridged=is_bridged)
+        check_content(chain.last.content, header.contents[name], checkpoint=header.id, body=name)
+        return chain
 
     def _newest_with(self, uid: str, branch: str, name: str) -> Header | None:
         """The newest checkpoint of a branch that has a body, verified. Not every checkpoint has every body."""
@@ -926,16 +938,6 @@ class Engine:
             self._writers = Writers()
             self.encoder = IncrementalEncoder(self.max_state_bytes)
             self._being_made = {}
-
-
-def _chain(header: Header, name: str, links: list[Body]) -> Chain | None:
-    """The delta chain in its records, verified; None when a base is missing."""
-    if not links or links[-1].base is not None:
-        return None
-    reader.check_links(links)
-    chain = chains.from_records(links)
-    check_content(chain.last.content, header.contents[name], checkpoint=header.id, body=name)
-    return chain
 
 
 def _blobs(save: Save) -> tuple[Blob, ...]:
