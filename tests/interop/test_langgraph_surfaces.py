@@ -85,6 +85,22 @@ def test_a_listed_tuple_reads_its_values_when_asked(store: str) -> None:
             later.checkpoint  # noqa: B018
 
 
+def test_a_history_that_is_listed_again_is_the_same(store: str) -> None:
+    """Values are each caller's own, what others put meanwhile comes first, and what they delete is gone."""
+    with StepkeepSaver(store) as saver, StepkeepSaver(store) as other:
+        at = config()
+        for n in range(3):
+            at = put(saver, {"n": n, "said": ["x" * 1000] * n}, at)
+        for listed in saver.list(config()):
+            listed.checkpoint["channel_values"]["said"].append("changed by the caller")
+        again = [each.checkpoint["channel_values"] for each in saver.list(config())]
+        assert again == [{"n": n, "said": ["x" * 1000] * n} for n in (2, 1, 0)]
+        put(other, {"n": 3}, at)
+        assert [each.checkpoint["channel_values"]["n"] for each in saver.list(config())] == [3, 2, 1, 0]
+        other.delete_thread("t")
+        assert list(saver.list(config())) == []
+
+
 def test_all_threads_are_listed(store: str) -> None:
     """Without a config, the newest first, and only what LangGraph saved."""
     with StepkeepSaver(store) as saver:

@@ -268,6 +268,7 @@ class Engine:
         self._seen: dict[str, SessionInfo] = {}
         self._workers: dict[str, Worker] = {}
         self._being_made: dict[str, PendingBody] = {}
+        self._contents = reader.Contents()
         self._annotated = count(1)
         self._last_annotated = 0
         self.on_append: list[Callable[[Append], None]] = []
@@ -676,6 +677,7 @@ class Engine:
         self._known.pop(uid, None)
         self._seen.pop(uid, None)
         self._writers.forget(uid)
+        self._contents = reader.Contents()  # what was deleted is not kept
 
     # --- blobs
 
@@ -830,7 +832,7 @@ class Engine:
 
         Those that are damaged or gone are left out: `load` finds them another way, or tells what is wrong.
         """
-        return reader.load_many(self.backend, headers)
+        return reader.load_many(self.backend, headers, self._contents)
 
     def _find_row(self, session: str | None, checkpoint: str) -> HeaderRow | None:
         return next(self.backend.headers(HeaderQuery(session=session, ids=(checkpoint,), limit=1)), None)
@@ -938,6 +940,7 @@ class Engine:
             self._writers = Writers()
             self.encoder = IncrementalEncoder(self.max_state_bytes)
             self._being_made = {}
+            self._contents = reader.Contents()
 
 
 def _blobs(save: Save) -> tuple[Blob, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -204,23 +205,57 @@ def _above(links: list[Body], known: bytes, header: Header, name: str) -> bytes:
     return content
 
 
-def load_many(backend: Backend, headers: Sequence[Header]) -> dict[str, Loaded]:
+class Contents:
+    """Contents that were loaded and verified here, by their digest: whoever looks through a history does it again.
+
+    A sealed header names the digest, so what is kept under it is what was saved, whoever wrote since. Safe for threads;
+    the oldest go first.
+    """
+
+    def __init__(self, max_bytes: int = 64 * 1024 * 1024) -> None:
+        self._max_bytes = max_bytes
+        self._held_bytes = 0
+        self._contents: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def of(self, header: Header) -> Loaded | None:
+        """A checkpoint whose contents are all kept."""
+        named = header.contents.items()
+        contents = {
+            name: found for name, each in named if (found := self._contents.get(each.digest)) is not None
+        }
+        return Loaded(header=header, contents=contents) if len(contents) == len(named) else None
+
+    def keep(self, loaded: Loaded) -> None:
+        with self._lock:
+            for name, content in loaded.contents.items():
+                digest = loaded.header.contents[name].digest
+                if digest not in self._contents:
+                    self._contents[digest] = content
+                    self._held_bytes += len(content)
+            while self._held_bytes > self._max_bytes:
+                self._held_bytes -= len(self._contents.pop(next(iter(self._contents))))
+
+
+def load_many(backend: Backend, headers: Sequence[Header], kept: Contents) -> dict[str, Loaded]:
     """Checkpoints of one session with all their contents, by id. What several share is read and hashed once.
 
     One that is not as it should be, or was removed meanwhile, is left out: loaded alone it may come from a redundant
     delta, or tells what is wrong.
     """
-    if not headers:
-        return {}
-    records = backend.all_chains(headers[0].session, [header.id for header in headers])
+    found = {header.id: loaded for header in headers if (loaded := kept.of(header)) is not None}
+    missing = sorted((each for each in headers if each.id not in found), key=lambda header: header.seq)
+    if not missing:
+        return found
+    records = backend.all_chains(missing[0].session, [header.id for header in missing])
     # Whatever the records say of themselves, each content that is loaded alone has the size that its header names.
     chains = _Chains(records if is_bearable([record.size for record in records]) else [])
-    found: dict[str, Loaded] = {}
-    for header in sorted(headers, key=lambda header: header.seq):
+    for header in missing:
         with suppress(StepkeepError, LookupError, RecursionError):
             _check_contents(header)
             contents = {name: chains.content(header, name) for name in header.contents}
             found[header.id] = Loaded(header=header, contents=contents)
+            kept.keep(found[header.id])
     return found
 
 
