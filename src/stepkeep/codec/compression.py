@@ -59,13 +59,13 @@ _LARGE_BYTES: Final = 16 * 1024 * 1024
 _PIECE_BYTES: Final = 1024 * 1024
 
 
-def compress(content: bytes, *, prefix: bytes | None = None, level: int = _LEVEL) -> bytes:
-    """Compress into one frame; with a `prefix`, refer to its bytes wherever they recur, and the level does not count.
+def compress(content: bytes, *, prefix: bytes | None = None) -> bytes:
+    """Compress into one frame; with a `prefix`, refer to its bytes wherever they recur.
 
     The same prefix of at least `MIN_PREFIX_BYTES` is needed to decompress.
     """
     if prefix is None:
-        return _compressors[level].compress(content)
+        return ZSTD_COMPRESSION.compress(content)
     options: dict[int, int] = {
         zstd.CompressionParameter.compression_level: _PREFIX_LEVEL,
         # A low level alone loses sight of a base of a megabyte or more.
@@ -148,20 +148,11 @@ class _Compressors:
         try:
             compressor = self._idle.pop()
         except IndexError:
-            compressor = self._made()
+            options: dict[int, int] = {zstd.CompressionParameter.compression_level: self.level}
+            compressor = zstd.ZstdCompressor(options=options, zstd_dict=self._dict)
         frame = compressor.compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
         self._idle.append(compressor)
         return frame
-
-    def _made(self) -> zstd.ZstdCompressor:
-        options: dict[int, int] = {zstd.CompressionParameter.compression_level: self.level}
-        return zstd.ZstdCompressor(options=options, zstd_dict=self._dict)
-
-
-class _ByLevel(dict[int, _Compressors]):
-    def __missing__(self, level: int) -> _Compressors:
-        self[level] = _Compressors(level)
-        return self[level]
 
 
 class _Beside:
@@ -173,7 +164,6 @@ class _Beside:
         self.start = b""
 
 
-_compressors: Final = _ByLevel()
 _beside: Final = _Beside()
 
 
@@ -212,9 +202,10 @@ class Zstandard:
 
     def __init__(self, level: int = _LEVEL) -> None:
         self._level = level
+        self._compressors = _Compressors(level)
 
     def compress(self, content: bytes) -> bytes:
-        return _compressors[self._level].compress(content)
+        return self._compressors.compress(content)
 
     def compress_beside(self, content: bytes, base: bytes) -> bytes:
         """The content where it goes into a base of at least `START_BYTES`."""
