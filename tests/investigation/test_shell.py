@@ -154,13 +154,29 @@ def test_a_time_that_is_none_is_refused(bug: Investigation) -> None:
         bug.query_at(time=b"now")  # type: ignore[arg-type]
 
 
+KILLED = """
+import os, signal, sys, stepkeep
+from stepkeep.workspace.staging import Staging
+Staging.place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+with stepkeep.open(sys.argv[1]) as store:
+    store.get("run").files.restore("#1", workspace=sys.argv[2])
+"""
+
+
 def test_what_a_killed_restore_left_is_removed_by_the_next_save(tmp_path: Path) -> None:
-    """Its folder does not stay in the tree until the next restore; one that is in use does."""
-    work = tmp_path / "work"
-    write(work, {"a": "1", ".stepkeep-restore-0011223344556677/0": "left"})
-    with stepkeep.open(f"sqlite:{tmp_path / 'a.db'}") as store:
-        store.session("run", workspace=work).save(1)
+    """Its folder does not stay in the tree until the next restore."""
+    work, url = tmp_path / "work", f"sqlite:{tmp_path / 'a.db'}"
+    with stepkeep.open(url) as store:
+        for state in (1, 2):
+            write(work, {"a": str(state)})
+            store.session("run", workspace=work).save(state)
+    done = subprocess.run([sys.executable, "-c", KILLED, url, str(work)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(work.iterdir())) == 2
+    with stepkeep.open(url) as store:
+        store.session("run", workspace=work).save(3)
     assert [path.name for path in work.iterdir()] == ["a"]
+    assert (work / "a").read_text() == "2"
 
 
 def test_pruning_by_counts_keeps_what_matters(bug: Investigation, clock: FakeClock, shell: Shell) -> None:
