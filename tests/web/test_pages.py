@@ -616,6 +616,7 @@ def test_an_exported_file_needs_no_server(visit: Visit, url: str, tmp_path: Path
     assert pages.serious_findings() == []
     page.get_by_role("link", name="research").click()
     page.get_by_role("link", name="Find").click()
+    expect(page.locator("h1")).to_be_focused()
     page.get_by_role("searchbox").fill("SLOW brown")
     page.keyboard.press("Enter")
     expect(page.locator(".found li")).to_have_count(1)
