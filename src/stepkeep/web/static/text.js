@@ -21,15 +21,18 @@ export const cleanLines = (text) =>
 
 export const shortened = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
 
+const UNITS = [
+  ["MB", 1e6],
+  ["GB", 1e9],
+  ["TB", 1e12],
+];
+
+// As commands write it.
 export function size(bytes) {
-  const units = ["B", "KB", "MB", "GB", "TB"];
-  let at = 0;
-  let number = bytes;
-  while (number >= 999.5 && at < units.length - 1) {
-    number /= 1000;
-    at += 1;
-  }
-  return at === 0 ? `${bytes} B` : `${number < 9.95 ? number.toFixed(1) : Math.round(number)} ${units[at]}`;
+  if (bytes < 1000) return `${bytes}B`;
+  if (bytes < 999_500) return `${(bytes / 1e3).toFixed(bytes < 9950 ? 1 : 0)}KB`;
+  const [unit, length] = UNITS.find(([, each]) => bytes < each * 999.95) || UNITS.at(-1);
+  return `${(bytes / length).toFixed(1)}${unit}`;
 }
 
 export const count = (number, noun, plural) =>
