@@ -22,7 +22,7 @@ from stepkeep.codec.integrity import (
 from stepkeep.engine import chains, reader
 from stepkeep.engine.chains import Base, BranchWriter, Chain, Writers
 from stepkeep.engine.commit import Committer, Queued
-from stepkeep.engine.reader import Loaded
+from stepkeep.engine.reader import Loaded, Remembered
 from stepkeep.engine.state_encoder import IncrementalEncoder, NewBody
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
 from stepkeep.logs import Log
@@ -661,7 +661,7 @@ class Engine:
         """Keep the newest checkpoint of a branch at hand, for those who load it next."""
         writer = self._writers.find(row.session, row.branch)
         if writer is not None and (writer.head is None or writer.head.seq < row.seq):
-            writer.head = reader.Remembered(row, pending._bodies)
+            writer.head = Remembered(row, pending._bodies)
 
     def _tell_failed(self, error: StepkeepError) -> None:
         for told in self.on_failed:
@@ -729,13 +729,18 @@ class Engine:
 
         None where there is none, or where it takes more than that to find out what is wrong with it.
         """
+        found = self._newest(uid, branch)
+        return found.loaded() if isinstance(found, Remembered) else found
+
+    def _newest(self, uid: str, branch: str | None) -> Loaded | Remembered | None:
+        """The head of a branch; as it is remembered where nobody else wrote since it was saved here."""
         writer = self._writer_of(uid, branch)
         state = None if writer is None else writer.newest(STATE)
         known_id = None if state is None else state.checkpoint
         head = self.backend.load_head(uid, branch, known=None if known_id is None else (known_id, STATE))
         if head is UNCHANGED:
             if writer is not None and writer.head is not None and writer.head.id == known_id:
-                return writer.head.loaded()
+                return writer.head
             head = self.backend.load_head(uid, branch)
         return reader.from_head(head, state) if isinstance(head, StoredHead) else None
 
@@ -745,17 +750,18 @@ class Engine:
         on_branch = branch or (known.session.branch if known is not None else None)
         return None if on_branch is None else self._writers.find(uid, on_branch)
 
-    def saved_last(self, uid: str, branch: str, kind: str) -> tuple[Loaded, list[Annotation]] | None:
-        """The head of a branch with its annotations of a kind, if it was saved here and nobody else wrote since."""
-        writer = self._writers.find(uid, branch)
-        head = None if writer is None else writer.head
-        if head is None or self.backend.load_head(uid, branch, known=(head.id, STATE)) is not UNCHANGED:
-            return None
+    def annotated_head(self, uid: str, branch: str, kind: str) -> tuple[Loaded, list[Annotation]] | None:
+        """The head of a branch with its annotations of a kind; None where `head` has none."""
         last = self._last_annotated  # who annotates meanwhile makes what is read here outdated
-        known = head.annotations.get(kind)
+        found = self._newest(uid, branch)
+        if found is None:
+            return None
+        if not isinstance(found, Remembered):
+            return found, self.backend.annotations(uid, [found.header.id], kind)
+        known = found.annotations.get(kind)
         if known is None or known[0] != last:
-            known = head.annotations[kind] = last, self.backend.annotations(uid, [head.id], kind)
-        return head.loaded(), known[1]
+            known = found.annotations[kind] = last, self.backend.annotations(uid, [found.id], kind)
+        return found.loaded(), known[1]
 
     def annotate(
         self,

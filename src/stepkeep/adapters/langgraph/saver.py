@@ -130,8 +130,8 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
             Corrupt: it is there and damaged. No older one is taken instead, and no part of it is left out.
         """
         location = location_of(config)
-        if (saved := self._saved_last(location)) is not None:
-            return saved
+        if (newest := self._newest(location)) is not None:
+            return newest
         session = self._threads.find(location.thread)
         if session is None:
             return None
@@ -149,16 +149,18 @@ class StepkeepSaver(BaseCheckpointSaver[str]):
                 return loaded_tuple(self._values, location, loaded, pending)
         return None
 
-    def _saved_last(self, location: Location) -> CheckpointTuple | None:
-        """The newest of a namespace, if this saver put it and nobody else wrote to the store since."""
+    def _newest(self, location: Location) -> CheckpointTuple | None:
+        """The newest of a namespace that is known, if it is asked for; None where more must be looked up."""
         uid = self._threads.known_uid(location)
-        found = None if uid is None else self._engine.saved_last(uid, location.branch, pending_writes.KIND)
-        if found is None:
+        if uid is None or not self._threads.may_be_newest(uid, location):
             return None
-        loaded, notes = found
-        if location.checkpoint not in (None, loaded.header.external_id):
-            return None
-        return loaded_tuple(self._values, location, loaded, pending_writes.folded(self._values, notes))
+        with suppress(NotFound):  # the thread was deleted meanwhile
+            found = self._engine.annotated_head(uid, location.branch, pending_writes.KIND)
+            if found is not None and location.checkpoint in (None, found[0].header.external_id):
+                return loaded_tuple(
+                    self._values, location, found[0], pending_writes.folded(self._values, found[1])
+                )
+        return None
 
     def list(
         self,

@@ -313,6 +313,11 @@ class Threads:
             return (header.id,)
         return (location.checkpoint,) if _is_name(location.checkpoint) else ()
 
+    def may_be_newest(self, uid: str, location: Location) -> bool:
+        """Whether a location names no checkpoint, or the one that was stored here last."""
+        newest = self._newest.get((uid, location.branch))
+        return location.checkpoint is None or (newest is not None and newest[0] == location.checkpoint)
+
     def stored(self, header: Header) -> None:
         """Remember a checkpoint that was just stored: it is probably the next one's parent."""
         _remember(self._newest, (header.session, header.branch), (str(header.external_id), header.id))
