@@ -151,6 +151,34 @@ def test_a_connection_of_its_own_keeps_statements(url: str) -> None:
     assert "set_config" not in statements
 
 
+def test_annotations_are_stored_by_one_call(url: str) -> None:
+    """Of two that are put at once one is stored, and the other one hears that there is one."""
+    with Store(PostgresBackend(url)) as one, Store(PostgresBackend(url)) as other:
+        uid = one.session("run").info.uid
+        for number in range(20):
+            with ThreadPoolExecutor(2) as threads:
+                stored = threads.map(
+                    lambda store, number=number: store.engine.annotate(uid, "cp", "note", str(number), b"x"),  # type: ignore[misc]
+                    (one, other),
+                )
+                assert sorted(stored) == [False, True]
+        assert len(one.engine.backend.annotations(uid, ["cp"])) == 20
+
+
+def test_without_its_functions_a_store_works_as_well(postgres: Server, url: str) -> None:
+    """Who may not call them takes the long way."""
+    PostgresBackend(url).close()
+    access = PostgresAccess(postgres, url)
+    for name in ("append_checkpoint", "annotate_checkpoint"):
+        access.run(f"DROP FUNCTION {{}}.{name}")
+    with Store(PostgresBackend(url)) as store:
+        run = store.session("run")
+        run.save({"n": 1})
+        assert run.load().state == {"n": 1}
+        uid = run.info.uid
+        assert [store.engine.annotate(uid, "cp", "note", "a", b"x") for _ in range(2)] == [True, False]
+
+
 @pytest.mark.full
 def test_a_save_is_believed_only_when_a_synchronous_standby_has_it(own_server: Server) -> None:
     """A server whose wait for its standby is cancelled commits all the same: that is no acknowledgement. A repeat waits

@@ -16,11 +16,12 @@ from typing import Final, TypeVar
 import msgspec
 import psycopg
 
+from stepkeep.codec.integrity import digest
 from stepkeep.errors import InvalidInput, StepkeepError
 from stepkeep.logs import Log
 from stepkeep.model import SessionInfo
 from stepkeep.processes import tell_of_forks
-from stepkeep.storage.port import Append, Appended, Capabilities, Seal
+from stepkeep.storage.port import Append, Appended, Capabilities, Seal, Target
 from stepkeep.storage.postgres import address, migrations
 from stepkeep.storage.postgres.connections import (
     Pool,
@@ -38,6 +39,7 @@ from stepkeep.storage.postgres.optimistic_append import (
     append_call,
     seal_batch,
 )
+from stepkeep.storage.sql.attachments import column_of
 from stepkeep.storage.sql.backend import SqlBackend
 from stepkeep.storage.sql.checkpoints import Batch
 from stepkeep.storage.sql.connection import Connection
@@ -50,6 +52,7 @@ COLLISION_REPEATS: Final = 20
 LOST_REPEATS: Final = 3
 _LONGEST_PAUSE_SECONDS: Final = 0.5
 
+_ANNOTATE: Final = "SELECT annotate_checkpoint(?, ?, ?, ?, ?, ?, ?)"
 _NOW: Final = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"
 
 
@@ -98,7 +101,7 @@ class PostgresBackend(SqlBackend):
         )
         if not is_current:
             self._write(lambda tx: migrations.migrate(tx, name, url))
-        self._can_append = self._read_one(lambda tx: migrations.can_append(tx, name))
+        self._functions = self._read_one(lambda tx: migrations.functions(tx, name))
         if fsync == ("off",):
             log.warning("%s runs with fsync off: a loss of power can take saves that were acknowledged", url)
 
@@ -170,7 +173,7 @@ class PostgresBackend(SqlBackend):
 
     def _append_optimistically(self, batch: Sequence[Append], seal: Seal) -> list[Appended | None]:
         """What was stored; None for what was not."""
-        if not self._can_append:
+        if "append_checkpoint" not in self._functions:
             return [None] * len(batch)
         found = seal_batch(self._heads, batch, seal)
         # Every writer of several sessions locks them in the same order.
@@ -203,6 +206,30 @@ class PostgresBackend(SqlBackend):
         for opened in rows.opened.values():
             for left in opened.left():
                 self._heads.put(CachedHead(*left))
+
+    # --- annotating
+
+    def annotate(
+        self,
+        uid: str,
+        target: Target,
+        kind: str,
+        name: str,
+        data: bytes,
+        *,
+        time_us: int,
+        replace: bool = False,
+        fence: int | None = None,
+    ) -> bool:
+        """As everywhere. Most are new: these are stored by one call of a function, the others take the long way."""
+        if fence is None and "annotate_checkpoint" in self._functions:
+            given = (uid, column_of(target), kind, name, data, time_us, digest(data))
+            call = Transaction(
+                lambda tx: tx.one(_ANNOTATE, given), self._settings, is_write=True, is_single=True
+            )
+            if self._repeatedly(call, is_keyed=False) == (True,):
+                return True
+        return super().annotate(uid, target, kind, name, data, time_us=time_us, replace=replace, fence=fence)
 
     def _let_a_crash_undo(self, tx: Connection) -> None:
         tx.put("SET LOCAL synchronous_commit = off")

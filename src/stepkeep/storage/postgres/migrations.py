@@ -123,6 +123,26 @@ $append$"""
 
 It has the rights and the settings of its caller, and keeps its plans from call to call."""
 
+ANNOTATE: Final = """CREATE FUNCTION annotate_checkpoint(
+  its_uid TEXT, its_target TEXT, its_kind TEXT, its_name TEXT, its_data BYTEA, its_time_us BIGINT, its_digest TEXT)
+RETURNS BOOLEAN
+LANGUAGE plpgsql AS $annotate$
+DECLARE
+  its_sid BIGINT;
+BEGIN
+  SELECT s.sid INTO its_sid FROM sessions s WHERE s.uid = its_uid FOR UPDATE;
+  IF NOT FOUND OR EXISTS (
+      SELECT 1 FROM annotations a
+        WHERE a.sid = its_sid AND a.target = its_target AND a.kind = its_kind AND a.name = its_name) THEN
+    RETURN false;
+  END IF;
+  INSERT INTO annotations (sid, target, kind, name, data, time_us, digest)
+    VALUES (its_sid, its_target, its_kind, its_name, its_data, its_time_us, its_digest);
+  RETURN true;
+END
+$annotate$"""
+"""Stores an annotation where there is none, and answers true, or changes nothing."""
+
 _FASTER: Final[dict[int, tuple[str, ...]]] = {
     1: (
         # Bodies and blobs come compressed.
@@ -133,6 +153,7 @@ _FASTER: Final[dict[int, tuple[str, ...]]] = {
         "ALTER TABLE sessions SET (fillfactor = 70)",
         "ALTER TABLE branches SET (fillfactor = 70)",
         FUNCTION,
+        ANNOTATE,
     )
 }
 """What makes a store faster or smaller, by version. It works without, so a server need not have what they take."""
@@ -141,9 +162,9 @@ _LACKING: Final = frozenset({"0A000", "42601", "42704", "42883"})
 """States of errors that mean: this server has no such feature, syntax, object or function."""
 _NOT_GRANTED: Final = "42501"
 
-_CAN_APPEND: Final = (
-    "SELECT 1 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace"
-    " WHERE n.nspname = ? AND p.proname = 'append_checkpoint' AND has_function_privilege(p.oid, 'EXECUTE')"
+_FUNCTIONS: Final = (
+    "SELECT p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace"
+    " WHERE n.nspname = ? AND has_function_privilege(p.oid, 'EXECUTE')"
 )
 
 
@@ -193,9 +214,9 @@ def migrate(tx: Connection, schema: str, url: str) -> None:
         ) from exc
 
 
-def can_append(tx: Connection, schema: str) -> bool:
-    """Whether the function `append_checkpoint` is there, and may be called."""
-    return tx.one(_CAN_APPEND, (schema,)) is not None
+def functions(tx: Connection, schema: str) -> frozenset[str]:
+    """Which functions are there, and may be called."""
+    return frozenset(str(name) for (name,) in tx.all(_FUNCTIONS, (schema,)))
 
 
 def _migrate(tx: Connection, schema: str, url: str) -> None:

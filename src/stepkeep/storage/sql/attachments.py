@@ -17,7 +17,7 @@ _COLUMNS = "target, kind, name, data, time_us, digest"
 _LOCATION = "sid = ? AND target = ? AND kind = ? AND name = ?"
 
 
-def _column_of(target: Target) -> str:
+def column_of(target: Target) -> str:
     """How a target is written: an id as it is, a (branch, external id) as a JSON pair, which no id looks like."""
     return target if isinstance(target, str) else msgspec.json.encode(target).decode()
 
@@ -31,7 +31,7 @@ def _target_of(column: str) -> Target:
 
 def annotate(tx: Connection, sid: int, annotation: Annotation, *, replace: bool) -> bool:
     """Store it; False when there was one and it stays. The session is held, so nobody else puts one there."""
-    location = (sid, _column_of(annotation.target), annotation.kind, annotation.name)
+    location = (sid, column_of(annotation.target), annotation.kind, annotation.name)
     stored = (annotation.data, annotation.time_us, annotation.digest)
     is_there = tx.one(f"SELECT 1 FROM annotations WHERE {_LOCATION}", location)
     if is_there and not replace:
@@ -70,9 +70,9 @@ def _aliases(tx: Connection, sid: int, targets: Sequence[Target]) -> list[str]:
         f"SELECT branch, external_id FROM checkpoints{where} AND external_id IS NOT NULL", where.values
     )
     ids = tx.ask([_id_of(sid, target) for target in targets if not isinstance(target, str)])
-    found = {_column_of((branch, external_id)) for branch, external_id in pairs}
-    found |= {_column_of(id) for rows in ids for (id,) in rows}
-    return sorted(found | {_column_of(target) for target in targets})
+    found = {column_of((branch, external_id)) for branch, external_id in pairs}
+    found |= {column_of(id) for rows in ids for (id,) in rows}
+    return sorted(found | {column_of(target) for target in targets})
 
 
 def _id_of(sid: int, target: tuple[str, str]) -> Query:
@@ -82,7 +82,7 @@ def _id_of(sid: int, target: tuple[str, str]) -> Query:
 
 def remove_annotations(tx: Connection, sid: int, targets: Sequence[Target]) -> None:
     """Remove what is attached to these targets, as they are written."""
-    columns = [_column_of(target) for target in targets]
+    columns = [column_of(target) for target in targets]
     among(tx, "DELETE FROM annotations WHERE sid = ? AND target IN ({})", sid, columns)
 
 
