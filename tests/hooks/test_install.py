@@ -130,13 +130,14 @@ def test_the_installed_command_works(agent: Agent) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("remark", ["   // loud", ", // loud"], ids=["last", "comma"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["LF", "CRLF"])
 @pytest.mark.parametrize("client", FILES)
-def test_comments_line_ends_and_order_stay(agent: Agent, client: str, end: str) -> None:
+def test_comments_line_ends_and_order_stay(agent: Agent, client: str, end: str, remark: str) -> None:
     """Every line of the file is there afterwards, as it was; taking our hooks out gives its bytes back."""
     path = settings(agent, client)
     path.parent.mkdir(parents=True)
-    before = MESSY.replace("\n", end).encode()
+    before = MESSY.replace("   // loud", remark).replace("\n", end).encode()
     path.write_bytes(before)
     assert hooks(agent, "install", client).code == 0
     after = path.read_bytes()

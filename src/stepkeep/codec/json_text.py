@@ -10,10 +10,13 @@ import re
 from typing import Any, Final, NamedTuple
 
 _STRING: Final = r'"(?:[^"\\]|\\.)*"'
-_COMMENT: Final = r"//[^\r\n]*|/\*.*?\*/"
+_COMMENT: Final = r"//[^\r\n]*|/\*(?:[^*]|\*(?!/))*\*/"  # it never reaches into the next one
 _BLANKED: Final = re.compile(rf"{_STRING}|{_COMMENT}|,(?=(?:\s|{_COMMENT})*[}}\]])", re.DOTALL)
 _REMARK: Final = re.compile(rf"[ \t]*(?:{_COMMENT})", re.DOTALL)
 """A comment on the line of the value before it."""
+
+_COMMA: Final = re.compile(r"[ \t]*,")
+"""The comma behind the last of several, which stays behind what comes then."""
 
 _SPACE: Final = re.compile(r"\s*")
 _SCALAR: Final = re.compile(rf"{_STRING}|[^\s,\]}}]+", re.DOTALL)
@@ -111,12 +114,16 @@ def added(text: str, container: Node, value: object, *, key: str | None = None) 
         return f"{text[: container.start + 1]}{inner}{item}{newline}{outer}{text[container.end - 1 :]}"
     last = children[-1]
     before = text[children[-2].value.end if len(children) > 1 else container.start + 1 : last.start]
-    remark = _REMARK.match(text, last.value.end)
+    comma = _COMMA.match(text, last.value.end)
+    value_end = last.value.end if comma is None else comma.end()
+    remark = _REMARK.match(text, value_end)
     has_lines = "\n" in before or (remark is not None and "//" in remark[0])
-    lead = newline + _indent_of(text, last.start) if has_lines else before.rpartition(",")[2] or " "
+    lead = newline + _indent_of(text, last.start) if has_lines else " " * (not before.endswith(","))
     item = _written(text, value, key, lead if has_lines else None)
-    end = last.value.end if remark is None else remark.end()
-    return f"{text[: last.value.end]},{text[last.value.end : end]}{lead}{item}{text[end:]}"
+    end = value_end if remark is None else remark.end()
+    if comma is not None:
+        return f"{text[:end]}{lead}{item},{text[end:]}"
+    return f"{text[:value_end]},{text[value_end:end]}{lead}{item}{text[end:]}"
 
 
 def _written(text: str, value: object, key: str | None, lead: str | None) -> str:
@@ -149,12 +156,21 @@ def removed(text: str, container: Node, number: int) -> str:
     else:
         start, end = container.start + 1, container.end - 1
     strict = plain(text)
+    comma = _COMMA.match(text, end)
+    if comma is not None and number and number + 1 == len(children):
+        end = comma.end()
+        return text[:start] + _closed(text[start : child.start].rstrip(), text, end, container) + text[end:]
     around = [*range(start, child.start), *range(child.value.end, end)]
     has_comment = any(strict[at] == " " and text[at] not in " ,\ufeff\t" for at in around)
     kept = "".join(text[at] for at in around if strict[at] != ",") if has_comment else ""
     if has_comment and number + 1 == len(children):
-        kept = kept.rstrip()
-        is_open = "//" in kept.rpartition("\n")[2]
-        if is_open and not text[end:].lstrip(" \t").startswith(("\r", "\n")):  # it would become a comment
-            kept += "\n" + _indent_of(text, container.start)
+        kept = _closed(kept.rstrip(), text, end, container)
     return text[:start] + kept + text[end:]
+
+
+def _closed(kept: str, text: str, end: int, container: Node) -> str:
+    """Comments before the end of a list or object, which must not become one of them."""
+    is_open = "//" in kept.rpartition("\n")[2]
+    if is_open and not text[end:].lstrip(" \t").startswith(("\r", "\n")):
+        return f"{kept}\n{_indent_of(text, container.start)}"
+    return kept
