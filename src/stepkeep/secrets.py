@@ -109,14 +109,19 @@ def _may_have_secret(text: str) -> bool:
 # --- in URLs ---------------------------------------------------------------------------------------------------
 
 _OPTION: Final = r"(?P<start>[?&])(?P<name>[^=&]*)=[^&]*"
+_WORD: Final = r"(?P<start>(?:^|\s)\s*)(?P<name>\w+)\s*=\s*(?:'(?:[^'\\]|\\.)*'?|\S*)"
+"""A part of the other form that libpq has for the same: `host=h password='a b'`."""
+
+_SERVER: Final = r"\s*(?:[\w+.-]*://|(?!sqlite:|files:)[\w+.-]+:/*)"
+"""How an address of a server begins, also with too few slashes. A file may have any name."""
 
 
 def url_password(url: str) -> str:
     """The password in the login of a URL, also of one that is not quite right; empty if there is none."""
-    _, slashes, rest = url.partition("://")
-    login, at, _ = rest.rpartition("@")
+    begin = re.match(_SERVER, url)
+    login, at, _ = url[begin.end() :].rpartition("@") if begin else ("", "", "")
     user, colon, password = login.partition(":")
-    if not (slashes and at and colon) or re.search("[/?]", user):
+    if not (at and colon) or re.search("[/?]", user):
         return ""
     # `host:5432/db?user=a@b` has a port there; anything else that comes before an @ may be a password.
     is_port = re.fullmatch(r"\d+(?:,[^/?@]*)?(?:/[^?@]*)?\?\w+=.*", password, re.DOTALL)
@@ -128,11 +133,15 @@ def url_without_password(url: str, *, mark: str = "***") -> str:
     password = url_password(url)
     if password:
         url = url.replace(f":{password}@", f":{mark}@" if mark else "@", 1)
-    return re.sub(_OPTION, lambda option: _without_secret(option, mark), url)
+    for form in (_OPTION, _WORD):
+        url = re.sub(form, lambda option: _without_secret(option, mark), url)
+    return url
 
 
 def _without_secret(option: re.Match[str], mark: str) -> str:
-    if not is_secret_name(option["name"]):
+    from urllib.parse import unquote  # nearly every URL has no options
+
+    if not is_secret_name(unquote(option["name"])):
         return option[0]
     return f"{option['start']}{option['name']}={mark}" if mark else option["start"]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import random
+import sys
 from collections.abc import Callable
 from hashlib import sha256
+from types import FrameType
 from typing import Any
 from uuid import UUID
 
@@ -399,3 +401,82 @@ def test_json_of_others_has_the_limit_of_all_states() -> None:
         with pytest.raises(InvalidInput) as told:
             encode(Verbatim(b'{"a": "%s"}' % (b"x" * 100)))
         assert told.value.code == exact.TOO_LARGE
+
+
+# --- another thread, step by step --------------------------------------------------------------------------------
+
+Step = Callable[[Any], object]
+
+RACES: dict[str, tuple[Step, Step]] = {
+    "a number": (lambda s: s["log"][1].update(n=2), lambda s: s["log"][1].update(n=1)),
+    "another type": (lambda s: s["log"][1].update(n=True), lambda s: s["log"][1].update(n=1)),
+    "a new element": (lambda s: s["log"].append({"n": 9}), lambda s: s["log"].pop()),
+    "the newest element": (lambda s: s["log"][-1].update(n=7), lambda s: s["log"][-1].update(n=3)),
+    "a value of a dict": (lambda s: s["facts"].update(b=[5]), lambda s: s["facts"].update(b=[2])),
+    "deep in a dict": (lambda s: s["facts"]["a"]["x"].append(1), lambda s: s["facts"]["a"]["x"].pop()),
+    "an atom": (lambda s: s.update(done=True), lambda s: s.update(done=False)),
+    "another list": (lambda s: s.update(log=[s["log"]]), lambda s: s.update(log=s["log"][0])),
+}
+
+
+def racing_state() -> dict[str, Any]:
+    log = [{"n": 1, "text": "x" * 3000}, {"n": 1, "text": "y" * 3000}]
+    facts = {"a": {"x": [1], "text": "z" * 2000}, "b": [2], "c": "w" * 2000}
+    return {"log": log, "facts": facts, "done": False}
+
+
+def encoded_with_a_race(
+    encoder: IncrementalEncoder, state: dict[str, Any], race: tuple[Step, Step], at: int, back: int
+) -> tuple[Any, int]:
+    """What is encoded while something changes at one line of our code and is taken back at a later one; how many lines
+    there are."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, _arg: object) -> Any:
+        nonlocal seen
+        if "stepkeep" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            seen += 1
+            if seen == at:
+                race[0](state)
+            elif seen == back:
+                race[1](state)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        body = encoder.encode("s", state)
+    finally:
+        sys.settrace(None)
+    if at <= seen < back:
+        race[1](state)
+    return body.value(), seen
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", RACES)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_no_interleaving_of_threads_is_remembered(name: str, is_first: bool) -> None:
+    """At every line of a save another thread changes a value, and takes it back at one of the next, or after the save.
+
+    What is saved was in memory at some moment, and what is saved next, when nobody writes, is what is there.
+    """
+    at, lines, change = 1, 2, RACES[name][0]
+    while at <= lines:
+        for distance in (1, 5, 10**9):
+            encoder, state = IncrementalEncoder(exact.MAX_BYTES), racing_state()
+            if not is_first:
+                encoder.encode("s", state)
+            state["log"].append({"n": 3, "text": "new"})
+            before = copy.deepcopy(state)
+            changed = copy.deepcopy(state)
+            change(changed)
+            value, lines = encoded_with_a_race(encoder, state, RACES[name], at, at + distance)
+            assert value in (before, changed), (at, distance)
+            assert repr(state) == repr(before)
+            again, alone = encoder.encode("s", state), IncrementalEncoder(exact.MAX_BYTES).encode("s", state)
+            assert again.content == alone.content, (at, distance)
+            assert repr(again.value()) == repr(before)
+        at += 1
+    assert lines > 20

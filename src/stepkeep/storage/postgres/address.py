@@ -33,6 +33,9 @@ _NETWORK: Final = {
 }
 
 
+_SPECIAL: Final = "special characters of a password are written as %XX"
+
+
 class Address(msgspec.Struct, frozen=True, kw_only=True):
     """A store on a server. `url` opens it again, without any password; `parameters` are for libpq."""
 
@@ -72,6 +75,9 @@ def parse(url: str) -> Address:
     except psycopg.Error as exc:
         why = _without_secrets(str(exc), theirs, url_password(url))
         raise InvalidInput(f"no store {_shown(url)!r}: {why}", code="unknown_store_url") from exc
+    if url_password(url) and "@" in str(given.get("host", "")):
+        # The end of a password would be looked for as the name of a host, and shown.
+        raise InvalidInput(f"no store {_shown(url)!r}: {_SPECIAL}", code="unknown_store_url")
     project = ours.get("project")
     if project is not None and (not project or "\0" in project):
         raise InvalidInput("project= in the URL needs a name", code="unknown_store_url")
@@ -101,7 +107,7 @@ def _shown(url: str) -> str:
 def _without_secrets(text: str, url: str, password: str) -> str:
     """What libpq says of a URL, on one line; it quotes what it does not understand, which may be the password."""
     if re.search(r"[^\w%.~!$&'()*+,;=-]", password):
-        return "special characters of a password are written as %XX"  # libpq would quote a part of it
+        return _SPECIAL  # libpq would quote a part of it
     text = " ".join(text.replace(url, _shown(url)).split())
     return text.replace(password, "***") if password else text
 
