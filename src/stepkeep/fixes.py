@@ -117,6 +117,15 @@ IMPORT_FIXES: Final[dict[str, tuple[str, ...]]] = {
 """The same for files of other systems that an import skipped."""
 
 
+_DAMAGED: Final = (
+    "stepkeep show {session} latest",
+    "bring the file back from a backup",
+    "stepkeep delete {session} CHECKPOINT",
+)
+FOUND_DAMAGE: Final = FIXES | {SCHEMA_INVALID: _DAMAGED, INTEGRITY_MISMATCH: _DAMAGED}
+"""The same where `verify` found it: looking again does not help."""
+
+
 PASS: Final = "PASS"
 WARN: Final = "WARN"
 FAIL: Final = "FAIL"

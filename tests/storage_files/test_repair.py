@@ -233,3 +233,21 @@ def test_compressed_history_is_verified_where_nobody_may_write(tmp_path: Path) -
             "checkpoint_checksum_missing"
         ]
         assert cli("show", "r", "seq:1", "--raw").json == {"n": 0}
+
+
+def test_verify_does_not_advise_to_verify(cli: Cli, tmp_path: Path) -> None:
+    """What it advises about damage can be done, and mends it."""
+    damaged = history(tmp_path)[1]
+    damaged.write_text("junk")
+    told = cli("verify", "--json")
+    assert (told.code, told.json["fixes"]) == (
+        4,
+        [
+            "stepkeep show SESSION latest",
+            "bring the file back from a backup",
+            "stepkeep delete SESSION CHECKPOINT",
+        ],
+    )
+    assert cli("show", "r", "latest", "--raw").json == {"n": 2}
+    assert cli("delete", "r", damaged.stem, "--yes").code == 0
+    assert cli("verify").code == 0

@@ -9,7 +9,7 @@ import msgspec
 from stepkeep.codec.integrity import check_content, digest
 from stepkeep.engine import Engine, reader
 from stepkeep.errors import INTEGRITY_MISMATCH, NotFound, StepkeepError
-from stepkeep.fixes import FAIL, PASS, WARN, fixes_for_codes
+from stepkeep.fixes import FAIL, FOUND_DAMAGE, PASS, WARN, fixes_for_codes
 from stepkeep.maintenance.space import sweep
 from stepkeep.model import Header, SessionInfo, missing_numbers
 from stepkeep.storage.port import LOST, REBUILT, HeaderQuery, HeaderRow, Repairs, SessionQuery
@@ -109,7 +109,7 @@ def verify(
         repaired=repaired,
         findings=tuple(findings),
         result=FAIL if findings else WARN if lost or unknown else PASS,
-        fixes=fixes_for_codes((finding.code for finding in findings), session=key),
+        fixes=fixes_for_codes((finding.code for finding in findings), table=FOUND_DAMAGE, session=key),
     )
 
 
