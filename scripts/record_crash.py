@@ -68,7 +68,7 @@ def picture(lines: list[Line]) -> str:
   rect {{ fill: #0d1117; }}
   text {{ font: 14px ui-monospace, monospace; fill: #c9d1d9; white-space: pre; animation: come 0.01s both; }}
   .in {{ fill: #79c0ff; }} .bad {{ fill: #ff7b72; }}
-  @keyframes come {{ from {{ opacity: 0; }} to {{ opacity: 1; }} }}
+  @keyframes come {{ from {{ opacity: 0.25; }} to {{ opacity: 1; }} }}
   @media (prefers-reduced-motion: reduce) {{ text {{ animation: none; }} }}
 </style>
 <rect width="100%" height="100%" rx="8"/>

@@ -233,8 +233,13 @@ def occurs_twice(key: str) -> str:
 # --- numbers ---------------------------------------------------------------------------------------------------
 
 
+_GIB: Final = 1 << 30
+
+
 def size(size_bytes: int) -> str:
-    """`950B`, `1.5KB`, `950KB`, `1.2MB`, `3.0GB`: decimal units."""
+    """`950B`, `1.5KB`, `950KB`, `1.2MB`, `3.0GB`: decimal units, but a whole number of GiB is told as it was set."""
+    if size_bytes and size_bytes % _GIB == 0:
+        return f"{size_bytes // _GIB:,}GiB"
     if size_bytes < 1000:
         return f"{size_bytes}B"
     if size_bytes < 9950:

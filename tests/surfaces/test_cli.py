@@ -979,7 +979,9 @@ def test_a_long_key_has_a_line_of_its_own_and_less_important_columns_go(cli: Cli
         "run                   in_progress  -",
     ]
     _, wide = cli.terminal("list", columns=200)
-    assert re.search(rf"{LONG_KEY}  in_progress +2  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d  Fix the login bug", wide)
+    assert re.search(
+        rf"{LONG_KEY}  in_progress +2  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d  -        Fix the login bug", wide
+    )
     assert "stored" in cli.terminal("history", "run", columns=120)[1]
 
 

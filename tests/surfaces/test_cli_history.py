@@ -792,7 +792,7 @@ def test_status_tells_what_is_stored_and_what_will_go(cli: Filled) -> None:
     assert big["ratio"] == round(big["size_bytes"] / big["stored_bytes"], 2) > 5
     assert found["oldest"] == old["oldest"] == "2026-01-16T12:00:00Z"
     text = cli.here("status").out
-    assert "budget:      10.7GB\n" in text
+    assert "budget:      10GiB\n" in text
     assert "next clean:  would remove 1 session: old-build\n" in text
     assert [line.split()[0] for line in text.splitlines()[-2:]] == ["big", "old-build"]
     assert cli.here("status", "--limit", "1").out.endswith("in_progress\n... (1 more)\n")

@@ -432,9 +432,11 @@ def test_the_key_comes_first_and_whole(cli: Named, columns: int) -> None:
     code, shown = cli.terminal("list", columns=columns)
     assert code == 0
     rows = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
-    assert [row.split()[0] for row in rows] == ["session", AGENT, "short"]
-    assert ("Fix the" in rows[1]) == (columns >= 60)
-    assert ("in_progress" in rows[1]) == (columns >= 80)
+    assert [row.split()[0] for row in rows if row[0] != " "] == ["SESSION", AGENT, "short"]
+    agent = "".join(rows[1:-1])  # on a narrow one the row goes on below its key
+    assert len(rows) == (3 if columns == 200 else 4)
+    assert "Fix the" in agent
+    assert ("in_progress" in agent) == (columns >= 60)
     assert all(len(row.rstrip()) <= max(columns, len(AGENT)) for row in rows)
 
 

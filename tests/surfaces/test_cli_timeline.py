@@ -158,7 +158,8 @@ def test_an_output_without_unicode_gets_ascii(cli: Clocked) -> None:
     assert done.code == 0
     assert done.out.isascii()
     assert (
-        r"o   1 03-02 08:01    1   7B     7B auto [main] <- current tag:\xfc n\xe9\u6f22\u5b57\n" in done.out
+        r"o   1 03-02 08:01:00    1   7B     7B auto [main] <- current tag:\xfc n\xe9\u6f22\u5b57\n"
+        in done.out
     )
 
 

@@ -124,3 +124,27 @@ def test_verbose_tells_what_a_save_did(cli: Cli) -> None:
     told = cli.here("-v", "save", "run", "--state", '{"n": 2}').err
     assert told.startswith(f"info: branch main, after {first}; ")
     assert re.search(r"; \d+B stored for 7B \(\d\.\dx\); profile standard; sqlite:.*store\.db\n$", told)
+
+
+@pytest.mark.full
+def test_our_signs_are_ascii_where_only_that_can_be_shown(cli: Cli) -> None:
+    """In the locale C, in a pipe and on a terminal alike; what was stored is printed as it is."""
+    cli.fill(count=30)
+    cli.here("save", "run", "--state", '{"text": "a … b"}')
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for line in (
+        "timeline run",
+        "diff run",
+        "stats",
+        "find word --session run -n 1",
+        "list",
+        "doctor",
+        "log run",
+    ):
+        done = cli(*line.split(), **locale)
+        assert done.code == 0, done.err
+        assert done.out.isascii(), line
+    assert cli("show", "run", "latest", "text", **locale).out == '"a … b"\n'
+    assert (
+        "…" in cli("timeline", "run", PYTHONUTF8="1").out or "⋮" in cli("timeline", "run", PYTHONUTF8="1").out
+    )

@@ -67,6 +67,19 @@ def test_sizes_read_well(size_bytes: int, shown: str) -> None:
     assert text.size(size_bytes) == shown
 
 
+def test_a_size_that_was_set_reads_as_it_was_set() -> None:
+    """A budget of 10 GiB is not told as 10.7GB, which nobody has set."""
+    assert text.size(10 << 30) == "10GiB"
+    assert text.size((10 << 30) + 1) == "10.7GB"
+
+
+def test_texts_are_broken_between_words_by_the_room_they_take() -> None:
+    assert text.wrapped("one two three", 7) == ["one two", "three"]
+    assert text.wrapped("漢字 漢字", 8) == ["漢字", "漢字"]
+    assert text.wrapped("unbreakable x", 4) == ["unbreakable", "x"]
+    assert text.wrapped("", 4) == [""]
+
+
 @pytest.mark.parametrize(("number", "shown"), [(0, "0 branches"), (1, "1 branch"), (2000, "2,000 branches")])
 def test_counts_agree_with_their_noun(number: int, shown: str) -> None:
     """One thing, several things."""

@@ -101,12 +101,12 @@ def test_a_straight_history_is_one_lane() -> None:
     )
     assert draw(found, width=80) == [
         "run: in_progress, 3 checkpoints, 0B stored",
-        "  SEQ TIME (UTC)     STEP  SIZE STORED WHY",
-        "✗   3 03-02 08:03:00    3 3.0KB     0B auto   failed [main] ◀ current",
-        "●   2 03-02 08:02:00    2 2.0KB     0B manual tag:plan plan made",
-        "○   1 03-02 08:01:00    1 1.0KB     0B auto",
+        "  SEQ TIME (UTC)  STEP  SIZE STORED WHY",
+        "✗   3 03-02 08:03    3 3.0KB     0B auto   failed [main] ◀ current",
+        "●   2 03-02 08:02    2 2.0KB     0B manual tag:plan plan made",
+        "○   1 03-02 08:01    1 1.0KB     0B auto",
     ]
-    assert draw(found, width=79)[-1] == "○   1 03-02 08:01    1 1.0KB     0B auto"
+    assert draw(found, width=100)[-1] == "○   1 03-02 08:01:00    1 1.0KB     0B auto"
     assert draw(found, width=120)[-1] == "○   1  2026-03-02 08:01:00     1  1.0KB      0B  auto"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -26,6 +25,7 @@ from stepkeep.cli.printing import (
     SIGN_COLOURS,
     checkpoint_row,
     hanging,
+    is_ascii,
     is_narrow,
     is_terminal,
     lines,
@@ -107,7 +107,7 @@ def _print_sessions(
         }
         for each in sessions
     ]
-    hidden = {title for title in ("project", "task") if all(row[title] == "-" for row in rows)}
+    hidden = {"task"} if all(row["task"] == "-" for row in rows) else set()
     table(rows, right=["checkpoints"], leave_out=hidden, first_out=("project", "checkpoints", "updated"))
     for each in sessions:
         if each.crash:
@@ -454,16 +454,8 @@ def _print_timelines(found: api.Timelines) -> None:
                 f"warning: {count(len(each.damaged), 'damaged header')} in {each.session}: run stepkeep verify"
             )
         wide = width() if is_terminal() else width(PIPED_WIDTH)
-        texts = each.draw(width=wide, is_ascii=_is_ascii(), paint=_painted if is_terminal() else None)
+        texts = each.draw(width=wide, is_ascii=is_ascii(), paint=_painted if is_terminal() else None)
         lines(["", *texts] if at else texts)
-
-
-def _is_ascii() -> bool:
-    try:
-        "│├╯⋮●◀–…".encode(sys.stdout.encoding)
-    except (UnicodeEncodeError, LookupError):
-        return True
-    return False
 
 
 def _painted(text: str, role: str) -> str:

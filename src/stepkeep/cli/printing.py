@@ -156,8 +156,22 @@ def hanging(beginning: str, text: str) -> str:
 
 
 def lines(texts: Iterable[str]) -> None:
-    """Print lines that are already clean."""
-    write("\n".join([*texts, ""]).encode("utf-8", "backslashreplace"))
+    """Print lines for people, already clean; where only ASCII can be shown, our own signs are ASCII too."""
+    text = "\n".join([*texts, ""])
+    write((text.translate(_IN_ASCII) if is_ascii() else text).encode("utf-8", "backslashreplace"))
+
+
+_BARS: Final = dict(zip("▁▂▃▄▅▆▇█", "..::||##", strict=True))
+_IN_ASCII: Final = str.maketrans({"…": "...", "→": "->", "–": "-", "·": "-"} | _BARS)
+
+
+def is_ascii() -> bool:
+    """Whether stdout can show no more than ASCII, as in the locale `C`."""
+    try:
+        "│├╯⋮●◀–…█".encode(sys.stdout.encoding)
+    except (UnicodeEncodeError, LookupError):
+        return True
+    return False
 
 
 def write(data: bytes) -> None:
@@ -168,7 +182,12 @@ def write(data: bytes) -> None:
 
 def json_document(value: Any) -> None:
     """Print a result as indented JSON."""
-    lines([clean_json(indented(api.to_json(value)))])
+    data(clean_json(indented(api.to_json(value))))
+
+
+def data(text: str) -> None:
+    """Print what programs may read, as it is."""
+    write(f"{text}\n".encode("utf-8", "backslashreplace"))
 
 
 def note(text: str) -> None:

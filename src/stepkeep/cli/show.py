@@ -8,7 +8,7 @@ import msgspec
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import Words, on_session, opened
-from stepkeep.cli.printing import facts, lines, moment, note, ratio, write
+from stepkeep.cli.printing import data, facts, moment, note, ratio, write
 from stepkeep.text import clean, clean_json, count, indented, shortened, size
 
 EXAMPLE = """\
@@ -53,7 +53,7 @@ def show(settings: CommonOptions, words: Words, step: str | None, stderr: bool, 
     if raw:
         write(_content(found) + b"\n")
     else:
-        settings.show(found, lambda found: lines(_texts(found)))
+        settings.show(found, lambda found: data("\n".join(_texts(found))))
 
 
 def _show_output(
@@ -64,7 +64,7 @@ def _show_output(
         write(output.content)
     else:
         settings.show(
-            output.document(), lambda shown: lines(clean(text) for text in shown["text"].splitlines())
+            output.document(), lambda shown: data("\n".join(map(clean, shown["text"].splitlines())))
         )
     if output.is_cut and not settings.json:
         note(f"this is what is stored; step {step!r} gave more")
@@ -155,6 +155,6 @@ def _print_at(found: api.ShownAt | api.ValueAt) -> None:
     asked = f"at or before {found.asked_text}"
     if isinstance(found, api.ValueShown):
         note(f"checkpoint {found.checkpoint.seq}, the newest {asked}")
-        lines(_texts(found))
+        data("\n".join(_texts(found)))
     else:
-        lines([f"{'asked:':<12}{asked}", *_texts(found)])
+        data("\n".join([f"{'asked:':<12}{asked}", *_texts(found)]))

@@ -15,7 +15,7 @@ from stepkeep.model import MAX_SEQ, check_name
 from stepkeep.policy.profiles import MAX_DAYS, PROFILES, check_count, check_duration, check_size
 from stepkeep.policy.retention import span_text
 from stepkeep.secrets import url_without_password
-from stepkeep.text import nearest, shortened
+from stepkeep.text import nearest, shortened, size
 from stepkeep.yaml_lines import Items, Node, Scalar, Section, shown
 
 ANY: Final = "*"
@@ -543,6 +543,8 @@ def text_of(setting: Setting) -> str:
         return span_text(value)
     if setting.name == "store":
         return url_without_password(value)
+    if setting.name.endswith("_bytes") and check_size("it", size(value)) == value:
+        return size(value)  # where that is exact
     return str(value)
 
 

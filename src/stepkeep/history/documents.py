@@ -76,8 +76,8 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def task(self) -> str:
-        """What a coding agent worked on, which the key of its session does not say; empty of any other checkpoint."""
-        return str(self.metadata.get("task_summary", "")) if "client" in self.metadata else ""
+        """What a coding agent worked on, which the key of its session does not say; empty of most checkpoints."""
+        return str(self.metadata.get("task_summary", ""))
 
 
 class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):

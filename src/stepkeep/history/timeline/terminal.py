@@ -11,7 +11,7 @@ from stepkeep.model import Status
 from stepkeep.text import clean, columns, cut, size
 
 WIDE: Final = 120
-SECONDS: Final = 80
+SECONDS: Final = 100
 """From so many columns on a time has its seconds."""
 """From so many columns on there is room for whole times and wide gaps."""
 
