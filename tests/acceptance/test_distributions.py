@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -56,6 +57,27 @@ def test_the_wheel_holds_the_package_alone(distributions: Path) -> None:
     assert {"stepkeep/py.typed", "stepkeep/web/static/vendor/preact.mjs"} <= set(names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"stepkeep"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+@pytest.mark.full
+def test_the_text_for_the_package_index_leads_nowhere_wrong(distributions: Path) -> None:
+    """Pictures and links of the repository are left out of it, and it says how to install the package by its name."""
+    with zipfile.ZipFile(next(distributions.glob("*.whl"))) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("/METADATA"))
+        metadata = archive.read(name).decode()
+    with tarfile.open(next(distributions.glob("*.tar.gz"))) as archive:
+        info = next(each for each in archive.getmembers() if each.name.endswith("/PKG-INFO"))
+        file = archive.extractfile(info)
+        assert file is not None
+        assert file.read().decode() == metadata
+    head, text = metadata.split("\n\n", 1)
+    assert "Description-Content-Type: text/markdown" in head
+    assert re.findall(r"\]\((?!https://)[^)]*\)", text) == []
+    assert "pip install stepkeep    # Python 3.11 or newer" in text
+    assert re.findall(r"pip install '?\.", text) == []
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for heading in re.findall(r"^## .*$", readme, re.MULTILINE):
+        assert heading in text or heading == "## Read on"
 
 
 def test_the_package_claims_the_pythons_that_are_tested() -> None:

@@ -19,7 +19,9 @@ SQLITE_INSIDE = "reaches for SQLite connections, tables or locks of the vendor's
 MEMORY_ONLY = "wants what only the vendor's class in memory has beside the interface"
 SEARCHES = "gives the vendor's class in memory a search strategy of its own"
 EPHEMERAL = "wants the mark of a storage that forgets; this one does not"
-COUNTS_TURNS = "counts turns of the event loop until the vendor's store answers; ours is on a thread: some pass"
+COUNTS_TURNS = (
+    "counts turns of the event loop until the vendor's store answers; ours is on a thread: some pass"
+)
 
 
 @dataclass(frozen=True)

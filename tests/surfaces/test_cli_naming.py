@@ -440,6 +440,17 @@ def test_the_key_comes_first_and_whole(cli: Named, columns: int) -> None:
     assert all(len(row.rstrip()) <= max(columns, len(AGENT)) for row in rows)
 
 
+def test_the_task_of_a_coding_agent_is_told_wherever_its_session_is_shown(cli: Named) -> None:
+    """Its key is a number that says nothing to a person."""
+    with cli.open() as store:
+        session = store.session(AGENT, metadata={"client": "claude-code"})
+        session.save({}, metadata={"task_summary": "Fix the login"}, message="Fix the login")
+    assert "\nFix the login\n" in cli.here("timeline", AGENT).out
+    assert "\ntask:        Fix the login\n" in cli.here("status", "claude").out
+    assert cli.here("list").out.splitlines()[1].endswith("  Fix the login")
+    assert "Fix the login" in cli.here("log", AGENT).out
+
+
 SHOWING = ["show", "history", "log", "timeline", "diff", "branch", "find message", "export -o -"]
 
 
