@@ -109,6 +109,14 @@ def test_commands_run(page: Path, in_empty_folder: None) -> None:
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "tutorial.md"], ids=_name)
+def test_who_begins_uses_the_defaults_and_reads_what_is_kept(page: Path) -> None:
+    """The first pages name no profile, and one line says what the default keeps."""
+    text = page.read_text(encoding="utf-8")
+    assert "profile=" not in text
+    assert "Every checkpoint is kept until a session takes 1 GiB" in text.replace("\n", " ")
+
+
 def test_the_reference_names_what_is_public() -> None:
     """The Python reference has exactly one heading for each public name."""
     text = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
