@@ -343,15 +343,30 @@ HOSTILE = (
     ids=[*map(str, range(len(HOSTILE))), "postgres"],
     indirect=["url"],
 )
-def test_stored_text_is_never_markup(visit: Visit, url: str, text: str) -> None:
-    """Whatever a store holds in keys, names, messages and states is shown as text, and runs nothing."""
+def test_stored_text_is_never_markup(visit: Visit, url: str, tmp_path: Path, text: str) -> None:
+    """Whatever a store holds in keys, names, messages, states and files is shown as text, and runs nothing."""
     long = (text * 200)[: 1000 // len(text.encode())]
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    name = text.replace("/", "∕")[:60]
     with stepkeep.open(url) as store:
-        run = store.session(text + long[:200], project=text, metadata={text: text})
+        run = store.session(text + long[:200], project=text, metadata={text: text, "task": text})
         options = {"message": text * 3, "tags": [text], "metadata": {text: text}, "details": {text: [text]}}
-        first = run.save({text: text, "messages": [{"role": text, "content": text}]}, **options)
+        (tree / name).write_text(text)
+        first = run.save(
+            {text: text, "messages": [{"role": text, "content": text, "name": text}]},
+            workspace=tree,
+            **options,
+        )
         run.branches.fork(first.id, f"x{text}")
-        second = run.save({text: text * 2, "big": text * 100_000}, external_id=text, **options)
+        (tree / name).write_text(text * 2)
+        second = run.save(
+            {text: text * 2, "big": text * 100_000},
+            external_id=text,
+            idempotency_key=text,
+            workspace=tree,
+            **options,
+        )
         run.fail(text)
         key = run.key
         store.execute(
@@ -364,7 +379,8 @@ def test_stored_text_is_never_markup(visit: Visit, url: str, text: str) -> None:
         (("s", key, "c", second.id), ""),
         (("s", key, "c", first.id), "tab=conversation"),
         (("s", key, "c", first.id), "tab=details"),
-        (("s", key, "c", first.id), "tab=header"),
+        (("s", key, "c", second.id), "tab=header"),
+        (("s", key, "c", first.id), "tab=files"),
         (("s", key, "compare", first.id, second.id), ""),
         (("s", key, "find"), "text=a"),
         (("s", key, "events"), ""),
@@ -377,6 +393,10 @@ def test_stored_text_is_never_markup(visit: Visit, url: str, text: str) -> None:
         (("store",), ""),
     ):
         page = pages.go(*segments, query=query)
+        page.evaluate(
+            "() => document.querySelectorAll('.files button, .tree button:enabled').forEach((each) => each.click())"
+        )
+        pages.ready()
         assert page.evaluate(
             "() => [window.hacked, document.querySelectorAll('main img, main script').length]"
         ) == [

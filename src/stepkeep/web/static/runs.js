@@ -19,20 +19,22 @@ import { clean, cleanLines, command, count, duration } from "stepkeep/text";
 import { Said } from "stepkeep/sessions";
 import { SessionHead } from "stepkeep/timeline";
 
+const MOST = 200;
+
 export function Runs() {
   useTitle("Runs");
-  const answer = useAnswer("sessions", { runs: "1", limit: 200 }, { live: true, every: 10 });
+  const answer = useAnswer("sessions", { runs: "1", limit: MOST }, { live: true, every: 10 });
   const [dialog, open] = useDialog();
   return html`
     <header class="page-head"><h1 tabindex="-1">Runs</h1></header>
     <${Answered} answer=${answer}>
-      ${({ sessions }) =>
+      ${({ sessions, next }) =>
         sessions.length === 0
           ? html`<${Empty} title="No runs">
             <p>Workflows, plans and scripts appear here: <code>stepkeep run FLOW</code>, <code>store.execute</code>, <code>store.run</code>.</p><//>`
           : html`<${Counts} sessions=${sessions} /><${Waiting} sessions=${sessions} open=${open} />
             <${Queues} sessions=${sessions} />
-            <section><h2>All runs</h2><${List} sessions=${sessions} /></section>`}
+            <section><h2>${next ? `The ${MOST} runs used last` : "All runs"}</h2><${List} sessions=${sessions} /></section>`}
     <//>${dialog}`;
 }
 
