@@ -220,6 +220,29 @@ def test_everything_is_reached_by_keyboard(visit: Visit, url: str, tmp_path: Pat
     assert pages.complaints == []
 
 
+def test_dialogs_and_menus_are_used_by_keyboard(visit: Visit, file: Path) -> None:
+    """A dialog begins at its first field and gives the focus back; Escape and a click elsewhere close the menu."""
+    with stepkeep.open(file) as store:
+        store.session("s").save({"n": 1})
+    pages = visit(f"sqlite:{file}", "--allow-changes")
+    page = pages.go("s", "s")
+    menu = page.locator("details.menu")
+    tab_to(page, "Actions").press("Enter")
+    tab_to(page, "Checkpoint now").press("Enter")
+    expect(page.get_by_label("Note")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.get_by_role("button", name="Checkpoint now")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(menu).not_to_have_attribute("open", "")
+    expect(page.locator("summary")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(menu).to_have_attribute("open", "")
+    page.locator("h1").click()
+    expect(menu).not_to_have_attribute("open", "")
+    assert pages.complaints == []
+
+
 def tab_to(page: Page, text: str) -> Keyboard:
     """Press Tab until what has the focus shows a text."""
     expect(page.locator("main")).to_contain_text(text)

@@ -1,6 +1,6 @@
 // What can be done: always as a command to copy; and at once, where the server allows changes.
 
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { act, allowsChanges, isFile } from "stepkeep/data";
 import {
   Age,
@@ -174,9 +174,24 @@ export const Question = ({ session, question, open }) => html`
     ${!isFile && html`<${Buttons} actions=${OF_QUESTION} target=${{ key: session, question }} open=${open} />`}
   </div>`;
 
-export const Actions = ({ session }) => html`
-  <details class="menu"><summary>Actions</summary><${Menu} actions=${OF_SESSION} target=${{ key: session.key }} />
-    </details>`;
+export function Actions({ session }) {
+  const menu = useRef(null);
+  useEffect(() => {
+    const outside = ({ target }) => {
+      if (!menu.current.contains(target)) menu.current.open = false;
+    };
+    document.addEventListener("pointerdown", outside);
+    return () => document.removeEventListener("pointerdown", outside);
+  }, []);
+  const keys = ({ key, target }) => {
+    if (key !== "Escape" || target.closest("dialog")) return;
+    menu.current.open = false;
+    menu.current.querySelector("summary").focus();
+  };
+  return html`
+    <details class="menu" ref=${menu} onKeyDown=${keys}><summary>Actions</summary><${Menu} actions=${OF_SESSION}
+      target=${{ key: session.key }} /></details>`;
+}
 
 export const CheckpointActions = ({ session, checkpoint }) => html`
   <${Menu} actions=${OF_CHECKPOINT} target=${{ key: session, checkpoint }} />`;

@@ -126,6 +126,7 @@ export function Dialog({ title, onClose, children }) {
   useEffect(() => {
     const element = dialog.current;
     element.showModal();
+    element.querySelector("input")?.focus();
     return () => element.close();
   }, []);
   return html`
