@@ -328,7 +328,10 @@ function Row({ index, rows, row, width, session, isCursor, picked, toggle, setCa
   const focus = {
     tabindex: isCursor ? 0 : -1,
     "data-row": index,
-    onFocus: () => setCursor(index),
+    onFocus: (event) => {
+      setCursor(index);
+      if (checkpoint && event.currentTarget.matches(":focus-visible")) show(event, CARD_DELAY);
+    },
     onBlur: hide,
   };
   if (!checkpoint) {
