@@ -786,6 +786,7 @@ def test_a_timeline_in_a_file_has_no_states(visit: Visit, file: Path, tmp_path: 
     page.get_by_role("link", name=re.compile("plan made")).click()
     expect(page.locator("h1")).to_contain_text("plan made")
     expect(page.get_by_role("alert")).to_contain_text("not part of the file")
+    expect(page.get_by_role("button", name="Try again")).to_have_count(0)
     page.get_by_role("link", name="Header", exact=True).click()
     expect(page.locator("main")).to_contain_text(ids["first"])
     assert pages.serious_findings() == []

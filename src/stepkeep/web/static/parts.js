@@ -3,7 +3,7 @@
 import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import htm from "htm";
-import { storeOption } from "stepkeep/data";
+import { isFile, storeOption } from "stepkeep/data";
 import { age, clean, cleanLines, count, moment, size } from "stepkeep/text";
 
 export const html = htm.bind(h);
@@ -92,7 +92,7 @@ export function Problem({ error, again }) {
         html`<ul class="fixes">${error.fixes.map((fix) => html`<li key=${fix}>${isCommand(fix)
           ? html`<${Command} text=${fix} />` : html`<${Word}>${fix}<//>`}</li>`)}</ul>`
       }
-      ${again && html`<button type="button" onClick=${again}>Try again</button>`}
+      ${again && !isFile && html`<button type="button" onClick=${again}>Try again</button>`}
     </div>`;
 }
 
