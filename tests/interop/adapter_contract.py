@@ -83,6 +83,13 @@ class AdapterContract:
         assert seen == [["one"], ["one", "two"]]
         assert answers(turns(self.NAME, url, "three")) == [["one", "two", "three"]]
 
+    def test_two_programs_at_once_lose_nothing(self, url: str) -> None:
+        """Each runs turns of a conversation of its own, in a store that neither had opened before."""
+        running = [turns(self.NAME, url, "one", "two", conversation=name) for name in "ab"]
+        assert [answers(each) for each in running] == [[["one"], ["one", "two"]]] * 2
+        with stepkeep.open(url) as store:
+            assert store.verify().is_intact
+
     def test_history_is_that_of_an_ordinary_session(self, agent: Any, store: stepkeep.Store) -> None:
         """Old states can be read, compared and gone back to, and every byte verifies."""
         for prompt in ("one", "two"):

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 import stepkeep
 from stepkeep.adapters.crewai import StepkeepFlowPersistence
 from stepkeep.errors import InvalidInput
-from tests.interop.adapter_contract import AdapterContract, answers, turns
+from tests.interop.adapter_contract import AdapterContract
 
 
 class TestContract(AdapterContract):
@@ -133,9 +133,3 @@ def test_processes_that_save_lose_nothing(url: str) -> None:
         states = [session.load(header.id).state for header in session.history()][::-1]
         for name in names:
             assert [state[name] for state in states if name in state] == list(range(10))
-
-
-def test_turns_in_two_processes_at_once_are_both_kept(url: str) -> None:
-    """Flows with an id of their own do not meet."""
-    first, second = (turns("crewai", url, "one", "two", conversation=name) for name in ("c", "d"))
-    assert answers(first) == answers(second) == [["one"], ["one", "two"]]
