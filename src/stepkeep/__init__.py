@@ -19,6 +19,7 @@ __all__ = [
     "AutoTrigger",
     "AwaitingAnswer",
     "BackendUnavailable",
+    "BackupRules",
     "Branch",
     "Cancellation",
     "Checkpoint",

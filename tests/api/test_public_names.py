@@ -20,6 +20,7 @@ NAMES = [
     "AutoTrigger",
     "AwaitingAnswer",
     "BackendUnavailable",
+    "BackupRules",
     "Branch",
     "Cancellation",
     "Checkpoint",

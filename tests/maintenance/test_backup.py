@@ -129,7 +129,7 @@ def test_keep_rotates_the_backups_in_a_directory(source: Path, tmp_path: Path) -
     folder.mkdir()
     (folder / "stepkeep-notes.db").write_text("mine")
     with bare(source) as store:
-        reports = [store.backup(folder, keep=2) for _ in range(4)]
+        reports = [store.backup(folder, keep_last=2) for _ in range(4)]
     left = sorted(path.name for path in folder.iterdir())
     assert left == [*(Path(report.path).name for report in reports[-2:]), "stepkeep-notes.db"]
     assert [len(report.removed) for report in reports] == [0, 0, 1, 1]
@@ -153,12 +153,12 @@ def test_what_killed_backups_left_goes_with_the_next(source: Path, tmp_path: Pat
 def test_keep_needs_a_directory(source: Path, tmp_path: Path) -> None:
     """A single file cannot be rotated."""
     with bare(source) as store, pytest.raises(InvalidInput):
-        store.backup(tmp_path / "b.db", keep=3)
+        store.backup(tmp_path / "b.db", keep_last=3)
 
 
 def test_names_of_backups_sort_like_their_times() -> None:
     """Which is what the rotation relies on."""
-    assert dated_name(0) == "stepkeep-19700101T000000000000.db"
+    assert dated_name(0) == "stepkeep-19700101T000000000000"
     assert dated_name(10**15) < dated_name(10**15 + 1)
 
 
@@ -170,7 +170,7 @@ def test_damage_in_the_store_is_in_the_backup_and_told(source: Path, tmp_path: P
     folder.mkdir()
     (folder / dated_name(0)).write_text("an older one")
     with bare(source) as store:
-        report = store.backup(folder, keep=1)
+        report = store.backup(folder, keep_last=1)
     assert len(report.findings) == 1
     assert (folder / dated_name(0)).exists()
 

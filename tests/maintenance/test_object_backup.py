@@ -8,9 +8,12 @@ import random
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import obstore
 import pytest
@@ -19,8 +22,11 @@ from obstore.store import S3Store
 import stepkeep
 from stepkeep import api
 from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, InvalidInput, NotFound, Unsupported
+from stepkeep.maintenance import object_backup
 from stepkeep.maintenance.object_backup import ObjectBackups
+from stepkeep.storage.sqlite import SqliteBackend
 from tests import interpreter
+from tests.maintenance.cut_connections import CuttingProxy
 from tests.maintenance.objects import ObjectServer, program
 
 pytestmark = pytest.mark.full
@@ -98,7 +104,7 @@ def test_what_is_there_is_not_sent_again(place: str, tmp_path: Path) -> None:
         assert again.sent_bytes < first.sent_bytes / 4
         assert third.sent_bytes < first.sent_bytes / 2
         pieces = listed(place, "pieces")
-        last = store.backup(place, keep=1)
+        last = store.backup(place, keep_last=1)
         assert len(last.removed) == 3
     assert [f"{place}/{path}" for path in listed(place, "backups")] == [last.path]
     assert len(listed(place, "pieces")) <= len(pieces)
@@ -112,48 +118,234 @@ def test_what_is_there_is_not_sent_again(place: str, tmp_path: Path) -> None:
 
 
 KILLED = """
-import os, signal, sys
+import os, signal, sys, threading
 import stepkeep
 from stepkeep.maintenance.object_backup import ObjectBackups
 
-sent = ObjectBackups._send_piece
-def dying(self, name, piece, count=[0]):
-    size = sent(self, name, piece)
-    count[0] += 1
-    if count[0] == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return size
-ObjectBackups._send_piece = dying
-with stepkeep.open(sys.argv[1]) as store:
-    store.backup(sys.argv[2])
+path, place, last, kinds = sys.argv[1:]
+asked, lock, count = ObjectBackups._ask, threading.Lock(), 0
+def dying(self, what, *words, **options):
+    global count
+    answer = asked(self, what, *words, **options)
+    with lock:
+        count += what in kinds and str(words[0]).startswith("pieces") if kinds else 1
+        if count == int(last):
+            os.kill(os.getpid(), signal.SIGKILL)
+    return answer
+ObjectBackups._ask = dying
+with stepkeep.open(path) as store:
+    store.backup(place, keep_last=2)
 """
 
 
 def test_a_killed_backup_is_none_and_the_next_one_goes_on(place: str, tmp_path: Path) -> None:
     """What was killed left pieces and its lock, and no backup; the next one uses the pieces, and needs no waiting."""
     fill(tmp_path / "a.db", 80)
-    done = interpreter.python("-c", KILLED, str(tmp_path / "a.db"), place, env=dict(os.environ))
+    done = interpreter.python("-c", KILLED, str(tmp_path / "a.db"), place, "3", "put", env=dict(os.environ))
     assert done.returncode == -9
     assert listed(place, "backups") == []
     left = listed(place, "pieces")
     assert left
     with pytest.raises(NotFound, match="no backup"):
         api.restore_backup(place, f"sqlite:{tmp_path / 'b.db'}")
+    before = {
+        each["path"]: each["last_modified"] for each in obstore.list(objects(place), "pieces").collect()
+    }
     with stepkeep.open(tmp_path / "a.db") as store:
         store.backup(place)
-    assert set(left) < set(listed(place, "pieces"))
-    assert len(listed(place, "backups")) == 1
-    api.restore_backup(place, f"sqlite:{tmp_path / 'b.db'}")
+    after = {each["path"]: each["last_modified"] for each in obstore.list(objects(place), "pieces").collect()}
+    assert set(left) < set(after)
+    assert {path: after[path] for path in before} == before  # not sent again
+    assert len(whole_backups(place, tmp_path)) == 1
 
 
 def test_one_writes_at_a_time(place: str, tmp_path: Path) -> None:
     """While somebody who lives writes a backup, another is refused, and harms nothing."""
     fill(tmp_path / "a.db", 2)
-    with stepkeep.open(tmp_path / "a.db") as store, ObjectBackups(place)._locked():
+    with stepkeep.open(tmp_path / "a.db") as store, ObjectBackups(place)._locked(0):
         with pytest.raises(Conflict) as refused:
             store.backup(place)
         assert (refused.value.code, refused.value.retryable) == ("backup_running", True)
     assert listed(place, "") == []
+
+
+def whole_backups(place: str, folder: Path) -> list[str]:
+    """The names of all backups that are called so, each after it was restored and verified."""
+    names = ObjectBackups(place).names()
+    for name in names:
+        target = folder / f"{uuid.uuid4().hex}.db"
+        api.restore_backup(f"{place}/backups/{name}.json", f"sqlite:{target}")
+        with stepkeep.open(target) as store:
+            assert store.verify().is_intact
+    return names
+
+
+def test_killed_after_every_request_it_is_a_backup_or_none(place: str, tmp_path: Path) -> None:
+    """A backup that removes older ones is stopped after its first request, its second, and so on, until it is not.
+
+    What is called a backup can be restored each time, and the next one is made without waiting.
+    """
+    fill(tmp_path / "a.db", 6)
+    with stepkeep.open(tmp_path / "a.db") as store:
+        store.backup(place)
+        for number in count(1):
+            store.get("s").save({"n": number, "noise": random.Random(number).randbytes(100_000).hex()})
+            before = whole_backups(place, tmp_path)
+            done = interpreter.python(
+                "-c", KILLED, str(tmp_path / "a.db"), place, str(number), "", env=dict(os.environ)
+            )
+            after = whole_backups(place, tmp_path)
+            assert after[-1] >= before[-1]
+            if done.returncode == 0:
+                break
+            assert done.returncode == -9, done.stderr
+            store.backup(place, keep_last=3)
+    assert number > 20
+    assert listed(place, "lock") == []
+
+
+def faults() -> list[dict[str, int]]:
+    requests = [{"every_request": each} for each in (2, 3, 5, 8)]
+    return requests + [{"every_bytes": each} for each in (1_000, 30_011, 200_003, 900_001)]
+
+
+@pytest.mark.parametrize("fault", faults(), ids=str)
+def test_a_network_that_cuts_connections_makes_no_half_backup(
+    server: ObjectServer, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: dict[str, int]
+) -> None:
+    """Requests are cut in the middle, or arrive and their answers are lost: what is acknowledged can be restored."""
+    fill(tmp_path / "a.db", 12)
+    monkeypatch.setattr(object_backup, "PAUSE_SECONDS", 0.001)
+    acknowledged = set()
+    with stepkeep.open(tmp_path / "a.db") as store:
+        with CuttingProxy(server.port, **fault) as proxy, monkeypatch.context() as patch:
+            patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
+            for number in range(3):
+                store.get("s").save({"n": number})
+                with suppress(BackendUnavailable, Conflict):
+                    acknowledged.add(store.backup(place, keep_last=2).path)
+            assert proxy.cuts
+        names = whole_backups(place, tmp_path)
+        assert {f"{place}/backups/{name}.json" for name in names[-2:]} >= set(sorted(acknowledged)[-1:])
+        last = store.backup(place, keep_last=2)  # whatever was left there, it is no obstacle
+    assert f"{place}/backups/{whole_backups(place, tmp_path)[-1]}.json" == last.path
+    assert listed(place, "lock") == []
+
+
+TWO = """
+import sys
+import stepkeep
+from stepkeep.errors import Conflict
+with stepkeep.open(sys.argv[1]) as store:
+    for number in range(6):
+        try:
+            print(store.backup(sys.argv[2], keep_last=2).path, flush=True)
+        except Conflict as exc:
+            print(exc.code, flush=True)
+"""
+
+
+def test_two_writers_at_once_destroy_nothing(place: str, tmp_path: Path) -> None:
+    """Each backup is whole or refused, although both remove old ones; one at least is made in each round."""
+    fill(tmp_path / "a.db", 4)
+    fill(tmp_path / "b.db", 5)
+    words = [("-c", TWO, str(tmp_path / name), place) for name in ("a.db", "b.db")]
+    with ThreadPoolExecutor() as pool:
+        ended = list(pool.map(lambda each: interpreter.python(*each, env=dict(os.environ)), words))
+    told = [line for done in ended for line in done.stdout.decode().split()]
+    assert [done.returncode for done in ended] == [0, 0], [done.stderr for done in ended]
+    assert {each for each in told if not each.startswith("s3://")} <= {
+        "backup_running",
+        "backup_overtaken",
+    }
+    made = [each for each in told if each.startswith("s3://")]
+    assert f"{place}/backups/{whole_backups(place, tmp_path)[-1]}.json" in made
+
+
+def test_who_was_overtaken_writes_no_backup_any_more(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that was quiet for too long lost its place. Its backup is refused when it wakes up: pieces may be gone.
+
+    By the clock of the service: that of the other machine does not matter.
+    """
+    fill(tmp_path / "a.db", 4)
+    fill(tmp_path / "b.db", 5)
+    commit = ObjectBackups._commit
+
+    def late(self: ObjectBackups, *words: Any) -> str:
+        monkeypatch.setattr(ObjectBackups, "_commit", commit)
+        monkeypatch.setattr(object_backup, "LOCK_SECONDS", -1)
+        monkeypatch.setattr(object_backup, "_held", set())
+        with stepkeep.open(tmp_path / "b.db") as store:
+            store.backup(place, keep_last=1)
+        return commit(self, *words)
+
+    monkeypatch.setattr(ObjectBackups, "_commit", late)
+    with stepkeep.open(tmp_path / "a.db") as store, pytest.raises(Conflict) as refused:
+        store.backup(place)
+    assert refused.value.code == "backup_overtaken"
+    assert len(whole_backups(place, tmp_path)) == 1
+
+
+def test_a_damaged_piece_is_sent_again_by_the_next_backup(place: str, tmp_path: Path) -> None:
+    """What an earlier backup brought is used only as long as it is the object that was read back then."""
+    fill(tmp_path / "a.db", 10)
+    with stepkeep.open(tmp_path / "a.db") as store:
+        store.backup(place)
+        pieces = listed(place, "pieces")
+        obstore.put(objects(place), pieces[0], b"half of it")
+        obstore.delete(objects(place), pieces[-1])
+        store.backup(place, keep_last=1)
+    assert len(whole_backups(place, tmp_path)) == 1
+
+
+def test_the_rules_for_backups_are_those_of_pruning(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One per day and the last two stay. Where a clock was set back, the newest is still the one that was made last."""
+    hours = 3_600_000_000
+    fill(tmp_path / "a.db", 2)
+    for at in (1, 2, 26, 27, 50, 51):
+        with api.Store(
+            SqliteBackend(tmp_path / "a.db"), clock=lambda at=at: 20_000 * 24 * hours + at * hours
+        ) as store:
+            store.backup(place, keep_last=2, keep_daily="30d")
+    days = [name[9:17] for name in whole_backups(place, tmp_path)]
+    assert [days.count(day) for day in sorted(set(days))] == [1, 1, 2]
+    with api.Store(SqliteBackend(tmp_path / "a.db"), clock=lambda: 20_000 * 24 * hours) as store:
+        made = store.backup(place, keep_last=1)
+    assert f"{place}/backups/{whole_backups(place, tmp_path)[0]}.json" == made.path
+
+
+def test_copies_at_once_lose_no_session(place: str, tmp_path: Path) -> None:
+    """Two copies into one place: who comes second is refused, and repeats it; both sessions are there then."""
+    for name in ("a", "b"):
+        with stepkeep.open(tmp_path / f"{name}.db") as store:
+            store.session(name).save({"n": 1})
+    command("copy", f"sqlite:{tmp_path / 'a.db'}", place)
+    fetch = ObjectBackups.fetch
+
+    def meanwhile(self: ObjectBackups, *words: Any, **options: Any) -> Any:
+        found = fetch(self, *words, **options)
+        if not started:
+            started.append(1)
+            with stepkeep.open(tmp_path / "b.db") as store:
+                store.copy(place)
+        return found
+
+    started: list[int] = []
+    with stepkeep.open(tmp_path / "a.db") as store:
+        store.session("later").save({"n": 2})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ObjectBackups, "fetch", meanwhile)
+            with pytest.raises(Conflict) as refused:
+                store.copy(place)
+        assert (refused.value.code, refused.value.retryable) == ("backup_overtaken", True)
+        store.copy(place)
+    api.restore_backup(place, f"sqlite:{tmp_path / 'all.db'}")
+    with stepkeep.open(tmp_path / "all.db") as store:
+        assert sorted(info.key for info in store.sessions()) == ["a", "b", "later"]
 
 
 @pytest.mark.parametrize("harm", ["missing", "changed"])
@@ -207,6 +399,59 @@ def test_a_wrong_key_and_a_wrong_address_are_told(
         assert not refused.value.retryable
 
 
+class Answering(BaseHTTPRequestHandler):
+    """A service that has one answer for everything, as Amazon's words it."""
+
+    status, code, message = 404, "NoSuchBucket", "The specified bucket does not exist"
+    asked: ClassVar[list[str]] = []
+
+    def do_PUT(self) -> None:
+        self.asked.append(self.path)
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        content = f"<Error><Code>{self.code}</Code><Message>{self.message}</Message></Error>".encode()
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_DELETE = do_POST = do_PUT
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def answered_by(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a service on loopback."""
+    service = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=service.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{service.server_port}"
+    finally:
+        service.shutdown()
+        service.server_close()
+
+
+def test_what_an_operator_gets_wrong_is_said_in_a_line(place: str, tmp_path: Path) -> None:
+    """No bucket, no credentials, a wrong key, an address without TLS: exit codes and words, without XML."""
+    fill(tmp_path / "a.db", 1)
+    with answered_by(Answering) as address, answered_by(type("No", (Answering,), {"status": 403})) as closed:
+        own = {"AWS_METADATA_ENDPOINT": closed, "AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+        for environment, exit_code, words in (
+            ({"AWS_ENDPOINT_URL": address}, 3, ["no bucket bucket", "does not exist"]),
+            (own, 1, ["no credentials", "AWS_ACCESS_KEY_ID"]),
+            ({"AWS_SECRET_ACCESS_KEY": "wrong"}, 1, ["SignatureDoesNotMatch"]),
+            ({"AWS_ALLOW_HTTP": "false"}, 1, ["AWS_ALLOW_HTTP=true"]),
+        ):
+            given = {name: value for name, value in {**os.environ, **environment}.items() if value}
+            done = interpreter.stepkeep("backup", place, "--store", f"sqlite:{tmp_path / 'a.db'}", env=given)
+            assert done.returncode == exit_code, done.stderr
+            assert all(word in done.stderr for word in words), done.stderr
+            assert "<" not in done.stderr
+            assert done.stderr.count("\n") == 1
+    assert "/latest/api/token" in Answering.asked  # credentials were looked for here, and nowhere else
+
+
 class Careless(BaseHTTPRequestHandler):
     """A service that accepts every write, whatever its conditions."""
 
@@ -227,13 +472,8 @@ def test_a_service_without_conditional_writes_is_refused(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Opening writes one object twice: a service that lets that happen is not used."""
-    careless = ThreadingHTTPServer(("127.0.0.1", 0), Careless)
-    threading.Thread(target=careless.serve_forever, daemon=True).start()
-    try:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{careless.server_port}")
+    with answered_by(Careless) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         with stepkeep.open(tmp_path / "a.db") as store, pytest.raises(Unsupported) as refused:
             store.backup(place)
         assert refused.value.code == "conditional_writes_missing"
-    finally:
-        careless.shutdown()
-        careless.server_close()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -59,15 +61,16 @@ def test_backup_and_back(folder: Path) -> None:
 
 
 def test_backup_keeps_so_many(folder: Path) -> None:
-    """`--keep` in a directory; on a file it is a mistake in usage."""
+    """`--keep-last` in a directory; on a file it is a mistake in usage."""
     (folder / "backups").mkdir()
     for _ in range(3):
-        done = stepkeep("--store", "sqlite:store.db", "backup", "backups", "--keep", "2", folder=folder)
+        done = stepkeep("--store", "sqlite:store.db", "backup", "backups", "--keep-last", "2", folder=folder)
         assert done.returncode == 0, done.stderr
     assert len(list((folder / "backups").iterdir())) == 2
     assert "Removed" in done.stdout
     assert (
-        stepkeep("--store", "sqlite:store.db", "backup", "x.db", "--keep", "2", folder=folder).returncode == 2
+        stepkeep("--store", "sqlite:store.db", "backup", "x.db", "--keep-last", "2", folder=folder).returncode
+        == 2
     )
 
 
@@ -269,3 +272,42 @@ def test_doctor_creates_nothing(tmp_path: Path) -> None:
     """Neither a store nor a directory for it."""
     assert stepkeep("--store", "sqlite:sub/store.db", "doctor", folder=tmp_path).returncode == 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["backup", "out/b.db"],
+        ["backup", "out"],
+        ["recover", "sqlite:store.db", "sqlite:out/m.db"],
+        ["--store", "sqlite:out/r.db", "restore-backup", "store.db"],
+    ],
+)
+def test_a_place_without_room_keeps_nothing_half(folder: Path, words: list[str]) -> None:
+    """From cron, without a terminal: exit code 1, one line that names the place, and nothing is left there."""
+    (folder / "out").mkdir()
+    with Store(SqliteBackend(folder / "store.db")) as store:
+        store.session("large").save({"noise": random.Random(1).randbytes(300_000).hex()})
+    given = words if words[0] == "--store" else ["--store", "sqlite:store.db", *words]
+    with disk_of(folder / "out", 96):
+        done = stepkeep(*given, folder=folder)
+        left = list((folder / "out").iterdir())
+    assert (done.returncode, left) == (1, []), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "out" in done.stderr
+    assert "partial" not in done.stderr
+    assert "full" in done.stderr or "No space left" in done.stderr
+    shown = stepkeep("--store", "sqlite:store.db", "verify", folder=folder)
+    assert shown.returncode == 0
+
+
+@contextmanager
+def disk_of(folder: Path, size_kib: int) -> Iterator[None]:
+    """A disk of that size at a folder; only the owner of a machine can have one."""
+    mounted = ["mount", "-t", "tmpfs", "-o", f"size={size_kib}k,mode=700", "tmpfs", str(folder)]
+    if subprocess.run(mounted, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

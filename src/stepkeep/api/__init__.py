@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     )
     from stepkeep.api.opening import open as open
     from stepkeep.api.option_types import (
+        BackupRules as BackupRules,
         CleanupRules as CleanupRules,
         RestoreOptions as RestoreOptions,
         RetentionRules as RetentionRules,
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
         to_json as to_json,
     )
     from stepkeep.api.rewinding import Rewind as Rewind, Rewound as Rewound
+    from stepkeep.api.scheduled_backups import BackupAttempt as BackupAttempt, backups_every as backups_every
     from stepkeep.api.session import Session as Session
     from stepkeep.api.session_branches import Branches as Branches
     from stepkeep.api.store import Store as Store
@@ -297,11 +299,12 @@ _NAMES_BY_MODULE = {
         "with_times"
     ),
     "api.opening": "open",
-    "api.option_types": "CleanupRules RestoreOptions RetentionRules SaveOptions TimelineOptions",
+    "api.option_types": "BackupRules CleanupRules RestoreOptions RetentionRules SaveOptions TimelineOptions",
     "api.options": "parse_policy",
     "api.overview": "RunStep RunView SessionOverview SessionPage",
     "api.results": "FORMATS Deleted Exported Shown ShownAt StepOutput TranscriptExported ValueAt ValueShown to_json",
     "api.rewinding": "Rewind Rewound",
+    "api.scheduled_backups": "BackupAttempt backups_every",
     "api.session": "Session",
     "api.session_branches": "Branches",
     "api.store": "Store",

@@ -30,6 +30,16 @@ class RetentionRules(TypedDict, total=False):
     max_bytes: int | str | None
 
 
+class BackupRules(TypedDict, total=False):
+    """Which backups in a directory or in object storage stay; they unite, as they do for checkpoints."""
+
+    keep_last: int | None
+    keep_within: timedelta | str | None
+    keep_hourly: timedelta | str | None
+    keep_daily: timedelta | str | None
+    keep_weekly: timedelta | str | None
+
+
 class CleanupRules(TypedDict, total=False):
     """When the whole session may go: never if `enabled` is False, else so many days after its end."""
 

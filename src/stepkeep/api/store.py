@@ -35,7 +35,13 @@ if TYPE_CHECKING:
     from stepkeep.api.files import Workspace
     from stepkeep.api.import_files import FilesImport
     from stepkeep.api.investigating import Investigation
-    from stepkeep.api.option_types import CleanupRules, RetentionRules, SaveOptions, TimelineOptions
+    from stepkeep.api.option_types import (
+        BackupRules,
+        CleanupRules,
+        RetentionRules,
+        SaveOptions,
+        TimelineOptions,
+    )
     from stepkeep.api.overview import SessionPage
     from stepkeep.history.documents import CheckpointInfo, SessionSummary
     from stepkeep.history.state_diff import CheckpointComparison
@@ -571,26 +577,35 @@ class Store:
         self,
         destination: str | PathLike[str],
         *,
-        keep: int | None = None,
+        recipients: Sequence[str] = (),
         force: bool = False,
         progress: Callable[[float], None] | None = None,
+        **rules: Unpack[BackupRules],
     ) -> BackupReport:
         """Write everything that was saved before this call to a file, verified and durable, while the store is in use.
 
-        A directory gets a file named after the time; with `keep` only so many of these stay there. So does
-        `s3://BUCKET/PREFIX` (extra `s3`), where what is there already is not sent again. `progress` gets the part that
-        is done, from 0 to 1.
+        A directory gets a file named after the time, and so does `s3://BUCKET/PREFIX` (extra `s3`), where what is there
+        already is not sent again. There `rules` say which of these stay: `keep_last`, `keep_within`, `keep_hourly`,
+        `keep_daily` and `keep_weekly` unite, and what none of them names goes. With `recipients`, public keys of `age`
+        (extra `age`), only who has one of their keys can read it. `progress` gets the part that is done, from 0 to 1.
 
         Raises:
-            InvalidInput: the destination exists and `force` is not set, or `keep` makes no sense there.
+            InvalidInput: the destination exists and `force` is not set, or a rule or recipient makes no sense.
             BackendUnavailable: it cannot be written. Nothing with the name of a backup is left behind.
-            Conflict: somebody else writes a backup there (`backup_running`).
+            Conflict: somebody else writes a backup there (`backup_running`, `backup_overtaken`).
         """
         from os import fspath
 
         from stepkeep.maintenance.backup import backup
 
-        report = backup(self._engine, fspath(destination), keep=keep, force=force, progress=progress)
+        report = backup(
+            self._engine,
+            fspath(destination),
+            rules=rules,
+            recipients=recipients,
+            force=force,
+            progress=progress,
+        )
         self._backup_note.write(report, now_us=self._engine.clock())
         return report
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -14,7 +11,7 @@ import click
 from stepkeep import api
 from stepkeep.cli.app import Command, CommonOptions, command
 from stepkeep.cli.files import folder_below
-from stepkeep.cli.naming import Words, complete_ref, on_session, opened
+from stepkeep.cli.naming import Words, complete_ref, on_session, opened, told_to_end
 from stepkeep.cli.printing import file_line, lines, numbered
 from stepkeep.text import clean, count
 
@@ -69,7 +66,7 @@ def bisect(
         raise click.UsageError("Which command? Write it after --, at the end of the line.")
     if len(tried) == 1 and " " in tried[0]:
         tried = ("/bin/sh", "-c", tried[0])
-    with _told_to_end(), opened(settings) as store:
+    with told_to_end(), opened(settings) as store:
         run = store.get(words.chosen(store))
         bad = bad or "latest"
         found = run.files.bisect(
@@ -83,16 +80,6 @@ def bisect(
         )
     settings.show(found, _print_found)
     return NOTHING_FAILS if found.first_failed is None else 0
-
-
-@contextmanager
-def _told_to_end() -> Iterator[None]:
-    """Let SIGTERM end the command that is being tried too, and leave no scratch folder behind."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _print_step(step: api.BisectStep) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
 from stepkeep import api
 from stepkeep.cli.app import DAMAGE, CommandGroup, CommonOptions, command
-from stepkeep.cli.naming import Words, on_session, opened
+from stepkeep.cli.naming import Words, on_session, opened, told_to_end
 from stepkeep.cli.printing import ProgressLine, lines, note, problem_line, total_of, write
 from stepkeep.errors import NotFound, driver_missing
 from stepkeep.text import clean, count, size
@@ -20,52 +21,103 @@ if TYPE_CHECKING:
     from stepkeep.web.one_file import HtmlExported
 
 MAX_SHOWN: Final = 200
+SPAN: Final = "SPAN"
 
 # --- backups -----------------------------------------------------------------------------------------------------
 
 BACKUP_EXAMPLE: Final = """\
 stepkeep backup before-upgrade.db
-stepkeep backup /backups/agent --keep 7
-stepkeep backup s3://my-backups/agent --keep 30"""
+stepkeep backup /backups/agent --keep-last 7
+stepkeep backup s3://my-backups/agent --keep-within 2d --keep-daily 30d
+stepkeep backup /mnt/usb --recipient age1… --every 1h --keep-last 48"""
+
+
+RESTORE_EXAMPLE: Final = """\
+stepkeep restore-backup before-upgrade.db --force
+stepkeep restore-backup s3://my-backups/agent --identity key.txt"""
 
 
 @command("backup", BACKUP_EXAMPLE)
 @click.argument("destination", metavar="DEST")
-@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N backups in DEST.")
+@click.option("--keep-last", type=int, metavar="N", help="Keep the newest N backups in DEST.")
+@click.option(
+    "--keep-within", metavar=SPAN, help="Keep every backup in DEST that is younger, such as 12h or 7d."
+)
+@click.option("--keep-hourly", metavar=SPAN, help="Keep one per hour, for that long.")
+@click.option("--keep-daily", metavar=SPAN, help="Keep one per day, for that long.")
+@click.option("--keep-weekly", metavar=SPAN, help="Keep one per week, for that long.")
+@click.option(
+    "--recipient",
+    "recipients",
+    multiple=True,
+    metavar="KEY",
+    help="Encrypt it for this public key of age; repeatable.",
+)
+@click.option(
+    "--every", metavar=SPAN, help="Go on, and make one so often, such as 1h; SIGTERM or Ctrl-C ends it."
+)
 @click.option("--force", is_flag=True, help="Replace DEST if it exists.")
-def backup(settings: CommonOptions, destination: str, keep: int | None, force: bool) -> int:
+def backup(settings: CommonOptions, /, destination: str, every: str | None, **options: Any) -> int:
     """Write the whole store to the file DEST while it is in use, and verify it.
 
-    If DEST is a directory or s3://BUCKET/PREFIX, the backup in it is named after the time, and --keep removes older
-    ones. What object storage has already is not sent again. Exits with 4 when the store has damage, which is then in
-    the backup too.
+    If DEST is a directory or s3://BUCKET/PREFIX, the backup in it is named after the time, and the --keep options say
+    which of these stay. What object storage has already is not sent again. Exits with 4 when the store has damage,
+    which is then in the backup too.
     """
-    with opened(settings) as store, ProgressLine("backing up", 100) as progress:
-        report = store.backup(destination, keep=keep, force=force, progress=progress.reached)
+    if every is not None:
+        _back_up_every(settings, destination, every, options)
+    with told_to_end(), opened(settings) as store, ProgressLine("backing up", 100) as progress:
+        report = store.backup(destination, progress=progress.reached, **options)
     settings.show(report, _print_backup)
     return DAMAGE if report.findings else 0
+
+
+def _back_up_every(
+    settings: CommonOptions, destination: str, every: str, options: dict[str, Any]
+) -> NoReturn:
+    if not (api.is_object_url(destination) or Path(destination).is_dir()):
+        raise click.UsageError(
+            "--every needs a directory or s3://BUCKET/PREFIX, where each backup has its name."
+        )
+    with told_to_end(0):
+        try:
+            for attempt in api.backups_every(partial(opened, settings), destination, every=every, **options):
+                settings.show(attempt, _print_attempt)
+        except KeyboardInterrupt:
+            sys.exit(0)
+    raise AssertionError
+
+
+def _print_attempt(attempt: api.BackupAttempt) -> None:
+    if attempt.report is not None:
+        _print_backup(attempt.report)
+    else:
+        note(f"error: {clean(attempt.message or '')} ({attempt.code})")
+    lines([f"The next one at {attempt.next.astimezone():%Y-%m-%d %H:%M:%S}"])
 
 
 def _print_backup(report: api.BackupReport) -> None:
     texts = [problem_line("DAMAGED", each.session, each.message, each.code) for each in report.findings]
     content = total_of(report.checkpoints, report.sessions)
     sent = f", {size(report.sent_bytes)} sent" if api.is_object_url(report.path) else ""
+    sent += f", encrypted for {count(len(report.recipients), 'key')}" if report.recipients else ""
     texts.append(f"Backed up {content} to {clean(report.path)} ({size(report.size_bytes)}{sent})")
     texts += [f"Removed {clean(path)}" for path in report.removed]
     lines(texts)
 
 
-@command("restore-backup", "stepkeep restore-backup before-upgrade.db --force")
+@command("restore-backup", RESTORE_EXAMPLE)
 @click.argument("source", metavar="BACKUP")
+@click.option("--identity", metavar="FILE", help="The file with the key of a backup that is encrypted.")
 @click.option("--force", is_flag=True, help="Replace the store; it is kept under another name.")
-def restore_backup(settings: CommonOptions, source: str, force: bool) -> None:
+def restore_backup(settings: CommonOptions, source: str, identity: str | None, force: bool) -> None:
     """Make BACKUP the store, after every byte of it was verified. BACKUP itself is only read.
 
     It is a file, s3://BUCKET/PREFIX for the newest backup there, or s3://BUCKET/PREFIX/backups/NAME.
     """
     url = settings.store or api.default_url()
-    with ProgressLine("restoring", 100) as progress:
-        report = api.restore_backup(source, url, force=force, progress=progress.reached)
+    with told_to_end(), ProgressLine("restoring", 100) as progress:
+        report = api.restore_backup(source, url, identity=identity, force=force, progress=progress.reached)
     settings.show(report, _print_restored)
 
 
@@ -93,7 +145,7 @@ def copy(settings: CommonOptions, source: str, destination: str, keys: tuple[str
     Ids, numbers, branches, notes, events and digests stay the same. Repeat it to bring over what is new, or after an
     interruption. Exits with 4 when something in SRC is damaged, and with 5 when DEST refused a session.
     """
-    with ProgressLine("copying", api.count_copied(source, keys)) as progress:
+    with told_to_end(), ProgressLine("copying", api.count_copied(source, keys)) as progress:
         report = api.copy_store(source, destination, keys=keys, progress=progress.advance)
     settings.show(report, _print_copied)
     return _exit_code(report)
@@ -141,7 +193,7 @@ def recover(settings: CommonOptions, source: str, destination: str) -> int:
     SRC is only read, also when SQLite cannot open it any more. What is lost is listed by session and number. Exits
     with 4 when something is lost.
     """
-    with ProgressLine("recovering") as progress:
+    with told_to_end(), ProgressLine("recovering") as progress:
         report = api.recover(source, destination, progress=progress.advance)
     settings.show(report, _print_recovered)
     return _exit_code(report.copied)

@@ -131,6 +131,19 @@ def opened(settings: CommonOptions, *, create: bool = False) -> api.Store:
     return api.open(settings.store, create=create, busy_seconds=BUSY_SECONDS)
 
 
+@contextmanager
+def told_to_end(exit_code: int = 128 + 15) -> Iterator[None]:
+    """Let SIGTERM end a command in good order: no child goes on, nothing unfinished is left behind."""
+    import signal  # few commands need it
+    import sys
+
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(exit_code))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _told(chosen: api.Chosen) -> api.Chosen:
     if chosen.why is not None:
         note(f"session {chosen.session} ({chosen.why})")

@@ -282,17 +282,19 @@ def recover(source: str, destination: str, *, progress: Progress | None = None) 
     Raises:
         NotFound: there is no such store, or nothing in it verifies.
         InvalidInput: the destination is the source, or not empty.
+        BackendUnavailable: the destination cannot be written; one that was made for it is removed again.
     """
     _check_apart(source, destination)
     made = database_file(destination)
     is_new = made is not None and not made.exists()
-    with _opened(destination) as target:
-        if next(target.backend.sessions(SessionQuery(limit=1)), None) is not None:
-            raise InvalidInput(f"{destination} is not empty: name a new store", code="destination_not_new")
     try:
         with _opened(destination) as target:
+            if next(target.backend.sessions(SessionQuery(limit=1)), None) is not None:
+                raise InvalidInput(
+                    f"{destination} is not empty: name a new store", code="destination_not_new"
+                )
             return _recover(source, target, progress)
-    except NotFound:
+    except BaseException:  # also Ctrl-C: what is there under that name would be taken for all there was
         if made is not None and is_new:
             for ending in ("", "-wal", "-shm"):
                 with suppress(OSError):
@@ -458,14 +460,21 @@ def _opened(url: str, *, is_written: bool = False) -> Iterator[Engine]:
 
 @contextmanager
 def _as_file(url: str, is_written: bool) -> Iterator[str]:
+    from stepkeep.maintenance.age_files import is_encrypted
     from stepkeep.maintenance.backup import backup
 
     objects = ObjectBackups(url)
+    newest = objects.newest_name() if is_written else ""
     with workplace() as folder:
         file = folder / "copy.db"
-        if not is_written or objects.names():
+        if newest is not None:
             objects.fetch(file)
+            if is_encrypted(file):
+                raise InvalidInput(
+                    f"the newest backup in {url} is encrypted: restore it with --identity, and copy that store",
+                    code="identity_needed",
+                )
         yield f"sqlite:{file}"
         if is_written:
             with _opened(f"sqlite:{file}") as engine:
-                backup(engine, url)
+                backup(engine, url, after=newest)
