@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from stepkeep import processes
 from tests import sampling
 from tests.memory import memory_folder
+from tests.needed import missing
 
 ROOT = Path(__file__).parent
 
@@ -168,7 +169,7 @@ def postgres15() -> Iterator[Server]:
 
     programs = DEBIAN / "15/bin"
     if not programs.is_dir():
-        pytest.skip("PostgreSQL 15 of Debian is not installed")
+        missing("PostgreSQL 15 of Debian is not installed")
     server = Server(programs)
     try:
         yield server
@@ -182,7 +183,7 @@ def pgbouncer(postgres: Server) -> Iterator[PgBouncer]:
     from tests.postgres.pgbouncer import PROGRAM, PgBouncer
 
     if PROGRAM is None:
-        pytest.skip("pgbouncer is not installed")
+        missing("pgbouncer is not installed")
     pooler = PgBouncer(postgres)
     try:
         yield pooler

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +13,7 @@ import stepkeep
 from stepkeep import api
 from stepkeep.errors import Corrupt, InvalidInput
 from tests import interpreter
+from tests.needed import missing
 
 MARKER = "a text that nobody else may read"
 
@@ -74,10 +74,7 @@ def test_the_command_age_opens_it(url: str, key: tuple[str, Path], tmp_path: Pat
     """What is inside is a store; and what `age` encrypted can be restored."""
     age = shutil.which("age")
     if age is None:
-        reason = "the command age is not here"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        missing("the command age is not here")
     with stepkeep.open(url) as store:
         store.backup(tmp_path / "b.age", recipients=[key[0]])
         store.backup(tmp_path / "plain.db")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from tests.needed import missing
 from tests.postgres.server import Server
 from tests.web.driving import Pages, Ui
 
@@ -30,10 +31,7 @@ def started() -> Iterator[Started]:
     """Skip, with the reason, where there is no browser; fail in CI, where there must be one."""
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
-        reason = "the pages are tested in Chromium, and none of these is here: " + ", ".join(NAMES)
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        missing("the pages are tested in Chromium, and none of these is here: " + ", ".join(NAMES))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         found = Started(browser, asyncio.get_running_loop())

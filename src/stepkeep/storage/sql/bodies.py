@@ -73,6 +73,11 @@ _IS_NEEDED = (
 _IS_OWNED = "EXISTS (SELECT 1 FROM checkpoints c WHERE c.id = b.checkpoint AND c.sid = b.sid)"
 
 
+_LEAVES = (
+    f"FROM bodies b WHERE b.is_hidden = 1 AND b.is_redundant = 0 AND NOT {_IS_NEEDED} AND NOT {_IS_OWNED}"
+)
+
+
 def insert(tx: Connection, sid: int, bodies: Sequence[Body]) -> None:
     """Store records that are not there yet."""
     for body in bodies:
@@ -264,12 +269,14 @@ def drop_or_hide(tx: Connection, sid: int, checkpoints: Sequence[str]) -> int:
 
 def sweep(tx: Connection, sid: int | None, limit: int) -> tuple[int, int]:
     """Remove hidden bodies nothing is based on, leaf by leaf; (how many, stored bytes)."""
-    condition, values = _swept_sessions(tx, sid, limit)
+    swept = _swept_sessions(tx, sid, limit)
+    if swept is None:
+        return 0, 0
+    condition, values = swept
     count = freed = 0
     while count < limit:
         found = tx.all(
-            f"SELECT b.sid, b.name, b.checkpoint FROM bodies b WHERE b.is_hidden = 1 AND b.is_redundant = 0 {condition}"
-            f" AND NOT {_IS_NEEDED} AND NOT {_IS_OWNED} LIMIT ?",
+            f"SELECT b.sid, b.name, b.checkpoint {_LEAVES} {condition} LIMIT ?",
             (*values, limit - count),
         )
         if not found:
@@ -285,8 +292,8 @@ def sweep(tx: Connection, sid: int | None, limit: int) -> tuple[int, int]:
     return count, freed
 
 
-def _swept_sessions(tx: Connection, sid: int | None, limit: int) -> tuple[str, list[Value]]:
-    """The condition on what is swept: one session, or all.
+def _swept_sessions(tx: Connection, sid: int | None, limit: int) -> tuple[str, list[Value]] | None:
+    """The condition on what is swept: one session, or all; None where nothing may go.
 
     Where several may write, only those that nobody writes to now, and they are held: a save must not choose a base
     that goes. The others come next time, or another sweeper has them.
@@ -295,8 +302,11 @@ def _swept_sessions(tx: Connection, sid: int | None, limit: int) -> tuple[str, l
         return "AND b.sid = ?", [sid]
     if not tx.locks.free:
         return "", []
-    # In one statement with a limit, a server would read all sessions to find these.
-    found = tx.all("SELECT DISTINCT sid FROM bodies WHERE is_hidden = 1 ORDER BY sid LIMIT ?", (limit,))
+    # In one statement with a limit, a server would read all sessions to find these. A session whose hidden bodies are
+    # all needed is left out: it would be held for nothing, and could keep others from ever being reached.
+    found = tx.all(f"SELECT DISTINCT b.sid {_LEAVES} ORDER BY b.sid LIMIT ?", (limit,))
+    if not found:
+        return None
     rows = tx.all(
         f"SELECT sid FROM sessions WHERE sid IN ({marks(len(found))}) ORDER BY sid{tx.locks.free}",
         [sid for (sid,) in found],

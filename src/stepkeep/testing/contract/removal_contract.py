@@ -251,6 +251,17 @@ class SweepContract(Fixtures):
         assert run.stored() == []
         assert (len(other.stored()), len(other.notes())) == (2, 1)
 
+    def test_a_session_with_needed_ones_does_not_keep_others_from_a_sweep(
+        self, backend: Backend, run: SessionDriver, other: SessionDriver
+    ) -> None:
+        """Whatever the limit, and whichever session comes first: a sweep finds what may go."""
+        for kept, swept in ((run, other), (other, run)):
+            chain = kept.save_chain(1)
+            kept.remove(chain[0])
+            hide(swept, 1)
+            assert backend.sweep(limit=1).bodies == 1
+            assert kept.chain_ids(chain[1]) == chain[::-1]
+
     # --- blobs ---
 
     def test_a_blob_goes_when_no_body_names_it(
