@@ -52,6 +52,24 @@ ELSEWHERE = {
     "git run as a helper executes foreign code": [
         "workspace/test_capture.py::test_git_runs_nothing_a_repository_names",
     ],
+    "who reads a backup": [
+        "maintenance/test_backup.py::test_a_backup_equals_the_store",
+        "maintenance/test_encrypted_backup.py::test_it_comes_back_with_its_key_only",
+        "maintenance/test_encrypted_backup.py::test_nothing_in_clear_lies_at_the_destination",
+        "maintenance/test_scheduled_backup.py::test_who_is_told_to_end_leaves_nothing_unfinished",
+    ],
+    "a backup that is none": [
+        "maintenance/test_object_backup.py::test_killed_after_every_request_it_is_a_backup_or_none",
+        "maintenance/test_object_backup.py::test_a_network_that_cuts_connections_makes_no_half_backup",
+        "maintenance/test_object_backup.py::test_two_writers_at_once_destroy_nothing",
+        "maintenance/test_object_backup.py::test_who_was_overtaken_writes_no_backup_any_more",
+        "maintenance/test_object_backup.py::test_a_service_without_conditional_writes_is_refused",
+    ],
+    "a backup that was changed": [
+        "maintenance/test_object_backup.py::test_a_damaged_piece_is_told_before_anything_changes",
+        "maintenance/test_encrypted_backup.py::test_a_damaged_one_is_refused",
+        "maintenance/test_backup.py::test_a_damaged_backup_is_refused",
+    ],
     "decompression bomb": [
         "unit/test_documents.py::test_compressed_bytes_never_grow_past_their_size",
         "unit/test_delta.py::test_a_decompression_bomb_is_refused",
