@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import obstore
+import pyrage
 import pytest
 from obstore.store import S3Store
 
 import stepkeep
 from stepkeep import api
+from stepkeep.codec.compression import decompress
 from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, InvalidInput, NotFound, Unsupported
 from stepkeep.maintenance import object_backup
 from stepkeep.maintenance.object_backup import ObjectBackups
@@ -314,6 +316,32 @@ def test_the_rules_for_backups_are_those_of_pruning(
     with api.Store(SqliteBackend(tmp_path / "a.db"), clock=lambda: 20_000 * 24 * hours) as store:
         made = store.backup(place, keep_last=1)
     assert f"{place}/backups/{whole_backups(place, tmp_path)[0]}.json" == made.path
+
+
+def test_an_encrypted_backup_is_read_with_its_key_only(place: str, tmp_path: Path) -> None:
+    """No object there holds a byte in clear; it is restored with the key, and `copy` refuses it with a code."""
+    identity = pyrage.x25519.Identity.generate()
+    (tmp_path / "key").write_text(str(identity))
+    with stepkeep.open(tmp_path / "a.db") as store:
+        store.session("s").save({"text": "a text that nobody else may read"})
+    done = command(
+        "backup", place, "--recipient", str(identity.to_public()), "--store", f"sqlite:{tmp_path / 'a.db'}"
+    )
+    assert done.returncode == 0, done.stderr
+    for path in listed(place, "pieces"):
+        piece = decompress(bytes(obstore.get(objects(place), path).bytes()), limit=object_backup.PIECE_BYTES)
+        assert b"SQLite" not in piece
+        assert b"nobody else" not in piece
+    words = ("restore-backup", place, "--store", f"sqlite:{tmp_path / 'b.db'}")
+    refused = command(*words)
+    assert (refused.returncode, "identity_needed" in refused.stderr) == (2, True)
+    assert command(*words, "--identity", str(tmp_path / "key")).returncode == 0
+    with stepkeep.open(tmp_path / "b.db") as store:
+        latest = store.get("s").latest()
+        assert latest is not None
+        assert latest.state == {"text": "a text that nobody else may read"}
+    refused = command("copy", place, f"sqlite:{tmp_path / 'c.db'}")
+    assert (refused.returncode, "identity_needed" in refused.stderr) == (2, True)
 
 
 def test_copies_at_once_lose_no_session(place: str, tmp_path: Path) -> None:

@@ -109,11 +109,10 @@ def is_object_url(url: object) -> bool:
 
 
 class ObjectBackups:
-    """The backups below one prefix. Opening it proves that the service keeps conditional writes: without them two
-    backups at once could destroy each other.
+    """The backups below one prefix. Who reads them needs no right to write.
 
-    Raises:
-        InvalidInput: not an address of a bucket. Unsupported: the extra `s3`, or conditional writes, are missing.
+    Raises, also from every method:
+        InvalidInput: not an address of a bucket. Unsupported: the extra `s3` is missing.
         BackendUnavailable: the service does not answer, or refuses. NotFound: there is no such bucket.
     """
 
@@ -183,7 +182,7 @@ class ObjectBackups:
         return None if found is None or found[0] != content else str(found[1]["e_tag"] or "")
 
     def prove_conditions(self) -> None:
-        """Write one object twice, before anything else is written.
+        """Write one object twice: to be called before `put`, which relies on it.
 
         Raises:
             Unsupported: the second write was not refused, or not by its condition.
@@ -294,7 +293,6 @@ class ObjectBackups:
         """
         if self._chosen:
             raise InvalidInput(f"{self.url} has backups: name it, not one of them", code="invalid_option")
-        self.prove_conditions()
         with self._errors(), self._locked(now_us) as held:
             if after != "" and after != self.newest_name():
                 raise _overtaken(self.url)
