@@ -14,7 +14,7 @@ _FIRST_LINE: Final = b"age-encryption.org/v1\n"
 
 def _pyrage() -> Any:
     try:
-        import pyrage  # type: ignore[import-untyped]
+        import pyrage
     except ImportError as exc:
         raise driver_missing("an encrypted backup", "age", exc) from exc
     return pyrage
