@@ -10,7 +10,7 @@ import click
 from stepkeep import api
 from stepkeep.cli.app import CommandGroup, CommonOptions, command
 from stepkeep.cli.printing import lines, note, table
-from stepkeep.text import clean, shortened
+from stepkeep.text import clean, count, shortened
 
 CLIENTS: Final = ("claude-code", "gemini", "codex", "copilot", "cursor", "opencode")
 EXAMPLE: Final = """\
@@ -136,7 +136,7 @@ def _state(file: api.HooksInstalled) -> str:
         return file.problem
     if not file.exists or not file.events:
         return "none"
-    return f"{len(file.events)} events" + (f", missing {', '.join(file.missing)}" if file.missing else "")
+    return count(len(file.events), "event") + (f", missing {', '.join(file.missing)}" if file.missing else "")
 
 
 @command("test", "stepkeep hooks test --client claude-code", group=hooks)

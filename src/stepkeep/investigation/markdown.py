@@ -7,6 +7,7 @@ from typing import Final
 
 from stepkeep.investigation.state import InvestigationState
 from stepkeep.model import from_us
+from stepkeep.text import count
 
 _MARKS: Final = re.compile(r"([\\`*_{}\[\]<>#|!~])")
 _FENCE: Final = re.compile(r"`{3,}")
@@ -47,7 +48,7 @@ def _head(state: InvestigationState) -> list[str]:
         "",
         f"Started {_time(state.started_us)}, on branch {escaped(state.current_branch)}.",
         "",
-        f"- {metrics.checkpoints_created} checkpoints",
+        f"- {count(metrics.checkpoints_created, 'checkpoint')}",
         f"- {metrics.hypotheses_tested} hypotheses tested",
         f"- {metrics.verifications_run} verifications run",
         f"- {metrics.gaps_filled} gaps filled",

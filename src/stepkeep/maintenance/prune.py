@@ -46,7 +46,7 @@ from stepkeep.storage.port import (
     Removed,
     SessionQuery,
 )
-from stepkeep.text import size
+from stepkeep.text import count, size
 
 log = Log("stepkeep")
 pruned_ones = Log("stepkeep.pruned")
@@ -407,7 +407,7 @@ def _apply(engine: Engine, plan: PrunePlan, batch: int, progress: Progress | Non
             swept_bytes = sweep(engine, uid)
         report = _report(plan, done, swept_bytes)
         if report.deleted:
-            went = f"{report.deleted:,} of {report.total:,} checkpoints, {size(report.stored_bytes)}"
+            went = f"{report.deleted:,} of {count(report.total, 'checkpoint')}, {size(report.stored_bytes)}"
             log.info("Pruned session %r: %s", plan.session.key, went)
             data: dict[str, Any] = {name: getattr(report, name) for name in PruneCounts.__struct_fields__}
             data["removed"] = _ranges(plan, {id for each in done for id in each.removed})
