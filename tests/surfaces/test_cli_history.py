@@ -870,7 +870,10 @@ def test_the_reference_has_every_command_and_option(name: str) -> None:
     command = _commands()[name]
     within = command.commands.values() if isinstance(command, click.Group) else ()
     params = [param for each in (command, *within) for param in each.params]
-    options = {opt for param in params for opt in (*param.opts, *param.secondary_opts)}
+    shown = [
+        param for param in params if not getattr(param, "hidden", False)
+    ]  # others are spellings of these
+    options = {opt for param in shown for opt in (*param.opts, *param.secondary_opts)}
     wanted = {option for option in options if option.startswith("--")} - common
     named = set(re.findall(r"(--[a-z][a-z-]*)", "\n".join(sections[name].splitlines()[1:])))
     assert wanted <= named
