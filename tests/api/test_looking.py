@@ -195,16 +195,19 @@ def test_a_run_is_seen_while_it_runs_and_after_its_process_died(url: str, tmp_pa
 
 
 def test_a_plan_shows_its_steps(store: Store) -> None:
-    """The steps of a plan have status, duration and the error of the one that failed."""
+    """The steps of a plan have status, duration, attempts, and the error of the one that failed."""
+    tries: list[str] = []
 
     def handler(context: stepkeep.StepContext) -> str:
-        if context.step.id == "b":
+        tries.append(context.step.id)
+        if context.step.id == "b" or tries == ["a"]:
             raise ValueError("no")
         return "ok"
 
-    store.execute("p", [{"id": "a"}, {"id": "b", "dependencies": ["a"]}], handler)
+    store.execute("p", [{"id": "a", "retry": 3}, {"id": "b", "dependencies": ["a"]}], handler)
     view = store.get("p").run_view()
     assert [(step.id, step.status) for step in view.steps] == [("a", "completed"), ("b", "failed")]
+    assert view.steps[0].attempts == 2
     assert (view.kind, view.session.is_run) == ("plan", True)
     assert "no" in (view.steps[1].error or "")
 

@@ -115,7 +115,8 @@ def with_status(step: PlanStep, status: StepStatus) -> PlanStep:
 
 
 class StepResult(msgspec.Struct, frozen=True, rename="camel"):
-    """What a completed step gave. `blobs` are the digests of the blobs that `output` names."""
+    """What a completed step gave. `blobs` are the digests of the blobs that `output` names, `attempts` counts those of
+    all runs known."""
 
     step_id: str
     output: Any = None
@@ -123,6 +124,7 @@ class StepResult(msgspec.Struct, frozen=True, rename="camel"):
     duration_ms: int | float = 0
     token_usage: int | None = None
     blobs: tuple[str, ...] = ()
+    attempts: int = 1
 
 
 class LastError(msgspec.Struct, frozen=True, rename="camel"):
@@ -219,6 +221,8 @@ def _result_state(result: StepResult) -> dict[str, Any]:
         state["tokenUsage"] = result.token_usage
     if result.blobs:
         state["blobs"] = list(result.blobs)
+    if result.attempts > 1:
+        state["attempts"] = result.attempts
     return state
 
 

@@ -485,6 +485,7 @@ class Scheduler:
             duration_ms=attempt.duration_ms,
             token_usage=outcome.token_usage,
             blobs=tuple(blob.digest for blob in outcome.blobs),
+            attempts=self.progress.steps[attempt.index].attempts,
         )
         self._checkpoints.add_blobs(outcome.blobs)
         self._memory = self._memory.with_changes(changes)

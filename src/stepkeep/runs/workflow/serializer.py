@@ -212,8 +212,8 @@ def _completed(index: int, entry: StepProgress, result: StepResult) -> dict[str,
         "duration_ms": result.duration_ms,
         "completed_at": iso(result.completed_at),
     }
-    if entry.attempts > 1:
-        fields["attempts"] = entry.attempts
+    if result.attempts > 1:
+        fields["attempts"] = result.attempts
     return fields | ({"blobs": list(result.blobs)} if result.blobs else {})
 
 
@@ -243,8 +243,7 @@ def _progress(plan: Iterable[PlanStep], state: Mapping[str, Any]) -> Progress:
     for entry in state["skipped_steps"]:
         known[entry["id"]] = StepStatus.SKIPPED, {"error": entry["reason"]}
     for entry in state["completed_steps"]:
-        fields = {"result": _loaded_result(entry), "attempts": entry.get("attempts", 1)}
-        known[entry["id"]] = StepStatus.COMPLETED, fields
+        known[entry["id"]] = StepStatus.COMPLETED, {"result": _loaded_result(entry)}
     error = state["error"]
     steps = [(step, *known.get(step.id, (step.status, {}))) for step in plan]
     return progress_of(
@@ -266,6 +265,7 @@ def _loaded_result(entry: Mapping[str, Any]) -> StepResult:
         completed_at=_moment(entry["completed_at"]),
         duration_ms=entry["duration_ms"],
         blobs=tuple(entry.get("blobs", ())),
+        attempts=entry.get("attempts", 1),
     )
 
 
