@@ -41,7 +41,7 @@ def test_the_storage_bar_says_what_goes_next_and_why(
         store.get("old <b>").complete()
     pages = visit(url)
     bar = pages.page.locator(".meter")
-    expect(bar).to_contain_text("of 11 GB")
+    expect(bar).to_contain_text("of 10GiB")
     expect(bar.get_by_role("meter")).to_be_visible()
     expect(bar).to_contain_text("Next to go: 1 session, such as old <b>")
     expect(bar).to_contain_text("30")

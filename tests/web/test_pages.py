@@ -261,7 +261,7 @@ def test_an_empty_store_says_what_to_do(visit: Visit, url: str) -> None:
     stepkeep.open(url).close()
     pages = visit(url)
     expect(pages.page.locator("main")).to_contain_text("No sessions yet")
-    expect(pages.page.locator(".meter")).to_contain_text("of 11 GB")  # the budget that every store has
+    expect(pages.page.locator(".meter")).to_contain_text("of 10GiB")  # the budget that every store has
     for segments, text in (("runs",), "No runs"), (("store",), "0 sessions"):
         expect(pages.go(*segments).locator("main")).to_contain_text(text)
         assert pages.serious_findings() == []

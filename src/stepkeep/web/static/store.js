@@ -31,7 +31,7 @@ export function Store() {
           <p>${store.last_backup
             ? html`The last one is of <${When} time=${store.last_backup.time} /> UTC: <code>${clean(store.last_backup.path)}</code>, ${count(store.last_backup.checkpoints, "checkpoint")}, ${size(store.last_backup.size_bytes)}.`
             : "None is known of. One has everything that was saved before, and is made while the store is in use."}</p>
-            <${Command} text=${`mkdir -p backups && ${command("backup", "backups", "--keep", "7")}`} /></section>`}
+            <${Command} text=${`mkdir -p backups && ${command("backup", "backups", "--keep-last", "7")}`} /></section>`}
     <//>`;
 }
 

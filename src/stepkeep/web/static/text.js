@@ -27,8 +27,9 @@ const UNITS = [
   ["TB", 1e12],
 ];
 
-// As commands write it.
+// As commands write it: in decimal units, but a whole number of GiB as it was set.
 export function size(bytes) {
+  if (bytes && bytes % 2 ** 30 === 0) return `${(bytes / 2 ** 30).toLocaleString("en")}GiB`;
   if (bytes < 1000) return `${bytes}B`;
   if (bytes < 999_500) return `${(bytes / 1e3).toFixed(bytes < 9950 ? 1 : 0)}KB`;
   const [unit, length] = UNITS.find(([, each]) => bytes < each * 999.95) || UNITS.at(-1);
