@@ -38,6 +38,7 @@ __all__ = [
     "Hooks",
     "Interrupted",
     "InvalidInput",
+    "KeyService",
     "LastError",
     "MergeConflict",
     "Merged",

@@ -40,6 +40,7 @@ from typing import (
 
 from stepkeep import api
 from stepkeep.api import Branches, ExecuteOptions, Files, Rewind, SaveOptions, Session, Store
+from stepkeep.api.keys import Keys
 from stepkeep.api.options import count_usage
 from stepkeep.codec.compression import Compression
 from stepkeep.config import Settings
@@ -55,6 +56,7 @@ from stepkeep.runs.run_options import Handler
 from stepkeep.runs.scripts import Run
 from stepkeep.runs.signals import Cancellation, cancellation
 from stepkeep.runs.workflows import Workflows
+from stepkeep.storage.key_slots import Key
 
 if TYPE_CHECKING:
     from stepkeep.api.investigating import Investigation
@@ -100,6 +102,9 @@ class OpenOptions(TypedDict, total=False):
     clock: Callable[[], int]
     busy_seconds: float | None
     create: bool
+    key: Key | os.PathLike[str] | None
+    encrypt: bool
+    locked: bool
 
 
 def open(
@@ -464,6 +469,15 @@ class AsyncAgentStore(_Facade[AgentStore]):
     page = _reads(AgentStore.page)
 
 
+class AsyncKeys(_Facade[Keys]):
+    """`store.keys`: what opens an encrypted store."""
+
+    list = _reads(Keys.list)
+    add = _writes(Keys.add)
+    remove = _writes(Keys.remove)
+    rotate = _writes(Keys.rotate)
+
+
 class AsyncWorkflows(_Facade[Workflows]):
     """`store.workflows`: check, run, queue and resume workflow files, work on a queue, list what can be resumed.
 
@@ -504,6 +518,7 @@ class AsyncStore(_Facade[Store]):
 
     workflows = _Has(AsyncWorkflows)
     agents = _Has(AsyncAgentStore)
+    keys = _Has(AsyncKeys)
     phases = _Has(AsyncPhases)
 
     @property

@@ -21,7 +21,8 @@ FILES: Final = "files"
 """The names of a checkpoint's bodies: what was saved, what describes it, and the manifest of project files."""
 
 SHA256: Final = "sha256"
-"""The kind of every digest in a header."""
+HIDDEN_SHA256: Final = "siv-sha256"
+"""The kinds of digests in a header; the second one in an encrypted store."""
 
 PHASES: Final = ("observe", "think", "plan", "build", "execute", "verify", "learn")
 """The phases of an agent's work, in their order."""
@@ -85,7 +86,10 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The immutable description of one checkpoint. Its bytes are sealed: see `codec.integrity`."""
+    """The immutable description of one checkpoint. Its bytes are sealed: see `codec.integrity`.
+
+    `secret`, `cipher` and `stored` are there only while a header of an encrypted store is not decrypted.
+    """
 
     v: int
     id: str
@@ -106,6 +110,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     metadata: dict[str, Any] = {}
     requires: tuple[str, ...] = ()
     digests: str = SHA256
+    secret: str = ""
+    cipher: str = ""
+    stored: str = ""
     chain: str = ""
 
     @property

@@ -39,6 +39,7 @@ NAMES = [
     "Hooks",
     "Interrupted",
     "InvalidInput",
+    "KeyService",
     "LastError",
     "MergeConflict",
     "Merged",

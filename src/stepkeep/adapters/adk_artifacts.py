@@ -149,7 +149,7 @@ class StepkeepArtifactService(HeadsOwner, BaseArtifactService):  # type: ignore[
         state = self._state(header)
         part = types.Part.model_validate(state["part"])
         if part.inline_data is not None:
-            part.inline_data.data = self.store.engine.load_blob(state["blob"])
+            part.inline_data.data = self.store.engine.load_blob(state["blob"], header.session)
         is_absent = part == types.Part() or artifact_util._is_rewind_tombstone(part)
         return None if is_absent else part
 

@@ -51,6 +51,12 @@ if TYPE_CHECKING:
         investigation_status as investigation_status,
         with_times as with_times,
     )
+    from stepkeep.api.keys import (
+        Keys as Keys,
+        copy_store as copy_store,
+        given_key as given_key,
+        recover as recover,
+    )
     from stepkeep.api.opening import open as open
     from stepkeep.api.option_types import (
         BackupRules as BackupRules,
@@ -174,9 +180,7 @@ if TYPE_CHECKING:
     from stepkeep.maintenance.copying import (
         CopyReport as CopyReport,
         RecoverReport as RecoverReport,
-        copy_store as copy_store,
         count_copied as count_copied,
-        recover as recover,
     )
     from stepkeep.maintenance.prune import Pruned as Pruned, PruneReport as PruneReport
     from stepkeep.maintenance.metrics import Stats as Stats, prometheus as prometheus
@@ -268,6 +272,7 @@ if TYPE_CHECKING:
         WorkflowRun as WorkflowRun,
         Workflows as Workflows,
     )
+    from stepkeep.storage.key_slots import KeyService as KeyService, SlotInfo as SlotInfo
     from stepkeep.storage.disk import write_file as write_file
     from stepkeep.storage.port import ANY_HEAD as ANY_HEAD, Event as Event, Usage as Usage
     from stepkeep.workspace.bisection import Bisection as Bisection, BisectStep as BisectStep
@@ -298,6 +303,7 @@ _NAMES_BY_MODULE = {
         "change_investigation investigation_at investigation_recovery investigation_report investigation_status "
         "with_times"
     ),
+    "api.keys": "Keys copy_store given_key recover",
     "api.opening": "open",
     "api.option_types": "BackupRules CleanupRules RestoreOptions RetentionRules SaveOptions TimelineOptions",
     "api.options": "parse_policy",
@@ -335,7 +341,7 @@ _NAMES_BY_MODULE = {
     "maintenance.last_backup": "LastBackup",
     "maintenance.object_backup": "is_object_url",
     "maintenance.clean": "CleanReport",
-    "maintenance.copying": "CopyReport RecoverReport copy_store count_copied recover",
+    "maintenance.copying": "CopyReport RecoverReport count_copied",
     "maintenance.metrics": "Stats prometheus",
     "maintenance.prune": "PruneReport Pruned",
     "maintenance.status": "NextClean SessionStatus SessionUsage StoreStatus",
@@ -367,6 +373,7 @@ _NAMES_BY_MODULE = {
     "runs.workflow.definition": "NOT_TRUE InvalidWorkflow Workflow",
     "runs.workflows": "PlannedWorkflow QueuedWorkflow WorkflowRun Workflows",
     "storage.disk": "write_file",
+    "storage.key_slots": "KeyService SlotInfo",
     "storage.port": "ANY_HEAD Event Usage",
     "workspace.bisection": "BisectStep Bisection",
     "workspace.captured_files": "FileList FileText FileVersion FilesExported",

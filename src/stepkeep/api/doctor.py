@@ -21,6 +21,7 @@ import apsw
 import msgspec
 
 from stepkeep import __version__, config
+from stepkeep.api.keys import finder_of
 from stepkeep.config import Settings
 from stepkeep.config.store_names import default_url
 from stepkeep.engine import Engine, Save, reader
@@ -41,6 +42,7 @@ from stepkeep.recording.coding_agents.hook_process import hook_trouble
 from stepkeep.recording.coding_agents.installing import hooks_status
 from stepkeep.secrets import url_without_password
 from stepkeep.storage.disk import file_system_type, network_file_system
+from stepkeep.storage.key_slots import unlocked
 from stepkeep.storage.port import SessionQuery, TellsFacts
 from stepkeep.storage.sqlite import OLDEST_SQLITE
 from stepkeep.storage.urls import database_file, directory_of, open_backend
@@ -222,7 +224,7 @@ def _store(url: str, settings: Settings, full: bool, trial: bool, progress: Prog
         yield _note("store", f"no store at {place} yet: the first save creates it")
         return
     try:
-        engine = Engine(open_backend(url))
+        engine = Engine(unlocked(open_backend(url), finder_of(None)))
     except StepkeepError as exc:
         yield _problem("store", str(exc), _advice_for(exc))
         return

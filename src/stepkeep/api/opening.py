@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from stepkeep import config as configuration
+from stepkeep.api.keys import finder_of
 from stepkeep.api.store import Store
 from stepkeep.codec import exact
 from stepkeep.codec.compression import Compression
@@ -13,6 +14,7 @@ from stepkeep.config import Settings
 from stepkeep.config.store_names import default_url
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import utc_now_us
+from stepkeep.storage.key_slots import Key, unlocked
 from stepkeep.storage.urls import missing_location, open_backend
 
 
@@ -26,6 +28,9 @@ def open(
     clock: Callable[[], int] = utc_now_us,
     busy_seconds: float | None = None,
     create: bool = True,
+    key: Key | os.PathLike[str] | None = None,
+    encrypt: bool = False,
+    locked: bool = False,
 ) -> Store:
     """Open a store, creating it if need be.
 
@@ -37,9 +42,18 @@ def open(
     is how long to wait for other processes that write to a file, a minute unless given. With `create=False` a store
     that is not there is an error, and nothing is made.
 
+    An encrypted store is opened by `key`: a passphrase as text, a secret of 32 bytes or more, the path of a key file,
+    or a `KeyService`; without one by what `STEPKEEP_KEY_FILE`, `STEPKEEP_KEY_COMMAND` or `STEPKEEP_KEY` name. With
+    `encrypt` a store that is empty becomes an encrypted one, and any other must be one. With `locked` no key is looked
+    for: an encrypted store can then be verified, backed up and pruned, and nothing in it read or written.
+
     Raises:
-        InvalidInput: the configuration, the URL or an option makes no sense.
+        InvalidInput: the configuration, the URL or an option makes no sense; there is no key (`key_missing`), or it
+            opens nothing (`key_wrong`).
         NotFound: there is no such store (`store_not_found`), and `create` is False.
+        Conflict: `encrypt` is given, and the store has sessions that are not encrypted (`store_not_empty`).
+        Unsupported: a store of this kind cannot be encrypted (`encryption_unsupported`).
+        BackendUnavailable: the command for the key failed (`key_unavailable`), or the store cannot be used.
     """
     if keyframe_every is not None and keyframe_every < 1:
         raise InvalidInput("keyframe_every counts checkpoints: 1 or more", code="invalid_option")
@@ -51,8 +65,13 @@ def open(
     if not create and (place := missing_location(url)) is not None:
         raise NotFound(f"no store at {place} yet: the first save creates it", code="store_not_found")
     backend = open_backend(url, busy_seconds=busy_seconds)
+    try:
+        usable = unlocked(backend, finder_of(key), encrypt=encrypt, locked=locked, clock=clock)
+    except BaseException:
+        backend.close()
+        raise
     return Store(
-        backend,
+        usable,
         settings=settings,
         keyframe_every=keyframe_every,
         max_state_bytes=max_state_bytes,

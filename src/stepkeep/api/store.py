@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from stepkeep.api.files import Workspace
     from stepkeep.api.import_files import FilesImport
     from stepkeep.api.investigating import Investigation
+    from stepkeep.api.keys import Keys
     from stepkeep.api.option_types import (
         BackupRules,
         CleanupRules,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from stepkeep.runs.scripts import Run
     from stepkeep.runs.unfinished import Resumable
     from stepkeep.runs.workflows import Workflows
+    from stepkeep.storage.key_slots import Key
 
 
 log = Log("stepkeep")
@@ -616,21 +618,44 @@ class Store:
 
         return BackupNote(self._engine.backend.url, data_folder=data_folder)
 
+    @property
+    def keys(self) -> Keys:
+        """What opens this store, if it is encrypted."""
+        from stepkeep.api.keys import Keys
+
+        return Keys(self._engine)
+
     def copy(
-        self, destination: str, *, sessions: Sequence[str] = (), progress: Progress | None = None
+        self,
+        destination: str,
+        *,
+        sessions: Sequence[str] = (),
+        key: Key | PathLike[str] | None = None,
+        encrypt: bool = False,
+        progress: Progress | None = None,
     ) -> CopyReport:
         """Copy sessions, all of them unless named, into the store at a URL, and verify them there. Repeatable.
 
-        Ids, numbers, branches, annotations, events and digests stay the same.
+        Ids, numbers, branches, annotations, events and digests stay the same. With `encrypt` the destination is an
+        encrypted store, opened or made with `key`, as in `open`; the copy of an encrypted store has the same keys.
 
         Raises:
             NotFound: there is no such session.
-            InvalidInput: the destination is this store.
+            InvalidInput: the destination is this store, or a key is missing or wrong.
+            Conflict: the destination is to be encrypted, and has sessions that are not (`store_not_empty`).
             BackendUnavailable: one of the stores failed. What was copied is whole; copy again to go on.
         """
+        from stepkeep.api.keys import finder_of
         from stepkeep.maintenance.copying import copy_into
 
-        return copy_into(self._engine, destination, keys=sessions, progress=progress)
+        return copy_into(
+            self._engine,
+            destination,
+            keys=sessions,
+            find_key=finder_of(key),
+            encrypt=encrypt,
+            progress=progress,
+        )
 
     def import_files(
         self,

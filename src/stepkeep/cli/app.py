@@ -49,6 +49,7 @@ COMMANDS: Final = {
     "investigate": ("investigate", "Keep a debugging session: hypotheses, beliefs, gaps."),
     "import": ("moving", "Bring in what another system saved."),
     "keep": ("removing", "Say what is kept of a session, or show it."),
+    "key": ("keys", "Make an encrypted store, and say what opens it."),
     "list": ("log", "List sessions."),
     "log": ("log", "List the checkpoints of a session, or how one value changed."),
     "mcp": ("mcp", "Serve checkpoints to agents by the Model Context Protocol."),
@@ -77,7 +78,8 @@ HEADINGS: Final = {
     "Everyday": "save show log diff timeline restore branch find files bisect events",
     "Work": "run resume approve list status complete fail cancel pause",
     "Store": (
-        "ui keep prune clean delete verify doctor stats backup restore-backup copy recover import export config trust"
+        "ui keep prune clean delete verify doctor stats backup restore-backup copy recover key "
+        "import export config trust"
     ),
     "Agents": "hooks rewind mcp phases investigate worker",
     "Help": "demo completion",
@@ -90,7 +92,7 @@ ONLY_SHOW: Final = frozenset(
         *("at", "bisect", "branch list", "branch log", "completion", "config", "diff", "doctor", "events"),
         *("export", "files cat", "files diff", "files log", "files ls", "find", "history", "hooks status"),
         *("investigate at", "investigate compare", "investigate recovery", "investigate report"),
-        *("investigate status", "list", "log", "show", "stats", "status", "timeline", "verify"),
+        *("investigate status", "key list", "list", "log", "show", "stats", "status", "timeline", "verify"),
     }
 )
 """Commands whose output is all they do: where that cannot be written, they failed. Others have done their work."""

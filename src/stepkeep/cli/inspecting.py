@@ -10,7 +10,7 @@ import click
 
 from stepkeep import api
 from stepkeep.cli.app import DAMAGE, CommonOptions, command
-from stepkeep.cli.naming import Words, known, limit_option, on_session, opened
+from stepkeep.cli.naming import Words, known, limit_option, on_session, opened, opened_without_key
 from stepkeep.cli.printing import (
     ProgressLine,
     cleanup_text,
@@ -285,11 +285,11 @@ def verify(settings: CommonOptions, words: Words, repair: bool) -> int:
     """Check every stored byte of SESSION, or of the whole store.
 
     --repair writes `latest.json` and checksums of readable files anew, restores the newest document from its copy, and
-    removes files and records that belong to nothing. No checkpoint is changed. Exits with 4 when something is not as it
-    was written.
+    removes files and records that belong to nothing. No checkpoint is changed. Of an encrypted store without its key
+    the stored bytes are checked, and not what they decrypt to. Exits with 4 when something is not as it was written.
     """
     key = words.named_if_any()
-    with opened(settings) as store:
+    with opened_without_key(settings) as store:
         target: api.Store | api.Session = store if key is None else store.get(known(store, key))
         with ProgressLine("verifying", target.usage().checkpoints) as progress:
             report = target.verify(repair=repair, progress=progress.advance)

@@ -11,7 +11,7 @@ import click
 
 from stepkeep import api
 from stepkeep.cli.app import DAMAGE, CommandGroup, CommonOptions, command
-from stepkeep.cli.naming import Words, on_session, opened, told_to_end
+from stepkeep.cli.naming import Words, on_session, opened, opened_without_key, told_to_end
 from stepkeep.cli.printing import ProgressLine, lines, note, problem_line, total_of, write
 from stepkeep.errors import NotFound, driver_missing
 from stepkeep.text import clean, count, size
@@ -66,7 +66,7 @@ def backup(settings: CommonOptions, /, destination: str, every: str | None, **op
     """
     if every is not None:
         _back_up_every(settings, destination, every, options)
-    with told_to_end(), opened(settings) as store, ProgressLine("backing up", 100) as progress:
+    with told_to_end(), opened_without_key(settings) as store, ProgressLine("backing up", 100) as progress:
         report = store.backup(destination, progress=progress.reached, **options)
     settings.show(report, _print_backup)
     return DAMAGE if report.findings else 0
@@ -81,7 +81,7 @@ def _back_up_every(
         )
     with told_to_end(0):
         try:
-            for attempt in api.backups_every(partial(opened, settings), destination, every=every, **options):
+            for attempt in api.backups_every(partial(opened_without_key, settings), destination, every=every, **options):
                 settings.show(attempt, _print_attempt)
         except KeyboardInterrupt:
             sys.exit(0)
@@ -139,14 +139,19 @@ stepkeep copy sqlite:agent.db postgresql:///stepkeep --session research-42"""
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DEST")
 @click.option("--session", "keys", multiple=True, metavar="KEY", help="Copy this session only; repeatable.")
-def copy(settings: CommonOptions, source: str, destination: str, keys: tuple[str, ...]) -> int:
+@click.option(
+    "--encrypt", is_flag=True, help="Make DEST an encrypted store, with the key of the environment."
+)
+def copy(settings: CommonOptions, source: str, destination: str, keys: tuple[str, ...], encrypt: bool) -> int:
     """Copy sessions from the store SRC into the store DEST, and verify them there.
 
     Ids, numbers, branches, notes, events and digests stay the same. Repeat it to bring over what is new, or after an
-    interruption. Exits with 4 when something in SRC is damaged, and with 5 when DEST refused a session.
+    interruption. With --encrypt headers are sealed anew, and remember the chain value they had; the copy of an
+    encrypted store has the same keys. Exits with 4 when something in SRC is damaged, and with 5 when DEST refused a
+    session.
     """
     with told_to_end(), ProgressLine("copying", api.count_copied(source, keys)) as progress:
-        report = api.copy_store(source, destination, keys=keys, progress=progress.advance)
+        report = api.copy_store(source, destination, keys=keys, encrypt=encrypt, progress=progress.advance)
     settings.show(report, _print_copied)
     return _exit_code(report)
 

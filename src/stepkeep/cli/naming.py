@@ -144,6 +144,16 @@ def told_to_end(exit_code: int = 128 + 15) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def opened_without_key(settings: CommonOptions) -> api.Store:
+    """The store for what needs no key: opened by it where there is one."""
+    try:
+        return opened(settings)
+    except api.StepkeepError as exc:
+        if exc.code != "key_missing":
+            raise
+        return api.open(settings.store, create=False, busy_seconds=BUSY_SECONDS, locked=True)
+
+
 def _told(chosen: api.Chosen) -> api.Chosen:
     if chosen.why is not None:
         note(f"session {chosen.session} ({chosen.why})")

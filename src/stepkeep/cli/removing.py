@@ -11,7 +11,7 @@ import click
 from stepkeep import api
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.finish import is_confirmed
-from stepkeep.cli.naming import Words, known, on_session, opened
+from stepkeep.cli.naming import Words, known, on_session, opened, opened_without_key
 from stepkeep.cli.printing import cleanup_text, lines, moment, note, note_errors, or_dash, table
 from stepkeep.errors import InvalidInput
 from stepkeep.text import clean, count, size
@@ -127,7 +127,7 @@ def prune(
         raise click.UsageError("Which session? Name it, or the rules for the current one, or say --all.")
     hours = rules.pop("compress_after_hours")
     chosen = _rules(rules)
-    with opened(settings) as store:
+    with opened_without_key(settings) as store:
         key = None if every else words.chosen(store, changes=not dry_run)
         is_agreed = every or yes or key == words.named_if_any(use_environment=True)
         try:

@@ -7,7 +7,7 @@ anywhere in a checkpoint or in what it descends from shows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import msgspec
 
 from stepkeep import typed
 from stepkeep.errors import SCHEMA_INVALID, Corrupt, InvalidInput, Unsupported
-from stepkeep.model import SHA256, Content, Header
+from stepkeep.model import HIDDEN_SHA256, SHA256, Content, Header
 
 FORMAT_VERSION: Final = 1
 
@@ -23,6 +23,9 @@ _CHAIN_OPEN = b',"chain":"'
 _CHAIN_CLOSE = b'"}'
 _DIGEST_CHARS = 64
 _TAIL = len(_CHAIN_OPEN) + _DIGEST_CHARS + len(_CHAIN_CLOSE)
+_CIPHER_OPEN = b',"cipher":"'
+_STORED_OPEN = b'","stored":"'
+_STORED_CHARS = 16
 
 _encoder = msgspec.json.Encoder()
 _header_decoder = typed.json_decoder(Header)
@@ -68,8 +71,18 @@ def row_digest(*values: Any) -> str:
     return sha256(_encoder.encode(values)).hexdigest()
 
 
-def seal(draft: Header, seq: int, parents: Sequence[str], parent_chains: Sequence[str | None]) -> bytes:
-    """The final header bytes of a draft that got its place. Pure: the backend calls it inside its transaction."""
+def seal(
+    draft: Header,
+    seq: int,
+    parents: Sequence[str],
+    parent_chains: Sequence[str | None],
+    *,
+    encrypt: Callable[[bytes], str] | None = None,
+) -> bytes:
+    """The final header bytes of a draft that got its place. Pure: the backend calls it inside its transaction.
+
+    In an encrypted store `encrypt` gets the bytes of the clear part, and returns the cipher text of the rest.
+    """
     header = msgspec.structs.replace(
         draft, seq=seq, parents=tuple(parents), parent_chains=tuple(parent_chains)
     )
@@ -77,10 +90,45 @@ def seal(draft: Header, seq: int, parents: Sequence[str], parent_chains: Sequenc
         unsealed = _encoder.encode(header)
         _header_decoder.decode(unsealed)  # what cannot be read must never be written
     except (msgspec.MsgspecError, TypeError, UnicodeEncodeError) as exc:
-        raise InvalidInput(
-            f"the header of {draft.id} cannot be written: {exc}", code="invalid_header"
-        ) from exc
-    return unsealed[:-1] + _CHAIN_OPEN + sha256(unsealed).hexdigest().encode() + _CHAIN_CLOSE
+        raise unwritable(draft, exc) from exc
+    body = unsealed[:-1]
+    if encrypt is not None:
+        body += _CIPHER_OPEN + encrypt(body).encode()
+        body += _STORED_OPEN + _stored_digest(body) + b'"'
+    return body + _CHAIN_OPEN + sha256(unsealed).hexdigest().encode() + _CHAIN_CLOSE
+
+
+def _stored_digest(body: bytes) -> bytes:
+    return sha256(body).hexdigest()[:_STORED_CHARS].encode()
+
+
+def unwritable(draft: Header, cause: Exception) -> InvalidInput:
+    """The error for a header that has no bytes."""
+    return InvalidInput(f"the header of {draft.id} cannot be written: {cause}", code="invalid_header")
+
+
+def seal_plainly(header: Header) -> bytes:
+    """A header that was decrypted, as a store that is not encrypted would have it."""
+    return seal(msgspec.structs.replace(header, chain=""), header.seq, header.parents, header.parent_chains)
+
+
+def with_chain(sealed: bytes, chain: str) -> bytes:
+    """A header of an encrypted store in clear: with the chain value that it has there."""
+    return sealed[: -_DIGEST_CHARS - len(_CHAIN_CLOSE)] + chain.encode() + _CHAIN_CLOSE
+
+
+def clear_part(sealed: bytes) -> bytes:
+    """The bytes of a header before its cipher text; nothing a user wrote is in them."""
+    return sealed[: sealed.rfind(_CIPHER_OPEN)]
+
+
+def _is_encrypted(sealed: bytes) -> bool:
+    """Whether these are the bytes of a header with a cipher text, as they were written."""
+    stored_at = len(sealed) - _TAIL - 1 - _STORED_CHARS - len(_STORED_OPEN)
+    clear, body = clear_part(sealed), sealed[: max(0, stored_at)]
+    tail = _STORED_OPEN + _stored_digest(body) + b'"'
+    tail += _CHAIN_OPEN + sha256(clear + b"}").hexdigest().encode() + _CHAIN_CLOSE
+    return body.startswith(clear + _CIPHER_OPEN) and sealed[len(body) :] == tail
 
 
 def chain_of(sealed: bytes) -> str:
@@ -102,7 +150,8 @@ def open_header(sealed: bytes, *, expect_id: str | None = None) -> Header:
     """
     unsealed = sealed[:-_TAIL] + b"}"
     tail = _CHAIN_OPEN + sha256(unsealed).hexdigest().encode() + _CHAIN_CLOSE
-    if sealed[-_TAIL:] != tail:
+    is_encrypted = sealed[-_TAIL:] != tail
+    if is_encrypted and not _is_encrypted(sealed):
         raise Corrupt("header bytes do not match their digest", checkpoint=expect_id)
     try:
         version = _version_decoder.decode(sealed).v
@@ -113,7 +162,7 @@ def open_header(sealed: bytes, *, expect_id: str | None = None) -> Header:
                 checkpoint=expect_id,
             )
         header = _header_decoder.decode(sealed)
-        if header.digests != SHA256:
+        if header.digests != (HIDDEN_SHA256 if is_encrypted else SHA256):
             raise Unsupported(
                 f"digests of the kind {header.digests!r} need a newer release: upgrade stepkeep",
                 code="digest_unknown",

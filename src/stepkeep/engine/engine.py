@@ -563,7 +563,9 @@ class Engine:
             item = Append(
                 draft=draft,
                 bodies=tuple(records),
-                blobs=self._missing(_blobs(save)) if save.blobs or save.files is not None else (),
+                blobs=self._missing(_blobs(save), save.session)
+                if save.blobs or save.files is not None
+                else (),
                 parents=save.parents,
                 expect_head=save.expect_head,
                 fence=save.fence,
@@ -580,8 +582,8 @@ class Engine:
         self._writers.recount(draft.session, draft.branch)
         return pending
 
-    def _missing(self, blobs: tuple[Blob, ...]) -> tuple[Blob, ...]:
-        stored = self.backend.has_blobs([blob.digest for blob in blobs])
+    def _missing(self, blobs: tuple[Blob, ...], uid: str) -> tuple[Blob, ...]:
+        stored = self.backend.has_blobs([blob.digest for blob in blobs], uid)
         return tuple(blob for blob in blobs if blob.digest not in stored)
 
     def _find_chains(self, writer: BranchWriter, uid: str, branch: str, name: str) -> None:
@@ -640,7 +642,7 @@ class Engine:
                 self._tell_failed(outcome)
             raise outcome
         if outcome.is_new:
-            header = read_header(outcome.row.raw)
+            header = read_header(outcome.row.opened or outcome.row.raw)
             self._remember(pending, outcome.row)
         else:
             self.forget(draft.session)
@@ -691,16 +693,21 @@ class Engine:
             data=encoded.data,
         )
 
-    def load_blob(self, wanted: str) -> bytes:
-        """The content with that digest, verified."""
-        blob = self.backend.blob(wanted)
-        if blob is None:
-            raise NotFound(f"no blob {wanted}", code="blob_not_found")
-        check_stored(blob.data, blob.stored_digest, checkpoint=wanted, body="blob")
+    def load_blob(self, wanted: str, session: str | None = None) -> bytes:
+        """The content with that digest, which a body of the session, or of any, names, verified."""
+        blob = self.stored_blob(wanted, session)
         content = delta.decode(blob.codec, blob.data, size=blob.size)
         if digest(content) != wanted:
             raise Corrupt(f"blob {wanted} does not match its digest")
         return content
+
+    def stored_blob(self, wanted: str, session: str | None) -> Blob:
+        """The blob with that digest, if its stored bytes are those that were written."""
+        blob = self.backend.blob(wanted, session)
+        if blob is None:
+            raise NotFound(f"no blob {wanted}", code="blob_not_found")
+        check_stored(blob.data, blob.stored_digest, checkpoint=wanted, body="blob")
+        return blob
 
     # --- reading
 

@@ -89,7 +89,7 @@ class Remembered:
 
     def __init__(self, row: HeaderRow, bodies: dict[str, NewBody]) -> None:
         self.id, self.seq = row.id, row.seq
-        self._raw = row.raw
+        self._raw = row.opened or row.raw
         self._bodies = bodies
         self._loads = 0
         self._packed: bytes | None = None
@@ -115,7 +115,7 @@ def verified(row: HeaderRow) -> Header:
     """The header in a row, if every byte and its place are as they were written."""
     if row.problem is not None:
         raise row.problem
-    header = open_header(row.raw, expect_id=row.id)
+    header = read_header(row.opened) if row.opened else open_header(row.raw, expect_id=row.id)
     if (header.session, header.seq, header.branch) != (row.session, row.seq, row.branch):
         raise Corrupt(
             f"the row of {row.id} is not where it was written", session=row.session, checkpoint=row.id
@@ -317,6 +317,19 @@ class _Chains:
         return known
 
 
+def check_body(backend: Backend, header: Header, name: str) -> None:
+    """Raise unless the records of a body give what was saved.
+
+    Of one that is encrypted, and cannot be decrypted here, they must be those that were stored.
+    """
+    links = backend.body_chain(header.session, header.id, name)
+    if not header.cipher:
+        check_content(from_chain(links), header.contents[name], checkpoint=header.id, body=name)
+        return
+    _check_complete(links)
+    check_links(links)
+
+
 def load_body(backend: Backend, header: Header, name: str) -> bytes:
     """The content of one body, verified against the header."""
     content = rebuild(backend, header.session, header.id, name)
@@ -364,14 +377,18 @@ def _missing(chain: list[Body], checkpoint: str) -> str:
 
 def from_chain(links: list[Body]) -> bytes:
     """The content at the top of a chain, after the stored bytes of every link were checked."""
+    _check_complete(links)
+    check_links(links)
+    return delta.rebuild(links)
+
+
+def _check_complete(links: list[Body]) -> None:
     if not links:
         raise Corrupt("the body is missing")
     if links[-1].base is not None:
         raise Corrupt(
             f"the body of {links[-1].base}, which {links[0].checkpoint} is rebuilt from, is missing"
         )
-    check_links(links)
-    return delta.rebuild(links)
 
 
 def check_links(links: list[Body]) -> None:

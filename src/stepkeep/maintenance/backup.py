@@ -38,6 +38,7 @@ from stepkeep.storage.disk import (
     sync_directory,
     temporary_beside,
 )
+from stepkeep.storage.key_slots import has_keys, no_key, with_keys_of
 from stepkeep.storage.port import TakesSnapshots
 from stepkeep.storage.sqlite import SqliteBackend, make_single_file
 from stepkeep.storage.urls import database_file
@@ -227,8 +228,8 @@ def _part_of(progress: Progress | None, start: float, length: float) -> Progress
 
 
 def _check_destination(engine: Engine, path: Path, force: bool) -> None:
-    backend = engine.backend
-    if isinstance(backend, SqliteBackend) and path.exists() and path.samefile(backend.path):
+    own = database_file(engine.backend.url)
+    if own is not None and path.exists() and path.samefile(own):
         raise InvalidInput(f"{path} is the store itself", code="same_store")
     if path.exists() and not force:
         raise InvalidInput(f"{path} exists: use --force to replace it", code="file_exists")
@@ -354,7 +355,9 @@ def _write(engine: Engine, path: Path, progress: Progress | None) -> None:
     if isinstance(engine.backend, TakesSnapshots):
         engine.backend.snapshot(path, progress=progress)
         return
-    target = Engine(SqliteBackend(path), clock=engine.clock)
+    backend = SqliteBackend(path)
+    usable = with_keys_of(engine.backend, backend, no_key) if has_keys(engine.backend) else backend
+    target = Engine(usable, clock=engine.clock)
     try:
         report = copy(engine, target)
     finally:

@@ -18,13 +18,14 @@ from typing import Final
 import msgspec
 
 from stepkeep.codec import delta
-from stepkeep.codec.integrity import check_content
+from stepkeep.codec.integrity import check_content, seal_plainly
 from stepkeep.engine import Engine, chains, reader
 from stepkeep.engine.chains import Base, Chain
 from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, InvalidInput, NotFound, StepkeepError
 from stepkeep.maintenance.object_backup import ObjectBackups, is_object_url, workplace
 from stepkeep.maintenance.verify import Finding, Progress, is_stored, numbers, verify
 from stepkeep.model import Branch, Header, SessionInfo, Status, missing_numbers
+from stepkeep.storage.key_slots import FindKey, has_keys, have_same_keys, no_key, unlocked, with_keys_of
 from stepkeep.storage.port import LOST, Backend, Blob, Body, HeaderQuery, HeaderRow, SessionQuery
 from stepkeep.storage.salvage import salvage
 from stepkeep.storage.sqlite import SqliteBackend
@@ -155,14 +156,19 @@ class _SessionCopy:
             for body in self._encode(header, name, content._replace(blobs=content.blobs & blobs.keys()))
         ]
         target = self._destination.backend
-        stored = target.has_blobs(list(blobs)) if blobs else set()
+        raw = seal_plainly(header) if self._is_opened(row) else row.raw
+        stored = target.has_blobs(list(blobs), header.session) if blobs else set()
         return target.adopt(
             header.session,
-            row.raw,
+            raw,
             bodies=bodies,
             blobs=[blob for digest, blob in blobs.items() if digest not in stored],
             annotations=self._source.backend.annotations(self._session.uid, [header.id]),
         )
+
+    def _is_opened(self, row: HeaderRow) -> bool:
+        """Whether a header comes decrypted, because the destination has other keys than the source."""
+        return bool(row.opened) and not have_same_keys(self._source.backend, self._destination.backend)
 
     def _content(self, header: Header, name: str) -> Base:
         """The verified content of a body, with every blob its records keep alive."""
@@ -194,11 +200,11 @@ class _SessionCopy:
         intact = {}
         for digest in sorted(wanted):
             try:
-                content = self._source.load_blob(digest)
+                content = self._source.load_blob(digest, self._session.uid)
             except StepkeepError as exc:
                 self._lost.append(Finding.of(self._session.key, exc, row))
                 continue
-            blob = self._source.backend.blob(digest)
+            blob = self._source.backend.blob(digest, self._session.uid)
             if blob is None or blob.codec not in (delta.RAW, self._destination.compression.name):
                 blob = self._destination.make_blob(content)
             intact[digest] = blob
@@ -276,7 +282,9 @@ class RecoverReport(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
-def recover(source: str, destination: str, *, progress: Progress | None = None) -> RecoverReport:
+def recover(
+    source: str, destination: str, *, find_key: FindKey = no_key, progress: Progress | None = None
+) -> RecoverReport:
     """Salvage what still verifies in a damaged store into a new one. The damaged one is not written to.
 
     Raises:
@@ -288,12 +296,12 @@ def recover(source: str, destination: str, *, progress: Progress | None = None) 
     made = database_file(destination)
     is_new = made is not None and not made.exists()
     try:
-        with _opened(destination) as target:
+        with _opened(destination, find_key) as target:
             if next(target.backend.sessions(SessionQuery(limit=1)), None) is not None:
                 raise InvalidInput(
                     f"{destination} is not empty: name a new store", code="destination_not_new"
                 )
-            return _recover(source, target, progress)
+        return _recover(source, destination, find_key, progress)
     except BaseException:  # also Ctrl-C: what is there under that name would be taken for all there was
         if made is not None and is_new:
             for ending in ("", "-wal", "-shm"):
@@ -302,29 +310,30 @@ def recover(source: str, destination: str, *, progress: Progress | None = None) 
         raise
 
 
-def _recover(source: str, target: Engine, progress: Progress | None) -> RecoverReport:
+def _recover(source: str, target: str, find_key: FindKey, progress: Progress | None) -> RecoverReport:
     _check_exists(source)
     file, directory = database_file(source), directory_of(source)
     try:
         if file is not None:
-            return _recover_database(file, target, progress)
+            return _recover_database(file, target, find_key, progress)
         if directory is not None:
             with tempfile.TemporaryDirectory(prefix="stepkeep-recover-") as folder:
                 work = Path(folder) / "store"
                 shutil.copytree(directory, work, symlinks=True)
                 backend = open_backend(f"files:{work}?{source.partition('?')[2]}")
-                return RecoverReport(copied=_salvage(backend, target, progress))
+                return RecoverReport(copied=_salvage(backend, target, find_key, progress))
     except OSError as exc:
         raise BackendUnavailable(
             f"{file or directory} cannot be read: {exc.strerror or exc}",
             code="store_not_readable",
             retryable=False,
         ) from exc
-    with _opened(source) as engine:
-        return RecoverReport(copied=copy(engine, target, salvage=True, progress=progress))
+    return RecoverReport(copied=_salvage(open_backend(source), target, find_key, progress))
 
 
-def _recover_database(damaged: Path, destination: Engine, progress: Progress | None) -> RecoverReport:
+def _recover_database(
+    damaged: Path, destination: str, find_key: FindKey, progress: Progress | None
+) -> RecoverReport:
     """Salvage a SQLite store, with its log where there is one.
 
     It is read as a store first. When that fails, or does not give everything, its pages are read one by one.
@@ -332,14 +341,14 @@ def _recover_database(damaged: Path, destination: Engine, progress: Progress | N
     with _working_copy(damaged) as work:
         problem = _trouble(work, damaged)
         if problem is None:
-            copied = _salvage(SqliteBackend(work), destination, progress)
+            copied = _salvage(SqliteBackend(work), destination, find_key, progress)
             if copied.is_whole:
                 return RecoverReport(copied=copied)
             found = [*copied.refused, *copied.lost, *copied.findings]
             problem = found[0].message.replace(str(work), str(damaged))
     with _working_copy(damaged) as work:  # opening may have changed the first one
         pages = salvage(work, work.with_name("salvaged.db"))
-        copied = _salvage(pages, destination, progress)
+        copied = _salvage(pages, destination, find_key, progress)
         copied = msgspec.structs.replace(copied, copied=copied.copied + copied.present, present=0)
     if not copied.sessions and not copied.refused:
         raise NotFound(f"{damaged} holds no checkpoint that verifies: {problem}", code="nothing_recoverable")
@@ -387,18 +396,30 @@ def _closing(engine: Engine) -> Iterator[Engine]:
             engine.close()
 
 
-def _salvage(backend: Backend, destination: Engine, progress: Progress | None) -> CopyReport:
-    with _closing(Engine(backend)) as engine:
-        return copy(engine, destination, salvage=True, progress=progress)
+def _salvage(backend: Backend, destination: str, find_key: FindKey, progress: Progress | None) -> CopyReport:
+    with (
+        _closing(Engine(unlocked(backend, find_key))) as engine,
+        _opened(destination, find_key, source=engine) as target,
+    ):
+        return copy(engine, target, salvage=True, progress=progress)
 
 
 # --- stores by their URLs --------------------------------------------------------------------------------------
 
 
 def copy_store(
-    source: str, destination: str, *, keys: Sequence[str] = (), progress: Progress | None = None
+    source: str,
+    destination: str,
+    *,
+    keys: Sequence[str] = (),
+    find_key: FindKey = no_key,
+    encrypt: bool = False,
+    progress: Progress | None = None,
 ) -> CopyReport:
     """Copy sessions, all of them unless named, from the store at one URL into the store at another.
+
+    With `encrypt` the destination is an encrypted store, which is made if there is none. The copy of an encrypted store
+    has the keys of its source, unless it has others already.
 
     Raises:
         NotFound: there is no such store or session.
@@ -407,17 +428,25 @@ def copy_store(
     """
     _check_apart(source, destination)
     _check_exists(source)
-    with _opened(source) as engine:
-        return copy_into(engine, destination, keys=keys, progress=progress)
+    with _opened(source, find_key) as engine:
+        return copy_into(
+            engine, destination, keys=keys, find_key=find_key, encrypt=encrypt, progress=progress
+        )
 
 
 def copy_into(
-    source: Engine, destination: str, *, keys: Sequence[str] = (), progress: Progress | None = None
+    source: Engine,
+    destination: str,
+    *,
+    keys: Sequence[str] = (),
+    find_key: FindKey = no_key,
+    encrypt: bool = False,
+    progress: Progress | None = None,
 ) -> CopyReport:
     """The same for a source that is open."""
     _check_apart(source.backend.url, destination)
     sessions = [source.find_session(key) for key in keys] if keys else None
-    with _opened(destination, is_written=True) as target:
+    with _opened(destination, find_key, is_written=True, source=source, encrypt=encrypt) as target:
         return copy(source, target, sessions=sessions, progress=progress)
 
 
@@ -426,7 +455,7 @@ def count_copied(source: str, keys: Sequence[str] = ()) -> int:
     if is_object_url(source):
         return ObjectBackups(source).newest().checkpoints
     _check_exists(source)
-    with _opened(source) as engine:
+    with _opened(source, locked=True) as engine:
         uids = [engine.find_session(key).uid for key in keys] if keys else [None]
         return sum(engine.backend.usage(uid).checkpoints for uid in uids)
 
@@ -447,11 +476,28 @@ def _check_exists(url: str) -> None:
 
 
 @contextmanager
-def _opened(url: str, *, is_written: bool = False) -> Iterator[Engine]:
+def _opened(
+    url: str,
+    find_key: FindKey = no_key,
+    *,
+    is_written: bool = False,
+    locked: bool = False,
+    encrypt: bool = False,
+    source: Engine | None = None,
+) -> Iterator[Engine]:
     """The bare engine: nothing may be pruned while it is copied. Of object storage it is that of the newest backup, and
-    what was written becomes the next one."""
+    what was written becomes the next one. What is copied from an encrypted `source` is encrypted here too."""
     with _as_file(url, is_written) if is_object_url(url) else nullcontext(url) as where:
-        engine = Engine(open_backend(where))
+        backend = open_backend(where)
+        try:
+            if source is None or not has_keys(source.backend):
+                usable = unlocked(backend, find_key, encrypt=encrypt, locked=locked)
+            else:
+                usable = with_keys_of(source.backend, backend, find_key)
+        except BaseException:
+            backend.close()
+            raise
+        engine = Engine(usable)
         try:
             yield engine
         finally:
@@ -476,5 +522,5 @@ def _as_file(url: str, is_written: bool) -> Iterator[str]:
                 )
         yield f"sqlite:{file}"
         if is_written:
-            with _opened(f"sqlite:{file}") as engine:
+            with _opened(f"sqlite:{file}", locked=True) as engine:
                 backup(engine, url, after=newest)

@@ -43,6 +43,7 @@ from stepkeep.storage.port import (
     HeaderQuery,
     HeaderRow,
     KeepsFiles,
+    Locked,
     Removed,
     SessionQuery,
 )
@@ -138,6 +139,7 @@ def plan_prune(
     Raises:
         NotFound: the session was deleted.
     """
+    _check_readable(engine, retention)
     bodies = engine.backend.bodies(session.uid)
     session = engine.backend.session(session.uid)
     branches = engine.backend.branches(session.uid)
@@ -167,6 +169,17 @@ def plan_prune(
         warnings=tuple(_warnings(broken, decisions, verified_id)),
         reclaimable_bytes=_reclaimable(bodies, blobs, staying),
     )
+
+
+def _check_readable(engine: Engine, retention: Retention) -> None:
+    """Refuse rules about what cannot be read in an encrypted store without its key."""
+    if (retention.keep_tags or retention.is_off) and isinstance(engine.backend, Locked):
+        rule = "keep_tags" if retention.keep_tags else "history off"
+        raise InvalidInput(
+            f"the store is encrypted and no key was given: the rule {rule} looks at what is encrypted, so nothing "
+            "was pruned; give the key, or other rules",
+            code="key_missing",
+        )
 
 
 def marked(engine: Engine, uid: str) -> set[str]:
@@ -237,7 +250,12 @@ def _newest_that_verifies(engine: Engine, session: SessionInfo) -> str:
     """The newest checkpoint of the current line whose stored bytes give what was saved (V7)."""
     for row in reader.line_of(engine.backend, session, session.branch):
         try:
-            return reader.load(engine.backend, reader.verified(row)).header.id
+            header = reader.verified(row)
+            if not header.cipher:
+                return reader.load(engine.backend, header).header.id
+            for name in header.contents:
+                reader.check_body(engine.backend, header, name)
+            return header.id
         except (Corrupt, NotFound, Unsupported):
             continue
     return NOTHING_VERIFIES
@@ -331,11 +349,12 @@ def prune_session(
 
     Raises:
         NotFound: the session was deleted before anything was done.
+        InvalidInput: a rule is about what is encrypted, and there is no key (`key_missing`).
         BackendUnavailable: with code `checkpoint_retention_prune_failed`; nothing is half removed.
     """
     try:
         plan = plan_prune(engine, session, retention, now_us=engine.clock())
-    except NotFound:
+    except (NotFound, InvalidInput):
         raise
     except StepkeepError as exc:
         raise exc if dry_run else _failed(engine, session, exc) from exc

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from stepkeep.codec.integrity import check_content, digest
+from stepkeep.codec.integrity import digest
 from stepkeep.engine import Engine, reader
 from stepkeep.errors import INTEGRITY_MISMATCH, NotFound, StepkeepError
 from stepkeep.fixes import FAIL, FOUND_DAMAGE, PASS, WARN, fixes_for_codes
@@ -88,7 +88,7 @@ def verify(
         findings += _numbering_findings(engine, each)
         checkpoints += len(headers) + len(broken)
         parent_unknown += [header.id for header in headers if None in header.parent_chains]
-        findings += _blob_findings(engine, each)
+        findings += _blob_findings(engine, each, any(header.cipher for header in headers))
         findings += _index_findings(engine, each, {finding.checkpoint for finding in broken})
         for header in headers:
             findings += _body_findings(engine, each, header)
@@ -176,10 +176,9 @@ def numbers(first: int, last: int) -> str:
 def _body_findings(engine: Engine, session: SessionInfo, header: Header) -> Iterator[Finding]:
     """Damaged bodies, also those that their redundant delta still gives, and damaged redundant deltas."""
     backend = engine.backend
-    for name, content in header.contents.items():
-        chain = backend.body_chain(session.uid, header.id, name)
+    for name in header.contents:
         try:
-            check_content(reader.from_chain(chain), content, checkpoint=header.id, body=name)
+            reader.check_body(backend, header, name)
         except StepkeepError as exc:
             if not is_stored(engine, header):
                 return  # someone removed it while it was being looked at
@@ -204,12 +203,15 @@ def _loads(engine: Engine, header: Header, name: str) -> bool:
     return True
 
 
-def _blob_findings(engine: Engine, session: SessionInfo) -> Iterator[Finding]:
+def _blob_findings(engine: Engine, session: SessionInfo, is_locked: bool) -> Iterator[Finding]:
     """Blobs that bodies of the session name, each looked at once."""
     named = {blob for info in engine.backend.bodies(session.uid) for blob in info.blobs}
     for blob in sorted(named):
         try:
-            engine.load_blob(blob)
+            if is_locked:
+                engine.stored_blob(blob, session.uid)
+            else:
+                engine.load_blob(blob, session.uid)
         except StepkeepError as exc:
             yield Finding.of(session.key, exc)
 

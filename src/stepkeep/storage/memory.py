@@ -49,6 +49,8 @@ class MemoryBackend:
         self._is_closed = False
         self._tables = Tables()
         self._lock = threading.RLock()
+        self._key_record: str | None = None
+        self._is_admitted = False
         tell_of_forks(self)
 
     def _reading(self) -> Tables:
@@ -68,6 +70,7 @@ class MemoryBackend:
 
     def create_session(self, session: SessionInfo) -> SessionInfo:
         with self._writing() as tables:
+            self._check_admitted()
             if tables.uid_of(session.key) is not None or session.uid in tables.session_tables:
                 raise conflicts.session_exists(session)
             return tables.add(session).session
@@ -230,10 +233,10 @@ class MemoryBackend:
             table.bodies[key] = body
             table.redundant.pop(key, None)
 
-    def blob(self, digest: str) -> port.Blob | None:
+    def blob(self, digest: str, session: str | None = None) -> port.Blob | None:  # noqa: ARG002
         return self._reading().blobs.get(digest)
 
-    def has_blobs(self, digests: Sequence[str]) -> set[str]:
+    def has_blobs(self, digests: Sequence[str], session: str | None = None) -> set[str]:  # noqa: ARG002
         return set(digests) & self._reading().blobs.keys()
 
     def blob_sizes(self, uid: str) -> dict[str, port.BlobSize]:
@@ -296,6 +299,7 @@ class MemoryBackend:
         self, session: SessionInfo, branches: Sequence[Branch] = (), events: Sequence[port.Event] = ()
     ) -> SessionInfo:
         with self._writing(session.uid) as tables:
+            self._check_admitted()
             if tables.uid_of(session.key) not in (None, session.uid):
                 raise conflicts.key_taken(session)
             table = tables.session_tables.get(session.uid) or tables.add(session)
@@ -404,6 +408,26 @@ class MemoryBackend:
 
     def _end(self, seconds: float) -> int:
         return self._clock() + round(seconds * 1_000_000)
+
+    # --- keys ------------------------------------------------------------------------------------------
+
+    def key_record(self) -> str | None:
+        return self._key_record
+
+    def set_key_record(self, record: str, *, expect: str | None) -> None:
+        with self._lock:
+            if expect != self._key_record:
+                raise conflicts.keys_changed(self.url)
+            if expect is None and self._reading().session_tables:
+                raise conflicts.store_not_empty(self.url)
+            self._key_record = record
+
+    def admit_encrypted(self) -> None:
+        self._is_admitted = True
+
+    def _check_admitted(self) -> None:
+        if self._key_record is not None and not self._is_admitted:
+            raise conflicts.key_missing(self.url)
 
     # --- the whole -------------------------------------------------------------------------------------
 

@@ -76,7 +76,8 @@ class BlobSize(msgspec.Struct, frozen=True):
 class HeaderRow(msgspec.Struct, frozen=True, kw_only=True):
     """A stored header as found: where it belongs, and the sealed bytes, unverified.
 
-    `problem` is why a backend that reads headers out of documents has no bytes to give.
+    `problem` is why a backend that reads headers out of documents has no bytes to give, or why they cannot be
+    decrypted. `opened` is the header of an encrypted store, decrypted and verified.
     """
 
     id: str
@@ -85,6 +86,7 @@ class HeaderRow(msgspec.Struct, frozen=True, kw_only=True):
     branch: str
     raw: bytes
     problem: StepkeepError | None = None
+    opened: bytes = b""
 
 
 class Inconsistency(NamedTuple):
@@ -389,11 +391,11 @@ class Checkpoints(Protocol):
             Conflict: the stored digest is not `expect_digest`, or `base_gone`.
         """
 
-    def blob(self, digest: str) -> Blob | None:
-        """The blob with that content digest, as found."""
+    def blob(self, digest: str, session: str | None = None) -> Blob | None:
+        """The blob with that content digest, as found; that of a session, where each has its own."""
 
-    def has_blobs(self, digests: Sequence[str]) -> set[str]:
-        """Those of the digests that are stored."""
+    def has_blobs(self, digests: Sequence[str], session: str | None = None) -> set[str]:
+        """Those of the digests that are stored, so that a body of the session, or of any, may name them."""
 
     def blob_sizes(self, uid: str) -> dict[str, BlobSize]:
         """What the blobs take that bodies of a session name, by digest, without reading them."""
@@ -646,6 +648,35 @@ class Repairs(Protocol):
 
         No checkpoint is changed or removed. Repeatable.
         """
+
+
+@runtime_checkable
+class KeepsKeys(Protocol):
+    """A backend that can hold an encrypted store. It knows nothing of keys: it keeps their record, a text."""
+
+    def key_record(self) -> str | None:
+        """The key record; None of a store that is not encrypted."""
+
+    def set_key_record(self, record: str, *, expect: str | None) -> None:
+        """Store the key record, if the stored one still is as expected; the first one only into an empty store.
+
+        Raises:
+            Conflict: it is another one (`keys_changed`), or the store has sessions already (`store_not_empty`).
+        """
+
+    def admit_encrypted(self) -> None:
+        """From now on the caller encrypts what it stores.
+
+        Before that no session can be created or adopted in an encrypted store (`key_missing`), also by those who opened
+        it when it was not encrypted yet.
+        """
+
+
+@runtime_checkable
+class Locked(Protocol):
+    """An encrypted store that was opened without its key: nothing that is encrypted can be read or written."""
+
+    is_locked: bool
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ import msgspec
 from stepkeep.codec.integrity import digest
 from stepkeep.errors import StepkeepError
 from stepkeep.model import Header, SessionInfo
+from stepkeep.storage.key_slots import read_record
 from stepkeep.storage.sql.checkpoints import columns_of
 from stepkeep.storage.sql.connection import Connection, Value, marks
 from stepkeep.storage.sql.row_mapping import (
@@ -56,7 +57,7 @@ class Salvage:
         self._headers: dict[str, tuple[int, Header, bytes]] = {}
         self._bodies: dict[Record, Record] = {}
         self._tables: dict[str, dict[Record, Record]] = {
-            name: {} for name in ("blobs", "branches", "annotations", "events", "blob_refs")
+            name: {} for name in ("meta", "blobs", "branches", "annotations", "events", "blob_refs")
         }
         for each in found:
             # A row in a page that was given up counts for what is left: a removed session must not come back.
@@ -72,6 +73,8 @@ class Salvage:
         match rowid, len(record):
             case None, _ if tuple(map(type, record)) == _EVENT:
                 self._tables["events"].setdefault(record[:2], record)
+            case None, 2 if record[0] == "encryption" and _is_key_record(record[1]):
+                self._tables["meta"].setdefault(record[:1], record)
             case None, _ if tuple(map(type, record)) == _BLOB_REF:
                 self._tables["blob_refs"].setdefault(record, record)
             case None, width if width == _CHECKPOINT_WIDTH:
@@ -188,6 +191,15 @@ def _insert(tx: Connection, table: str, record: tuple[Value, ...]) -> None:
 
 def _proves(data: Value, stored_digest: Value) -> bool:
     return isinstance(data, bytes) and digest(data) == stored_digest
+
+
+def _is_key_record(text: Value) -> bool:
+    """Without it nothing of an encrypted store can be read."""
+    try:
+        read_record(str(text))
+    except StepkeepError:
+        return False
+    return True
 
 
 def _is_branch(record: Record) -> bool:

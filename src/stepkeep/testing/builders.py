@@ -15,7 +15,7 @@ from stepkeep.codec import integrity
 from stepkeep.errors import StepkeepError
 from stepkeep.model import MAIN_BRANCH, STATE, Content, Header, SessionInfo, new_uid
 from stepkeep.processes import Owner, new_checkpoint_id
-from stepkeep.storage.port import ANY_HEAD, Append, Backend, Blob, Body, BodyInfo, HeaderQuery
+from stepkeep.storage.port import ANY_HEAD, Append, Backend, Blob, Body, BodyInfo, HeaderQuery, HeaderRow
 
 START_US = 1_750_000_000_000_000
 SECOND = 1_000_000
@@ -108,7 +108,7 @@ def item(
 def append(backend: Backend, *items: Append) -> list[Header | StepkeepError]:
     """Append in one batch; headers come back opened and checked."""
     answers = backend.append(items, integrity.seal)
-    return [a if isinstance(a, StepkeepError) else integrity.open_header(a.row.raw) for a in answers]
+    return [a if isinstance(a, StepkeepError) else header_in(a.row) for a in answers]
 
 
 def append_one(backend: Backend, one: Append) -> Header:
@@ -131,10 +131,19 @@ def save(
     return append_one(backend, item(draft(session, **fields), base=base, parents=parents))
 
 
+def header_in(row: HeaderRow) -> Header:
+    """The header in a row, opened and checked."""
+    if row.problem is not None:
+        raise row.problem
+    return (
+        integrity.read_header(row.opened) if row.opened else integrity.open_header(row.raw, expect_id=row.id)
+    )
+
+
 def headers(backend: Backend, **conditions: Any) -> list[Header]:
     """The headers a query finds, opened and checked."""
     rows = backend.headers(HeaderQuery(**conditions))
-    return [integrity.open_header(row.raw, expect_id=row.id) for row in rows]
+    return [header_in(row) for row in rows]
 
 
 def ids(backend: Backend, **conditions: Any) -> list[str]:

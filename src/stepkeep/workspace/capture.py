@@ -134,6 +134,7 @@ def capture(
     engine: Engine,
     root: str,
     *,
+    session: str | None = None,
     previous: EarlierCapture | None = None,
     limits: CaptureLimits = DEFAULT_LIMITS,
     also: Sequence[str] = (),
@@ -144,7 +145,8 @@ def capture(
     there is removed.
 
     `previous` is an earlier capture of the same tree: files with the same stat signature are not read again.
-    `also` are paths that are captured whatever rules and limits say, or recorded as absent.
+    `also` are paths that are captured whatever rules and limits say, or recorded as absent. `session` is the one that
+    the capture is for: what it has is not compressed again.
     """
     began_ns = now_ns()
     before = previous or EarlierCapture(Manifest(root=root))
@@ -161,7 +163,12 @@ def capture(
             absent = [path for path in sorted(set(also)) if not scan.path(descriptor, path)]
             over = _over_the_caps(scan, limits, frozenset(also))
             reader = ContentReader(
-                engine, descriptor, skipped=scan.skipped, began_ns=began_ns, with_blobs=with_blobs
+                engine,
+                descriptor,
+                session=session,
+                skipped=scan.skipped,
+                began_ns=began_ns,
+                with_blobs=with_blobs,
             )
             entries = reader.entries(scan.found, before.entry)
             if scan.has_leftovers:
@@ -302,8 +309,10 @@ def capture_live(
     """
     previous = _newest_stored(engine, uid, root)
     if with_blobs and previous is not None:
-        previous = _still_stored(engine, previous)
-    return capture(engine, root, previous=previous, limits=limits, also=also, with_blobs=with_blobs)
+        previous = _still_stored(engine, uid, previous)
+    return capture(
+        engine, root, session=uid, previous=previous, limits=limits, also=also, with_blobs=with_blobs
+    )
 
 
 class TreeCapture:
@@ -351,7 +360,7 @@ class TreeCapture:
         if refusal.code != "blob_gone" or not self._left:
             return None
         return self._captured(
-            _still_stored(self._engine, earlier)
+            _still_stored(self._engine, self._uid, earlier)
         )  # a sweep was faster: files are read again
 
     @property
@@ -361,7 +370,14 @@ class TreeCapture:
 
     def _captured(self, earlier: EarlierCapture) -> Made:
         self._left -= 1
-        captured = capture(self._engine, self.root, previous=earlier, limits=self._limits, also=self._also)
+        captured = capture(
+            self._engine,
+            self.root,
+            session=self._uid,
+            previous=earlier,
+            limits=self._limits,
+            also=self._also,
+        )
         body = earlier.body_of(captured)
         self._now = earlier, captured, body
         return Made(body, captured.blobs)
@@ -453,11 +469,11 @@ def _newest_stored(engine: Engine, uid: str, root: str) -> EarlierCapture | None
     return None
 
 
-def _still_stored(engine: Engine, earlier: EarlierCapture) -> EarlierCapture:
+def _still_stored(engine: Engine, uid: str, earlier: EarlierCapture) -> EarlierCapture:
     """The capture without the files whose content is no longer in the store."""
     manifest = earlier.manifest
     wanted = manifest.blobs
-    stored = engine.backend.has_blobs(sorted(wanted))
+    stored = engine.backend.has_blobs(sorted(wanted), uid)
     if stored >= wanted:
         return earlier
     entries = tuple(each for each in manifest.entries if each.is_link or each.digest in stored)

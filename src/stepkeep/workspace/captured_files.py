@@ -144,6 +144,7 @@ class CapturedFiles:
     def __init__(self, engine: Engine, header: Header) -> None:
         self._engine = engine
         self.checkpoint = header.id
+        self._session = header.session
         self.manifest = manifest = load_manifest(engine, header)
         self.root, self.git, self.skipped = manifest.root, manifest.git, manifest.skipped
         self.size_bytes = manifest.size_bytes
@@ -170,7 +171,7 @@ class CapturedFiles:
         Raises:
             NotFound: there is no such file. Corrupt: it is damaged.
         """
-        return content_of(self._engine, self.entry(path))
+        return content_of(self._engine, self.entry(path), self._session)
 
     def text(self, path: str, *, most: int = 200_000) -> FileText:
         """The content of a file, named as it is shown, in at most so many characters.
@@ -196,9 +197,9 @@ class CapturedFiles:
         return f"<CapturedFiles {self.checkpoint}: {len(self)} files>"
 
 
-def content_of(engine: Engine, entry: FileEntry) -> bytes:
+def content_of(engine: Engine, entry: FileEntry, session: str | None = None) -> bytes:
     """What an entry holds, verified; of a link its target."""
-    return os.fsencode(entry.target) if entry.is_link else engine.load_blob(entry.digest)
+    return os.fsencode(entry.target) if entry.is_link else engine.load_blob(entry.digest, session)
 
 
 # --- as an archive -----------------------------------------------------------------------------------------------
@@ -244,7 +245,7 @@ def _write_tar(engine: Engine, header: Header, stream: IO[bytes], output: str | 
                 info.type, info.linkname = tarfile.SYMTYPE, entry.target
                 archive.addfile(info)
             else:
-                content = content_of(engine, entry)
+                content = content_of(engine, entry, header.session)
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
     return FilesExported(
@@ -367,7 +368,7 @@ def _version(
         come = (each for name, each in after.items() if name not in before)
 
         def read(entry: FileEntry) -> bytes:
-            return content_of(engine, entry)
+            return content_of(engine, entry, header.session)
 
         was = find_renames(gone, come, read, read).get(path)
         source = None if was is None else was.path

@@ -243,7 +243,7 @@ class _FilesRestore:
             self._live.manifest,
             is_known=captured_in(self._known()) if some is None else some.is_expected,
             wanted=self._wanted,
-            is_left_out=was_left_out(engine, self._target, root, limits),
+            is_left_out=was_left_out(engine, header.session, self._target, root, limits),
         )
         self.plan = self._without_full_directories(plan)
 
@@ -360,7 +360,7 @@ class _FilesRestore:
     def _prepare(self, area: Staging) -> None:
         for change in self.plan.changes:
             if change.new is not None:
-                area.prepare(change.new, content_of(self._engine, change.new))
+                area.prepare(change.new, content_of(self._engine, change.new, self._header.session))
         area.prepared()
 
     def _safety(self) -> str:
@@ -577,7 +577,7 @@ def is_between(live: Manifest, old: Manifest, new: Manifest) -> bool:
 
 
 def was_left_out(
-    engine: Engine, manifest: Manifest, root: str, limits: CaptureLimits
+    engine: Engine, session: str, manifest: Manifest, root: str, limits: CaptureLimits
 ) -> Callable[[str], bool]:
     """Tells of a path that is captured in the tree as it is now whether the captured tree left it out.
 
@@ -592,7 +592,7 @@ def was_left_out(
         if entry is None or entry.is_link:
             return None
         try:
-            return engine.load_blob(entry.digest)
+            return engine.load_blob(entry.digest, session)
         except StepkeepError:
             return b"*"  # rules that cannot be read leave everything out: nothing is removed by mistake
 

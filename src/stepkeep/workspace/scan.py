@@ -394,9 +394,17 @@ class ContentReader:
     """Reads files below an opened root. What cannot be read is added to `skipped`; files that vanished are left out."""
 
     def __init__(
-        self, engine: Engine, root: int, *, skipped: list[Skipped], began_ns: int, with_blobs: bool
+        self,
+        engine: Engine,
+        root: int,
+        *,
+        session: str | None,
+        skipped: list[Skipped],
+        began_ns: int,
+        with_blobs: bool,
     ) -> None:
         self._engine = engine
+        self._session = session
         self._root = root
         self._skipped = skipped
         self._began_ns = began_ns
@@ -474,7 +482,7 @@ class ContentReader:
 
     def _flush(self) -> None:
         """Compress what the store does not have; only that stays in memory."""
-        stored = self._engine.backend.has_blobs(list(self._batch)) if self._batch else set()
+        stored = self._engine.backend.has_blobs(list(self._batch), self._session) if self._batch else set()
         for name, content in self._batch.items():
             if name not in stored:
                 self.blobs[name] = self._engine.make_blob(content)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 
@@ -29,6 +29,8 @@ log = Log("stepkeep.storage")
 T = TypeVar("T")
 P = ParamSpec("P")
 
+_KEY_RECORD: Final = "SELECT value FROM meta WHERE name = 'encryption'"
+
 
 class SqlBackend(ABC):
     """Everything the port promises, in terms of `_read` and `_write`."""
@@ -38,6 +40,7 @@ class SqlBackend(ABC):
 
     def __init__(self, *, clock: Callable[[], int] = utc_now_us) -> None:
         self._clock = clock
+        self._is_admitted = False
 
     # --- what a driver adds
 
@@ -137,7 +140,11 @@ class SqlBackend(ABC):
     # --- sessions and branches
 
     def create_session(self, session: SessionInfo) -> SessionInfo:
-        return self._writing(lambda tx: session_rows.create(tx, session))
+        def transaction(tx: Connection) -> SessionInfo:
+            self._check_admitted(tx)
+            return session_rows.create(tx, session)
+
+        return self._writing(transaction)
 
     def session(self, uid: str) -> SessionInfo:
         return self._reading(lambda tx: session_rows.by_uid(tx, uid)[1])
@@ -335,10 +342,10 @@ class SqlBackend(ABC):
     def replace_body(self, uid: str, body: Body, *, expect_digest: str, fence: int | None = None) -> None:
         self._in_session(uid, lambda tx, sid, _: body_rows.replace(tx, sid, body, expect_digest), fence=fence)
 
-    def blob(self, digest: str) -> Blob | None:
+    def blob(self, digest: str, session: str | None = None) -> Blob | None:  # noqa: ARG002
         return self._read(lambda tx: body_rows.blob(tx, digest))
 
-    def has_blobs(self, digests: Sequence[str]) -> set[str]:
+    def has_blobs(self, digests: Sequence[str], session: str | None = None) -> set[str]:  # noqa: ARG002
         return self._read(lambda tx: body_rows.stored_blobs(tx, digests))
 
     def blob_sizes(self, uid: str) -> dict[str, port.BlobSize]:
@@ -400,6 +407,7 @@ class SqlBackend(ABC):
         self, session: SessionInfo, branches: Sequence[Branch] = (), events: Sequence[Event] = ()
     ) -> SessionInfo:
         def transaction(tx: Connection) -> SessionInfo:
+            self._check_admitted(tx)
             sid, adopted = checkpoint_rows.adopt_session(tx, session)
             for branch in branches:
                 session_rows.put_branch(tx, sid, branch)
@@ -537,6 +545,32 @@ class SqlBackend(ABC):
     def _now_us(self, tx: Connection) -> int:  # noqa: ARG002  (a server is asked through it)
         """The time leases are measured by; a server uses its own."""
         return self._clock()
+
+    # --- the keys of an encrypted store
+
+    def key_record(self) -> str | None:
+        row = self._read(lambda tx: tx.one(_KEY_RECORD))
+        return None if row is None else str(row[0])
+
+    def set_key_record(self, record: str, *, expect: str | None) -> None:
+        def transaction(tx: Connection) -> None:
+            row = tx.one(_KEY_RECORD)
+            if expect != (None if row is None else row[0]):
+                raise conflicts.keys_changed(self.url)
+            if expect is None and tx.one("SELECT 1 FROM sessions LIMIT 1"):
+                raise conflicts.store_not_empty(self.url)
+            tx.run("DELETE FROM meta WHERE name = 'encryption'")
+            tx.run("INSERT INTO meta (name, value) VALUES ('encryption', ?)", (record,))
+
+        self._write(transaction)
+
+    def admit_encrypted(self) -> None:
+        self._is_admitted = True
+
+    def _check_admitted(self, tx: Connection) -> None:
+        """An encrypted store takes nothing that is not: a plain handle to an empty one begins with a session."""
+        if not self._is_admitted and tx.one(_KEY_RECORD) is not None:
+            raise conflicts.key_missing(self.url)
 
     # --- the store
 

@@ -19,6 +19,7 @@ from stepkeep.testing.builders import (
     content_of,
     delta_on,
     draft,
+    header_in,
     headers,
     item,
     keyframe,
@@ -175,7 +176,7 @@ class AppendContract(Fixtures):
         (again,) = run.backend.append([item(run.draft(idempotency_key="k", step=1))], integrity.seal)
         assert isinstance(again, Appended)
         assert (again.row.id, again.row.seq, again.is_new) == (first.id, 1, False)
-        assert integrity.open_header(again.row.raw) == first
+        assert header_in(again.row) == first
         assert run.branch().head == newest.id
         assert (run.info.last_seq, run.info.status) == (2, Status.PAUSED)
         assert run.usage.bodies == 2
@@ -187,7 +188,7 @@ class AppendContract(Fixtures):
         (again,) = run.backend.append([once], integrity.seal)
         assert isinstance(again, Appended)
         assert not again.is_new
-        assert integrity.open_header(again.row.raw) == first
+        assert header_in(again.row) == first
 
     def test_a_key_is_looked_at_before_the_head(self, run: SessionDriver) -> None:
         """A retry whose expected head has moved on is still a retry."""

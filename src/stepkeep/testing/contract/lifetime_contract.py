@@ -18,6 +18,7 @@ from stepkeep.storage.port import Appended, Backend, HeaderQuery, SessionQuery
 from stepkeep.testing.builders import (
     append,
     delta_on,
+    header_in,
     headers,
     item,
     keyframe,
@@ -136,7 +137,7 @@ class ReopenContract(Fixtures):
         (row,) = run.backend.headers(HeaderQuery(session=run.uid, tag="t"))
         assert (row.id, row.seq, row.branch) == (first.id, 1, "main")
         with pytest.raises(Corrupt):
-            integrity.open_header(row.raw, expect_id=row.id)
+            header_in(row)
         assert run.headers(min_seq=2) == [second]
         assert run.save().seq == 3
 
@@ -304,7 +305,7 @@ class ConcurrencyContract(Fixtures):
             rows = list(run.backend.headers(HeaderQuery(session=run.uid)))
             assert head is None or head in {row.id for row in rows}
             for row in rows[:5]:
-                header = integrity.open_header(row.raw)
+                header = header_in(row)
                 for name in header.contents:
                     chain = run.chain(header.id, name)
                     assert chain[-1].base is None

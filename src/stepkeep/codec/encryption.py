@@ -1,0 +1,164 @@
+"""The cipher of an encrypted store: records bound to their place, and names that tell nothing.
+
+Every record is AES-256-GCM under a key of its own, made by HKDF from the data key and random bytes in front of it. Its
+associated data names its place, so that a record which was moved, exchanged or cut does not decrypt. Digests and other
+names are keyed: equal ones stay equal, and nobody without the key can test a guess.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from base64 import b64decode, b64encode, urlsafe_b64decode, urlsafe_b64encode
+from typing import Any, Final
+
+import msgspec
+
+from stepkeep import typed
+from stepkeep.errors import Corrupt, driver_missing
+
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
+except ImportError as exc:
+    raise driver_missing("encryption", "crypto", exc) from exc
+
+KEY_BYTES: Final = 32
+NONCE_BYTES: Final = 12
+_VERSION: Final = 1
+_SALT_BYTES: Final = 16
+_HEAD_BYTES: Final = 2 + _SALT_BYTES
+_RECORD: Final = b"stepkeep record"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class KeySet(msgspec.Struct, frozen=True):
+    """Everything it takes to read and write an encrypted store: the key for names, and the data keys by number."""
+
+    names: bytes
+    keys: dict[int, bytes]
+
+    @property
+    def newest(self) -> int:
+        return max(self.keys)
+
+    def __repr__(self) -> str:
+        return f"<KeySet of {len(self.keys)} data keys>"  # keys must not reach a log
+
+
+def new_keys() -> KeySet:
+    return KeySet(os.urandom(KEY_BYTES), {1: os.urandom(KEY_BYTES)})
+
+
+def pack_keys(keys: KeySet) -> bytes:
+    return _encode(keys)
+
+
+def unpack_keys(packed: bytes) -> KeySet:
+    return typed.from_json(packed, KeySet)
+
+
+def hkdf(key: bytes, *, salt: bytes, info: bytes, length: int = KEY_BYTES) -> bytes:
+    """HKDF-SHA-256 (RFC 5869), of which a record needs two blocks at most."""
+    extracted = hmac.digest(salt, key, "sha256")
+    first = hmac.digest(extracted, info + b"\x01", "sha256")
+    if length <= KEY_BYTES:
+        return first[:length]
+    return (first + hmac.digest(extracted, first + info + b"\x02", "sha256"))[:length]
+
+
+def place(*parts: Any) -> bytes:
+    """The associated data of what lies at a place."""
+    return _encode((_VERSION, *parts))
+
+
+class Cipher:
+    """What a key set can do. Safe for threads."""
+
+    def __init__(self, keys: KeySet) -> None:
+        self._keys = keys.keys
+        self._newest = keys.newest
+        self._start = bytes((_VERSION, self._newest))
+        self._siv = AESSIV(hkdf(keys.names, salt=b"", info=b"stepkeep siv", length=2 * KEY_BYTES))
+        self._hmac = hkdf(keys.names, salt=b"", info=b"stepkeep hmac")
+
+    def encrypt(self, plain: bytes, at: bytes) -> bytes:
+        """The cipher text of a record at a place."""
+        return self._encrypted(os.urandom(_SALT_BYTES), plain, at)
+
+    def encrypt_again(self, plain: bytes, at: bytes) -> bytes:
+        """The same, so that the same text at the same place has the same cipher text; another one has another key."""
+        return self._encrypted(bytes.fromhex(self.commitment(plain, at)), plain, at)
+
+    def _encrypted(self, salt: bytes, plain: bytes, at: bytes) -> bytes:
+        made = hkdf(self._keys[self._newest], salt=salt, info=_RECORD, length=KEY_BYTES + NONCE_BYTES)
+        return self._start + salt + AESGCM(made[:KEY_BYTES]).encrypt(made[KEY_BYTES:], plain, at)
+
+    def decrypt(self, record: bytes, at: bytes) -> bytes:
+        """The plain text of a record.
+
+        Raises:
+            Corrupt: it is not what was encrypted for this place.
+        """
+        if len(record) < _HEAD_BYTES or record[0] != _VERSION:
+            raise Corrupt("the record is not encrypted, or cut")
+        key = self._keys.get(record[1])
+        if key is None:
+            raise Corrupt(f"the record needs data key {record[1]}, which the store does not have")
+        made = hkdf(key, salt=record[2:_HEAD_BYTES], info=_RECORD, length=KEY_BYTES + NONCE_BYTES)
+        try:
+            return AESGCM(made[:KEY_BYTES]).decrypt(made[KEY_BYTES:], memoryview(record)[_HEAD_BYTES:], at)
+        except InvalidTag:
+            raise Corrupt("the record is damaged, or was encrypted for another place") from None
+
+    def encrypt_text(self, plain: bytes, at: bytes) -> str:
+        return b64encode(self.encrypt(plain, at)).decode()
+
+    def decrypt_text(self, record: object, at: bytes) -> bytes:
+        return self.decrypt(record_of(record), at)
+
+    def hide(self, digest: str, session: str) -> str:
+        """A SHA-256 so that only who has the key can tell what it is of; equal ones of a session stay equal."""
+        try:
+            plain = bytes.fromhex(digest)
+        except ValueError:
+            plain = digest.encode()  # nothing has such a digest
+        return urlsafe_b64encode(self._siv.encrypt(plain or b"\0", [session.encode()])).decode()
+
+    def show(self, hidden: str, session: str) -> str:
+        """The SHA-256 again; `Corrupt` when it is not one of this session and store."""
+        try:
+            return self._siv.decrypt(urlsafe_b64decode(hidden), [session.encode()]).hex()
+        except (InvalidTag, ValueError):
+            raise Corrupt("a digest is damaged, or of another session") from None
+
+    def name(self, kind: str, text: str) -> str:
+        """A text by which something is found, so that only who has the key can tell it."""
+        return hmac.digest(self._hmac, f"{kind}\0{text}".encode(), "sha256").hex()
+
+    def commitment(self, plain: bytes, at: bytes) -> str:
+        """What a chain value covers instead of a cipher text: it tells nothing, and no other text has it."""
+        return hmac.digest(self._hmac, at + b"\0" + plain, "sha256").hex()[:32]
+
+
+def record_of(text: object) -> bytes:
+    """The cipher text in a text; `Corrupt` when it is none."""
+    try:
+        return b64decode(str(text), validate=True)
+    except ValueError:
+        raise Corrupt("a field is not encrypted, or damaged") from None
+
+
+def wrap(key: bytes, plain: bytes, at: bytes) -> bytes:
+    """A text under a key that serves for it alone."""
+    nonce = os.urandom(NONCE_BYTES)
+    return nonce + AESGCM(key).encrypt(nonce, plain, at)
+
+
+def unwrap(key: bytes, wrapped: bytes, at: bytes) -> bytes:
+    """What was wrapped; `Corrupt` when it was not by this key, or not for this place."""
+    try:
+        return AESGCM(key).decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], at)
+    except (InvalidTag, ValueError):
+        raise Corrupt("the key does not fit") from None
