@@ -6,19 +6,24 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from stepkeep import config
 from stepkeep.api.opening import open
 from stepkeep.api.store import Store
+from stepkeep.config.key_sources import KEY_VARIABLES, key_of
 from stepkeep.config.store_names import default_url
 from stepkeep.errors import InvalidInput, StepkeepError
 from stepkeep.recording.coding_agents import environment, hook_events, hook_process
 from stepkeep.recording.coding_agents.responses import respond
 from stepkeep.recording.coding_agents.spool import Spool, Spooled, spool_root
+from stepkeep.storage.key_slots import cipher_by, cipher_of, record_of
 from stepkeep.storage.urls import database_name
+
+if TYPE_CHECKING:
+    from stepkeep.codec.encryption import Cipher
 
 TIMEOUT_SECONDS: Final = 8
 """After so long a hook gives up, whatever it waits for, and keeps its event: clients end it after ten seconds."""
@@ -29,6 +34,8 @@ OTHERS_BUSY_SECONDS: Final = 1.0
 
 MAX_LOG_BYTES: Final = 1 << 20
 """A larger write-ahead log is emptied: the next process reads all of it, and agents wait for their hooks."""
+
+KEY_TROUBLE: Final = ("key_missing", "key_wrong", "key_unavailable")
 
 _REPAIRED: Final = InvalidInput("half characters in the input", code=hook_process.REPAIRED)
 
@@ -69,11 +76,22 @@ class _Stores:
         self._kept: Spooled | None = None
         self._url = url or environ.get("STEPKEEP_STORE") or None
         self._opened: list[Store] = []
+        self._own: Store | None = None
         self._loaded: config.Settings | None = None
 
     def own(self, *, create: bool = True) -> Store | None:
         """The agent's own store; None where it is not there and must not be made."""
-        return self._open(self._url, create=create)
+        try:
+            self._own = self._open(self._url, create=create)
+        except StepkeepError as exc:
+            if exc.code in KEY_TROUBLE:
+                with suppress(OSError):
+                    self.spool.note_key_record(self.spool.key_record() or "")
+            raise
+        if (text := _key_record(self._own)) is not None:
+            with suppress(OSError):
+                self.spool.note_key_record(text)
+        return self._own
 
     def phases(self) -> Store | None:
         """The phase checkpoints of other programs; None where there are none, or they cannot be used."""
@@ -92,7 +110,30 @@ class _Stores:
         url = self._url or default_url(self._settings())
         file = database_name(url)
         place = url if file is None else os.path.abspath(file)  # noqa: PTH100
-        return Spool(f"{self.spool_root}/{sha256(place.encode('utf-8', 'replace')).hexdigest()[:32]}")
+        name = sha256(place.encode("utf-8", "replace")).hexdigest()[:32]
+        return Spool(f"{self.spool_root}/{name}", self._cipher)
+
+    def _cipher(self) -> Cipher | None:
+        """What encrypts the events that wait for the agent's own store; None where it is not encrypted.
+
+        Raises:
+            OSError: it is, and there is no key: nothing of the event may be written.
+        """
+        noted = self.spool.key_record()
+        is_likely = noted is not None or any(self.environ.get(name) for name in KEY_VARIABLES)
+        if self._own is None and not is_likely:
+            return None  # the first save will tell
+        try:
+            if self._own is None and not noted:
+                self.own()
+            if self._own is not None:
+                return cipher_of(self._own.engine.backend)
+            key = key_of(self.environ)
+            if key is None or not noted:
+                raise OSError("the store is encrypted, and there is no key")
+            return cipher_by(noted, key)
+        except StepkeepError as exc:
+            raise OSError("the store is encrypted, and its key cannot be used") from exc
 
     @property
     def spool_root(self) -> str:
@@ -174,6 +215,13 @@ class _Stores:
                     store._settle()
                 else:
                     store.close()
+
+
+def _key_record(store: Store | None) -> str | None:
+    """What an encrypted store keeps of its keys; None of one that is not."""
+    return (
+        None if store is None or cipher_of(store.engine.backend) is None else record_of(store.engine.backend)
+    )
 
 
 def _cwd() -> str | None:

@@ -10,17 +10,25 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
 from stepkeep import typed
+from stepkeep.errors import Corrupt
 from stepkeep.recording.coding_agents.hook_events import HookEvent
 from stepkeep.recording.coding_agents.hook_notes import digest_of
 from stepkeep.recording.coding_agents.hook_process import folder_of
 from stepkeep.storage.disk import make_private_directory, sync_directory
+
+if TYPE_CHECKING:
+    from stepkeep.codec.encryption import Cipher
+
+FindCipher: TypeAlias = "Callable[[], Cipher | None]"
+"""Finds what encrypts the events that wait for a store; None if that is not encrypted. Raises `OSError` where it is,
+and there is no key: then nothing may be written."""
 
 OWN_SECONDS: Final = 2.0
 """How long a hook that needs the events before its own waits for them, where other processes are saving them."""
@@ -35,6 +43,9 @@ MAX_KEPT: Final = 2000
 """A store that is away for days must not fill the disk."""
 
 _ENDING: Final = ".json"
+_KEY_RECORD: Final = "keys"
+_PLACE: Final = b"stepkeep spool"
+_NEW: Final = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Spooled:
@@ -67,22 +78,44 @@ class Spooled:
 
 
 class Spool:
-    """The events that wait for one store."""
+    """The events that wait for one store; those for an encrypted one are encrypted too."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, find_cipher: FindCipher = lambda: None) -> None:
         self._folder = folder
+        self._find_cipher = find_cipher
+
+    def key_record(self) -> str | None:
+        """What was noted of the keys of the store, for when it cannot be opened; None if it is not encrypted, as far as
+        is known, and empty where it is and nobody could open it yet."""
+        try:
+            with open(f"{self._folder}/{_KEY_RECORD}", encoding="utf-8") as file:  # noqa: PTH123
+                return file.read()
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def note_key_record(self, text: str) -> None:
+        """Note that the store is encrypted: an event is never written in clear from now on."""
+        if self.key_record() != text:
+            make_private_directory(self._folder)
+            temporary = f"{self._folder}/.{_KEY_RECORD}-{os.urandom(8).hex()}"
+            descriptor = os.open(temporary, _NEW, 0o600)
+            try:
+                os.write(descriptor, text.encode())
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, f"{self._folder}/{_KEY_RECORD}")  # noqa: PTH105
 
     def put(self, event: HookEvent) -> Spooled:
         """Keep an event durably. Raises `OSError` when that is not possible."""
+        content = self._content_in(event)
         make_private_directory(self._folder)
         if len(os.listdir(self._folder)) >= MAX_KEPT:  # noqa: PTH208
             raise OSError(f"{self._folder} is full")
         name = f"{time.time_ns() // 1000:020d}-{os.urandom(8).hex()}-{digest_of(event.session)}"
         path, temporary = f"{self._folder}/{name}{_ENDING}", f"{self._folder}/.{name}"
-        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(temporary, flags, 0o600)
+        descriptor = os.open(temporary, _NEW, 0o600)
         try:
-            content = msgspec.json.encode(event)
             if os.write(descriptor, content) != len(content):
                 raise OSError("the disk took only a part of it")
             os.fsync(descriptor)
@@ -96,6 +129,10 @@ class Spool:
             raise
         return Spooled(path, event, descriptor)
 
+    def _content_in(self, event: HookEvent) -> bytes:
+        content, cipher = msgspec.json.encode(event), self._find_cipher()
+        return content if cipher is None else cipher.encrypt(content, _PLACE)
+
     def left_behind(
         self, own: str, *, until: Spooled | None = None, wait_seconds: float = 0.0
     ) -> tuple[list[Spooled], bool]:
@@ -108,7 +145,7 @@ class Spool:
             is_own = name.endswith(f"-{digest_of(own)}{_ENDING}")
             if is_own and is_busy:
                 continue
-            taken, is_held = _take(f"{self._folder}/{name}", deadline if is_own else 0.0)
+            taken, is_held = _take(f"{self._folder}/{name}", deadline if is_own else 0.0, self._find_cipher)
             if taken is not None:
                 found.append(taken)
             is_busy |= is_own and is_held
@@ -138,7 +175,7 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _take(path: str, until: float) -> tuple[Spooled | None, bool]:
+def _take(path: str, until: float, find_cipher: FindCipher) -> tuple[Spooled | None, bool]:
     """The event in a file, locked; None with whether another process holds it even then."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -148,8 +185,14 @@ def _take(path: str, until: float) -> tuple[Spooled | None, bool]:
     try:
         is_held = not _locked(descriptor, until) and not _is_stuck(path)
         if not is_held and os.path.exists(path):  # noqa: PTH110
-            return Spooled(path, typed.from_json(_content(descriptor), HookEvent), descriptor), False
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            content = _content(descriptor)
+            if not content.startswith(b"{"):
+                cipher = find_cipher()
+                if cipher is None:
+                    raise Corrupt("an event is encrypted, and its store is not")
+                content = cipher.decrypt(content, _PLACE)
+            return Spooled(path, typed.from_json(content, HookEvent), descriptor), False
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, Corrupt):
         _set_aside(path)
     os.close(descriptor)
     return None, is_held

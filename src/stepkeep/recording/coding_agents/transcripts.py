@@ -143,7 +143,7 @@ def load_transcript(engine: Engine, header: Header) -> KeptTranscript:
 def pieces_of(engine: Engine, header: Header) -> Iterator[bytes]:
     """A transcript as it was at a checkpoint, byte for byte, verified, piece by piece."""
     for piece in load_transcript(engine, header).pieces:
-        yield engine.load_blob(piece.digest)
+        yield engine.load_blob(piece.digest, header.session)
 
 
 def view_of(engine: Engine, header: Header) -> TranscriptView:
