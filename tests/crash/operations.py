@@ -17,9 +17,11 @@ from stepkeep.engine import Engine
 from stepkeep.engine.engine import SETTLING
 from stepkeep.errors import BackendUnavailable, Conflict
 from stepkeep.maintenance.backup import backup, restore_backup
-from stepkeep.maintenance.copying import copy
+from stepkeep.maintenance.copying import copy, copy_into
 from stepkeep.maintenance.space import reclaim, sweep
 from stepkeep.storage.files import FilesBackend
+from stepkeep.storage.key_slots import unlocked
+from stepkeep.storage.port import SessionQuery
 from stepkeep.storage.sqlite import SqliteBackend
 from tests.crash import agent, trees
 from tests.crash.stores import BUSY_SECONDS, FILES, SQLITE, Operation, Say
@@ -178,6 +180,41 @@ def copied(store: Store, root: Path, say: Say) -> None:
         target.close()
 
 
+SEALED = "sealed.db"
+SECRET = b"k" * 32
+
+
+def copy_encrypted(store: Store, root: Path, say: Say) -> None:
+    report = copy_into(store.engine, f"sqlite:{root}/{SEALED}", find_key=lambda: SECRET, encrypt=True)
+    if not report.is_whole:
+        raise BackendUnavailable(str(report))
+
+
+def copy_is_sealed(store: Store, root: Path) -> list[str]:
+    """Whatever is there of the copy is encrypted, and intact."""
+    if not (root / SEALED).exists():
+        return []
+    backend = SqliteBackend(root / SEALED, busy_seconds=BUSY_SECONDS)
+    if backend.key_record() is None:
+        found = [each.key for each in backend.sessions(SessionQuery())]
+        backend.close()
+        return [f"{found} are not encrypted"] if found else []
+    with Store(unlocked(backend, lambda: SECRET)) as copy:
+        return [f"the copy: {each.message}" for each in copy.verify().findings if each.code != MISSING]
+
+
+MISSING = "checkpoint_missing"
+"""A copy that was stopped does not have everything yet."""
+
+
+def copy_has_all(store: Store, root: Path) -> list[str]:
+    with Store(unlocked(SqliteBackend(root / SEALED), lambda: SECRET)) as copy:
+        mine = {info.key: store.get(info.key).load().state for info in store.sessions()}
+        theirs = {info.key: copy.get(info.key).load().state for info in copy.sessions()}
+        wrong = [f"the copy has {theirs} of {mine}"] if mine != theirs else []
+        return [*wrong, *(each.message for each in copy.verify().findings)]
+
+
 KEPT = "kept.db"
 
 
@@ -291,6 +328,14 @@ OPERATIONS = {
         Operation("gzip", six, gzip, kinds=("files-run",)),
         Operation("backup", three, back_up),
         Operation("copy", three, copied),
+        Operation(
+            "copy encrypted",
+            three,
+            copy_encrypted,
+            kinds=(SQLITE,),
+            at_any_time=copy_is_sealed,
+            when_done=copy_has_all,
+        ),
         Operation("backup put back", backed_up, put_back, kinds=(SQLITE,), at_any_time=replaced_is_kept),
         Operation("restore", three, restore),
         Operation("fork", three, fork),
