@@ -21,6 +21,7 @@ MODULES: Final = {
     "files": "benchmarks.files",
     "postgres": "benchmarks.postgres",
     "scale": "benchmarks.scale",
+    "sealed": "benchmarks.sealed",
     "startup": "benchmarks.startup",
     "travel": "benchmarks.travel",
     "walk": "benchmarks.walk",
