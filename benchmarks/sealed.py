@@ -13,7 +13,7 @@ from benchmarks.timing import seconds_of
 from benchmarks.workloads import conversation
 
 KEY: Final = b"k" * 32
-SIZES: Final = {"94 KB": (30, 60, 1.15), "2 MB": (950, 1000, 1.25)}
+SIZES: Final = {"94 KB": (30, 60, 1.15), "2 MB": (850, 1000, 1.25)}
 """The size of the state, from which step to which it is about that, and what a save may cost at most."""
 
 QUICK_STEPS: Final = 40
