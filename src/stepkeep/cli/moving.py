@@ -81,7 +81,9 @@ def _back_up_every(
         )
     with told_to_end(0):
         try:
-            for attempt in api.backups_every(partial(opened_without_key, settings), destination, every=every, **options):
+            for attempt in api.backups_every(
+                partial(opened_without_key, settings), destination, every=every, **options
+            ):
                 settings.show(attempt, _print_attempt)
         except KeyboardInterrupt:
             sys.exit(0)
