@@ -150,6 +150,7 @@ def test_a_save_is_automatic_or_manual(cli: Filled) -> None:
     assert "exclude each other" in _is_refused(cli, "save", "a", "--state", "1", "--auto", "--manual")
     for option, kind in ((["--manual"], "manual"), (["--auto"], "auto"), ([], "auto")):
         assert cli("save", "a", "--state", "1", *option, "--json").json["trigger"]["kind"] == kind
+    assert cli("save", "a", "--state", "1", "-m", "as in git", "--json").json["message"] == "as in git"
 
 
 @pytest.mark.parametrize("url", ["sqlite", "workflow"])

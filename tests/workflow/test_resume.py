@@ -307,7 +307,10 @@ def test_nothing_to_resume(flows: Flows) -> None:
     assert flows.here("resume", "other").code == 3
     with stepkeep.open(flows.url) as store:
         store.session("empty", workflow="n")
+        store.session("by hand").save({"n": 1})
     assert "has no checkpoint to resume from" in flows.here("resume", "empty").err
+    told = flows.here("resume", "by hand")
+    assert (told.code, "`stepkeep show SESSION --raw` prints it" in told.err) == (2, True)
 
 
 def test_a_session_that_is_no_workflow(flows: Flows) -> None:

@@ -223,7 +223,11 @@ def _completed(index: int, entry: StepProgress, result: StepResult) -> dict[str,
 def origin_of(state: Any) -> WorkflowOrigin:
     """Where the workflow of a stored state came from, or `InvalidInput` when it is not the state of a workflow."""
     if not isinstance(state, Mapping) or not isinstance(state.get("workflow"), Mapping):
-        raise InvalidInput("this is not the state of a workflow", code="not_resumable")
+        raise InvalidInput(
+            "this is not the state of a workflow, so the program that saved it has to go on with it; "
+            "`stepkeep show SESSION --raw` prints it",
+            code="not_resumable",
+        )
     if state.get("version") != VERSION:
         raise InvalidInput(
             f"this state has version {state.get('version')!r}, and this release reads {VERSION}",
