@@ -93,8 +93,10 @@ def test_a_project_decides_about_its_own_sessions(machine: Machine) -> None:
 
 def test_a_session_carries_the_rules_it_was_made_under(machine: Machine) -> None:
     """Pruning from another folder goes by the rules of the session's project, and by the user's own."""
-    project, other = machine.folder("project", "retention: {keep_last: 2}"), machine.folder("other")
+    file = "retention: {keep_last: 2}\nkeeper: {enabled: false}"
+    project, other = machine.folder("project", file), machine.folder("other")
     save(machine, project, "ours", 4)
+    assert len(machine.did(project, "log", "ours").splitlines()) == 4
     machine.did(other, "prune", "--all")
     assert len(machine.did(other, "log", "ours").splitlines()) == 2
 
