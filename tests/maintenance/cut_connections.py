@@ -16,11 +16,14 @@ class CuttingProxy:
     """Passes everything on to a port, but for what it cuts.
 
     With `every_bytes` the connection that reaches each multiple of it is cut in the middle, whichever way the bytes go.
-    With `every_request` each so-manieth request reaches the server, and its answer is lost.
+    With `every_request` each so-manieth request reaches the server, and its answer is lost. After `last_request` none
+    reaches it any more.
     """
 
-    def __init__(self, port: int, *, every_bytes: int = 0, every_request: int = 0) -> None:
-        self._upstream = port
+    def __init__(
+        self, port: int, *, every_bytes: int = 0, every_request: int = 0, last_request: int = 0
+    ) -> None:
+        self._upstream, self._last_request = port, last_request
         self._every_bytes, self._every_request = every_bytes, every_request
         self._bytes = self._requests = 0
         self.cuts = 0
@@ -54,6 +57,8 @@ class CuttingProxy:
             while chunk := source.recv(65536):
                 if is_request and self._is_chosen(chunk):
                     is_lost.set()
+                if self._last_request and self._requests > self._last_request:
+                    break
                 passed = 0 if is_lost.is_set() and not is_request else self._allowed(len(chunk))
                 target.sendall(chunk[:passed])
                 if passed < len(chunk):
@@ -65,11 +70,11 @@ class CuttingProxy:
             each.close()
 
     def _is_chosen(self, chunk: bytes) -> bool:
-        if not self._every_request or chunk[:4] not in _METHODS:
+        if chunk[:4] not in _METHODS:
             return False
         with self._lock:
             self._requests += 1
-            is_chosen = self._requests % self._every_request == 0
+            is_chosen = bool(self._every_request) and self._requests % self._every_request == 0
             self.cuts += is_chosen
             return is_chosen
 
