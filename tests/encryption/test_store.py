@@ -11,6 +11,7 @@ import pytest
 
 import stepkeep
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, Unsupported
+from stepkeep.storage import port
 from tests.encryption.stores_of_encryption import KEY, MARK, cells, marked_files, opened, rows
 
 
@@ -48,6 +49,17 @@ def project(tmp_path: Path) -> Path:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "stores" / "agent.db"
+
+
+@pytest.mark.parametrize(
+    "ability", ["TellsFacts", "TakesSnapshots", "ClaimsSessions", "BoundsLog", "LooksOver"]
+)
+def test_what_a_backend_can_do_it_can_do_encrypted(path: Path, ability: str) -> None:
+    """Who asks looks for the methods: an ability that the layer does not hand on would silently be missing."""
+    wanted = getattr(port, ability)
+    with opened(path, encrypt=True) as store, opened(path.with_name("clear.db"), key=None) as clear:
+        assert isinstance(store.engine.backend, wanted) == isinstance(clear.engine.backend, wanted)
+        assert isinstance(clear.engine.backend, wanted)
 
 
 def test_everything_comes_back_to_who_has_the_key(path: Path, project: Path) -> None:

@@ -713,6 +713,12 @@ class _TakesSnapshots(EncryptedBackend):
         self.inner.snapshot(path, progress=progress)
 
 
+class _BoundsLog(EncryptedBackend):
+    def bound_log(self, max_bytes: int) -> None:
+        assert isinstance(self.inner, port.BoundsLog)
+        self.inner.bound_log(max_bytes)
+
+
 class _ClaimsSessions(EncryptedBackend):
     def claim(
         self,
@@ -759,6 +765,7 @@ class _LooksOver(EncryptedBackend):
 _ABILITIES: Final[tuple[tuple[Any, type[EncryptedBackend]], ...]] = (
     (port.TellsFacts, _TellsFacts),
     (port.TakesSnapshots, _TakesSnapshots),
+    (port.BoundsLog, _BoundsLog),
     (port.ClaimsSessions, _ClaimsSessions),
     (port.LooksOver, _LooksOver),
 )
