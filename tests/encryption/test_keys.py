@@ -120,6 +120,7 @@ def test_a_command_is_not_run_for_a_store_that_is_not_encrypted(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = tmp_path / "ran"
+    stepkeep.open(f"sqlite:{path}").close()
     monkeypatch.setenv("STEPKEEP_KEY_COMMAND", f"{sys.executable} -c \"open('{trace}', 'w')\"")
     stepkeep.open(f"sqlite:{path}").close()
     assert not trace.exists()

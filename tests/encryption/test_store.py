@@ -62,6 +62,26 @@ def test_what_a_backend_can_do_it_can_do_encrypted(path: Path, ability: str) -> 
         assert isinstance(clear.engine.backend, wanted)
 
 
+def test_a_key_is_never_given_in_vain(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who names a key believes that the store is encrypted: a new one is, and for another the key is refused."""
+    plain = path.with_name("plain.db")
+    with opened(plain, key=None) as store:
+        store.session("run").save({"text": MARK})
+    with pytest.raises(NotFound, match="not encrypted") as caught:
+        opened(plain)
+    assert caught.value.code == "not_encrypted"
+    monkeypatch.setenv("STEPKEEP_KEY", "correct horse battery staple")
+    with opened(plain, key=None) as store:
+        assert store.get("run").latest().state == {"text": MARK}
+    with opened(path, key=None) as store:
+        store.session("run").save({"text": MARK})
+    monkeypatch.delenv("STEPKEEP_KEY")
+    with pytest.raises(InvalidInput) as missing:
+        opened(path, key=None)
+    assert missing.value.code == "key_missing"
+    assert all(MARK not in str(value) for _, value in cells(path))
+
+
 def test_everything_comes_back_to_who_has_the_key(path: Path, project: Path) -> None:
     """In another process: states, details, files, messages, tags, metadata, events, annotations."""
     with opened(path, encrypt=True) as store:

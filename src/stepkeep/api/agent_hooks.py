@@ -13,7 +13,8 @@ import msgspec
 from stepkeep import config
 from stepkeep.api.opening import open
 from stepkeep.api.store import Store
-from stepkeep.config.key_sources import KEY_VARIABLES, key_of
+from stepkeep.config.key_sources import key_of
+from stepkeep.config.settings import KEY_VARIABLES
 from stepkeep.config.store_names import default_url
 from stepkeep.errors import InvalidInput, StepkeepError
 from stepkeep.recording.coding_agents import environment, hook_events, hook_process

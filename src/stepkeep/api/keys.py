@@ -93,12 +93,17 @@ class Keys:
 def _record(backend: Backend) -> str:
     text = record_of(backend)
     if not text:
-        raise NotFound(
-            f"{backend.url} is not encrypted: `stepkeep key init` makes a new store that is, `stepkeep copy --encrypt` "
-            "an encrypted copy of this one",
-            code="not_encrypted",
-        )
+        raise not_encrypted(backend)
     return text
+
+
+def not_encrypted(backend: Backend) -> NotFound:
+    """What to raise where a key is given for a store that has none."""
+    return NotFound(
+        f"{backend.url} is not encrypted: `stepkeep key init` makes a new store that is, `stepkeep copy --encrypt` "
+        "an encrypted copy of this one",
+        code="not_encrypted",
+    )
 
 
 def copy_store(

@@ -6,16 +6,17 @@ import os
 from collections.abc import Callable
 
 from stepkeep import config as configuration
-from stepkeep.api.keys import finder_of
+from stepkeep.api.keys import finder_of, not_encrypted
 from stepkeep.api.store import Store
 from stepkeep.codec import exact
 from stepkeep.codec.compression import Compression
 from stepkeep.config import Settings
+from stepkeep.config.settings import KEY_VARIABLES
 from stepkeep.config.store_names import default_url
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import utc_now_us
 from stepkeep.storage.key_slots import Key, unlocked
-from stepkeep.storage.urls import missing_location, open_backend
+from stepkeep.storage.urls import database_name, missing_location, open_backend
 
 
 def open(
@@ -44,13 +45,15 @@ def open(
 
     An encrypted store is opened by `key`: a passphrase as text, a secret of 32 bytes or more, the path of a key file,
     or a `KeyService`; without one by what `STEPKEEP_KEY_FILE`, `STEPKEEP_KEY_COMMAND` or `STEPKEEP_KEY` name. With
-    `encrypt` a store that is empty becomes an encrypted one, and any other must be one. With `locked` no key is looked
-    for: an encrypted store can then be verified, backed up and pruned, and nothing in it read or written.
+    `encrypt` a store that is empty becomes an encrypted one, and any other must be one; a new database becomes one too
+    while the environment names a key. With `locked` no key is looked for: an encrypted store can then be verified,
+    backed up and pruned, and nothing in it read or written.
 
     Raises:
         InvalidInput: the configuration, the URL or an option makes no sense; there is no key (`key_missing`), or it
             opens nothing (`key_wrong`).
-        NotFound: there is no such store (`store_not_found`), and `create` is False.
+        NotFound: there is no such store (`store_not_found`), and `create` is False; or it is not encrypted, and a `key`
+            is given (`not_encrypted`).
         Conflict: `encrypt` is given, and the store has sessions that are not encrypted (`store_not_empty`).
         Unsupported: a store of this kind cannot be encrypted (`encryption_unsupported`).
         BackendUnavailable: the command for the key failed (`key_unavailable`), or the store cannot be used.
@@ -64,9 +67,13 @@ def open(
     url = default_url(settings) if url is None else url
     if not create and (place := missing_location(url)) is not None:
         raise NotFound(f"no store at {place} yet: the first save creates it", code="store_not_found")
+    if key is None and not encrypt and any(map(os.environ.get, KEY_VARIABLES)):
+        encrypt = database_name(url) is not None and missing_location(url) is not None
     backend = open_backend(url, busy_seconds=busy_seconds)
     try:
         usable = unlocked(backend, finder_of(key), encrypt=encrypt, locked=locked, clock=clock)
+        if key is not None and usable is backend:
+            raise not_encrypted(backend)
     except BaseException:
         backend.close()
         raise

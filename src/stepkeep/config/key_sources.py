@@ -9,12 +9,10 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
+from stepkeep.config.settings import KEY_VARIABLES
 from stepkeep.errors import BackendUnavailable, InvalidInput
 
-KEY_FILE: Final = "STEPKEEP_KEY_FILE"
-KEY_COMMAND: Final = "STEPKEEP_KEY_COMMAND"
-KEY: Final = "STEPKEEP_KEY"
-KEY_VARIABLES: Final = (KEY_FILE, KEY_COMMAND, KEY)
+KEY_FILE, KEY_COMMAND, KEY = KEY_VARIABLES
 
 COMMAND_SECONDS: Final = 5.0
 """How long a command may take to print a key: hooks of agents wait for it."""

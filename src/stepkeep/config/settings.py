@@ -35,6 +35,9 @@ VARIABLES: Final = {
 }
 """The environment variables that set a key. An empty one counts as not set."""
 
+KEY_VARIABLES: Final = ("STEPKEEP_KEY_FILE", "STEPKEEP_KEY_COMMAND", "STEPKEEP_KEY")
+"""Those that name the key of an encrypted store, the strongest first."""
+
 DEFAULTS: Final[Mapping[str, Any]] = {
     "store": None,
     "profile": "standard",
