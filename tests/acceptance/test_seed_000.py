@@ -230,7 +230,7 @@ def test_ac6_fallback_exhaustion(place: Place) -> None:
     """AC6: when all are damaged, each is tried once; the error has their number and says how to go on."""
     for header in save_steps(place, 10):
         place.damage(header.id)
-    done = run("show", SESSION, exit_code=4)
+    done = run("show", SESSION, "--verbose", exit_code=4)
     assert done.stdout == ""
     assert "No valid checkpoint found (tried 10 checkpoints)" in done.stderr
     assert f"Start session '{SESSION}' afresh" in done.stderr

@@ -160,10 +160,10 @@ def _print_history(found: api.History) -> None:
         return
     latest, *older = found.checkpoints
     more = found.total - len(found.checkpoints) - len(found.damaged)
-    texts = [f"Latest: {_history_entry(latest)}"]
+    texts = [hanging("Latest: ", _history_entry(latest))]
     if older or more:
         texts.append("History:")
-    texts += [f"  - {_history_entry(each)}" for each in older]
+    texts += [hanging("  - ", _history_entry(each)) for each in older]
     if more:
         texts.append(f"  ... ({more} more)")
     lines(texts)
