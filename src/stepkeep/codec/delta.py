@@ -359,10 +359,10 @@ def apply_edits(base: bytes, splices: Iterable[tuple[bytes, int]]) -> bytes:
     start = start_of(base)
     for packed, size in splices:
         edits = unpack(packed, start)
-        total += sum(len(edit.put) - edit.cut for edit in edits)
+        before, total = total, total + sum(len(edit.put) - edit.cut for edit in edits)
         if total != size:
             raise Corrupt(f"a splice yields {total} bytes, recorded were {size}")
-        pieces = _spliced(pieces, edits)
+        pieces = _spliced(pieces, before, edits) if edits else pieces
         if len(pieces) > _MAX_PIECES:
             pieces = [memoryview(b"".join(pieces))]
         if edits and edits[0].keep < START_BYTES:
@@ -396,9 +396,12 @@ def edited(base: bytes, edits: list[Edit]) -> bytes:
     return b"".join(pieces)
 
 
-def _spliced(pieces: Iterable[memoryview], edits: list[Edit]) -> list[memoryview]:
-    """Content in consecutive pieces, edited without copying it."""
-    left = deque(pieces)
+def _spliced(pieces: list[memoryview], size: int, edits: list[Edit]) -> list[memoryview]:
+    """Content of a size in consecutive pieces, edited without copying it.
+
+    What comes before the first edit is not looked at: most contents grow at their end.
+    """
+    result, left = pieces, _cut_off(pieces, size - edits[0].keep)
 
     def take(count: int) -> Iterator[memoryview]:
         while count:
@@ -411,14 +414,28 @@ def _spliced(pieces: Iterable[memoryview], edits: list[Edit]) -> list[memoryview
             count -= len(piece)
             yield piece
 
-    result: list[memoryview] = []
-    for keep, cut, put in edits:
-        result += take(keep)
+    for number, (keep, cut, put) in enumerate(edits):
+        result += take(keep) if number else ()
         for _ in take(cut):
             pass
         if put:
             result.append(memoryview(put))
     return [*result, *left]
+
+
+def _cut_off(pieces: list[memoryview], count: int) -> deque[memoryview]:
+    """The last bytes of pieces, which lose them."""
+    if count < 0:
+        raise Corrupt("a splice reaches past the end of its base")
+    end: deque[memoryview] = deque()
+    while count:
+        piece = pieces.pop()
+        if len(piece) > count:
+            pieces.append(piece[:-count])
+            piece = piece[-count:]
+        count -= len(piece)
+        end.appendleft(piece)
+    return end
 
 
 class _Comparison:
