@@ -77,8 +77,11 @@ class Filled:
         self._count = sessions
         self._checkpoints = checkpoints
         self._random = random.Random(sessions)
+        self._store = self._opened()
+
+    def _opened(self) -> stepkeep.Store:
         settings = config.load(cwd=None, environ={}, flags={"keeper.enabled": False})
-        self._store = stepkeep.open(server.url(self._schema), config=settings)
+        return stepkeep.open(self._server.url(self._schema), config=settings)
 
     def __enter__(self) -> Filled:
         engine, words = self._store.engine, random.Random(7)
@@ -92,6 +95,8 @@ class Filled:
                     pending.result()  # the first one commits all that wait
         with closing(self._server.connect(self._schema)) as connection:
             connection.execute("VACUUM ANALYZE")
+        self._store.close()
+        self._store = self._opened()  # who filled it remembers sessions, more of them in the large store
         return self
 
     def __exit__(self, *_: object) -> None:
