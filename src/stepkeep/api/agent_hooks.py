@@ -13,14 +13,12 @@ import msgspec
 from stepkeep import config
 from stepkeep.api.opening import open
 from stepkeep.api.store import Store
-from stepkeep.config.key_sources import key_of
 from stepkeep.config.settings import KEY_VARIABLES
 from stepkeep.config.store_names import default_url
 from stepkeep.errors import InvalidInput, StepkeepError
 from stepkeep.recording.coding_agents import environment, hook_events, hook_process
 from stepkeep.recording.coding_agents.responses import respond
 from stepkeep.recording.coding_agents.spool import Spool, Spooled, spool_root
-from stepkeep.storage.key_slots import cipher_by, cipher_of, record_of
 from stepkeep.storage.urls import database_name
 
 if TYPE_CHECKING:
@@ -124,6 +122,9 @@ class _Stores:
         is_likely = noted is not None or any(self.environ.get(name) for name in KEY_VARIABLES)
         if self._own is None and not is_likely:
             return None  # the first save will tell
+        from stepkeep.config.key_sources import key_of
+        from stepkeep.storage.key_slots import cipher_by, cipher_of
+
         try:
             if self._own is None and not noted:
                 self.own()
@@ -220,9 +221,11 @@ class _Stores:
 
 def _key_record(store: Store | None) -> str | None:
     """What an encrypted store keeps of its keys; None of one that is not."""
-    return (
-        None if store is None or cipher_of(store.engine.backend) is None else record_of(store.engine.backend)
-    )
+    if store is None or getattr(store.engine.backend, "cipher", None) is None:
+        return None
+    from stepkeep.storage.key_slots import record_of
+
+    return record_of(store.engine.backend)
 
 
 def _cwd() -> str | None:

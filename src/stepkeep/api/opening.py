@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from stepkeep import config as configuration
-from stepkeep.api.keys import finder_of, not_encrypted
 from stepkeep.api.store import Store
 from stepkeep.codec import exact
 from stepkeep.codec.compression import Compression
@@ -15,8 +15,11 @@ from stepkeep.config.settings import KEY_VARIABLES
 from stepkeep.config.store_names import default_url
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import utc_now_us
-from stepkeep.storage.key_slots import Key, unlocked
+from stepkeep.storage.port import Backend, KeepsKeys
 from stepkeep.storage.urls import database_name, missing_location, open_backend
+
+if TYPE_CHECKING:
+    from stepkeep.storage.key_slots import Key
 
 
 def open(
@@ -71,9 +74,13 @@ def open(
         encrypt = database_name(url) is not None and missing_location(url) is not None
     backend = open_backend(url, busy_seconds=busy_seconds)
     try:
-        usable = unlocked(backend, finder_of(key), encrypt=encrypt, locked=locked, clock=clock)
-        if key is not None and usable is backend:
-            raise not_encrypted(backend)
+        usable = backend
+        if (
+            encrypt
+            or key is not None
+            or (isinstance(backend, KeepsKeys) and backend.key_record() is not None)
+        ):
+            usable = _unlocked(backend, key, encrypt=encrypt, locked=locked, clock=clock)
     except BaseException:
         backend.close()
         raise
@@ -85,3 +92,21 @@ def open(
         compression=compression,
         clock=clock,
     )
+
+
+def _unlocked(
+    backend: Backend,
+    key: Key | os.PathLike[str] | None,
+    *,
+    encrypt: bool,
+    locked: bool,
+    clock: Callable[[], int],
+) -> Backend:
+    """An encrypted store as who has its key sees it. Most are not, and do not pay for importing this."""
+    from stepkeep.api.keys import finder_of, not_encrypted
+    from stepkeep.storage.key_slots import unlocked
+
+    usable = unlocked(backend, finder_of(key), encrypt=encrypt, locked=locked, clock=clock)
+    if key is not None and usable is backend:
+        raise not_encrypted(backend)
+    return usable

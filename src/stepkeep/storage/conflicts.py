@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from stepkeep.errors import BackendUnavailable, Conflict, InvalidInput, NotFound, StepkeepError
 from stepkeep.model import Header, SessionInfo
-from stepkeep.secrets import url_without_password
 from stepkeep.storage.port import REPEATABLE, Append, Appended, Body, Lease, Seal
 
 
@@ -156,9 +155,15 @@ def body_changed(body: Body) -> Conflict:
     return Conflict(f"body {body.name!r} of {body.checkpoint} changed meanwhile", code="body_changed")
 
 
+def _shown(url: str) -> str:
+    from stepkeep.secrets import url_without_password
+
+    return url_without_password(url)
+
+
 def key_missing(url: str) -> InvalidInput:
     return InvalidInput(
-        f"{url_without_password(url)} is encrypted, and no key was given: set STEPKEEP_KEY_FILE, "
+        f"{_shown(url)} is encrypted, and no key was given: set STEPKEEP_KEY_FILE, "
         "STEPKEEP_KEY_COMMAND or STEPKEEP_KEY",
         code="key_missing",
     )
@@ -166,14 +171,14 @@ def key_missing(url: str) -> InvalidInput:
 
 def keys_changed(url: str) -> Conflict:
     return Conflict(
-        f"somebody else changed the keys of {url_without_password(url)}: look at them again, then repeat",
+        f"somebody else changed the keys of {_shown(url)}: look at them again, then repeat",
         code="keys_changed",
     )
 
 
 def store_not_empty(url: str) -> Conflict:
     return Conflict(
-        f"{url_without_password(url)} has sessions that are not encrypted: a store is encrypted from its creation or "
+        f"{_shown(url)} has sessions that are not encrypted: a store is encrypted from its creation or "
         "never; `stepkeep copy --encrypt` makes an encrypted copy of it",
         code="store_not_empty",
         retryable=False,
