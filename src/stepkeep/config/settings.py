@@ -221,10 +221,19 @@ class Settings(msgspec.Struct, frozen=True):
     @property
     def for_store(self) -> Settings:
         """What holds for the store as a whole: the user's settings, and the project's if the store is its own."""
-        store = self.given.get("store")
-        if self.users is None or (store is not None and store.origin.layer == "project"):
+        if self.users is None or self._has_own_store:
             return self
         return Settings(self.users, self.files)
+
+    @property
+    def _has_own_store(self) -> bool:
+        """Whether the store is the project's: its file names it, or it lies in its folder."""
+        file, store = self.project_file, self.given.get("store")
+        if file is None or store is None:
+            return False
+        from stepkeep.config.trust import is_inside
+
+        return store.origin.layer == "project" or is_inside(str(store.value), os.path.dirname(file))
 
     def for_work_in(self, folder: AnyPath) -> Settings:
         """What holds for work whose files are in a folder: the user's settings, and the project's within the project.
