@@ -21,7 +21,7 @@ FILES: Final = "files"
 """The names of a checkpoint's bodies: what was saved, what describes it, and the manifest of project files."""
 
 SHA256: Final = "sha256"
-HIDDEN_SHA256: Final = "siv-sha256"
+HIDDEN_SHA256: Final = "siv"
 """The kinds of digests in a header; the second one in an encrypted store."""
 
 PHASES: Final = ("observe", "think", "plan", "build", "execute", "verify", "learn")
@@ -88,7 +88,7 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The immutable description of one checkpoint. Its bytes are sealed: see `codec.integrity`.
 
-    `secret`, `cipher` and `stored` are there only while a header of an encrypted store is not decrypted.
+    `secret` and `cipher` are there only while a header of an encrypted store is not decrypted.
     """
 
     v: int
@@ -112,7 +112,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     digests: str = SHA256
     secret: str = ""
     cipher: str = ""
-    stored: str = ""
     chain: str = ""
 
     @property

@@ -7,6 +7,7 @@ anywhere in a checkpoint or in what it descends from shows.
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, Final
@@ -24,8 +25,7 @@ _CHAIN_CLOSE = b'"}'
 _DIGEST_CHARS = 64
 _TAIL = len(_CHAIN_OPEN) + _DIGEST_CHARS + len(_CHAIN_CLOSE)
 _CIPHER_OPEN = b',"cipher":"'
-_STORED_OPEN = b'","stored":"'
-_STORED_CHARS = 16
+_CHECK_BYTES = 5
 
 _encoder = msgspec.json.Encoder()
 _header_decoder = typed.json_decoder(Header)
@@ -77,7 +77,7 @@ def seal(
     parents: Sequence[str],
     parent_chains: Sequence[str | None],
     *,
-    encrypt: Callable[[bytes], str] | None = None,
+    encrypt: Callable[[bytes], bytes] | None = None,
 ) -> bytes:
     """The final header bytes of a draft that got its place. Pure: the backend calls it inside its transaction.
 
@@ -88,18 +88,20 @@ def seal(
     )
     try:
         unsealed = _encoder.encode(header)
-        _header_decoder.decode(unsealed)  # what cannot be read must never be written
+        if encrypt is None:  # else it was sealed in clear before
+            _header_decoder.decode(unsealed)  # what cannot be read must never be written
     except (msgspec.MsgspecError, TypeError, UnicodeEncodeError) as exc:
         raise unwritable(draft, exc) from exc
     body = unsealed[:-1]
     if encrypt is not None:
-        body += _CIPHER_OPEN + encrypt(body).encode()
-        body += _STORED_OPEN + _stored_digest(body) + b'"'
+        record = encrypt(body)
+        body += _CIPHER_OPEN + b64encode(record + _check(body, record)) + b'"'
     return body + _CHAIN_OPEN + sha256(unsealed).hexdigest().encode() + _CHAIN_CLOSE
 
 
-def _stored_digest(body: bytes) -> bytes:
-    return sha256(body).hexdigest()[:_STORED_CHARS].encode()
+def _check(clear: bytes, record: bytes) -> bytes:
+    """Shows damage to the cipher text of a header to those who cannot decrypt it."""
+    return sha256(clear + record).digest()[:_CHECK_BYTES]
 
 
 def unwritable(draft: Header, cause: Exception) -> InvalidInput:
@@ -122,13 +124,20 @@ def clear_part(sealed: bytes) -> bytes:
     return sealed[: sealed.rfind(_CIPHER_OPEN)]
 
 
-def _is_encrypted(sealed: bytes) -> bool:
-    """Whether these are the bytes of a header with a cipher text, as they were written."""
-    stored_at = len(sealed) - _TAIL - 1 - _STORED_CHARS - len(_STORED_OPEN)
-    clear, body = clear_part(sealed), sealed[: max(0, stored_at)]
-    tail = _STORED_OPEN + _stored_digest(body) + b'"'
-    tail += _CHAIN_OPEN + sha256(clear + b"}").hexdigest().encode() + _CHAIN_CLOSE
-    return body.startswith(clear + _CIPHER_OPEN) and sealed[len(body) :] == tail
+def _digest_of_clear(sealed: bytes) -> bytes:
+    return sha256(clear_part(sealed) + b"}").hexdigest().encode()
+
+
+def cipher_text(header: Header, clear: bytes) -> bytes:
+    """The cipher text in a header with that clear part; `Corrupt` when it is damaged."""
+    try:
+        stored = b64decode(header.cipher, validate=True)
+    except ValueError:
+        stored = b""
+    record, check = stored[:-_CHECK_BYTES], stored[-_CHECK_BYTES:]
+    if not record or check != _check(clear, record):
+        raise Corrupt("header bytes do not match their digest", checkpoint=header.id)
+    return record
 
 
 def chain_of(sealed: bytes) -> str:
@@ -151,7 +160,7 @@ def open_header(sealed: bytes, *, expect_id: str | None = None) -> Header:
     unsealed = sealed[:-_TAIL] + b"}"
     tail = _CHAIN_OPEN + sha256(unsealed).hexdigest().encode() + _CHAIN_CLOSE
     is_encrypted = sealed[-_TAIL:] != tail
-    if is_encrypted and not _is_encrypted(sealed):
+    if is_encrypted and sealed[-_TAIL:] != _CHAIN_OPEN + _digest_of_clear(sealed) + _CHAIN_CLOSE:
         raise Corrupt("header bytes do not match their digest", checkpoint=expect_id)
     try:
         version = _version_decoder.decode(sealed).v
@@ -170,6 +179,8 @@ def open_header(sealed: bytes, *, expect_id: str | None = None) -> Header:
             )
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
         raise Corrupt(f"header is not valid: {exc}", code=SCHEMA_INVALID, checkpoint=expect_id) from exc
+    if is_encrypted:
+        cipher_text(header, clear_part(sealed))
     if len(header.parents) != len(header.parent_chains):
         raise Corrupt("a header has other parents than chains", code=SCHEMA_INVALID, checkpoint=expect_id)
     if expect_id is not None and header.id != expect_id:

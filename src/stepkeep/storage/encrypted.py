@@ -8,7 +8,6 @@ the format.
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -115,8 +114,8 @@ class EncryptedBackend:
     def _sealed(
         self, hidden: Header, secret: bytes, seq: int, parents: Sequence[str], chains: Sequence[str | None]
     ) -> bytes:
-        def encrypt(clear: bytes) -> str:
-            return self.cipher.encrypt_text(secret, place("header") + clear)
+        def encrypt(clear: bytes) -> bytes:
+            return self.cipher.encrypt(secret, place("header") + clear)
 
         return integrity.seal(hidden, seq, parents, chains, encrypt=encrypt)
 
@@ -128,9 +127,8 @@ class EncryptedBackend:
         hidden, secret = self._hidden(header, header.chain)
         chains = [self._chain_of(header.session, parent) for parent in header.parents]
 
-        def encrypt(clear: bytes) -> str:
-            at = place("header") + clear
-            return b64encode(self.cipher.encrypt_again(secret, at)).decode()
+        def encrypt(clear: bytes) -> bytes:
+            return self.cipher.encrypt_again(secret, place("header") + clear)
 
         return integrity.seal(hidden, header.seq, header.parents, chains, encrypt=encrypt)
 
@@ -150,7 +148,8 @@ class EncryptedBackend:
             raise Corrupt(
                 f"the header of {stored.id} is not encrypted, in a store that is", checkpoint=stored.id
             )
-        plain = self.cipher.decrypt(record_of(stored.cipher), place("header") + integrity.clear_part(raw))
+        clear = integrity.clear_part(raw)
+        plain = self.cipher.decrypt(integrity.cipher_text(stored, clear), place("header") + clear)
         secret, uid = _secrets.decode(plain), stored.session
         expected = ""
         if plain != _NOTHING:
@@ -172,7 +171,6 @@ class EncryptedBackend:
             digests=SHA256,
             secret="",
             cipher="",
-            stored="",
         )
 
     def _row(self, row: port.HeaderRow) -> port.HeaderRow:
