@@ -56,7 +56,7 @@ from stepkeep.runs.run_options import Handler
 from stepkeep.runs.scripts import Run
 from stepkeep.runs.signals import Cancellation, cancellation
 from stepkeep.runs.workflows import Workflows
-from stepkeep.storage.key_slots import Key
+from stepkeep.storage.port import Key
 
 if TYPE_CHECKING:
     from stepkeep.api.investigating import Investigation

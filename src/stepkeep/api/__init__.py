@@ -272,9 +272,14 @@ if TYPE_CHECKING:
         WorkflowRun as WorkflowRun,
         Workflows as Workflows,
     )
-    from stepkeep.storage.key_slots import KeyService as KeyService, SlotInfo as SlotInfo
+    from stepkeep.storage.key_slots import SlotInfo as SlotInfo
     from stepkeep.storage.disk import write_file as write_file
-    from stepkeep.storage.port import ANY_HEAD as ANY_HEAD, Event as Event, Usage as Usage
+    from stepkeep.storage.port import (
+        ANY_HEAD as ANY_HEAD,
+        Event as Event,
+        KeyService as KeyService,
+        Usage as Usage,
+    )
     from stepkeep.workspace.bisection import Bisection as Bisection, BisectStep as BisectStep
     from stepkeep.workspace.captured_files import (
         FileList as FileList,
@@ -373,8 +378,8 @@ _NAMES_BY_MODULE = {
     "runs.workflow.definition": "NOT_TRUE InvalidWorkflow Workflow",
     "runs.workflows": "PlannedWorkflow QueuedWorkflow WorkflowRun Workflows",
     "storage.disk": "write_file",
-    "storage.key_slots": "KeyService SlotInfo",
-    "storage.port": "ANY_HEAD Event Usage",
+    "storage.key_slots": "SlotInfo",
+    "storage.port": "ANY_HEAD Event KeyService Usage",
     "workspace.bisection": "BisectStep Bisection",
     "workspace.captured_files": "FileList FileText FileVersion FilesExported",
     "workspace.file_diff": "ChangedFile FilesDiff",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from stepkeep.engine import Engine
 from stepkeep.errors import InvalidInput, NotFound
-from stepkeep.storage.key_slots import FindKey, Key, Keyring, SlotInfo, read_record, record_of, told
-from stepkeep.storage.port import Backend, Locked
+from stepkeep.storage.key_slots import FindKey, Keyring, SlotInfo, read_record, record_of, told
+from stepkeep.storage.port import Backend, Key, Locked
 
 if TYPE_CHECKING:
     from stepkeep.maintenance.copying import CopyReport, RecoverReport

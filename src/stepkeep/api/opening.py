@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from stepkeep import config as configuration
 from stepkeep.api.store import Store
@@ -15,11 +14,8 @@ from stepkeep.config.settings import KEY_VARIABLES
 from stepkeep.config.store_names import default_url
 from stepkeep.errors import InvalidInput, NotFound
 from stepkeep.model import utc_now_us
-from stepkeep.storage.port import Backend, KeepsKeys
+from stepkeep.storage.port import Backend, KeepsKeys, Key
 from stepkeep.storage.urls import database_name, missing_location, open_backend
-
-if TYPE_CHECKING:
-    from stepkeep.storage.key_slots import Key
 
 
 def open(

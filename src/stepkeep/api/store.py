@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from stepkeep.runs.scripts import Run
     from stepkeep.runs.unfinished import Resumable
     from stepkeep.runs.workflows import Workflows
-    from stepkeep.storage.key_slots import Key
+    from stepkeep.storage.port import Key
 
 
 log = Log("stepkeep")

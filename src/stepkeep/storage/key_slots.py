@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import scrypt
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -19,7 +19,7 @@ from stepkeep import typed
 from stepkeep.errors import Conflict, Corrupt, InvalidInput, NotFound, Unsupported
 from stepkeep.model import utc_now_us
 from stepkeep.storage import conflicts
-from stepkeep.storage.port import Backend, KeepsFiles, KeepsKeys, Locked
+from stepkeep.storage.port import Backend, KeepsFiles, KeepsKeys, Key, Locked
 
 if TYPE_CHECKING:
     from stepkeep.codec.encryption import Cipher, KeySet
@@ -33,21 +33,6 @@ _VERSION: Final = 1
 _SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 1 << 15, 8, 1
 _SCRYPT_BYTES: Final = 64 << 20
 _SALT_BYTES: Final = 32
-
-
-@runtime_checkable
-class KeyService(Protocol):
-    """Wraps and unwraps a key with one that it never gives away, as a key management service does."""
-
-    def wrap(self, key: bytes) -> bytes:
-        """The key so that only this service can unwrap it."""
-
-    def unwrap(self, wrapped: bytes) -> bytes:
-        """What was wrapped. Whatever it raises is told as a key that does not fit."""
-
-
-Key: TypeAlias = str | bytes | KeyService
-"""What opens a slot. As text it makes a slot of a passphrase, as bytes one of a secret; either opens both."""
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -672,6 +672,20 @@ class KeepsKeys(Protocol):
         """
 
 
+class KeyService(Protocol):
+    """Wraps and unwraps a key with one that it never gives away, as a key management service does."""
+
+    def wrap(self, key: bytes) -> bytes:
+        """The key so that only this service can unwrap it."""
+
+    def unwrap(self, wrapped: bytes) -> bytes:
+        """What was wrapped. Whatever it raises is told as a key that does not fit."""
+
+
+Key: TypeAlias = str | bytes | KeyService
+"""What opens a slot. As text it makes a slot of a passphrase, as bytes one of a secret; either opens both."""
+
+
 @runtime_checkable
 class Locked(Protocol):
     """An encrypted store that was opened without its key: nothing that is encrypted can be read or written."""
