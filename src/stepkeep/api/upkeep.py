@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from stepkeep.config import Settings, data_folder
 from stepkeep.engine import Engine, Saved
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from stepkeep.maintenance.budget import Limits
     from stepkeep.maintenance.keeper import Keeper
     from stepkeep.maintenance.metering import Meter
+
+_LIMITS: Final = frozenset({"limits.max_bytes", "limits.min_free_bytes"})
+"""The keys that let saves be refused. Nothing is limited unless one of them is set."""
 
 
 class Upkeep:
@@ -46,8 +49,10 @@ class Upkeep:
         engine.on_resumed.append(self._resumed)
         if self._has_keeper:
             engine.on_finished.append(self._finished)
-        for_store = None if settings is None else settings.for_store
-        if for_store is not None and (for_store["limits.max_bytes"] or for_store["limits.min_free_bytes"]):
+        if settings is None or _LIMITS.isdisjoint(settings.given):
+            return
+        for_store = settings.for_store
+        if any(for_store[name] for name in _LIMITS):
             from stepkeep.maintenance.budget import Budget
 
             keeper = self.keeper
