@@ -41,6 +41,7 @@ from stepkeep.model import from_us, new_uid, utc_now_us
 from stepkeep.policy.retention import Retention
 from stepkeep.policy.rotation import dated_name, surplus
 from stepkeep.processes import Owner, is_dead, is_this_process, this_process
+from stepkeep.storage.disk import file_errors
 
 log = Log("stepkeep")
 
@@ -545,11 +546,21 @@ ABANDONED_SECONDS: Final = 86_400
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """A directory for the file that a backup is made of; it goes at the end, and so does what a killed one left."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_WORKPLACE}*"):
-        with suppress(OSError):
+    """A directory for the file that a backup is made of; it goes at the end, and so does what a killed one left.
+
+    Raises:
+        BackendUnavailable: it cannot be made. One that cannot be removed is left to the next.
+    """
+    with file_errors(Path("the temporary directory"), code="backup_failed"):
+        made = tempfile.TemporaryDirectory(prefix=_WORKPLACE, ignore_cleanup_errors=True)
+    with made as folder:
+        _remove_abandoned(Path(folder).parent)
+        yield Path(folder)
+
+
+def _remove_abandoned(temporary: Path) -> None:
+    with suppress(OSError):
+        for left in temporary.glob(f"{_WORKPLACE}*"):
             found = left.lstat()
             if found.st_uid == os.geteuid() and time.time() - found.st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=_WORKPLACE) as folder:
-        yield Path(folder)
