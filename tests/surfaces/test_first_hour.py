@@ -151,7 +151,7 @@ def test_a_stranger_installs_it_and_follows_the_readme(
     python: str, kind: str, clone: Path, wheel: Path, tmp_path: Path
 ) -> None:
     """In an environment that held nothing before, with the commands that the README gives."""
-    if shutil.which(python) is None:
+    if shutil.which(python) is None or subprocess.run([python, "-V"], capture_output=True).returncode:
         pytest.skip(f"there is no {python}")
     _run(python, "-m", "venv", str(tmp_path / "venv"), cwd=tmp_path)
     pip = str(tmp_path / "venv" / "bin" / "pip")
