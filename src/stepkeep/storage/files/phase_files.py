@@ -256,7 +256,14 @@ class PhaseFiles:
         self._events = home / EVENTS_FOLDER
         self._clock = clock
         self._problems = deque[str](maxlen=MAX_PROBLEMS)
-        self.expects_seed = self._seed.exists()
+        self.expects_seed = self._has_seed()
+
+    def _has_seed(self) -> bool:
+        """Whether there is one; what cannot be looked at is told by who then reads or writes it."""
+        try:
+            return self._seed.exists()
+        except OSError:
+            return True
 
     @property
     def ref(self) -> str | None:
@@ -275,7 +282,7 @@ class PhaseFiles:
         """A checkpoint of a phase was saved. One that another system named was told of by that system."""
         if not isinstance(header.metadata.get("phase_number"), int) or header.external_id is not None:
             return
-        if self.expects_seed or self._seed.exists():
+        if self.expects_seed or self._has_seed():
             self.expects_seed = True
             self._note(set_ref(self._seed, header.id))
         self._log(CREATED, session, header)
@@ -294,7 +301,7 @@ class PhaseFiles:
 
     def forget(self, headers: Sequence[Header]) -> None:
         """Take the pointer out if it names one of these. A missing file points at nothing."""
-        if self._seed.exists():
+        if self._has_seed():
             ids = {each.id for each in headers} | {each.external_id for each in headers if each.external_id}
             self._note(clear_ref(self._seed, ids))
 
