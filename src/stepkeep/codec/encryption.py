@@ -115,9 +115,6 @@ class Cipher:
     def encrypt_text(self, plain: bytes, at: bytes) -> str:
         return b64encode(self.encrypt(plain, at)).decode()
 
-    def decrypt_text(self, record: object, at: bytes) -> bytes:
-        return self.decrypt(record_of(record), at)
-
     def hide(self, digest: str, session: str) -> str:
         """A SHA-256 so that only who has the key can tell what it is of; equal ones of a session stay equal."""
         try:
