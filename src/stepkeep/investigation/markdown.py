@@ -49,10 +49,10 @@ def _head(state: InvestigationState) -> list[str]:
         f"Started {_time(state.started_us)}, on branch {escaped(state.current_branch)}.",
         "",
         f"- {count(metrics.checkpoints_created, 'checkpoint')}",
-        f"- {metrics.hypotheses_tested} hypotheses tested",
-        f"- {metrics.verifications_run} verifications run",
-        f"- {metrics.gaps_filled} gaps filled",
-        f"- {metrics.time_in_debugging_seconds / 60:.0f} minutes of debugging",
+        f"- {count(metrics.hypotheses_tested, 'hypothesis', 'hypotheses')} tested",
+        f"- {count(metrics.verifications_run, 'verification')} run",
+        f"- {count(metrics.gaps_filled, 'gap')} filled",
+        f"- {count(round(metrics.time_in_debugging_seconds / 60), 'minute')} of debugging",
     ]
 
 
