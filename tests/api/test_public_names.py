@@ -138,6 +138,24 @@ def test_saving_imports_no_surface_either() -> None:
     assert not modules & {"rich", "click", "mcp", "pydantic", "asyncio", "yaml", "platformdirs", "pickle"}
 
 
+def test_what_msgspec_did_not_import_is_there_when_it_is_used() -> None:
+    """Whoever uses msgspec beside us gets its schemas and types, and the real modules by their names."""
+    program = (
+        "import sys, stepkeep.api\n"
+        "assert not {'textwrap', 'msgspec.inspect'} & set(sys.modules)\n"
+        "import msgspec\n"
+        "class Point(msgspec.Struct):\n"
+        "    '''Where it is.'''\n"
+        "    x: int\n"
+        "schema = msgspec.json.schema(Point)\n"
+        "assert schema['$defs']['Point']['description'] == 'Where it is.', schema\n"
+        "assert isinstance(msgspec.inspect.type_info(int), msgspec.inspect.IntType)\n"
+        "import msgspec.inspect, textwrap\n"
+        "assert textwrap.fill and msgspec.inspect is sys.modules['msgspec.inspect']"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env=programs.environment(), timeout=60)
+
+
 def test_the_api_exports_what_type_checkers_see() -> None:
     """The table of lazily imported names and the imports for type checkers are the same list."""
     tree = ast.parse(Path(api.__file__).read_text())

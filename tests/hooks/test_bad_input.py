@@ -248,7 +248,19 @@ def test_many_hooks_at_once_lose_nothing(agent: Agent) -> None:
     assert agent.problems() == []
 
 
-HEAVY = ("click", "yaml", "rich", "platform", "platformdirs", "asyncio", "mcp", "pydantic", "psycopg")
+HEAVY = (
+    "base64",
+    "click",
+    "yaml",
+    "rich",
+    "platform",
+    "textwrap",
+    "platformdirs",
+    "asyncio",
+    "mcp",
+    "pydantic",
+    "psycopg",
+)
 
 
 @pytest.mark.full

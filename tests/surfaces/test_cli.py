@@ -139,7 +139,7 @@ ALL_CAN_DO_WITHOUT = {
     "platformdirs",
     "rich",
 }
-ALL_CAN_DO_WITHOUT |= {"subprocess", "typing_extensions", "urllib.parse", "yaml"}
+ALL_CAN_DO_WITHOUT |= {"msgspec.inspect", "subprocess", "typing_extensions", "urllib.parse", "yaml"}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ packages below; this package holds the objects through which it is reached, thei
 
 import os
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 TYPE_CHECKING = (
     False  # known to type checkers; importing `typing` for it would cost more than all the rest here
@@ -390,14 +390,20 @@ _NAMES_BY_MODULE = {
 def _import_msgspec() -> None:
     """Import it without what it does not need, which takes half of its time.
 
-    It looks for `typing_extensions`, and `uuid` before Python 3.13 asks `platform` for one word. Only in a process
-    without threads: another one could miss a module at that moment.
+    It looks for `typing_extensions`, and `uuid` before Python 3.13 asks `platform` for one word. Schemas are made of
+    what two more modules know, which few processes ask for. Only in a process without threads: another one could miss a
+    module at that moment.
     """
     threading = sys.modules.get("threading")
     has_threads = threading is not None and threading.active_count() > 1
     if has_threads or "msgspec" in sys.modules:
         return
-    stand_ins = {"typing_extensions": None, "platform": SimpleNamespace(system=lambda: os.uname().sysname)}
+    stand_ins = {
+        "typing_extensions": None,
+        "platform": SimpleNamespace(system=lambda: os.uname().sysname),
+        "textwrap": _later("textwrap"),
+        "msgspec.inspect": _later("msgspec.inspect"),
+    }
     used = {name: module for name, module in stand_ins.items() if name not in sys.modules}
     sys.modules.update(used)  # type: ignore[arg-type]
     try:
@@ -405,6 +411,13 @@ def _import_msgspec() -> None:
     finally:
         for name in used:
             del sys.modules[name]
+
+
+def _later(name: str) -> ModuleType:
+    """A module that is imported when something in it is used."""
+    module = ModuleType(name)
+    module.__getattr__ = lambda wanted: getattr(__import__(name, fromlist=[wanted]), wanted)  # type: ignore[method-assign]
+    return module
 
 
 _import_msgspec()

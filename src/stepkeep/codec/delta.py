@@ -105,7 +105,7 @@ class Link(Protocol):
     def size(self) -> int: ...
 
 
-class Rebuilt(NamedTuple):
+class Rebuilt(msgspec.Struct, frozen=True):
     """Content that is at hand, as the last link of a chain."""
 
     data: bytes

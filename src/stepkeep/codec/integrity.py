@@ -7,7 +7,6 @@ anywhere in a checkpoint or in what it descends from shows.
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, Final
@@ -94,6 +93,8 @@ def seal(
         raise unwritable(draft, exc) from exc
     body = unsealed[:-1]
     if encrypt is not None:
+        from base64 import b64encode  # few stores are encrypted, and every one is opened
+
         record = encrypt(body)
         body += _CIPHER_OPEN + b64encode(record + _check(body, record)) + b'"'
     return body + _CHAIN_OPEN + sha256(unsealed).hexdigest().encode() + _CHAIN_CLOSE
@@ -130,6 +131,8 @@ def _digest_of_clear(sealed: bytes) -> bytes:
 
 def cipher_text(header: Header, clear: bytes) -> bytes:
     """The cipher text in a header with that clear part; `Corrupt` when it is damaged."""
+    from base64 import b64decode
+
     try:
         stored = b64decode(header.cipher, validate=True)
     except ValueError:

@@ -75,8 +75,8 @@ def verify(
     findings: list[Finding] = []
     if session is None:
         findings += [
-            Finding(session=place, code=code, message=message)
-            for place, message, code in engine.backend.inconsistencies()
+            Finding(session=each.location, code=each.code, message=each.message)
+            for each in engine.backend.inconsistencies()
         ]
     checkpoints = bodies = 0
     parent_unknown: list[str] = []
@@ -218,9 +218,9 @@ def _blob_findings(engine: Engine, session: SessionInfo, is_locked: bool) -> Ite
 
 def _index_findings(engine: Engine, session: SessionInfo, told: set[str | None]) -> Iterator[Finding]:
     """What the backend keeps beside the headers to find them by, where it differs from those not told of yet."""
-    for checkpoint, message, code in engine.backend.inconsistencies(session.uid):
-        if checkpoint not in told:
-            yield Finding(session=session.key, code=code, message=message, checkpoint=checkpoint)
+    for each in engine.backend.inconsistencies(session.uid):
+        if each.location not in told:
+            yield Finding(session=session.key, code=each.code, message=each.message, checkpoint=each.location)
 
 
 def _finding(session: SessionInfo, header: Header, message: str, code: str = INTEGRITY_MISMATCH) -> Finding:

@@ -10,11 +10,10 @@ Four voices decide, the strongest first:
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -307,7 +306,7 @@ def _required(headers: Iterable[Header], kept: Set[str]) -> Reasons:
 # --- keep rules ------------------------------------------------------------------------------------------------
 
 
-class _Period(NamedTuple):
+class _Period(msgspec.Struct, frozen=True):
     name: str
     rule: str
     label: str
@@ -418,6 +417,8 @@ def _over_budget(
     """
     if budget is None:
         return set()
+    from bisect import bisect_left  # whoever opens a store imports this module; few have a budget
+
     first_to_go = [
         header.id for header in reversed(ranked) if header.id in chosen and header.id not in guarded
     ]

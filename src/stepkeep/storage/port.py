@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -89,7 +89,7 @@ class HeaderRow(msgspec.Struct, frozen=True, kw_only=True):
     opened: bytes = b""
 
 
-class Inconsistency(NamedTuple):
+class Inconsistency(msgspec.Struct, frozen=True):
     """Something that `verify` reports beside damaged headers, bodies and blobs.
 
     `location` is the checkpoint, or the session or file where none is known.
