@@ -58,15 +58,10 @@ class Committer:
             if self._leader.locked():
                 self._wait(queued)
             else:
-                self._lead(queued)
+                self.lead(queued)
         return queued.outcome
 
-    def flush(self) -> None:
-        """Return when everything queued so far is settled."""
-        while self.queue:
-            self._lead()
-
-    def _lead(self, queued: Queued | None = None) -> None:
+    def lead(self, queued: Queued | None = None) -> None:
         """Commit what is queued, unless this one was settled meanwhile, and tell the next one to lead."""
         try:
             with self._leader:

@@ -933,7 +933,8 @@ class Engine:
         """Return when every save submitted so far is settled."""
         if self._workers:
             self._wait_for_workers()
-        self._committer.flush()
+        while self._committer.queue:
+            self._committer.lead()
 
     def close(self) -> None:
         """Finish what was submitted and close the backend."""

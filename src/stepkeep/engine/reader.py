@@ -205,36 +205,35 @@ def _above(links: list[Body], known: bytes, header: Header, name: str) -> bytes:
     return content
 
 
-class Contents:
+class Contents(msgspec.Struct):
     """Contents that were loaded and verified here, by their digest: whoever looks through a history does it again.
 
     A sealed header names the digest, so what is kept under it is what was saved, whoever wrote since. Safe for threads;
     the oldest go first.
     """
 
-    def __init__(self, max_bytes: int = 64 * 1024 * 1024) -> None:
-        self._max_bytes = max_bytes
-        self._held_bytes = 0
-        self._contents: dict[str, bytes] = {}
-        self._lock = threading.Lock()
+    max_bytes: int = 64 * 1024 * 1024
+    held_bytes: int = 0
+    by_digest: dict[str, bytes] = {}
+    lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
 
     def of(self, header: Header) -> Loaded | None:
         """A checkpoint whose contents are all kept."""
         named = header.contents.items()
         contents = {
-            name: found for name, each in named if (found := self._contents.get(each.digest)) is not None
+            name: found for name, each in named if (found := self.by_digest.get(each.digest)) is not None
         }
         return Loaded(header=header, contents=contents) if len(contents) == len(named) else None
 
     def keep(self, loaded: Loaded) -> None:
-        with self._lock:
+        with self.lock:
             for name, content in loaded.contents.items():
                 digest = loaded.header.contents[name].digest
-                if digest not in self._contents:
-                    self._contents[digest] = content
-                    self._held_bytes += len(content)
-            while self._held_bytes > self._max_bytes:
-                self._held_bytes -= len(self._contents.pop(next(iter(self._contents))))
+                if digest not in self.by_digest:
+                    self.by_digest[digest] = content
+                    self.held_bytes += len(content)
+            while self.held_bytes > self.max_bytes:
+                self.held_bytes -= len(self.by_digest.pop(next(iter(self.by_digest))))
 
 
 def load_many(backend: Backend, headers: Sequence[Header], kept: Contents) -> dict[str, Loaded]:

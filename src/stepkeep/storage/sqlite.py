@@ -10,7 +10,6 @@ import fcntl
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -100,7 +99,7 @@ class SqliteBackend(SqlBackend):
         try:
             _check_library()
             self._identity, first = _prepare(self._path, busy_seconds, tables)
-            self._size_bytes = _size_of(self._path)  # when it was last looked at
+            self._size_bytes = os.stat(self._path).st_size  # when it was last looked at
         except (apsw.Error, OSError) as exc:
             raise _error_of(exc, self._path) from exc
         self._idle.append(first)
@@ -161,19 +160,11 @@ class SqliteBackend(SqlBackend):
         except (apsw.Error, OSError) as exc:
             raise _error_of(exc, self._path) from exc
 
-    def _rows_at_hand(self, tx: Connection) -> dict[str, SessionRows]:
-        assert isinstance(tx, _SqliteConnection)
-        return tx.rows_at_hand()
-
     def session_by_key(self, key: str) -> SessionInfo | None:
         if self._writer is not None:
             return super().session_by_key(key)
         # The connection that reads it becomes the writer: a process that saves once looks nothing up again.
-        return self._reading(partial(self._open_rows, key), key=key)
-
-    def _open_rows(self, key: str, tx: Connection) -> SessionInfo | None:
-        assert isinstance(tx, _SqliteConnection)
-        return open_rows(tx, key, tx.rows_at_hand())
+        return self._reading(partial(open_rows, key=key), key=key)
 
     def load_head(
         self, uid: str, branch: str | None = None, *, known: tuple[str, str] | None = None
@@ -371,7 +362,7 @@ class SqliteBackend(SqlBackend):
             except (apsw.Error, OSError) as exc:
                 raise _error_of(exc, self._path) from exc
             finally:
-                _in_use[self._identity] -= 1
+                _in_use.remove(self._identity)
 
     def _close_connections(self, *, truncate: bool) -> None:
         try:
@@ -407,7 +398,7 @@ class _SqliteConnection:
     trusts_storage = False  # SQLite's pages have no checksums
 
     def __init__(self, connection: apsw.Connection, lock_wait: LockWait) -> None:
-        self._connection = connection
+        self.raw = connection
         self.lock_wait = lock_wait
         self.is_secure = False
         self.log: _File | None = None  # which file the write-ahead log was, once that was looked at
@@ -416,13 +407,9 @@ class _SqliteConnection:
         self.rows: dict[str, SessionRows] = {}  # as the last append left them, or they were read
         self._version: int | None = None
 
-    @property
-    def raw(self) -> apsw.Connection:
-        return self._connection
-
     def all(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
         try:
-            return self._connection.execute(sql, values).fetchall()
+            return self.raw.execute(sql, values).fetchall()
         except UnicodeDecodeError:
             return self._all_with_damaged_text(sql, values)
         except _UNSTORABLE as exc:
@@ -435,7 +422,7 @@ class _SqliteConnection:
             f"""CASE typeof("{name}") WHEN 'text' THEN CAST("{name}" AS BLOB) ELSE "{name}" END, typeof("{name}")"""
             for name in names
         )
-        rows = self._connection.execute(f"SELECT {cast} FROM ({sql})", tuple(values)).fetchall()
+        rows = self.raw.execute(f"SELECT {cast} FROM ({sql})", tuple(values)).fetchall()
         return [
             tuple(
                 value.decode("utf-8", "replace") if kind == "text" and isinstance(value, bytes) else value
@@ -451,14 +438,14 @@ class _SqliteConnection:
             names.extend(column[0] for column in cursor.get_description())
             return True
 
-        cursor = self._connection.cursor()
+        cursor = self.raw.cursor()
         cursor.exec_trace = collect
         cursor.execute(f"SELECT * FROM ({sql}) LIMIT 0", tuple(values))
         return names
 
     def one(self, sql: str, values: Sequence[Value] = ()) -> Row | None:
         try:
-            for row in self._connection.execute(sql, values):
+            for row in self.raw.execute(sql, values):
                 return tuple(row)
         except UnicodeDecodeError:
             return next(iter(self._all_with_damaged_text(sql, values)), None)
@@ -468,18 +455,18 @@ class _SqliteConnection:
 
     def run(self, sql: str, values: Sequence[Value] = ()) -> int:
         self.put(sql, values)
-        return self._connection.changes()
+        return self.raw.changes()
 
     def put(self, sql: str, values: Sequence[Value] = ()) -> None:
         try:
-            self._connection.execute(sql, values)
+            self.raw.execute(sql, values)
         except _UNSTORABLE as exc:
             raise _unstorable(exc) from exc
         except apsw.ConstraintError as exc:
             raise NotUnique(f"SQLite refused: {exc}", code="sqlite_error", retryable=False) from exc
 
     def run_many(self, sql: str, rows: Iterable[Sequence[Value]]) -> None:
-        self._connection.executemany(sql, rows)
+        self.raw.executemany(sql, rows)
 
     def ask(self, queries: Sequence[Query]) -> list[list[Row]]:
         return [self.all(sql, values) for sql, values in queries]
@@ -487,14 +474,14 @@ class _SqliteConnection:
     def rows_at_hand(self) -> dict[str, SessionRows]:
         """The rows of sessions as they were seen here last; none of them if any other connection, of whichever process,
         committed since this was asked."""
-        before, self._version = self._version, self._connection.pragma("data_version")
+        before, self._version = self._version, self.raw.pragma("data_version")
         if before != self._version or len(self.rows) > _MAX_ROWS:
             self.rows = {}
         return self.rows
 
     @property
     def in_transaction(self) -> bool:
-        return self._connection.in_transaction
+        return self.raw.in_transaction
 
     def set_secure_delete(self, secure: bool) -> None:
         """Overwrite freed pages too; what is freed inside a page is overwritten always, which costs nothing."""
@@ -526,7 +513,7 @@ class _SqliteConnection:
 
     def set_pragmas(self, settings: Sequence[tuple[str, str | int, str | int]]) -> None:
         """Set pragmas, and believe each only when it answers with the expected value."""
-        execute = self._connection.execute
+        execute = self.raw.execute
         for name, value, expected in settings:
             execute(f"PRAGMA {name} = {value}").fetchall()
             answer = execute(f"PRAGMA {name}").fetchall()
@@ -543,7 +530,7 @@ class _SqliteConnection:
         """Whether a database that became shorter lacks pages. SQLite writes its first page, which counts them, before
         it gives space back; only while another process grows it again, the count is ahead for a moment."""
         for _ in range(_TRIES):
-            is_whole, header = self._connection.read("main", 0, 0, 32)
+            is_whole, header = self.raw.read("main", 0, 0, 32)
             page_bytes, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
             if is_whole and header.startswith(_MAGIC) and _size_of(path) >= page_bytes * pages:
                 return False
@@ -555,7 +542,7 @@ class _SqliteConnection:
         and hears of new ones once they are written."""
         frames = -1
         for _ in range(_TRIES):
-            before, (frames, _) = frames, self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+            before, (frames, _) = frames, self.raw.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
             if frames <= 0 or _size_of(f"{path}-wal") >= LOG_HEADER + frames * FRAME_BYTES:
                 return False
             if frames == before:
@@ -571,7 +558,7 @@ class _SqliteConnection:
         self.run("BEGIN")
         try:
             self.one("SELECT count(*) FROM sqlite_master")  # the transaction begins with its first read
-            with target.backup("main", self._connection, "main") as backup:
+            with target.backup("main", self.raw, "main") as backup:
                 while not backup.done:
                     backup.step(_PAGES_A_STEP)
                     if progress is not None:
@@ -581,7 +568,7 @@ class _SqliteConnection:
             target.close()
 
     def close(self) -> None:
-        self._connection.close()
+        self.raw.close()
 
 
 _UNSTORABLE: Final = (UnicodeEncodeError, OverflowError, TypeError)
@@ -652,13 +639,12 @@ def _open_checked(
     path: str, directory: int, busy_seconds: float, tables: Sequence[str], *, is_new: bool, has_wal: bool
 ) -> tuple[Identity | None, _SqliteConnection]:
     made: tuple[str, ...] = _ALL if is_new else ()
-    connection, identity = None, None
+    connection, identity = None, _identity(path)
+    _in_use.append(identity)
     try:
         if is_new:
             sync_directory(directory)  # SQLite syncs it too, but does not tell when that fails
-        identity = _identity(path)
         connection = _connect(path, busy_seconds)
-        _in_use[identity] += 1
         bound_steps(connection.raw, path)
         application_id, version, count = connection.one(_WHAT_IT_IS) or (0, 0, 0)
         if application_id != APPLICATION_ID and (application_id or count):
@@ -677,7 +663,7 @@ def _open_checked(
     except BaseException as exc:
         if connection is not None:
             connection.close()
-            _in_use[identity] -= 1
+        _in_use.remove(identity)
         if isinstance(exc, OSError | apsw.IOError):
             _remove(path, made)
         raise
@@ -720,9 +706,9 @@ class _Creation:
 
 _creation = _Creation()
 
-_in_use: Final[Counter[Identity | None]] = Counter()
-"""How often this process has each database open. One that it has open is never opened beside SQLite: closing it would
-drop the locks of all its connections."""
+_in_use: Final[list[Identity | None]] = []
+"""The databases that this process has open, once for each backend. One that it has open is never opened beside SQLite:
+closing it would drop the locks of all its connections."""
 
 
 _TRIES: Final = 20
@@ -818,7 +804,7 @@ _STEPS_AT_ONCE: Final = 100_000
 
 def _check_foreign(path: str) -> bool:
     """Refuse a file of another program before SQLite changes anything in it; whether it has a first page."""
-    if _in_use and _in_use[_identity(path)]:
+    if _in_use and _identity(path) in _in_use:
         return True
     try:
         with open(path, "rb") as file:

@@ -163,6 +163,9 @@ class PostgresConnection:
             cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else [] for cursor in cursors
         ]
 
+    def rows_at_hand(self) -> None:
+        """Others may have written at any time."""
+
     def _wait(self) -> None:
         if self._pipeline is not None:
             self._pipeline.sync()

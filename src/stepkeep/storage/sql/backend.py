@@ -20,7 +20,7 @@ from stepkeep.storage.sql import attachments, leases
 from stepkeep.storage.sql import bodies as body_rows
 from stepkeep.storage.sql import checkpoints as checkpoint_rows
 from stepkeep.storage.sql import sessions as session_rows
-from stepkeep.storage.sql.checkpoints import Batch, DamagedPage, SessionRows
+from stepkeep.storage.sql.checkpoints import Batch, DamagedPage
 from stepkeep.storage.sql.connection import Connection, NotUnique
 from stepkeep.storage.sql.sessions import NeedsRepair, intact, repair
 
@@ -63,10 +63,6 @@ class SqlBackend(ABC):
     def _write_beside(self, work: Callable[[Connection], T]) -> T:
         """Like `_write`, for work that leaves the rows of sessions and branches as they are."""
         return self._write(work)
-
-    def _rows_at_hand(self, tx: Connection) -> dict[str, SessionRows] | None:  # noqa: ARG002
-        """The rows that the last append left, where it is certain that nobody wrote since; None where it never is."""
-        return None
 
     @abstractmethod
     def _store_bytes(self) -> int:
@@ -276,7 +272,7 @@ class SqlBackend(ABC):
         is_repaired: bool = False,
         is_careful: bool = False,
     ) -> list[Appended | StepkeepError]:
-        at_hand = self._rows_at_hand(tx)
+        at_hand = tx.rows_at_hand()
         rows = Batch(tx, batch, at_hand, is_careful=is_careful or at_hand is None)
         append = rows.append
         if is_repaired:

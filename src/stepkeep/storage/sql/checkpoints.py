@@ -362,11 +362,13 @@ class Batch:
         return list(found[:-1])
 
 
-def open_rows(tx: Connection, key: str, opened: dict[str, SessionRows]) -> SessionInfo | None:
-    """The session with that key, and in `opened` the rows that decide about a save to its current branch.
+def open_rows(tx: Connection, key: str) -> SessionInfo | None:
+    """The session with that key; the rows that decide about a save to its current branch are then at hand.
 
     Where that branch is damaged or new they are left out: the save will look it up.
     """
+    at_hand = tx.rows_at_hand()
+    assert at_hand is not None
     row = tx.one(_OPENED, (digest(key.encode()), key))
     if row is None:
         return None
@@ -374,7 +376,7 @@ def open_rows(tx: Connection, key: str, opened: dict[str, SessionRows]) -> Sessi
     branch = row[1 + _SESSION : 1 + _SESSION + _BRANCH]
     with suppress(Corrupt):
         check_branch(branch)
-        rows = opened[session.uid] = SessionRows(row[0], row[1 : 1 + _SESSION], row[-2])
+        rows = at_hand[session.uid] = SessionRows(row[0], row[1 : 1 + _SESSION], row[-2])
         rows.branches[session.branch] = list(branch[:-1])
         if (chain := _chain(row[-1])) is not None:
             rows.chains[session.branch] = chain

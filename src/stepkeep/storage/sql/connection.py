@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from stepkeep.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from stepkeep.storage.sql.checkpoints import SessionRows
 
 Value: TypeAlias = str | int | bytes | None
 Row: TypeAlias = tuple[Any, ...]
@@ -61,6 +64,9 @@ class Connection(Protocol):
 
     def ask(self, queries: Sequence[Query]) -> list[list[Row]]:
         """The rows of several statements, executed in order; a server is asked for all of them at once."""
+
+    def rows_at_hand(self) -> dict[str, SessionRows] | None:
+        """The rows that the last append left, where it is certain that nobody wrote since; None where it never is."""
 
 
 def marks(count: int) -> str:
