@@ -185,6 +185,32 @@ def test_what_waits_is_listed_with_the_command(url: str, cli: Cli) -> None:
     assert json.loads(refused.out)["is_approved"] is False
 
 
+def test_approve_alone_lists_what_is_asked(url: str, cli: Cli) -> None:
+    """Whoever does not know what to answer sees every question; an answer needs the session that gets it."""
+    with stepkeep.open(url) as store:
+        store.execute("mail", MAIL, asks)
+        store.execute("s", [PlanStep("a", ask="A?"), PlanStep("b", ask="B?")], asks)
+        store.session("other").save({}, status="paused")
+    listed = cli.here("approve")
+    assert listed.code == 0
+    assert [line.split(maxsplit=2) for line in listed.out.splitlines()[1:]] == [
+        ["s", "a", "A?"],
+        ["s", "b", "B?"],
+        ["mail", "send", "Send it?"],
+    ]
+    found = json.loads(cli.here("approve", "--json").out)
+    assert [(each["key"], [question["text"] for question in each["waiting"]]) for each in found] == [
+        ("s", ["A?", "B?"]),
+        ("mail", ["Send it?"]),
+    ]
+    assert cli.here("approve", "--refuse").code == 2
+    for key, step in (("s", "a"), ("s", "b"), ("mail", "send")):
+        assert cli.here("approve", key, "--step", step).code == 0
+    nothing = cli.here("approve")
+    assert nothing.code == 3
+    assert "no session waits for an answer" in nothing.err
+
+
 @pytest.mark.full
 def test_a_model_brings_the_answer(tmp_path: Path, url: str) -> None:
     """The tool saves what the user said."""
@@ -452,9 +478,9 @@ def test_a_crash_shows(tmp_path: Path, cli: Cli) -> None:
     assert "stepkeep resume job --handler MODULE:FUNCTION" in listed.out + listed.err
     found = json.loads(cli.here("list", "--json").out)[0]
     assert found["status"] == "in_progress"
-    assert found["crash"].startswith("crashed in step 1 (pid ")
+    assert found["crash"].startswith("crashed in step 2 (pid ")
     resumable = cli.here("resume")
-    assert "crashed in step 1" in resumable.out
+    assert "crashed in step 2" in resumable.out
     assert json.loads(cli.here("resume", "--json").out)[0]["is_crashed"] is True
     assert cli("resume", "job", "--handler", "work:handle").code == 0
     assert "crashed" not in cli.here("list").out

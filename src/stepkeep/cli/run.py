@@ -213,6 +213,7 @@ def _print_recorded(run: api.Resumable) -> None:
 # --- approve -----------------------------------------------------------------------------------------------------
 
 APPROVE_EXAMPLE = """\
+stepkeep approve
 stepkeep approve research-42
 stepkeep approve research-42 --with '{"recipients": 3}'
 stepkeep approve research-42 --refuse --with '"not today"'"""
@@ -230,16 +231,34 @@ def approve(
 ) -> None:
     """Say yes to what a step of SESSION asks a person, or no.
 
-    The answer is saved. `stepkeep resume`, or the program that ran it, goes on with it.
+    The answer is saved. `stepkeep resume`, or the program that ran it, goes on with it. Without SESSION, lists what is
+    asked in all of them.
     """
     from stepkeep.cli.save import read_json
 
     given = None if document is None else read_json("--with", document)
-    key = words.named()
+    is_answer = refuse or document is not None or step is not None
+    key = words.named() if is_answer else words.named_if_any(use_environment=True)
     with opened(settings) as store:
+        if key is None:
+            waiting = store.overview(condition="waiting", limit=MAX_SHOWN).sessions
+            settings.show(waiting, _print_waiting)
+            return
         answer = store.refuse if refuse else store.approve
         answered = answer(known(store, key), given, step=step)
     settings.show(answered, _print_answered)
+
+
+def _print_waiting(sessions: tuple[api.SessionOverview, ...]) -> None:
+    if not sessions:
+        raise NotFound("no session waits for an answer", code="nothing_to_approve")
+    rows = [
+        {"session": each.key, "step": question.step_id, "question": question.text}
+        for each in sessions
+        for question in each.waiting
+    ]
+    table(rows, first_out=("step",), wrap=True)
+    note("Name one to answer it: stepkeep approve SESSION, or with --refuse")
 
 
 def _print_answered(answered: api.Answered) -> None:

@@ -184,4 +184,4 @@ def _paused(engine: Engine, session: SessionInfo, store: str) -> dict[str, Any]:
 
 def _crashed(header: Header, lease: Lease | None) -> str:
     who = "" if lease is None else f" (pid {lease.owner.pid} on {lease.owner.host} ended)"
-    return f"crashed in step {header.step or 0}{who}"
+    return f"crashed in step {(header.step or 0) + 1}{who}"  # so many are done
