@@ -76,13 +76,15 @@ def test_every_end_of_a_task_is_told_to_other_programs(home: Home, end: Callable
 
 
 def test_a_status_with_the_last_save_ends_a_task_too(home: Home) -> None:
-    """A save that says completed closes the phases before it."""
-    create(home)
+    """A save that says completed closes the phases before it; what is logged is the last phase."""
+    made = create(home)
     with stepkeep.open(f"files:{home.path}?layout=phase") as store:
         store.get("task-1").save({"done": True}, status="completed")
         assert store.verify().is_intact
     assert completed(home) == [True, True]
     assert (home.ref, actions(home)[-1]) == (None, "checkpoint_completed")
+    told = home.events[-1]["data"]
+    assert (told["checkpointId"], told["phase"], told["taskSummary"]) == (made, "plan", "Move the mail")
 
 
 REMOVALS = {

@@ -280,7 +280,7 @@ class PhaseFiles:
 
     def created(self, session: SessionInfo, header: Header) -> None:
         """A checkpoint of a phase was saved. One that another system named was told of by that system."""
-        if not isinstance(header.metadata.get("phase_number"), int) or header.external_id is not None:
+        if not _is_of_phase(header) or header.external_id is not None:
             return
         if self.expects_seed or self._has_seed():
             self.expects_seed = True
@@ -288,10 +288,11 @@ class PhaseFiles:
         self._log(CREATED, session, header)
 
     def ended(self, session: SessionInfo, headers: Sequence[Header]) -> None:
-        """A session came to its end: nothing of it is pointed at."""
+        """A session came to its end: nothing of it is pointed at. Its last phase is told of, whatever was saved since."""
         self.forget(headers)
         if headers:
-            self._log(COMPLETED, session, headers[-1], status=session.status)
+            last = next((each for each in reversed(headers) if _is_of_phase(each)), headers[-1])
+            self._log(COMPLETED, session, last, status=session.status)
 
     def removed(self, session: SessionInfo, headers: Sequence[Header]) -> None:
         """Checkpoints went for good."""
@@ -324,3 +325,7 @@ class PhaseFiles:
         if problem is not None:
             log.warning("%s", problem)
             self._problems.append(problem)
+
+
+def _is_of_phase(header: Header) -> bool:
+    return isinstance(header.metadata.get("phase_number"), int)
