@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import stepkeep
+from stepkeep.api.investigating import Investigation
 from stepkeep.codec.integrity import chain_of, open_header
 from tests import interpreter
 from tests.interop import fake_models
@@ -130,6 +131,13 @@ def test_the_reference_names_every_public_member(name: str) -> None:
     section = text.split(f"### `{name}`\n")[1].split("\n### ")[0]
     members = {member for member in vars(getattr(stepkeep, name)) if not member.startswith("_")}
     assert members <= set(re.findall(r"`(\w+)", section))
+
+
+def test_the_guide_names_every_member_of_an_investigation() -> None:
+    """Experiments too: what a program can do with one is said where it is explained."""
+    text = _FENCE.sub("", (ROOT / "docs/how-to/investigate-a-bug.md").read_text(encoding="utf-8"))
+    named = {name for code in re.findall(r"`([^`]+)`", text) for name in re.findall(r"\w+", code)}
+    assert {member for member in dir(Investigation) if not member.startswith("_")} <= named
 
 
 @pytest.mark.parametrize("option", sorted(stepkeep.SaveOptions.__annotations__))

@@ -170,8 +170,6 @@ def test_work_of_another_project_is_not_offered(agent: Agent, tmp_path: Path) ->
 
 def test_phases_of_other_programs_are_offered(agent: Agent) -> None:
     """Unfinished phases in the user's folder are found when a session starts, with the store they are in."""
-    import stepkeep
-
     home = agent.home / ".pai"
     with stepkeep.open_phases(home) as phases:
         made = phases.create_checkpoint("verify", session_id="pai-1", task_summary="Move the mail server")
@@ -184,6 +182,38 @@ def test_phases_of_other_programs_are_offered(agent: Agent) -> None:
     assert "Move the mail server" in taken.out
     assert agent.stepkeep("complete", "pai-1", "--store", f"files:{home}?layout=phase").code == 0
     assert agent.hook("SessionStart").out == ""
+
+
+def test_a_plain_save_between_phases_changes_no_offer(agent: Agent) -> None:
+    """What is offered has the number and the task of the last phase, not of what was saved by hand after it."""
+    home = agent.home / ".pai"
+    with stepkeep.open_phases(home) as phases:
+        phases.create_checkpoint("verify", session_id="pai-1", task_summary="Move the mail server")
+    with stepkeep.open(f"files:{home}?layout=phase") as store:
+        store.get("pai-1").save({"by": "hand"}, message="in between")
+    offer = agent.hook("SessionStart")
+    assert offer.message.startswith("Checkpoint: Resume from Phase 6? (Move the mail server, ")
+    assert "resume pai-1 --store" in offer.context
+
+
+def test_what_is_said_to_be_listed_is_listed(agent: Agent) -> None:
+    """Of several tasks in the user's folder one is offered, and the command has all, without naming a store."""
+    with stepkeep.open_phases(agent.home / ".pai") as phases:
+        for number in range(3):
+            phases.create_checkpoint("plan", session_id=f"pai-{number}", task_summary=f"Task {number}")
+    offer = agent.hook("SessionStart")
+    assert "There is more unfinished work (2 more)" in offer.context
+    listed = agent.stepkeep("resume").out
+    assert [number for number in range(3) if f"Task {number}" not in listed] == []
+
+
+def test_phases_below_the_home_are_offered(agent: Agent) -> None:
+    """A tilde in the variable is the home of the user, as a shell leaves it in quotes."""
+    with stepkeep.open_phases(agent.home / "phases") as phases:
+        phases.create_checkpoint("build", session_id="pai-1", task_summary="Move the mail server")
+    command, content = agent.command("SessionStart"), agent.input("SessionStart")
+    offer = agent.raw(command, content, STEPKEEP_PHASES="~/phases")
+    assert offer.message.startswith("Checkpoint: Resume from Phase 4? (Move the mail server, ")
 
 
 def test_an_answer_is_not_taken_for_the_task(agent: Agent) -> None:
@@ -203,6 +233,15 @@ def test_nothing_that_a_terminal_acts_upon_is_offered(agent: Agent) -> None:
     assert r"(Paint it red \x1b[31m and ring \x07, " in offer.message
     assert offer.context.splitlines()[0] == offer.message
     assert not {"\x1b", "\x07"} & set(offer.message + offer.context)
+
+
+def test_who_only_looks_leaves_no_session(agent: Agent) -> None:
+    """One that starts, is offered something and ends has nothing to keep."""
+    agent.hook("UserPromptSubmit", session_id="one")
+    for event in ("SessionStart", "SessionEnd"):
+        agent.hook(event, session_id="two")
+        with agent.store() as store:
+            assert [info.key for info in store.sessions()] == ["claude-code:one"]
 
 
 def test_a_checkpoint_by_hand_goes_into_the_session_of_its_own_folder(agent: Agent, tmp_path: Path) -> None:

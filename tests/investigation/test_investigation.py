@@ -470,6 +470,7 @@ def test_a_part_that_is_not_connected_is_carried_over(
     bug.checkpoint("with a part")
     shell("investigate", "note", "from the shell")
     again = reopened()
+    assert again.session.load().state["counter"] == 7
     again.begin_experiment("try")
     again.notes.add("on a branch")
     again.switch("main")

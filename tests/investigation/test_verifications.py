@@ -42,6 +42,16 @@ def test_the_exit_code_decides(runner: VerificationRunner, tmp_path: Path) -> No
     assert runner.all() == (passed, failed)
 
 
+def test_what_was_run_is_among_the_commands(tmp_path: Path) -> None:
+    """With its folder, how it ended and what it printed."""
+    clock = FakeClock()
+    commands = CommandHistory(clock)
+    VerificationRunner(clock, commands).run("echo out; exit 3", folder=tmp_path)
+    (command,) = commands.all()
+    assert (command.command, command.exit_code) == ("echo out; exit 3", 3)
+    assert (command.working_dir, command.stdout_preview) == (str(tmp_path), "out\n")
+
+
 def test_words_are_not_given_to_a_shell(runner: VerificationRunner) -> None:
     """What looks like shell is an argument."""
     assert runner.run(["echo", "$(id); ls"]).output == "$(id); ls\n"

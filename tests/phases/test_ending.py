@@ -136,6 +136,31 @@ def test_old_tasks_go_by_themselves_and_are_not_offered(home: Home, clock: FakeC
     assert home.ref == newest
 
 
+@pytest.mark.usefixtures("of_an_ended_process")
+def test_the_users_settings_hold_for_a_folder_of_phases(
+    home: Home, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for every store: here they say when a task is stale, and that it goes then."""
+    (tmp_path / "stepkeep").mkdir()
+    (tmp_path / "stepkeep" / "config.yaml").write_text(
+        "checkpoint:\n  cleanup: {stale_days: 5, failed_retention_days: 5}\n", encoding="utf-8"
+    )
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    create(home, session="old", clock=clock)
+    clock.advance(seconds=6 * DAY)
+    newest = create(home, session="new", clock=clock)
+    with stepkeep.open_phases(home.path, clock=clock) as phases:
+        assert [each.id for each in phases.list_checkpoints()] == [newest]
+
+
+def test_what_is_saved_in_a_folder_of_phases_is_counted(home: Home) -> None:
+    """By those who open it for phases alone, too."""
+    create(home, "plan")
+    create(home, "build")
+    with stepkeep.open(f"files:{home.path}?layout=phase") as store:
+        assert store.stats().metrics.checkpoint_save_count == 2
+
+
 def test_a_plain_save_does_not_hide_the_offer(home: Home) -> None:
     """What was saved by hand in between says nothing of a phase: the last one that does is offered."""
     phase = create(home, "build")

@@ -185,6 +185,12 @@ def test_retry_may_be_a_number_and_steps_have_their_own(store: stepkeep.Store) -
     assert "0.01" in (result.error or "")
 
 
+def test_a_number_of_attempts_is_a_policy(store: stepkeep.Store) -> None:
+    """Also where the step fails, which is saved."""
+    assert store.execute("s", [PlanStep("1")], lambda _: 1 // 0, retry=1).status is Status.FAILED
+    assert store.get("s").info.status is Status.FAILED
+
+
 class Silent(Exception):
     def __str__(self) -> str:
         raise TypeError("no text")

@@ -94,6 +94,25 @@ def test_what_a_rule_left_out_stays_when_the_rule_is_gone(
     assert f"{rules.removeprefix('.git/')}: *.env" in kept(done)["secret.env"]
 
 
+@pytest.mark.parametrize("rules", [".gitignore", "config/git/ignore"], ids=["above", "the user's"])
+def test_what_a_rule_from_outside_left_out_stays_when_it_is_gone(
+    run: stepkeep.Session, root: Path, tmp_path: Path, rules: str
+) -> None:
+    """The checkpoint does not have that file, so only the manifest can tell what it left out."""
+    init(tmp_path)
+    write(tmp_path, {rules: "*.env\n"})
+    write(root, {"a": "1", "secret.env": "kept"})
+    first = run.save(1)
+    write(tmp_path, {rules: ""})
+    write(root, {"a": "2", "new.txt": "goes"})
+    run.save(2)
+    done = run.files.restore(first.id)
+    assert (root / "secret.env").read_text() == "kept"
+    assert not (root / "new.txt").exists()
+    assert list(kept(done)) == ["secret.env"]
+    assert "*.env" in kept(done)["secret.env"]
+
+
 def test_what_was_not_checked_out_stays(run: stepkeep.Session, repository: Path) -> None:
     """A sparse checkout that becomes a whole one: its files are not taken for new."""
     write(repository, {"in/a": "1", "out/b": "2"})
