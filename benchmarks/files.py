@@ -16,6 +16,7 @@ from benchmarks.workloads import near
 from stepkeep import config
 from stepkeep.codec.readable import Layout
 from stepkeep.storage.files.document_writer import DocumentWriter
+from stepkeep.storage.files.durable_files import Fingerprint, OpenFolder
 from stepkeep.storage.files.layouts import safe_name
 
 SIZE_BYTES: Final = 20_000
@@ -90,9 +91,8 @@ def _no_history_of(key: str) -> Iterator[None]:
     archive: Any = DocumentWriter._archive
     name = safe_name(key)
 
-    def archived(self: DocumentWriter, folder: Any) -> str | None:
-        found: str | None = None if folder.location.endswith(name) else archive(self, folder)
-        return found
+    def archived(self: DocumentWriter, folder: OpenFolder, found: Fingerprint) -> str | None:
+        return None if folder.location.endswith(name) else str(archive(self, folder, found))
 
     DocumentWriter._archive = archived  # type: ignore[assignment, method-assign]
     try:

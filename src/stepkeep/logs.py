@@ -24,14 +24,17 @@ class Log:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._found: logging.Logger | None = None
 
     def _logger(self) -> logging.Logger:
-        import logging
-
         if _attach is not None:
             _attach()
             attach_on_first_line(None)
-        return logging.getLogger(self._name)
+        if self._found is None:
+            import logging
+
+            self._found = logging.getLogger(self._name)
+        return self._found
 
     def error(self, message: str, *values: object, exc_info: BaseException | None = None) -> None:
         self._logger().error(message, *values, exc_info=exc_info, stacklevel=2)

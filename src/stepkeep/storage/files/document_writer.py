@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 from stepkeep.codec.document import Document
 from stepkeep.codec.readable import Layout
@@ -18,7 +19,7 @@ from stepkeep.logs import Log
 from stepkeep.model import Header
 from stepkeep.storage.files import sidecar
 from stepkeep.storage.files.document_reader import DocumentReader, checksum_file, is_sealed, read_bytes
-from stepkeep.storage.files.durable_files import OpenFolder, Tree, split
+from stepkeep.storage.files.durable_files import Fingerprint, OpenFolder, Tree, split
 from stepkeep.storage.files.layouts import (
     CHECKSUM,
     GZIP,
@@ -34,6 +35,8 @@ from stepkeep.storage.sql.connection import Connection
 from stepkeep.storage.sql.row_mapping import intact_header
 
 log = Log("stepkeep.storage")
+
+T = TypeVar("T")
 
 
 class Changes:
@@ -97,7 +100,9 @@ class DocumentWriter:
         with self._tree.folder(self._names.history(key), create=True) as folder:
             temporary = folder.write_temporary(content)
             try:
-                name = _first_free(self._names.names(header), lambda name: folder.give_name(temporary, name))
+                name, _ = _first_free(
+                    self._names.names(header), lambda name: folder.give_name(temporary, name)
+                )
             except BaseException:
                 folder.discard(temporary)
                 raise
@@ -105,13 +110,14 @@ class DocumentWriter:
             self._sync(folder)
             self._remember(folder, name, header.id, header.session)
 
-    def _sync(self, folder: OpenFolder) -> None:
+    def _sync(self, folder: OpenFolder, *, is_known: bool = False) -> None:
         """Make the names in a folder durable, and with the first of them the way there.
 
-        Whoever made the folder may have been stopped before its own name was.
+        Whoever made the folder may have been stopped before its own name was. `is_known` tells that it holds something
+        durable already.
         """
         folder.sync()
-        if not sidecar.has_any_in(self._tx, folder.location):
+        if not is_known and not sidecar.has_any_in(self._tx, folder.location):
             self._tree.sync_way(folder.location)
 
     def _take_back(self, location: str, name: str) -> None:
@@ -142,27 +148,30 @@ class DocumentWriter:
         with self._tree.folder(self._names.folder(key), create=True) as folder:
             temporary = folder.write_temporary(content)
             try:
-                archived = self._archive(folder) if folder.has(pointer) else None
+                found = folder.look(pointer)
+                archived = None if found is None else self._archive(folder, found)
                 folder.replace(temporary, pointer)
             except BaseException:
                 folder.discard(temporary)
                 raise
             self._changes.add(lambda: self._put_back(key, archived))
-            self._sync(folder)
+            self._sync(folder, is_known=archived is not None)
             self._remember(folder, pointer, header.id, header.session)
 
-    def _archive(self, folder: OpenFolder) -> str:
+    def _archive(self, folder: OpenFolder, found: Fingerprint) -> str:
         """Link checkpoint.json into the history under the name of its own time; that name."""
         pointer = self._names.pointer
         file = f"{folder.location}/{pointer}"
-        header = intact_header(sidecar.header_in(self._tx, file))
         with folder.below(HISTORY, create=True) as history:
+            raw, last = sidecar.header_and_last(self._tx, file, history.location)
+            header = intact_header(raw)
             # A file that is not ours is kept too, and stays one that is not ours.
             names = _found(folder, pointer) if header is None else self._names.names(header)
-            name = _first_free(names, lambda name: folder.link(pointer, history, name))
-            self._sync(history)
+            name, is_link = _first_free(names, lambda name: folder.link(pointer, history, name), taken=last)
+            self._sync(history, is_known=last is not None)
             if header is not None:
-                seen, now = folder.fingerprint(pointer), history.fingerprint(name)
+                seen = found if is_link else folder.fingerprint(pointer)
+                now = found if is_link else history.fingerprint(name)
                 sidecar.moved(self._tx, file, f"{history.location}/{name}", seen=seen, now=now)
             log.debug("Archived checkpoint to history: %s/%s", history, name)
         return name
@@ -426,10 +435,13 @@ def _found(folder: OpenFolder, pointer: str) -> Iterator[str]:
     return found_names(pointer, folder.fingerprint(pointer).mtime_ns // 1000)
 
 
-def _first_free(names: Iterator[str], take: Callable[[str], None]) -> str:
-    """The first name that nothing else has."""
+def _first_free(names: Iterator[str], take: Callable[[str], T], taken: str | None = None) -> tuple[str, T]:
+    """The first name that nothing else has, and what taking it answered; of one name it is known that it is taken."""
     for name in names:
-        with suppress(FileExistsError):
-            take(name)
-            return name
+        if name == taken:
+            continue
+        try:
+            return name, take(name)
+        except FileExistsError:
+            continue
     raise AssertionError("there is always another name")

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from stepkeep.errors import SCHEMA_INVALID, WRITE_FAILED, BackendUnavailable, Corrupt
 from stepkeep.storage.files.layouts import temporary_name
@@ -51,7 +51,7 @@ class Fingerprint(NamedTuple):
 
 
 class OpenFolder:
-    """An open directory. All names are of files directly in it."""
+    """An open directory, closed at the end of its `with` block. All names are of files directly in it."""
 
     def __init__(self, descriptor: int, root: Path, location: str) -> None:
         self._fd = descriptor
@@ -61,14 +61,15 @@ class OpenFolder:
     def __str__(self) -> str:
         return str(self._root / self.location)
 
-    @contextmanager
-    def below(self, name: str, *, create: bool = False) -> Iterator[OpenFolder]:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def below(self, name: str, *, create: bool = False) -> OpenFolder:
         """A folder directly in this one, opened without following links."""
-        descriptor = _enter(self._fd, name, create=create)
-        try:
-            yield OpenFolder(descriptor, self._root, f"{self.location}/{name}")
-        finally:
-            os.close(descriptor)
+        return OpenFolder(_enter(self._fd, name, create=create), self._root, f"{self.location}/{name}")
 
     # --- writing
 
@@ -124,8 +125,8 @@ class OpenFolder:
         """Move a file over whatever is there, in one step."""
         os.rename(name, new_name, src_dir_fd=self._fd, dst_dir_fd=target._fd)
 
-    def link(self, name: str, target: OpenFolder, new_name: str) -> None:
-        """Give a file a second name in another folder; where there are no links, an independent copy.
+    def link(self, name: str, target: OpenFolder, new_name: str) -> bool:
+        """Give a file a second name in another folder; where there are no links an independent copy, and False.
 
         Raises:
             FileExistsError: the name is taken by another file.
@@ -140,6 +141,8 @@ class OpenFolder:
             if exc.errno not in _NO_LINKS:
                 raise
             target.give_name(target.write_temporary(self.read(name, limit=None)), new_name)
+            return False
+        return True
 
     def sync(self) -> None:
         """Make the names in the folder durable."""
@@ -208,11 +211,15 @@ class OpenFolder:
         found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
         return Fingerprint(found.st_size, found.st_mtime_ns)
 
+    def look(self, name: str) -> Fingerprint | None:
+        """The fingerprint of a file, None when there is none."""
+        try:
+            return self.fingerprint(name)
+        except FileNotFoundError:
+            return None
+
     def has(self, name: str) -> bool:
-        with suppress(FileNotFoundError):
-            os.stat(name, dir_fd=self._fd, follow_symlinks=False)
-            return True
-        return False
+        return self.look(name) is not None
 
     def entries(self) -> list[os.DirEntry[str]]:
         with os.scandir(self._fd) as found:
@@ -225,19 +232,14 @@ class Tree:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    @contextmanager
-    def folder(self, location: str, *, create: bool = False) -> Iterator[OpenFolder]:
+    def folder(self, location: str, *, create: bool = False) -> OpenFolder:
         """A folder below the root, opened without following links; the root itself is never made here.
 
         Raises:
             FileNotFoundError: it is not there.
             NotADirectoryError: a part of the way is a file or a symbolic link.
         """
-        descriptor = self._descend(location, create=create)
-        try:
-            yield OpenFolder(descriptor, self.root, location)
-        finally:
-            os.close(descriptor)
+        return OpenFolder(self._descend(location, create=create), self.root, location)
 
     def _descend(self, location: str, *, create: bool = False, sync: bool = False) -> int:
         descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -111,10 +111,17 @@ def sessions(tx: Connection) -> list[str]:
     return [row[0] for row in tx.all("SELECT DISTINCT session FROM documents WHERE session IS NOT NULL")]
 
 
+_LAST_IN: Final = "SELECT file FROM documents WHERE file > ? AND file < ? ORDER BY file DESC LIMIT 1"
+
+
+def _below(location: str) -> tuple[str, str]:
+    """What the files in a folder and below it lie between."""
+    return f"{location}/", f"{location}0"  # "0" comes right after "/"
+
+
 def has_any_in(tx: Connection, location: str) -> bool:
     """Whether a file was looked at in a folder or below it."""
-    sql = "SELECT 1 FROM documents WHERE file > ? AND file < ? LIMIT 1"
-    return tx.one(sql, (f"{location}/", f"{location}0")) is not None  # "0" comes right after "/"
+    return tx.one(_LAST_IN, _below(location)) is not None
 
 
 def problems(tx: Connection) -> list[DocumentEntry]:
@@ -126,11 +133,9 @@ def problems(tx: Connection) -> list[DocumentEntry]:
 def put(tx: Connection, entry: DocumentEntry) -> None:
     """Remember a file; what was known of it, or of another file of its checkpoint, is replaced."""
     if entry.checkpoint is not None:
-        tx.run("DELETE FROM documents WHERE checkpoint = ?", (entry.checkpoint,))
         tx.run("DELETE FROM leftovers WHERE file = ?", (entry.file,))  # what holds a checkpoint must not go
-    forget(tx, entry.file)
     tx.run(
-        f"INSERT INTO documents ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
+        f"INSERT OR REPLACE INTO documents ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
         (entry.file, entry.checkpoint, entry.session, *entry.fingerprint, entry.problem),
     )
 
@@ -211,11 +216,11 @@ def header_of(tx: Connection, checkpoint: str | None) -> bytes | None:
     return None if row is None else bytes(row[0])
 
 
-def header_in(tx: Connection, file: str) -> bytes | None:
-    """The stored header of the checkpoint that a file holds."""
-    sql = "SELECT header FROM checkpoints WHERE id = (SELECT checkpoint FROM documents WHERE file = ?)"
-    row = tx.one(sql, (file,))
-    return None if row is None else bytes(row[0])
+def header_and_last(tx: Connection, file: str, location: str) -> tuple[bytes | None, str | None]:
+    """The stored header of the checkpoint that a file holds, and the last name that is known in a folder."""
+    held = "SELECT header FROM checkpoints WHERE id = (SELECT checkpoint FROM documents WHERE file = ?)"
+    header, last = tx.one(f"SELECT ({held}), ({_LAST_IN})", (file, *_below(location))) or (None, None)
+    return header, None if last is None else last[len(location) + 1 :]
 
 
 def mend_header(tx: Connection, checkpoint: str, raw: bytes) -> None:
