@@ -288,7 +288,7 @@ class PhaseFiles:
         self._log(CREATED, session, header)
 
     def ended(self, session: SessionInfo, headers: Sequence[Header]) -> None:
-        """A session came to its end: nothing of it is pointed at. Its last phase is told of, whatever was saved since."""
+        """A session came to its end: nothing of it is pointed at. Its last phase is told, whatever was saved since."""
         self.forget(headers)
         if headers:
             last = next((each for each in reversed(headers) if _is_of_phase(each)), headers[-1])
