@@ -79,6 +79,7 @@ class Writers:
     def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
         self._lock = threading.Lock()
         self._writers: OrderedDict[tuple[str, str], BranchWriter] = OrderedDict()
+        self._branches: dict[str, set[str]] = {}  # those that have a writer, by session
         self._cache_bytes = cache_bytes
         self._held_bytes = 0
 
@@ -87,6 +88,7 @@ class Writers:
             writer = self._writers.get((session, branch))
             if writer is None:
                 writer = self._writers[session, branch] = BranchWriter()
+                self._branches.setdefault(session, set()).add(branch)
             self._writers.move_to_end((session, branch))
             return writer
 
@@ -103,16 +105,19 @@ class Writers:
             self._held_bytes += size - writer.counted_bytes
             writer.counted_bytes = size
             while self._held_bytes > self._cache_bytes and len(self._writers) > 1:
-                self._drop(next(iter(self._writers)))
+                self._drop(*next(iter(self._writers)))
 
-    def _drop(self, key: tuple[str, str]) -> None:
-        self._held_bytes -= self._writers.pop(key).counted_bytes
+    def _drop(self, session: str, branch: str) -> None:
+        self._held_bytes -= self._writers.pop((session, branch)).counted_bytes
+        self._branches[session].remove(branch)
+        if not self._branches[session]:
+            del self._branches[session]
 
     def forget(self, session: str) -> None:
         """Start cold on every branch of a session, because what is remembered may not be stored."""
         with self._lock:
-            for key in [key for key in self._writers if key[0] == session]:
-                self._drop(key)
+            for branch in tuple(self._branches.get(session, ())):
+                self._drop(session, branch)
 
     def find(self, session: str, branch: str) -> BranchWriter | None:
         """The writer of a branch, if there is one."""
