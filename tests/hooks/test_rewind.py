@@ -482,7 +482,7 @@ rewind.to(1) if sys.argv[3] == "to" else rewind.undo()
 
 @pytest.mark.parametrize("then", ["1", "--undo"])
 def test_a_rewind_that_is_killed_is_told_finished_or_taken_back(agent: Agent, then: str) -> None:
-    """The next command says so; doing it again leads to the new tree, taking it back to the old one."""
+    """The next command and `status` say so; doing it again leads to the new tree, taking it back to the old one."""
     make_repository(agent.folder)
     for name in ("a.txt", "b.txt"):
         put(agent.folder / name, "zero\n")
@@ -501,9 +501,11 @@ def test_a_rewind_that_is_killed_is_told_finished_or_taken_back(agent: Agent, th
     )
     assert tree_of(agent.folder) not in (before, after)
     assert "stopped in the middle" in rewind(agent).err
+    assert "stopped in the middle" in agent.stepkeep("status", key).out
     assert rewind(agent, then).code == 0
     assert tree_of(agent.folder) == (before if then == "1" else after)
     assert "stopped in the middle" not in rewind(agent).err
+    assert "stopped in the middle" not in agent.stepkeep("status", key).out
 
 
 def test_an_undo_that_is_killed_is_finished_by_another(agent: Agent) -> None:

@@ -13,12 +13,11 @@ from stepkeep.recording.coding_agents.conversation_fork import ConversationFork,
 from stepkeep.recording.coding_agents.turns import AgentTurns, Turn
 from stepkeep.text import count
 from stepkeep.workspace.file_restore import (
-    BEGUN,
-    RESTORED,
     RestoredFiles,
     SomeFiles,
     last_step,
     restore_files,
+    stopped_restore,
 )
 
 if TYPE_CHECKING:
@@ -104,8 +103,7 @@ class Rewind:
     def is_interrupted(self) -> bool:
         """Whether the last restore of files was stopped in the middle: doing it again finishes it, `undo` takes it
         back."""
-        steps = [event for event in self._session.events() if event.type in (BEGUN, RESTORED)]
-        return bool(steps) and steps[-1].type == BEGUN
+        return stopped_restore(self._engine, self._session.uid) is not None
 
     def _looked_up(self) -> AgentTurns:
         return AgentTurns(self._engine, self._session.info, self._session.files._limits)

@@ -131,6 +131,10 @@ def _print_session(status: api.SessionStatus) -> None:
             "latest": "" if latest is None else f"{latest.id} (checkpoint {latest.seq})",
             "task": "" if latest is None else latest.task,
             "message": "" if latest is None else latest.message,
+            "files": ""
+            if status.stopped_restore is None
+            else f"restoring those of {status.stopped_restore} was stopped in the middle: do it again to finish it, or "
+            "take it back with `stepkeep restore --undo --files`",
             **_usage_facts(status.usage),
             "states": f"{size(takes.size_bytes)}, {ratio(takes.ratio)} the stored size"
             if takes.ratio

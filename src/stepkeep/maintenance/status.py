@@ -73,6 +73,7 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     words, and whether `clean` would remove it (None: its profile or policy makes no sense).
 
     `is_over_budget`: it takes more than `budget_bytes`, because nothing more may go, or nobody pruned it yet.
+    `stopped_restore` is the checkpoint whose files were being restored when that was stopped in the middle.
     """
 
     store: str
@@ -84,6 +85,7 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     cleanup: SessionCleanup | None
     budget_bytes: int | None
     is_over_budget: bool
+    stopped_restore: str | None
 
 
 def store_status(
@@ -150,6 +152,8 @@ def session_status(
     sources: Mapping[str, str],
 ) -> SessionStatus:
     """Where a session stands, what it takes, and the rules it is under; `latest` is its newest checkpoint."""
+    from stepkeep.workspace.file_restore import stopped_restore  # the status of a store can do without
+
     cleanup = None
     with suppress(InvalidInput):
         cleanup = decide_about(engine, info, policies, now_us=engine.clock())
@@ -163,6 +167,7 @@ def session_status(
         cleanup=cleanup,
         budget_bytes=retention.max_bytes,
         is_over_budget=most_bytes(engine, info.uid, retention.max_bytes) > (retention.max_bytes or 0),
+        stopped_restore=stopped_restore(engine, info.uid),
     )
 
 

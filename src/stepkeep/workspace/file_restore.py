@@ -204,6 +204,13 @@ def safety_of(engine: Engine, session: SessionInfo, step: UndoStep) -> tuple[Hea
     return engine.header(step.files["safety"], session=session.uid), paths
 
 
+def stopped_restore(engine: Engine, uid: str) -> str | None:
+    """The checkpoint whose files were restored last, if that did not come to its end: another one finishes it, an undo
+    takes it back."""
+    last = next(iter(_events(engine, uid)), None)
+    return None if last is None or last.type == RESTORED else str(last.data["target"])
+
+
 def _events(engine: Engine, uid: str) -> list[Event]:
     """The restores of files, the newest first."""
     return [event for event in reversed(engine.backend.events(uid)) if event.type in (BEGUN, RESTORED)]
