@@ -74,7 +74,7 @@ FIXES: Final[dict[str, tuple[str, ...]]] = {
     "store_budget_exceeded": (_LESS_HISTORY, "stepkeep clean --dry-run", "raise limits.max_bytes"),
     "disk_floor_reached": (_FREE_SPACE, _LESS_HISTORY, "lower limits.min_free_bytes"),
     "export_failed": ("check the folder of the output, or choose another one",),
-    "driver_missing": ("install stepkeep[postgres]",),
+    "driver_missing": ("install the extra of stepkeep that the message names",),
     "format_newer": ("upgrade stepkeep",),
     "schema_newer": ("upgrade stepkeep",),
     "network_file_system": ("put the store on a local disk", "use a PostgreSQL store"),

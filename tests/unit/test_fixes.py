@@ -26,6 +26,13 @@ def test_the_codes_of_the_lifecycle_have_fixes(code: str) -> None:
     assert "{" not in "".join(fixes)
 
 
+def test_a_missing_package_is_not_taken_for_another() -> None:
+    """The message names the extra, and the advice names no other one."""
+    missing = errors.driver_missing("encryption", "crypto", ImportError("no module"))
+    assert "pip install stepkeep[crypto]" in missing.message
+    assert "stepkeep[" not in "".join(fixes_for(missing))
+
+
 @pytest.mark.parametrize(
     "kind",
     [

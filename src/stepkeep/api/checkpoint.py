@@ -17,11 +17,11 @@ from stepkeep.storage.port import ANY_HEAD
 if TYPE_CHECKING:
     from stepkeep.api.files import Workspace
     from stepkeep.api.options import Ref
-    from stepkeep.api.results import ChangeCounts
     from stepkeep.api.session import Session
     from stepkeep.history.conversation import Conversation
     from stepkeep.history.documents import CheckpointInfo
     from stepkeep.history.outline import Outline
+    from stepkeep.history.state_diff import ChangeCounts
     from stepkeep.recording.connected_parts import Extra, Missing
     from stepkeep.workspace.file_restore import RestoredFiles, UndoStep
 
@@ -274,9 +274,8 @@ def _count_files(engine: Engine, header: Header) -> int:
 
 
 def _changes(engine: Engine, previous: Header, state: object) -> ChangeCounts | None:
-    from stepkeep.api.results import ChangeCounts
     from stepkeep.history.documents import copied
-    from stepkeep.history.state_diff import compare
+    from stepkeep.history.state_diff import ChangeCounts, compare
 
     try:
         before = engine.load(previous).value()

@@ -116,17 +116,6 @@ class ValueAt(ValueShown, frozen=True, kw_only=True):
     is_future: bool
 
 
-class ChangeCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many changes lead from one state to another, and a summary."""
-
-    total: int
-    added: int
-    removed: int
-    changed: int
-    moved: int
-    summary: str
-
-
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a step gave, byte for byte. `is_cut` says that it gave more than is stored."""
 

@@ -8,7 +8,7 @@ import click
 
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.serving import Access, address_given
-from stepkeep.errors import Unsupported
+from stepkeep.errors import driver_missing
 
 DEFAULT_PORT = 8765
 REMOTE = "{} would be open to other machines, without encryption: if that is meant, add --allow-remote"
@@ -63,8 +63,5 @@ def mcp(
     except ModuleNotFoundError as exc:
         if (exc.name or "").startswith("stepkeep"):
             raise
-        raise Unsupported(
-            f"the MCP server needs a package that is not installed ({exc.name}): pip install stepkeep[mcp]",
-            code="extra_missing",
-        ) from exc
+        raise driver_missing("the MCP server", "mcp", exc) from exc
     serve(session=session, project=project)

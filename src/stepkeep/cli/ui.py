@@ -9,7 +9,7 @@ import click
 from stepkeep.cli.app import CommonOptions, command
 from stepkeep.cli.naming import opened
 from stepkeep.cli.printing import lines
-from stepkeep.errors import Unsupported
+from stepkeep.errors import driver_missing
 
 EXAMPLE = """\
 stepkeep ui
@@ -34,10 +34,7 @@ def ui(settings: CommonOptions, port: int, allow_changes: bool, no_open: bool) -
     except ModuleNotFoundError as exc:
         if (exc.name or "").startswith("stepkeep"):
             raise
-        raise Unsupported(
-            f"the pages need a package that is not installed ({exc.name}): pip install stepkeep[web]",
-            code="extra_missing",
-        ) from exc
+        raise driver_missing("the server of the pages", "web", exc) from exc
 
     def ready(new_address: Callable[[], str]) -> None:
         lines([new_address()])

@@ -443,7 +443,7 @@ class _Comparison:
 
     def __init__(self, old: bytes, new: bytes) -> None:
         self._old, self._new = old, new
-        self._old_view, self._new_view = memoryview(old), memoryview(new)
+        self._new_view = memoryview(new)
         self._old_end, self._new_end = len(old), len(new)
         self._search_left = _SEARCH_BYTES
 

@@ -406,17 +406,22 @@ def _noun(name: str, count: int) -> str:
 # --- of two checkpoints ------------------------------------------------------------------------------------------
 
 
-class ComparisonView(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed between two checkpoints as a page shows it: bounded, with words marked in texts."""
+class ChangeCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many changes lead from one state to another, and a summary."""
 
-    older: CheckpointInfo
-    newer: CheckpointInfo
     total: int
     added: int
     removed: int
     changed: int
     moved: int
     summary: str
+
+
+class ComparisonView(ChangeCounts, frozen=True, kw_only=True):
+    """What changed between two checkpoints as a page shows it: bounded, with words marked in texts."""
+
+    older: CheckpointInfo
+    newer: CheckpointInfo
     changes: tuple[ChangeView, ...]
 
 

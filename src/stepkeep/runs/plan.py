@@ -23,6 +23,7 @@ from stepkeep.codec import exact, models
 from stepkeep.codec.integrity import digest
 from stepkeep.engine import NewBody
 from stepkeep.errors import InvalidInput
+from stepkeep.history.documents import copied
 from stepkeep.model import Header, Status
 from stepkeep.runs.json_pieces import NotPlain, plain_json
 from stepkeep.text import did_you_mean, indented
@@ -725,16 +726,7 @@ class AgentSerializer:
 
 def agent_state(progress: Progress) -> AgentState:
     """Progress as an agent's state."""
-    return AgentState(
-        query=progress.query,
-        plan=progress.plan,
-        current_step_index=progress.current_step_index,
-        results=progress.results,
-        context=progress.context,
-        last_error=progress.last_error,
-        questions=progress.questions,
-        extra=progress.extra,
-    )
+    return copied(AgentState, progress)
 
 
 class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):

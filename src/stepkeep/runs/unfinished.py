@@ -12,6 +12,7 @@ from stepkeep.codec.readable import ResumeHints
 from stepkeep.config.store_names import store_option
 from stepkeep.engine import Engine
 from stepkeep.errors import StepkeepError
+from stepkeep.history.documents import copied
 from stepkeep.model import Header, SessionInfo, Status, from_us
 from stepkeep.processes import is_dead
 from stepkeep.runs.approvals import open_questions
@@ -71,16 +72,11 @@ class PlanRun(msgspec.Struct, frozen=True, kw_only=True):
 def plan_run(engine: Engine, key: str, result: ExecutionResult) -> PlanRun:
     store = store_option(engine.backend.url)
     command = approve_command(key, store) if result.waiting else how_to_go_on(key, PLAN, store)
-    return PlanRun(
+    return copied(
+        PlanRun,
+        result,
         session=key,
-        status=result.status,
-        steps_run=result.steps_run,
-        steps_recovered=result.steps_recovered,
-        steps_skipped=result.steps_skipped,
-        duration_ms=result.duration_ms,
         checkpoint=None if result.checkpoint is None else result.checkpoint.id,
-        error=result.error,
-        waiting=result.waiting,
         next=None if result.success else command,
     )
 

@@ -15,6 +15,7 @@ from stepkeep.config import Settings
 from stepkeep.config.store_names import store_option
 from stepkeep.engine import Engine
 from stepkeep.errors import Conflict, InvalidInput
+from stepkeep.history.documents import copied
 from stepkeep.logs import Log
 from stepkeep.model import Header, SessionInfo, Status, check_name, from_us
 from stepkeep.runs.kinds import PLAN, SCRIPT, WORKFLOW, approve_command, how_to_go_on, resume_command
@@ -346,20 +347,16 @@ class Workflows:
             result, signal = launch.run(options, cancel or Cancellation()), None
         except Interrupted as exc:
             result, signal = exc.result, exc.signal
-        return WorkflowRun(
+        return copied(
+            WorkflowRun,
+            result,
             session=session.key,
             workflow=workflow.name,
-            status=result.status,
             steps=tuple(_step_view(entry) for entry in result.progress.steps),
-            steps_run=result.steps_run,
-            steps_recovered=result.steps_recovered,
-            steps_skipped=result.steps_skipped,
-            duration_ms=result.duration_ms,
             checkpoint=None if result.checkpoint is None else result.checkpoint.id,
             error=_error(result),
             resume=_next_command(session.key, result, self._store),
             signal=signal,
-            waiting=result.waiting,
         )
 
 

@@ -125,11 +125,6 @@ class CapturedTree(msgspec.Struct, frozen=True, kw_only=True):
         return self.fresh.get(path) or signature_at(self.folders, path)
 
 
-def real_root(root: str | os.PathLike[str]) -> str:
-    """The absolute path of a workspace, with every link on the way resolved."""
-    return os.path.realpath(os.fsdecode(root))
-
-
 def capture(
     engine: Engine,
     root: str,
