@@ -276,3 +276,16 @@ def test_history_stays_small(store: stepkeep.Store) -> None:
         session.save(state)
     total = sum(header.size_bytes for header in session.history())
     assert session.usage().body_bytes < total / 50
+
+
+def test_a_large_state_gets_a_keyframe_whenever_it_grew_by_half(store: stepkeep.Store, path: Path) -> None:
+    """Most of it is always in one frame; of its keyframes but the first each may be damaged, and nothing is lost."""
+    session = store.session("run", profile="archive")
+    texts = [random.Random(n).randbytes(20_000).hex() for n in range(26)]
+    for count in range(10, 27):
+        session.save({"log": texts[:count]})
+    assert keyframes(session) == [1, 7, 16]  # 10, 16 and 25 texts
+    with programs.raw(path) as connection:
+        for seq in (7, 16):
+            flip(connection, session.header(seq).id)
+    assert [len(session.load(seq).state["log"]) for seq in range(1, 18)] == list(range(10, 27))

@@ -572,6 +572,33 @@ class TestGroups:
             deltas_bytes=deltas_bytes,
             delta=None if delta_bytes is None else Encoded(SPLICE, bytes(delta_bytes)),
             is_bridged=True,
+            size=MIB,
+            keyframe_size=MIB,
+        )
+
+    @pytest.mark.parametrize(
+        ("keyframe_size", "size", "expected"),
+        [
+            pytest.param(MIB, MIB * 3 // 2, True, id="grown by half"),
+            pytest.param(MIB, MIB * 3 // 2 - 1, False, id="grown by less"),
+            pytest.param(MIB, MIB // 2, False, id="shrunk"),
+            pytest.param(1000, MIB // 2 - 1, False, id="not large"),
+            pytest.param(1000, MIB // 2, True, id="large by now"),
+        ],
+    )
+    def test_a_large_content_that_grew_gets_a_keyframe(
+        self, keyframe_size: int, size: int, expected: bool
+    ) -> None:
+        """Most of a large content is in one frame, however it grows."""
+        assert expected is starts_group(
+            length=5,
+            limit=10,
+            keyframe_bytes=1000,
+            deltas_bytes=0,
+            delta=Encoded(SPLICE, b"x"),
+            is_bridged=True,
+            size=size,
+            keyframe_size=keyframe_size,
         )
 
     @pytest.mark.parametrize("codec", [SPLICE, PREFIX])
@@ -579,7 +606,7 @@ class TestGroups:
     def test_some_groups_are_smaller(self, codec: str, is_bridged: bool) -> None:
         """Those that hang on one record alone, and deltas that are applied to all of their base."""
         sizes: Any = {"keyframe_bytes": 1000, "deltas_bytes": 0, "delta": Encoded(codec, b"x")}
-        sizes |= {"limit": 1024, "is_bridged": is_bridged}
+        sizes |= {"limit": 1024, "is_bridged": is_bridged, "size": 1000, "keyframe_size": 1000}
         assert not starts_group(length=127, **sizes)
         assert starts_group(length=128, **sizes) is not (codec == SPLICE and is_bridged)
         assert starts_group(length=1024, **sizes)

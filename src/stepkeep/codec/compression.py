@@ -55,8 +55,10 @@ each time, so compressors are prepared for it: that is as quick as compressing a
 _MAX_PREPARED: Final = 4
 _MIN_WINDOW_LOG: Final = 10
 _MAX_WINDOW_LOG: Final = 31
-_LARGE_BYTES: Final = 16 * 1024 * 1024
-_PIECE_BYTES: Final = 1024 * 1024
+_LARGE_BYTES: Final = 256 * 1024
+# What the library gives in one block, and about what that takes compressed.
+_PIECE_BYTES: Final = 32 * 1024
+_INPUT_BYTES: Final = 16 * 1024
 
 
 def compress(content: bytes, *, prefix: bytes | None = None) -> bytes:
@@ -121,11 +123,11 @@ def decompress(frame: bytes, *, limit: int, prefix: bytes | None = None) -> byte
 
 def _in_pieces(decompressor: zstd.ZstdDecompressor, frame: bytes, most: int) -> bytes:
     """The content of a large frame, `most` bytes of it. In one call the library would hold it twice, and the rest of
-    the frame beside it."""
+    the frame beside it; memory that is used for the first time takes longer than what is put there."""
     content, view = BytesIO(bytes(most)), memoryview(frame)  # one that grows would be copied again and again
     at = 0
     while content.tell() < most and not decompressor.eof and (at < len(view) or not decompressor.needs_input):
-        given = view[at : at + _PIECE_BYTES] if decompressor.needs_input else b""
+        given = view[at : at + _INPUT_BYTES] if decompressor.needs_input else b""
         at += len(given)
         content.write(decompressor.decompress(given, max_length=min(_PIECE_BYTES, most - content.tell())))
     if at < len(view) and content.tell() < most:

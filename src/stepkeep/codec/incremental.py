@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from stepkeep.codec import exact
-from stepkeep.codec.delta import MAX_EDITS, MAX_PUT_BYTES, Edit, find_edits, shared_start
+from stepkeep.codec.delta import MAX_EDITS, MAX_PUT_BYTES, Edit, find_edits, keep_memory_for, shared_start
 from stepkeep.codec.exact import ATOMS, INT_MAX, INT_MIN, ValidationError, to_json
 from stepkeep.codec.integrity import RunningDigest
 from stepkeep.errors import StepkeepError
@@ -339,7 +339,7 @@ class Growing:
             order.insert(0, order.pop(first_at))
         root, _, spans = self._laid_out(self._root, 0, pieces, order)
         assert isinstance(root, _Dict)
-        _keep_memory_for(length)
+        keep_memory_for(length)
         content, derived = _written(self._content, spans)
         self._root, self._content = root, content
         return Grown(content, self._digest.of(content, derived.shared), first_at, derived)
@@ -367,22 +367,6 @@ class Following:
 
 
 _UNPACKABLE: Final = (TypeError, ValueError, OverflowError)
-
-_MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
-_kept_bytes = 64 * 1024
-
-
-def _keep_memory_for(size: int) -> None:
-    """Let the allocator keep memory at hand for contents of this size, up to twice as large.
-
-    glibc keeps blocks up to the size of the largest that was given back. A content that grows is always larger than
-    those before it, so all of its memory would come anew from the system, page by page, at each save: half of its time.
-    A larger block that nobody touches costs nothing.
-    """
-    global _kept_bytes
-    if _kept_bytes <= size <= _MAX_KEPT_BYTES:
-        _kept_bytes = 2 * size
-        bytes(min(4 * size, 2 * _MAX_KEPT_BYTES - 8192))
 
 
 def _written(old: bytes, spans: list[_Span]) -> tuple[bytes, Derived]:

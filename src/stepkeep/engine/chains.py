@@ -165,6 +165,8 @@ def encode(
         deltas_bytes=chain.delta_bytes,
         delta=encoded,
         is_bridged=chain.is_bridged,
+        size=len(new.content),
+        keyframe_size=chain.keyframe_size,
     ):
         return _start(name, chain if limit > 1 else None, new, compression, beside)
     delta_bytes = chain.delta_bytes + len(encoded.data)
