@@ -220,6 +220,16 @@ def test_a_name_that_is_no_text_is_restored_by_either_spelling(cli: Cli, work: P
     assert file.read_text() == "two"
 
 
+@pytest.mark.parametrize("words", [["restore", "k", "#1", "--files"], ["files", "log", "--session", "k"]])
+def test_a_refusal_spells_a_name_as_it_can_be_given(cli: Cli, work: Path, words: list[str]) -> None:
+    """As all output does, and no safety checkpoint is taken."""
+    save(cli, work, a="one")
+    cli.folder = work
+    refused = cli.here(*words, r"gone\xff.bin")
+    assert (refused.code, r"'gone\xff.bin'" in refused.err) == (3, True)
+    assert len(cli.here("log", "k", "--json").json["checkpoints"]) == 1
+
+
 def test_the_printed_undo_names_the_store_that_was_named(cli: Cli, work: Path) -> None:
     """Without it the command would look into another one."""
     save(cli, work, a="one")

@@ -116,7 +116,7 @@ def capture_before(engine: Engine, session: SessionInfo, newer: Header) -> Heade
 
 def no_file(checkpoint: str, path: str, problem: str = "") -> NotFound:
     """What to raise for a path that a checkpoint does not have."""
-    message = f"{problem or f'{checkpoint} has no file'} {to_text(path)!r}"
+    message = f"{problem or f'{checkpoint} has no file'} '{to_text(path)}'"
     return NotFound(message, code="file_not_found", checkpoint=checkpoint)
 
 
@@ -332,7 +332,7 @@ def file_log(
     found = tuple(islice(_versions(engine, session, until, path), limit))
     if not found:
         raise NotFound(
-            f"no capture up to checkpoint {until.seq} has {to_text(path)!r}",
+            f"no capture up to checkpoint {until.seq} has '{to_text(path)}'",
             code="file_not_found",
             path=to_text(path),
         )

@@ -350,7 +350,7 @@ def _cleaned(path: str) -> str:
         return ""
     if cleaned.startswith("/") or not is_safe(cleaned):
         raise InvalidInput(
-            f"{to_text(path)!r} is not a path below the workspace: give it relative to its root",
+            f"'{to_text(path)}' is not a path below the workspace: give it relative to its root",
             code="invalid_file_path",
         )
     return cleaned
