@@ -24,7 +24,7 @@ from stepkeep.codec import exact, integrity
 from stepkeep.engine import commit, engine
 from stepkeep.engine.state_encoder import NewBody
 from stepkeep.errors import Corrupt, StepkeepError
-from stepkeep.storage.sqlite import bound_steps
+from stepkeep.storage.sqlite import SqliteBackend, bound_steps
 
 DELETES = (
     "CREATE TRIGGER {name} AFTER INSERT ON checkpoints BEGIN DELETE FROM checkpoints WHERE seq < new.seq; END"
@@ -118,6 +118,20 @@ def test_a_store_that_is_cut_under_its_feet_takes_no_saves(file: Path, cut: Call
         with pytest.raises(stepkeep.BackendUnavailable) as refused:
             session.save({"number": 21})
         assert (refused.value.code, refused.value.retryable) == ("store_replaced", False)
+
+
+def test_a_store_that_is_cut_to_nothing_is_not_waited_for(file: Path) -> None:
+    """A new connection would make the file anew, and wait for those that are open: it is refused instead."""
+    backend = SqliteBackend(file, busy_seconds=0)
+    first = backend._take_reader()  # there is no other
+    first.all("SELECT count(*) FROM checkpoints")
+    os.truncate(file, 0)
+    with pytest.raises(stepkeep.BackendUnavailable) as refused:
+        backend.session_by_key("s")
+    assert refused.value.code == "store_replaced"
+    backend._give_back(first)
+    with suppress(Corrupt):
+        backend.close()
 
 
 def test_space_that_another_process_gives_back_is_no_cut(file: Path) -> None:

@@ -195,10 +195,16 @@ class SqliteBackend(SqlBackend):
             if self._idle:
                 return self._idle.pop()
         try:
-            return _connect(self._path, self._busy_seconds)
+            return self._connect()
         except BaseException:
             self._give_back(None)
             raise
+
+    def _connect(self) -> _SqliteConnection:
+        """Another connection. A file that was cut to nothing would be made anew, once all the others are closed."""
+        if _size_of(self._path) == 0:
+            raise self._replaced()
+        return _connect(self._path, self._busy_seconds)
 
     def _give_back(self, connection: _SqliteConnection | None) -> None:
         if connection is not None and len(self._idle) >= _MAX_IDLE_READERS:
@@ -218,7 +224,7 @@ class SqliteBackend(SqlBackend):
             # A process that reads a little and saves once needs no second connection.
             with self._pool:
                 reader = self._idle.pop() if self._idle else None
-            self._writer = reader or _connect(self._path, self._busy_seconds)
+            self._writer = reader or self._connect()
             if self._log_pages < MAX_FRAMES:
                 self._writer.bound_log(self._log_pages)
         if self._failed is not None:
@@ -246,8 +252,8 @@ class SqliteBackend(SqlBackend):
         if dropped is not self._failed and dropped is not None:
             dropped.close()
         self._writer = None
-        with suppress(apsw.Error):
-            self._writer = _connect(self._path, self._busy_seconds)
+        with suppress(apsw.Error, BackendUnavailable):
+            self._writer = self._connect()
             self._bury_failed()
 
     def _bury_failed(self) -> None:
@@ -282,12 +288,15 @@ class SqliteBackend(SqlBackend):
                 writer.log_growths += 1
         self._size_bytes, writer.log = file[2] if file else 0, log
         if not is_ours:
-            raise BackendUnavailable(
-                f"{self._path} or its log was deleted, replaced or cut while it was open: nothing more can be saved "
-                "there; open the store again",
-                code="store_replaced",
-                retryable=False,
-            )
+            raise self._replaced()
+
+    def _replaced(self) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"{self._path} or its log was deleted, replaced or cut while it was open: nothing more can be saved "
+            "there; open the store again",
+            code="store_replaced",
+            retryable=False,
+        )
 
     def _with_room(self, work: Callable[[Connection], T], tx: Connection) -> T:
         """A transaction that begins with room in the log; without where there is none to be had."""
