@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from mcp import StdioServerParameters
 
 import stepkeep
 from stepkeep import config
 from stepkeep.config.settings import DEFAULTS
 from stepkeep.model import utc_now_us
 from stepkeep.testing import FakeClock
+from tests.surfaces.mcp_clients import answered, with_client
 
 REMOVES_ALL = """
 checkpoint: {cleanup: {completed_retention_days: 0, failed_retention_days: 0, stale_days: 0}}
@@ -31,6 +33,12 @@ class Machine:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.home = self.folder("home")
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("STEPKEEP", "XDG", "PG"))
+        }
+        self.environment = {**kept, "HOME": str(self.home)}
 
     def folder(self, name: str, file: str | None = None) -> Path:
         folder = self.root / name
@@ -40,15 +48,10 @@ class Machine:
         return folder
 
     def run(self, folder: Path, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("STEPKEEP", "XDG", "PG"))
-        }
         return subprocess.run(
             [sys.executable, "-m", "stepkeep", *args],
             cwd=folder,
-            env={**kept, "HOME": str(self.home), **variables},
+            env={**self.environment, **variables},
             input="",
             capture_output=True,
             text=True,
@@ -71,16 +74,54 @@ def save(machine: Machine, folder: Path, session: str, count: int = 1) -> None:
         machine.did(folder, "save", session, "--state", f'{{"number": {number}}}')
 
 
-@pytest.mark.parametrize("command", [("clean",), ("prune", "--all"), ("save", "theirs", "--state", "{}")])
+def save_by_mcp(machine: Machine, folder: Path, session: str) -> None:
+    server = StdioServerParameters(
+        command=sys.executable, args=["-m", "stepkeep", "mcp"], env=machine.environment, cwd=str(folder)
+    )
+    with_client(server, lambda client: answered(client, "checkpoint_save", sessionId=session, state={"n": 1}))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("clean",), ("prune", "--all"), ("save", "theirs", "--state", "{}"), ("run", "flow.yaml"), ("mcp",)],
+    ids=" ".join,
+)
 def test_a_clones_file_removes_nothing_of_others(machine: Machine, command: tuple[str, ...]) -> None:
     """Cleanup, retention and limits of a project's file do not reach sessions that were made elsewhere."""
     work, clone = machine.folder("work"), machine.folder("clone", REMOVES_ALL)
+    (clone / "flow.yaml").write_text("name: flow\nsteps:\n  - {id: a, shell: 'true'}\n")
     save(machine, work, "open", 3)
     save(machine, work, "done", 3)
     machine.did(work, "complete", "done")
-    machine.run(clone, *command)
+    if command == ("mcp",):
+        save_by_mcp(machine, clone, "theirs")
+    else:
+        machine.run(clone, *command)
     assert len(machine.did(work, "log", "open").splitlines()) == 3
     assert len(machine.did(work, "log", "done").splitlines()) == 3
+
+
+def test_a_limit_of_a_clone_cuts_no_session_of_others(machine: Machine) -> None:
+    """A project's `limits.max_bytes` is none of the store's."""
+    work, clone = machine.folder("work"), machine.folder("clone", "limits: {max_bytes: 1KB}")
+    save(machine, work, "open", 3)
+    for _ in range(2):
+        machine.run(clone, "save", "theirs", "--state", "{}")
+    assert len(machine.did(work, "log", "open").splitlines()) == 3
+
+
+def test_cleaning_from_another_project_goes_by_the_days_of_the_sessions_own(machine: Machine) -> None:
+    """A session whose project keeps it for 90 days is there after 60, whoever cleans, and gone after 91."""
+    ours = machine.folder("ours", "checkpoint: {cleanup: {completed_retention_days: 90}}")
+    other = machine.folder("other", "checkpoint: {cleanup: {completed_retention_days: 1}}")
+    url, clock = f"sqlite:{machine.root}/a.db", FakeClock(utc_now_us())
+    with stepkeep.open(url, config=config.load(cwd=ours, environ={}), clock=clock) as store:
+        store.session("ours").save({"n": 1}, status="completed")
+    for days, left in ((60, ["ours"]), (31, [])):
+        clock.advance(days * 86_400)
+        with stepkeep.open(url, config=config.load(cwd=other, environ={}), clock=clock) as store:
+            store.clean()
+            assert [each.key for each in store.sessions()] == left
 
 
 def test_a_project_decides_about_its_own_sessions(machine: Machine) -> None:

@@ -100,6 +100,8 @@ ELSEWHERE = {
     ],
     "a clone's configuration removes other projects' sessions": [
         "threats/test_hostile_project.py::test_a_clones_file_removes_nothing_of_others",
+        "threats/test_hostile_project.py::test_a_limit_of_a_clone_cuts_no_session_of_others",
+        "threats/test_hostile_project.py::test_cleaning_from_another_project_goes_by_the_days_of_the_sessions_own",
         "threats/test_hostile_project.py::test_a_session_carries_the_rules_it_was_made_under",
         "threats/test_hostile_project.py::test_no_key_of_a_clone_reaches_the_sessions_of_others",
     ],
@@ -130,6 +132,7 @@ ELSEWHERE = {
     ],
     "a store that is deleted, replaced or cut while it is open": [
         "threats/test_hostile_store.py::test_a_store_that_is_cut_under_its_feet_takes_no_saves",
+        "threats/test_hostile_store.py::test_a_store_that_is_cut_to_nothing_is_not_waited_for",
         "api/test_damage.py::test_a_store_whose_log_is_deleted_under_its_feet_takes_no_saves",
     ],
     "models that lose data": [
