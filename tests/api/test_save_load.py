@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+import sys
 import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -31,6 +33,27 @@ def test_a_thousand_saves_are_all_there_in_another_process(url: str) -> None:
     assert found["states"] == [programs.state_of("one", number) for number in range(1000)]
     assert found["findings"] == []
     assert found["checkpoints"] == 1000
+
+
+def test_a_state_of_very_many_keys_costs_a_few_calls_for_each(session: stepkeep.Session) -> None:
+    """What is remembered of the state before never takes more work than encoding all of it."""
+    keys, calls = 10_000, 0
+    state = {f"key {number}": {"text": "x" * 600} for number in range(keys)}
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    for number in range(4):
+        state[f"key {number}"] = {"text": "y" * 600}
+        calls = 0
+        sys.setprofile(count)
+        try:
+            session.save(state)
+        finally:
+            sys.setprofile(None)
+        assert calls < 3 * keys
+    assert session.load().state == state
 
 
 def test_a_state_comes_back_exactly(session: stepkeep.Session, url: str) -> None:

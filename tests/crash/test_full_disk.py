@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import stepkeep
+from tests import interpreter
 from tests.crash.stores import KINDS, SQLITE, opened
 
 
@@ -110,3 +112,20 @@ def test_closing_on_a_full_disk_does_not_call_a_save_lost(tiny_disk: Path) -> No
         with opened(SQLITE, tiny_disk) as store:
             assert store.get("r").load().state["n"] == n
     assert refused
+
+
+def test_a_command_on_a_full_disk_tells_what_is_stored(tiny_disk: Path, tmp_path: Path) -> None:
+    """Its exit code is 0 if and only if the checkpoint is the latest."""
+    url, stored, code = f"sqlite:{tiny_disk}/a.db", 0, 0
+    while code == 0:
+        state = {"n": stored + 1, "noise": os.urandom(40_000).hex()}
+        code = interpreter.python(
+            *("-m", "stepkeep", "--store", url, "save", "r", "--profile", "archive", "--state", "-"),
+            input=json.dumps(state).encode(),
+            cwd=tmp_path,
+            env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+        ).returncode
+        stored += code == 0
+        with stepkeep.open(url) as store:
+            assert store.get("r").load().state["n"] == stored
+    assert stored > 3

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import stepkeep
+from stepkeep import config
 from stepkeep.api import diagnose
 
 URL = "files:{}?layout=workflow"
@@ -62,6 +63,23 @@ def test_a_file_that_cannot_be_removed_blocks_no_save(root: Path, caplog: pytest
         assert store.verify().is_intact
     assert not file.exists()
     assert not any(str(file) in each.message for each in diagnose(url).symptoms)
+
+
+def test_a_keeper_that_cannot_remove_a_file_fails_no_save(root: Path) -> None:
+    """Pruning after a save is no part of it: each save returns, and the rules hold for what can be removed."""
+    file = min((root / "sessions" / "a" / "history").iterdir())
+    rules = config.load(cwd=None, environ={}, flags={"retention.keep_last": 1})
+    with unremovable(file):
+        for number in range(2):
+            with stepkeep.open(URL.format(root), config=rules) as store:
+                assert store.session("other").save(number).seq == 2 + number
+                # in its own folder only where that can be written to at all
+                assert os.geteuid() != 0 or store.session("a").save({"n": number}).seq == 4 + number
+        assert file.exists()
+    with stepkeep.open(URL.format(root), config=rules) as store:
+        store.prune()
+        assert store.verify().is_intact
+    assert not file.exists()
 
 
 def test_a_session_goes_although_one_of_its_files_stays(root: Path) -> None:
