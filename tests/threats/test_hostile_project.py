@@ -17,7 +17,7 @@ from stepkeep import config
 from stepkeep.config.settings import DEFAULTS
 from stepkeep.model import utc_now_us
 from stepkeep.testing import FakeClock
-from tests.surfaces.mcp_clients import answered, with_client
+from tests.surfaces.mcp_clients import with_client
 
 REMOVES_ALL = """
 checkpoint: {cleanup: {completed_retention_days: 0, failed_retention_days: 0, stale_days: 0}}
@@ -47,12 +47,14 @@ class Machine:
             (folder / "stepkeep.yaml").write_text(file)
         return folder
 
-    def run(self, folder: Path, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, folder: Path, *args: str, stdin: str = "", **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "stepkeep", *args],
             cwd=folder,
             env={**self.environment, **variables},
-            input="",
+            input=stdin,
             capture_output=True,
             text=True,
             check=False,
@@ -74,11 +76,16 @@ def save(machine: Machine, folder: Path, session: str, count: int = 1) -> None:
         machine.did(folder, "save", session, "--state", f'{{"number": {number}}}')
 
 
-def save_by_mcp(machine: Machine, folder: Path, session: str) -> None:
+def save_by_mcp(machine: Machine, folder: Path, **variables: str) -> bool:
+    """Save as an agent in a folder does; whether the server said that it did."""
     server = StdioServerParameters(
-        command=sys.executable, args=["-m", "stepkeep", "mcp"], env=machine.environment, cwd=str(folder)
+        command=sys.executable,
+        args=["-m", "stepkeep", "mcp"],
+        env={**machine.environment, **variables},
+        cwd=str(folder),
     )
-    with_client(server, lambda client: answered(client, "checkpoint_save", sessionId=session, state={"n": 1}))
+    arguments = {"sessionId": "theirs", "state": {"n": 1}}
+    return not with_client(server, lambda client: client.call_tool("checkpoint_save", arguments)).is_error
 
 
 @pytest.mark.parametrize(
@@ -93,12 +100,10 @@ def test_a_clones_file_removes_nothing_of_others(machine: Machine, command: tupl
     save(machine, work, "open", 3)
     save(machine, work, "done", 3)
     machine.did(work, "complete", "done")
-    if command == ("mcp",):
-        save_by_mcp(machine, clone, "theirs")
-    else:
-        machine.run(clone, *command)
+    worked = save_by_mcp(machine, clone) if command == ("mcp",) else machine.run(clone, *command)
     assert len(machine.did(work, "log", "open").splitlines()) == 3
     assert len(machine.did(work, "log", "done").splitlines()) == 3
+    assert worked
 
 
 def test_a_limit_of_a_clone_cuts_no_session_of_others(machine: Machine) -> None:
@@ -163,20 +168,22 @@ def listener() -> socket.socket:
     return server
 
 
-@pytest.mark.parametrize(
-    "command", [("list",), ("save", "s", "--state", "{}"), ("hook", "claude", "Stop"), ("mcp",)]
-)
-def test_a_clones_file_sends_nothing_to_a_strangers_server(
-    machine: Machine, command: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("how", ["list", "save s --state {}", "hook", "mcp"])
+def test_a_clones_file_sends_nothing_to_a_strangers_server(machine: Machine, how: str) -> None:
     """A store outside the project is refused before anyone connects to it; hooks and MCP do not follow it either."""
     with listener() as server:
         url = f"postgresql://bob@127.0.0.1:{server.getsockname()[1]}/x?sslmode=disable&connect_timeout=2"
         clone = machine.folder("clone", f"store: {url}\n")
-        done = machine.run(clone, *command, PGPASSWORD="hunter2")
+        if how == "mcp":
+            assert not save_by_mcp(machine, clone, PGPASSWORD="hunter2")
+        elif how == "hook":
+            event = {"session_id": "s", "cwd": str(clone), "prompt": "go on"}
+            machine.run(clone, "hook", "UserPromptSubmit", stdin=json.dumps(event), PGPASSWORD="hunter2")
+        else:
+            done = machine.run(clone, *how.split(), PGPASSWORD="hunter2")
+            assert (done.returncode, "stepkeep trust" in done.stderr) == (2, True)
         with pytest.raises(BlockingIOError):
             server.accept()
-    assert command[0] in ("hook", "mcp") or (done.returncode == 2 and "stepkeep trust" in done.stderr)
 
 
 @pytest.mark.parametrize(

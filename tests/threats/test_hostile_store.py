@@ -325,6 +325,18 @@ def test_no_sealed_state_gives_a_traceback(
     assert time.process_time() - started < 60  # keys that collide took minutes
 
 
+@pytest.mark.parametrize("case", ["keys that collide", "elements that collide"])
+def test_values_with_chosen_hashes_are_refused(file: Path, case: str) -> None:
+    """Each of them would be compared with all others; a handful that chance could make is read."""
+    encoding, content = STATES[case]
+    with stepkeep.open(file) as store:
+        store.session("s").save(NewBody(content, encoding))
+    with stepkeep.open(file) as store, pytest.raises(Corrupt):
+        store.get("s").load(3).state  # noqa: B018
+    few = json.dumps({"$dict": [[{"$int": n}, 0] for n in COLLIDING[:8]]}).encode()
+    assert len(exact.decode(exact.TAGGED, few)) == 8
+
+
 # --- memory --------------------------------------------------------------------------------------------------------
 
 MEMORY_BYTES = 1 << 30
