@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import random
 import sys
 import threading
@@ -441,3 +442,18 @@ def test_how_a_session_ended_is_told_although_it_is_gone(store: stepkeep.Store) 
     assert run.summary(info).status == "completed"
     with pytest.raises(stepkeep.NotFound):
         run.summary()
+
+
+def test_a_save_leaves_nothing_to_the_cycle_collector(tmp_path: Path) -> None:
+    """Contents are given back at once: cycles would hold a few of them, each as large as the state."""
+    with stepkeep.open(f"sqlite:{tmp_path}/s.db") as store:
+        session = store.session("run")
+        session.save({"n": 0})
+        session.save({"n": 1})
+        gc.collect()
+        gc.disable()
+        try:
+            session.save({"n": 2})
+            assert gc.collect() == 0
+        finally:
+            gc.enable()

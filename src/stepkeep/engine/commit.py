@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from stepkeep.codec.integrity import seal
@@ -19,18 +18,17 @@ LOOK_AGAIN_SECONDS: Final = 0.5
 """How long to wait before looking whether somebody still leads: a thread that was told to may have been interrupted."""
 
 
-Instead: TypeAlias = Callable[[StepkeepError], Append | None]
-"""What to send instead after a refusal; None when the refusal stands."""
-
-
 class Queued:
     """An append in the queue, and what became of it."""
 
-    def __init__(self, item: Append, instead: Instead) -> None:
+    def __init__(self, item: Append) -> None:
         self.item = item
-        self.instead = instead
         self.outcome: Outcome | None = None
         self.event: threading.Event | None = None
+
+    def instead(self, refusal: StepkeepError) -> Append | None:  # noqa: ARG002
+        """What to send instead after a refusal; None when the refusal stands."""
+        return None
 
     def settle(self, outcome: Outcome) -> None:
         self.outcome = outcome

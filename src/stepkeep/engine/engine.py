@@ -151,7 +151,7 @@ class Pending(Queued):
     def __init__(
         self, engine: Engine, save: Save, bodies: dict[str, NewBody], item: Append, started: float
     ) -> None:
-        super().__init__(item, self._standing_alone)
+        super().__init__(item)
         self._engine = engine
         self._save = save
         self._bodies = bodies
@@ -180,7 +180,7 @@ class Pending(Queued):
         except IndexError:
             return False
 
-    def _standing_alone(self, refusal: StepkeepError) -> Append | None:
+    def instead(self, refusal: StepkeepError) -> Append | None:
         """The same save depending on nothing that is stored, if others only worked on its session meanwhile."""
         if refusal.code not in REPEATABLE or not self._repeats_left:
             return None
