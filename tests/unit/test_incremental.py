@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from stepkeep.codec import delta, exact, incremental
 from stepkeep.codec.incremental import Derived, Following, Growing, Grown
+from stepkeep.codec.integrity import RunningDigest
 from stepkeep.engine import state_encoder
 from stepkeep.engine.state_encoder import Frozen, IncrementalEncoder, Verbatim
 from stepkeep.errors import InvalidInput
@@ -34,6 +35,26 @@ def grown(source: Growing, state: dict[str, Any]) -> Grown:
     made = source.content(state)
     assert made is not None
     return made
+
+
+@given(st.lists(st.tuples(st.integers(0, 4000), st.binary(max_size=40)), max_size=8))
+def test_a_running_digest_is_the_digest(changes: list[tuple[int, bytes]]) -> None:
+    """Of contents that share more, less or nothing with the one before, and end in any way."""
+    running, content = RunningDigest(), bytes(3000)
+    for kept, added in changes:
+        shared = min(kept, len(content))
+        content = content[:shared] + added
+        assert running.of(content, shared) == sha256(content).hexdigest()
+
+
+def test_a_list_that_stayed_and_grows_is_not_hashed_anew() -> None:
+    """One that stays shares its closing bracket, one that grows does not: what lies before both is hashed once."""
+    running, first = RunningDigest(), b"[" + bytes(200_000)
+    running.of(first + b"]", 0)
+    running.of(first + b"],1", len(first) + 1)
+    held = running._bytes
+    running.of(first + b",2]", len(first))
+    assert running._bytes >= held > len(first) - 2000
 
 
 # --- ways to change a state in place, some of which `==` does not notice

@@ -26,6 +26,10 @@ _TAIL = len(_CHAIN_OPEN) + _DIGEST_CHARS + len(_CHAIN_CLOSE)
 _CIPHER_OPEN = b',"cipher":"'
 _CHECK_BYTES = 5
 
+_UNSETTLED_BYTES: Final = 1024
+"""How much at the end of what two contents share is hashed again: a list that stays shares its closing bracket, and
+one that grows next time does not. Going back behind what was hashed means to begin anew."""
+
 _encoder = msgspec.json.Encoder()
 _header_decoder = typed.json_decoder(Header)
 
@@ -54,10 +58,11 @@ class RunningDigest:
         if shared < self._bytes:
             self._hashed, self._bytes = sha256(), 0
         view = memoryview(content)
-        self._hashed.update(view[self._bytes : shared])
-        self._bytes = shared
+        settled = max(self._bytes, shared - _UNSETTLED_BYTES)
+        self._hashed.update(view[self._bytes : settled])
+        self._bytes = settled
         whole = self._hashed.copy()
-        whole.update(view[shared:])
+        whole.update(view[settled:])
         return whole.hexdigest()
 
 
