@@ -31,7 +31,8 @@ from stepkeep.processes import tell_of_forks
 from stepkeep.storage.disk import make_private_directory, network_file_system, sync_directory, sync_way_to
 from stepkeep.storage.lock_wait import LockWait
 from stepkeep.storage.log_room import FRAME_BYTES, LOG_HEADER, MAX_FRAMES, PAGE_BYTES, make_room
-from stepkeep.storage.port import UNCHANGED, Facts, StoredHead, Unchanged
+from stepkeep.storage.port import UNCHANGED, Annotation, Facts, StoredHead, Target, Unchanged
+from stepkeep.storage.sql.attachments import read_annotations
 from stepkeep.storage.sql.backend import SqlBackend
 from stepkeep.storage.sql.checkpoints import SessionRows, open_rows
 from stepkeep.storage.sql.connection import NO_LOCKS, Connection, NotUnique, Query, Row, Value
@@ -65,6 +66,8 @@ _MAX_ROWS: Final = 1000
 _SAVES_BEFORE_ROOM: Final = 4
 """After how many commits that made the log longer room is made in it: who saves once or twice has no use of it."""
 _PAGES_A_STEP: Final = 1024
+_FEW_TARGETS: Final = 16
+"""Whose annotations are read in no time: a save may wait for it."""
 _MAGIC: Final = b"SQLite format 3\0"
 _JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
 _LOG: Final = ("-wal", "-shm")
@@ -169,21 +172,29 @@ class SqliteBackend(SqlBackend):
     def load_head(
         self, uid: str, branch: str | None = None, *, known: tuple[str, str] | None = None
     ) -> StoredHead | Unchanged | None:
-        writer = self._writer
-        is_at_hand = writer is not None and uid in writer.rows
-        if known is not None and is_at_hand and self._is_head(uid, branch, known[0]):
+        if known is not None and self._by_writer(uid, lambda _, rows: rows.head(branch) == known[0]):
             return UNCHANGED
         return super().load_head(uid, branch, known=known)
 
-    def _is_head(self, uid: str, branch: str | None, checkpoint: str) -> bool:
-        """Whether an append of this backend made a checkpoint the head, and nobody wrote since; False if unsure."""
-        if not self._writing_lock.acquire(blocking=False):
-            return False
+    def annotations(
+        self, uid: str, targets: Sequence[Target] | None = None, kind: str | None = None
+    ) -> list[Annotation]:
+        found = None
+        if targets is not None and len(targets) <= _FEW_TARGETS:
+            found = self._by_writer(uid, lambda tx, rows: read_annotations(tx, rows.sid, targets, kind))
+        return super().annotations(uid, targets, kind) if found is None else found
+
+    def _by_writer(self, uid: str, read: Callable[[Connection, SessionRows], T]) -> T | None:
+        """What a short read finds with the rows that an append left, by the connection that wrote them: it has in its
+        memory what others read from the log. None where it is at work, or anyone wrote since."""
+        writer = self._writer
+        if writer is None or uid not in writer.rows or not self._writing_lock.acquire(blocking=False):
+            return None
         try:
             rows = None if self._writer is None else self._writer.rows_at_hand().get(uid)
-            return rows is not None and rows.head(branch) == checkpoint
+            return None if rows is None or self._writer is None else read(self._writer, rows)
         except apsw.Error:
-            return False
+            return None
         finally:
             self._writing_lock.release()
 

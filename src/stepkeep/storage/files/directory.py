@@ -357,7 +357,7 @@ class FilesBackend(SqlBackend):
                 uid, target, kind, name, data, time_us=time_us, replace=replace, fence=fence
             )
 
-        def transaction(tx: Connection, sid: int, _: SessionInfo) -> bool:
+        def transaction(tx: Connection, sid: int) -> bool:
             note = port.Annotation(
                 target=target, kind=kind, name=name, data=data, time_us=time_us, digest=digest(data)
             )
@@ -370,7 +370,7 @@ class FilesBackend(SqlBackend):
                 log.warning("%s does not name the trigger that was merged into it: %s", entry, exc)
             return is_new
 
-        return self._in_session(uid, transaction, fence=fence, is_beside=True)
+        return self._beside_session(uid, transaction, fence=fence)
 
     def _merged(self, tx: Connection, sid: int, checkpoint: str) -> list[str]:
         """What was merged into a snapshot, as its document names it, oldest first."""

@@ -9,7 +9,7 @@ import msgspec
 
 from stepkeep import typed
 from stepkeep.storage.port import MAX_EVENTS, Annotation, Event, Target
-from stepkeep.storage.sql.connection import Conditions, Connection, Query, among
+from stepkeep.storage.sql.connection import Conditions, Connection, Query, Row, among
 
 # --- annotations -----------------------------------------------------------------------------------------------
 
@@ -53,13 +53,21 @@ def read_annotations(
 ) -> list[Annotation]:
     where = Conditions(("sid = ?", sid), ("kind = ?", kind))
     where.among("target", None if targets is None else _aliases(tx, sid, targets))
-    rows = tx.all(f"SELECT {_COLUMNS} FROM annotations{where} ORDER BY time_us, number", where.values)
+    # Mostly there are none or few, for which SQLite would prepare a sorter each time.
+    rows = sorted(
+        tx.all(f"SELECT number, {_COLUMNS} FROM annotations{where}", where.values), key=_when_attached
+    )
     return [
         Annotation(
             target=_target_of(target), kind=kind, name=name, data=bytes(data), time_us=time_us, digest=stored
         )
-        for target, kind, name, data, time_us, stored in rows
+        for _, target, kind, name, data, time_us, stored in rows
     ]
+
+
+def _when_attached(row: Row) -> tuple[int, int]:
+    number, time_us = row[0], row[5]
+    return time_us if isinstance(time_us, int) else 0, number  # damage can make anything of a time
 
 
 def _aliases(tx: Connection, sid: int, targets: Sequence[Target]) -> list[str]:

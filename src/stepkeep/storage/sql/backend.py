@@ -120,18 +120,28 @@ class SqlBackend(ABC):
         *,
         fence: int | None = None,
         secure: bool = False,
-        is_beside: bool = False,
     ) -> T:
         """Run a transaction on one session, after its fence was checked."""
 
         def transaction(tx: Connection) -> T:
             sid, session = session_rows.by_uid(tx, uid)
-            # Expiry alone does not make a token stale.
-            if fence is not None and tx.one(leases.TOKEN, (sid,)) != (fence, 1):
-                raise conflicts.lease_lost(uid)
+            _check_fence(tx, sid, uid, fence)
             return work(tx, sid, session)
 
-        return self._writing(transaction, secure=secure, is_beside=is_beside)
+        return self._writing(transaction, secure=secure)
+
+    def _beside_session(
+        self, uid: str, work: Callable[[Connection, int], T], *, fence: int | None = None
+    ) -> T:
+        """The same where the rows of session and branches stay as they are; its row is not read if it is at hand."""
+
+        def transaction(tx: Connection) -> T:
+            known = (self._rows_at_hand(tx) or {}).get(uid)
+            sid = session_rows.by_uid(tx, uid)[0] if known is None else known.sid
+            _check_fence(tx, sid, uid, fence)
+            return work(tx, sid)
+
+        return self._writing(transaction, is_beside=True)
 
     # --- sessions and branches
 
@@ -464,11 +474,10 @@ class SqlBackend(ABC):
         annotation = Annotation(
             target=target, kind=kind, name=name, data=data, time_us=time_us, digest=digest_of(data)
         )
-        return self._in_session(
+        return self._beside_session(
             uid,
-            lambda tx, sid, _: attachments.annotate(tx, sid, annotation, replace=replace),
+            lambda tx, sid: attachments.annotate(tx, sid, annotation, replace=replace),
             fence=fence,
-            is_beside=True,
         )
 
     def annotations(
@@ -477,10 +486,8 @@ class SqlBackend(ABC):
         return self._read_session(uid, attachments.read_annotations, targets, kind)
 
     def record_event(self, uid: str, type: str, data: dict[str, Any], *, time_us: int) -> Event:
-        return self._in_session(
-            uid,
-            lambda tx, sid, _: attachments.record_event(tx, sid, type, data, time_us=time_us),
-            is_beside=True,
+        return self._beside_session(
+            uid, lambda tx, sid: attachments.record_event(tx, sid, type, data, time_us=time_us)
         )
 
     def events(self, uid: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
@@ -489,16 +496,16 @@ class SqlBackend(ABC):
     def acquire_lease(
         self, uid: str, owner: Owner, *, seconds: float, replacing: int | None = None
     ) -> port.Lease:
-        def transaction(tx: Connection, sid: int, _: SessionInfo) -> port.Lease:
+        def transaction(tx: Connection, sid: int) -> port.Lease:
             now_us = self._now_us(tx)
             return leases.acquire(
                 tx, sid, uid, owner, now_us=now_us, expires_us=_later(now_us, seconds), replacing=replacing
             )
 
-        return self._in_session(uid, transaction, is_beside=True)
+        return self._beside_session(uid, transaction)
 
     def renew_lease(self, uid: str, token: int, *, seconds: float) -> port.Lease:
-        def transaction(tx: Connection, sid: int, _: SessionInfo) -> port.Lease:
+        def transaction(tx: Connection, sid: int) -> port.Lease:
             expires_us = _later(self._now_us(tx), seconds)
             tx.put("UPDATE leases SET expires_us = ? WHERE sid = ?", (expires_us, sid))
             lease = leases.read(tx, sid)
@@ -506,11 +513,11 @@ class SqlBackend(ABC):
                 raise conflicts.lease_lost(uid)
             return lease
 
-        return self._in_session(uid, transaction, fence=token, is_beside=True)
+        return self._beside_session(uid, transaction, fence=token)
 
     def release_lease(self, uid: str, token: int) -> None:
         release = "UPDATE leases SET is_held = 0 WHERE sid = ? AND token = ?"
-        self._in_session(uid, lambda tx, sid, _: tx.put(release, (sid, token)), is_beside=True)
+        self._beside_session(uid, lambda tx, sid: tx.put(release, (sid, token)))
 
     def lease(self, uid: str) -> port.Lease | None:
         return self._reading(lambda tx: leases.of_session(tx, uid))
@@ -617,6 +624,12 @@ def _check_as_expected(
         raise conflicts.session_changed(session)
     if lease is not None and lease.token != fence:
         raise conflicts.lease_held(session.uid, lease)
+
+
+def _check_fence(tx: Connection, sid: int, uid: str, fence: int | None) -> None:
+    # Expiry alone does not make a token stale.
+    if fence is not None and tx.one(leases.TOKEN, (sid,)) != (fence, 1):
+        raise conflicts.lease_lost(uid)
 
 
 def _refusing_damage(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from stepkeep.codec import integrity
+from stepkeep.errors import NotFound
 from stepkeep.storage.port import MAX_EVENTS, Annotation, Event, Lease, Target
 from stepkeep.testing.builders import START_US, FakeClock, new_owner
 from stepkeep.testing.contract.contract_fixtures import Fixtures, SessionDriver, refused
@@ -51,6 +54,18 @@ class AnnotationContract(Fixtures):
         for name, time_us in (("c", 3), ("z", 2), ("a", 2), ("b", 1)):
             run.annotate("cp", name, time_us=time_us)
         assert run.notes() == run.notes("cp") == ["b", "z", "a", "c"]
+
+    def test_after_a_save_they_are_stored_and_read_alike(self, run: SessionDriver) -> None:
+        """What is still known of a save's session is used for nothing that went: a deleted session has none."""
+        header = run.save(external_id="e")
+        run.annotate(header.id, "n")
+        run.annotate(("main", "e"), "m", time_us=2)
+        assert run.notes(header.id) == ["n", "m"]
+        run.backend.delete_session(run.uid)
+        with pytest.raises(NotFound):
+            run.annotate(header.id, "late")
+        with pytest.raises(NotFound):
+            run.notes(header.id)
 
     def test_targets_and_kind_select(self, run: SessionDriver) -> None:
         """Many targets are read in one call; None means all of the session, an empty list none."""
