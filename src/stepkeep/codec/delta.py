@@ -52,6 +52,9 @@ _LARGE_BYTES: Final = 512 * 1024
 """A content of this size gets a keyframe whenever it has grown by half: a first load, which remembers nothing, reads
 one frame three times as fast as the many deltas that it would be made of."""
 
+# Below this a frame hardly gets smaller than its content.
+_TINY_BYTES: Final = 128
+
 # Up to here a frame that refers to the base is both quicker and smaller than edits.
 _SMALL_BYTES: Final = 32 * 1024
 
@@ -122,7 +125,7 @@ class Rebuilt(msgspec.Struct, frozen=True):
 
 def encode_keyframe(content: bytes, compression: Compression = ZSTD_COMPRESSION) -> Encoded:
     """Encode content so that it stands alone, compressed where that makes it smaller."""
-    data = compression.compress(content)
+    data = content if len(content) < _TINY_BYTES else compression.compress(content)
     return Encoded(compression.name, data) if len(data) < len(content) else Encoded(RAW, content)
 
 

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 CACHE_BYTES: Final = 256 * 1024 * 1024
 """How much content the writers of one engine remember together."""
 
-DELTA_FLOOR: Final = 512
-"""Smaller contents are stored whole: a delta would save less than its header takes, and cost more time."""
+DELTA_FLOOR: Final = 1024
+"""Smaller contents are stored whole: a delta would save less than its base and its place in an index take, and cost
+more time."""
 
 
 class Base(NamedTuple):
