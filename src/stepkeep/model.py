@@ -292,6 +292,8 @@ def check_branch_name(name: object) -> str:
 
     Stored branches may have any name; what comes from a user must stay apart from what names a checkpoint.
     """
+    if name == MAIN_BRANCH:
+        return MAIN_BRANCH
     text = check_name("a branch", name)
     if re.fullmatch(f"{_REF_WORDS}|{_TIME_WORDS}", text, re.IGNORECASE | re.DOTALL):
         raise InvalidInput(

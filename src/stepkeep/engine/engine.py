@@ -397,6 +397,17 @@ class Engine:
             return self.encoder.encode(session, value)
         return self.encoder.whole(value)
 
+    def encode_plain(self, value: object) -> NewBody | None:
+        """The same for plain JSON data, of which nothing is remembered; None for all else, or where `encode` will tell
+        what is wrong."""
+        try:
+            if self.backend.capabilities.takes_deltas:
+                return self.encoder.plain(value)
+            found = exact.plain(value, max_bytes=self.max_state_bytes)
+        except (exact.ValidationError, RecursionError):
+            return None
+        return None if found is None else NewBody(found[0], exact.JSON)
+
     def encoded(self, save: Save) -> Save:
         """The save with its values encoded: they may change from now on."""
         if isinstance(save.state, NewBody):

@@ -110,16 +110,29 @@ class IncrementalEncoder:
         is_frozen = type(state) is Frozen
         if is_frozen:
             state = state.value
-        growing = self._take(key) if self._remembered and type(state) is dict else None
+        growing = self._take(key) if key and type(state) is dict else None
         if isinstance(growing, Growing) and growing.is_frozen == is_frozen:
             grown = growing.content(state)
             if grown is not None and len(grown.content) <= self._max_bytes:
                 return self._kept(key, growing, grown)
         encoding, content, copy = exact.encode_copy(state, max_bytes=self._max_bytes)
+        if is_frozen and type(copy) is dict:
+            copy = state
+        return self._begun(key, encoding, content, copy, is_frozen=is_frozen)
+
+    def plain(self, value: Any) -> NewBody | None:
+        """The same for plain JSON data, of which nothing is remembered; None for all else."""
+        found = exact.plain(value, max_bytes=self._max_bytes)
+        return None if found is None else self._begun("", exact.JSON, *found)
+
+    def _begun(
+        self, key: str, encoding: str, content: bytes, copy: Any, *, is_frozen: bool = False
+    ) -> NewBody:
+        """The body for a state that was encoded as a whole."""
         least = MIN_REMEMBERED_BYTES if key else MIN_ORDERED_BYTES
         if type(copy) is dict and 0 < len(copy) <= MAX_KEYS and least <= len(content) <= MAX_ORDERED_BYTES:
             growing = Growing(max_bytes=self._max_bytes, is_frozen=is_frozen)
-            return self._kept(key, growing, growing.begin(content, state if is_frozen else copy))
+            return self._kept(key, growing, growing.begin(content, copy))
         return NewBody(content, encoding)
 
     def whole(self, state: Any) -> NewBody:

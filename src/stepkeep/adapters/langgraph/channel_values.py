@@ -82,6 +82,7 @@ MAX_TAGGED: Final = 1000
 
 _ATTEMPTS: Final = 3
 _MARK_IN_JSON: Final = b'"$serde"'
+_LONG_BYTES: Final = 4 * 1024
 _EXACT_BYTES: Final = "exact"
 """The key of a node whose bytes, once the serializer read them, are a body of this encoding with one value."""
 
@@ -104,6 +105,9 @@ class Values:
         # What encrypts writes other bytes each time: whether they are the same is seen before that.
         self._plain_serde = serde.serde if isinstance(serde, EncryptedSerializer) else serde
         self._tagged: set[str] = set()
+        self._unmarked: bytes | None = (
+            None  # a content without objects: a state that is read again is the same bytes
+        )
 
     # --- whole bodies
 
@@ -113,10 +117,11 @@ class Values:
         Raises:
             InvalidInput: a value cannot be stored, or would not come back equal; `.path` names the place.
         """
-        if self._keeps_plain and has_no_objects(values):
+        body = self.engine.encode_plain(values) if self._keeps_plain else None
+        if body is None and self._keeps_plain and has_no_objects(values):
             body = self.engine.encode(values)
-            if not _has_mark(body.content):
-                return body
+        if body is not None and not _has_mark(body.content):
+            return body
         try:
             return self.engine.encode(self.pack(values))
         except ValidationError as refusal:
@@ -160,8 +165,12 @@ class Values:
 
     def revived(self, tree: dict[str, Any], content: bytes) -> dict[str, Any]:
         """Decoded values with the objects among them made again."""
+        if content is self._unmarked:
+            return tree
         if _has_mark(content):
             return {name: self.unpack(value) for name, value in tree.items()}
+        if len(content) >= _LONG_BYTES:
+            self._unmarked = content
         return tree
 
     # --- packing

@@ -13,6 +13,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -92,6 +93,7 @@ def _text(what: str, value: object) -> str:
     return str(value)
 
 
+@lru_cache(maxsize=256)
 def session_key(thread: str) -> str:
     """The key of a thread's session: the thread id itself where that can be a key."""
     is_plain = not thread.startswith(_THREAD) and _is_name(thread)
@@ -103,6 +105,7 @@ def thread_of_session(session: SessionInfo) -> str:
     return session.key if stored is None else str(json.loads(stored))
 
 
+@lru_cache(maxsize=256)
 def branch_of(namespace: str) -> str:
     """The branch of a namespace: `main` for the root, `ns:NAME` for others, unless that reads like a ref."""
     if not namespace:
