@@ -155,7 +155,6 @@ def save_of(
     own = msgspec.to_builtins(note)
     run = metadata.get("run_id")
     step = metadata.get("step")
-    stored_parents = tuple(parent for parent in parents if parent != location.checkpoint)
     return Save(
         session=uid,
         state=state,
@@ -167,7 +166,9 @@ def save_of(
         message=_message(checkpoint, metadata),
         tags=(run_tag(run),) if isinstance(run, str) and run else (),
         metadata=PlainMetadata({**(known or {}), OWN: own} if own else known or {}),
-        requires=stored_parents if _has_open_deltas(checkpoint, metadata) else (),
+        requires=tuple(parent for parent in parents if parent != location.checkpoint)
+        if _has_open_deltas(checkpoint, metadata)
+        else (),
     )
 
 
@@ -192,15 +193,18 @@ def store_once(engine: Engine, save: Save) -> Header:
 def stored_metadata(config: RunnableConfig, metadata: CheckpointMetadata) -> dict[str, Any]:
     """The metadata to store, with what LangGraph adds from the config."""
     found = dict(get_checkpoint_metadata(config, metadata))
-    if isinstance(counters := found.get(_COUNTERS), Mapping):
+    counters = found.get(_COUNTERS)
+    if counters is not None and isinstance(counters, Mapping):
         found[_COUNTERS] = {channel: list(pair) for channel, pair in counters.items()}
     return found
 
 
 def _has_open_deltas(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
     """Whether a delta channel has no snapshot here, so that its value is rebuilt from the ancestors."""
+    counters = metadata.get(_COUNTERS)
+    if not counters:
+        return False
     values, versions = checkpoint.get("channel_values") or {}, checkpoint.get("channel_versions") or {}
-    counters = metadata.get(_COUNTERS) or {}
     return any(channel in versions and channel not in values for channel in counters)
 
 
@@ -218,9 +222,9 @@ def _message(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
     source = metadata.get("source")
     changed = checkpoint.get("updated_channels") or ()
     names = ", ".join(
-        name for name in changed if isinstance(name, str) and not name.startswith(("__", "branch:"))
+        [name for name in changed if isinstance(name, str) and not name.startswith(("__", "branch:"))]
     )
-    text = ": ".join(part for part in (source if isinstance(source, str) else "", names) if part)
+    text = ": ".join([part for part in (source, names) if part and isinstance(part, str)])
     return shortened(text.encode("utf-8", "replace").decode().replace("\0", "?"), MAX_MESSAGE)
 
 

@@ -70,7 +70,7 @@ def store(values: Values, uid: str, target: Target, writes: Sequence[Write]) -> 
     places = [(write.index, write.channel) for write in writes]
     head = Head(body.encoding, packed.codec, len(body.content), task, path, places, body.first_at)
     data = msgspec.json.encode(head) + b"\n" + packed.data
-    indexes = sorted(write.index for write in writes)
+    indexes = sorted([write.index for write in writes])
     is_special = indexes[-1] < 0
     name = digest(f"{task}\n{indexes}".encode() if is_special else data)
     return values.engine.annotate(uid, target, KIND, name, data, replace=is_special)
@@ -78,7 +78,10 @@ def store(values: Values, uid: str, target: Target, writes: Sequence[Write]) -> 
 
 def _named(writes: Sequence[Write]) -> dict[str, Any]:
     """The values under their channels, in order; the names only serve to say where a value cannot be stored."""
-    named: dict[str, Any] = {}
+    named: dict[str, Any] = {write.channel: write.value for write in writes}
+    if len(named) == len(writes):
+        return named
+    named = {}
     for write in writes:
         free = chain([write.channel], (f"{write.channel} ({number})" for number in count(len(named))))
         named[next(name for name in free if name not in named)] = write.value

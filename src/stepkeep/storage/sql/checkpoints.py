@@ -77,6 +77,7 @@ INSERT_CHECKPOINT: Final = (
 _CHANGED: Final = ("updated_us", "status", "finished_us", "error", "last_seq")
 _UPDATED, _STATUS, _FINISHED, _ERROR, _LAST_SEQ = map(SESSION_FIELDS.index, _CHANGED)
 _changed: Final = itemgetter(_UPDATED, _STATUS, _FINISHED, _ERROR, _LAST_SEQ)
+_ENDED: Final = frozenset(str(status) for status in Status if status.is_finished)
 _CURRENT: Final = SESSION_FIELDS.index("branch")
 _KEY: Final = SESSION_FIELDS.index("key")
 _HEAD, _HEAD_SEQ = BRANCH_FIELDS.index("head"), BRANCH_FIELDS.index("head_seq")
@@ -237,7 +238,7 @@ class Batch:
         insert_header(tx, opened.sid, seq, draft, raw)
         if branch is None:
             branch = list(branch_row(new_branch(tx, opened.sid, draft, parents))[:-1])
-        if not draft.status.is_finished and Status(columns[_STATUS]).is_finished:
+        if not draft.status.is_finished and columns[_STATUS] in _ENDED:
             data = {"was": columns[_STATUS], "checkpoint": draft.id}
             record_event(tx, opened.sid, "session_reopened", data, time_us=draft.time_us)
         opened.advance(draft, seq, branch, chain_of(raw), item.bodies)
