@@ -62,6 +62,9 @@ _DEEP: Final = 8
 # Containers of one level that are worth remembering.
 _FEW: Final = 1000
 
+# So few values are looked at one by one. They cannot be nested deeper than their number.
+_HANDFUL: Final = 100
+
 _PLAIN: Final = ATOMS | {dict, list}
 _TEXT: Final = {str}
 
@@ -317,6 +320,8 @@ def _is_plain(root: object, max_depth: int, max_bytes: int) -> bool:
     so that shared references cannot multiply beyond the limit (a value takes two bytes, its comma included).
     Where there are many values on deep levels, or mostly the same ones, it is counted what they unfold into.
     """
+    if max_depth >= _HANDFUL and _left_of(_HANDFUL, (root,)) >= 0:
+        return True
     count = 0
     is_checked = False
     seen: set[int] = set()
@@ -349,6 +354,27 @@ def _is_plain(root: object, max_depth: int, max_bytes: int) -> bool:
             return False
         level = [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, dicts))]
     return False
+
+
+def _left_of(most: int, values: Iterable[Any]) -> int:
+    """How many of `most` values are left after these and all in them; below 0 if one is not plain, or there are more.
+
+    Most of what is saved is small, or new in something large: this is several times quicker for a few.
+    """
+    for value in values:
+        most -= 1
+        kind = type(value)
+        if kind is int:
+            most = most if INT_MIN <= value <= INT_MAX else -1
+        elif kind is list:
+            most = _left_of(most, value)
+        elif kind is dict:
+            most = _left_of(most, value.values()) if set(map(type, value)) <= _TEXT else -1
+        elif kind not in ATOMS:
+            return -1
+        if most < 0:
+            break
+    return most
 
 
 def _is_repeated(lists: list[Any], dicts: list[Any], seen: set[int]) -> bool:
