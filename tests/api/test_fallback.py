@@ -187,11 +187,16 @@ def test_a_lost_newest_row_is_noticed(
     assert latest.fallback is not None
 
 
-def test_what_is_in_memory_is_returned_only_with_its_record_intact(store: stepkeep.Store, path: Path) -> None:
+@pytest.mark.parametrize("is_saved", [True, False], ids=["saved", "read"])
+def test_what_is_in_memory_is_returned_only_with_its_record_intact(
+    store: stepkeep.Store, path: Path, is_saved: bool
+) -> None:
     """The newest state may come from memory; damage to its own record is noticed all the same."""
     session = store.session("memory")
-    for number in range(3):
-        session.save({"n": number, "text": "same words " * 60})
+    with stepkeep.open(f"sqlite:{path}") as other:
+        saver = session if is_saved else other.get("memory")
+        for number in range(3):
+            saver.save({"n": number, "text": "same words " * 60})
     newest = session.latest()
     assert newest is not None
     assert newest.fallback is None
@@ -221,12 +226,15 @@ def test_a_fallback_uses_what_is_in_memory_too(store: stepkeep.Store, path: Path
     assert latest.fallback is not None
 
 
-def test_what_latest_returns_is_loaded_by_its_id_too(path: Path) -> None:
+@pytest.mark.parametrize("is_saved", [True, False], ids=["saved", "read"])
+def test_what_latest_returns_is_loaded_by_its_id_too(path: Path, is_saved: bool) -> None:
     """Another store saved upon what this one holds in memory, and the keyframe below both is damaged."""
     text = [f"word {number}" for number in range(200)]
     with stepkeep.open(f"sqlite:{path}") as store, stepkeep.open(f"sqlite:{path}") as other:
-        first = store.session("shared", profile="archive").save({"text": text, "n": 1})
-        store.get("shared").save({"text": text, "n": 2})
+        saver = store if is_saved else other
+        first = saver.session("shared", profile="archive").save({"text": text, "n": 1})
+        saver.get("shared").save({"text": text, "n": 2})
+        assert store.get("shared").load().state["n"] == 2
         newest = other.get("shared").save({"text": text, "n": 3})
         with programs.raw(path) as connection:
             damage_body(connection, first.id)

@@ -457,3 +457,20 @@ def test_a_save_leaves_nothing_to_the_cycle_collector(tmp_path: Path) -> None:
             assert gc.collect() == 0
         finally:
             gc.enable()
+
+
+def test_what_was_read_is_read_again_as_it_is_by_now(session: stepkeep.Session, url: str) -> None:
+    """Whoever only reads sees each save, branch and deletion of others, and no caller the changes of another."""
+    said = [f"word {number}" for number in range(200)]
+    with stepkeep.open(url) as other:
+        for number in range(40):
+            session.save({"said": [*said, number]})
+            found = other.get("run").load().state
+            assert found == {"said": [*said, number]}
+            found["said"].clear()
+            assert other.get("run").load().state == {"said": [*said, number]}
+        session.restore("latest~20")
+        assert other.get("run").load().state == {"said": [*said, 19]}
+        session.clear()
+        with pytest.raises(stepkeep.NotFound):
+            other.get("run")

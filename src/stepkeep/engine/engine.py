@@ -77,6 +77,9 @@ SETTLING: Final = "stepkeep-saver"
 MAX_LOOK_BACK: Final = 64
 """Among how many checkpoints the last one with a body is looked for, to store a delta instead of all of it."""
 
+MAX_READ_BYTES: Final = 64 * 1024 * 1024
+"""Up to which size a state that was read is kept for who reads its session again."""
+
 
 class Made(msgspec.Struct, frozen=True):
     """A body that was made for a save, and the blobs that come with it."""
@@ -269,6 +272,7 @@ class Engine:
         self._workers: dict[str, Worker] = {}
         self._being_made: dict[str, PendingBody] = {}
         self._contents = reader.Contents()
+        self._last_read: dict[str, Base] = {}  # the newest state of the session that was read last
         self._annotated = count(1)
         self._last_annotated = 0
         self.on_append: list[Callable[[Append], None]] = []
@@ -690,6 +694,7 @@ class Engine:
         self._known.pop(uid, None)
         self._seen.pop(uid, None)
         self._writers.forget(uid)
+        self._last_read.pop(uid, None)
         self._contents = reader.Contents()  # what was deleted is not kept
 
     # --- blobs
@@ -751,16 +756,22 @@ class Engine:
         return found.loaded() if isinstance(found, Remembered) else found
 
     def _newest(self, uid: str, branch: str | None) -> Loaded | Remembered | None:
-        """The head of a branch; as it is remembered where nobody else wrote since it was saved here."""
+        """The head of a branch; as it is remembered where nobody else wrote since it was saved here.
+
+        Of one that was read here and not saved, the record of its state is read again, and those that came since.
+        """
         writer = self._writer_of(uid, branch)
-        state = None if writer is None else writer.newest(STATE)
+        state = (None if writer is None else writer.newest(STATE)) or self._last_read.get(uid)
         known_id = None if state is None else state.checkpoint
         head = self.backend.load_head(uid, branch, known=None if known_id is None else (known_id, STATE))
         if head is UNCHANGED:
             if writer is not None and writer.head is not None and writer.head.id == known_id:
                 return writer.head
             head = self.backend.load_head(uid, branch)
-        return reader.from_head(head, state) if isinstance(head, StoredHead) else None
+        loaded = reader.from_head(head, state) if isinstance(head, StoredHead) else None
+        if loaded is not None and writer is None and len(loaded.contents[STATE]) <= MAX_READ_BYTES:
+            self._last_read = {uid: Base(loaded.header.id, loaded.contents[STATE])}
+        return loaded
 
     def _writer_of(self, uid: str, branch: str | None) -> BranchWriter | None:
         """The writer of a branch, of the current one as last seen unless named."""
@@ -849,7 +860,8 @@ class Engine:
 
     def load(self, header: Header) -> Loaded:
         """A checkpoint with all its contents, verified; no fallback."""
-        return reader.load(self.backend, header, self._writers.newest(header.session, header.branch, STATE))
+        saved = self._writers.newest(header.session, header.branch, STATE)
+        return reader.load(self.backend, header, saved or self._last_read.get(header.session))
 
     def load_many(self, headers: Sequence[Header]) -> dict[str, Loaded]:
         """Checkpoints of one session with all their contents, verified, by id; what they share is read once.
