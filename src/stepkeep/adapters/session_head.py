@@ -118,7 +118,8 @@ class SessionHeads:
         self._locks = [threading.Lock() for _ in range(64)]
         self._memory_lock = threading.Lock()
         self._memory: OrderedDict[str, _Known] = OrderedDict()
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, Session] = {}  # those that were read
+        self._saved: dict[str, Session] = {}  # and those that were saved into, which have the rules
         self._held_bytes = 0
 
     def read(self, key: str) -> Checkpoint | None:
@@ -127,10 +128,14 @@ class SessionHeads:
         Raises:
             Corrupt: it is damaged. No older one is taken instead: an application would go on without knowing.
         """
-        try:
-            found = self.store.get(key).latest()
-        except NotFound:
-            return None
+        found = _used(self._sessions, key, Session.latest)
+        if found is None:
+            try:
+                session = self.store.get(key)
+                found = session.latest()
+            except NotFound:
+                return None
+            _keep(self._sessions, key, session)
         if found is not None and found.fallback is not None:
             damaged, reason = found.fallback.failures[0]
             raise Corrupt(
@@ -214,17 +219,11 @@ class SessionHeads:
 
     def save(self, key: str, state: Any, options: SaveOptions) -> Header:
         """Save into a session that need not exist yet, whatever its head is."""
-        session = self._sessions.get(key)
-        if session is not None:
-            try:
-                return session.save(state, **options)
-            except NotFound as exc:
-                if exc.code != "session_not_found":
-                    raise
-        if len(self._sessions) >= MAX_REMEMBERED:
-            self._sessions.clear()
-        self._sessions[key], header = self.begin(key, state, options)
-        return header
+        saved = _used(self._saved, key, lambda session: session.save(state, **options))
+        if saved is None:
+            session, saved = self.begin(key, state, options)
+            _keep(self._saved, key, session)
+        return saved
 
     def opened(self, key: str, *, project: str | None = None) -> Session:
         """A session, made if there is none. A new one keeps everything, unless rules were given."""
@@ -308,6 +307,25 @@ class SessionHeads:
             while len(self._memory) > MAX_REMEMBERED or self._held_bytes > MAX_REMEMBERED_BYTES:
                 _, oldest = self._memory.popitem(last=False)
                 self._held_bytes -= oldest.size_bytes
+
+
+def _used(sessions: dict[str, Session], key: str, use: Callable[[Session], R]) -> R | None:
+    """What a session that was kept gives; None if none was, or it was removed since."""
+    session = sessions.get(key)
+    if session is None:
+        return None
+    try:
+        return use(session)
+    except NotFound as exc:
+        if exc.code != "session_not_found":
+            raise
+        return None
+
+
+def _keep(sessions: dict[str, Session], key: str, session: Session) -> None:
+    if len(sessions) >= MAX_REMEMBERED:
+        sessions.clear()
+    sessions[key] = session
 
 
 class HeadsOwner:
