@@ -13,10 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 import stepkeep
+from stepkeep.cli import main
 from stepkeep.errors import Corrupt
+from stepkeep.web.answers import ANSWERS, Opened, Params
 from tests.interop.conftest import Bodies
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +104,42 @@ class AdapterContract:
         assert len(session.timeline().entries) == len(checkpoints)
         assert '"two"' in json.dumps(session.load().state)
         assert store.verify().is_intact
+
+    def test_an_agent_goes_on_from_an_older_checkpoint(
+        self, agent: Any, store: stepkeep.Store, url: str
+    ) -> None:
+        """What was said after it is on the branch that was left, and in nothing that the framework remembers."""
+        asyncio.run(agent.turn("c", "one"))
+        session = store.get(agent.key("c"))
+        before = session.header("latest")
+        asyncio.run(agent.write("c", "two"))
+        left = session.header("latest")
+        session.restore(before.id)
+        assert asyncio.run(agent.turn("c", "three")) == ["one", "three"]
+        with stepkeep.open(url) as again:
+            assert asyncio.run(self.make(again).turn("c", "four")) == ["one", "three", "four"]
+        assert len(session.branches.list().branches) == 2
+        assert '"two"' in json.dumps(session.load(left.id).state)
+        assert store.verify().is_intact
+
+    def test_the_commands_and_the_pages_show_it(
+        self, agent: Any, store: stepkeep.Store, url: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """They know nothing of the framework: its sessions are like any other."""
+        for prompt in ("one", "two"):
+            asyncio.run(agent.turn("c", prompt))
+        key = agent.key("c")
+        capsys.readouterr()
+        shown: dict[str, str] = {}
+        for command, *options in (("list",), ("timeline", key), ("show", key), ("diff", key)):
+            assert main([command, *options, "--store", url]) == 0, capsys.readouterr().err
+            shown[command] = capsys.readouterr().out
+        assert key in shown["list"]
+        assert "main" in shown["timeline"]
+        assert "two" in shown["show"] + shown["diff"]
+        opened, about = Opened(store), {"key": key, "ref": "latest"}
+        pages = {name: ANSWERS[name](opened, Params(about)) for name in ("session", "timeline", "outline")}
+        assert all(msgspec.json.encode(page) for page in pages.values())
 
     def test_damage_is_an_error(self, agent: Any, store: stepkeep.Store, url: str, bodies: Bodies) -> None:
         """A conversation whose newest checkpoint is damaged is neither empty nor an older one."""

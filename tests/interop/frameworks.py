@@ -19,6 +19,7 @@ SQLITE_INSIDE = "reaches for SQLite connections, tables or locks of the vendor's
 MEMORY_ONLY = "wants what only the vendor's class in memory has beside the interface"
 SEARCHES = "gives the vendor's class in memory a search strategy of its own"
 EPHEMERAL = "wants the mark of a storage that forgets; this one does not"
+NOTHING_TO_DO = "wants an error of the vendor's for adding nothing to a closed session; here nothing is done"
 COUNTS_TURNS = (
     "counts turns of the event loop until the vendor's store answers; ours is on a thread: some pass"
 )
@@ -137,7 +138,7 @@ FRAMEWORKS = (
                 "::test_sqlite_session_pop_item_returns_none_after_dropping_only_corrupt_rows": HIDES_DAMAGE,
                 "::test_sqlite_session_get_items_limit_skips_corrupt_newest_rows": HIDES_DAMAGE,
                 "::test_sqlite_session_get_items_session_settings_limit_skips_corrupt_rows": HIDES_DAMAGE,
-                "::test_sqlite_session_closed_rejects_empty_add_items": "wants the vendor's words for closed",
+                "::test_sqlite_session_closed_rejects_empty_add_items": NOTHING_TO_DO,
                 **dict.fromkeys(
                     (
                         "::test_sqlite_session_close_closes_worker_thread_connections",

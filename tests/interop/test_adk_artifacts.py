@@ -17,11 +17,16 @@ import stepkeep
 from stepkeep.adapters.adk import StepkeepSessionService
 from stepkeep.adapters.adk_artifacts import StepkeepArtifactService
 from stepkeep.errors import Corrupt, InvalidInput
+from tests.interop.adapter_contract import AdapterContract
 from tests.interop.conftest import Bodies
 from tests.interop.offline.adk import Listener
 
 PLACE = {"app_name": "shop", "user_id": "ada", "session_id": "s1"}
 PICTURE = bytes(range(256)) * 4096  # 1 MB
+
+
+class TestContract(AdapterContract):
+    NAME = "adk_artifacts"
 
 
 @pytest.fixture
