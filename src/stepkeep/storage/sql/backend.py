@@ -136,7 +136,7 @@ class SqlBackend(ABC):
         """The same where the rows of session and branches stay as they are; its row is not read if it is at hand."""
 
         def transaction(tx: Connection) -> T:
-            known = (self._rows_at_hand(tx) or {}).get(uid)
+            known = (tx.rows_at_hand() or {}).get(uid)
             sid = session_rows.by_uid(tx, uid)[0] if known is None else known.sid
             _check_fence(tx, sid, uid, fence)
             return work(tx, sid)
