@@ -16,7 +16,7 @@ from tests.api import programs
 def filled(store: stepkeep.Store) -> stepkeep.Session:
     session = store.session("run", profile="agent")
     for n in range(12):
-        session.save({"n": n, "text": "same words " * 60}, details={"n": n})
+        session.save({"n": n, "text": "same words " * 120}, details={"n": n})
     return session
 
 

@@ -573,7 +573,7 @@ def test_status_shows_store_and_session(cli: Cli) -> None:
     assert (whole["statuses"]["in_progress"], whole["usage"]["checkpoints"]) == (1, 3)
     one = cli.here("status", "run", "--json").json
     fields = {"store", "session", "usage", "latest", "takes", "rules", "cleanup"}
-    assert set(one) == fields | {"budget_bytes", "is_over_budget"}
+    assert set(one) == fields | {"budget_bytes", "is_over_budget", "stopped_restore"}
     assert one["latest"]["step"] == 3
     assert "checkpoints: 3" in cli.here("status").out
     assert "session:     run" in cli.here("status", "run").out

@@ -362,6 +362,8 @@ def _left_of(most: int, values: Iterable[Any]) -> int:
     Most of what is saved is small, or new in something large: this is several times quicker for a few.
     """
     for value in values:
+        if most <= 0:
+            return -1
         most -= 1
         kind = type(value)
         if kind is int:
@@ -372,8 +374,6 @@ def _left_of(most: int, values: Iterable[Any]) -> int:
             most = _left_of(most, value.values()) if set(map(type, value)) <= _TEXT else -1
         elif kind not in ATOMS:
             return -1
-        if most < 0:
-            break
     return most
 
 

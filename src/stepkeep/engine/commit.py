@@ -26,7 +26,7 @@ class Queued:
         self.outcome: Outcome | None = None
         self.event: threading.Event | None = None
 
-    def instead(self, refusal: StepkeepError) -> Append | None:  # noqa: ARG002
+    def _instead(self, refusal: StepkeepError) -> Append | None:  # noqa: ARG002
         """What to send instead after a refusal; None when the refusal stands."""
         return None
 
@@ -113,7 +113,7 @@ class Committer:
             instead = None
             if isinstance(outcome, StepkeepError):
                 try:
-                    instead = queued.instead(outcome)
+                    instead = queued._instead(outcome)
                 except StepkeepError as exc:
                     outcome = exc
             if instead is None:

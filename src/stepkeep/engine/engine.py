@@ -183,7 +183,7 @@ class Pending(Queued):
         except IndexError:
             return False
 
-    def instead(self, refusal: StepkeepError) -> Append | None:
+    def _instead(self, refusal: StepkeepError) -> Append | None:
         """The same save depending on nothing that is stored, if others only worked on its session meanwhile."""
         if refusal.code not in REPEATABLE or not self._repeats_left:
             return None
