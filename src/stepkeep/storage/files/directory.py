@@ -311,7 +311,7 @@ class FilesBackend(SqlBackend):
         uids: dict[str, str] = {}
         for item, row in stored:
             sid, session = session_rows.by_uid(tx, row.session)
-            header = open_header(row.raw)
+            header = sidecar.opened(row.raw)
             newest[session.key] = content = self._encoded(row.raw, header, session, item.bodies)
             if session.key not in shown:
                 shown[session.key] = self._writer.keep_shown(session.key, sid, row.seq)

@@ -32,7 +32,6 @@ from stepkeep.storage.files.layouts import (
 )
 from stepkeep.storage.files.sidecar import DocumentEntry, Leftover
 from stepkeep.storage.sql.connection import Connection
-from stepkeep.storage.sql.row_mapping import intact_header
 
 log = Log("stepkeep.storage")
 
@@ -163,8 +162,7 @@ class DocumentWriter:
         pointer = self._names.pointer
         file = f"{folder.location}/{pointer}"
         with folder.below(HISTORY, create=True) as history:
-            raw, last = sidecar.header_and_last(self._tx, file, history.location)
-            header = intact_header(raw)
+            header, last = sidecar.header_and_last(self._tx, file, history.location)
             # A file that is not ours is kept too, and stays one that is not ours.
             names = _found(folder, pointer) if header is None else self._names.names(header)
             name, is_link = _first_free(names, lambda name: folder.link(pointer, history, name), taken=last)

@@ -10,16 +10,18 @@ import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 import apsw
 import msgspec
 
+from stepkeep.codec.integrity import open_header
 from stepkeep.codec.readable import Layout
-from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput
+from stepkeep.errors import BackendUnavailable, Corrupt, InvalidInput, StepkeepError
 from stepkeep.logs import Log
-from stepkeep.model import new_uid
+from stepkeep.model import Header, new_uid
 from stepkeep.storage.disk import make_private_directory
 from stepkeep.storage.files.durable_files import Fingerprint
 from stepkeep.storage.files.layouts import INDEX, INTENT, NAMES, REBUILD, SIDECAR
@@ -216,10 +218,19 @@ def header_of(tx: Connection, checkpoint: str | None) -> bytes | None:
     return None if row is None else bytes(row[0])
 
 
-def header_and_last(tx: Connection, file: str, location: str) -> tuple[bytes | None, str | None]:
-    """The stored header of the checkpoint that a file holds, and the last name that is known in a folder."""
+@lru_cache(maxsize=16)
+def opened(raw: bytes) -> Header:
+    """The header in stored bytes, checked; asked for when it is saved, and again when the next save archives it."""
+    return open_header(raw)
+
+
+def header_and_last(tx: Connection, file: str, location: str) -> tuple[Header | None, str | None]:
+    """The header of the checkpoint that a file holds, if it is intact, and the last name that is known in a folder."""
     held = "SELECT header FROM checkpoints WHERE id = (SELECT checkpoint FROM documents WHERE file = ?)"
-    header, last = tx.one(f"SELECT ({held}), ({_LAST_IN})", (file, *_below(location))) or (None, None)
+    raw, last = tx.one(f"SELECT ({held}), ({_LAST_IN})", (file, *_below(location))) or (None, None)
+    header = None
+    with suppress(StepkeepError):
+        header = opened(raw) if isinstance(raw, bytes) else None
     return header, None if last is None else last[len(location) + 1 :]
 
 
