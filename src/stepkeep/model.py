@@ -265,12 +265,10 @@ def new_uid() -> str:
     return os.urandom(12).hex()
 
 
-def check_name(what: str, text: object) -> str:
+def check_name(
+    what: str, text: object, least: int = 1, most: int = MAX_NAME_BYTES, code: str = "invalid_name"
+) -> str:
     """`text` if it may be a key, branch, tag, external id or idempotency key; the rule is the same everywhere."""
-    return _checked(what, text, 1, MAX_NAME_BYTES, "invalid_name")
-
-
-def _checked(what: str, text: object, least: int, most: int, code: str) -> str:
     if not isinstance(text, str):
         raise InvalidInput(f"{what} must be text, not {type(text).__name__}", code=code)
     try:
@@ -314,7 +312,7 @@ def check_branch_name(name: object) -> str:
 
 def check_text(what: str, text: object, limit: int = MAX_MESSAGE_BYTES) -> str:
     """`text` if it may be a message: any Unicode text within the limit, also empty."""
-    return _checked(what, text, 0, limit, "invalid_text")
+    return check_name(what, text, 0, limit, "invalid_text")
 
 
 def check_metadata(what: str, encoded_size: int) -> None:

@@ -262,7 +262,7 @@ def test_stale_locks_go_with_their_process(tmp_path: Path) -> None:
 
 def test_network_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write-ahead log is not safe there: the store is not made, and the message says what to do."""
-    monkeypatch.setattr(sqlite, "network_file_system", lambda path: "nfs4")
+    monkeypatch.setattr(sqlite, "file_system_type", lambda path: "nfs4")
     with pytest.raises(stepkeep.Unsupported) as refusal:
         SqliteBackend(tmp_path / "h.db")
     assert refusal.value.code == "network_file_system"

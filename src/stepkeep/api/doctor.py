@@ -41,7 +41,7 @@ from stepkeep.model import SessionInfo, Status, new_uid, to_us, utc_now_us
 from stepkeep.recording.coding_agents.hook_process import hook_trouble
 from stepkeep.recording.coding_agents.installing import hooks_status
 from stepkeep.secrets import url_without_password
-from stepkeep.storage.disk import file_system_type, network_file_system
+from stepkeep.storage.disk import NETWORK_TYPES, file_system_type
 from stepkeep.storage.key_slots import unlocked
 from stepkeep.storage.port import SessionQuery, TellsFacts
 from stepkeep.storage.sqlite import OLDEST_SQLITE
@@ -194,11 +194,12 @@ def _is_open_to_others(path: Path) -> bool:
 
 
 def _file_system(place: Path) -> Found:
-    if kind := network_file_system(place):
+    kind = file_system_type(place)
+    if kind in NETWORK_TYPES:
         message = f"{place} is on a network file system ({kind})"
         yield _problem("file system", message, "use a local disk, or PostgreSQL")
     else:
-        yield _ok("file system", file_system_type(place) or "unknown kind")
+        yield _ok("file system", kind or "unknown kind")
     free = shutil.disk_usage(place.parent).free
     left = f"{size(free)} are left on its disk"
     if free < LITTLE_SPACE_BYTES:

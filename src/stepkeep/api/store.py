@@ -160,15 +160,15 @@ class Store:
         Input that is refused leaves nothing behind, not even an empty session. `expect_head` may also be the beginning
         of an id. Otherwise as `Session.save`.
         """
-        given = _given(profile=profile, project=project, workflow=workflow, is_test=test)
         known = self._engine.session_with(key)
         if (head := options.get("expect_head")) is not None:
             # A head can be expected only of a session that exists. A full id stays as it is, so that one which is not
             # there is a conflict.
             session = self.get(key)
             options["expect_head"] = head if is_checkpoint_id(head) else session.header(head).id
-        if known is not None and not given:
+        if known is not None and {profile, project, workflow, test} == {None}:
             return Session(self._engine, known, self._settings).save(state, **options)
+        given = _given(profile=profile, project=project, workflow=workflow, is_test=test)
         # Everything that can be wrong is looked at before anything is written; the state is encoded once.
         draft = Session(
             self._engine, known or SessionInfo(uid="", key=key, created_us=0, updated_us=0), self._settings

@@ -33,12 +33,6 @@ NETWORK_TYPES: Final = frozenset(
 )
 
 
-def network_file_system(path: str | Path) -> str | None:
-    """The type of the network file system `path` is on, None when it is local or cannot be told."""
-    kind = file_system_type(path)
-    return kind if kind in NETWORK_TYPES else None
-
-
 def file_system_type(path: str | Path) -> str | None:
     """The type of the file system `path` is on, where the kernel tells."""
     try:

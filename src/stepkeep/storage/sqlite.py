@@ -28,7 +28,13 @@ from stepkeep.errors import (
 from stepkeep.logs import Log
 from stepkeep.model import SessionInfo, new_uid, utc_now_us
 from stepkeep.processes import tell_of_forks
-from stepkeep.storage.disk import make_private_directory, network_file_system, sync_directory, sync_way_to
+from stepkeep.storage.disk import (
+    NETWORK_TYPES,
+    file_system_type,
+    make_private_directory,
+    sync_directory,
+    sync_way_to,
+)
 from stepkeep.storage.lock_wait import LockWait
 from stepkeep.storage.log_room import FRAME_BYTES, LOG_HEADER, MAX_FRAMES, PAGE_BYTES, make_room
 from stepkeep.storage.port import UNCHANGED, Annotation, Facts, StoredHead, Target, Unchanged
@@ -131,14 +137,11 @@ class SqliteBackend(SqlBackend):
             raise _error_of(exc, self._path) from exc
 
     def _write(self, work: Callable[[Connection], T], *, secure: bool = False) -> T:
-        return self._run(work, secure=secure)
+        return self._write_keyed(work, secure=secure, keeps_rows=False)
 
-    def _write_keyed(self, work: Callable[[Connection], T]) -> T:
-        return self._run(work, keeps_rows=True)
-
-    _write_beside = _write_keyed
-
-    def _run(self, work: Callable[[Connection], T], *, secure: bool = False, keeps_rows: bool = False) -> T:
+    def _write_keyed(
+        self, work: Callable[[Connection], T], *, secure: bool = False, keeps_rows: bool = True
+    ) -> T:
         try:
             with self._writing_lock:
                 try:
@@ -162,6 +165,8 @@ class SqliteBackend(SqlBackend):
                     raise
         except (apsw.Error, OSError) as exc:
             raise _error_of(exc, self._path) from exc
+
+    _write_beside = _write_keyed
 
     def session_by_key(self, key: str) -> SessionInfo | None:
         if self._writer is not None:
@@ -219,7 +224,7 @@ class SqliteBackend(SqlBackend):
 
     def _give_back(self, connection: _SqliteConnection | None) -> None:
         if connection is not None and len(self._idle) >= _MAX_IDLE_READERS:
-            connection.close()
+            connection.raw.close()
             connection = None
         with self._pool:
             self._borrowed -= 1
@@ -261,7 +266,7 @@ class SqliteBackend(SqlBackend):
         """
         self._failed, dropped = self._failed or self._writer, self._writer
         if dropped is not self._failed and dropped is not None:
-            dropped.close()
+            dropped.raw.close()
         self._writer = None
         with suppress(apsw.Error, BackendUnavailable):
             self._writer = self._connect()
@@ -270,7 +275,7 @@ class SqliteBackend(SqlBackend):
     def _bury_failed(self) -> None:
         if self._failed is not None and self._writer is not None:
             _transaction(self._writer, _write_over)
-            self._failed.close()
+            self._failed.raw.close()
             self._failed = None
 
     def _drop_connections(self) -> None:
@@ -279,7 +284,7 @@ class SqliteBackend(SqlBackend):
         self._failed = self._writer = None
         for connection in dropped:
             if connection is not None:
-                connection.close()
+                connection.raw.close()
 
     def _check_in_place(self, writer: _SqliteConnection) -> None:
         """V1: a database that was deleted, replaced or cut still takes writes, which nobody finds again.
@@ -587,9 +592,6 @@ class _SqliteConnection:
             self.run("ROLLBACK")
             target.close()
 
-    def close(self) -> None:
-        self.raw.close()
-
 
 _UNSTORABLE: Final = (UnicodeEncodeError, OverflowError, TypeError)
 
@@ -642,7 +644,7 @@ def _prepare(
         raise InvalidInput(f"{path} is a directory: name a database file in it", code="not_a_store")
     parent = os.path.dirname(path)
     make_private_directory(parent)
-    if kind := network_file_system(parent):
+    if (kind := file_system_type(parent)) in NETWORK_TYPES:
         raise Unsupported(
             f"{path} is on a network file system ({kind}), where SQLite's write-ahead log is not safe: "
             "use a local disk, or PostgreSQL",
@@ -682,7 +684,7 @@ def _open_checked(
         connection.raw.set_progress_handler(None)
     except BaseException as exc:
         if connection is not None:
-            connection.close()
+            connection.raw.close()
         _in_use.remove(identity)
         if isinstance(exc, OSError | apsw.IOError):
             _remove(path, made)
@@ -885,7 +887,7 @@ def _emptied(path: str, busy_seconds: float) -> bool:
     if not _is_blank(path):
         return False
     try:
-        _connect(path, busy_seconds).close()
+        _connect(path, busy_seconds).raw.close()
     except apsw.NotADBError:
         os.truncate(path, 0)
         return True
