@@ -499,7 +499,7 @@ class _SqliteConnection:
     def rows_at_hand(self) -> dict[str, SessionRows]:
         """The rows of sessions as they were seen here last; none of them if any other connection, of whichever process,
         committed since this was asked."""
-        before, self._version = self._version, self.raw.pragma("data_version")
+        before, self._version = self._version, self.raw.execute("PRAGMA data_version").get
         if before != self._version or len(self.rows) > _MAX_ROWS:
             self.rows = {}
         return self.rows
