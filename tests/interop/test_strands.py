@@ -94,6 +94,24 @@ def test_snapshots_of_an_agent_are_one_history(storage: StepkeepStorage) -> None
     assert session.load("tag:latest").state == {"data": {"messages": ["m0", "m1", "m2"]}}
 
 
+def test_a_snapshot_of_the_same_id_is_replaced(storage: StepkeepStorage) -> None:
+    """On whichever branch it is: its key gives the newest, is listed once, and is gone once it is deleted."""
+
+    async def write(n: int) -> None:
+        await storage.write(immutable("1"), snapshot(n=n))
+        await storage.write(LATEST, snapshot(n=n))
+        assert await storage.read(immutable("1")) == snapshot(n=n)
+        assert await storage.list("session/") == [immutable("1"), LATEST]
+
+    asyncio.run(write(1))
+    asyncio.run(write(2))
+    session = storage.store.get(SESSION)
+    session.restore("latest~1")
+    asyncio.run(write(3))
+    asyncio.run(storage.delete(immutable("1")))
+    assert asyncio.run(storage.list("session/")) == [LATEST]
+
+
 def test_deleting_everything_leaves_nothing(storage: StepkeepStorage) -> None:
     """A deleted latest is gone while others are there; with the last one the whole history is."""
 

@@ -23,7 +23,7 @@ from stepkeep import api
 from stepkeep.adapters.session_head import HeadsOwner, key_of, settled
 from stepkeep.api import Header, RetentionRules, SaveOptions
 from stepkeep.api.extension import HeaderQuery
-from stepkeep.errors import Conflict, NotFound
+from stepkeep.errors import NotFound
 
 FRAMEWORK: Final = "agent-framework"
 _FIRST: Final = ("state", "messages")
@@ -102,14 +102,7 @@ class StepkeepCheckpointStorage(HeadsOwner):
         state = {name: document[name] for name in _FIRST} | document
         step = document["iteration_count"]
         options = SaveOptions(external_id=id, step=step, message=f"superstep {step}")
-        key = key_of(FRAMEWORK, workflow)
-        try:
-            self._heads.save(key, state, options)
-        except Conflict as exc:
-            if exc.code != "external_id_exists":
-                raise
-            self._delete(id)
-            self._heads.save(key, state, options)
+        self._heads.replace(key_of(FRAMEWORK, workflow), state, options, lambda: self._delete(id))
 
     def _load(self, id: str) -> WorkflowCheckpoint:
         header = self._find(id)

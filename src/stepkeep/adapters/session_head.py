@@ -225,6 +225,16 @@ class SessionHeads:
             _keep(self._saved, key, session)
         return saved
 
+    def replace(self, key: str, state: Any, options: SaveOptions, remove: Callable[[], object]) -> None:
+        """Save under an external id; a checkpoint that has it already is removed first, by `remove`."""
+        try:
+            self.save(key, state, options)
+        except Conflict as exc:
+            if exc.code != "external_id_exists":
+                raise
+            remove()
+            self.save(key, state, options)
+
     def opened(self, key: str, *, project: str | None = None) -> Session:
         """A session, made if there is none. A new one keeps everything, unless rules were given."""
         return self.store.session(key, retention=self._retention, **self._of_new(key, project))

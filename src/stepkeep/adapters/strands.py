@@ -101,14 +101,19 @@ class StepkeepStorage(HeadsOwner, Storage):  # type: ignore[misc]
             state = _state(data)
             self._last = data, state  # an immutable snapshot is followed by the same as the latest
         session, kind, id = _place(key)
-        if kind == IMMUTABLE:
-            self._remove(session, id)
-        self._heads.save(session, state, SaveOptions(tags=(kind,), external_id=id, message=id or ""))
+        options = SaveOptions(tags=(kind,), external_id=id, message=id or "")
+        self._heads.replace(session, state, options, lambda: self._remove(session, id))
 
     def _read(self, key: str) -> bytes | None:
-        session, kind, id = _place(key)
+        engine, (session, kind, id) = self.store.engine, _place(key)
+        info = engine.session_with(session) if kind == LATEST else None
+        head = (
+            None if info is None else engine.head(info.uid)
+        )  # mostly it is the latest, and one read brings it
+        if head is not None and LATEST in head.header.tags and _DELETED not in head.header.metadata:
+            return _data(head)
         header = self._find(session, kind, id)
-        return None if header is None else _data(self.store.engine.load(header))
+        return None if header is None else _data(engine.load(header))
 
     def _find(self, key: str, kind: str, id: str | None = None) -> Header | None:
         """The checkpoint for a key, None if there is none or it is deleted.
@@ -141,12 +146,12 @@ class StepkeepStorage(HeadsOwner, Storage):  # type: ignore[misc]
                 self.store.get(session).clear()
 
     def _remove(self, key: str, id: str | None) -> None:
-        header = self._find(key, IMMUTABLE, id)
-        if header is not None:
-            self.store.get(key).delete(header.id)
+        session = self.store.get(key)
+        for header in self._heads.headers(HeaderQuery(session=session.uid, tag=IMMUTABLE, external_id=id)):
+            session.delete(header.id)
 
     def _list(self, prefix: str) -> builtins.list[str]:
-        return sorted(key for key in self._keys(prefix) if key.startswith(prefix))
+        return sorted({key for key in self._keys(prefix) if key.startswith(prefix)})
 
     def _keys(self, prefix: str) -> Iterator[str]:
         """The keys that may begin so."""
