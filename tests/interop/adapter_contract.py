@@ -131,12 +131,19 @@ class AdapterContract:
         key = agent.key("c")
         capsys.readouterr()
         shown: dict[str, str] = {}
-        for command, *options in (("list",), ("timeline", key), ("show", key), ("diff", key)):
+        for command, *options in (
+            ("list",),
+            ("timeline", key),
+            ("show", key),
+            ("diff", key),
+            ("rewind", key),
+        ):
             assert main([command, *options, "--store", url]) == 0, capsys.readouterr().err
             shown[command] = capsys.readouterr().out
         assert key in shown["list"]
         assert "main" in shown["timeline"]
         assert "two" in shown["show"] + shown["diff"]
+        assert "stepkeep restore" in shown["rewind"]
         opened, about = Opened(store), {"key": key, "ref": "latest"}
         pages = {name: ANSWERS[name](opened, Params(about)) for name in ("session", "timeline", "outline")}
         assert all(msgspec.json.encode(page) for page in pages.values())

@@ -136,7 +136,10 @@ class _View(NamedTuple):
 
 def _listed(turns: Sequence[api.Turn]) -> list[str]:
     if not turns:
-        return ["No prompts: hooks of a coding agent save them. See `stepkeep hooks install`."]
+        return [
+            "No prompts: hooks of a coding agent save them, see `stepkeep hooks install`. "
+            "Other sessions go back by `stepkeep restore`."
+        ]
     return [text for turn in turns for text in (_line(turn, width() - 2), *_files(turn))]
 
 
