@@ -45,7 +45,7 @@ def run(workload: Workload, steps: int, directory: Path, *, with_peers: bool, re
     _read_all(steps, state, subjects, results, repeats)
     for subject in subjects:
         subject.close()
-        results[subject.name].stored_bytes = _bytes_in(peers.place(directory, subject.name))
+        results[subject.name].stored_bytes = bytes_in(peers.place(directory, subject.name))
     _load_cold(directory, results, repeats)
     return list(results.values())
 
@@ -103,7 +103,7 @@ def _load_cold(directory: Path, results: Mapping[str, Result], repeats: int) -> 
         results[name].reads["cold"] = median(taken)
 
 
-def _bytes_in(directory: Path) -> int:
+def bytes_in(directory: Path) -> int:
     """What is stored. SQLite's `-shm` file is an index in shared memory, made anew at opening: it holds no data."""
     files = [path for path in directory.rglob("*") if path.is_file() and not path.name.endswith("-shm")]
     return sum(path.stat().st_size for path in files)
