@@ -279,3 +279,34 @@ def test_a_blob_that_a_save_names_is_never_swept(url: str) -> None:
         for sweeper in sweepers:
             sweeper.result()
     backend.close()
+
+
+def test_a_crowd_does_not_wait_for_one_commit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one commit is under way another one begins; a session is in one of them only, and keeps its order."""
+    under_way: list[set[str]] = []
+    met = threading.Event()
+    inner = PostgresBackend.append
+
+    def meeting(self: PostgresBackend, batch: Any, seal: Any) -> Any:
+        sessions = {item.draft.session for item in batch}
+        assert not any(sessions & others for others in under_way)
+        under_way.append(sessions)
+        if len(under_way) > 1:
+            met.set()
+        assert met.wait(60)
+        try:
+            return inner(self, batch, seal)
+        finally:
+            under_way.remove(sessions)
+
+    with open_store(url) as store:
+        sessions = [store.session(str(number)) for number in range(9)]
+        monkeypatch.setattr(PostgresBackend, "append", meeting)
+        with ThreadPoolExecutor(len(sessions) * 2) as threads:
+            for number in range(1, 3):  # each session twice
+                for session in sessions:
+                    threads.submit(session.save, {"n": number})
+        monkeypatch.undo()
+        assert met.is_set()
+        for session in sessions:
+            assert [header.seq for header in session.history()] == [2, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import ExitStack
 from typing import Final, TypeAlias
 
 from stepkeep.codec.integrity import seal
@@ -14,6 +15,9 @@ Outcome: TypeAlias = Appended | StepkeepError
 
 MAX_BATCH: Final = 128
 MAX_BATCH_BYTES: Final = 32 * 1024 * 1024
+MAX_AT_ONCE: Final = 4
+CROWD: Final = 3
+"""How many commits are under way at once, where they can be, and how many appends wait before another one begins."""
 LOOK_AGAIN_SECONDS: Final = 0.5
 """How long to wait before looking whether somebody still leads: a thread that was told to may have been interrupted."""
 
@@ -37,36 +41,65 @@ class Queued:
 
 
 class Committer:
-    """A first-in first-out queue of appends that any waiting thread empties, one commit at a time.
+    """A first-in first-out queue of appends that any waiting thread empties.
 
     One thread alone commits its own append at once: nothing is handed to another thread. Of several, those whose
     appends were committed go on at once, and one of the others is told to lead next. If all had to take the
     leader's lock in turn, the next commit would begin before the first of them comes back with another append.
+
+    One commit is under way at a time. Where savers of all sessions do not wait for one lock anyway, another one begins
+    beside it when a crowd waits; a session is in one of them only, so its appends keep their order.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.queue: deque[Queued] = deque()  # what is to be committed is appended here
-        self._leader = threading.Lock()
+        at_once = 1 if backend.capabilities.has_one_writer else MAX_AT_ONCE
+        self._leaders = [threading.Lock() for _ in range(at_once)]
+        self._leader = self._leaders[0]
         self._waiting: deque[Queued] = deque()
+        self._taking = threading.Lock()  # one at a time takes from the queue
+        self._busy: set[str] = set()  # the sessions in commits that are under way
 
     def settle(self, queued: Queued) -> Outcome:
         """What became of an append; lead a commit if nobody else does."""
         while queued.outcome is None:
-            if self._leader.locked():
+            leader = self._free_leader()
+            if leader is None or not self._lead(leader, queued):
                 self._wait(queued)
-            else:
-                self.lead(queued)
         return queued.outcome
 
-    def lead(self, queued: Queued | None = None) -> None:
-        """Commit what is queued, unless this one was settled meanwhile, and tell the next one to lead."""
+    def flush(self) -> None:
+        """Return when everything queued so far is settled."""
         try:
-            with self._leader:
-                if queued is None or queued.outcome is None:
+            while self.queue:
+                with ExitStack() as alone:
+                    for leader in self._leaders:
+                        alone.enter_context(leader)
                     self._commit_batch()
         finally:
-            if self._waiting:
+            self._call_next()
+
+    def _free_leader(self) -> threading.Lock | None:
+        """The lock of a commit that may begin now."""
+        if not self._leader.locked():
+            return self._leader
+        if len(self.queue) < CROWD:
+            return None
+        return next((leader for leader in self._leaders if not leader.locked()), None)
+
+    def _lead(self, leader: threading.Lock, queued: Queued) -> bool:
+        """Commit what is queued, unless this one was settled meanwhile, and tell the next one to lead.
+
+        False if there was nothing that may be committed now: then whoever commits what it waits for tells the next one.
+        """
+        is_led = True
+        try:
+            with leader:
+                is_led = queued.outcome is not None or self._commit_batch()
+                return is_led
+        finally:
+            if is_led and self._waiting:
                 self._call_next()
 
     def _wait(self, queued: Queued) -> None:
@@ -76,7 +109,8 @@ class Committer:
         queued.event.clear()
         self._waiting.append(queued)
         # Who led may have settled it, or left, before the event was there.
-        if queued.outcome is None and self._leader.locked():
+        is_busy = queued.item.draft.session in self._busy
+        if queued.outcome is None and (is_busy or self._free_leader() is None):
             queued.event.wait(LOOK_AGAIN_SECONDS)
 
     def _call_next(self) -> None:
@@ -90,8 +124,9 @@ class Committer:
                 queued.event.set()
                 return
 
-    def _commit_batch(self) -> None:
-        batch = self._take_batch()
+    def _commit_batch(self) -> bool:
+        """Commit what may be committed now; False if there is nothing."""
+        taken = batch = self._take_batch()
         try:
             while batch:
                 batch = self._attempt(batch)
@@ -104,6 +139,10 @@ class Committer:
                 batch, BackendUnavailable("the commit was interrupted: its outcome is unknown, save again")
             )
             raise
+        finally:
+            for queued in taken:
+                self._busy.discard(queued.item.draft.session)
+        return bool(taken)
 
     def _attempt(self, batch: list[Queued]) -> list[Queued]:
         """Commit a batch; those that are to be sent again, in their order and before anything that came later."""
@@ -124,17 +163,29 @@ class Committer:
         return repeats
 
     def _take_batch(self) -> list[Queued]:
+        """What may be committed now, in its order; what is of a session in another commit stays."""
         batch: list[Queued] = []
         size = 0
-        while self.queue and len(batch) < MAX_BATCH and size < MAX_BATCH_BYTES:
-            queued = self.queue.popleft()
-            for body in queued.item.bodies:
-                size += body.stored_size
-            batch.append(queued)
+        taken: set[str] = set()
+        left: list[Queued] = []
+        with self._taking:
+            while self.queue and len(batch) < MAX_BATCH and size < MAX_BATCH_BYTES:
+                queued = self.queue.popleft()
+                session = queued.item.draft.session
+                if session in self._busy:
+                    left.append(queued)
+                    continue
+                taken.add(session)
+                for body in queued.item.bodies:
+                    size += body.stored_size
+                batch.append(queued)
+            self.queue.extendleft(reversed(left))
+            self._busy |= taken
         return batch
 
     def before_fork(self) -> None:
-        self._leader.acquire()
+        for leader in self._leaders:
+            leader.acquire()
 
     def after_fork(self, *, is_child: bool) -> None:
         if is_child:
@@ -148,7 +199,8 @@ class Committer:
             )
             self.queue.clear()
             self._waiting.clear()
-        self._leader.release()
+        for leader in self._leaders:
+            leader.release()
         self._call_next()
 
 

@@ -956,8 +956,8 @@ class Engine:
         """Return when every save submitted so far is settled."""
         if self._workers:
             self._wait_for_workers()
-        while self._committer.queue:
-            self._committer.lead()
+        if self._committer.queue:
+            self._committer.flush()
 
     def close(self) -> None:
         """Finish what was submitted and close the backend."""
